@@ -68,11 +68,10 @@ def make_app(
 async def served(app: web.Application, listening: socket.socket, worker: Worker) -> AsyncIterator[None]:
     """Serve an application at a bound socket, TCP or Unix, and close the socket at the end. Requests in progress may still be answered.
 
-    This also adds the guard, authentication and the limit of connections, for each application of a broker.
+    This also adds the guard, authentication, and the limits of connections and of each client, for each application of a broker.
     """
     app.middlewares.append(guarded(worker.config, tuple(worker.profile.addresses.values())))
-    if worker.gate is not None:
-        app.middlewares.append(authenticated(worker.gate))
+    app.middlewares.append(authenticated(worker.gate, worker.limits))
     app.on_response_prepare.append(_signed)
     is_local = listening.family == socket.AF_UNIX
     if hasattr(socket, "TCP_USER_TIMEOUT") and not is_local:  # Linux has it. All connections inherit it.

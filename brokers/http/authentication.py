@@ -12,8 +12,10 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from equipoise.brokers.http.errors import problem_answer
+from equipoise.brokers.http.limits import within_limits
 from equipoise.brokers.security.gate import Gate
 from equipoise.brokers.security.identity import BASIC, TOKEN, Credentials, Fault, Refusal, Surface
+from equipoise.brokers.security.limits import IdentityLimits
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 """Probes of Kubernetes and of load balancers ask them, and have no token."""
@@ -26,18 +28,23 @@ _REALM: Final = 'Bearer realm="equipoise"'
 _BASIC_REALM: Final = 'Basic realm="equipoise", charset="UTF-8"'
 
 
-def authenticated(gate: Gate) -> Middleware:
-    """Return a middleware that answers 401 to requests that `gate` refuses."""
+def authenticated(gate: Gate | None, limits: IdentityLimits) -> Middleware:
+    """Return a middleware that answers 401 to requests that `gate` refuses, and 429 to those beyond `limits`.
+
+    Without a gate all are let in. Probes have no limits either, because an answer to them costs no more than 429.
+    """
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         resource = request.match_info.route.resource
         if resource is not None and resource.canonical in OPEN_PATHS and request.method in _PROBING:
             return await handler(request)
+        if gate is None:
+            return await within_limits(request, handler, limits)
         certificate = None if request.transport is None else request.transport.get_extra_info("peercert")
         checked = await gate.checked(Surface.HTTP, credentials_in(request.headers.getall(hdrs.AUTHORIZATION, ())), certificate)
         if not isinstance(checked, Refusal):
-            return await handler(request)
+            return await within_limits(request, handler, limits, role=checked.role)
         forms = "Bearer TOKEN, or Basic with USER:PASSWORD in base64" if gate.takes_passwords else "Bearer TOKEN"
         how = f" (header Authorization: {forms})" if checked.fault in _NEEDS_HINT else ""
         reason = f"the request is not authenticated: {checked.problem}{how}"

@@ -1,4 +1,4 @@
-"""Limit the connections of one HTTP port, and answer those beyond the limit.
+"""Limit the connections of one HTTP port, in total and of each address, and answer those beyond the limit.
 
 aiohttp has no such limit. Its own setting limits idle time.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -19,8 +20,13 @@ from equipoise.brokers.http.errors import RETRY_AFTER_S, problem_answer
 from equipoise.brokers.runtime.failures import WRONG_PORT_MS, RepeatedFailures
 from equipoise.brokers.runtime.service import pulsar_address
 from equipoise.brokers.runtime.worker import Worker
+from equipoise.brokers.security.identity import Surface
+from equipoise.brokers.security.limits import IdentityLimits, Limit
 
 _logger: Final = logging.getLogger(__name__)
+
+LIMITED: Final = "TooManyRequests"
+"""The code for programs of an excess of an identity."""
 
 PROBLEM: Final = "http"
 """The key of this problem in the worker's `client_problems`."""
@@ -37,8 +43,16 @@ _match_pulsar: Final = re.compile(r"""\bb["']\\x00""").search  # The size of a f
 _match_tls: Final = re.compile(r"""\bb["']\\x16|HTTPS traffic""").search
 
 
+class Overload(NamedTuple):
+    """Why a connection is rejected: the status, `error` for programs, `problem` for people."""
+
+    status: HTTPStatus
+    error: str
+    problem: str
+
+
 class Connections:
-    """Counts the connections of one port, and rejects those beyond `http_connections_max`."""
+    """Counts the connections of one port, and rejects those beyond `http_connections_max` and `identity_connections_max`."""
 
     def __init__(self, server: web.Server, worker: Worker) -> None:
         """`server` answers the requests of the connections."""
@@ -56,36 +70,46 @@ class Connections:
         """Return the protocol of the next connection."""
         # aiohttp's type for the access log lacks None, which it accepts.
         options: dict[str, Any] = {"access_log": None, "keepalive_timeout": self._worker.config.http_idle_ms / 1_000}
-        return _Connection(self, self._server, loop=asyncio.get_running_loop(), **options)
+        return Connection(self, self._server, loop=asyncio.get_running_loop(), **options)
 
-    def admit(self) -> bool:
-        """Count one more connection if there is room. Return whether there is."""
+    def admit(self, peer: object) -> Overload | Sequence[str]:
+        """Count one more connection if there is room. Return the identities that it counts for, or the reason to reject it.
+
+        `peer` is the address of its client, as sockets report it. Those of a Unix socket have none.
+        """
         if self._open >= self._max:
             failures = self._failures.failed(self._worker.clock.now().boot_ms)
             if failures is not None:
                 about = {"broker": self._worker.broker_id, "connections": self._open, "turned_away": failures}
                 _logger.warning("refused HTTP connections: %s", self._problem, extra=about)
-            return False
+            return Overload(HTTPStatus.SERVICE_UNAVAILABLE, "Overloaded", f"{self._problem}; try again, or use another broker")
+        limits = self._worker.limits
+        identities = [limits.of_address(peer[0])] if isinstance(peer, tuple) else []
+        for identity in identities:
+            if not limits.connect(Surface.HTTP, identity):
+                problem = f"{limits.problem(Limit.CONNECTIONS, identity)}; close some, or try again later"
+                return Overload(HTTPStatus.TOO_MANY_REQUESTS, LIMITED, problem)
         self._open += 1
         if self._open >= self._max:
             self._worker.client_problems[PROBLEM] = self._problem
-        return True
+        return identities
 
-    def ended(self) -> None:
-        """Note that an admitted connection is gone."""
+    def ended(self, identities: Sequence[str]) -> None:
+        """Note that an admitted connection is gone. It counted for these identities."""
         self._open -= 1
         self._worker.client_problems.pop(PROBLEM, None)
+        for identity in identities:
+            self._worker.limits.disconnect(Surface.HTTP, identity)
 
-    def reject(self, transport: asyncio.Transport) -> None:
+    def reject(self, transport: asyncio.Transport, overload: Overload) -> None:
         """Send a caller the reason for its rejection, and disconnect it soon, whether or not it reads that."""
         transport.set_protocol(_Rejected(self))  # Its end must not count as that of an admitted connection.
         self._leaving += 1
         if self._leaving > _REJECTIONS_MAX:
             transport.abort()
             return
-        reason = f"broker {self._worker.broker_id}: {self._problem}; try again, or use another broker"
-        problem = {"reason": reason, "error": "Overloaded"}
-        transport.write(raw_answer(HTTPStatus.SERVICE_UNAVAILABLE, problem, f"Retry-After: {RETRY_AFTER_S}"))
+        problem = {"reason": f"broker {self._worker.broker_id}: {overload.problem}", "error": overload.error}
+        transport.write(raw_answer(overload.status, problem, f"Retry-After: {RETRY_AFTER_S}"))
         # If the socket were closed with an unread request, the system would drop the answer.
         if transport.can_write_eof():  # TLS cannot.
             transport.write_eof()
@@ -113,25 +137,36 @@ class Connections:
         self._leaving -= 1
 
 
-class _Connection(web.RequestHandler):
-    """A connection of aiohttp that is counted."""
+class Connection(web.RequestHandler):
+    """A connection of aiohttp that is counted: in total, for its address, and for each role that used it."""
 
-    __slots__ = ("_connections",)
+    __slots__ = ("_connections", "_identities")
 
     def __init__(self, connections: Connections, server: web.Server, **options: Any) -> None:  # noqa: ANN401 - aiohttp's own
         super().__init__(server, **options)
         self._connections = connections
+        self._identities = set[str]()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Admit or reject a caller that connected."""
-        if self._connections.admit():
-            super().connection_made(transport)
-        else:
-            self._connections.reject(cast("asyncio.Transport", transport))
+        admitted = self._connections.admit(transport.get_extra_info("peername"))
+        if isinstance(admitted, Overload):
+            self._connections.reject(cast("asyncio.Transport", transport), admitted)
+            return
+        self._identities.update(admitted)
+        super().connection_made(transport)
+
+    def is_used_by(self, identity: str, limits: IdentityLimits) -> bool:
+        """Count this connection for a role, too, if the role may have one more. Return whether it may."""
+        if identity not in self._identities:
+            if not limits.connect(Surface.HTTP, identity):
+                return False
+            self._identities.add(identity)
+        return True
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Note that an admitted caller is gone. A rejected one has another protocol by now."""
-        self._connections.ended()
+        self._connections.ended(sorted(self._identities))
         super().connection_lost(exc)
 
     def handle_error(

@@ -38,6 +38,8 @@ from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.router import explained, may_deny
 from equipoise.brokers.runtime.service import WorkerEnded, own_http, pulsar_address
 from equipoise.brokers.runtime.worker import Worker
+from equipoise.brokers.security.identity import Surface
+from equipoise.brokers.security.limits import Limit
 from equipoise.channel.core.entries import NamespaceEntry
 from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError
 from equipoise.channel.core.ranges import TopicName, topic_hash
@@ -51,6 +53,10 @@ _BACKLOG: Final = 1_024
 
 # Time for clients to read the last answers at shutdown. Sessions cut off slower clients earlier.
 _CLOSE_S: Final = 2.0
+
+# How long a client that is not admitted has to read why, and how many have that at once: each uses a file of the reserve.
+_REJECTED_S: Final = 1.0
+_REJECTED_MAX: Final = 16
 
 # Log lines about clients per tick; further ones are only counted, so that clients cannot fill a disk.
 _LINES_PER_TICK_MAX: Final = 20
@@ -140,18 +146,18 @@ class Server:
         self.behind = Pool[Session](bytes_max=self.settings.all_messages_behind_bytes_max)
         self.unfinished = Pool[Session](bytes_max=self.settings.all_unfinished_bytes_max)
         self._connections_max = config.pulsar_connections_max
-        self._connections_per_address_max = config.pulsar_connections_per_address_max
         self._stats_ms = config.pulsar_stats_ms
         service.settle_ms = config.pulsar_settle_ms
         service.balancing = lambda: settings_in(worker.view, config.base_settings)
         service.policies.current = self.policies_of
         self.gate = worker.gate
+        self.identity_limits = worker.limits
         self._worker = worker
         self._lookups = lookups
         self._sessions: dict[Session, None] = {}
-        self._addresses = Tally[str]()
         self._names = itertools.count(1)
         self._life = secrets.token_hex(4)
+        self._rejected = 0
         self._lines = 0
         self._wrong_port = {each: RepeatedFailures(interval_ms=WRONG_PORT_MS) for each in (Violation.TLS, Violation.HTTP)}
         self._encoded: tuple[Sequence[str], bytes] | None = None
@@ -199,20 +205,39 @@ class Server:
 
     # --- connections ---
 
-    def admit(self, session: Session) -> bool:
-        """Count a new client. Return False if there are too many, in total or from its address."""
-        host = _host_of(session)
-        if len(self._sessions) >= self._connections_max or self._addresses[host] >= self._connections_per_address_max:
+    def admit(self, session: Session) -> str | None:
+        """Count a new client. Return the problem if there are too many, in total or from its address."""
+        limits, problem = self.identity_limits, None
+        if len(self._sessions) >= self._connections_max:
+            problem = f"the broker has {self._connections_max} connections open (setting pulsar_connections_max)"
+        elif not limits.connect(Surface.PULSAR, session.identities[0]):
+            problem = limits.problem(Limit.CONNECTIONS, session.identities[0])
+        if problem is not None:
             self.counts.refused += 1
-            self._log("refused a Pulsar client", session, reason="too many connections")
-            return False
+            self._log("refused a Pulsar client", session, reason="too many connections", problem=problem)
+            return problem
         self.counts.accepted += 1
         self._sessions[session] = None
-        self._addresses[host] += 1
         if len(self._sessions) >= self._connections_max:
             bound = "setting pulsar_connections_max, or fewer where ulimit -n is low"
             self._worker.client_problems[PULSAR] = f"it accepts no more Pulsar clients: {self._connections_max} are connected ({bound})"
-        return True
+        return None
+
+    def reject(self, transport: asyncio.Transport, problem: str) -> None:
+        """Send a client that is not admitted the reason, and disconnect it soon. Clients try again after a pause."""
+        if self._rejected >= _REJECTED_MAX:
+            transport.abort()
+            return
+        self._rejected += 1
+        transport.write(replies.error(replies.MINUS_ONE, ServerError.TOO_MANY_REQUESTS, problem))
+        # If the socket were closed with an unread CONNECT, the system would drop the answer.
+        if transport.can_write_eof():  # TLS cannot.
+            transport.write_eof()
+        asyncio.get_running_loop().call_later(_REJECTED_S, self._disconnect, transport)
+
+    def _disconnect(self, transport: asyncio.Transport) -> None:
+        self._rejected -= 1
+        transport.abort()
 
     def left(self, session: Session) -> None:
         """Remove a client. Clients that were not admitted were never counted."""
@@ -221,11 +246,9 @@ class Server:
         if session not in self._sessions:
             return
         del self._sessions[session]
+        for identity in session.identities:
+            self.identity_limits.disconnect(Surface.PULSAR, identity)
         self._worker.client_problems.pop(PULSAR, None)
-        host = _host_of(session)
-        self._addresses[host] -= 1
-        if not self._addresses[host]:
-            del self._addresses[host]
         if not self._sessions and self._emptied is not None and not self._emptied.done():
             self._emptied.set_result(None)
 
@@ -453,7 +476,3 @@ def _arrivals_of(served: Served) -> Iterator[Arrivals]:
 def _waiting_bytes(served: Served) -> int:
     """Return the bytes that wait in a topic. Entries that several subscriptions wait for count once."""
     return sum({entry.entry_id: len(entry.block) for arrivals in _arrivals_of(served) for entry in arrivals.entries}.values())
-
-
-def _host_of(session: Session) -> str:
-    return session.address.rpartition(":")[0]

@@ -21,10 +21,11 @@ from equipoise.brokers.pulsar.topics.patience import Patience
 from equipoise.brokers.pulsar.topics.producers import Producer
 from equipoise.brokers.pulsar.topics.topic import Receipt
 from equipoise.brokers.pulsar.wire.connection import Connection
-from equipoise.brokers.pulsar.wire.errors import Violation
+from equipoise.brokers.pulsar.wire.errors import PulsarProtocolError, Violation
 from equipoise.brokers.pulsar.wire.requests import Ended, Published, Request
 from equipoise.brokers.security.gate import Certificate
 from equipoise.brokers.security.identity import Credentials, Identity, Refusal, Surface
+from equipoise.brokers.security.limits import Limit, of_role
 
 if TYPE_CHECKING:
     from equipoise.brokers.pulsar.server import Server
@@ -50,6 +51,9 @@ _WAIT_MS: Final = 1
 # The same for what waits for a publish rate, at most: a policy that changes meanwhile is noticed.
 _REST_MS: Final = 500
 
+# The same for what exceeds a rate of the client's identity: settings do not change, but a connection that is gone must not be kept.
+_LIMITED_MS: Final = 10_000
+
 # Linux only. Elsewhere acknowledgements are delayed as the system likes.
 _QUICK_ACK: Final[int | None] = getattr(socket, "TCP_QUICKACK", None)
 
@@ -74,6 +78,7 @@ class Session(asyncio.Protocol):
         "client_version",
         "connection",
         "consumers",
+        "identities",
         "is_writable",
         "patience",
         "producers",
@@ -86,7 +91,7 @@ class Session(asyncio.Protocol):
         self._service = server.service
         self._transport: asyncio.Transport | None = None
         self._is_busy = False
-        # Whether reading is paused by the publish rate of a topic.
+        # Whether reading is paused by the publish rate of a topic, or by a rate of the client's identity.
         self._is_throttled = False
         self._is_write_due = False
         self._has_left = False
@@ -97,8 +102,10 @@ class Session(asyncio.Protocol):
         self.taken_at_ms: int | None = None
         self._certificate: Certificate | None = None
         authenticate = None if server.gate is None else self._authenticate
-        self.connection = Connection(limits=server.limits, now_ms=now_ms(), authenticate=authenticate)
+        self.connection = Connection(limits=server.limits, now_ms=now_ms(), authenticate=authenticate, admit=self._admit)
         self.address = ""
+        self.identities: list[str] = []
+        """Those among whose connections this one counts: of the address, then of the role. What the client takes counts for the last."""
         self.client_version = ""
         self.is_writable = True
         self.patience = Patience(wait_ms=self._service.settings.topics.permits_wait_ms, now_ms=now_ms())
@@ -115,13 +122,18 @@ class Session(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
         self._certificate = transport.get_extra_info("peercert")
+        self.identities.append(self._server.identity_limits.of_address(self.address.rpartition(":")[0]))
         transport.set_write_buffer_limits(high=self._server.settings.write_buffer_bytes)
-        if not self._server.admit(self):
-            self.abort()
+        problem = self._server.admit(self)
+        if problem is not None:
+            self._leave()
+            self._server.reject(transport, problem)
 
     def data_received(self, data: bytes) -> None:
         """Handle the complete frames, in order. Leave the rest of a large batch to the next turn."""
-        self._take(self.connection.receive(data, now_ms()))
+        now, asked = now_ms(), self.connection.asked
+        self._take(self.connection.receive(data, now))
+        self._server.identity_limits.took(self.identities[-1], now, requests=self.connection.asked - asked, received_bytes=len(data))
         if self._probes:
             self._answer_probes()
         self.write_soon()
@@ -130,7 +142,9 @@ class Session(asyncio.Protocol):
         self._server.keeps_unfinished(self, 0 if reader.has_more else reader.pending_bytes, came_bytes=len(data))
         if self.connection.is_held:
             self._set_busy(is_busy=True)
-        elif reader.has_more or len(data) >= _TURN_BYTES:
+            return
+        self._rest()
+        if reader.has_more or len(data) >= _TURN_BYTES:
             self._pause(0)
         elif data and reader.pending_bytes:
             self._acknowledge()
@@ -151,11 +165,27 @@ class Session(asyncio.Protocol):
     def _go_on(self) -> None:
         """Handle the requests that waited, and more of the bytes read."""
         self._is_busy = self._is_throttled = False
+        if self._rest():
+            return
         self._take(())
         if not self._is_busy:
             self.data_received(b"")
         if not self._is_busy:
             self._set_busy(is_busy=False)
+
+    def _rest(self) -> bool:
+        """Pause reading if the client exceeds a rate. Return whether it does.
+
+        It is no error: a refused request would fail in the client's program, and a refused message would be lost.
+        """
+        if self._has_left:
+            return False
+        excess = self._server.identity_limits.excess(Surface.PULSAR, self.identities[-1], now_ms())
+        if excess is None:
+            return False
+        self._is_throttled = True
+        self._pause(min(excess.wait_ms, _LIMITED_MS))
+        return True
 
     def _set_busy(self, *, is_busy: bool) -> None:
         self._is_busy = is_busy
@@ -191,6 +221,13 @@ class Session(asyncio.Protocol):
         """Return who the client is, why it is refused, or None if a hash must be computed: then `check_credentials` follows."""
         assert self._server.gate is not None, "otherwise nothing is asked"
         return self._server.gate.check(Surface.PULSAR, credentials, self._certificate)
+
+    def _admit(self, identity: Identity) -> None:
+        """Count the connection for its role. Raise `PulsarProtocolError` if that has too many."""
+        limits, role = self._server.identity_limits, of_role(identity.role)
+        if not limits.connect(Surface.PULSAR, role):
+            raise PulsarProtocolError(Violation.TOO_MANY_CONNECTIONS, limits.problem(Limit.CONNECTIONS, role))
+        self.identities.append(role)
 
     async def check_credentials(self, credentials: Credentials | None) -> None:
         """Compute the hash of a password, and go on with what the client sent meanwhile."""

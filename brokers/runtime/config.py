@@ -18,6 +18,7 @@ from equipoise.brokers.agent.timing import Timing, timing_of
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.setting_values import Value, value_of, with_values
 from equipoise.brokers.errors import InvalidConfig, InvalidSetting, UnknownSetting
+from equipoise.brokers.security.limits import Bounds
 from equipoise.brokers.security.tls import TlsFiles
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.ranges import check_broker_id
@@ -137,6 +138,28 @@ class WorkerConfig(BaseModel):
     )
     http_body_ms: DeadlineMs = Field(default=60_000, description="How long the body of a request may take. After that, the answer is 408.")
 
+    identity_connections_max: int = Field(
+        default=6_000,
+        ge=1,
+        le=1_000_000,
+        description="The maximum of connections of one identity at each port, so that it cannot use up all of them. An identity is the "
+        "role of a client, or its address. No limit per identity applies to the cluster's brokers.",
+    )
+    identity_requests_per_second_max: int = Field(
+        default=5_000,
+        ge=1,
+        le=1_000_000,
+        description="How many requests per second of one identity the broker answers. Twice as many may come at once. HTTP answers 429 "
+        "beyond that. On the Pulsar port, they wait.",
+    )
+    identity_bytes_per_second_max: int | None = Field(
+        default=None,
+        ge=1_024,
+        le=INTEGER_MAX,
+        description="How many bytes per second the broker accepts from one identity: all on the Pulsar port, and bodies of HTTP "
+        "requests. Twice as many may come at once. Beyond that, the Pulsar port reads later, and HTTP answers 429. Default: no limit.",
+    )
+
     authentication: bool = Field(
         default=False,
         description="Whether clients must prove who they are, over HTTP and on the Pulsar port: by a token, a password, or a certificate. "
@@ -216,12 +239,6 @@ class WorkerConfig(BaseModel):
         ge=1,
         le=1_000_000,
         description="The maximum of connections of Pulsar clients. An idle connection costs 4 KiB and one open file.",
-    )
-    pulsar_connections_per_address_max: int = Field(
-        default=6_000,
-        ge=1,
-        le=1_000_000,
-        description="The maximum of connections of Pulsar clients from one address, so that one host cannot use up all of them.",
     )
     pulsar_message_bytes_max: int = Field(
         default=5 * 1024 * 1024,
@@ -398,6 +415,15 @@ class WorkerConfig(BaseModel):
     def http_url(self) -> str:
         """The broker's HTTP URL for clients."""
         return f"{'http' if self.tls_certificate is None else 'https'}://{self.authority}"
+
+    @property
+    def identity_bounds(self) -> Bounds:
+        """What each identity may take."""
+        return Bounds(
+            connections=self.identity_connections_max,
+            requests_per_second=self.identity_requests_per_second_max,
+            bytes_per_second=self.identity_bytes_per_second_max,
+        )
 
     @property
     def tls_files(self) -> TlsFiles:

@@ -24,6 +24,7 @@ from equipoise.brokers.balancing.splitting.auto_split import FAILURE
 from equipoise.brokers.balancing.splitting.bundle_limits import Excess
 from equipoise.brokers.runtime.channel_loss import ChannelLoss
 from equipoise.brokers.security.identity import Fault, Surface
+from equipoise.brokers.security.limits import Limit
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import Reason, State
@@ -143,6 +144,9 @@ class Metrics:
         self._refused = {(at, fault): refused.labels(broker, at.value, fault.value) for at in Surface for fault in Fault}
         text = "Changed keys and users of authentication that could not be used."
         self.authentication_not_reloaded = counter("authentication_reload_failures_total", text).labels(broker).inc
+        text = "Connections and requests of an identity that exceeded a limit, at HTTP and at the Pulsar port."
+        exceeded = counter("limits_exceeded_total", text, "surface", "limit")
+        self._exceeded = {(at, limit): exceeded.labels(broker, at.value, limit.value) for at in Surface for limit in Limit}
         text = "Bytes of state of bundles that brokers streamed from one another, by direction: sent or received."
         streamed = counter("state_bytes_total", text, "direction")
         self.state_sent = streamed.labels(broker, "sent").inc
@@ -177,6 +181,10 @@ class Metrics:
     def credentials_refused(self, surface: Surface, fault: Fault) -> None:
         """Count credentials that were refused."""
         self._refused[surface, fault].inc()
+
+    def limit_exceeded(self, surface: Surface, limit: Limit) -> None:
+        """Count an excess of an identity."""
+        self._exceeded[surface, limit].inc()
 
     def lookup(self, outcome: LookupOutcome, *, started_ns: int) -> None:
         """Count a lookup that began at `started_ns` of the monotonic clock."""

@@ -40,7 +40,7 @@ from equipoise.brokers.runtime.channel_loss import ChannelLoss, channel_loss
 from equipoise.brokers.runtime.clock import SystemClock
 from equipoise.brokers.runtime.config import WorkerConfig, installed_version
 from equipoise.brokers.runtime.data_directory import DataDirectory, DirectoryThread
-from equipoise.brokers.runtime.failures import LoggedFailures
+from equipoise.brokers.runtime.failures import LoggedFailures, RepeatedFailures
 from equipoise.brokers.runtime.listening import Handshakes
 from equipoise.brokers.runtime.load_sampler import LoadSampler
 from equipoise.brokers.runtime.metrics import Metrics
@@ -52,6 +52,8 @@ from equipoise.brokers.runtime.service_runner import ServiceEffect, ServiceRunne
 from equipoise.brokers.runtime.snapshots import Snapshots
 from equipoise.brokers.runtime.state_stream import Arrival, Progress, over_http
 from equipoise.brokers.security.gate import Gate, Proofs
+from equipoise.brokers.security.identity import Surface
+from equipoise.brokers.security.limits import IdentityLimits, Limit, of_role
 from equipoise.brokers.security.own_token import OwnToken
 from equipoise.brokers.security.tls import Certificates
 from equipoise.channel.core.difference import Resync
@@ -78,6 +80,9 @@ _LAST_CLOSE_MS: Final = 2_000
 
 # The interval of log lines about failed appends: it shows an outage of the log, and its rate.
 _APPEND_LINES_MS: Final = 10_000
+
+# The interval of log lines about clients that exceed a limit, for each port and limit: they could be thousands per second.
+_LIMIT_LINES_MS: Final = 60_000
 
 # How long a load sample is shared: less than any interval of load reports.
 _SAMPLE_FRESH_MS: Final = 250
@@ -108,7 +113,10 @@ class Worker:
         self.own_token = OwnToken(_revealed(config.broker_token))
         self.certificates = Certificates(config.tls_files, broker=self.broker_id, host=config.advertised_host or config.host)
         # What clients must pass; None lets everyone in.
-        self.gate = _gate(config, self.metrics, self.own_token, self.certificates) if config.authentication else None
+        self.gate = _gate(config, self.metrics) if config.authentication else None
+        self.limits = IdentityLimits(config.identity_bounds, exceeded=self._exceeded)
+        if self.gate is not None:
+            self.limits.unlimited = frozenset({of_role(self.gate.check_own(self.own_token, self.certificates.own).role)})
         self.handshakes = Handshakes(self.certificates, broker=self.broker_id)
         self.metrics.register(self.handshakes)
         self.profile = _profile(config, addresses)
@@ -135,12 +143,9 @@ class Worker:
         self._waiting = Waiting(lambda: self.agent.view, broker=self.broker_id)
         self._requests = Requests(self._step, lambda: self.agent.view, broker=self.broker_id, log=config.log_url)
         self._append_failures = LoggedFailures(
-            _logger,
-            broker=self.broker_id,
-            failed="append failed",
-            over="appends succeed again",
-            interval_ms=_APPEND_LINES_MS,
+            _logger, broker=self.broker_id, failed="append failed", over="appends succeed again", interval_ms=_APPEND_LINES_MS
         )
+        self._limit_lines = {(at, limit): RepeatedFailures(interval_ms=_LIMIT_LINES_MS) for at in Surface for limit in Limit}
         self._lines = BundleLines(self.metrics.moves, broker=self.broker_id)
         self.loads = LoadSampler(
             self.services, broker=self.broker_id, clock=self.clock, fresh_ms=min(_SAMPLE_FRESH_MS, config.balance_interval_ms // 2)
@@ -487,6 +492,14 @@ class Worker:
         request = over_http(source, bundle, digest, token=self.own_token, tls=lambda: self.certificates.client)
         return Arrival(source, bundle, request, progress=progress)
 
+    def _exceeded(self, surface: Surface, limit: Limit, identity: str) -> None:
+        """Count that an identity exceeded a limit, and log it."""
+        self.metrics.limit_exceeded(surface, limit)
+        times = self._limit_lines[surface, limit].failed(self.clock.now().boot_ms)
+        if times is not None:
+            about = {"broker": self.broker_id, "port": surface.value, "limit": limit.value, "times": times}
+            _logger.warning("a client exceeds a limit: %s", self.limits.problem(limit, identity), extra=about)
+
     @property
     def view(self) -> View:
         """The view up to the last record that was read. Read only."""
@@ -581,8 +594,8 @@ def _profile(config: WorkerConfig, addresses: Mapping[str, str]) -> Profile:
     )
 
 
-def _gate(config: WorkerConfig, metrics: Metrics, own_token: OwnToken, certificates: Certificates) -> Gate:
-    """Return the gate of the configured keys and users. Raise `InvalidConfig` if they cannot be used, or refuse the broker itself."""
+def _gate(config: WorkerConfig, metrics: Metrics) -> Gate:
+    """Return the gate of the configured keys and users. Raise `InvalidConfig` if they cannot be used."""
     proofs = Proofs(
         token_secret_key=_revealed(config.token_secret_key),
         token_public_key=config.token_public_key,
@@ -591,9 +604,7 @@ def _gate(config: WorkerConfig, metrics: Metrics, own_token: OwnToken, certifica
         basic_passwords=_revealed(config.basic_passwords),
         certificate_roles=config.certificate_roles,
     )
-    gate = Gate(proofs, broker=config.id, counted=metrics.credentials_refused, reload_failed=metrics.authentication_not_reloaded)
-    gate.check_own(own_token, certificates.own)
-    return gate
+    return Gate(proofs, broker=config.id, counted=metrics.credentials_refused, reload_failed=metrics.authentication_not_reloaded)
 
 
 def _revealed(secret: SecretStr | None) -> str | None:

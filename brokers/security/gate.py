@@ -108,8 +108,8 @@ class Gate:
         self._noted(surface, checked)
         return checked
 
-    def check_own(self, token: OwnToken, certificate: Certificate | None = None) -> None:
-        """Check what the broker proves itself with to others, which have the same keys and users: `token`, or else its certificate.
+    def check_own(self, token: OwnToken, certificate: Certificate | None = None) -> Identity:
+        """Return who the broker is to others, which have the same keys and users, by `token`, or else by its certificate.
 
         Raise `InvalidConfig`, or `PeerError` for the file of the token.
         """
@@ -121,6 +121,7 @@ class Gate:
             checked = self._passwords.verify_now(sent, self.now_s())
         if isinstance(checked, Refusal):
             raise InvalidConfig(problems=(f"broker_token: other brokers would refuse this broker: {checked.problem}",))
+        return checked
 
     async def run(self) -> None:
         """Look for changed keys and users every second, forever."""

@@ -28,6 +28,7 @@ from equipoise.brokers.server.compacting import Compacting
 from equipoise.brokers.server.decision_writer import DecisionWriter
 from equipoise.brokers.server.file_watch import FileWatch
 from equipoise.brokers.server.load_reporter import LoadReporter
+from equipoise.brokers.server.peer_addresses import PeerAddresses
 from equipoise.brokers.server.splitting import Splitting
 from equipoise.brokers.server.starting import Starting
 from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError, LogUnavailable, OperatorError
@@ -112,7 +113,7 @@ class Broker:
             await worker.abort()
             raise
         parts.push_async_callback(worker.stop)
-        watching = [FileWatch(worker).run()] if listening else []
+        watching = [FileWatch(worker).run(), PeerAddresses(worker).run()] if listening else []
         if config.tls_files.paths():
             watching.append(worker.certificates.run())
         if worker.gate is not None:

@@ -21,6 +21,7 @@ from yarl import URL
 from equipoise.brokers.http.answers import JSON
 from equipoise.brokers.http.errors import RETRY_AFTER_S
 from equipoise.brokers.http.guard import ARRIVED_AT
+from equipoise.brokers.http.limits import CALLER
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -28,7 +29,8 @@ Send = Callable[[Message], Awaitable[None]]
 
 # Headers of one connection (RFC 9110, section 7.6.1), and what the HTTP client or server beside it answers for.
 _HOP_BY_HOP: Final = frozenset(
-    {"connection", "expect", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", ARRIVED_AT.lower()}
+    {"connection", "expect", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
+    | {ARRIVED_AT.lower(), CALLER.lower()}
 )
 # What aiohttp would add to a request that lacks them.
 _AUTOMATIC: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
@@ -163,7 +165,10 @@ def _path(scope: Message) -> str:
 
 def _request_headers(scope: Message) -> list[tuple[str, str]]:
     headers = [(name.decode("latin-1"), value.decode("utf-8", "replace")) for name, value in _end_to_end(scope["headers"])]
-    return [*headers, (ARRIVED_AT, str(scope["server"][0]))] if scope.get("server") else headers
+    for name, place in ((ARRIVED_AT, "server"), (CALLER, "client")):
+        if scope.get(place):
+            headers.append((name, str(scope[place][0])))
+    return headers
 
 
 def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

@@ -11,6 +11,9 @@ from equipoise.brokers.security.identity import Credentials, Identity, Refusal
 Authenticate = Callable[[Credentials | None], Identity | Refusal | None]
 """Return who sent credentials, or why they are refused; None if that takes longer than a turn of the loop. It never raises."""
 
+Admit = Callable[[Identity], None]
+"""Take a client that proved who it is, once. Raise `PulsarProtocolError` if it may not connect."""
+
 REFRESH_MS: Final = 30_000
 """A client is asked for fresh credentials this long before they expire, or after half of a shorter time. It may call another server for
 them, and Pulsar's clients give any request 30 s."""
@@ -19,10 +22,11 @@ them, and Pulsar's clients give any request 30 s."""
 class Authentication:
     """The identity of one client. Without an identity after the handshake, everyone is let in."""
 
-    __slots__ = ("_authenticate", "_challenge_ms", "_expires_ms", "_is_challenged", "_refreshes", "identity")
+    __slots__ = ("_admit", "_authenticate", "_challenge_ms", "_expires_ms", "_is_challenged", "_refreshes", "identity")
 
-    def __init__(self, authenticate: Authenticate | None) -> None:
-        """`authenticate` checks credentials; None lets everyone in."""
+    def __init__(self, authenticate: Authenticate | None, admit: Admit | None = None) -> None:
+        """`authenticate` checks credentials; None lets everyone in. `admit` may still refuse a client that proved who it is."""
+        self._admit = admit
         self._authenticate = authenticate
         self._challenge_ms: int | None = None
         self._expires_ms: int | None = None
@@ -59,6 +63,8 @@ class Authentication:
             raise _not_authenticated(checked.problem)
         if self.identity is not None and self.identity.role != checked.role:
             raise _not_authenticated("the fresh credentials are of another role; connect again as that role")
+        if self.identity is None and self._admit is not None:
+            self._admit(checked)
         self.identity = checked
         self._is_challenged = False
         if checked.valid_ms is None:

@@ -18,7 +18,7 @@ from typing import ClassVar, Final
 from equipoise.brokers.pulsar.topics.schemas import version_of
 from equipoise.brokers.pulsar.wire import commands, replies
 from equipoise.brokers.pulsar.wire.attachments import Attached, Attachments, Creation, Elsewhere, Kept, Waiting
-from equipoise.brokers.pulsar.wire.authentication import Authenticate, Authentication
+from equipoise.brokers.pulsar.wire.authentication import Admit, Authenticate, Authentication
 from equipoise.brokers.pulsar.wire.errors import NotServed, PulsarProtocolError, ServerError, Violation
 from equipoise.brokers.pulsar.wire.frames import Frame, FrameReader, checksum_is_good
 from equipoise.brokers.pulsar.wire.limits import Limits
@@ -51,10 +51,23 @@ from equipoise.brokers.security.identity import Identity, Refusal
 # Clients know ACTIVE_CONSUMER_CHANGE from this version on.
 _ACTIVE_CHANGE_VERSION: Final = 12
 
+# A client sends these as often as it has messages, or when the broker asks.
+_OF_MESSAGES: Final = frozenset(
+    {
+        BaseCommand.SEND,
+        BaseCommand.FLOW,
+        BaseCommand.ACK,
+        BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES,
+        BaseCommand.PONG,
+    }
+)
+
 # The violations that a client is told of before its connection ends.
 _LAST_ANSWERS: Final = {
     Violation.UNSUPPORTED_VERSION: ServerError.UNSUPPORTED_VERSION,
     Violation.NOT_AUTHENTICATED: ServerError.AUTHENTICATION_ERROR,
+    # Clients try again after a pause.
+    Violation.TOO_MANY_CONNECTIONS: ServerError.TOO_MANY_REQUESTS,
 }
 
 
@@ -161,15 +174,16 @@ class Connection:
         "_protocol_version",
         "_requests",
         "_waiting",
+        "asked",
         "is_ended",
         "is_held",
         "reader",
     )
 
-    def __init__(self, *, limits: Limits, now_ms: int, authenticate: Authenticate | None = None) -> None:
-        """Start with a connection that was just accepted. `authenticate` checks credentials; None lets everyone in."""
+    def __init__(self, *, limits: Limits, now_ms: int, authenticate: Authenticate | None = None, admit: Admit | None = None) -> None:
+        """Start with a connection that was just accepted. See `Authentication`."""
         self._limits = limits
-        self._authentication = Authentication(authenticate)
+        self._authentication = Authentication(authenticate, admit)
         # Before CONNECT no frame may be as large as an entry.
         self.reader = FrameReader(frame_bytes_max=limits.command_bytes_max, command_bytes_max=limits.command_bytes_max)
         kept = Kept(bytes_max=limits.kept_bytes_max)
@@ -182,6 +196,8 @@ class Connection:
         self._now_ms = now_ms
         self._protocol_version = 0
         self._is_connected = False
+        self.asked = 0
+        """How many commands came, without those of `_OF_MESSAGES`."""
         self.is_ended = False
         """Whether the connection is over."""
         self.is_held = False
@@ -362,6 +378,7 @@ class Connection:
             )
         if frame.block is not None and command.type != BaseCommand.SEND:
             raise PulsarProtocolError(Violation.MALFORMED_FRAME, f"{len(frame.block)} bytes behind a {commands.name_of(command)}")
+        self.asked += command.type not in _OF_MESSAGES
         try:
             handler(self, command, frame)
         except NotServed as refusal:

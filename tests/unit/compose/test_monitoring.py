@@ -32,6 +32,7 @@ from equipoise.brokers.runtime.channel_loss import ChannelLoss
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.metrics import LookupOutcome
 from equipoise.brokers.security.identity import Fault, Surface
+from equipoise.brokers.security.limits import Limit
 from equipoise.brokers.server.main import Broker
 from equipoise.channel.core.records import Reason
 from equipoise.shedder.loads import Resources
@@ -114,6 +115,7 @@ CLOSED: Final[Mapping[str, set[tuple[str, ...]]]] = {
     "equipoise_pulsar_disconnections": {(violation.value,) for violation in Violation},
     "equipoise_pulsar_requests_refused": {(command,) for command in REFUSABLE},
     "equipoise_authentications_refused": {(fault.value, at.value) for fault in Fault for at in Surface},
+    "equipoise_limits_exceeded": {(limit.value, at.value) for limit in Limit for at in Surface},
     "equipoise_state_bytes": {("received",), ("sent",)},
     "spark_audit_findings": {(rule,) for rule in RULES},
 }

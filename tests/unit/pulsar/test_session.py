@@ -266,19 +266,6 @@ async def test_a_half_closed_connection_is_closed(running: Brokers) -> None:
     await metric_becomes(member, "connections", 0)
 
 
-@with_brokers(config={"pulsar_connections_per_address_max": 2})
-async def test_the_connections_of_one_address_are_bounded(running: Brokers) -> None:
-    (member,) = running.members
-    first, second = await member.client(), await member.client()
-    third = await member.client(handshake=False)
-    await third.closed()
-    assert 1 == await member.metric("connections_refused_total")
-    await first.close()
-    await metric_becomes(member, "connections", 1)
-    await neighbour_is_served(member)
-    assert not second.is_closed
-
-
 @with_brokers()
 async def test_the_name_of_a_live_producer_is_refused(running: Brokers) -> None:
     """Its holder answers a PING first."""

@@ -49,10 +49,10 @@ class WireClient:
         self._reading: asyncio.Task[None] | None = None
 
     @classmethod
-    async def connected(cls, url: str, *, handshake: bool = True, token: str | None = None) -> Self:
-        """Connect to `pulsar://host:port`. Without `handshake` send nothing."""
+    async def connected(cls, url: str, *, handshake: bool = True, token: str | None = None, address: str | None = None) -> Self:
+        """Connect to `pulsar://host:port`, from an `address` of this machine if given. Without `handshake` send nothing."""
         host, _, port = url.removeprefix("pulsar://").rpartition(":")
-        client = cls(*await asyncio.open_connection(host, int(port)))
+        client = cls(*await asyncio.open_connection(host, int(port), local_addr=address and (address, 0)))
         client.read()
         if handshake:
             client.write(connect(token=token))
@@ -268,9 +268,9 @@ class Member:
         """Stop it gracefully."""
         await self.broker.__aexit__(None, None, None)
 
-    async def client(self, *, handshake: bool = True, token: str | None = None) -> WireClient:
-        """Connect a new client, by default with the token of the brokers' clients."""
-        client = await WireClient.connected(self.url, handshake=handshake, token=token or self.token)
+    async def client(self, *, handshake: bool = True, token: str | None = None, address: str | None = None) -> WireClient:
+        """Connect a new client, by default with the token of the brokers' clients. See `WireClient.connected`."""
+        client = await WireClient.connected(self.url, handshake=handshake, token=token or self.token, address=address)
         self.clients.append(client)
         return client
 

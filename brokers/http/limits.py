@@ -1,0 +1,65 @@
+"""Answer 429 to requests of a client that takes more of a broker than one identity may."""
+
+from __future__ import annotations
+
+import time
+from http import HTTPStatus
+from typing import Final
+
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
+
+from equipoise.brokers.http.connections import LIMITED, Connection
+from equipoise.brokers.http.errors import problem_answer
+from equipoise.brokers.security.identity import Surface
+from equipoise.brokers.security.limits import Excess, IdentityLimits, Limit, of_role
+
+CALLER: Final = "X-Equipoise-Caller"
+"""The address of the client of a request that a program forwards. It counts only on a Unix socket, which only the program uses."""
+
+# Nobody knows when a role closes one of its connections.
+_AGAIN_MS: Final = 1_000
+
+_NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
+_MILLISECONDS_PER_SECOND: Final = 1_000
+
+
+async def within_limits(request: web.Request, handler: Handler, limits: IdentityLimits, *, role: str | None = None) -> web.StreamResponse:
+    """Return the answer of a handler, or 429 if the client exceeds a limit. Without a `role`, its address is its identity.
+
+    The connections of an address are counted when they are made, before anything is read from them.
+    """
+    identity = limits.of_address(_address_of(request)) if role is None else of_role(role)
+    excess = limits.excess(Surface.HTTP, identity, now_ms())
+    if excess is None and role is not None:
+        connection = request.protocol
+        assert isinstance(connection, Connection), "`served` makes no other"
+        if not connection.is_used_by(identity, limits):
+            excess = Excess(limit=Limit.CONNECTIONS, wait_ms=_AGAIN_MS)
+    if excess is not None:
+        return _refused(request, limits.problem(excess.limit, identity), excess.wait_ms)
+    limits.took(identity, now_ms(), requests=1)
+    try:
+        return await handler(request)
+    finally:
+        if request.content.total_bytes:
+            limits.took(identity, now_ms(), received_bytes=request.content.total_bytes)
+
+
+def _refused(request: web.Request, problem: str, wait_ms: int) -> web.Response:
+    wait_s = -(-wait_ms // _MILLISECONDS_PER_SECOND)
+    answer = problem_answer(request, HTTPStatus.TOO_MANY_REQUESTS, f"{problem}; try again in {wait_s} s", LIMITED)
+    answer.headers[hdrs.RETRY_AFTER] = str(wait_s)
+    return answer
+
+
+def _address_of(request: web.Request) -> str:
+    """Return the address of a client; empty if a program forwards its request without one."""
+    transport = request.transport
+    peer = None if transport is None else transport.get_extra_info("peername")
+    return str(peer[0]) if isinstance(peer, tuple) else request.headers.get(CALLER, "")
+
+
+def now_ms() -> int:
+    """Return the clock of the limits, which the Pulsar port has, too."""
+    return time.monotonic_ns() // _NANOSECONDS_PER_MILLISECOND
