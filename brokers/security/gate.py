@@ -234,7 +234,7 @@ def _password_verifier(files: tuple[bytes, ...]) -> PasswordVerifier:
 
 
 def read_key(given: str) -> bytes:
-    """Return the bytes of a key, given as in Pulsar: `file:///PATH`, `data:;base64,TEXT`, the path of a file, or base64 itself.
+    """Return the bytes of a key, given as in Pulsar: `file:///PATH`, `data:;base64,TEXT`, the path of a file, or base64 without a slash.
 
     Raise ValueError with the problem. It never contains what was given, which may be the key.
     """
@@ -278,7 +278,11 @@ def _path_in(given: str) -> Path | bytes:
         return _decoded(unquote(text))
     is_url = given.startswith("file:")
     path = Path(unquote(given.removeprefix("file:").removeprefix("//")) if is_url else given)
-    return path if is_url or _exists(path) else _decoded(given)
+    if is_url or _exists(path):
+        return path
+    if "/" in given:  # Base64 may have a slash, too. The path of a missing file must not become a key.
+        raise ValueError("it has a slash, but is not the path of a file; name a file that exists, or give base64 as data:;base64,TEXT")
+    return _decoded(given)
 
 
 def _bytes_of(path: Path) -> bytes:

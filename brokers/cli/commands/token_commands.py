@@ -47,7 +47,7 @@ def _seconds(text: str) -> int:
     return int(match[1]) * _UNITS_S[match[2]]
 
 
-_FORMS: Final = "file:///PATH, data:;base64,TEXT, a path, or base64."
+_FORMS: Final = "file:///PATH, data:;base64,TEXT, a path, or base64 without a slash."
 SecretKeyOption = Annotated[str | None, typer.Option(metavar="KEY", help=f"The secret key: {_FORMS}", show_default=False)]
 PrivateKeyOption = Annotated[str | None, typer.Option(metavar="KEY", help=f"The private key: {_FORMS}", show_default=False)]
 PublicKeyOption = Annotated[str | None, typer.Option(metavar="KEY", help=f"The public key: {_FORMS}", show_default=False)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -194,6 +196,28 @@ def test_the_script_starts_a_broker_as_the_command_line_has_it() -> None:
     given = re.findall(r"(?<= )--[a-z-]+(?= )", (COMPOSE / "broker.sh").read_text(encoding="utf-8").split("exec ")[1])
     assert "--advertised-host" in given
     assert [] == [option for option in given if option not in options]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("given", "is_insecure"),
+    [
+        ([], True),
+        (["--set", "lookup_ms=5000"], True),
+        (["--set", "tls_certificate=/run/tls.pem", "--set", "tls_key=/run/tls.key"], False),
+        (["--broker-conf", "/run/broker.conf"], False),
+    ],
+)
+def test_the_script_passes_insecure_only_without_tls_and_says_so(tmp_path: Path, given: list[str], *, is_insecure: bool) -> None:
+    command = tmp_path / "equipoise"
+    command.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n', encoding="utf-8")
+    command.chmod(0o755)
+    environment_ = {"PATH": f"{tmp_path}:{os.defpath}", "HTTP_PORT": "1", "PULSAR_PORT": "2"}
+    script = ["sh", str(COMPOSE / "broker.sh"), *given]
+    done = subprocess.run(script, env=environment_, capture_output=True, text=True, check=True)
+    passed = done.stdout.splitlines()
+    assert given == passed[len(passed) - len(given) :]
+    assert is_insecure == ("--insecure" in passed) == ("no TLS is configured" in done.stderr)
 
 
 def copied() -> Iterator[str]:

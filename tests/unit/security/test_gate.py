@@ -62,6 +62,16 @@ def test_each_form_of_a_key_is_read(tmp_path: Path) -> None:
     assert [SECRET] * len(forms) == [read_key(form) for form in forms]
 
 
+def test_the_path_of_a_missing_file_is_no_key() -> None:
+    """It may be base64, too, and long enough for a key."""
+    path = "/etc/hush/keys/" + "x" * 45
+    assert len(base64.b64decode(path, validate=True)) == 45
+    with pytest.raises(ValueError, match="not the path of a file") as caught:
+        read_key(path)
+    assert "hush" not in str(caught.value)
+    assert b"\xff" * 33 == read_key("data:;base64," + "/" * 44)
+
+
 @pytest.mark.parametrize("given", ["data:,hush", "data:;base64,hush!", "file:///nowhere/hush", "hush!", "x" * 5_000 + "!"])
 def test_the_error_of_an_unreadable_key_does_not_contain_it(given: str) -> None:
     with pytest.raises(InvalidConfig) as caught:
