@@ -174,11 +174,11 @@ class Session(asyncio.Protocol):
             self._set_busy(is_busy=False)
 
     def _rest(self) -> bool:
-        """Pause reading if the client exceeds a rate. Return whether it does.
+        """Pause reading if the client exceeds a rate. Return whether it does; False while reading is paused already.
 
         It is no error: a refused request would fail in the client's program, and a refused message would be lost.
         """
-        if self._has_left:
+        if self._has_left or self._is_busy:
             return False
         excess = self._server.identity_limits.excess(Surface.PULSAR, self.identities[-1], now_ms())
         if excess is None:

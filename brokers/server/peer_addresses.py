@@ -55,14 +55,15 @@ class PeerAddresses:
         """Resolve the hosts of brokers that joined, and forget those of brokers that are gone."""
         hosts = sorted({(_OWN, host) for host in _hosts(self._worker.profile.addresses)} | _hosts_in(self._worker.view))
         self._resolved = {each: self._resolved[each] for each in hosts if each in self._resolved}
-        for each in hosts:
-            if each not in self._resolved:
-                try:
-                    self._resolved[each] = await self._resolve(each[1])
-                except (OSError, UnicodeError) as error:  # Look again later. A broker whose name nobody resolves has no clients.
-                    _logger.debug("cannot resolve the host of a broker", extra={"host": each[1], "problem": str(error)})
+        await asyncio.gather(*(self._add(each) for each in hosts if each not in self._resolved))
         addresses = {of_host(address) for resolved in self._resolved.values() for address in resolved}
         self._worker.limits.unlimited = self._roles | addresses
+
+    async def _add(self, place: tuple[int, str]) -> None:
+        try:
+            self._resolved[place] = await self._resolve(place[1])
+        except (OSError, ValueError) as error:  # A program may advertise what is no name. Look again later.
+            _logger.debug("cannot resolve the host of a broker", extra={"host": place[1], "problem": str(error)})
 
 
 def _hosts_in(view: View) -> set[tuple[int, str]]:

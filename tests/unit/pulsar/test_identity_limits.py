@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, ServerErro
 from equipoise.brokers.runtime import worker
 from equipoise.brokers.security.limits import BURST_MS, Limit
 from tests.pulsar.pulsar_speech import connect, lookup
+from tests.unit.pulsar.test_authentication import PROGRAM
 from tests.unit.pulsar.test_session import metric_becomes, neighbour_is_served
 from tests.unit.pulsar.wire_client import TOPIC, Brokers, Member, WireClient, brokers, with_brokers
 from tests.unit.security.signing import SETTINGS, token
@@ -74,6 +77,20 @@ async def test_a_client_beyond_all_connections_gets_the_setting(running: Brokers
     await member.client()
     late = await member.client(handshake=False)
     assert "(setting pulsar_connections_max)" in await turned_away(late)
+
+
+@with_brokers(config={"pulsar_connections_max": 1})
+async def test_a_client_of_pulsar_that_is_turned_away_tries_again(running: Brokers) -> None:
+    (member,) = running.members
+    holder = await member.client()
+    program = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PROGRAM, member.url, TOPIC, "60", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    while not await member.metric("connections_refused_total"):
+        pass
+    await holder.close()
+    output, _ = await program.communicate()
+    assert "hello" in output.decode().split()
 
 
 @with_brokers(config={**SETTINGS, "identity_connections_max": 2}, token=token("modest"))
