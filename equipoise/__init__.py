@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from equipoise.brokers.client.client import Client, ClientInThread
+    from equipoise.brokers.http.caller import identity_of
     from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service, ServiceHost, Work
+    from equipoise.brokers.security.identity import Identity
     from equipoise.brokers.server.embedded import Worker, WorkerInThread
     from equipoise.brokers.testing.virtual_cluster import Cluster
     from equipoise.channel.core.ranges import key_hash
@@ -24,6 +26,7 @@ __all__ = [
     "ClientInThread",
     "Cluster",
     "Deadline",
+    "Identity",
     "Messaging",
     "Ownership",
     "Peer",
@@ -32,6 +35,7 @@ __all__ = [
     "Work",
     "Worker",
     "WorkerInThread",
+    "identity_of",
     "key_hash",
 ]
 
@@ -42,6 +46,7 @@ _MODULES: Final = {
     "ClientInThread": "brokers.client.client",
     "Cluster": "brokers.testing.virtual_cluster",
     "Deadline": "channel.system.deadline",
+    "Identity": "brokers.security.identity",
     "Messaging": "shedder.bundle_load",
     "Ownership": "brokers.runtime.service",
     "Peer": "brokers.runtime.service",
@@ -50,6 +55,7 @@ _MODULES: Final = {
     "Work": "brokers.runtime.service",
     "Worker": "brokers.server.embedded",
     "WorkerInThread": "brokers.server.embedded",
+    "identity_of": "brokers.http.caller",
     "key_hash": "channel.core.ranges",
 }
 

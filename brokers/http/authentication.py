@@ -11,6 +11,7 @@ from typing import Final
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
+from equipoise.brokers.http.caller import identify
 from equipoise.brokers.http.errors import problem_answer
 from equipoise.brokers.http.limits import within_limits
 from equipoise.brokers.security.gate import Gate
@@ -44,6 +45,7 @@ def authenticated(gate: Gate | None, limits: IdentityLimits) -> Middleware:
         certificate = None if request.transport is None else request.transport.get_extra_info("peercert")
         checked = await gate.checked(Surface.HTTP, credentials_in(request.headers.getall(hdrs.AUTHORIZATION, ())), certificate)
         if not isinstance(checked, Refusal):
+            identify(request, checked)
             return await within_limits(request, handler, limits, role=checked.role)
         forms = "Bearer TOKEN, or Basic with USER:PASSWORD in base64" if gate.takes_passwords else "Bearer TOKEN"
         how = f" (header Authorization: {forms})" if checked.fault in _NEEDS_HINT else ""

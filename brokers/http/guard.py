@@ -21,7 +21,7 @@ from equipoise.brokers.http.answers import JSON
 from equipoise.brokers.http.errors import problem_answer
 from equipoise.brokers.runtime.config import WorkerConfig
 
-# These methods change nothing, and the browser hides the answers from foreign pages.
+# These methods change nothing, and the browser hides the answers from foreign pages. It does not hide what comes through a WebSocket.
 _READING: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
 
 # Browsers send these for a page of another origin. They send `none` when a person typed the address.
@@ -48,6 +48,7 @@ class RequestHead:
     site: str | None = None
     has_body: bool = False
     content_type: str = JSON
+    opens_socket: bool = False
     arrived_at: str | None = None
 
 
@@ -74,7 +75,7 @@ class Guard:
         if foreign is not None:
             reason = f"{_shown(foreign)} (header Host) is not a name of this broker; use its address, or add the name to http_hosts"
             return Refusal(status=HTTPStatus.MISDIRECTED_REQUEST, error="UnknownHost", reason=reason)
-        if head.method in _READING:
+        if head.method in _READING and not head.opens_socket:
             return None
         if head.origin is not None and not any(_is_same_origin(head.origin, host) for host in head.hosts):
             return _foreign(f"a page of {_shown(head.origin)} (header Origin)")
@@ -147,6 +148,7 @@ def _head_of(request: web.Request) -> RequestHead:
         site=headers.get("Sec-Fetch-Site"),
         has_body=request.body_exists,
         content_type=request.content_type if hdrs.CONTENT_TYPE in headers else "",
+        opens_socket=headers.get(hdrs.UPGRADE, "").lower() == "websocket",
         arrived_at=address[0] if isinstance(address, tuple) else headers.get(ARRIVED_AT),
     )
 

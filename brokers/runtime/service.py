@@ -369,7 +369,10 @@ class Service(ABC):
         return split_points(algorithm, SplitQuestion(low=bundle.low, high=bundle.high, positions=positions, force=True))
 
     def routes(self) -> Sequence[RouteDef]:
-        """Return the HTTP routes (aiohttp) that the broker serves on its port."""
+        """Return the HTTP routes (aiohttp) that the broker serves on its port.
+
+        With authentication, `equipoise.identity_of(request)` is the caller of a handler.
+        """
         return ()
 
     def load(self) -> Mapping[str, BundleLoad]:

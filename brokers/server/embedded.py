@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import sys
 import uuid
@@ -17,6 +18,8 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Final, Literal, Self
 from urllib.parse import urlsplit
+
+from aiohttp import web
 
 from equipoise.brokers.agent.intents import CreateNamespace
 from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS, check_new_bundles
@@ -36,6 +39,9 @@ from equipoise.channel.log.open_log import log_path
 from equipoise.channel.system.deadline import Deadline
 
 OnLoss = Literal["fence", "serve"]
+
+# Other characters would be encoded in a URL, and frameworks differ in whether they compare a prefix with the encoded path.
+_match_prefix: Final = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._~-]+)*").fullmatch
 
 READY_MS_MAX: Final = 60_000
 ROUTE_MS: Final = 10_000
@@ -124,20 +130,27 @@ class Worker:
         Raises `CallerError` for such an address without either, for a worker with `http_port`, without an `http` address, or after its
         start, for a second mount, and for a prefix that is no path.
         """
+        return self._mount(prefix)
+
+    def aiohttp_app(self, prefix: str) -> web.Application:
+        """Return what `asgi` does as an aiohttp application: `app.add_subapp("/equipoise", worker.aiohttp_app("/equipoise"))`."""
+        return self._mount(prefix).application()
+
+    def _mount(self, prefix: str) -> MountedHttp:
         problem, http = None, self._advertised_addresses.get("http")
         is_safe = self._config.authentication or self._config.insecure or is_loopback(urlsplit(http or "").hostname)
         if self._listens:
             problem = "this worker serves the same paths at http_port; leave out one of the two"
         elif self._host is not None:
-            problem = "the worker has started; call asgi() before you enter its context"
+            problem = "the worker has started; mount it before you enter its context"
         elif self._mounted is not None:
             problem = "it is mounted already; use that app"
         elif http is None:
             problem = "other brokers must know its address; give advertised_addresses={'http': 'http://HOST:PORT'} of the program"
         elif not is_safe:
             problem = "anyone who reaches it could drain this broker; set `authentication`, or `insecure` if you keep outsiders away"
-        elif prefix and (not prefix.startswith("/") or prefix.endswith("/")):
-            problem = f"the prefix {prefix!r} is no path; write it with a slash at its start and none at its end, as in '/equipoise'"
+        elif _match_prefix(prefix) is None:
+            problem = f"the prefix {prefix!r} is no plain path; write it as in '/equipoise', with letters, digits, '-', '.', '_' and '~'"
         if problem is not None:
             raise CallerError(f"the HTTP of a worker cannot be mounted: {problem}")
         assert http is not None, "checked above"

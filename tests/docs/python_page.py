@@ -27,6 +27,8 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         "BundleLoad",
         "Messaging",
         "key_hash",
+        "identity_of",
+        "Identity",
     ),
     "Run a broker in a program": ("Worker", "WorkerInThread"),
     "Call a service": ("Client", "ClientInThread"),
@@ -35,7 +37,17 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 """The public names, in the order of the page."""
 
 MADE_BY_EQUIPOISE: Final = frozenset(
-    {"ClientInThread", "MakeCluster", "MakeProcesses", "MovesAtEveryAwait", "Ownership", "ServiceHost", "Work", "WorkerInThread"}
+    {
+        "ClientInThread",
+        "Identity",
+        "MakeCluster",
+        "MakeProcesses",
+        "MovesAtEveryAwait",
+        "Ownership",
+        "ServiceHost",
+        "Work",
+        "WorkerInThread",
+    }
 )
 """The classes whose objects a program gets and never makes, so that their constructors are not on the page."""
 

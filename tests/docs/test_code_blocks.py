@@ -49,9 +49,16 @@ def embedded(_: Path) -> Mapping[str, object]:
     return {"Worker": equipoise.Worker, "service": Visits()}
 
 
+def tokens(folder: Path) -> Mapping[str, object]:
+    """Make the files of tokens that the page makes."""
+    (folder / "broker.token").write_text("token\n")
+    return {}
+
+
 # What the text around a block has introduced, by page.
 INTRODUCED: Final[Mapping[str, Callable[[Path], Mapping[str, object]]]] = {
     "docs/explanation/ownership.md": lambda _: {"served": MagicMock(), "store": AsyncMock()},
+    "docs/how-to/authenticate-clients.md": tokens,
     "docs/how-to/embed-a-broker.md": embedded,
     "docs/reference/archive.md": archive,
 }

@@ -17,6 +17,7 @@ import httpx
 import pytest
 from aiohttp import web
 
+from equipoise import identity_of
 from equipoise.brokers.errors import InvalidConfig, Rejected, UnknownNamespace
 from equipoise.brokers.runtime.config import ENDING_MS
 from equipoise.brokers.runtime.loop_thread import CROSSING_MS, InThread
@@ -247,13 +248,35 @@ async def test_a_mounted_worker_asks_for_tokens() -> None:
         assert 204 == (await client.post("/admin/v2/brokers/drain", headers=bearer(token()))).status_code
 
 
+class Asked(Keeper):
+    """A service that answers with the role of its caller."""
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        return [web.get("/role", self.role)]
+
+    async def role(self, request: web.Request) -> web.Response:
+        """Return the role, or nothing without authentication."""
+        identity = identity_of(request)
+        return web.Response(text="" if identity is None else identity.role)
+
+
+@pytest.mark.parametrize(("settings", "expected"), [({}, ""), (SETTINGS, "operator")])
+async def test_a_route_of_a_service_learns_the_role_of_its_caller(settings: dict[str, Any], expected: str) -> None:
+    app = (worker := Worker(memory(), Asked(), advertised_addresses={"http": "http://localhost"}, **settings)).asgi()
+    async with worker, httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        assert expected == (await client.get("/role", headers=bearer(token("operator")))).text
+
+
+NO_PREFIXES = ("/", "/equipoise/", "//equipoise", "/equi%70oise", "/my broker", "/a/../b", "/a?b", "/Grüße", "/a\n")
+
+
 @pytest.mark.parametrize(
     ("prefix", "options", "problem"),
     [
         ("", {"http_port": 0}, "leave out one of the two"),
         ("", {}, "give advertised_addresses"),
-        ("equipoise", {"advertised_addresses": {"http": "http://127.0.0.1:8000"}}, "'equipoise' is no path"),
-        ("/equipoise/", {"advertised_addresses": {"http": "http://localhost"}}, "is no path"),
+        ("equipoise", {"advertised_addresses": {"http": "http://127.0.0.1:8000"}}, "'equipoise' is no plain path"),
+        *((prefix, {"advertised_addresses": {"http": "http://localhost"}}, "is no plain path") for prefix in NO_PREFIXES),
         ("", {"advertised_addresses": {"http": "http://one"}}, "anyone who reaches it .* set `authentication`, or `insecure`"),
     ],
 )
@@ -270,7 +293,7 @@ async def test_a_worker_is_mounted_once_and_before_its_start() -> None:
     mounted = Worker(memory(), Fetched(), advertised_addresses={"http": "http://127.0.0.1"})
     mounted.asgi()
     with pytest.raises(CallerError, match="mounted already"):
-        mounted.asgi()
+        mounted.aiohttp_app("/equipoise")
     async with mounted:  # Its service has `fetch`, and other brokers reach it.
         pass
 

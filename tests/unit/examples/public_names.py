@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import assert_type
 
+from aiohttp import web
+
 from equipoise import (
     Bundle,
     BundleLoad,
@@ -12,6 +14,7 @@ from equipoise import (
     ClientInThread,
     Cluster,
     Deadline,
+    Identity,
     Messaging,
     Ownership,
     Peer,
@@ -21,6 +24,7 @@ from equipoise import (
     Worker,
     WorkerInThread,
     errors,
+    identity_of,
     key_hash,
 )
 from equipoise.errors import (
@@ -71,6 +75,11 @@ class Notes(Service):
     def load(self) -> Mapping[str, BundleLoad]:
         """Return the load of a bundle of topics."""
         return {"shop/carts/0x00000000_0xffffffff": BundleLoad(messaging=Messaging(topics=1))}
+
+    def role(self, request: web.Request) -> str:
+        """Return who calls a route."""
+        identity = assert_type(identity_of(request), Identity | None)
+        return "" if identity is None else assert_type(identity.role, str)
 
     async def served(self, key: str) -> int | Mapping[str, str]:
         """Return the token of a piece of work, or where to send its caller."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import equipoise
-from equipoise import BundleLoad, Client, Cluster, Deadline, Messaging, Ownership, Peer, Worker, errors
+from equipoise import BundleLoad, Client, Cluster, Deadline, Identity, Messaging, Ownership, Peer, Worker, errors
 from equipoise.examples.fastapi_app import Visits
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -63,6 +63,7 @@ def shown() -> dict[str, tuple[object, str]]:
         "ClientInThread": (client.in_thread(), "<ClientInThread of <Client of http://***@one:8080, http://two:8080, not running>>"),
         "Cluster": (Cluster(Visits), "<Cluster of no broker at 1000000 ms>"),
         "Deadline": (Deadline(started_ns=0, timeout_ms=0), "<Deadline: 0 of 0 ms left>"),
+        "Identity": (Identity(role="orders", method="token", valid_ms=None), "Identity(role='orders', method='token', valid_ms=None)"),
         "Messaging": (Messaging(producers=2), f"Messaging({numbers}, consumers=0, topics=0)"),
         "Ownership": (ownership, f"<Ownership of {BUNDLE}, token {ownership.token}, good>"),
         "Peer": (Peer(broker="a", addresses={"http": "http://a"}), "Peer(broker='a', addresses={'http': 'http://a'})"),
@@ -75,7 +76,7 @@ def shown() -> dict[str, tuple[object, str]]:
 def test_a_debugger_shows_what_an_object_stands_for() -> None:
     """Shortly, and without secrets. Of the classes that users implement, theirs does."""
     found = shown()
-    users_own = {"Service", "ServiceHost", "key_hash"}
+    users_own = {"Service", "ServiceHost", "identity_of", "key_hash"}
     assert set(equipoise.__all__) - users_own == set(found)
     for name, (each, expected) in found.items():
         assert type(each).__name__ == name

@@ -39,6 +39,8 @@ TAKEN = {
     "a person": RequestHead(method="POST", path=ORDER, hosts=(ME,), site="none"),
     "a link on a foreign page": RequestHead(method="GET", path="/ready", hosts=(ME,), site="cross-site"),
     "a reading page": RequestHead(method="GET", path="/ready", hosts=(ME,), origin="http://evil.example"),
+    "a program that opens a WebSocket": RequestHead(method="GET", path="/chat", hosts=(ME,), opens_socket=True),
+    "a WebSocket of a page of its own": RequestHead(method="GET", path="/chat", hosts=(ME,), origin=f"http://{ME}", opens_socket=True),
     "JSON of its own kind": RequestHead(
         method="PUT",
         path="/admin/v2/non-persistent/a/b/c/partitions",
@@ -64,6 +66,11 @@ REFUSED = {
     "the same site": (RequestHead(method="DELETE", path=ORDER, hosts=(ME,), site="same-site"), 403, "Sec-Fetch-Site: same-site"),
     "a foreign page, to end the broker": (
         RequestHead(method="POST", path="/admin/v2/brokers/shutdown", hosts=(ME,), origin="http://evil.example"),
+        403,
+        "'http://evil.example'",
+    ),
+    "a WebSocket of a foreign page": (
+        RequestHead(method="GET", path="/chat", hosts=(ME,), origin="http://evil.example", opens_socket=True),
         403,
         "'http://evil.example'",
     ),

@@ -13,6 +13,7 @@ import pytest
 import uvicorn
 from aiohttp import web
 from fastapi import FastAPI
+from yarl import URL
 
 from equipoise.brokers.http.guard import ARRIVED_AT
 from equipoise.brokers.server.main import bind_locally
@@ -31,6 +32,20 @@ class Behind:
         self.mounted = MountedHttp()
         self.requests: list[web.Request] = []
         self._parts = parts
+
+    @asynccontextmanager
+    async def server(self) -> AsyncIterator[str]:
+        """Run a program of aiohttp that has added the app. Yield the address of the app."""
+        program = web.Application()
+        program.add_subapp("/broker", self.mounted.application())
+        runner = web.AppRunner(program)
+        await runner.setup()
+        listening = socket.create_server(("127.0.0.1", 0))
+        await web.SockSite(runner, listening).start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}/broker"
+        finally:
+            await runner.cleanup()
 
     async def answers_by(self, handler: Handler) -> None:
         """Listen where the app forwards to."""
@@ -174,20 +189,20 @@ def breaking(goes_on: asyncio.Event) -> Handler:
     return part
 
 
-async def test_an_answer_that_breaks_has_no_end() -> None:
-    """The error makes each ASGI server break the caller's connection."""
+async def test_an_answer_that_breaks_has_no_end(caplog: pytest.LogCaptureFixture) -> None:
+    """A server then breaks the caller's connection. The log has one line about it, without a traceback."""
     goes_on, caller = asyncio.Event(), Caller()
     async with mounting(breaking(goes_on)) as behind:
         calling = asyncio.ensure_future(caller.call(behind.mounted))
         assert 200 == (await caller.received.get())["status"]
         assert {"type": "http.response.body", "body": b"a part", "more_body": True} == await caller.received.get()
         goes_on.set()
-        with pytest.raises(aiohttp.ClientPayloadError):
-            await calling
+        await calling
     assert caller.received.empty()
+    assert [("WARNING", None)] == [(line.levelname, line.exc_info) for line in caplog.records if "broken answer" in line.message]
 
 
-async def test_under_uvicorn_an_answer_that_breaks_breaks_the_connection_of_the_caller() -> None:
+async def test_under_uvicorn_an_answer_that_breaks_breaks_the_connection_of_the_caller(caplog: pytest.LogCaptureFixture) -> None:
     goes_on = asyncio.Event()
     async with mounting(breaking(goes_on)) as behind, aiohttp.ClientSession() as session:
         listening = socket.create_server(("127.0.0.1", 0))
@@ -202,6 +217,7 @@ async def test_under_uvicorn_an_answer_that_breaks_breaks_the_connection_of_the_
         finally:
             server.should_exit = True
             await serving
+    assert not [line for line in caplog.records if line.exc_info]
 
 
 async def test_a_caller_that_leaves_ends_the_request_behind() -> None:
@@ -231,3 +247,43 @@ async def test_a_web_socket_is_refused() -> None:
 async def test_a_server_that_starts_the_app_itself_learns_that_it_is_to_be_mounted() -> None:
     with pytest.raises(NotImplementedError, match="mount it into a program"):
         await Caller().call(MountedHttp(), "lifespan")
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE"])
+@pytest.mark.parametrize("path", ["/", "/a%2Fb/%25?q=%2F&r=%C3%BC", "/broker/broker"])
+async def test_in_aiohttp_a_request_and_its_answer_arrive_as_they_are(method: str, path: str) -> None:
+    async with mounting(echo) as behind, behind.server() as address, aiohttp.ClientSession() as session:
+        body = pieces(65_536, 64) if method == "POST" else None
+        headers = {"X-Mine": "1", "Connection": "x-hop", "X-Hop": "1", ARRIVED_AT: "evil"}
+        async with session.request(method, URL(address + path, encoded=True), data=body, headers=headers) as answer:
+            returned = await answer.read()
+    (request,) = behind.requests
+    assert (207, path, ["a", "b"]) == (answer.status, answer.headers["X-Path"], answer.headers.getall("Set-Cookie"))
+    assert (method, "1", ["127.0.0.1"]) == (request.method, request.headers["X-Mine"], request.headers.getall(ARRIVED_AT))
+    assert "X-Hop" not in request.headers
+    assert (64 * 65_536 if method == "POST" else 0) == len(returned)
+
+
+async def test_in_aiohttp_it_answers_503_while_the_worker_does_not_run() -> None:
+    async with (
+        mounting() as behind,
+        behind.server() as address,
+        aiohttp.ClientSession() as session,
+        session.get(f"{address}/health") as answer,
+    ):
+        assert (503, "1", "NotReady") == (answer.status, answer.headers["Retry-After"], (await answer.json())["error"])
+
+
+async def test_in_aiohttp_an_answer_that_breaks_breaks_the_connection_of_the_caller(caplog: pytest.LogCaptureFixture) -> None:
+    goes_on = asyncio.Event()
+    async with (
+        mounting(breaking(goes_on)) as behind,
+        behind.server() as address,
+        aiohttp.ClientSession() as session,
+        session.get(f"{address}/") as answer,
+    ):
+        assert b"a part" == await answer.content.readany()
+        goes_on.set()
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await answer.content.readany()
+    assert [("WARNING", None)] == [(line.levelname, line.exc_info) for line in caplog.records if "broken answer" in line.message]

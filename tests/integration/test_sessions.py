@@ -1,0 +1,112 @@
+"""The session example over real WebSockets: sessions move, and die, with brokers while their clients talk."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+import aiohttp
+import pytest
+
+from equipoise.examples.session_client import SessionClient, SessionLostError
+from equipoise.examples.sessions import GO_ON, INVALID, LOST
+from equipoise.pytest import MakeProcesses
+
+pytestmark = pytest.mark.integration
+
+NAMESPACE = "web/chats"
+SESSIONS = ("red", "green", "blue", "grey")
+NAMES = ("ann", "bob")
+DEADLINE_S = 60.0
+
+
+@contextlib.asynccontextmanager
+async def running(clients: Sequence[SessionClient]) -> AsyncIterator[None]:
+    """Run clients meanwhile. None may fail."""
+    tasks = [asyncio.ensure_future(client.run()) for client in clients]
+    try:
+        yield
+        assert not [task for task in tasks if task.done()]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def all_have(clients: Sequence[SessionClient], count: int) -> None:
+    """Wait until each client has so many messages."""
+    async with asyncio.timeout(DEADLINE_S):
+        for client in clients:
+            while len(client.messages) < count:  # noqa: ASYNC110 - clients have no event for it
+                await asyncio.sleep(0.01)
+
+
+def test_no_message_is_lost_or_doubled_while_sessions_move(equipoise_processes: MakeProcesses) -> None:
+    """Clients that follow their session get the same messages in the same order, through unloads of all bundles and drains of brokers."""
+    cluster = equipoise_processes("equipoise.examples.sessions:Sessions", settings={"balance": "false"})
+
+    async def scenario() -> None:
+        clients = {session: [SessionClient(cluster.addresses, NAMESPACE, session, name) for name in NAMES] for session in SESSIONS}
+        everyone = [client for group in clients.values() for client in group]
+        async with aiohttp.ClientSession(raise_for_status=True) as http:
+            await http.put(f"{cluster.addresses[0]}/admin/v2/namespaces/{NAMESPACE}")
+            unload = ("PUT", f"{cluster.addresses[0]}/admin/v2/namespaces/{NAMESPACE}/unload")
+            drains = [("POST", f"{address}/admin/v2/brokers/drain") for address in cluster.addresses[1:]]
+            said = 0
+            async with running(everyone):
+                for number, request in enumerate((unload, unload, *drains), start=1):
+                    moving = asyncio.ensure_future(http.request(*request))
+                    while not moving.done() or said < 20 * number:
+                        said += 1
+                        for client in everyone:
+                            client.say(str(said))
+                        await asyncio.sleep(0.005)
+                    await moving
+                await all_have(everyone, said * len(NAMES))
+        for group in clients.values():
+            first, *others = (client.messages for client in group)
+            assert all(first == other for other in others)
+            for name in NAMES:
+                expected = [(name, number, str(number)) for number in range(1, said + 1)]
+                assert expected == [message for message in first if message[0] == name]
+
+    asyncio.run(scenario())
+
+
+def test_a_client_learns_where_its_session_is_and_that_it_is_lost(equipoise_processes: MakeProcesses) -> None:
+    """By the code and the reason with which a broker closes the connection, which browsers show to pages, too."""
+    cluster = equipoise_processes("equipoise.examples.sessions:Sessions", brokers=2)
+    path = f"/sessions/{NAMESPACE}/red?client=ann"
+
+    async def closed(http: aiohttp.ClientSession, url: str, sent: str | None = None) -> tuple[object, str | None]:
+        async with http.ws_connect(url) as socket:
+            if sent is not None:
+                await socket.send_str(sent)
+            async with asyncio.timeout(DEADLINE_S):
+                frame = await socket.receive()
+            assert frame.type is aiohttp.WSMsgType.CLOSE
+            return frame.data, frame.extra
+
+    async def scenario() -> None:
+        async with aiohttp.ClientSession() as http:
+            async with http.put(f"{cluster.addresses[0]}/admin/v2/namespaces/{NAMESPACE}") as answer:
+                assert answer.ok
+            answers = {address: await closed(http, address + path, "nonsense") for address in cluster.addresses}
+            (owner,) = (address for address, (code, _) in answers.items() if code == INVALID)
+            (other,) = (address for address in cluster.addresses if address != owner)
+            assert (GO_ON, owner) == answers[other]
+            assert INVALID == (await closed(http, owner + path, '[2, "one is missing"]'))[0]
+            assert LOST == (await closed(http, f"{owner}{path}&after=1"))[0]
+            async with http.get(f"{owner}/sessions/{NAMESPACE}/red?client=ann&after=x") as answer:
+                assert 400 == answer.status
+            client = SessionClient(cluster.addresses, NAMESPACE, "red", "ann")
+            client.say("hello")
+            talking = asyncio.ensure_future(client.run())
+            await all_have([client], 1)
+            cluster.kill(cluster.addresses.index(owner))
+            async with asyncio.timeout(DEADLINE_S):
+                with pytest.raises(SessionLostError, match="began anew"):
+                    await talking
+
+    asyncio.run(scenario())
