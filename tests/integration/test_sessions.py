@@ -34,6 +34,16 @@ async def running(clients: Sequence[SessionClient]) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def create(http: aiohttp.ClientSession, address: str) -> None:
+    """Create the namespace, once the broker is ready."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            async with http.put(f"{address}/admin/v2/namespaces/{NAMESPACE}") as answer:
+                if answer.ok:
+                    return
+            await asyncio.sleep(0.05)
+
+
 async def all_have(clients: Sequence[SessionClient], count: int) -> None:
     """Wait until each client has so many messages."""
     async with asyncio.timeout(DEADLINE_S):
@@ -49,8 +59,8 @@ def test_no_message_is_lost_or_doubled_while_sessions_move(equipoise_processes: 
     async def scenario() -> None:
         clients = {session: [SessionClient(cluster.addresses, NAMESPACE, session, name) for name in NAMES] for session in SESSIONS}
         everyone = [client for group in clients.values() for client in group]
-        async with aiohttp.ClientSession(raise_for_status=True) as http:
-            await http.put(f"{cluster.addresses[0]}/admin/v2/namespaces/{NAMESPACE}")
+        async with aiohttp.ClientSession() as http:
+            await create(http, cluster.addresses[0])
             unload = ("PUT", f"{cluster.addresses[0]}/admin/v2/namespaces/{NAMESPACE}/unload")
             drains = [("POST", f"{address}/admin/v2/brokers/drain") for address in cluster.addresses[1:]]
             said = 0
@@ -62,7 +72,8 @@ def test_no_message_is_lost_or_doubled_while_sessions_move(equipoise_processes: 
                         for client in everyone:
                             client.say(str(said))
                         await asyncio.sleep(0.005)
-                    await moving
+                    async with await moving as answer:
+                        assert answer.ok, await answer.text()
                 await all_have(everyone, said * len(NAMES))
         for group in clients.values():
             first, *others = (client.messages for client in group)
@@ -90,8 +101,7 @@ def test_a_client_learns_where_its_session_is_and_that_it_is_lost(equipoise_proc
 
     async def scenario() -> None:
         async with aiohttp.ClientSession() as http:
-            async with http.put(f"{cluster.addresses[0]}/admin/v2/namespaces/{NAMESPACE}") as answer:
-                assert answer.ok
+            await create(http, cluster.addresses[0])
             answers = {address: await closed(http, address + path, "nonsense") for address in cluster.addresses}
             (owner,) = (address for address, (code, _) in answers.items() if code == INVALID)
             (other,) = (address for address in cluster.addresses if address != owner)
