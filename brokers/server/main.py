@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
@@ -152,7 +153,7 @@ async def run_broker(config: WorkerConfig, services: Mapping[str, Service]) -> N
 
 
 async def _report_unready(worker: Worker) -> None:
-    """Log that the worker is not ready, until it is. That it is ready or has ended, it logs itself."""
+    """Log that the worker is not ready, until it is, and then tell systemd. That it is ready or has ended, it logs itself."""
     while True:
         try:
             await worker.ready(timeout_ms=_READY_MS)
@@ -161,7 +162,21 @@ async def _report_unready(worker: Worker) -> None:
         except EquipoiseError:
             return
         else:
+            _notify_systemd()
             return
+
+
+def _notify_systemd() -> None:
+    """Report to systemd, if it runs this process, that the start is over. Source: sd_notify(3)."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifying:
+            notifying.connect(address.replace("@", "\0", 1) if address.startswith("@") else address)
+            notifying.send(b"READY=1")
+    except OSError as error:
+        _logger.warning("systemd not notified: NOTIFY_SOCKET=%s: %s", address, error.strerror or error)
 
 
 async def _cancelled(task: asyncio.Future[None]) -> None:

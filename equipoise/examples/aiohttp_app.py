@@ -41,4 +41,6 @@ async def serve(log_url: str, address: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(os.environ.get("EQUIPOISE_LOG", "sqlite:counter-log.db"), os.environ.get("EQUIPOISE_ADDRESS", "http://127.0.0.1:8000")))
+    asyncio.run(
+        serve(os.environ.get("EQUIPOISE_LOG", "sqlite:counter-log.db"), os.environ.get("EQUIPOISE_ADDRESS", "http://127.0.0.1:8000"))
+    )

@@ -7,7 +7,7 @@ import contextlib
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import aiohttp
@@ -20,16 +20,24 @@ pytestmark = pytest.mark.integration
 
 PAGES = [f"page-{number}" for number in range(20)]
 PAUSE_S = 0.1
+GUNICORN = (
+    *("gunicorn", "--worker-class", "uvicorn_worker.UvicornWorker", "--graceful-timeout", "60", "--bind", "127.0.0.1:PORT"),
+    "equipoise.examples.fastapi_app:app",
+)
+AIOHTTP = ("equipoise.examples.aiohttp_app",)
 
 
 class Callers:
-    """One caller for each page. Each call uses a new connection, goes to where the last one was served, and follows redirects.
+    """One caller for each page or key. Each call uses a new connection, goes to where the last one was served, and follows redirects.
 
     A program that starts is a member slightly before uvicorn listens. Its ports are in `starting`, and calls that it refuses are repeated.
     Any other refused connection is a failure.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, path: str = "/visits/", field: str = "visits") -> None:
+        """`path` is that of a page, without its name; `field` is the one of the answer that has the count."""
+        self._path = path
+        self._field = field
         self.counts = Counter[str]()
         self.calls = Counter[str]()
         self.failures: list[str] = []
@@ -41,10 +49,10 @@ class Callers:
         """Visit a page once. Note a failure unless a program that starts refuses the connection."""
         starting = set(self.starting)
         try:
-            async with session.post(f"{self._served_at[page]}/visits/{page}") as answer:
+            async with session.post(f"{self._served_at[page]}{self._path}{page}") as answer:
                 if answer.status == 200:
                     self.calls[page] += 1
-                    self.counts[page] = (await answer.json())["visits"]
+                    self.counts[page] = (await answer.json())[self._field]
                     self._served_at[page] = str(answer.url.origin())
                 else:
                     self.failures.append(f"{answer.url}: {answer.status} {await answer.text()}")
@@ -102,6 +110,25 @@ async def eventually_served_at(session: aiohttp.ClientSession, program: Program,
                     if answer.status == 200:
                         return answer.url.port
             await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize(("server", "path", "field"), [(GUNICORN, "/visits/", "visits"), (AIOHTTP, "/counter/shop/orders/", "value")])
+async def test_under_other_servers_an_end_costs_callers_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Sequence[str], path: str, field: str
+) -> None:
+    """Under gunicorn, which binds its port first, a start costs nothing either."""
+    monkeypatch.setenv("EQUIPOISE_COUNTER_STORE", str(tmp_path / "counter.db"))
+    async with aiohttp.ClientSession() as session, programs(tmp_path, 2, session, server) as (goes, stays):
+        callers = Callers(goes.address, path, field)
+        async with callers.calling():
+            await asyncio.sleep(1)
+            await goes.terminate()
+            if server == GUNICORN:
+                await goes.start(session)
+        assert [] == callers.failures
+        assert callers.calls == callers.counts
+        assert min(callers.calls.values()) > 3
+        assert "Traceback" not in "".join(each.output.read_text() for each in (goes, stays))
 
 
 async def test_a_second_process_of_one_address_is_refused(tmp_path: Path) -> None:

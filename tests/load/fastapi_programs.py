@@ -1,4 +1,4 @@
-"""Run the FastAPI example in processes of uvicorn that share one log."""
+"""Run an example of a web service in processes that share one log."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ import aiohttp
 from tests.house.house_rules import ROOT
 
 DEADLINE_S: Final = 60.0
+UVICORN: Final = ("uvicorn", "equipoise.examples.fastapi_app:app", "--port", "PORT", "--no-access-log")
+"""The command of one process; its port replaces PORT."""
 
 
 class Program:
     """One process of the example at a fixed port."""
 
-    def __init__(self, log_url: str, folder: Path, *, address: str | None = None) -> None:
+    def __init__(self, log_url: str, folder: Path, *, address: str | None = None, server: Sequence[str] = UVICORN) -> None:
         """`address` is what it advertises, if that is not its own."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}"
         self.output = folder / f"{self.port}.txt"
         self._environment = {**os.environ, "EQUIPOISE_LOG": log_url, "EQUIPOISE_ADDRESS": address or self.address, "PYTHONPATH": str(ROOT)}
+        self._server = ("-m", *server)
         self.process: asyncio.subprocess.Process | None = None
 
     async def run(self) -> asyncio.subprocess.Process:
         """Start the process. Output of all its runs is in one file."""
-        words = ("-m", "uvicorn", "equipoise.examples.fastapi_app:app", "--port", str(self.port), "--no-access-log")
+        words = [word.replace("PORT", str(self.port)) for word in self._server]
         with self.output.open("ab") as output:
             self.process = await asyncio.create_subprocess_exec(sys.executable, *words, env=self._environment, stdout=output, stderr=output)
         return self.process
@@ -65,9 +68,11 @@ class Program:
 
 
 @contextlib.asynccontextmanager
-async def programs(folder: Path, count: int, session: aiohttp.ClientSession) -> AsyncIterator[Sequence[Program]]:
+async def programs(
+    folder: Path, count: int, session: aiohttp.ClientSession, server: Sequence[str] = UVICORN
+) -> AsyncIterator[Sequence[Program]]:
     """Run programs that share one log. Yield them once they are ready."""
-    started = [Program(f"sqlite:{folder}/channel.db", folder) for _ in range(count)]
+    started = [Program(f"sqlite:{folder}/channel.db", folder, server=server) for _ in range(count)]
     try:
         for each in started:
             await each.start(session)

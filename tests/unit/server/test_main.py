@@ -170,6 +170,24 @@ async def test_a_broker_that_ends_before_it_is_ready_is_not_announced(
     assert "ready" not in [record.message for record in caplog.records]
 
 
+@pytest.mark.parametrize("is_abstract", [True, False])
+async def test_systemd_learns_once_that_a_broker_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_abstract: bool) -> None:
+    """Then the start of its unit is over."""
+    name = f"@{uuid.uuid4()}" if is_abstract else str(tmp_path / "notify")
+    monkeypatch.setenv("NOTIFY_SOCKET", name)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as systemd:
+        systemd.bind(name.replace("@", "\0", 1))
+        running = asyncio.ensure_future(
+            run_broker(WorkerConfig(log_url=f"memory:{name}", data_dir=tmp_path, http_port=0), {"*": Routed(list)})
+        )
+        async with asyncio.timeout(PATIENCE_S):
+            assert b"READY=1" == await asyncio.get_running_loop().sock_recv(systemd, 100)
+        running.cancel()
+        await asyncio.wait([running])
+        with pytest.raises(BlockingIOError):
+            systemd.recv(100)
+
+
 async def test_a_broker_is_shut_down_over_http(tmp_path: Path) -> None:
     """It answers first, then leaves the cluster and ends, as after SIGTERM."""
     with socket.create_server(("127.0.0.1", 0)) as free:
