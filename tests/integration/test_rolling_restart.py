@@ -13,6 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from equipoise.brokers.operations.access import opened
 from tests.house.house_rules import ROOT
 from tests.load.fastapi_programs import DEADLINE_S, Program, programs
 
@@ -21,9 +22,19 @@ pytestmark = pytest.mark.integration
 PAGES = [f"page-{number}" for number in range(20)]
 PAUSE_S = 0.1
 GUNICORN = (
-    *("gunicorn", "--worker-class", "uvicorn_worker.UvicornWorker", "--graceful-timeout", "60", "--bind", "127.0.0.1:PORT"),
+    *(
+        "gunicorn",
+        "--worker-class",
+        "uvicorn_worker.UvicornWorker",
+        "--no-control-socket",
+        "--graceful-timeout",
+        "60",
+        "--bind",
+        "127.0.0.1:PORT",
+    ),
     "equipoise.examples.fastapi_app:app",
 )
+WORKERS = ("uvicorn", "tests.integration.shared_port:app", "--workers", "2", "--port", "PORT")
 AIOHTTP = ("equipoise.examples.aiohttp_app",)
 
 
@@ -129,6 +140,27 @@ async def test_under_other_servers_an_end_costs_callers_nothing(
         assert callers.calls == callers.counts
         assert min(callers.calls.values()) > 3
         assert "Traceback" not in "".join(each.output.read_text() for each in (goes, stays))
+
+
+async def test_processes_that_share_a_port_have_each_a_port_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callers reach any process, which redirects them to the owner."""
+    monkeypatch.setenv("EQUIPOISE_COUNTER_STORE", str(tmp_path / "counter.db"))
+    program = Program(f"sqlite:{tmp_path}/channel.db", tmp_path, server=WORKERS)
+    connector = aiohttp.TCPConnector(force_close=True)
+    try:
+        async with aiohttp.ClientSession(connector=connector) as session:
+            await program.start(session, "/docs")
+            async with asyncio.timeout(DEADLINE_S):
+                while program.output.read_text().count("startup complete") < 2:  # noqa: ASYNC110 - it is another process
+                    await asyncio.sleep(0.02)
+            for expected in (1, 2, 3):
+                for page in PAGES:
+                    async with session.post(f"{program.address}/counter/shop/orders/{page}") as answer:
+                        assert (200, expected) == (answer.status, (await answer.json())["value"])
+        with opened(f"sqlite:{tmp_path}/channel.db", timeout_ms=10_000) as access:
+            assert 2 == len(access.view.live_brokers())
+    finally:
+        await program.terminate()
 
 
 async def test_a_second_process_of_one_address_is_refused(tmp_path: Path) -> None:

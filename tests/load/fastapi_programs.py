@@ -41,14 +41,14 @@ class Program:
             self.process = await asyncio.create_subprocess_exec(sys.executable, *words, env=self._environment, stdout=output, stderr=output)
         return self.process
 
-    async def start(self, session: aiohttp.ClientSession) -> None:
-        """Start the process, and wait until it is ready."""
+    async def start(self, session: aiohttp.ClientSession, path: str = "/equipoise/ready") -> None:
+        """Start the process, and wait until `path` answers 200."""
         process = await self.run()
         async with asyncio.timeout(DEADLINE_S):
             while True:
                 assert process.returncode is None, self.output.read_text()
                 with contextlib.suppress(aiohttp.ClientError):
-                    async with session.get(f"{self.address}/equipoise/ready") as answer:
+                    async with session.get(self.address + path) as answer:
                         if answer.status == 200:
                             return
                 await asyncio.sleep(0.02)

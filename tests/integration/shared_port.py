@@ -1,0 +1,35 @@
+"""A program whose processes share a port: each has a port of its own too, and redirects callers to the owner's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from fastapi.responses import RedirectResponse
+
+from equipoise import Peer, Worker
+from equipoise.examples.counter import Counter
+
+worker = Worker(os.environ["EQUIPOISE_LOG"], Counter(), http_port=0)
+
+
+@asynccontextmanager
+async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
+    """Run the worker."""
+    async with worker:
+        await worker.create_namespace("shop/orders")
+        with worker.drain_on_signals(linger_ms=0):
+            yield
+
+
+app = FastAPI(lifespan=lifespan)
+
+
+@app.post("/counter/{tenant}/{namespace}/{key}")
+async def increment(tenant: str, namespace: str, key: str, request: Request) -> RedirectResponse:
+    """Redirect to the owner, also if that is this process."""
+    served = await worker.route(f"{tenant}/{namespace}", key)
+    address = served.http_url if isinstance(served, Peer) else f"http://{worker.broker_id}"
+    return RedirectResponse(address + request.url.path, status_code=307)
