@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import uuid
 from collections.abc import AsyncIterator, Sequence
 
 import aiohttp
 import pytest
 
+from equipoise import Ownership, Worker
 from equipoise.examples.session_client import SessionClient, SessionLostError
-from equipoise.examples.sessions import GO_ON, INVALID, LOST
+from equipoise.examples.sessions import GO_ON, INVALID, LOST, Sessions
 from equipoise.pytest import MakeProcesses
 
 pytestmark = pytest.mark.integration
@@ -85,38 +87,35 @@ def test_no_message_is_lost_or_doubled_while_sessions_move(equipoise_processes: 
     asyncio.run(scenario())
 
 
-def test_a_client_learns_where_its_session_is_and_that_it_is_lost(equipoise_processes: MakeProcesses) -> None:
+async def closed(http: aiohttp.ClientSession, url: str, sent: str = "nonsense") -> tuple[object, str | None]:
+    """Connect, send something, and return the code and the reason of the close."""
+    async with http.ws_connect(url) as socket:
+        await socket.send_str(sent)
+        async with asyncio.timeout(DEADLINE_S):
+            frame = await socket.receive()
+        assert frame.type is aiohttp.WSMsgType.CLOSE
+        return frame.data, frame.extra
+
+
+async def test_a_client_learns_where_its_session_is_and_that_it_is_lost() -> None:
     """By the code and the reason with which a broker closes the connection, which browsers show to pages, too."""
-    cluster = equipoise_processes("equipoise.examples.sessions:Sessions", brokers=2)
+    log = f"memory:{uuid.uuid4()}"
     path = f"/sessions/{NAMESPACE}/red?client=ann"
-
-    async def closed(http: aiohttp.ClientSession, url: str, sent: str | None = None) -> tuple[object, str | None]:
-        async with http.ws_connect(url) as socket:
-            if sent is not None:
-                await socket.send_str(sent)
-            async with asyncio.timeout(DEADLINE_S):
-                frame = await socket.receive()
-            assert frame.type is aiohttp.WSMsgType.CLOSE
-            return frame.data, frame.extra
-
-    async def scenario() -> None:
-        async with aiohttp.ClientSession() as http:
-            await create(http, cluster.addresses[0])
-            answers = {address: await closed(http, address + path, "nonsense") for address in cluster.addresses}
-            (owner,) = (address for address, (code, _) in answers.items() if code == INVALID)
-            (other,) = (address for address in cluster.addresses if address != owner)
-            assert (GO_ON, owner) == answers[other]
-            assert INVALID == (await closed(http, owner + path, '[2, "one is missing"]'))[0]
-            assert LOST == (await closed(http, f"{owner}{path}&after=1"))[0]
-            async with http.get(f"{owner}/sessions/{NAMESPACE}/red?client=ann&after=x") as answer:
+    async with aiohttp.ClientSession() as http, Worker(log, Sessions(), http_port=0) as one, Worker(log, Sessions(), http_port=0) as two:
+        await one.create_namespace(NAMESPACE)
+        served = await one.route(NAMESPACE, "red")
+        owner, other = (f"http://{each.broker_id}" for each in ((one, two) if isinstance(served, Ownership) else (two, one)))
+        assert (GO_ON, owner) == await closed(http, other + path)
+        for sent in ("nonsense", "[1]", "[1, 2]", '[2, "one is missing"]', "[" * 10_000):
+            assert INVALID == (await closed(http, owner + path, sent))[0]
+        assert LOST == (await closed(http, f"{owner}{path}&after=1"))[0]
+        for query in ("", "?client=ann&after=x"):
+            async with http.get(f"{owner}/sessions/{NAMESPACE}/red{query}") as answer:
                 assert 400 == answer.status
-            client = SessionClient(cluster.addresses, NAMESPACE, "red", "ann")
-            client.say("hello")
-            talking = asyncio.ensure_future(client.run())
-            await all_have([client], 1)
-            cluster.kill(cluster.addresses.index(owner))
-            async with asyncio.timeout(DEADLINE_S):
-                with pytest.raises(SessionLostError, match="began anew"):
-                    await talking
-
-    asyncio.run(scenario())
+        client = SessionClient([other], NAMESPACE, "red", "ann")
+        client.messages.append(("ann", 1, "what a dead broker had"))
+        async with asyncio.timeout(DEADLINE_S):
+            with pytest.raises(SessionLostError, match="began anew"):
+                await client.run()
+            with pytest.raises(aiohttp.WSServerHandshakeError, match="404"):
+                await SessionClient([other], "web/nowhere", "red", "ann").run()
