@@ -280,8 +280,10 @@ class Worker:
            that `/ready` answers 503. This step is left out if no other broker takes the bundles.
         3. Long polls and streams of `asgi()` end, for which the server would wait. Then the server handles the signal.
 
-        A second signal goes to the server at once. It works under uvicorn, also as a worker of gunicorn. In a thread it does nothing,
-        because threads get no signals. Raises `CallerError` if the server handles signals on the event loop, and outside the context.
+        A second signal goes to the server at once. It works under uvicorn, also as a worker of gunicorn, and in programs that handle the
+        signals with `signal.signal`. In a thread it does nothing, because threads get no signals.
+
+        Raises `CallerError` if the server handles signals on the event loop, and outside the context.
         """
         self.check()
 

@@ -14,12 +14,17 @@ import pytest
 
 from equipoise.brokers.runtime.config import WorkerConfig
 from tests.docs.test_code_blocks import problem_of
+from tests.pulsar.programs import is_required
 from tests.unit.compose.test_compose_files import COMPOSE, ROOT
 
 UNIT: Final = COMPOSE / "equipoise@.service"
 PROGRAM: Final = "/opt/equipoise/bin/equipoise"
 # 0 is safe, and 10 unsafe. `systemd-analyze security` names what to add.
 EXPOSURE_MAX: Final = 20
+
+NEEDS_SYSTEMD: Final = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None and not is_required(), reason="systemd-analyze is not installed (apt-get install systemd)"
+)
 
 
 def values() -> dict[str, list[str]]:
@@ -38,7 +43,7 @@ def analyze(folder: Path, *words: str, text: str | None = None) -> subprocess.Co
     return subprocess.run(["systemd-analyze", *words, str(unit)], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+@NEEDS_SYSTEMD
 def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     """It names a misspelt directive."""
     checked = analyze(tmp_path, "verify", "--man=no")
@@ -47,7 +52,7 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
     assert "KilMode" in analyze(tmp_path, "verify", "--man=no", text=misspelt).stderr
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+@NEEDS_SYSTEMD
 def test_the_unit_exposes_little(tmp_path: Path) -> None:
     checked = analyze(tmp_path, "security", "--offline=true", "--no-pager", f"--threshold={EXPOSURE_MAX}")
     assert 0 == checked.returncode, checked.stdout
