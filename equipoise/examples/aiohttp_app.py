@@ -21,8 +21,12 @@ NAMESPACE = "shop/orders"
 async def serve(log_url: str, address: str) -> None:
     """Serve at `address` until SIGTERM or SIGINT. Other programs and clients reach the program at that address, too."""
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def stop(_number: int, _frame: object) -> None:
+        loop.call_soon_threadsafe(stopping.set)
+
     for number in (signal.SIGTERM, signal.SIGINT):  # Not `loop.add_signal_handler`: the worker takes the signal first.
-        signal.signal(number, lambda *_: loop.call_soon_threadsafe(stopping.set))
+        signal.signal(number, stop)
     counter = Counter()
     worker = Worker(log_url, counter, advertised_addresses={"http": address})
     app = web.Application()
