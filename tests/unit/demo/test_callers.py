@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import cast
 
+import aiohttp
 import orjson
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from equipoise.brokers.local.demo.callers import Answer, Caller, Client, History, StubbornCaller, Tally
 
@@ -113,6 +117,20 @@ async def test_a_stubborn_caller_asks_former_owners_too() -> None:
     assert 62 == script.requests
     assert [A, B] == script.targets[:2]
     assert {B, C} == set(script.targets[3:])
+
+
+@pytest.mark.parametrize("owner", ["http://127.0.0.1:1", "https://127.0.0.1:1"])
+async def test_a_redirect_names_the_owner(owner: str, tmp_path: Path) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(status=307, headers={"Location": f"{owner}{request.path}"})
+
+    app = web.Application()
+    app.router.add_post("/counter/{tenant}/{namespace}/{key}", answer)
+    with closing(History(tmp_path / "history.jsonl")) as history:
+        async with TestServer(app) as server, aiohttp.ClientSession() as http:
+            address = str(server.make_url("")).rstrip("/")
+            client = Client(http=http, brokers=(address,), history=history, tally=Tally())
+            assert redirect(owner) == await client.attempt("t/n/k", broker=address, request="r", caller="c")
 
 
 def test_a_history_has_one_line_per_attempt(tmp_path: Path) -> None:
