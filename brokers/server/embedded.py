@@ -124,8 +124,8 @@ class Worker:
         other brokers. Those find it at the `http` address of `advertised_addresses` and `prefix`, or at the `peer` address if you give one.
         It answers 503 while the worker does not run.
 
-        With the setting `authentication` callers need a token or a password. Without it, anyone who reaches the app can drain the
-        broker. So an address other than loopback then needs `insecure`.
+        With the setting `authentication` callers need a token or a password. Without it, anyone who reaches the app can drain the broker.
+        So an address other than loopback then needs `insecure`.
 
         Raises `CallerError` for such an address without either, for a worker with `http_port`, without an `http` address, or after its
         start, for a second mount, and for a prefix that is no path.
