@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from equipoise.brokers.balancing import topic_policies
+from equipoise.brokers.balancing.grants import misfit_of_permission
 from equipoise.channel.core.errors import invalid_boundaries
 from equipoise.channel.core.records import Document, Scalar
 from equipoise.channel.core.view import View
@@ -55,7 +56,7 @@ def misfit(policies: Document) -> str | None:
     """Return why a namespace must not have these policies; None if it may."""
     checks = {ON_CHANNEL_LOSS: _misfit_of_loss, ANTI_AFFINITY_GROUP: _misfit_of_group}
     problems = [check(policies[name]) for name, check in checks.items() if name in policies]
-    problems += (topic_policies.misfit(name, value) for name, value in policies.items())
+    problems += (topic_policies.misfit(name, value) or misfit_of_permission(name, value) for name, value in policies.items())
     return next((problem for problem in problems if problem is not None), None)
 
 

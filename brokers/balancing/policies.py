@@ -1,4 +1,4 @@
-"""Parse cluster policies: isolation policies, pins of bundles to brokers, failure domains, and tenants.
+"""Parse cluster policies: isolation policies, pins of bundles to brokers, failure domains, tenants, and rights of roles.
 
 What follows for a bundle is decided in `brokers.balancing.destinations`.
 
@@ -13,7 +13,8 @@ kinds:
   no pins.
 * `failure-domain`: `brokers.N` fail together, for anti-affinity. It overrides the domain that a broker declares on joining. A broker is in
   one domain; if two records name it, the first domain by name counts.
-* `tenant`: a tenant that was created, with `admin_roles.N` and `allowed_clusters.N`. It restricts nothing.
+* `tenant`: a tenant that was created, with `allowed_clusters.N`, and the `admin_roles.N` that administer it.
+* `grant`: the `right` of the role NAME in the cluster; see `brokers.balancing.grants`.
 
 A pattern is a regular expression that must match the whole name of a namespace, or a broker's whole id or host.
 """
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from equipoise.brokers.errors import InvalidPolicy
+from equipoise.brokers.security.rights import Right
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.errors import InvalidName
 from equipoise.channel.core.ranges import HASH_MAX, check_broker_id, check_namespace, parse_range
@@ -36,6 +38,7 @@ ISOLATION: Final = "isolation"
 PIN: Final = "pin"
 FAILURE_DOMAIN: Final = "failure-domain"
 TENANT: Final = "tenant"
+GRANT: Final = "grant"
 
 MIN_LIMIT_DEFAULT: Final = 1
 USAGE_THRESHOLD_DEFAULT: Final = 100
@@ -45,6 +48,7 @@ _match_name: Final = re.compile(r"[-=:.\w]{1,255}", re.ASCII).fullmatch
 _match_item: Final = re.compile(r"([a-z_]+)\.(0|[1-9][0-9]{0,5})").fullmatch
 _match_repeat: Final = re.compile(r"[*+]|\{[0-9]*,\}").match
 _PERCENT_MAX: Final = 100
+_ROLE_CHARACTERS_MAX: Final = 255
 _LIMIT_MAX: Final = 1_000_000  # More brokers than any cluster has.
 _PATTERN_CHARACTERS_MAX: Final = 255  # At most half are open parentheses, a depth that Python always compiles.
 
@@ -97,11 +101,19 @@ class FailureDomain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """A tenant that was created. Roles are kept for Pulsar's tools; this server has no roles."""
+    """A tenant that was created. The roles may administer its namespaces."""
 
     name: str
     admin_roles: tuple[str, ...]
     allowed_clusters: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """The right of a role in the cluster."""
+
+    role: str
+    right: Right
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +155,7 @@ class ClusterPolicies:
         )
 
 
-Policy = Isolation | Pin | FailureDomain | Tenant
+Policy = Isolation | Pin | FailureDomain | Tenant | Grant
 
 
 def is_named(patterns: Iterable[Pattern], broker: str, *, host_only: bool = False) -> bool:
@@ -156,6 +168,11 @@ def host_of(broker: str) -> str:
     """Return a broker id without its port."""
     host, colon, port = broker.rpartition(":")
     return host if colon and port.isdecimal() else broker
+
+
+def is_role(text: str) -> bool:
+    """Return whether a text can be the name of a role that holds rights."""
+    return 1 <= len(text) <= _ROLE_CHARACTERS_MAX and text.isprintable() and text == text.strip()
 
 
 def is_about_placement(key: str) -> bool:
@@ -191,6 +208,11 @@ def tenant_document(*, admin_roles: Iterable[str], allowed_clusters: Iterable[st
     return _numbered("admin_roles", sorted(set(admin_roles))) | _numbered("allowed_clusters", sorted(set(allowed_clusters)))
 
 
+def grant_document(right: Right) -> Document:
+    """Return the document of a right of a role."""
+    return {"right": right.value}
+
+
 def items_of(document: Document, name: str) -> list[str]:
     """Return the texts of one list of a document, in the order of their numbers. Skip values that are not text."""
     found = [(int(match[2]), value) for field, value in document.items() if (match := _match_item(field)) and match[1] == name]
@@ -202,7 +224,9 @@ def parse_policy(key: str, document: Document) -> Policy | None:
     kind, _, name = key.partition("/")
     if kind not in _PARSERS:
         return None
-    if _match_name(name) is None:
+    if kind == GRANT and not is_role(name):
+        raise InvalidPolicy(policy=key[:_ROLE_CHARACTERS_MAX], problem="the name of a role must be 1 to 255 printable characters")
+    if kind != GRANT and _match_name(name) is None:
         raise InvalidPolicy(policy=key, problem="its name must be 1 to 255 ASCII letters, digits, '_', '-', '=', ':' or '.'")
     if len(document) > DOCUMENT_ENTRIES_MAX:
         raise InvalidPolicy(policy=key, problem=f"it has {len(document)} entries, and may have {DOCUMENT_ENTRIES_MAX}")
@@ -267,6 +291,10 @@ def _failure_domain(key: str, fields: _Fields) -> FailureDomain:
 def _tenant(key: str, fields: _Fields) -> Tenant:
     roles, clusters = fields.texts("admin_roles", required=False), fields.texts("allowed_clusters")
     return Tenant(name=key, admin_roles=roles, allowed_clusters=clusters)
+
+
+def _grant(key: str, fields: _Fields) -> Grant:
+    return Grant(role=key.partition("/")[2], right=fields.right("right"))
 
 
 def _numbered(name: str, items: Iterable[str]) -> dict[str, Scalar]:
@@ -389,6 +417,12 @@ class _Fields:
         except InvalidName as error:
             raise self._wrong(str(error)) from None
 
+    def right(self, name: str) -> Right:
+        value = self._left.pop(name, None)
+        if not isinstance(value, str) or value not in tuple(Right):
+            raise self._wrong(f"{name} is {value!r:.80}, and must be one of {', '.join(Right)}")
+        return Right(value)
+
     def check_no_others(self) -> None:
         """Raise if a field is left: a misspelled field must not pass for one that was not given."""
         if self._left:
@@ -427,4 +461,5 @@ _PARSERS: Final[Mapping[str, Callable[[str, _Fields], Policy]]] = {
     PIN: _pin,
     FAILURE_DOMAIN: _failure_domain,
     TENANT: _tenant,
+    GRANT: _grant,
 }

@@ -11,7 +11,18 @@ from collections.abc import Iterable, Sequence
 from equipoise.brokers.balancing.destinations import Destinations, isolated, meant_by, not_up
 from equipoise.brokers.balancing.failure_domains import domains_in
 from equipoise.brokers.balancing.named import namespaces_of
-from equipoise.brokers.balancing.policies import TENANT, FailureDomain, Isolation, Pin, Tenant, parse_policy, policies_in, read_policies
+from equipoise.brokers.balancing.policies import (
+    GRANT,
+    TENANT,
+    FailureDomain,
+    Grant,
+    Isolation,
+    Pin,
+    Tenant,
+    parse_policy,
+    policies_in,
+    read_policies,
+)
 from equipoise.brokers.errors import InvalidPolicy, PolicyLeavesNobody, conflict
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.records import Document, Reason
@@ -38,9 +49,11 @@ def check_policy_change(view: View, key: str, document: Document | None) -> None
             _check_is_empty(view, key.partition("/")[2])
         case FailureDomain():
             _check_is_alone(view, policy)
+        case None if key.startswith(f"{GRANT}/"):
+            pass
         case None | Isolation() | Pin():
             _check_leaves_somebody(view, key, policy, document)
-        case Tenant():
+        case Tenant() | Grant():
             pass
 
 

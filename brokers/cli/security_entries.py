@@ -62,6 +62,8 @@ def _only(why: str, *values: str) -> Ignored:
 
 _ENABLED: Final = "authenticationEnabled"
 _PROVIDERS: Final = "authenticationProviders"
+_AUTHORIZED: Final = "authorizationEnabled"
+_SUPER: Final = "superUserRoles"
 _PLUGIN: Final = "brokerClientAuthenticationPlugin"
 _PARAMETERS: Final = "brokerClientAuthenticationParameters"
 _CERTIFICATE, _KEY, _CA = "tlsCertificateFilePath", "tlsKeyFilePath", "tlsTrustCertsFilePath"
@@ -76,7 +78,6 @@ _KEY_STORES: Final = Ignored(why="it counts only with key stores of Java")
 _JAVA: Final = Ignored(why="it names a part of Java")
 _FACTORY: Final = _only("it names a part of Java", "org.apache.pulsar.common.util.defaultpulsarsslfactory")
 _OTHER_METHOD: Final = Ignored(why="it counts only for methods of authentication that do not exist here")
-_RIGHTS: Final = Ignored(why="it counts only with authorizationEnabled")
 
 _ROWS: Final[Mapping[str, Row]] = {
     _CERTIFICATE: Taken(setting="tls_certificate"),
@@ -131,9 +132,12 @@ _ROWS: Final[Mapping[str, Row]] = {
     "saslJaasServerRoleTokenSignerSecretPath": _OTHER_METHOD,
     "kinitCommand": _OTHER_METHOD,
     "athenzDomainNames": _OTHER_METHOD,
-    "authorizationProvider": _RIGHTS,
-    "authorizationAllowWildcardsMatching": _RIGHTS,
-    "superUserRoles": _RIGHTS,
+    _AUTHORIZED: Taken(setting="authorization"),
+    _SUPER: Taken(setting="super_roles"),
+    "authorizationProvider": _only(
+        "rights are those of PulsarAuthorizationProvider", "org.apache.pulsar.broker.authorization.pulsarauthorizationprovider"
+    ),
+    "authorizationAllowWildcardsMatching": _only("rights name roles and topics in full"),
 }
 
 # What is about security, by its key. Those that begin so are about parts of Pulsar that do not exist here.
@@ -200,6 +204,8 @@ def _why_ignored(key: str, values: Mapping[str, str], methods: frozenset[str], *
         return f"it is the same as {row.key}"
     if isinstance(row, Ignored):
         return row.why
+    if key == _SUPER and values.get(_AUTHORIZED, "").lower() != "true":
+        return f"it counts only if {_AUTHORIZED} is true"
     if key in _OF_AUTHENTICATION and not is_on:
         return f"it counts only if {_ENABLED} is true"
     if row.method is not None and row.method not in methods:
@@ -227,7 +233,7 @@ def _problem_of(key: str, values: Mapping[str, str], methods: frozenset[str]) ->
         return f"brokers have nothing like it ({row.why}); remove it if the cluster is safe without it"
     if key in _TLS_PORTS and not is_off and not values.get(_CERTIFICATE):
         return f"{_CERTIFICATE} is not set, so the broker would not encrypt; set it, or remove this entry"
-    if key == _ENABLED and value.lower() not in {"true", "false"}:
+    if key in {_ENABLED, _AUTHORIZED} and value.lower() not in {"true", "false"}:
         return "it must be true or false; correct it"
     if values.get(_ENABLED, "").lower() != "true":
         return None
@@ -279,5 +285,7 @@ def _converted(key: str, values: Mapping[str, str]) -> str:
     """Return the value of our setting."""
     if key == _PROVIDERS:
         return "true"
+    if key == _SUPER:
+        return ",".join(role.strip() for role in values[key].split(",") if role.strip())
     both = _user_and_password(values[key]) if key == _PARAMETERS and _plugin(values) == BASIC else None
     return values[key] if both is None else f"basic:{both[0]}:{both[1]}"

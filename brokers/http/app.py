@@ -14,6 +14,7 @@ from equipoise.brokers.http.admin.balancing import Balancing, Decisions
 from equipoise.brokers.http.admin.brokers import Brokers
 from equipoise.brokers.http.admin.cluster_policies import Policies
 from equipoise.brokers.http.admin.clusters import Clusters
+from equipoise.brokers.http.admin.grants import Grants
 from equipoise.brokers.http.admin.namespaces import Namespaces, NamespaceTopics
 from equipoise.brokers.http.admin.tenants import Tenants
 from equipoise.brokers.http.answers import SERVER
@@ -26,6 +27,7 @@ from equipoise.brokers.http.guard import guarded
 from equipoise.brokers.http.health import Health
 from equipoise.brokers.http.lookup import Lookup
 from equipoise.brokers.http.readiness import denying
+from equipoise.brokers.http.rights import authorized
 from equipoise.brokers.runtime.listening import listen
 from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.worker import Worker
@@ -56,7 +58,7 @@ def make_app(
     assignment = Assignment(worker)
     lookup = Lookup(worker, lookups, is_pulsars=is_pulsars)
     namespaces = Namespaces(worker, topics)
-    of_channel = (Clusters(worker), Tenants(worker), namespaces, Policies(worker), Brokers(worker, end), Balancing(worker))
+    of_channel = (Clusters(worker), Tenants(worker), namespaces, Grants(worker), Policies(worker), Brokers(worker, end), Balancing(worker))
     for paths in (lookup, assignment, *of_channel, Decisions(worker), Health(worker), Absent(worker, FEATURES)):
         app.add_routes([typed(denying(worker, route)) for route in paths.routes()])
     # At shutdown, not at cleanup: followers must end before the server waits for requests in progress.
@@ -68,10 +70,12 @@ def make_app(
 async def served(app: web.Application, listening: socket.socket, worker: Worker) -> AsyncIterator[None]:
     """Serve an application at a bound socket, TCP or Unix, and close the socket at the end. Requests in progress may still be answered.
 
-    This also adds the guard, authentication, and the limits of connections and of each client, for each application of a broker.
+    This also adds the guard, authentication, the limits of connections and of each client, and rights, for each application of a broker.
     """
     app.middlewares.append(guarded(worker.config, tuple(worker.profile.addresses.values())))
     app.middlewares.append(authenticated(worker.gate, worker.limits))
+    if worker.authorization is not None:
+        app.middlewares.append(authorized(worker, worker.authorization))
     app.on_response_prepare.append(_signed)
     is_local = listening.family == socket.AF_UNIX
     if hasattr(socket, "TCP_USER_TIMEOUT") and not is_local:  # Linux has it. All connections inherit it.

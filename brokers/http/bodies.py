@@ -13,6 +13,7 @@ from equipoise.brokers.balancing.policies import MIN_LIMIT_DEFAULT, USAGE_THRESH
 from equipoise.brokers.balancing.settings.setting_values import format_value
 from equipoise.brokers.balancing.settings.settings_records import Changes
 from equipoise.brokers.errors import InvalidRequest
+from equipoise.brokers.security.rights import Right
 from equipoise.channel.core.errors import invalid_boundaries
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name, check_cuts, check_namespace, even_boundaries, parse_range
 from equipoise.channel.core.records import CUTS_MAX, DOCUMENT_ENTRIES_MAX, TEXT_CHARACTERS_MAX, Document
@@ -162,6 +163,8 @@ BALANCING_BODY: Final = TypeAdapter[BalancingBody | None](BalancingBody | None)
 NAMESPACE_BODY: Final = TypeAdapter[NamespaceBody | None](NamespaceBody | None)
 ON_CHANNEL_LOSS_BODY: Final = TypeAdapter[OnChannelLoss | None](OnChannelLoss | None)
 CLUSTERS_BODY: Final = TypeAdapter[list[str] | None](Texts | None)
+ACTIONS_BODY: Final = TypeAdapter[list[str] | None](Texts | None)
+RIGHT_BODY: Final = TypeAdapter[Right | None](Right | None)
 GROUP_BODY: Final = TypeAdapter[str | None](str | None)
 ISOLATION_BODY: Final = TypeAdapter[IsolationBody | None](IsolationBody | None)
 PIN_BODY: Final = TypeAdapter[PinBody | None](PinBody | None)

@@ -83,7 +83,7 @@ class Lookup:
         if answer is not None and self._holds(answer):
             self._worker.metrics.lookup(LookupOutcome.ANSWERED, started_ns=started_ns)
             return web.Response(body=answer.body, content_type=JSON)
-        topic, wants_bundle = _topic_in(path)
+        topic, wants_bundle = topic_in(path)
         has_pulsar = self._is_pulsars is None or self._is_pulsars(topic)
         if wants_bundle:
             return self._range(topic.namespace, topic_hash(topic.full))
@@ -125,7 +125,7 @@ class Lookup:
         return text_answer(bundle.name.rpartition("/")[2])
 
 
-def _topic_in(raw_path: str) -> tuple[TopicName, bool]:
+def topic_in(raw_path: str) -> tuple[TopicName, bool]:
     """Return the topic in a raw path, and whether its bundle is requested.
 
     A topic's name may hold anything but a slash, and is percent-encoded once. Raises `InvalidName`.

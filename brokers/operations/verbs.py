@@ -12,7 +12,7 @@ raise:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, TypeVar
@@ -34,9 +34,10 @@ from equipoise.brokers.agent.intents import (
     subject_of,
 )
 from equipoise.brokers.agent.requests import STOPPABLE
+from equipoise.brokers.balancing.grants import check_role, grant_key, permission_policy, permission_value
 from equipoise.brokers.balancing.moves import KIND_OF_PHASE
 from equipoise.brokers.balancing.named import bundle_named, namespace_named, policy_named, tenant_named, tenants_in
-from equipoise.brokers.balancing.policies import TENANT, tenant_document
+from equipoise.brokers.balancing.policies import TENANT, grant_document, tenant_document
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.settings_records import Changes, SettingsChange, change_in, check_changes, settings_in
 from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
@@ -54,8 +55,9 @@ from equipoise.brokers.operations.steps import (
     Until,
     UntilOrGiveUp,
 )
+from equipoise.brokers.security.rights import Action, Right
 from equipoise.channel.core.entries import BundleChanged, BundleEntry
-from equipoise.channel.core.errors import CallerError
+from equipoise.channel.core.errors import CallerError, NotFound
 from equipoise.channel.core.ranges import check_broker_id, check_tenant, even_boundaries
 from equipoise.channel.core.records import Document, Scalar
 from equipoise.channel.core.view import View
@@ -427,6 +429,29 @@ def _tenant_document(view: View, admin_roles: Sequence[str], allowed_clusters: S
     if unknown:
         raise CallerError(f"there is no cluster {unknown[0][:64]!r}: the only cluster here is {cluster!r}; allow that one")
     return tenant_document(admin_roles=admin_roles, allowed_clusters=clusters)
+
+
+def grant_right(role: str, right: Right) -> Operation[Answer]:
+    """Give a role a right in the cluster, in place of the one that it has. Raises `InvalidRequest`."""
+    accepted = yield from Propose(intent=SetClusterPolicy(policy=grant_key(check_role(role)), document=grant_document(right)))
+    return _accepted(accepted.offset, f"role {role} has the right {right} in the cluster", role=role, right=right)
+
+
+def revoke_right(role: str) -> Operation[Answer]:
+    """Take from a role its right in the cluster. Raises `NotFound` if it has none."""
+    if grant_key(check_role(role)) not in (yield from Look()).view.policies:
+        raise NotFound(f"role {role!r} has no right in the cluster; list those that have one: equipoise rights list")
+    accepted = yield from Propose(intent=SetClusterPolicy(policy=grant_key(role), document=None))
+    return _accepted(accepted.offset, f"role {role} has no right in the cluster", role=role, right=None)
+
+
+def grant_permission(namespace: str, role: str, actions: Collection[Action]) -> Operation[Answer]:
+    """Set what a role may do in a namespace, in place of what it may do now. Without actions, revoke all. Raises `InvalidRequest`."""
+    namespace_named((yield from Look()).view, namespace)
+    value = permission_value(actions)
+    accepted = yield from Propose(intent=SetPolicy(name=namespace, policy=permission_policy(check_role(role)), value=value))
+    sentence = f"role {role} may {' and '.join(sorted(actions)) or 'neither produce nor consume'} in {namespace}"
+    return _accepted(accepted.offset, sentence, namespace=namespace, role=role, actions=sorted(actions))
 
 
 def change_settings(changes: Changes, *, changed_by: str | None = None) -> Operation[SettingsChange]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.pulsar.admission import UncomparedError
 from equipoise.brokers.pulsar.hosting import Consuming, Publishing, Served
+from equipoise.brokers.pulsar.rights import NEEDS, Guarded
 from equipoise.brokers.pulsar.service import now_ms, send_active_changes, session_of
 from equipoise.brokers.pulsar.topics.dispatch import ActiveChange, Consumer, Refusal
 from equipoise.brokers.pulsar.topics.names import partitioned_name, served_topic
@@ -89,7 +90,26 @@ class Answers:
 
     def answer(self, request: Request) -> Published | None:
         """Handle one request, or start a task for it. Return what is left of it: answer that in a moment, and before the next request."""
+        if type(request) in NEEDS and self._is_refused(cast("Guarded", request)):
+            return None
         return self._HANDLERS[type(request)](self, request)
+
+    def _is_refused(self, request: Guarded) -> bool:
+        """Refuse a request if the role of the client lacks the right for it. Return whether that was so."""
+        refused = self._without_right(request)
+        match request:
+            case _ if refused is None:
+                return False
+            case ProducerAsked():
+                self._connection.producer_refused(request, refused.error, refused.message)
+            case SubscribeAsked():
+                self._connection.consumer_refused(request, refused.error, refused.message)
+            case _:
+                self._connection.refuse(request, refused.error, refused.message)
+        return True
+
+    def _without_right(self, request: Guarded) -> Refusal | None:
+        return None if self._server.rights is None else self._server.rights.refusal(self._session, request)
 
     def rest_ms(self, left: Published) -> int:
         """Return how long the publish rate of its topic forbids what is left of a request, or 0 if it waits for other clients."""
@@ -268,7 +288,8 @@ class Answers:
 
         def enter(topic: Topic) -> Refusal | tuple[Producer, Replaced | None]:
             admission, name_of_topic = self._server.admission, served_topic(request.topic)
-            refused = admission.producer_refused(name_of_topic, request.schema, is_encrypted=request.is_encrypted)
+            refused = self._without_right(request)  # Again: it may have been revoked since the request came.
+            refused = refused or admission.producer_refused(name_of_topic, request.schema, is_encrypted=request.is_encrypted)
             if refused is not None:
                 return refused
             producer = Producer(
@@ -316,7 +337,8 @@ class Answers:
         name = request.name or self._server.new_consumer_name()
 
         def enter(topic: Topic) -> Refusal | tuple[Consumer, list[ActiveChange]]:
-            refused = self._server.admission.consumer_refused(served_topic(request.topic), request.schema)
+            refused = self._without_right(request)
+            refused = refused or self._server.admission.consumer_refused(served_topic(request.topic), request.schema)
             if refused is not None:
                 return refused
             came_ms = now_ms()

@@ -22,6 +22,7 @@ from equipoise.brokers.pulsar.admission import Admission
 from equipoise.brokers.pulsar.hosting import Served
 from equipoise.brokers.pulsar.metrics import PulsarMetrics
 from equipoise.brokers.pulsar.peers import Peers
+from equipoise.brokers.pulsar.rights import Rights
 from equipoise.brokers.pulsar.schema_search import SchemaSearch
 from equipoise.brokers.pulsar.service import PulsarService, now_ms
 from equipoise.brokers.pulsar.session import Session
@@ -150,6 +151,8 @@ class Server:
         service.settle_ms = config.pulsar_settle_ms
         service.balancing = lambda: settings_in(worker.view, config.base_settings)
         service.policies.current = self.policies_of
+        authorization = worker.authorization
+        self.rights = None if authorization is None else Rights(authorization, worker, lambda: self._sessions)
         self.gate = worker.gate
         self.identity_limits = worker.limits
         self._worker = worker
@@ -179,13 +182,16 @@ class Server:
         )
         sweeping = loop.create_task(self._sweep(), name="the sweep of Pulsar clients")
         following = loop.create_task(self._follow_policies(), name="the policies of Pulsar's namespaces")
+        tasks = [sweeping, following]
+        if self.rights is not None:
+            tasks.append(loop.create_task(self.rights.follow(), name="the rights of Pulsar clients"))
         try:
             async with self.peers.asking():
                 yield
         finally:
-            for task in (sweeping, following):
+            for task in tasks:
                 task.cancel()
-            await asyncio.wait([sweeping, following])
+            await asyncio.wait(tasks)
             server.close()
             await self.service.all_redirected()
             await self._close_all()

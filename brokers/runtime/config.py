@@ -197,6 +197,16 @@ class WorkerConfig(BaseModel):
         "The file is read for each request, so it may be replaced at any time. Default: its certificate, with `certificate_roles`. It is "
         "never printed.",
     )
+    authorization: bool = Field(
+        default=False,
+        description="Whether roles need rights for what they do: see `equipoise rights` and `equipoise namespaces grant-permission`. Needs "
+        "`authentication` and `super_roles`.",
+    )
+    super_roles: Names = Field(
+        default=(),
+        max_length=DOCUMENT_ENTRIES_MAX,
+        description="The roles that may do everything, separated by commas. Those of the brokers themselves must be among them.",
+    )
     tls_certificate: NamedPath | None = Field(
         default=None,
         description="The broker's certificate and the chain to its CA (PEM). With it, all ports accept TLS only, and the advertised "
@@ -502,6 +512,7 @@ def _problems(config: WorkerConfig) -> Mapping[str, str]:
     if invalid is not None:
         problems["http_hosts"] = f"{invalid!r} is neither an address nor a host name; a name has no port"
     problems |= _problems_of_authentication(config)
+    problems |= _problems_of_authorization(config)
     problems |= _problems_of_balancing(config.balancing)
     problems |= config.tls_files.missing()
     paths = {"log_url": Path(config.log_url), "data_dir": config.data_dir, "evidence": config.evidence, **config.tls_files.paths()}
@@ -523,6 +534,16 @@ def _problems_of_authentication(config: WorkerConfig) -> Mapping[str, str]:
         return {
             "broker_token": "with authentication, other brokers ask this one for it; set a token, basic:USER:PASSWORD, or a file:///PATH"
         }
+    return {}
+
+
+def _problems_of_authorization(config: WorkerConfig) -> Mapping[str, str]:
+    if not config.authorization:
+        return {}  # Roles without effect do no harm, and Pulsar's own `broker.conf` may name some.
+    if not config.authentication:
+        return {"authorization": "without authentication a broker does not know the role of a client; set authentication=true, too"}
+    if not config.super_roles:
+        return {"super_roles": "with authorization, name at least the role of `broker_token`: other brokers must let it do everything"}
     return {}
 
 

@@ -147,6 +147,9 @@ class Metrics:
         text = "Connections and requests of an identity that exceeded a limit, at HTTP and at the Pulsar port."
         exceeded = counter("limits_exceeded_total", text, "surface", "limit")
         self._exceeded = {(at, limit): exceeded.labels(broker, at.value, limit.value) for at in Surface for limit in Limit}
+        text = "Requests of clients whose role lacks a right, at HTTP and at the Pulsar port."
+        forbidden = counter("authorizations_refused_total", text, "surface")
+        self._forbidden = {at: forbidden.labels(broker, at.value) for at in Surface}
         text = "Bytes of state of bundles that brokers streamed from one another, by direction: sent or received."
         streamed = counter("state_bytes_total", text, "direction")
         self.state_sent = streamed.labels(broker, "sent").inc
@@ -185,6 +188,10 @@ class Metrics:
     def limit_exceeded(self, surface: Surface, limit: Limit) -> None:
         """Count an excess of an identity."""
         self._exceeded[surface, limit].inc()
+
+    def right_refused(self, surface: Surface) -> None:
+        """Count a request of a role without the right for it."""
+        self._forbidden[surface].inc()
 
     def lookup(self, outcome: LookupOutcome, *, started_ns: int) -> None:
         """Count a lookup that began at `started_ns` of the monotonic clock."""

@@ -33,7 +33,9 @@ from equipoise.brokers.agent.events import (
 )
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.agent.intents import Intent
+from equipoise.brokers.balancing.grants import held_in
 from equipoise.brokers.balancing.placement import Placement
+from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.runtime.bundle_lines import BundleLines
 from equipoise.brokers.runtime.callers import Listeners, Requests, Waiting
 from equipoise.brokers.runtime.channel_loss import ChannelLoss, channel_loss
@@ -55,6 +57,7 @@ from equipoise.brokers.security.gate import Gate, Proofs
 from equipoise.brokers.security.identity import Surface
 from equipoise.brokers.security.limits import IdentityLimits, Limit, of_role
 from equipoise.brokers.security.own_token import OwnToken
+from equipoise.brokers.security.rights import Authorization
 from equipoise.brokers.security.tls import Certificates
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerEntry
@@ -116,7 +119,15 @@ class Worker:
         self.gate = _gate(config, self.metrics) if config.authentication else None
         self.limits = IdentityLimits(config.identity_bounds, exceeded=self._exceeded)
         if self.gate is not None:
-            self.limits.unlimited = frozenset({of_role(self.gate.check_own(self.own_token, self.certificates.own).role)})
+            own_role = self.gate.check_own(self.own_token, self.certificates.own).role
+            self.limits.unlimited = frozenset({of_role(own_role)})
+            if config.authorization and own_role not in config.super_roles:
+                problem = (
+                    f"with authorization, the role of the broker itself ({own_role!r}) must be one of them, or other brokers refuse it"
+                )
+                raise InvalidConfig(problems=(f"super_roles: {problem}; add it on all brokers",))
+        # What roles may do; None lets every role do everything.
+        self.authorization = self._authorization() if config.authorization else None
         self.handshakes = Handshakes(self.certificates, broker=self.broker_id)
         self.metrics.register(self.handshakes)
         self.profile = _profile(config, addresses)
@@ -162,6 +173,16 @@ class Worker:
         self.client_problems: dict[str, str] = {}  # Why no further client can connect, by the part that found it.
         self.append_problem: EquipoiseError | None = None  # Of the last append to the log.
         self.disk_problem: EquipoiseError | None = None  # Of the last write to the data directory.
+
+    def _authorization(self) -> Authorization:
+        return Authorization(
+            super_roles=self.config.super_roles,
+            held=lambda role, place: held_in(self.agent.view, role, place),
+            refused=self._right_refused,
+        )
+
+    def _right_refused(self, surface: Surface, *, what: str, why: str, client: str, role: str) -> None:  # noqa: ARG002 - for an audit
+        self.metrics.right_refused(surface)
 
     # --- life ---
 

@@ -17,6 +17,7 @@ from equipoise.brokers.http.admin.balancing import Balancing, Decisions
 from equipoise.brokers.http.admin.brokers import Brokers
 from equipoise.brokers.http.admin.cluster_policies import Policies
 from equipoise.brokers.http.admin.clusters import Clusters
+from equipoise.brokers.http.admin.grants import Grants
 from equipoise.brokers.http.admin.namespaces import Namespaces
 from equipoise.brokers.http.admin.tenants import Tenants
 from equipoise.brokers.http.assignment import Assignment
@@ -45,6 +46,7 @@ GROUPS: Final[Mapping[str, type[Paths]]] = {
     "Clusters": Clusters,
     "Tenants": Tenants,
     "Namespaces, bundles": Namespaces,
+    "Rights": Grants,
     "Policies": Policies,
     "Brokers": Brokers,
     "Balancing": Balancing,
@@ -77,6 +79,7 @@ _PATH_PARTS: Final[Mapping[str, str]] = {
     "domain": "persistent or non-persistent.",
     "key": "A key of Pulsar's broker.conf.",
     "name": "The name of the policy or of the failure domain.",
+    "role": "The name of a role, percent-encoded.",
     "topic": "The last part of the topic's name, percent-encoded.",
     "value": "Its value.",
 }

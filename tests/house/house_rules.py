@@ -35,6 +35,7 @@ PURE = (
     "equipoise.brokers.pulsar.wire",
     "equipoise.brokers.security.identity",
     "equipoise.brokers.security.limits",
+    "equipoise.brokers.security.rights",
     "equipoise.brokers.security.tokens",
     "equipoise.brokers.testing.agent_host",
     "equipoise.brokers.testing.shared_log",

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
+from equipoise.brokers.balancing.grants import parse_actions, permissions_in
 from equipoise.brokers.balancing.named import namespace_named
 from equipoise.brokers.balancing.namespace_policies import (
     ANTI_AFFINITY_GROUP,
@@ -19,7 +20,7 @@ from equipoise.brokers.balancing.namespace_policies import (
 from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS
 from equipoise.brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, WaitOption, carry_out, reading, writing
 from equipoise.brokers.cli.outcome import ExitCode, group
-from equipoise.brokers.cli.output import print_document, print_fact, print_json, print_line, print_rows
+from equipoise.brokers.cli.output import Row, print_document, print_fact, print_json, print_line, print_rows
 from equipoise.brokers.cli.rows import NAMESPACE_COLUMNS, namespace_row
 from equipoise.brokers.operations import verbs
 from equipoise.brokers.operations.asking import topics_in_use
@@ -43,6 +44,7 @@ OnChannelLossOption = Annotated[
         help="What owners do when they lose the channel: stop (fence), or serve on (serve).  [default: fence]", show_default=False
     ),
 ]
+RoleOption = Annotated[str, typer.Option(metavar="ROLE", help="The role, as the tokens of its clients name it.")]
 BundleOption = Annotated[
     str, typer.Option("--bundle", "-b", metavar="RANGE", help="The hash range of the bundle, such as 0x00000000_0x40000000.")
 ]
@@ -321,3 +323,47 @@ def parse_boundaries(namespace: str, text: str) -> tuple[int, ...]:
 def _named(namespace: str, range_text: str) -> str:
     """Return the name of the bundle of a namespace with this range. Raise `InvalidName`."""
     return bundle_name(check_namespace(namespace), *parse_range(range_text))
+
+
+@app.command("grant-permission")
+def grant_permission(
+    namespace: NamespaceArgument,
+    *,
+    log: LogOption,
+    role: RoleOption,
+    actions: Annotated[str, typer.Option(metavar="ACTIONS", help="What the role may do: produce, consume, or produce,consume.")],
+    admin: AsOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Allow a role to produce or consume in a namespace, in place of what it may do there now.
+
+    Brokers check this if they run with authorization.
+    """
+    carry_out(verbs.grant_permission(namespace, role, parse_actions(actions.split(","))), log, admin, timeout, as_json=as_json)
+
+
+@app.command("revoke-permission")
+def revoke_permission(
+    namespace: NamespaceArgument,
+    *,
+    log: LogOption,
+    role: RoleOption,
+    admin: AsOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Forbid a role to produce and consume in a namespace.
+
+    Brokers with authorization disconnect its clients from the topics.
+    """
+    carry_out(verbs.grant_permission(namespace, role, ()), log, admin, timeout, as_json=as_json)
+
+
+@app.command()
+def permissions(namespace: NamespaceArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
+    """List which roles may produce or consume in a namespace."""
+    with reading(log, timeout) as access:
+        found = permissions_in(namespace_named(access.view, namespace).policies)
+    rows: list[Row] = [{"role": role, "actions": ",".join(actions)} for role, actions in found.items()]
+    print_rows(rows, columns=("role", "actions"), as_json=as_json, nothing=f"no role may produce or consume in {namespace}")

@@ -48,7 +48,9 @@ _NO_BACKLOG: Final = f"{_NO_STORE}, so there is no backlog: a consumer gets what
 _NO_REPLICATION: Final = "this server does not replicate: its clusters know nothing of each other"
 _NO_OFFLOAD: Final = f"{_NO_STORE}, so there is nothing to offload"
 _NO_ACKS: Final = f"{_NO_STORE}, so acknowledgements have no effect and are not counted"
-_NO_AUTHORIZATION: Final = "this server has no authorization yet, so every client may do everything; restrict who reaches its ports"
+_NO_SUBSCRIPTION_RIGHTS: Final = (
+    "this server has no rights on single subscriptions; grant consume in the namespace (`namespaces grant-permission --actions consume`)"
+)
 _ONE_CLUSTER_IN_NAMES: Final = "names with a cluster (tenant/cluster/namespace) are those of Pulsar 1; use tenant/namespace"
 
 FEATURES: Final = (
@@ -105,11 +107,9 @@ FEATURES: Final = (
         path="/admin/v2/broker-stats/allocator-stats/{allocator}",
         why="this server is no Java program, so it has no allocators; use broker-stats monitoring-metrics",
     ),
-    _policy("permissions", _NO_AUTHORIZATION, methods="GET", default={}),
-    _policy("permissions/subscription", _NO_AUTHORIZATION, methods="GET", default={}),
-    _policy("permissions/{role}", _NO_AUTHORIZATION, methods="POST DELETE", default=NOTHING),
-    _policy("permissions/{subscription}/{role}", _NO_AUTHORIZATION, methods="POST DELETE", default=NOTHING),
-    _policy("subscriptionAuthMode", _NO_AUTHORIZATION, methods="GET POST", default="None"),
+    _policy("permissions/subscription", _NO_SUBSCRIPTION_RIGHTS, methods="GET", default={}),
+    _policy("permissions/{subscription}/{role}", _NO_SUBSCRIPTION_RIGHTS, methods="POST DELETE", default=NOTHING),
+    _policy("subscriptionAuthMode", _NO_SUBSCRIPTION_RIGHTS, methods="GET POST", default="None"),
     _policy("resourcegroup", "this server has no resource groups; use publishRate and dispatchRate", methods="GET DELETE"),
     _policy(
         "resourcegroup/{name}", "this server has no resource groups; use publishRate and dispatchRate", methods="POST", default=NOTHING

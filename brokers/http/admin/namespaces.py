@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 from aiohttp import web
 
+from equipoise.brokers.balancing.grants import permissions_in
 from equipoise.brokers.balancing.named import bundle_named, namespace_named, namespaces_of, tenant_named
 from equipoise.brokers.balancing.namespace_policies import (
     ANTI_AFFINITY_GROUP,
@@ -129,6 +130,8 @@ class Namespaces(Admin):
         }
         group = namespace.policies.get(ANTI_AFFINITY_GROUP)
         document |= pulsar_document(namespace.policies, str(view.cluster))
+        permissions = permissions_in(namespace.policies)
+        document |= {"auth_policies": {"namespace_auth": permissions}} if permissions else {}
         return json_answer(document | ({} if group is None else {"antiAffinityGroup": group}))
 
     async def on_channel_loss(self, request: web.Request) -> web.Response:

@@ -23,6 +23,7 @@ _POLICIES: Final = (
 _NO_BACKLOG: Final = "this server stores no messages, so a subscription has no backlog and no position to change"
 _NO_STORAGE: Final = "this server stores no messages, so a topic has nothing in storage"
 _NO_PROPERTIES: Final = "this server keeps no properties of topics and subscriptions"
+_NO_TOPIC_RIGHTS: Final = "this server has no rights on single topics; grant them in the namespace (`namespaces grant-permission`)"
 
 FEATURES_OF_TOPICS: Final = (
     Feature(
@@ -37,12 +38,8 @@ FEATURES_OF_TOPICS: Final = (
         why="this server accepts producers without a schema on every topic",
         default=False,
     ),
-    Feature(methods="GET", path=f"{_TOPIC}/permissions", why="this server does not check roles, so topics have no permissions", default={}),
-    Feature(
-        methods="POST DELETE",
-        path=f"{_TOPIC}/permissions/{{role}}",
-        why="this server does not check roles, so topics have no permissions",
-    ),
+    Feature(methods="GET", path=f"{_TOPIC}/permissions", why=_NO_TOPIC_RIGHTS, default={}),
+    Feature(methods="POST DELETE", path=f"{_TOPIC}/permissions/{{role}}", why=_NO_TOPIC_RIGHTS),
     Feature(methods="GET PUT DELETE", path=f"{_TOPIC}/properties", why=_NO_PROPERTIES, default={}),
     Feature(methods="GET PUT", path=f"{_SUBSCRIPTION}/properties", why=_NO_PROPERTIES, default={}),
     Feature(methods="POST", path=f"{_SUBSCRIPTION}/{{change:skip_all|expireMessages|resetcursor}}", why=_NO_BACKLOG),

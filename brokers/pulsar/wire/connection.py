@@ -296,6 +296,11 @@ class Connection:
             self._waiting.answer(request.asked, request.request_id)
             self._outgoing.send(reply)
 
+    @property
+    def identity(self) -> Identity | None:
+        """Who the client is. None before the handshake, and without authentication."""
+        return self._authentication.identity
+
     def refuse(self, request: Question | Change, error: ServerError, message: str) -> None:
         """Refuse a request."""
         self.answer(request, replies.refusal(request.asked.value, request.request_id, error, message))

@@ -43,6 +43,12 @@ _LINES: Final[Mapping[str, str]] = {
         "--no-wait --as erin --timeout 5 --json"
     ),
     "namespaces merge-bundle": "{namespace} --log {log} --bundle {left_range} --as erin --timeout 5 --json",
+    "namespaces grant-permission": "{namespace} --log {log} --role ops --actions produce,consume --as erin --timeout 5 --json",
+    "namespaces revoke-permission": "{namespace} --log {log} --role ops --as erin --timeout 5 --json",
+    "namespaces permissions": "{namespace} --log {log} --timeout 5 --json",
+    "rights grant": "ops operate --log {log} --as erin --timeout 5 --json",
+    "rights revoke": "ops --log {log} --as erin --timeout 5 --json",
+    "rights list": "--log {log} --timeout 5 --json",
     "topics list": "{namespace} --log {log} --bundle {left_range} --timeout 5 --json",
     "topics stats": "{topic} --log {log} --timeout 5 --json",
     "topics partitioned-stats": "{topic} --log {log} --per-partition --timeout 5 --json",

@@ -261,6 +261,26 @@ def test_a_broker_takes_authentication_from_a_broker_conf(log: str, conf: Path, 
     assert {} == settings_over(read_broker_conf(_without(conf, "authenticationEnabled")), {})
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("authorizationEnabled=true\nsuperUserRoles=admin, root ,\n", {"authorization": "true", "super_roles": "admin,root"}),
+        ("authorizationEnabled=false\nsuperUserRoles=\n", {"authorization": "false"}),
+    ],
+)
+def test_a_broker_takes_authorization_from_a_broker_conf(conf: Path, text: str, expected: dict[str, str]) -> None:
+    conf.write_text(AUTHENTICATION + text, encoding="iso-8859-1")
+    taken = settings_over(read_broker_conf(conf), {})
+    assert expected == {name: value for name, value in taken.items() if name in {"authorization", "super_roles"}}
+
+
+def test_a_broker_conf_with_authorization_but_no_authentication_is_refused(log: str, conf: Path, tmp_path: Path) -> None:
+    """Otherwise its broker would let everyone do everything."""
+    conf.write_text("authorizationEnabled=true\nsuperUserRoles=admin\n", encoding="iso-8859-1")
+    result = run("broker", "--data", str(tmp_path / "b"), "--broker-conf", str(conf), "--print-config", log=log)
+    assert (2, True) == (result.exit_code, "set authentication=true, too" in result.stderr)
+
+
 def _without(conf: Path, word: str) -> Path:
     """The same file without the lines that have a word."""
     lines = [line for line in AUTHENTICATION.splitlines() if word not in line]

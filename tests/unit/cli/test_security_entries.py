@@ -85,7 +85,7 @@ def plugin(name: str, parameters: str) -> dict[str, str]:
 
 def test_what_pulsar_ships_sets_nothing_and_is_no_problem() -> None:
     read = read_security_entries(dict(line.split("=", 1) for line in SHIPPED.splitlines()))
-    assert ({}, {"tls_require_client_certificate": "false"}) == (read.problems, read.settings)
+    assert ({}, {"tls_require_client_certificate": "false", "authorization": "false"}) == (read.problems, read.settings)
 
 
 IS_ON = {"authentication": "true"}
@@ -125,7 +125,9 @@ def test_entries_become_settings(values: dict[str, str], settings: dict[str, str
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({"authorizationEnabled": "true"}, "brokers have nothing like it"),
+        ({"authorizationEnabled": "yes"}, "must be true or false"),
+        ({"authorizationProvider": "hush"}, "brokers have nothing like it"),
+        ({"authorizationAllowWildcardsMatching": "true"}, "rights name roles and topics in full"),
         ({"anonymousUserRole": "hush"}, "brokers have nothing like it"),
         ({"proxyRoles": "hush"}, "brokers have nothing like it"),
         ({"tlsAllowInsecureConnection": "true"}, "brokers have nothing like it"),

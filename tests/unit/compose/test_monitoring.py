@@ -116,6 +116,7 @@ CLOSED: Final[Mapping[str, set[tuple[str, ...]]]] = {
     "equipoise_pulsar_requests_refused": {(command,) for command in REFUSABLE},
     "equipoise_authentications_refused": {(fault.value, at.value) for fault in Fault for at in Surface},
     "equipoise_limits_exceeded": {(limit.value, at.value) for limit in Limit for at in Surface},
+    "equipoise_authorizations_refused": {(at.value,) for at in Surface},
     "equipoise_state_bytes": {("received",), ("sent",)},
     "spark_audit_findings": {(rule,) for rule in RULES},
 }

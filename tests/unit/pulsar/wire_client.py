@@ -134,6 +134,13 @@ class WireClient:
             self._news.clear()
             await self._news.wait()
 
+    async def answer(self) -> BaseCommand:
+        """Wait for the next command of any type, and take it from the inbox."""
+        while not self.inbox:
+            self._news.clear()
+            await self._news.wait()
+        return self.inbox.pop(0)[0]
+
     async def closed(self) -> None:
         """Wait until the broker has closed the connection."""
         while not self.is_closed:

@@ -1,0 +1,139 @@
+"""Refuse requests of Pulsar's clients whose role lacks the right for them, and end producers and consumers that lose it.
+
+As in Pulsar, a client whose right is revoked is disconnected from its topics. It looks them up again, and is then refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from equipoise.brokers.pulsar.topics.dispatch import Refusal
+from equipoise.brokers.pulsar.wire.errors import ServerError
+from equipoise.brokers.pulsar.wire.requests import (
+    LookupAsked,
+    PartitionsAsked,
+    ProducerAsked,
+    Request,
+    SchemaAsked,
+    SchemaOffered,
+    SubscribeAsked,
+    TopicsAsked,
+)
+from equipoise.brokers.runtime.router import may_deny
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.brokers.security.identity import Surface
+from equipoise.brokers.security.rights import CONSUME, PRODUCE, USE, Authorization, Need, Place
+from equipoise.channel.core.entries import NamespaceChanged, PolicyChanged
+from equipoise.channel.core.errors import InvalidName
+from equipoise.channel.core.ranges import parse_topic
+from equipoise.channel.core.reader import Folded
+
+if TYPE_CHECKING:
+    from equipoise.brokers.pulsar.session import Session
+
+_logger: Final = logging.getLogger(__name__)
+
+Guarded = PartitionsAsked | LookupAsked | TopicsAsked | SchemaAsked | SchemaOffered | ProducerAsked | SubscribeAsked
+
+NEEDS: Final[Mapping[type[Request], Need]] = {
+    PartitionsAsked: USE,
+    LookupAsked: USE,
+    TopicsAsked: USE,
+    SchemaAsked: USE,
+    SchemaOffered: PRODUCE,
+    ProducerAsked: PRODUCE,
+    SubscribeAsked: CONSUME,
+}
+"""What requests need. The others are about what the client has opened, or about its connection."""
+
+_SHOWN_MAX: Final = 256
+_SESSIONS_PER_TURN: Final = 64
+
+
+class Rights:
+    """The rights of all clients of one broker."""
+
+    def __init__(self, authorization: Authorization, worker: Worker, sessions: Callable[[], Iterable[Session]]) -> None:
+        """`sessions` returns the connected clients."""
+        self._authorization = authorization
+        self._worker = worker
+        self._sessions = sessions
+        self._changed = asyncio.Event()
+
+    def refusal(self, session: Session, request: Guarded) -> Refusal | None:
+        """Return the refusal of a request; None if the role of the client has the right for it.
+
+        A broker that may not have read all rights makes the client try again.
+        """
+        place = _place_of(request)
+        identity, worker = session.connection.identity, self._worker
+        if place is None:
+            return None  # The name is none, which is the next thing that is found.
+        assert identity is not None, "rights need authentication, which comes first"
+        on = request.namespace if isinstance(request, TopicsAsked) else request.topic
+        what, client = f"{request.asked.value} {on[:_SHOWN_MAX]}", session.address.rpartition(":")[0]
+        why = self._authorization.check(Surface.PULSAR, identity.role, NEEDS[type(request)], place, what=what, client=client)
+        if why is None:
+            return None
+        is_certain = may_deny(worker.agent, worker.clock.now(), log_is_readable=worker.log_is_available)
+        return Refusal(error=ServerError.AUTHORIZATION_ERROR if is_certain else ServerError.METADATA_ERROR, message=why)
+
+    async def follow(self) -> None:
+        """End producers and consumers whose right is revoked, as soon as this broker has read that."""
+        end = self._worker.listen(self._heard, resynced=lambda _: self._changed.set())
+        try:
+            while True:
+                await self._changed.wait()
+                self._changed.clear()
+                await self._end_revoked()
+        finally:
+            end()
+
+    def _heard(self, folded: Folded) -> None:
+        if any(isinstance(change, PolicyChanged | NamespaceChanged) for change in folded.verdict.changes):
+            self._changed.set()
+
+    async def _end_revoked(self) -> None:
+        for number, session in enumerate(tuple(self._sessions())):
+            if number % _SESSIONS_PER_TURN == 0:
+                await asyncio.sleep(0)  # Clients are served between them.
+            try:
+                self._end_revoked_of(session)
+            except Exception:  # Rights of other clients must still end.
+                _logger.exception("rights of a Pulsar client could not be ended", extra={"client": session.address})
+                session.abort()
+
+    def _end_revoked_of(self, session: Session) -> None:
+        identity = session.connection.identity
+        if identity is None:
+            return
+
+        def has(need: Need, topic: str) -> bool:
+            place = _place_in(parse_topic(topic).namespace)
+            return self._authorization.is_allowed(identity.role, need, place)
+
+        for producer, served in tuple(session.producers.items()):
+            if not has(PRODUCE, served.name):
+                session.redirect_producer(producer, None)
+                session.drop_producer(producer, served)
+        for consumer, served in tuple(session.consumers.items()):
+            if not has(CONSUME, served.name):
+                session.redirect_consumer(consumer, None)
+                session.drop_consumer(consumer, served)
+
+
+def _place_of(request: Guarded) -> Place | None:
+    """Return where a request acts; None if its topic has no valid name."""
+    if isinstance(request, TopicsAsked):
+        return _place_in(request.namespace)
+    try:
+        return _place_in(parse_topic(request.topic).namespace)
+    except InvalidName:
+        return None
+
+
+def _place_in(namespace: str) -> Place:
+    return Place(tenant=namespace.partition("/")[0], namespace=namespace)
