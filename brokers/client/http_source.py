@@ -143,7 +143,7 @@ class _Stream:
 
     * `table`: None until it is known.
     * `unknown_at`: when a broker reported that the namespace does not exist, or None.
-    * `refusal`: why the last broker that was asked refused the token of this client, or None.
+    * `refusal`: why the last broker that was asked refused the token of this client or its role, or None.
     * `asked_at`: the time of the last lookup.
     """
 
@@ -204,7 +204,7 @@ class _Stream:
                 asyncio.timeout(TABLE_SECONDS_MAX) as until_table,
                 self._session.get(url, headers={"Accept": "text/event-stream", **self._token.headers()}, ssl=tls) as response,
             ):
-                if response.status == HTTPStatus.UNAUTHORIZED:
+                if response.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
                     self._is_refused(address, await response.json())
                     return
                 self.refusal = None

@@ -97,9 +97,9 @@ class Answers:
     def _is_refused(self, request: Guarded) -> bool:
         """Refuse a request if the role of the client lacks the right for it. Return whether that was so."""
         refused = self._without_right(request)
+        if refused is None:
+            return False
         match request:
-            case _ if refused is None:
-                return False
             case ProducerAsked():
                 self._connection.producer_refused(request, refused.error, refused.message)
             case SubscribeAsked():

@@ -115,19 +115,12 @@ class Worker:
         self.metrics = Metrics(broker=self.broker_id)
         self.own_token = OwnToken(_revealed(config.broker_token))
         self.certificates = Certificates(config.tls_files, broker=self.broker_id, host=config.advertised_host or config.host)
-        # What clients must pass; None lets everyone in.
+        # What clients must pass, what their roles may do, and what each may take. None: everyone, and everything.
         self.gate = _gate(config, self.metrics) if config.authentication else None
+        self.authorization = self._authorization() if config.authorization else None
         self.limits = IdentityLimits(config.identity_bounds, exceeded=self._exceeded)
         if self.gate is not None:
-            own_role = self.gate.check_own(self.own_token, self.certificates.own).role
-            self.limits.unlimited = frozenset({of_role(own_role)})
-            if config.authorization and own_role not in config.super_roles:
-                problem = (
-                    f"with authorization, the role of the broker itself ({own_role!r}) must be one of them, or other brokers refuse it"
-                )
-                raise InvalidConfig(problems=(f"super_roles: {problem}; add it on all brokers",))
-        # What roles may do; None lets every role do everything.
-        self.authorization = self._authorization() if config.authorization else None
+            self.limits.unlimited = frozenset({of_role(_own_role(config, self.gate, self.own_token, self.certificates))})
         self.handshakes = Handshakes(self.certificates, broker=self.broker_id)
         self.metrics.register(self.handshakes)
         self.profile = _profile(config, addresses)
@@ -626,6 +619,15 @@ def _gate(config: WorkerConfig, metrics: Metrics) -> Gate:
         certificate_roles=config.certificate_roles,
     )
     return Gate(proofs, broker=config.id, counted=metrics.credentials_refused, reload_failed=metrics.authentication_not_reloaded)
+
+
+def _own_role(config: WorkerConfig, gate: Gate, own_token: OwnToken, certificates: Certificates) -> str:
+    """Return who the broker is to others. Raise `InvalidConfig` if they would refuse it, or what it asks of them."""
+    role = gate.check_own(own_token, certificates.own).role
+    if config.authorization and role not in config.super_roles:
+        problem = f"with authorization, the role of the broker itself ({role!r}) must be one of them, or other brokers refuse it"
+        raise InvalidConfig(problems=(f"super_roles: {problem}; add it on all brokers",))
+    return role
 
 
 def _revealed(secret: SecretStr | None) -> str | None:

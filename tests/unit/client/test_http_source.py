@@ -144,14 +144,15 @@ async def test_a_server_that_is_no_broker_is_skipped(garbage: bytes) -> None:
         assert "good" == await owner(client)
 
 
-async def test_a_refused_token_is_an_error_until_a_broker_accepts_it(tmp_path: Path) -> None:
-    """The caller learns why at once, and a file with another token helps without a restart."""
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_refused_token_is_an_error_until_a_broker_accepts_it(tmp_path: Path, status: int) -> None:
+    """Also one of a role without the right. The caller learns why at once, and a file with another token helps without a restart."""
     file = tmp_path / "token"
     file.write_text("old", encoding="ascii")
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.headers["Authorization"] != "Bearer new":
-            return web.json_response({"reason": "the token has expired"}, status=401)
+            return web.json_response({"reason": "the token has expired"}, status=status)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         await well(request, response)

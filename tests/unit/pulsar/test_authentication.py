@@ -123,12 +123,12 @@ async def test_the_python_client_connects_with_a_token_and_not_without(tmp_path:
     file.write_text(token(), encoding="ascii")
     async with brokers(tmp_path, config=SETTINGS, token=ME) as running:
         url = running.members[0].url
-        assert "hello" in await _ran(url, "60", str(file))
-        lines = await _ran(url, "2")
+        assert "hello" in await ran(url, "60", str(file))
+        lines = await ran(url, "2")
         assert ("hello" in lines, "AuthenticationError" in lines or "Timeout" in lines) == (False, True)
 
 
-async def _ran(*arguments: str) -> list[str]:
+async def ran(*arguments: str) -> list[str]:
     """The lines that the program prints, and those of the library's log."""
     url, *others = arguments
     pipe = asyncio.subprocess.PIPE

@@ -17,6 +17,7 @@ from equipoise.brokers.http.rights import need_of
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand
 from equipoise.brokers.security.rights import READ, Right
+from tests.unit.pulsar.test_authentication import ran
 from tests.unit.pulsar.wire_client import TOPIC, Brokers, Member, brokers
 from tests.unit.security.signing import bearer, token
 from tests.unit.security.who_may import ASKED, NAMESPACE, RIGHTS, ROLES, SUPER, Asked, token_of
@@ -184,3 +185,12 @@ async def test_brokers_forward_for_roles_and_need_a_super_role_themselves(tmp_pa
         url = f"{other.http_url}/admin/v2/namespaces/{NAMESPACE}/topics"
         async with http.get(url, headers=bearer(token("consumer"))) as answer:
             assert (200, [TOPIC]) == (answer.status, await answer.json())
+
+
+async def test_the_python_client_reports_that_its_role_lacks_a_right(tmp_path: Path) -> None:
+    """Its program subscribes, and then produces."""
+    async with granted(tmp_path) as running:
+        file = tmp_path / "token"
+        for role, expected in (("nobody", "AuthorizationError"), ("consumer", "AuthorizationError"), ("tenant", "hello")):
+            file.write_text(token(role), encoding="ascii")
+            assert expected in await ran(running.members[0].url, "60", str(file)), role
