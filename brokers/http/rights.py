@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
 
@@ -91,6 +92,7 @@ def _matcher(pattern: str) -> re.Pattern[str]:
 _RULES: Final = tuple((frozenset(methods.split()), _matcher(pattern), need) for methods, pattern, need in ROWS)
 
 
+@lru_cache(maxsize=1_024)  # There are some 200 routes. Callers may send any method.
 def need_of(method: str, canonical: str) -> Need:
     """Return what a request needs, by the path of its route as aiohttp prints it. Other paths are those of services, and unknown ones."""
     return next((need for methods, path, need in _RULES if (not methods or method in methods) and path.fullmatch(canonical)), ANYONE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -194,3 +195,22 @@ async def test_the_python_client_reports_that_its_role_lacks_a_right(tmp_path: P
         for role, expected in (("nobody", "AuthorizationError"), ("consumer", "AuthorizationError"), ("tenant", "hello")):
             file.write_text(token(role), encoding="ascii")
             assert expected in await ran(running.members[0].url, "60", str(file)), role
+
+
+async def test_a_right_that_is_revoked_while_the_producer_waits_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with granted(tmp_path) as running:
+        (member,) = running.members
+        serve, waits, goes_on = member.service.serve, asyncio.Event(), asyncio.Event()
+
+        async def serve_later(*arguments: Any) -> Any:  # noqa: ANN401 - as `serve` takes them
+            waits.set()
+            await goes_on.wait()
+            return await serve(*arguments)
+
+        monkeypatch.setattr(member.service, "serve", serve_later)
+        client = await member.client(token=token("producer"))
+        client.ask_producer(1)
+        await waits.wait()
+        await changed(member, "DELETE", f"/admin/v2/namespaces/{NAMESPACE}/permissions/producer")
+        goes_on.set()
+        assert ServerError.AUTHORIZATION_ERROR == int((await client.receive(T.ERROR)).error.error)
