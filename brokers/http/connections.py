@@ -72,8 +72,8 @@ class Connections:
         options: dict[str, Any] = {"access_log": None, "keepalive_timeout": self._worker.config.http_idle_ms / 1_000}
         return Connection(self, self._server, loop=asyncio.get_running_loop(), **options)
 
-    def admit(self, peer: object) -> Overload | Sequence[str]:
-        """Count one more connection if there is room. Return the identities that it counts for, or the reason to reject it.
+    def admit(self, peer: object) -> Overload | str | None:
+        """Count one more connection if there is room. Return the identity of its address, or the reason to reject it.
 
         `peer` is the address of its client, as sockets report it. Those of a Unix socket have none.
         """
@@ -84,15 +84,14 @@ class Connections:
                 _logger.warning("refused HTTP connections: %s", self._problem, extra=about)
             return Overload(HTTPStatus.SERVICE_UNAVAILABLE, "Overloaded", f"{self._problem}; try again, or use another broker")
         limits = self._worker.limits
-        identities = [limits.of_address(peer[0])] if isinstance(peer, tuple) else []
-        for identity in identities:
-            if not limits.connect(Surface.HTTP, identity):
-                problem = f"{limits.problem(Limit.CONNECTIONS, identity)}; close some, or try again later"
-                return Overload(HTTPStatus.TOO_MANY_REQUESTS, LIMITED, problem)
+        address = limits.of_address(peer[0]) if isinstance(peer, tuple) else None
+        if address is not None and not limits.connect(Surface.HTTP, address):
+            problem = f"{limits.problem(Limit.CONNECTIONS, address)}; close some, or try again later"
+            return Overload(HTTPStatus.TOO_MANY_REQUESTS, LIMITED, problem)
         self._open += 1
         if self._open >= self._max:
             self._worker.client_problems[PROBLEM] = self._problem
-        return identities
+        return address
 
     def ended(self, identities: Sequence[str]) -> None:
         """Note that an admitted connection is gone. It counted for these identities."""
@@ -140,12 +139,14 @@ class Connections:
 class Connection(web.RequestHandler):
     """A connection of aiohttp that is counted: in total, for its address, and for each role that used it."""
 
-    __slots__ = ("_connections", "_identities")
+    __slots__ = ("_connections", "_roles", "address")
 
     def __init__(self, connections: Connections, server: web.Server, **options: Any) -> None:  # noqa: ANN401 - aiohttp's own
         super().__init__(server, **options)
         self._connections = connections
-        self._identities = set[str]()
+        self._roles = set[str]()
+        self.address: str | None = None
+        """The identity of the client's address; None for a Unix socket. uvloop asks the system for an address each time."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Admit or reject a caller that connected."""
@@ -153,20 +154,20 @@ class Connection(web.RequestHandler):
         if isinstance(admitted, Overload):
             self._connections.reject(cast("asyncio.Transport", transport), admitted)
             return
-        self._identities.update(admitted)
+        self.address = admitted
         super().connection_made(transport)
 
     def is_used_by(self, identity: str, limits: IdentityLimits) -> bool:
         """Count this connection for a role, too, if the role may have one more. Return whether it may."""
-        if identity not in self._identities:
+        if identity not in self._roles:
             if not limits.connect(Surface.HTTP, identity):
                 return False
-            self._identities.add(identity)
+            self._roles.add(identity)
         return True
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Note that an admitted caller is gone. A rejected one has another protocol by now."""
-        self._connections.ended(sorted(self._identities))
+        self._connections.ended([*([] if self.address is None else [self.address]), *sorted(self._roles)])
         super().connection_lost(exc)
 
     def handle_error(

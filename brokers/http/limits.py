@@ -29,16 +29,17 @@ async def within_limits(request: web.Request, handler: Handler, limits: Identity
 
     The connections of an address are counted when they are made, before anything is read from them.
     """
-    identity = limits.of_address(_address_of(request)) if role is None else of_role(role)
-    excess = limits.excess(Surface.HTTP, identity, now_ms())
-    if excess is None and role is not None:
-        connection = request.protocol
-        assert isinstance(connection, Connection), "`served` makes no other"
-        if not connection.is_used_by(identity, limits):
-            excess = Excess(limit=Limit.CONNECTIONS, wait_ms=_AGAIN_MS)
+    connection = request.protocol
+    assert isinstance(connection, Connection), "`served` makes no other"
+    address = connection.address or limits.of_address(request.headers.get(CALLER, ""))
+    identity = address if role is None else of_role(role)
+    now = now_ms()
+    excess = limits.excess(Surface.HTTP, identity, now)
+    if excess is None and role is not None and not connection.is_used_by(identity, limits):
+        excess = Excess(limit=Limit.CONNECTIONS, wait_ms=_AGAIN_MS)
     if excess is not None:
         return _refused(request, limits.problem(excess.limit, identity), excess.wait_ms)
-    limits.took(identity, now_ms(), requests=1)
+    limits.took(identity, now, requests=1)
     try:
         return await handler(request)
     finally:
@@ -51,13 +52,6 @@ def _refused(request: web.Request, problem: str, wait_ms: int) -> web.Response:
     answer = problem_answer(request, HTTPStatus.TOO_MANY_REQUESTS, f"{problem}; try again in {wait_s} s", LIMITED)
     answer.headers[hdrs.RETRY_AFTER] = str(wait_s)
     return answer
-
-
-def _address_of(request: web.Request) -> str:
-    """Return the address of a client; empty if a program forwards its request without one."""
-    transport = request.transport
-    peer = None if transport is None else transport.get_extra_info("peername")
-    return str(peer[0]) if isinstance(peer, tuple) else request.headers.get(CALLER, "")
 
 
 def now_ms() -> int:
