@@ -10,6 +10,7 @@ This is the only module that imports confluent-kafka.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -20,11 +21,22 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType, TopicDescription
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+    TopicDescription,
+)
 
-from equipoise.channel.core.errors import InvalidKafkaSetting
+from equipoise.channel.core.errors import InvalidKafkaSetting, OperatorError
 from equipoise.channel.kafka.answers import Bounds, Complaints, KafkaFailed, Sent, TopicFacts, Trouble
 from equipoise.channel.kafka.lines import LIBRARY_LOGGER, NotAgain
+from equipoise.channel.kafka.rights import GROUP, Resource, Right
 from equipoise.channel.kafka.settings import without_secrets
 
 __all__ = ["Administrator", "Clients", "Message", "PartitionConsumer", "PartitionProducer", "TransactionalProducer"]
@@ -122,6 +134,33 @@ _TROUBLES: Final[Mapping[int, Trouble]] = {
 }
 
 
+_RIGHT_MISSING: Final = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,  # Also where an idempotent producer may write no topic.
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+
+# `ssl://HOST:PORT/bootstrap: SSL handshake failed: error:0A000086:SSL routines::certificate verify failed: broker certificate could ...`
+_match_untrusted: Final = re.compile(r"\w+://([^/]+)/.*certificate verify failed", re.DOTALL).match
+# `ssl://HOST:PORT/bootstrap: Receive failed: error:0A00045C:SSL routines::tlsv13 alert certificate required: SSL alert number 116`
+_match_unwelcome: Final = re.compile(r"\w+://([^/]+)/.* alert [\w ]*(?:certificate|unknown ca)", re.DOTALL).match
+
+_RESOURCES: Final[Mapping[Resource, ResourceType]] = {
+    Resource.TOPIC: ResourceType.TOPIC,
+    Resource.GROUP: ResourceType.GROUP,
+    Resource.TRANSACTIONAL_ID: ResourceType.TRANSACTIONAL_ID,
+}
+_OPERATIONS: Final[Mapping[str, AclOperation]] = {
+    "Create": AclOperation.CREATE,
+    "Delete": AclOperation.DELETE,
+    "Describe": AclOperation.DESCRIBE,
+    "DescribeConfigs": AclOperation.DESCRIBE_CONFIGS,
+    "Read": AclOperation.READ,
+    "Write": AclOperation.WRITE,
+}
+
 _PRODUCING: Final[Mapping[str, object]] = {
     "acks": "all",
     "enable.idempotence": True,
@@ -151,31 +190,36 @@ class Clients:
             "log_level": 4,
             **settings,
             "bootstrap.servers": servers,
-            "error_cb": self._complain,
         }
 
-    def _complain(self, error: KafkaError) -> None:
-        """Remember an unsolicited error. "All brokers down" is skipped: it would hide the reason."""
-        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
-            self.complaints.take(self.failed(error), now_ns=time.monotonic_ns())
+    def _complain(self, needed: str, error: KafkaError) -> None:
+        """Remember an unsolicited error, unless it is no reason of a silence: "all brokers down" hides one, and no group is joined."""
+        if error.code() not in {KafkaError._ALL_BROKERS_DOWN, KafkaError.GROUP_AUTHORIZATION_FAILED}:  # noqa: SLF001
+            self.complaints.take(self.failed(error, needed=needed), now_ns=time.monotonic_ns())
 
-    def failed(self, error: KafkaError) -> KafkaFailed:
-        """Translate an error of the library."""
-        trouble = _TROUBLES.get(error.code(), Trouble.BROKEN if error.fatal() else Trouble.AWAY)
-        return KafkaFailed(trouble=trouble, problem=without_secrets(error.str(), self._settings))
+    def failed(self, error: KafkaError, *, needed: str) -> KafkaFailed:
+        """Translate an error of the library. `needed` is the right without which Kafka refuses the request: `Read on the topic shop`."""
+        code = error.code()
+        trouble = _TROUBLES.get(code, Trouble.BROKEN if error.fatal() else Trouble.AWAY)
+        problem = without_secrets(error.str(), self._settings)
+        if code in _RIGHT_MISSING:
+            problem = f"its user needs the right {needed} ({problem})"
+        elif (tls := _tls_problem(problem, self._settings)) is not None:
+            trouble, problem = Trouble.DENIED, tls
+        return KafkaFailed(trouble=trouble, problem=problem)
 
     def silence(self, problem: str) -> KafkaFailed:
         """Return the failure for a missing answer, with the last complaint if there is one."""
-        return self.explained(KafkaException(KafkaError(KafkaError._TIMED_OUT, problem)))  # noqa: SLF001
+        return self.explained(KafkaException(KafkaError(KafkaError._TIMED_OUT, problem)), needed="")  # noqa: SLF001
 
-    def explained(self, error: KafkaException) -> KafkaFailed:
-        """Translate a raised error. Silence is explained by the last complaint."""
+    def explained(self, error: KafkaException, *, needed: str) -> KafkaFailed:
+        """Translate a raised error as `failed` does. Silence is explained by the last complaint."""
         (cause, *_) = error.args
-        return self.complaints.explained(self.failed(cause), now_ns=time.monotonic_ns())
+        return self.complaints.explained(self.failed(cause, needed=needed), now_ns=time.monotonic_ns())
 
     def administrator(self) -> Administrator:
         """Return a client for topics. Raises `InvalidKafkaSetting`."""
-        return Administrator(self, self._made(AdminClient, {}))
+        return Administrator(self, self._made(AdminClient, {}, needed="Describe on the log's topics"))
 
     def consumer(self, topic: str, *, committed: bool = False) -> PartitionConsumer:
         """Return a consumer without a position. With `committed` it skips open and aborted transactions.
@@ -183,7 +227,7 @@ class Clients:
         Raises `InvalidKafkaSetting`.
         """
         options = {
-            "group.id": "equipoise",  # The library requires one. No group is joined, and no offset is committed.
+            "group.id": GROUP,  # The library requires one. No group is joined, and no offset is committed.
             "allow.auto.create.topics": False,
             "auto.offset.reset": "error",  # A reader that is cut off must notice it.
             "check.crcs": True,
@@ -196,25 +240,58 @@ class Clients:
             "isolation.level": "read_committed" if committed else "read_uncommitted",
             "queued.max.messages.kbytes": QUEUED_KIB_MAX,
         }
-        return PartitionConsumer(self, self._made(Consumer, options), topic)
+        return PartitionConsumer(self, self._made(Consumer, options, needed=_read_of(topic)), topic)
 
     def producer(self, topic: str, *, partition: int = PARTITION) -> PartitionProducer:
         """Return a producer to a topic's partition, or `BY_KEY`. Raises `InvalidKafkaSetting`."""
-        return PartitionProducer(self, self._made(Producer, _PRODUCING), topic, partition=partition)
+        return PartitionProducer(self, self._made(Producer, _PRODUCING, needed=_write_of(topic)), topic, partition=partition)
 
     def transactions(self, topic: str) -> TransactionalProducer:
         """Return a producer of transactions, one at a time per topic. Raises `InvalidKafkaSetting`."""
         # A short linger packs thousands of rows into few requests.
         options = {**_PRODUCING, "linger.ms": 5, "transactional.id": topic}
-        return TransactionalProducer(self, self._made(Producer, options), topic)
+        return TransactionalProducer(self, self._made(Producer, options, needed=_transactions_of(topic)), topic)
 
-    def _made(self, kind: Callable[..., Answer], options: Mapping[str, object]) -> Answer:
+    def _made(self, kind: Callable[..., Answer], options: Mapping[str, object], *, needed: str) -> Answer:
         try:
-            return kind({**self._options, **options}, logger=_library_logger)
+            return kind({**self._options, "error_cb": partial(self._complain, needed), **options}, logger=_library_logger)
         except KafkaException as error:
             (cause, *_) = error.args
             problem = without_secrets(cause.str(), self._settings)
             raise InvalidKafkaSetting(setting=_named(problem, self._settings), problem=problem) from error
+
+
+def _tls_problem(problem: str, settings: Mapping[str, str]) -> str | None:
+    """Return what a failure of TLS means. The library gives the same reason for every bad certificate, and alerts without their meaning."""
+    if untrusted := _match_untrusted(problem):
+        authorities = settings.get("ssl.ca.location", "this machine, since ssl.ca.location is not set")
+        return (
+            f"the certificate of Kafka at {untrusted[1]} is not valid: it is not of a CA in {authorities}, has expired, or does not name "
+            "that host"
+        )
+    if unwelcome := _match_unwelcome(problem):
+        return (
+            f"Kafka at {unwelcome[1]} does not accept the certificate of this client: set ssl.certificate.location and ssl.key.location to "
+            "a valid one of its CA"
+        )
+    return None
+
+
+def _is_about_the_group(message: Message) -> bool:
+    error = message.error()
+    return error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+
+
+def _read_of(topic: str) -> str:
+    return f"Read on the topic {topic}"
+
+
+def _write_of(topic: str) -> str:
+    return f"Write on the topic {topic}"
+
+
+def _transactions_of(topic: str) -> str:
+    return f"Write on the topic {topic} and on the transactional id {topic}"
 
 
 def _named(problem: str, settings: Mapping[str, str]) -> str:
@@ -241,7 +318,8 @@ class Administrator:
         try:
             description = self._description(topic, timeout_ms)
             resource = ConfigResource(ResourceType.TOPIC, topic)
-            entries = self._answer(self._client.describe_configs([resource], request_timeout=timeout_ms / 1_000)[resource], timeout_ms)
+            asked = self._client.describe_configs([resource], request_timeout=timeout_ms / 1_000)[resource]
+            entries = self._answer(asked, timeout_ms, needed=f"DescribeConfigs on the topic {topic}")
         except KafkaFailed as failed:
             if failed.trouble is Trouble.NO_TOPIC:
                 return None
@@ -265,11 +343,12 @@ class Administrator:
     def _description(self, topic: str, timeout_ms: int) -> TopicDescription:
         asked = self._client.describe_topics(TopicCollection([topic]), request_timeout=timeout_ms / 1_000)
         future: Future[TopicDescription] = asked[topic]
-        return self._answer(future, timeout_ms)
+        return self._answer(future, timeout_ms, needed=f"Describe (which Read and Write include) on the topic {topic}")
 
     def brokers(self, *, timeout_ms: int) -> int:
         """Return how many brokers the Kafka cluster has now. Raises `KafkaFailed`."""
-        return len(self._answer(self._client.describe_cluster(request_timeout=timeout_ms / 1_000), timeout_ms).nodes)
+        asked = self._client.describe_cluster(request_timeout=timeout_ms / 1_000)
+        return len(self._answer(asked, timeout_ms, needed="Describe on the cluster").nodes)
 
     def create(self, topic: str, *, replication: int, settings: Mapping[str, str], timeout_ms: int, partitions: int = 1) -> None:
         """Create a topic. An existing one stays as it is. Raises `KafkaFailed`."""
@@ -277,7 +356,7 @@ class Administrator:
         seconds = timeout_ms / 1_000
         future = self._client.create_topics([wanted], operation_timeout=seconds, request_timeout=seconds)[topic]
         try:
-            self._answer(future, timeout_ms)
+            self._answer(future, timeout_ms, needed=f"Create on the topic {topic}")
         except KafkaFailed as failed:
             cause = failed.__cause__
             if not isinstance(cause, KafkaException) or cause.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
@@ -288,10 +367,38 @@ class Administrator:
         place = TopicPartition(topic, PARTITION, below)
         seconds = timeout_ms / 1_000
         future = self._client.delete_records([place], request_timeout=seconds, operation_timeout=seconds)[place]
-        self._answer(future, timeout_ms)
+        self._answer(future, timeout_ms, needed=f"Delete on the topic {topic}")
 
-    def _answer(self, future: Future[Answer], timeout_ms: int) -> Answer:
-        """Wait for an answer. Meanwhile run callbacks, which report why there is none."""
+    def grant(self, rights: Iterable[Right], *, principal: str, timeout_ms: int) -> None:
+        """Give rights to a user, such as `User:broker`, from any host.
+
+        Raises `KafkaFailed`, and `OperatorError` if Kafka checks no rights.
+        """
+        bindings = [
+            AclBinding(
+                _RESOURCES[right.resource],
+                right.name,
+                ResourcePatternType.LITERAL,
+                principal,
+                "*",
+                _OPERATIONS[operation],
+                AclPermissionType.ALLOW,
+            )
+            for right in rights
+            for operation in right.operations
+        ]
+        for future in self._client.create_acls(bindings, request_timeout=timeout_ms / 1_000).values():
+            try:
+                self._answer(future, timeout_ms, needed="Alter on the cluster")
+            except KafkaFailed as failed:
+                cause = failed.__cause__
+                if isinstance(cause, KafkaException) and cause.args[0].code() == KafkaError.SECURITY_DISABLED:
+                    problem = "this Kafka checks no rights, so it cannot grant any; set authorizer.class.name on its nodes"
+                    raise OperatorError(problem) from failed
+                raise
+
+    def _answer(self, future: Future[Answer], timeout_ms: int, *, needed: str) -> Answer:
+        """Wait for an answer. Meanwhile run callbacks, which report why there is none. `needed` is as for `Clients.failed`."""
         give_up_ns = time.monotonic_ns() + timeout_ms * 1_000_000
         while True:
             self._client.poll(0)
@@ -303,7 +410,7 @@ class Administrator:
                     raise self._clients.silence(f"no answer within {timeout_ms} ms") from None
             except KafkaException as error:
                 self._client.poll(0)
-                raise self._clients.explained(error) from error
+                raise self._clients.explained(error, needed=needed) from error
 
 
 class PartitionConsumer:
@@ -322,15 +429,18 @@ class PartitionConsumer:
         self._consumer.assign([TopicPartition(self._topic, PARTITION, offset)])
 
     def take(self, limit: int, *, timeout_ms: int) -> Sequence[Message]:
-        """Wait for a message, then return it and others already fetched, at most `limit`. Return nothing after `timeout_ms`."""
+        """Wait for a message, then return it and others already fetched, at most `limit`. Return nothing after `timeout_ms`.
+
+        The library looks for the coordinator of its group, which is not needed: a failure of that is left out.
+        """
         first = self._consumer.poll(timeout_ms / 1_000)
         if first is None:
             return ()
-        return [first, *self._consumer.consume(limit - 1, 0)]
+        return [message for message in (first, *self._consumer.consume(limit - 1, 0)) if not _is_about_the_group(message)]
 
     def failed(self, error: KafkaError) -> KafkaFailed | None:
         """Translate the error of a message. Return None if it marks the end of the partition."""
-        return None if error.code() == KafkaError._PARTITION_EOF else self._clients.failed(error)  # noqa: SLF001
+        return None if error.code() == KafkaError._PARTITION_EOF else self._clients.failed(error, needed=_read_of(self._topic))  # noqa: SLF001
 
     def bounds(self, *, timeout_ms: int) -> Bounds:
         """Return the bounds of the partition, as its leader reports them now. Raises `KafkaFailed`."""
@@ -340,7 +450,7 @@ class PartitionConsumer:
         try:
             low, high = self._consumer.get_watermark_offsets(place, timeout=timeout_ms / 1_000)
         except KafkaException as error:
-            raise self._clients.explained(error) from error
+            raise self._clients.explained(error, needed=_read_of(self._topic)) from error
         return Bounds(low=low, high=high)
 
     def offset_at(self, time_ms: int, *, timeout_ms: int) -> int | None:
@@ -349,9 +459,9 @@ class PartitionConsumer:
         try:
             (found,) = self._consumer.offsets_for_times([place], timeout=timeout_ms / 1_000)
         except KafkaException as error:
-            raise self._clients.explained(error) from error
+            raise self._clients.explained(error, needed=_read_of(self._topic)) from error
         if found.error is not None:
-            raise self._clients.failed(found.error)
+            raise self._clients.failed(found.error, needed=_read_of(self._topic))
         return found.offset if found.offset >= 0 else None
 
     def close(self) -> None:
@@ -400,7 +510,8 @@ class PartitionProducer:
         if open_count:
             self._producer.purge(in_queue=True, in_flight=False)
             self._producer.poll(0)
-        reported = [self._clients.failed(outcome) if isinstance(outcome, KafkaError) else outcome for outcome in outcomes]
+        failed = partial(self._clients.failed, needed=_write_of(self._topic))
+        reported = [failed(outcome) if isinstance(outcome, KafkaError) else outcome for outcome in outcomes]
         sent = Sent.of(reported, queued=queued, silence=partial(self._clients.silence, "no acknowledgement in time"))
         if sent.failure is None:
             self._has_number_by_ns = 0
@@ -430,7 +541,9 @@ class TransactionalProducer:
 
     def claim(self, *, timeout_ms: int) -> None:
         """Fence other producers and end their open transactions. Raises `KafkaFailed`."""
+        self._is_open = True  # After a failure, too, the library's `close` would try to end a transaction.
         self._call(self._producer.init_transactions, timeout_ms)
+        self._is_open = False
 
     def write(self, messages: Iterable[tuple[bytes, bytes | None]], *, timeout_ms: int) -> int:
         """Write messages (key, value), at least one, in one transaction. Return the offset of the last.
@@ -447,7 +560,7 @@ class TransactionalProducer:
             for key, value in messages:
                 self._produce(key, value, timeout_ms)
         except KafkaException as error:
-            raise self._clients.explained(error) from error
+            raise self._clients.explained(error, needed=_transactions_of(self._topic)) from error
         except Exception:
             # Otherwise it would stay open until another claim, or for a minute.
             with suppress(KafkaException):
@@ -478,8 +591,9 @@ class TransactionalProducer:
         try:
             call(timeout_ms / 1_000)
         except KafkaException as error:
-            self._producer.poll(0)
-            raise self._clients.explained(error) from error
+            with suppress(KafkaException):  # After a fatal error it raises that again.
+                self._producer.poll(0)
+            raise self._clients.explained(error, needed=_transactions_of(self._topic)) from error
 
     def close(self) -> None:
         """Close the producer. Unsent records are dropped."""

@@ -1,6 +1,7 @@
 """Define `equipoise channel`: read records, explain a bundle's history, and verify the log.
 
-`time_travel`, `copy_commands` and `compact_command` add further commands to this group. `channel.inspect.story` describes records.
+`time_travel`, `copy_commands`, `compact_command` and `kafka_acls` add further commands to this group. `channel.inspect.story` describes
+records.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from equipoise.brokers.cli.commands.compact_command import compact
 from equipoise.brokers.cli.commands.copy_commands import copy, export, import_export
 from equipoise.brokers.cli.commands.history import entries, gone, unknown_offset
 from equipoise.brokers.cli.commands.time_travel import at, diff
+from equipoise.brokers.cli.kafka_acls import acls
 from equipoise.brokers.cli.moments import TimeCommand, time_of
 from equipoise.brokers.cli.options import TIMEOUT_S, JsonOption, LogOption, TimeoutOption, handle, unread
 from equipoise.brokers.cli.outcome import ExitCode, group, print_error
@@ -195,6 +197,7 @@ app.command("export")(export)
 app.command("import")(import_export)
 app.command("copy")(copy)
 app.command("compact")(compact)
+app.command("acls")(acls)
 
 
 class _Page:

@@ -97,6 +97,7 @@ _LINES: Final[Mapping[str, str]] = {
     "channel import": "{folder}/export sqlite:{folder}/import.db --ahead 3 --timeout 5 --json",
     "channel copy": "{log} sqlite:{folder}/copy.db --again --other-is-lost --as erin --timeout 1 --json",
     "channel compact": "--log {log} --retain 7d --dry-run --cluster test --stop-on-eof --timeout 5 --json",
+    "channel acls": "broker User:broker --log kafka://127.0.0.1:1/shop --apply --timeout 5 --json",
     "tokens create-secret-key": "--output {folder}/secret.key --json",
     "tokens create-key-pair": (
         "--output-private-key {folder}/private.key --output-public-key {folder}/public.key --signature-algorithm ES256 --json"
