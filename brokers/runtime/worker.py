@@ -11,6 +11,7 @@ import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final, TypeVar
 
 import orjson
@@ -66,9 +67,10 @@ from equipoise.channel.core.log import Entry
 from equipoise.channel.core.reader import Folded, Reader
 from equipoise.channel.core.view import View
 from equipoise.channel.log.append_queue import Appended, AppendOutcome, InDoubt
-from equipoise.channel.log.open_log import open_log, opened_in_thread
+from equipoise.channel.log.open_log import log_path, open_log, opened_in_thread
 from equipoise.channel.log.subscription import FROM_NOTHING, Subscription
 from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.private_files import writable_by_all
 from equipoise.shedder.loads import Resources
 
 _logger: Final = logging.getLogger(__name__)
@@ -189,6 +191,7 @@ class Worker:
         handle = None
         try:
             handle = await opened_in_thread(partial(open_log, self.config.log_url))
+            await asyncio.to_thread(self._warn_of_modes)
             self._snapshots = Snapshots(directory, log=handle.identity, cluster=self.config.cluster)
             restored = await asyncio.to_thread(self._snapshots.reader, handle, progress=self.replay_progress.restored)
             reader = restored or Reader(log=handle.name, cluster=self.config.cluster)
@@ -229,6 +232,12 @@ class Worker:
         )
         self._finished = asyncio.get_running_loop().create_future()
         self._subscription.start()
+
+    def _warn_of_modes(self) -> None:
+        path = log_path(self.config.log_url)
+        for exposed, mode in writable_by_all(None if path is None else Path(path), self.config.data_dir):
+            fields = {"broker": self.broker_id, "path": str(exposed), "mode": f"{mode:04o}"}
+            _logger.warning("every user of this machine may write to this path; run chmod o-w on it", extra=fields)
 
     async def ready(self, *, timeout_ms: int) -> None:
         """Wait until it has read to the log's end at its start, and its own `joined`. Raise the error that ends it earlier."""

@@ -211,6 +211,19 @@ async def test_a_cancelled_start_closes_the_log_once_it_is_open(tmp_path: Path, 
     assert await asyncio.to_thread(log.closed.wait, PATIENCE_MS / 1_000)
 
 
+async def test_a_log_that_every_user_may_write_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """At the start, with the path and its mode."""
+    (tmp_path / "log.db").touch()
+    (tmp_path / "log.db").chmod(0o666)
+    config = WorkerConfig(log_url=f"sqlite:{tmp_path / 'log.db'}", data_dir=tmp_path / "a", broker_id="a")
+    worker = Worker(config, {}, addresses={})
+    await worker.start()
+    await worker.stop()
+    lines = [record.__dict__ for record in caplog.records if "every user of this machine may write" in record.message]
+    assert [(str(tmp_path / f"log.db{name}"), "0666") for name in ("", "-shm", "-wal")] == [(line["path"], line["mode"]) for line in lines]
+    assert all("chmod o-w" in line["message"] for line in lines)
+
+
 def test_a_failed_start_leaves_no_evidence_file_and_no_thread(tmp_path: Path) -> None:
     held = DataDirectory(tmp_path / "a")
     config = WorkerConfig(log_url="memory:troubled", data_dir=tmp_path / "a", broker_id="a", evidence=tmp_path / "evidence")

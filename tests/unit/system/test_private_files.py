@@ -6,10 +6,12 @@ import os
 import signal
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from equipoise.brokers.decision_log import open_decision_log
 from equipoise.brokers.load.bus.files import FileLoadBus
 from equipoise.brokers.local.demo.callers import History
 from equipoise.brokers.local.local_broker import LocalBroker
@@ -18,10 +20,15 @@ from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.brokers.runtime.observations.evidence import EvidenceFile
 from equipoise.brokers.runtime.observations.records import Kind, Observation
 from equipoise.brokers.runtime.observations.stores import SqliteObservations
+from equipoise.channel.core.snapshot_store import SnapshotRow
+from equipoise.channel.log.open_log import open_log
+from equipoise.channel.system.private_files import writable_by_all
 from equipoise.examples.counter_store import CounterStore
 from equipoise.shedder.load_reports import Sample
+from equipoise.spark_jobs.archive.tables.sink import open_sink
 from equipoise.spark_jobs.audit.findings_out import FindingsTable, Numbered
 from equipoise.spark_jobs.rules.rule import Finding
+from tests.decisions import idle
 
 
 @pytest.fixture(autouse=True)
@@ -32,11 +39,28 @@ def _generous() -> Iterator[None]:
     os.umask(before)
 
 
+def mode_of(path: Path) -> int:
+    """The mode of a file or folder."""
+    return stat.S_IMODE(path.stat().st_mode)
+
+
 def data_directory(path: Path) -> None:
     """A data directory, with all that a broker keeps there."""
     with DataDirectory(path / "data") as directory:
         directory.write_nonce("nonce")
         directory.save_snapshot(b"snapshot", log_identity="log")
+
+
+def log(path: Path) -> None:
+    """A log with its snapshots and its decisions, while it is open and after."""
+    url = f"sqlite:{path / 'log.db'}"
+    with closing(open_log(url)) as opened:
+        opened.append([b"record"], timeout_ms=1_000)
+        for store in (opened.compacted_snapshot(), opened.history_snapshot()):
+            store.claim(timeout_ms=1_000)
+            store.replace([SnapshotRow("row", b"data")], b"marker", timeout_ms=1_000)
+        open_decision_log(url).write(idle())
+        assert [] == [oct(mode) for mode in map(mode_of, path.iterdir()) if mode & 0o077]  # The -wal and -shm go with the last handle.
 
 
 def load_reports(path: Path) -> None:
@@ -90,6 +114,7 @@ def log_of_a_load_worker(path: Path) -> None:
 
 MAKERS = (
     data_directory,
+    log,
     load_reports,
     observations,
     findings,
@@ -107,7 +132,7 @@ def test_what_is_made_is_for_its_owner_alone(make: Callable[[Path], None], tmp_p
     make(tmp_path)
     made = list(tmp_path.rglob("*"))
     assert made
-    assert [] == [(str(path), oct(path.stat().st_mode)) for path in made if stat.S_IMODE(path.stat().st_mode) & 0o077]
+    assert [] == [(str(path), oct(mode_of(path))) for path in made if mode_of(path) & 0o077]
 
 
 @pytest.mark.parametrize(("make", "name"), [(counters, "counter.db"), (observations, "log.db.observations"), (evidence, "evidence")])
@@ -116,4 +141,38 @@ def test_a_file_that_is_there_keeps_its_mode(make: Callable[[Path], None], name:
     (tmp_path / name).touch()
     (tmp_path / name).chmod(0o660)
     make(tmp_path)
-    assert 0o660 == stat.S_IMODE((tmp_path / name).stat().st_mode)
+    assert 0o660 == mode_of(tmp_path / name)
+
+
+def test_an_archive_follows_the_umask(tmp_path: Path) -> None:
+    """It is output that a user names: who shares it, does so by the umask."""
+    for mask, folder in ((0o077, "private"), (0o027, "shared")):
+        os.umask(mask)
+        with open_sink(tmp_path / folder, writer="archive", log="log", url="sqlite:log.db"):
+            made = [tmp_path / folder, *(tmp_path / folder).rglob("*")]
+            assert len(made) > 1
+            assert [] == [(str(path), oct(mode_of(path))) for path in made if mode_of(path) & mask]
+
+
+@pytest.mark.parametrize("exposed", ["", "log.db", "log.db-wal", "log.db.observations", "data"])
+def test_what_every_user_may_write_is_found(exposed: str, tmp_path: Path) -> None:
+    """In the folder of a log, beside it and in a data directory, but not in other files of the folder."""
+    (tmp_path / "data").mkdir(mode=0o700)
+    tmp_path.chmod(0o755)
+    for name in ("log.db", "log.db-wal", "log.db.observations", "other.db"):
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(0o666 if name == "other.db" else 0o664)
+    (tmp_path / "link.db").symlink_to("log.db")
+    log, data = tmp_path / "link.db", tmp_path / "data"
+    assert [] == list(writable_by_all(log, data))
+    path = tmp_path / exposed
+    path.chmod(0o777 if path.is_dir() else 0o666)
+    assert [(path, mode_of(path))] == list(writable_by_all(log, data))
+
+
+def test_a_folder_with_the_sticky_bit_is_not_exposed(tmp_path: Path) -> None:
+    """Nor is what cannot be read."""
+    tmp_path.chmod(0o1777)
+    (tmp_path / "data").mkdir(mode=0o700)
+    assert [] == list(writable_by_all(tmp_path / "log.db", tmp_path / "data"))
+    assert [] == list(writable_by_all(tmp_path / "nowhere" / "log.db", tmp_path / "nowhere"))
