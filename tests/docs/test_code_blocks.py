@@ -55,11 +55,19 @@ def tokens(folder: Path) -> Mapping[str, object]:
     return {}
 
 
+def partitions(_: Path) -> Mapping[str, object]:
+    """Return what a program of the recipe for Kafka has, with a worker that does nothing."""
+    runner = MagicMock()
+    runner.return_value.__aenter__.return_value = AsyncMock()
+    return {"Partitions": MagicMock(), "Path": Path, "Worker": runner, "process": str}
+
+
 # What the text around a block has introduced, by page.
 INTRODUCED: Final[Mapping[str, Callable[[Path], Mapping[str, object]]]] = {
     "docs/explanation/ownership.md": lambda _: {"served": MagicMock(), "store": AsyncMock()},
     "docs/how-to/authenticate-clients.md": tokens,
     "docs/how-to/embed-a-broker.md": embedded,
+    "docs/how-to/own-kafka-partitions.md": partitions,
     "docs/reference/archive.md": archive,
 }
 

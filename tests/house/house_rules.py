@@ -64,7 +64,7 @@ ORDER_KEEPING_CALLS = frozenset({"enumerate", "iter", "list", "map", "max", "min
 # Imports limited to the named modules: clients of other systems, and the tests.
 ONLY_IN = {
     "avro": ("equipoise.brokers.pulsar.topics.compatibility",),
-    "confluent_kafka": ("equipoise.channel.kafka.client", "tests.kafka"),
+    "confluent_kafka": ("equipoise.channel.kafka.client", "equipoise.examples.kafka_partitions", "tests.kafka"),
     "cryptography": ("equipoise.brokers.security", "tests"),
     "faust": ("equipoise.brokers.load.worker",),
     "google": ("equipoise.brokers.pulsar.wire.commands", "equipoise.brokers.pulsar.wire.pulsar_api_pb2"),

@@ -78,6 +78,17 @@ class Writer:
             raise KafkaFailedError(f"{len(failures)} of {len(messages)} messages have no receipt: {failures[0]}")
 
 
+def write_numbers(address: str, topic: str, numbers: range, *, partitions: int) -> None:
+    """Append each number to each partition, over a second or so. Raises `KafkaFailedError` if a receipt does not come in time."""
+    producer = Producer({"bootstrap.servers": address})
+    for number in numbers:
+        for partition in range(partitions):
+            producer.produce(topic, str(number).encode(), partition=partition)
+        producer.poll(0.003)
+    if missing := producer.flush(_CALL_S):
+        raise KafkaFailedError(f"{missing} messages have no receipt")
+
+
 def read_all(address: str, topic: str) -> Sequence[tuple[int, bytes, bytes | None]]:
     """Offset, key and value of all that stands in a topic now. Raises `KafkaFailedError`."""
     with _reading(address) as consumer:
