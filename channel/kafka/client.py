@@ -505,11 +505,14 @@ class PartitionProducer:
                 break
             open_count += 1
         queued = open_count
-        while open_count and (remaining_ns := give_up_ns - time.monotonic_ns()) > 0:
-            self._producer.poll(remaining_ns / 1e9)
+        fatal: KafkaError | None = None
+        while open_count and fatal is None and (remaining_ns := give_up_ns - time.monotonic_ns()) > 0:
+            fatal = self._poll(remaining_ns / 1e9)
         if open_count:
             self._producer.purge(in_queue=True, in_flight=False)
-            self._producer.poll(0)
+            self._poll(0)
+        if fatal is not None:
+            outcomes = [outcome if isinstance(outcome, int) else fatal for outcome in outcomes]
         failed = partial(self._clients.failed, needed=_write_of(self._topic))
         reported = [failed(outcome) if isinstance(outcome, KafkaError) else outcome for outcome in outcomes]
         sent = Sent.of(reported, queued=queued, silence=partial(self._clients.silence, "no acknowledgement in time"))
@@ -517,9 +520,18 @@ class PartitionProducer:
             self._has_number_by_ns = 0
         return sent
 
+    def _poll(self, wait_s: float) -> KafkaError | None:
+        """Let callbacks run. Return the error that makes the producer unusable, such as a denied right: the library raises it here."""
+        try:
+            self._producer.poll(wait_s)
+        except KafkaException as error:
+            fatal: KafkaError = error.args[0]
+            return fatal
+        return None
+
     def drain(self) -> None:
-        """Let callbacks run."""
-        self._producer.poll(0)
+        """Let callbacks run. The next `send` reports an error that makes the producer unusable."""
+        self._poll(0)
 
     def close(self) -> None:
         """Close the producer. Unsent records are dropped."""

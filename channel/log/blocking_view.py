@@ -94,22 +94,29 @@ def append(log: Log, reader: Reader, record: AnyRecord, *, deadline: Deadline, l
     """Append a record that was made against the reader's view, and return its verdict. Raises as `propose` does."""
     data = encode(record)
     offset: int | None = None
+    doubt = ""
     try:
         [offset] = log.append([data], timeout_ms=deadline.remaining_ms())
     except LogUnavailable as error:
         if not error.in_doubt:
             raise
+        doubt = f" after {error.problem}"
 
     # Recognise an append in doubt by its bytes: equal bytes are the same proposal by the same author against the same view.
     def is_own(entry: Entry) -> bool:
         return entry.data == data if offset is None else entry.offset == offset
 
-    return _verdict(log, reader, is_own, record.key, deadline=deadline, listener=listener)
+    return _verdict(log, reader, is_own, record.key, doubt=doubt, deadline=deadline, listener=listener)
 
 
-def _verdict(log: Log, reader: Reader, is_own: Callable[[Entry], bool], key: str, *, deadline: Deadline, listener: Listener) -> Folded:
-    """Fold on until the own record is read back. Waits through outages, since an appended record has a verdict."""
-    problem = f"it was not read back within {deadline.timeout_ms} ms"
+def _verdict(
+    log: Log, reader: Reader, is_own: Callable[[Entry], bool], key: str, *, doubt: str, deadline: Deadline, listener: Listener
+) -> Folded:
+    """Fold on until the own record is read back. Waits through outages, since an appended record has a verdict.
+
+    `doubt` is why it may not be on the log, for the message.
+    """
+    problem = f"it was not read back within {deadline.timeout_ms} ms{doubt}"
     while remaining_ms := deadline.remaining_ms():
         try:
             entries = log.read(reader.position, limit=READ_ENTRIES_MAX) if log.wait(reader.position, timeout_ms=remaining_ms) else ()

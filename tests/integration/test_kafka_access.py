@@ -231,7 +231,7 @@ CASES: Sequence[tuple[str, str, Callable[[str], object]]] = [
     ("Write", "-decisions", write_decision),
     ("Write", "-serving", write_observation),
     ("Write", "-samples", publish_load),
-    ("Read", "-loads", read_loads),
+    ("Read", "-loads", publish_load),  # The first sample makes both topics.
 ]
 """The operation and topic that are missing, and a deed that needs them."""
 
