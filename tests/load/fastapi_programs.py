@@ -38,7 +38,9 @@ class Program:
         """Start the process. Output of all its runs is in one file."""
         words = [word.replace("PORT", str(self.port)) for word in self._server]
         with self.output.open("ab") as output:
-            self.process = await asyncio.create_subprocess_exec(sys.executable, *words, env=self._environment, stdout=output, stderr=output)
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable, *words, env=self._environment, stdout=output, stderr=output, start_new_session=True
+            )
         return self.process
 
     async def start(self, session: aiohttp.ClientSession, path: str = "/equipoise/ready") -> None:
@@ -63,7 +65,7 @@ class Program:
     async def kill(self) -> None:
         """Send SIGKILL, and wait for the end of the process."""
         if self.process is not None and self.process.returncode is None:
-            self.process.kill()
+            os.killpg(self.process.pid, signal.SIGKILL)  # Servers with workers would leave them behind.
             await self.process.wait()
 
 
