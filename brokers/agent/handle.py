@@ -65,6 +65,8 @@ class Handle:
     """One ownership of one bundle by one incarnation. All work is checked by it.
 
     * `is_open`: from the end of opening until the bundle must be released.
+    * `is_settling`: from there until the service's `close` begins, while the log waits for this broker to report the release. No other
+      broker serves the bundle before that report.
     * `children`: the handles that took over the range in a split or merge, in the same step.
     * `serves_on`: whether the namespace is served past the end of the lease.
     * `answered_ns`, `answered_by_token`: boot time of the last work that passed its second check; whether any passed past a lease. For
@@ -78,6 +80,7 @@ class Handle:
     token: int
     lease: Lease
     is_open: bool = False
+    is_settling: bool = False
     serves_on: bool = False
     children: tuple[Handle, ...] = field(default=(), repr=False)
     answered_ns: int = 0
@@ -86,3 +89,7 @@ class Handle:
     def passes(self, now: Instant) -> bool:
         """Return whether work on this bundle may start or be answered now."""
         return self.is_open and (self.lease.good(now) or (self.serves_on and self.lease.is_attended(now)))
+
+    def settles(self, now: Instant) -> bool:
+        """Return whether work for which the release waits may be answered now. None may start."""
+        return self.is_settling and self.lease.good(now)

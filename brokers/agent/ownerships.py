@@ -220,6 +220,8 @@ class Ownerships:
         """Note that the service has closed the bundle."""
         ownership = self._ownerships.get(bundle)
         if ownership is not None and ownership.stage is Stage.CLOSING:
+            if ownership.handle is not None:
+                ownership.handle.is_settling = False
             ownership.handover = None if handover is None or ownership.handle is None else (ownership.handle.token, handover)
         self._finished(bundle, Stage.CLOSING, Stage.CLOSED, None)
 
@@ -279,7 +281,7 @@ class Ownerships:
         after = _STAGE_AFTER_DEADLINE[doing]
         self._core.effects.append(Abandon(bundle=ownership.bundle, doing=doing.value))
         if ownership.handle is not None:
-            ownership.handle.is_open = False
+            ownership.handle.is_open = ownership.handle.is_settling = False
         self._finished(ownership.bundle, doing, after, f"the service did not finish {doing.value} it in time")
 
     # --- reconciliation ---
@@ -321,7 +323,7 @@ class Ownerships:
         """End an ownership: close what is open, discard what was prepared, forget it."""
         ownership.is_over = True
         if ownership.handle is not None:
-            ownership.handle.is_open = False
+            ownership.handle.is_open = ownership.handle.is_settling = False
         if ownership.stage is Stage.OPEN:
             self._close(ownership, bundle)
         elif ownership.stage is Stage.READY:
@@ -395,6 +397,7 @@ class Ownerships:
             return
         # A closing broker that is still the owner on the log (it leaves, or lost this ownership) knows no next owner.
         moved_to = None if bundle is None or bundle.owner in (None, core.incarnation) else core.view.live.get(bundle.owner)
+        handle.is_settling = not ownership.is_over
         ownership.stage, ownership.deadline_ms = Stage.CLOSING, core.now.boot_ms + core.timing.close_ms
         core.effects.append(Close(handle=handle, moved_to=moved_to, deadline_ms=ownership.deadline_ms))
 

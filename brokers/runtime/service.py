@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -123,6 +125,30 @@ class Evidence:
     by_token: bool = False
 
 
+class Admitted:
+    """The admitted work of one broker: a bundle that moves is closed when its own has ended. Any thread may add and remove work."""
+
+    def __init__(self) -> None:
+        self._works: dict[Work, concurrent.futures.Future[None]] = {}
+
+    def add(self, work: Work) -> None:
+        """Note work that begins."""
+        self._works[work] = concurrent.futures.Future()
+
+    def remove(self, work: Work) -> None:
+        """Note that work has ended. You may repeat it."""
+        ended = self._works.pop(work, None)
+        if ended is not None:
+            ended.set_result(None)
+
+    async def all_ended(self, bundle: Bundle, *, timeout_ms: int) -> None:
+        """Wait until the work on a bundle has ended, at most `timeout_ms`."""
+        works = list(self._works.items())
+        ends = [asyncio.wrap_future(ended) for work, ended in works if work.is_in(bundle)]
+        if ends:
+            await asyncio.wait(ends, timeout=timeout_ms / 1_000)
+
+
 class Ownership:
     """The right to work on one bundle, for one ownership. Ask it when work starts, and again before the work is answered.
 
@@ -138,7 +164,7 @@ class Ownership:
       read the handover.
     """
 
-    __slots__ = ("_clock", "_handle", "_record", "_stream", "bundle", "fetch", "handover_problem")
+    __slots__ = ("_admitted", "_clock", "_handle", "_record", "_stream", "bundle", "fetch", "handover_problem")
 
     def __init__(
         self,
@@ -148,9 +174,11 @@ class Ownership:
         record: Callable[[Evidence], None] | None = None,
         fetch: Callable[[], Awaitable[bytes | None]] | None = None,
         stream: Callable[[], AsyncGenerator[bytes, None]] | None = None,
+        admitted: Admitted | None = None,
     ) -> None:
         """Only the worker creates one."""
         self._handle = handle
+        self._admitted = admitted
         self._clock = clock
         self._record = record
         self.fetch = fetch
@@ -195,6 +223,14 @@ class Ownership:
         """Start work on `key`. Raises `OwnershipLost` if it may not start, `CallerError` if the bundle does not hold the key."""
         return Work(self._handle, key, self._clock, self._record)
 
+    def admit(self, key: str) -> Work:
+        """Start work on `key` that a move of the bundle waits for. Use it as a context, and raise in it what makes the work fail.
+
+        Work of `begin` fails its second check once the bundle moves. This work may still be finished: the broker calls `close` when it has
+        ended, or after half of `close_ms`. Meanwhile no other work on the bundle starts, so keep it short. Raises as `begin` does.
+        """
+        return Work(self._handle, key, self._clock, self._record, self._admitted)
+
 
 class Work:
     """One piece of work under an ownership. Call `finish` before you answer, or use it as a context, which calls `finish` at its end.
@@ -202,10 +238,13 @@ class Work:
     A context that ends with an exception does not call `finish`. `key` is the key of the work, `token` its fencing token.
     """
 
-    __slots__ = ("_by_token", "_clock", "_handle", "_point", "_record", "_started_ns", "key", "token")
+    __slots__ = ("_admitted", "_by_token", "_clock", "_handle", "_point", "_record", "_started_ns", "key", "token")
 
-    def __init__(self, handle: Handle, key: str, clock: Clock, record: Callable[[Evidence], None] | None) -> None:
+    def __init__(
+        self, handle: Handle, key: str, clock: Clock, record: Callable[[Evidence], None] | None, admitted: Admitted | None = None
+    ) -> None:
         self._handle = handle
+        self._admitted = admitted
         self._clock = clock
         self._record = record
         self.key = key
@@ -237,7 +276,8 @@ class Work:
         handle = self._successor()
         answered_ns = self._clock.boot_ns()
         now = self._clock.now()
-        if not handle.passes(now) or handle.token != self.token:
+        passes = handle.passes(now) or (self._admitted is not None and handle.settles(now))
+        if not passes or handle.token != self.token:
             raise self._lost(handle, now)
         by_token = self._by_token or (handle.serves_on and not handle.lease.good(now))
         handle.answered_ns = answered_ns
@@ -255,6 +295,10 @@ class Work:
                     by_token=by_token,
                 )
             )
+
+    def is_in(self, bundle: Bundle) -> bool:
+        """Return whether the key of the work lies in a bundle."""
+        return bundle.namespace == self._handle.namespace and bundle.contains(self._point)
 
     def _successor(self) -> Handle:
         """Return the open handle for this key: a split or a merge does not interrupt work."""
@@ -277,11 +321,17 @@ class Work:
         return OwnershipLost(bundle=handle.bundle, token=self.token, problem=problem, is_closed=not handle.is_open)
 
     def __enter__(self) -> Self:
+        if self._admitted is not None:
+            self._admitted.add(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is None:
-            self.finish()
+        try:
+            if kind is None:
+                self.finish()
+        finally:
+            if self._admitted is not None:
+                self._admitted.remove(self)
 
 
 class ServiceHost(Protocol):
@@ -334,7 +384,8 @@ class Service(ABC):
         next owner's broker fetches it. If this broker serves no peers, larger state is lost, and the next owner gets the reason.
         State of any size streams from `fetch`.
 
-        The ownership is already void: no new work starts, and work in progress fails its second check. No broker serves the bundle
+        The ownership is already void: no new work starts, and work in progress fails its second check. A move has waited for work of
+        `Ownership.admit` before. No broker serves the bundle
         until this method returns. Past `deadline` it is cancelled, without a handover. To end earlier yourself, use
         `await deadline.wait(flush(), what="the flush")` or `deadline.remaining_ms()`.
 

@@ -24,7 +24,7 @@ from equipoise.brokers.errors import invalid_service
 from equipoise.brokers.runtime.clock import Clock
 from equipoise.brokers.runtime.failures import error_text
 from equipoise.brokers.runtime.handover import KEPT_BYTES_MAX, Note, Spilled, digest_of, is_like_a_note, note_in
-from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
+from equipoise.brokers.runtime.service import Admitted, Bundle, Ownership, Peer, Service
 from equipoise.brokers.runtime.state_stream import Departures, Pieces
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.errors import EquipoiseError, OperatorError
@@ -66,7 +66,8 @@ ServiceEffect = Prepare | Open | Close | Discard | Abandon | FindCuts | Reshaped
 class ServiceRunner:
     """The services of one worker, by namespace pattern, and their operations.
 
-    `ownerships` maps the name of each open bundle to its ownership. Requests are routed by it.
+    `ownerships` maps the name of each open bundle to its ownership. Requests are routed by it. A bundle that moves is closed when its work
+    in `admitted` has ended.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class ServiceRunner:
         self._departures = Departures(sent)
         self._last_deadline: Deadline | None = None
         self.ownerships: dict[str, Ownership] = {}
+        self.admitted = Admitted()
 
     def service_of(self, namespace: str) -> Service | None:
         """Return the service of a namespace; None if no pattern matches."""
@@ -136,7 +138,7 @@ class ServiceRunner:
             self.ownerships.pop(effect.handle.bundle, None)
             left_ms = effect.deadline_ms - self._clock.now().boot_ms
             deadline = Deadline.after(timeout_ms=max(left_ms, 0))
-            self._begin_closing(_bundle_named(effect.handle.bundle), effect.handle.token, _peer(effect.moved_to), deadline)
+            self._begin_closing(_bundle_named(effect.handle.bundle), effect.handle.token, _peer(effect.moved_to), deadline, effect.handle)
         elif isinstance(effect, FindCuts):
             self._in_background(self._find_cuts(effect.bundle), f"finding where to cut {effect.bundle.name}")
         elif isinstance(effect, Reshaped):
@@ -271,7 +273,10 @@ class ServiceRunner:
         async with asyncio.timeout(left_ms / 2 / 1_000):  # The service has the rest.
             return await self._fetch_spilled(peer_of(effect.source), effect.handle.bundle, digest)
 
-    async def _close(self, bundle: Bundle, token: int, moved_to: Peer | None, deadline: Deadline) -> None:
+    async def _close(self, bundle: Bundle, token: int, moved_to: Peer | None, deadline: Deadline, settling: Handle | None) -> None:
+        if settling is not None and settling.is_settling:
+            await self.admitted.all_ended(bundle, timeout_ms=deadline.remaining_ms() // 2)
+            settling.is_settling = False  # What is answered from now on would be missing in the state that `close` returns.
         try:
             handover = await self._service(bundle.namespace).close(bundle, moved_to, deadline)
         except Exception as error:
@@ -359,8 +364,8 @@ class ServiceRunner:
         """Return whether the current task is still the bundle's, not an abandoned one."""
         return self._running.get(bundle) is asyncio.current_task()
 
-    def _begin_closing(self, bundle: Bundle, token: int, moved_to: Peer | None, deadline: Deadline) -> None:
-        task = self._begin(bundle.name, partial(self._close, bundle, token, moved_to, deadline))
+    def _begin_closing(self, bundle: Bundle, token: int, moved_to: Peer | None, deadline: Deadline, settling: Handle | None = None) -> None:
+        task = self._begin(bundle.name, partial(self._close, bundle, token, moved_to, deadline, settling))
         self._closings.add(task)
         task.add_done_callback(self._closings.discard)
 

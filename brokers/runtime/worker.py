@@ -495,7 +495,7 @@ class Worker:
 
     def _own(self, handle: Handle, source: BrokerEntry | None) -> Ownership:
         if source is None:
-            return Ownership(handle, clock=self.clock, record=self._recorders.record_work)
+            return Ownership(handle, clock=self.clock, record=self._recorders.record_work, admitted=self._runner.admitted)
         goes_on = partial(self._step, OpenContinues(bundle=handle.bundle))
 
         def arrival() -> Arrival:
@@ -508,6 +508,7 @@ class Worker:
             record=self._recorders.record_work,
             fetch=lambda: arrival().whole(),
             stream=lambda: arrival().stream(),
+            admitted=self._runner.admitted,
         )
 
     def _arrival(self, source: Peer, bundle: str, *, digest: str | None = None, progress: Progress | None = None) -> Arrival:

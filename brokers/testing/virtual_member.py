@@ -211,9 +211,9 @@ class Member(AgentHost):
 
     def _own(self, handle: Handle, source: BrokerEntry | None) -> Ownership:
         if source is None:
-            return Ownership(handle, clock=self._world.clock)
+            return Ownership(handle, clock=self._world.clock, admitted=self.runner.admitted)
         arrival = self._arrival(source.broker, handle.bundle)
-        return Ownership(handle, clock=self._world.clock, fetch=arrival.whole, stream=arrival.stream)
+        return Ownership(handle, clock=self._world.clock, fetch=arrival.whole, stream=arrival.stream, admitted=self.runner.admitted)
 
     def _arrival(self, source: str, bundle: str, digest: str | None = None) -> Arrival:
         """Return the state at another member, without the network."""

@@ -3,7 +3,8 @@
 * A period begins when the service has opened a bundle under a good lease. It ends when the handle closes or the lease runs out.
 * After a lapse it ends where the lease did, however late that is noticed: a stopped process served nothing.
 * Work that passed its second check later extends it, so that an audit finds it.
-* Work answered after a reported end is reported as a later end. No handle passes then, so this shows a defect.
+* Work answered after a reported end is reported as a later end. After a release this may be admitted work. After any other end no handle
+  passes, so this shows a defect.
 * A namespace that serves on past a lease is served until its handle closes, and marked: only the token guards there.
 """
 

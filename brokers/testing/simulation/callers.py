@@ -90,7 +90,7 @@ class Callers:
             return
         child = child_of(handle, point)
         now = process.host.now()
-        if not child.passes(now):
+        if not (child.passes(now) or child.settles(now)):
             self.refused += 1
             return
         self.answered += 1

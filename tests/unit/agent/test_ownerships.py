@@ -78,6 +78,18 @@ def test_a_handle_is_closed_before_the_service_closes() -> None:
     assert not handle.is_open
 
 
+@pytest.mark.parametrize("end", ["service a answers", "advance 6s"])
+def test_a_handle_settles_until_the_service_has_closed(end: str) -> None:
+    """Or until it has overrun its deadline. A bundle that the broker has lost does not settle."""
+    stage = play("cluster a b with 1 bundle", "service a waits close")
+    handle, now = stage.process("a").agent.handles[WHOLE], stage.hosts["a"].now
+    assert not handle.settles(now())
+    perform(stage, "transfer 00_ff to b by admin")
+    assert (True, False) == (handle.settles(now()), handle.passes(now()))
+    perform(stage, end)
+    assert not handle.is_settling
+
+
 def test_a_bundle_that_is_opened_too_late_is_closed_again() -> None:
     """The log has given it to another broker. Its handle never passes."""
     stage = play("cluster a b with 1 bundle", "service b waits open", "transfer 00_ff to b by admin")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.handle import Handle, Lease
-from equipoise.brokers.runtime.service import Evidence, Ownership, OwnershipLost
+from equipoise.brokers.runtime.service import Admitted, Evidence, Ownership, OwnershipLost
 from equipoise.brokers.testing.virtual_member import VirtualClock
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name, key_hash
 
@@ -142,3 +144,53 @@ def test_a_context_of_work_checks_at_its_end() -> None:
     handle.is_open = False
     with pytest.raises(ZeroDivisionError), work:
         raise ZeroDivisionError
+
+
+def released(handle: Handle) -> None:
+    """Let a handle be as that of a bundle that moves, before its service closes it."""
+    handle.is_open, handle.is_settling = False, True
+
+
+def test_admitted_work_may_be_finished_until_the_service_closes_the_bundle() -> None:
+    """Under a good lease. Other work, and work that starts then, may not."""
+    clock, admitted, handle = clock_at_start(), Admitted(), opened()
+    ownership = Ownership(handle, clock=clock, admitted=admitted)
+    other = ownership.begin(LEFT_KEY)
+    with ownership.admit(LEFT_KEY):
+        released(handle)
+        with pytest.raises(OwnershipLost, match="closed here"):
+            other.finish()
+        with pytest.raises(OwnershipLost, match="closed here"):
+            ownership.admit(LEFT_KEY)
+    for lost in ("lease", "closed"):
+        handle.is_open = True
+        late = ownership.admit(LEFT_KEY)
+        released(handle)
+        if lost == "closed":
+            handle.is_settling = False
+        else:
+            clock.boot_ms += 3_000
+        with pytest.raises(OwnershipLost):
+            late.finish()
+        clock.boot_ms = 1_000
+
+
+async def test_a_closing_waits_for_the_admitted_work_of_its_bundle() -> None:
+    """Also of one that was split since, until it fails or is finished, in any thread."""
+    admitted, whole = Admitted(), opened()
+    left, right = opened(0, MIDDLE), opened(MIDDLE)
+    ownership = Ownership(whole, clock=clock_at_start(), admitted=admitted)
+    left_bundle, right_bundle = (Ownership(half, clock=clock_at_start()).bundle for half in (left, right))
+    failing, finished = ownership.admit(LEFT_KEY), ownership.admit(LEFT_KEY)
+    await admitted.all_ended(left_bundle, timeout_ms=60_000)  # None has been entered.
+    failing.__enter__()
+    finished.__enter__()
+    replaced((whole,), (left, right))
+    await admitted.all_ended(right_bundle, timeout_ms=60_000)
+    await admitted.all_ended(left_bundle, timeout_ms=1)  # The time is over.
+    ending = asyncio.ensure_future(admitted.all_ended(left_bundle, timeout_ms=60_000))
+    failing.__exit__(ValueError, ValueError(), None)
+    await asyncio.sleep(0)
+    assert not ending.done()
+    await asyncio.to_thread(finished.__exit__, None, None, None)
+    await ending

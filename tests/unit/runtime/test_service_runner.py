@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -12,7 +12,7 @@ from equipoise.brokers.agent.effects import Abandon, Close, Discard, FindCuts, P
 from equipoise.brokers.agent.events import Closed, CutsFound, Discarded, Opened, Prepared
 from equipoise.brokers.runtime import service_runner as module
 from equipoise.brokers.runtime.clock import SystemClock
-from equipoise.brokers.runtime.service import Bundle, Peer, Service
+from equipoise.brokers.runtime.service import Bundle, Ownership, OwnershipLost, Peer, Service
 from equipoise.channel.core.entries import bundle_entry
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name
@@ -168,6 +168,35 @@ async def test_a_closing_gets_the_deadline_of_the_agent(ahead_ms: int) -> None:
     await settled()
     ((_, _, left_ms),) = bench.service.closed
     assert max(0, ahead_ms - 30_000) <= left_ms <= max(0, ahead_ms)
+
+
+async def test_a_bundle_that_moves_is_closed_after_its_admitted_work() -> None:
+    """Or after half of the time. Later the work may not be finished, because its effect would be missing in the state."""
+    for ends, ahead_ms in ((True, 60_000), (False, 20)):
+        bench, closing = Bench(), asyncio.Event()
+
+        async def begin(closing: asyncio.Event = closing) -> None:
+            closing.set()
+
+        bench.service.closing = begin
+        handle = bench.open(1)
+        await settled()
+        ownership = Ownership(handle, clock=SystemClock(), admitted=bench.runner.admitted)
+        handle.is_open = True
+        handle.lease.extend(decided=SystemClock().now(), lease_ms=60_000)
+        with ExitStack() as until_finished:
+            until_finished.enter_context(ownership.admit("key"))
+            handle.is_open, handle.is_settling = False, True
+            bench.runner.carry_out(Close(handle=handle, moved_to=None, deadline_ms=SystemClock().now().boot_ms + ahead_ms))
+            await settled()
+            assert [] == bench.service.closed
+            if ends:
+                until_finished.close()
+            await closing.wait()
+            assert not handle.is_settling
+            if not ends:
+                with pytest.raises(OwnershipLost):
+                    until_finished.close()
 
 
 async def test_the_end_closes_all_open_bundles_concurrently() -> None:
