@@ -179,7 +179,8 @@ class BrokerUnreachable(PeerError):
         self.address = address
         self.problem = problem
         self.in_doubt = in_doubt
-        super().__init__(f"the broker {broker} cannot be asked at {address}: {problem}; see whether it runs, and ask again")
+        advice = "it may have executed the request: look before you send it again" if in_doubt else "see whether it runs, and ask again"
+        super().__init__(f"the broker {broker} cannot be asked at {address}: {problem}; {advice}")
 
 
 class InvalidRequest(CallerError):

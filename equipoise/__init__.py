@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from equipoise.brokers.http.caller import identity_of
     from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service, ServiceHost, Work
     from equipoise.brokers.security.identity import Identity
+    from equipoise.brokers.server.by_key import current_work
     from equipoise.brokers.server.embedded import Worker, WorkerInThread
     from equipoise.brokers.testing.virtual_cluster import Cluster
     from equipoise.channel.core.ranges import key_hash
@@ -35,6 +36,7 @@ __all__ = [
     "Work",
     "Worker",
     "WorkerInThread",
+    "current_work",
     "identity_of",
     "key_hash",
 ]
@@ -55,6 +57,7 @@ _MODULES: Final = {
     "Work": "brokers.runtime.service",
     "Worker": "brokers.server.embedded",
     "WorkerInThread": "brokers.server.embedded",
+    "current_work": "brokers.server.by_key",
     "identity_of": "brokers.http.caller",
     "key_hash": "channel.core.ranges",
 }

@@ -3,7 +3,7 @@
 This module only re-exports names.
 """
 
-from equipoise.brokers.errors import InvalidConfig, InvalidRequest, NotProposed, Rejected, UnknownNamespace
+from equipoise.brokers.errors import BrokerUnreachable, InvalidConfig, InvalidRequest, NotProposed, Rejected, UnknownNamespace
 from equipoise.brokers.runtime.service import OwnershipLost, WorkerEnded
 from equipoise.brokers.testing.virtual_cluster import NotServed, NotSplit
 from equipoise.channel.core.errors import (
@@ -21,6 +21,7 @@ from equipoise.channel.core.errors import (
 )
 
 __all__ = [
+    "BrokerUnreachable",
     "Bug",
     "CallerError",
     "DeadlineExceeded",

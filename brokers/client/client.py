@@ -7,19 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
+from equipoise.brokers.client.attempts import IDEMPOTENT, Call
 from equipoise.brokers.client.http_source import HttpSource
 from equipoise.brokers.client.log_source import LogSource
 from equipoise.brokers.client.table import Assigned, Source
 from equipoise.brokers.runtime.loop_thread import CROSSING_MS, InThread, not_running
 from equipoise.brokers.runtime.service import Peer
 from equipoise.brokers.security.own_token import OwnToken
-from equipoise.channel.core.errors import CallerError, Overloaded, without_password
+from equipoise.channel.core.errors import CallerError, Overloaded, missing_extra, without_password
 from equipoise.channel.core.ranges import check_namespace, key_hash
 from equipoise.channel.system.deadline import Deadline
+
+if TYPE_CHECKING:
+    import httpx
+
+    from equipoise.brokers.client.calls import Calls
 
 START_MS: Final = 30_000
 OWNER_MS: Final = 10_000
@@ -71,6 +78,7 @@ class Client:
         self._waiting: dict[asyncio.Future[None], None] = {}
         # Owners reported as wrong, by bundle: the broker, its token, and until when to avoid it.
         self._distrusted: dict[str, tuple[str, int, int]] = {}
+        self._calls: Calls | None = None
 
     def __repr__(self) -> str:
         return f"<Client of {self._shown}, {'running' if self._problem is None else 'not running'}>"
@@ -94,7 +102,58 @@ class Client:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._problem = _ENDED
         self._wake()  # Waiting callers get their error now, not at their deadlines.
+        if self._calls is not None:
+            await self._calls.close()
         await self._source.stop()
+
+    async def request(
+        self,
+        method: str,
+        namespace: str,
+        key: str,
+        path: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        content: bytes | None = None,
+        json: object = None,
+        idempotent: bool | None = None,
+        timeout_ms: int = OWNER_MS,
+    ) -> httpx.Response:
+        """Send a request to the program that serves `key`, and return its answer, with any status. Needs the extra `client` (httpx).
+
+        `path` with its query is below the `http` address of the program. The body is `content`, or `json` as JSON. Everything ends within
+        `timeout_ms`: finding the owner, waiting while the bundle moves, and all attempts, with random pauses between them.
+
+        The request is sent again:
+
+        * always, if it was certainly not executed: no connection, a redirect to the owner (307, 308), 421, or 503 of `Worker.by_key`;
+        * if it may have been executed (the connection broke, no answer in time), only with the methods GET, HEAD, OPTIONS, PUT and DELETE.
+          `idempotent` overrides this.
+
+        Any other answer is returned, also 503 of the program itself. After three failed connections in a row, an address is spared for one
+        second, and then tried by one request. Connections are kept and shared. Certificates of the environment are read once. The token of
+        this client is not sent; give `headers` for the program, which go to every broker that is asked.
+
+        Raises `BrokerUnreachable` if the request may have been executed and is not sent again; `DeadlineExceeded` if there was no answer in
+        time, with the last problem (without `idempotent`, the request was not executed); `UnknownNamespace`; `InvalidName`; `Overloaded`;
+        `PeerError` if the owner has no HTTP address; `CallerError` without the extra, for a request that cannot be sent, and as `owner`
+        does.
+        """
+        is_idempotent = method.upper() in IDEMPOTENT if idempotent is None else idempotent
+        self._find(namespace, key_hash(key))  # Raises outside the context.
+        if self._calls is None:
+            self._calls = _new_calls(self)
+        call = Call(
+            method=method.upper(),
+            namespace=namespace,
+            key=key,
+            path=path,
+            headers=headers or {},
+            content=content,
+            json=json,
+            is_idempotent=is_idempotent,
+        )
+        return await self._calls.request(call, timeout_ms=timeout_ms)
 
     async def owner(self, namespace: str, key: str, *, timeout_ms: int = OWNER_MS) -> Peer:
         """Return the broker that serves `key`. Waits while no broker does, and while the only candidate was reported as wrong.
@@ -162,6 +221,16 @@ class Client:
                 waiter.set_result(None)
 
 
+def _new_calls(client: Client) -> Calls:
+    try:
+        from equipoise.brokers.client.calls import Calls  # noqa: PLC0415 - its HTTP client comes with an extra
+    except ModuleNotFoundError as error:
+        if error.name != "httpx":
+            raise
+        raise missing_extra(what="Client.request", extra="client") from error
+    return Calls(client)
+
+
 class ClientInThread(InThread):
     """A client with its own thread: `with Client(...).in_thread() as client`. Any thread may call it.
 
@@ -177,6 +246,25 @@ class ClientInThread(InThread):
         """See `Client.owner`."""
         owner = self._client.owner(namespace, key, timeout_ms=timeout_ms)
         return self.run(owner, timeout_ms=timeout_ms + CROSSING_MS, what=f"an owner for {namespace}/{key}")
+
+    def request(
+        self,
+        method: str,
+        namespace: str,
+        key: str,
+        path: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        content: bytes | None = None,
+        json: object = None,
+        idempotent: bool | None = None,
+        timeout_ms: int = OWNER_MS,
+    ) -> httpx.Response:
+        """See `Client.request`."""
+        request = self._client.request(
+            method, namespace, key, path, headers=headers, content=content, json=json, idempotent=idempotent, timeout_ms=timeout_ms
+        )
+        return self.run(request, timeout_ms=timeout_ms + CROSSING_MS, what=f"an answer to {method} {path} for {namespace}/{key}")
 
     def misrouted(self, namespace: str, key: str, seen: Peer) -> None:
         """See `Client.misrouted`."""

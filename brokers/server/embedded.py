@@ -10,13 +10,13 @@ import re
 import socket
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import AsyncExitStack, contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -29,6 +29,7 @@ from equipoise.brokers.runtime.loop_thread import CROSSING_MS, InThread, not_run
 from equipoise.brokers.runtime.service import PEER, Ownership, Peer, Service
 from equipoise.brokers.runtime.service_runner import LAST_FETCHES_MS
 from equipoise.brokers.runtime.worker import Worker as Host
+from equipoise.brokers.server.by_key import AsgiApp, ByKey
 from equipoise.brokers.server.main import Broker
 from equipoise.brokers.server.mounted import MountedHttp
 from equipoise.brokers.server.signal_drain import draining
@@ -158,6 +159,44 @@ class Worker:
         self._advertised_addresses = {PEER: peer} | self._advertised_addresses
         self._mounted = MountedHttp()
         return self._mounted
+
+    def by_key(
+        self,
+        app: AsgiApp,
+        *,
+        namespace: str,
+        key: str | Callable[[MutableMapping[str, Any]], str | None],
+        forward: bool = False,
+        timeout_ms: int = ROUTE_MS,
+    ) -> ByKey:
+        """Return an ASGI app that has each request answered by the owner of its key. `app` answers for the keys of this worker.
+
+        `key` is a path with the key in it, such as `/users/{key}`, which also stands for all paths below it. Or it is a function that
+        returns the key by the ASGI scope, for example from a header; None for a request without a key, which goes to `app` unchanged.
+
+        * If this worker owns the key, `app` answers. `equipoise.current_work()` has the fencing token. A move of the bundle waits until the
+          answer begins, for up to half of `close_ms`. If the ownership is lost before, the answer is replaced by 503.
+        * If another worker owns it, the caller is redirected to its `http` address (307). With `forward` this worker forwards the request,
+          and the answer, piece by piece. It sends the request again if the owner has moved meanwhile, unless the owner may have executed
+          it, or took a part of a body over 1 MiB. The owner sees this program as its client, and must use `by_key` too.
+        * While no worker owns it, the request waits. After `timeout_ms` in all it is answered 503.
+
+        Refusals have the form of the broker's own. `X-Equipoise-Outcome: not-started` marks those without any effect, so `Client.request`
+        repeats the request; `unknown` those after which it may have been executed. 404: there is no such namespace. 421: the request was
+        forwarded here, but this worker does not own the key.
+
+        Install it with `app.add_middleware(worker.by_key, namespace=..., key=...)`. The program runs on the loop of the worker. Raises
+        `InvalidName`, and `CallerError` for a path without `{key}`.
+        """
+        return ByKey(
+            app,
+            self,
+            namespace=namespace,
+            key=key,
+            forward=forward,
+            timeout_ms=timeout_ms,
+            tls=lambda: self._started.certificates.client,
+        )
 
     def in_thread(self) -> WorkerInThread:
         """Return the same worker in a thread of its own, as a plain context, for a program without an event loop."""

@@ -5,40 +5,39 @@ Each path exists once, in the broker's own HTTP server. Source: the ASGI specifi
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, MutableMapping
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
-from urllib.parse import quote
+from typing import Final
 
 import aiohttp
-import orjson
 from aiohttp import web
 from yarl import URL
 
-from equipoise.brokers.http.answers import JSON
-from equipoise.brokers.http.errors import RETRY_AFTER_S
+from equipoise.brokers.http.errors import problem_answer
 from equipoise.brokers.http.guard import ARRIVED_AT
 from equipoise.brokers.http.limits import CALLER
+from equipoise.brokers.server.forwarding import (
+    Body,
+    Message,
+    Receive,
+    Send,
+    body_of,
+    end_to_end,
+    forwarded_headers,
+    forwarding_session,
+    path_of,
+    refuse,
+    send_answer,
+    while_client_waits,
+)
 
 _logger: Final = logging.getLogger(__name__)
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-
-# Headers of one connection (RFC 9110, section 7.6.1), and what the HTTP client or server beside it answers for.
-_HOP_BY_HOP: Final = frozenset(
-    {"connection", "expect", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
-    | {ARRIVED_AT.lower(), CALLER.lower()}
-)
-# What aiohttp would add to a request that lacks them.
-_AUTOMATIC: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 # The path of the one route of the aiohttp application.
 _ANY_PATH: Final = "/{path:.*}"
 
@@ -63,21 +62,8 @@ class MountedHttp:
             return
         if scope["type"] != "http":
             raise NotImplementedError(f"the app of a worker has no {scope['type']!r}; mount it into a program, which starts the worker")
-        first = await receive()
-        while first.get("more_body") and not first.get("body"):  # Whether there is a body at all is not known yet.
-            first = await receive()
-        body = _Body(first, receive)
-        exchange = asyncio.ensure_future(self._exchange(scope, body, send))
-        gone = asyncio.ensure_future(body.client_is_gone())
-        try:
-            await asyncio.wait((exchange, gone), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (exchange, gone):
-                task.cancel()
-            await asyncio.wait((exchange, gone))
-        for task in (exchange, gone):
-            if not task.cancelled():
-                task.result()
+        body = await body_of(receive)
+        await while_client_waits(body, self._exchange(scope, body, send))
 
     @contextmanager
     def listening(self) -> Iterator[Path]:
@@ -95,26 +81,19 @@ class MountedHttp:
         app.add_routes([web.route("*", _ANY_PATH, self._answer)])
         return app
 
-    async def _exchange(self, scope: Message, body: _Body, send: Send) -> None:
-        target = _Target(scope["method"], _path(scope), scope["query_string"].decode("latin-1"))
+    async def _exchange(self, scope: Message, body: Body, send: Send) -> None:
+        target = _Target(scope["method"], path_of(scope, below=scope.get("root_path", "")), scope["query_string"].decode("latin-1"))
+        headers = _request_headers(scope["headers"], server=scope.get("server"), client=scope.get("client"))
         has_answered = False
         try:
-            async with self._response(
-                target, _request_headers(scope["headers"], server=scope.get("server"), client=scope.get("client")), body.data()
-            ) as response:
+            async with self._response(target, headers, body.data()) as response:
                 has_answered = True
-                await send({"type": "http.response.start", "status": response.status, "headers": _end_to_end(response.raw_headers)})
-                async for piece in response.content.iter_any():
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
-                await send({"type": "http.response.body", "body": b""})
+                await send_answer(response, send)
         except aiohttp.ClientError as error:
             if has_answered:  # Without the end of the answer, the server breaks the connection of the caller.
                 _logger.warning("broken answer: %s", error, extra={"method": target.method, "path": target.path})
                 return
-            refusal = _refusal(error)
-            headers = [(name.lower().encode(), value.encode()) for name, value in refusal.headers.items()]
-            await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
-            await send({"type": "http.response.body", "body": refusal.body})
+            await refuse(send, HTTPStatus.SERVICE_UNAVAILABLE, _not_ready(error), "NotReady")
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         """Answer one request of the aiohttp application."""
@@ -127,7 +106,7 @@ class MountedHttp:
         try:
             async with self._response(target, headers, request.content if request.body_exists else None) as response:
                 answer = web.StreamResponse(status=response.status, reason=response.reason)
-                for name, value in _end_to_end(response.raw_headers):
+                for name, value in end_to_end(response.raw_headers):
                     answer.headers.add(name.decode("latin-1"), value.decode("utf-8", "surrogateescape"))
                 await answer.prepare(request)
                 async for piece in response.content.iter_any():
@@ -135,7 +114,7 @@ class MountedHttp:
                 await answer.write_eof()
         except aiohttp.ClientError as error:
             if answer is None or not answer.prepared:
-                return _refusal(error)
+                return problem_answer(request, HTTPStatus.SERVICE_UNAVAILABLE, _not_ready(error), "NotReady")
             if request.transport is not None:  # Otherwise the caller is gone.
                 _logger.warning("broken answer: %s", error, extra={"method": target.method, "path": target.path})
                 request.transport.abort()
@@ -152,13 +131,7 @@ class MountedHttp:
         # One connection for each request: a kept one could be closed by the broker just as the next request is sent.
         connector = aiohttp.UnixConnector(path=str(self._socket_path), force_close=True)
         async with (
-            aiohttp.ClientSession(
-                connector=connector,
-                auto_decompress=False,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                skip_auto_headers=_AUTOMATIC,
-                timeout=aiohttp.ClientTimeout(total=None),
-            ) as session,
+            forwarding_session(connector, aiohttp.ClientTimeout(total=None)) as session,
             session.request(target.method, url, headers=headers, data=data, allow_redirects=False) as response,
         ):
             yield response
@@ -173,74 +146,11 @@ class _Target:
     query: str
 
 
-class _Body:
-    """The body of one request, and the end of its client. Both come from the same ASGI channel, one after the other."""
-
-    def __init__(self, first: Message, receive: Receive) -> None:
-        self._first = first
-        self._receive = receive
-        self._is_read = asyncio.Event()
-        self._is_gone = first["type"] == "http.disconnect"
-        if not first.get("more_body"):
-            self._is_read.set()
-
-    def data(self) -> AsyncIterator[bytes] | bytes | None:
-        """Return the body for aiohttp; None if there is none."""
-        if self._first.get("more_body"):
-            return self._pieces()
-        return self._first.get("body") or None
-
-    async def _pieces(self) -> AsyncIterator[bytes]:
-        message = self._first
-        try:
-            while True:
-                if message.get("body"):
-                    yield message["body"]
-                if not message.get("more_body"):
-                    return
-                message = await self._receive()
-                if message["type"] == "http.disconnect":
-                    self._is_gone = True
-                    raise aiohttp.ClientConnectionError("the caller is gone")
-        finally:
-            self._is_read.set()
-
-    async def client_is_gone(self) -> None:
-        """Wait until the client has closed its connection, or has its whole answer."""
-        await self._is_read.wait()
-        while not self._is_gone:
-            self._is_gone = (await self._receive())["type"] == "http.disconnect"
-
-
-def _path(scope: Message) -> str:
-    """Return the path below the mount, percent-encoded as the client sent it.
-
-    `path` and `raw_path` begin with `root_path` by the specification. Older frameworks leave it out of `path`.
-    """
-    path, root = scope["path"], scope.get("root_path", "")
-    below = path.removeprefix(root) if path == root or path.startswith(f"{root}/") else path
-    sent = (scope.get("raw_path") or b"").decode("latin-1").partition("?")[0]
-    start = sent.removeprefix(quote(root))
-    # The prefix itself may be encoded in another way; then the decoded path is the only one that can be cut.
-    return (start if sent.startswith(f"{quote(root)}/") else quote(below)) or "/"
-
-
 def _request_headers(sent: Iterable[tuple[bytes, bytes]], *, server: object, client: object) -> list[tuple[str, str]]:
     """Return the headers for the broker. `server` is where the request arrived, `client` is from where, each as (host, port) if known."""
-    headers = [(name.decode("latin-1"), value.decode("utf-8", "replace")) for name, value in _end_to_end(sent)]
     known = ((name, address) for name, address in ((ARRIVED_AT, server), (CALLER, client)) if isinstance(address, tuple | list))
-    return [*headers, *((name, str(address[0])) for name, address in known)]
+    return [*forwarded_headers(sent), *((name, str(address[0])) for name, address in known)]
 
 
-def _end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return the headers without those of one connection, and those that `Connection` names, with names in lower case."""
-    pairs = [(name.lower(), value) for name, value in headers]
-    named = {part.strip().lower() for name, value in pairs if name == b"connection" for part in value.decode("latin-1").split(",")}
-    return [(name, value) for name, value in pairs if name.decode("latin-1") not in _HOP_BY_HOP | named]
-
-
-def _refusal(error: aiohttp.ClientError) -> web.Response:
-    """Return 503 in the form of all errors of a broker."""
-    reason = f"the broker does not answer: {error}; try again, or use another broker"
-    body = orjson.dumps({"reason": reason, "error": "NotReady"})
-    return web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE, body=body, content_type=JSON, headers={"Retry-After": str(RETRY_AFTER_S)})
+def _not_ready(error: aiohttp.ClientError) -> str:
+    return f"the broker does not answer: {error}; try again, or use another broker"

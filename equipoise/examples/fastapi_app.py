@@ -11,11 +11,9 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, RedirectResponse, Response
+from fastapi import FastAPI
 
 from equipoise import Bundle, Deadline, Ownership, Peer, Service, Worker, key_hash
-from equipoise.errors import EquipoiseError
 
 NAMESPACE = "web/pages"
 
@@ -37,11 +35,10 @@ class Visits(Service):
             del self.counts[page]
         return json.dumps(leaving).encode()
 
-    def visit(self, ownership: Ownership, page: str) -> int:
-        """Count one visit. Raises `OwnershipLost`, possibly after counting; in the counter example, a repeated call counts once."""
-        with ownership.begin(page):  # Checks ownership at the start and at the end of the work.
-            self.counts[page] += 1
-            return self.counts[page]
+    def visit(self, page: str) -> int:
+        """Count one visit. Only the owner of the page does, under its ownership."""
+        self.counts[page] += 1
+        return self.counts[page]
 
 
 def make_app(log_url: str, address: str) -> FastAPI:
@@ -59,16 +56,11 @@ def make_app(log_url: str, address: str) -> FastAPI:
     app = FastAPI(lifespan=lifespan)
     app.mount("/equipoise", worker.asgi("/equipoise"))  # Health, metrics, administration, and state for the other programs.
 
-    @app.exception_handler(EquipoiseError)
-    async def unavailable(_request: Request, error: Exception) -> Response:
-        return JSONResponse({"detail": str(error)}, 503, {"Retry-After": "1"})
+    app.add_middleware(worker.by_key, namespace=NAMESPACE, key="/visits/{key}")  # Redirects to the program that owns the page.
 
     @app.post("/visits/{page}")
-    async def visit(page: str, request: Request) -> Response:
-        served = await worker.route(NAMESPACE, page)
-        if isinstance(served, Peer):
-            return RedirectResponse(served.http_url + request.url.path, status_code=307)
-        return JSONResponse({"page": page, "visits": visits.visit(served, page), "broker": worker.broker_id})
+    async def visit(page: str) -> dict[str, str | int]:
+        return {"page": page, "visits": visits.visit(page), "broker": worker.broker_id}
 
     return app
 

@@ -30,7 +30,7 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         "identity_of",
         "Identity",
     ),
-    "Run a broker in a program": ("Worker", "WorkerInThread"),
+    "Run a broker in a program": ("Worker", "WorkerInThread", "current_work"),
     "Call a service": ("Client", "ClientInThread"),
     "Test a service": ("Cluster", "MakeCluster", "MovesAtEveryAwait", "MakeProcesses"),
 }

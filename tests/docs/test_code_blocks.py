@@ -13,7 +13,7 @@ from configparser import ConfigParser
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from unittest.mock import AsyncMock, MagicMock
+from unittest.mock import AsyncMock, MagicMock, create_autospec
 
 import pandas as pd
 import pytest
@@ -43,10 +43,13 @@ def archive(folder: Path) -> Mapping[str, object]:
 
 
 def embedded(_: Path) -> Mapping[str, object]:
-    """Return a service, and the class that runs it, where the log has its namespace."""
+    """Return a service, the class that runs it, where the log has its namespace, and a stand-in for a client of programs."""
     with equipoise.Worker("sqlite:visits.db", Visits()).in_thread() as worker:
         worker.create_namespace("web/pages")
-    return {"Worker": equipoise.Worker, "service": Visits()}
+    client = create_autospec(equipoise.Client)
+    client.return_value.__aenter__.return_value = client.return_value
+    client.return_value.request.return_value = MagicMock()
+    return {"Client": client, "Worker": equipoise.Worker, "service": Visits()}
 
 
 def tokens(folder: Path) -> Mapping[str, object]:

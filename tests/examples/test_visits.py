@@ -22,7 +22,8 @@ def visit(cluster: Cluster[Visits], page: str) -> int:
     """Visit a page at the broker that owns it."""
     owner = cluster.owner(cluster.bundle(NAMESPACE, page))
     assert owner is not None
-    return cluster.service(owner).visit(cluster.ownership(NAMESPACE, page), page)
+    with cluster.ownership(NAMESPACE, page).begin(page):
+        return cluster.service(owner).visit(page)
 
 
 def test_counts_move_with_their_bundle(cluster: Cluster[Visits]) -> None:
@@ -41,7 +42,7 @@ def test_a_former_owner_counts_nothing(cluster: Cluster[Visits]) -> None:
     former = cluster.ownership(NAMESPACE, "home")
     cluster.take(bundle)
     with pytest.raises(OwnershipLost):
-        cluster.service("broker-1").visit(former, "home")
+        former.begin("home")
 
 
 def test_callers_wait_for_the_next_owner(cluster: Cluster[Visits]) -> None:

@@ -14,13 +14,16 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from equipoise import Client
 from equipoise.brokers.operations.access import opened
+from equipoise.examples.fastapi_app import NAMESPACE
 from tests.house.house_rules import ROOT
 from tests.load.fastapi_programs import DEADLINE_S, Program, programs
 
 pytestmark = pytest.mark.integration
 
 PAGES = [f"page-{number}" for number in range(20)]
+MORE_PAGES = [f"more-{number}" for number in range(20)]
 PAUSE_S = 0.1
 GUNICORN = (
     *(
@@ -95,12 +98,33 @@ class Callers:
             self._stopping.set()
 
 
+@contextlib.asynccontextmanager
+async def calling_by_key(log_url: str, counts: Counter[str], calls: Counter[str]) -> AsyncIterator[None]:
+    """Call `MORE_PAGES` meanwhile with the client of Equipoise. No call may fail, not even at a program that is starting."""
+    stopping = asyncio.Event()
+
+    async def call_on(client: Client, page: str) -> None:
+        while not stopping.is_set():
+            answer = await client.request("POST", NAMESPACE, page, f"/visits/{page}")
+            assert 200 == answer.status_code, answer.text
+            calls[page] += 1
+            counts[page] = answer.json()["visits"]
+            await asyncio.sleep(PAUSE_S)
+
+    async with Client(log_url) as client, asyncio.TaskGroup() as callers:
+        for page in MORE_PAGES:
+            callers.create_task(call_on(client, page))
+        yield
+        stopping.set()
+
+
 @pytest.mark.slow
 async def test_a_rolling_restart_costs_callers_nothing(tmp_path: Path) -> None:
     """No call fails, no program that ends refuses one, and no visit is lost or counted twice."""
     async with aiohttp.ClientSession() as session, programs(tmp_path, 3, session) as started:
         callers = Callers(started[0].address)
-        async with callers.calling():
+        counts, calls = Counter[str](), Counter[str]()
+        async with callers.calling(), calling_by_key(f"sqlite:{tmp_path}/channel.db", counts, calls):
             for each in started:
                 await each.terminate()
                 callers.starting.add(each.port)
@@ -109,6 +133,8 @@ async def test_a_rolling_restart_costs_callers_nothing(tmp_path: Path) -> None:
         assert [] == callers.failures
         assert callers.calls == callers.counts
         assert min(callers.calls.values()) > 10
+        assert calls == counts
+        assert min(calls.values()) > 10
         assert "Traceback" not in "".join(each.output.read_text() for each in started)
 
 

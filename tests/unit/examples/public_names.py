@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import assert_type
 
 from aiohttp import web
+from fastapi import FastAPI
 
 from equipoise import (
     Bundle,
@@ -23,11 +24,13 @@ from equipoise import (
     Work,
     Worker,
     WorkerInThread,
+    current_work,
     errors,
     identity_of,
     key_hash,
 )
 from equipoise.errors import (
+    BrokerUnreachable,
     Bug,
     CallerError,
     DeadlineExceeded,
@@ -99,6 +102,20 @@ async def serve() -> None:
         assert_type(worker.ownership("shop/carts", "key"), Ownership | None)
         assert_type(await worker.route("shop/carts", "key"), Ownership | Peer)
         assert_type(await client.owner("shop/carts", "key"), Peer)
+        assert_type((await client.request("GET", "shop/carts", "key", "/carts/key")).status_code, int)
+
+
+def program(worker: Worker) -> FastAPI:
+    """Return a program behind a worker, with two kinds of keys."""
+    app = FastAPI()
+    app.add_middleware(worker.by_key, namespace="shop/carts", key="/carts/{key}")
+    app.add_middleware(worker.by_key, namespace="shop/users", key=lambda scope: str(scope["path"]), forward=True)
+
+    @app.get("/carts/{cart}")
+    async def cart(cart: str) -> int:
+        return assert_type(current_work(), Work).token
+
+    return app
 
 
 def serve_in_threads() -> None:
@@ -108,6 +125,7 @@ def serve_in_threads() -> None:
         assert_type(client, ClientInThread)
         assert_type(worker.route("shop/carts", "key"), Ownership | Peer)
         assert_type(client.owner("shop/carts", "key"), Peer)
+        assert_type(client.request("GET", "shop/carts", "key", "/carts/key").status_code, int)
 
 
 def try_out() -> None:
@@ -132,6 +150,8 @@ def advice(error: EquipoiseError) -> str | None:
             return f"{assert_type(error.limit, int)}"
         case OwnershipLost() | NotServed() | NotSplit():
             return assert_type(error.bundle, str)
+        case BrokerUnreachable():
+            return f"{assert_type(error.in_doubt, bool)}"
         case NotProposed() | WorkerEnded():
             return assert_type(error.broker, str)
         case Rejected():

@@ -16,8 +16,9 @@ from fastapi import FastAPI
 from yarl import URL
 
 from equipoise.brokers.http.guard import ARRIVED_AT
+from equipoise.brokers.server.forwarding import Message
 from equipoise.brokers.server.main import bind_locally
-from equipoise.brokers.server.mounted import Message, MountedHttp
+from equipoise.brokers.server.mounted import MountedHttp
 
 pytestmark = pytest.mark.integration
 

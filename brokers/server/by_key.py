@@ -1,0 +1,271 @@
+"""Serve each request of an ASGI program at the owner of its key: here, by a redirect, or by forwarding it.
+
+Source: the ASGI specification, version 3, protocol HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from contextvars import ContextVar
+from http import HTTPStatus
+from typing import Final
+
+import aiohttp
+from yarl import URL
+
+from equipoise.brokers.client.attempts import FORWARDED_BY, IDEMPOTENT, OUTCOME, Outcome, may_repeat, outcome_of, pause_ms
+from equipoise.brokers.errors import BrokerUnreachable, UnknownNamespace
+from equipoise.brokers.runtime.service import OwnershipLost, Peer, ServiceHost, Work
+from equipoise.brokers.security.tls import ClientTls, client_context_of_environment
+from equipoise.brokers.server.forwarding import (
+    Body,
+    Message,
+    Receive,
+    Send,
+    body_of,
+    forwarded_headers,
+    forwarding_session,
+    path_of,
+    refuse,
+    send_answer,
+    while_client_waits,
+)
+from equipoise.channel.core.errors import CallerError, EquipoiseError, InvalidName, PeerError
+from equipoise.channel.core.ranges import check_namespace
+from equipoise.channel.system.deadline import Deadline
+
+AsgiApp = Callable[[Message, Receive, Send], Awaitable[None]]
+KeyOf = Callable[[Message], str | None]
+
+HELD_BYTES_MAX: Final = 1 << 20
+"""How much of a forwarded body is kept, to send it again if the owner has moved. A larger body streams, and is sent once."""
+
+CONNECT_S_MAX: Final = 2.0
+
+CONNECTIONS_MAX: Final = 1_000
+IDLE_S: Final = 4.0
+"""Connections to other programs, and how long unused ones are kept: less than the 5 s after which uvicorn closes one."""
+
+# How soon a caller looks again whose ownership was lost between two checks.
+_LOOK_AGAIN_S: Final = 0.01
+
+# Characters of a broker's id in a message; the header may be of anyone.
+_NAME_MAX: Final = 200
+
+_ANY: Final = re.compile(r"\{\w+\}")
+
+_WORK: Final[ContextVar[Work]] = ContextVar("equipoise work")
+
+
+def current_work() -> Work:
+    """Return the work of the request that is being served, with its `key` and fencing `token`, in a program behind `Worker.by_key`.
+
+    Do not finish it: it is finished before the answer is sent. Raises `CallerError` outside of a request with a key.
+    """
+    work = _WORK.get(None)
+    if work is None:
+        raise CallerError("there is no current work: this code does not run in a request that Worker.by_key has given a key")
+    return work
+
+
+class ByKey:
+    """An ASGI app in front of a program's: see `Worker.by_key`."""
+
+    def __init__(
+        self,
+        app: AsgiApp,
+        host: ServiceHost,
+        *,
+        namespace: str,
+        key: str | KeyOf,
+        forward: bool = False,
+        timeout_ms: int,
+        tls: Callable[[], ClientTls] = client_context_of_environment,
+    ) -> None:
+        """`tls` returns the context for forwarded requests. Raise `InvalidName`, and `CallerError` for a path without `{key}`."""
+        self._app = app
+        self._host = host
+        self._namespace = check_namespace(namespace)
+        self._key_of = _key_in_path(key) if isinstance(key, str) else key
+        self._forwards = forward
+        self._timeout_ms = timeout_ms
+        self._tls = tls
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer one request. Pass on what has no key."""
+        key = self._key_of(scope) if scope["type"] == "http" else None
+        if key is not None:
+            await self._answer(key, scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            if scope["type"] == "lifespan" and self._session is not None:
+                await self._session.close()
+
+    async def _answer(self, key: str, scope: Message, receive: Receive, send: Send) -> None:
+        deadline = Deadline.after(timeout_ms=self._timeout_ms)
+        forwarder = _forwarder(scope)
+        body: Body | None = None
+        failures = 0
+        try:
+            while True:
+                served = await self._find(key, deadline)
+                if isinstance(served, Work):
+                    await self._serve(served, scope, receive if body is None else body.receive, send)
+                    return
+                if forwarder is not None:
+                    raise _Misdirected(key=key, forwarder=forwarder, broker=self._host.broker_id, owner=served.broker)
+                if not self._forwards:
+                    await _redirect(served, scope, send)
+                    return
+                if body is None:
+                    body = await body_of(receive)
+                    await body.hold(bytes_max=HELD_BYTES_MAX)
+                problem = await while_client_waits(body, self._forward(served, scope, body, send, deadline))
+                if problem is None:
+                    return
+                failures += 1
+                await asyncio.sleep(min(pause_ms(failures, random.random()), deadline.remaining_ms()) / 1_000)  # noqa: S311 - jitter
+                deadline.check(f"an answer of {served.broker}, which serves {self._namespace}/{key} ({problem}),")
+        except EquipoiseError as error:
+            await _refuse(send, error)
+
+    async def _find(self, key: str, deadline: Deadline) -> Work | Peer:
+        """Return the work that begins here, or the owner elsewhere. Nothing is awaited after the work has begun."""
+        while True:
+            served = await self._host.route(self._namespace, key, timeout_ms=deadline.remaining_ms())
+            if isinstance(served, Peer):
+                return served
+            try:
+                return served.admit(key)
+            except OwnershipLost:
+                deadline.check(f"the start of work on {self._namespace}/{key}")
+                await asyncio.sleep(_LOOK_AGAIN_S)
+
+    async def _serve(self, work: Work, scope: Message, receive: Receive, send: Send) -> None:
+        """Let the program answer. Its answer is sent if the ownership is still good, and else replaced."""
+        is_lost = False
+        with ExitStack() as until_answer:
+            until_answer.enter_context(work)
+
+            async def checked(message: Message) -> None:
+                nonlocal is_lost
+                if message["type"] == "http.response.start":
+                    try:
+                        until_answer.close()  # The second check. From here on the bundle may be closed.
+                    except OwnershipLost as error:
+                        is_lost = True
+                        await _refuse(send, error, Outcome.UNKNOWN)
+                if not is_lost:
+                    await send(message)
+
+            token = _WORK.set(work)
+            try:
+                await self._app(scope, receive, checked)
+            finally:
+                _WORK.reset(token)
+
+    async def _forward(self, peer: Peer, scope: Message, body: Body, send: Send, deadline: Deadline) -> str | None:
+        """Forward the request to its owner. Return None if the client has an answer, or why it is to be sent again."""
+        query = scope["query_string"].decode("latin-1")
+        url = URL(f"{peer.http_url.rstrip('/')}{path_of(scope)}{f'?{query}' if query else ''}", encoded=True)
+        headers = [(name, value) for name, value in forwarded_headers(scope["headers"]) if name != "host"]
+        has_answered = False
+        try:
+            async with (
+                asyncio.timeout(deadline.remaining_ms() / 1_000) as until_answer,
+                self._forwarding().request(
+                    scope["method"],
+                    url,
+                    headers=[*headers, (FORWARDED_BY, self._host.broker_id)],
+                    data=body.data(),
+                    allow_redirects=False,
+                    ssl=self._tls(),
+                ) as response,
+            ):
+                outcome = outcome_of(response.status, response.headers.get(OUTCOME), is_to_peer=False)
+                if outcome is Outcome.NOT_STARTED and body.may_repeat:
+                    return f"it answered {response.status}"
+                has_answered = True
+                until_answer.reschedule(None)
+                await send_answer(response, send)
+                return None
+        except (aiohttp.ClientError, TimeoutError) as error:
+            if has_answered:
+                raise
+            problem = str(error) or "it did not answer in time"
+            is_sent = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+            if body.may_repeat and may_repeat(
+                Outcome.UNKNOWN if is_sent else Outcome.NOT_STARTED, is_idempotent=scope["method"] in IDEMPOTENT
+            ):
+                return problem
+            raise BrokerUnreachable(broker=peer.broker, address=peer.http_url, problem=problem, in_doubt=is_sent) from error
+
+    def _forwarding(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=CONNECTIONS_MAX, keepalive_timeout=IDLE_S)
+            timeout = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=CONNECT_S_MAX)
+            self._session = forwarding_session(connector, timeout)
+        return self._session
+
+
+class _Misdirected(PeerError):
+    """A request was forwarded to a broker that does not serve its key."""
+
+    def __init__(self, *, key: str, forwarder: str, broker: str, owner: str) -> None:
+        """`forwarder` sent the request for `key` to `broker`, which takes `owner` for the owner."""
+        super().__init__(f"{forwarder} forwarded a request for {key} to {broker}, but {owner} serves it; send the request again")
+
+
+def _key_in_path(template: str) -> KeyOf:
+    """Return the function that finds the key of a request by a path such as `/users/{key}/orders`, also in all paths below it.
+
+    Other names in braces stand for any part. Raise `CallerError` unless it has one `{key}`.
+    """
+    parts = template.strip("/").split("/")
+    if not template.startswith("/") or parts.count("{key}") != 1:
+        raise CallerError(f"the path {template!r} has no key; write it as '/users/{{key}}', with {{key}} as one whole part, once")
+    pattern = "".join(
+        "/(?P<key>[^/]+)" if part == "{key}" else "/[^/]+" if _ANY.fullmatch(part) else f"/{re.escape(part)}" for part in parts
+    )
+    match = re.compile(f"{pattern}(?:/.*)?", re.DOTALL).fullmatch
+
+    def key_of(scope: Message) -> str | None:
+        path, root = scope["path"], scope.get("root_path", "")
+        found = match(path.removeprefix(root) if root and path.startswith(f"{root}/") else path)
+        return None if found is None else found["key"]
+
+    return key_of
+
+
+def _forwarder(scope: Message) -> str | None:
+    """Return the broker that has forwarded a request, or None."""
+    wanted = FORWARDED_BY.lower().encode()
+    return next((value.decode("latin-1")[:_NAME_MAX] for name, value in scope["headers"] if name.lower() == wanted), None)
+
+
+async def _redirect(peer: Peer, scope: Message, send: Send) -> None:
+    query = scope["query_string"].decode("latin-1")
+    location = f"{peer.http_url.rstrip('/')}{path_of(scope)}{f'?{query}' if query else ''}"
+    headers = {"location": location, OUTCOME.lower(): Outcome.NOT_STARTED.value}
+    await refuse(send, HTTPStatus.TEMPORARY_REDIRECT, f"{peer.broker} serves this key; send the request to {location}", "Moved", headers)
+
+
+async def _refuse(send: Send, error: EquipoiseError, outcome: Outcome = Outcome.NOT_STARTED) -> None:
+    """Answer an error in place of the program."""
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    if isinstance(error, UnknownNamespace):
+        status = HTTPStatus.NOT_FOUND
+    elif isinstance(error, InvalidName):
+        status = HTTPStatus.BAD_REQUEST
+    elif isinstance(error, _Misdirected):
+        status = HTTPStatus.MISDIRECTED_REQUEST
+    elif isinstance(error, BrokerUnreachable) and error.in_doubt:
+        status, outcome = HTTPStatus.BAD_GATEWAY, Outcome.UNKNOWN
+    await refuse(send, status, str(error), type(error).__name__.strip("_"), {OUTCOME.lower(): outcome.value})
