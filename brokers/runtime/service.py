@@ -129,22 +129,22 @@ class Admitted:
     """The admitted work of one broker: a bundle that moves is closed when its own has ended. Any thread may add and remove work."""
 
     def __init__(self) -> None:
-        self._works: dict[Work, concurrent.futures.Future[None]] = {}
+        # The namespace and the hash point of each piece of work, and its end.
+        self._works: dict[Work, tuple[str, int, concurrent.futures.Future[None]]] = {}
 
-    def add(self, work: Work) -> None:
+    def add(self, work: Work, namespace: str, point: int) -> None:
         """Note work that begins."""
-        self._works[work] = concurrent.futures.Future()
+        self._works[work] = namespace, point, concurrent.futures.Future()
 
     def remove(self, work: Work) -> None:
         """Note that work has ended. You may repeat it."""
-        ended = self._works.pop(work, None)
-        if ended is not None:
-            ended.set_result(None)
+        if work in self._works:
+            self._works.pop(work)[2].set_result(None)
 
     async def all_ended(self, bundle: Bundle, *, timeout_ms: int) -> None:
         """Wait until the work on a bundle has ended, at most `timeout_ms`."""
-        works = list(self._works.items())
-        ends = [asyncio.wrap_future(ended) for work, ended in works if work.is_in(bundle)]
+        works = list(self._works.values())
+        ends = [asyncio.wrap_future(ended) for namespace, point, ended in works if namespace == bundle.namespace and bundle.contains(point)]
         if ends:
             await asyncio.wait(ends, timeout=timeout_ms / 1_000)
 
@@ -296,10 +296,6 @@ class Work:
                 )
             )
 
-    def is_in(self, bundle: Bundle) -> bool:
-        """Return whether the key of the work lies in a bundle."""
-        return bundle.namespace == self._handle.namespace and bundle.contains(self._point)
-
     def _successor(self) -> Handle:
         """Return the open handle for this key: a split or a merge does not interrupt work."""
         handle = self._handle
@@ -322,7 +318,7 @@ class Work:
 
     def __enter__(self) -> Self:
         if self._admitted is not None:
-            self._admitted.add(self)
+            self._admitted.add(self, self._handle.namespace, self._point)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -68,7 +68,7 @@ ONLY_IN = {
     "confluent_kafka": ("equipoise.channel.kafka.client", "equipoise.examples.kafka_partitions", "tests.kafka"),
     "cryptography": ("equipoise.brokers.security", "tests"),
     "faust": ("equipoise.brokers.load.worker",),
-    "httpx": ("equipoise.brokers.client.calls", "tests"),
+    "httpx": ("equipoise.brokers.client", "tests"),
     "google": ("equipoise.brokers.pulsar.wire.commands", "equipoise.brokers.pulsar.wire.pulsar_api_pb2"),
     "google_crc32c": ("equipoise.brokers.pulsar.wire.frames", "tests.pulsar.pulsar_speech"),
     "jwt": ("equipoise.brokers.security.tokens", "tests"),

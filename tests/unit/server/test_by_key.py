@@ -231,7 +231,7 @@ def test_no_move_fails_a_request_or_counts_it_twice(equipoise_moves: MovesAtEver
         ("/a.c/{key}", "/abc/home", None),
         ("/visits/{key}", "/visits/", None),
         ("/visits/{key}", "/other/visits/home", None),
-        ("/visits/{key}", "/root/visits/home", "home"),
+        ("/visits/{key}", "/mount/visits/home", "home"),
     ],
 )
 def test_the_key_is_found_in_the_path(key: str, path: str, found: str | None) -> None:
@@ -251,7 +251,7 @@ def test_the_key_is_found_in_the_path(key: str, path: str, found: str | None) ->
         return
 
     by_key = ByKey(app, Host(), namespace=NAMESPACE, key=key, timeout_ms=TIMEOUT_MS)
-    root = "/root" if path.startswith("/root") else ""
+    root = "/mount" if path.startswith("/mount") else ""
     scope = {"type": "http", "method": "GET", "path": path, "root_path": root, "query_string": b"", "headers": []}
     run: Coroutine[None, None, None] = by_key(scope, send, send)  # type: ignore[arg-type]  # nothing is received
     asyncio.run(run)
