@@ -21,7 +21,7 @@ from equipoise.brokers.balancing.settings.setting_values import format_value
 from equipoise.brokers.cli.output import Row, print_line
 from equipoise.brokers.cli.security_entries import SecurityEntries, read_security_entries
 from equipoise.brokers.errors import InvalidConfig
-from equipoise.brokers.runtime.config import DERIVED, SECRETS
+from equipoise.brokers.runtime.config import DERIVED, SECRET_VARIABLES
 from equipoise.channel.kafka.settings import MASK
 
 FILE_BYTES_MAX: Final = 1 << 20
@@ -62,8 +62,8 @@ def _with_security(read: PulsarSettings, security: SecurityEntries) -> PulsarSet
         if entry.why != NOT_ABOUT_BALANCING:
             without_meaning.append(shown)
         elif setting is not None:
-            value = MASK if setting in SECRETS else security.settings[setting]
-            given = MASK if setting in SECRETS else entry.value
+            value = MASK if setting in SECRET_VARIABLES else security.settings[setting]
+            given = MASK if setting in SECRET_VARIABLES else entry.value
             taken.append(TakenEntry(line=entry.line, key=entry.key, value=given, settings={setting: value}))
         elif entry.key in security.problems:
             not_understood.append(replace(shown, why=security.problems[entry.key]))

@@ -17,7 +17,7 @@ from typing import Final
 import orjson
 
 from equipoise.brokers.errors import InvalidConfig, cannot_listen
-from equipoise.brokers.runtime.config import WorkerConfig
+from equipoise.brokers.runtime.config import SECRET_VARIABLES, WorkerConfig
 from equipoise.channel.system import private_files
 from equipoise.channel.system.free_ports import HOST, free_ports
 
@@ -176,11 +176,13 @@ class LocalBroker:
         if self.pulsar_port is not None:
             command += ["--pulsar-port", str(self.pulsar_port)]
         command += [word for service in services for word in ("--service", service)]
-        command += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+        shown = {name: value for name, value in settings.items() if name not in SECRET_VARIABLES}
+        secrets = {SECRET_VARIABLES[name]: str(value) for name, value in settings.items() if name in SECRET_VARIABLES}
+        command += [word for name, value in shown.items() for word in ("--set", f"{name}={value}")]
         if evidence:
             # A new file for each process: a killed one may have left half a line.
             command += ["--evidence", str(self.directory / f"accepts-{self._starts}.jsonl")]
-        self.process = self.output.of_process(command, environment)
+        self.process = self.output.of_process(command, {**environment, **secrets})
         self.ended = self.ready = self.end_expected = False
         self.started_at_offset = at_offset
         self.pause.started()

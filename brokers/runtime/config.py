@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Final, Self
+from typing import Annotated, Final, Self, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ModelWrapValidatorHandler, SecretStr, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -46,9 +46,6 @@ SETTLE_MS_MAX: Final = 1_000
 _match_host_name: Final = re.compile(
     r"(?=.{1,240}\Z)(?!\d+(\.\d+){3}\Z)[A-Za-z0-9]([-A-Za-z0-9_]*)(\.[A-Za-z0-9][-A-Za-z0-9_]*)*\.?"
 ).fullmatch
-
-SECRETS: Final = ("token_secret_key", "basic_passwords", "broker_token")
-"""The settings whose values are never printed."""
 
 # The settings that say how clients prove who they are.
 _PROOFS: Final = ("token_secret_key", "token_public_key", "basic_passwords", "certificate_roles")
@@ -545,6 +542,14 @@ def _problems_of_authorization(config: WorkerConfig) -> Mapping[str, str]:
     if not config.super_roles:
         return {"super_roles": "with authorization, name at least the role of `broker_token`: other brokers must let it do everything"}
     return {}
+
+
+SECRET_VARIABLES: Final[Mapping[str, str]] = {
+    name: f"EQUIPOISE_{name.upper()}" for name, field in WorkerConfig.model_fields.items() if SecretStr in get_args(field.annotation)
+}
+"""The environment variable of each setting whose value is never printed. Others on the machine can read the arguments of a command, but not
+its environment.
+"""
 
 
 def _problems_of_balancing(settings: Mapping[str, Value]) -> Mapping[str, str]:

@@ -6,6 +6,7 @@ This sets up logs, services and the event loop; `brokers.server.main` runs the b
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -114,7 +115,7 @@ def run(
     """
     del as_json  # Its log is always JSON.
     from equipoise.brokers.cli.broker_conf import read_broker_conf, settings_over
-    from equipoise.brokers.runtime.config import WorkerConfig
+    from equipoise.brokers.runtime.config import SECRET_VARIABLES, WorkerConfig
     from equipoise.brokers.server.services import default_service, load_services, speaks_pulsar
 
     named: dict[str, object] = {"broker_id": broker_id, "cluster": cluster, "host": host, "http_port": http_port}
@@ -124,7 +125,8 @@ def run(
     services = load_services(service or (default_service(),))
     defaults = {"pulsar_port": PULSAR_PORT} if speaks_pulsar(map(type, services.values())) else {}
     conf = None if broker_conf is None else read_broker_conf(broker_conf)
-    chosen = settings_over(conf, pairs("--set", settings or ()))
+    secrets = {name: value for name, variable in SECRET_VARIABLES.items() if (value := os.environ.get(variable))}
+    chosen = secrets | settings_over(conf, pairs("--set", settings or ()))
     config = WorkerConfig.model_validate({**defaults, **chosen, **given, "log_url": log, "data_dir": data})
     if print_config:
         kafka_options.print_config(config.model_dump(mode="json"))

@@ -25,7 +25,7 @@ from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import Row, print_fact, print_json, print_line
 from equipoise.brokers.local.local_cluster import LOOK_MS, ClusterEvent, ClusterSettings, LocalCluster, StartCancelled
 from equipoise.brokers.local.local_load_workers import can_run
-from equipoise.brokers.runtime.config import SECRETS
+from equipoise.brokers.runtime.config import SECRET_VARIABLES
 from equipoise.brokers.server.services import default_service, service_classes, speaks_pulsar
 from equipoise.channel.kafka.settings import MASK
 from equipoise.channel.log.open_log import log_path
@@ -96,7 +96,7 @@ def up(
         report=_print_json if as_json else _print_line,
     )
     if print_config:
-        passed_on = {name: MASK if name in SECRETS else value for name, value in cluster.settings.settings.items()}
+        passed_on = {name: MASK if name in SECRET_VARIABLES else value for name, value in cluster.settings.settings.items()}
         shown = {**asdict(cluster.settings), "settings": passed_on, "directory": str(data), "log_url": cluster.log_url}
         kafka_options.print_config(shown)
         return

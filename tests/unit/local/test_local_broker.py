@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -106,3 +107,17 @@ def test_no_free_port_is_drawn_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(10_000, 10_003), (10_002, 10_004)] == ports_of(0, 0, 2)
     assert [(10_002, 10_000), (10_003, 10_001)] == ports_of(0, 10_000, 2)
     assert [(10_000, None)] == ports_of(0, None, 1)
+
+
+def test_secrets_go_to_a_process_by_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anyone on the machine can read the arguments of a process."""
+    started: list[tuple[Sequence[str], Mapping[str, str]]] = []
+    monkeypatch.setattr(Output, "of_process", lambda _, command, environment: started.append((command, environment)))
+    settings: dict[str, str | int] = {"broker_token": "planted-secret", "token_secret_key": "planted-secret", "lease_ms": 4_000}
+    LocalBroker(tmp_path, 8081).start(
+        log_url="sqlite:x", services=[], settings=settings, environment={"A": "B"}, evidence=False, at_offset=0
+    )
+    ((command, environment),) = started
+    assert "planted-secret" not in " ".join(command)
+    assert "lease_ms=4000" in command
+    assert {"A": "B", "EQUIPOISE_BROKER_TOKEN": "planted-secret", "EQUIPOISE_TOKEN_SECRET_KEY": "planted-secret"} == environment
