@@ -30,6 +30,7 @@ from equipoise.brokers.pulsar.wire.connection import REFUSABLE
 from equipoise.brokers.pulsar.wire.errors import Violation
 from equipoise.brokers.runtime.channel_loss import ChannelLoss
 from equipoise.brokers.runtime.config import WorkerConfig
+from equipoise.brokers.runtime.listening import PORTS, PROBLEMS
 from equipoise.brokers.runtime.metrics import LookupOutcome
 from equipoise.brokers.security.identity import Fault, Surface
 from equipoise.brokers.security.limits import Limit
@@ -40,6 +41,7 @@ from equipoise.shedder.plan import Cause, Result
 from equipoise.spark_jobs.rules.checkers import RULES
 from equipoise.spark_jobs.streams.progress import StreamMetrics
 from tests.pulsar.programs import is_required
+from tests.tls.authority import Authority
 from tests.unit.http.cluster import PATIENCE_MS
 
 pytestmark = pytest.mark.integration
@@ -88,10 +90,21 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
 
     async def scrape() -> Pages:
         folder = tmp_path_factory.mktemp("broker")
-        config = WorkerConfig(log_url=f"memory:{uuid.uuid4()}", data_dir=folder, http_port=0, pulsar_port=0, balance=False)
+        authority = Authority(folder / "tls")
+        certificate, key = authority.issue("b")
+        config = WorkerConfig(
+            log_url=f"memory:{uuid.uuid4()}",
+            data_dir=folder / "data",
+            http_port=0,
+            pulsar_port=0,
+            balance=False,
+            tls_certificate=certificate,
+            tls_key=key,
+            tls_ca=authority.ca,
+        )
         async with Broker(config, {"*": PulsarService()}) as worker, aiohttp.ClientSession() as session:
             await worker.ready(timeout_ms=PATIENCE_MS)
-            async with session.get(f"{worker.profile.addresses['http']}/metrics") as answer:
+            async with session.get(f"{worker.profile.addresses['https']}/metrics", ssl=worker.certificates.client) as answer:
                 new = await answer.text()
             worker.metrics.balancing.load(Resources(), averaged=0.1)
             worker.metrics.balancing.spread(0.5, 0.1)
@@ -118,6 +131,7 @@ CLOSED: Final[Mapping[str, set[tuple[str, ...]]]] = {
     "equipoise_limits_exceeded": {(limit.value, at.value) for limit in Limit for at in Surface},
     "equipoise_authorizations_refused": {(at.value,) for at in Surface},
     "equipoise_state_bytes": {("received",), ("sent",)},
+    "equipoise_tls_handshakes_failed": {(port, reason) for port in PORTS for reason in PROBLEMS},
     "spark_audit_findings": {(rule,) for rule in RULES},
 }
 """The values of the labels of each counter, besides `broker`, where each combination can occur."""
@@ -223,6 +237,14 @@ FIRING: Final = (
     Alert(name="EquipoiseHandoversDamaged", metric="equipoise_pulsar_handovers_damaged_total"),
     Alert(name="EquipoiseMessagesDamaged", metric="equipoise_pulsar_messages_damaged_total"),
     Alert(name="EquipoiseTopicsWait", metric="equipoise_pulsar_topics_waiting", fires="0x3 5x20", quiet="0x13 5x1 0x20"),
+    # promtool counts the time from 0, so these certificates expire in 7 days less a minute, and in 8 days.
+    Alert(
+        name="EquipoiseCertificateExpires",
+        metric="equipoise_tls_certificate_expiry_timestamp_seconds",
+        fires="604740x40",
+        quiet="691200x40",
+    ),
+    Alert(name="EquipoiseCertificateNotReloaded", metric="equipoise_tls_reload_failures_total"),
     Alert(name="EquipoiseAuditFinding", metric="spark_audit_findings_total", labels={"rule": "hole"}),
 )
 
