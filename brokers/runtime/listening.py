@@ -7,7 +7,8 @@ import logging
 import socket
 import ssl
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -30,6 +31,10 @@ HANDSHAKE_S: Final = 10.0
 # The same if others wait: a client with a slow network needs three round trips. So half-open handshakes cannot keep others out.
 _CROWDED_S: Final = 1.0
 
+SHARE: Final = HANDSHAKES_MAX // 4
+"""Handshakes of one address that are its fair share. One with more gives way first, and the sooner the more it has. It is not refused: all
+clients may come through one proxy."""
+
 # How long a client may take to confirm the end of its connection.
 _SHUTDOWN_S: Final = 2.0
 
@@ -43,7 +48,7 @@ PROBLEMS: Final[Mapping[str, str]] = {
     "untrusted": "the certificate of the client is refused",
     "refused": "the client refuses the certificate of this broker; have it trust the CA, and connect to a host in the certificate",
     "version": "the client supports no common version or cipher; it needs TLS 1.2 or newer",
-    "timeout": f"the handshake took longer than {HANDSHAKE_S:.0f} s, or {_CROWDED_S:.0f} s while others waited",
+    "timeout": f"the handshake took longer than {HANDSHAKE_S:.0f} s, or {_CROWDED_S:.0f} s or less while others waited",
     "disconnected": "the client disconnected during the handshake; it may refuse the certificate of this broker",
     "other": "the handshake failed",
 }
@@ -143,6 +148,26 @@ async def listen(
     return server
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Began:
+    """A handshake in progress: the address of its client, and when it began, in seconds."""
+
+    address: str
+    at_s: float
+
+
+def gives_way(began: Sequence[Began], crowded_s: float) -> tuple[int, float]:
+    """Return which of these handshakes, the oldest first, gives way to others that wait, and from when on, in seconds.
+
+    It is the oldest of the address with the most handshakes if that has more than `SHARE`; otherwise the oldest of all. It has `crowded_s`,
+    or less in proportion if its address has more than its share.
+    """
+    counts = Tally(each.address for each in began)
+    most = max(counts, key=counts.__getitem__)
+    place = next(place for place, each in enumerate(began) if counts[most] <= SHARE or each.address == most)
+    return place, began[place].at_s + crowded_s * min(1.0, SHARE / counts[most])
+
+
 class _TlsListener:
     """Accepts connections, and hands each to its protocol after its handshake."""
 
@@ -162,7 +187,7 @@ class _TlsListener:
         self._certificates = certificates
         self._handshakes = handshakes
         self._is_closed = False
-        self._began: dict[asyncio.Task[None], float] = {}  # Handshakes in progress, the oldest first.
+        self._began: dict[asyncio.Task[None], Began] = {}  # Handshakes in progress, the oldest first.
         self._accepting = self._loop.create_task(self._accept(), name=f"TLS connections of {port}")
         self._accepting.add_done_callback(lambda _: listening.close())
 
@@ -176,34 +201,28 @@ class _TlsListener:
         while True:
             await self._have_room()
             try:
-                accepted, _ = await self._loop.sock_accept(self._listening)
+                accepted, peer = await self._loop.sock_accept(self._listening)
             except ConnectionError:  # The client is gone again.
                 continue
             except OSError as error:
                 _logger.warning("cannot accept a connection: %s", error, extra={"port": self._port, "problem": str(error)})
                 await asyncio.sleep(_ACCEPT_AGAIN_S)
                 continue
-            task = self._loop.create_task(self._shake(accepted))
-            self._began[task] = self._loop.time()
+            task = self._loop.create_task(self._shake(accepted, f"{peer[0]}:{peer[1]}"))
+            self._began[task] = Began(address=peer[0], at_s=self._loop.time())
             task.add_done_callback(self._began.pop)
 
     async def _have_room(self) -> None:
-        """Wait for the end of a handshake if there are too many, and cancel the oldest if others wait too long for it."""
+        """Wait for the end of a handshake if there are too many, and cancel the one that is to give way if others wait too long for it."""
         while len(self._began) >= HANDSHAKES_MAX:
-            oldest = next(iter(self._began))
-            left_s = self._began[oldest] + _CROWDED_S - self._loop.time()
+            place, until_s = gives_way(list(self._began.values()), _CROWDED_S)
+            left_s = until_s - self._loop.time()
             if left_s <= 0:
-                oldest.cancel()
+                list(self._began)[place].cancel()
             await asyncio.wait(self._began, timeout=max(left_s, 0) or None, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _shake(self, accepted: socket.socket) -> None:
+    async def _shake(self, accepted: socket.socket, client: str) -> None:
         """Carry out one handshake."""
-        try:
-            peer = accepted.getpeername()
-            client = f"{peer[0]}:{peer[1]}"
-        except OSError:
-            accepted.close()
-            return
         try:
             await self._loop.connect_accepted_socket(
                 self._made,

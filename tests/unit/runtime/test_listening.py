@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from equipoise.brokers.runtime import listening as module
-from equipoise.brokers.runtime.listening import HANDSHAKES_MAX, PROBLEMS, Handshakes, listen
+from equipoise.brokers.runtime.listening import HANDSHAKES_MAX, PROBLEMS, SHARE, Began, Handshakes, gives_way, listen
 from equipoise.brokers.security.tls import Certificates, ClientTls, TlsFiles, client_context
 from tests.tls.authority import HOST, Authority, replaced
 
@@ -185,6 +187,42 @@ def test_half_open_handshakes_keep_nobody_out(
 
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(story())
+
+
+async def test_an_address_within_its_share_keeps_its_handshake_while_another_takes_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow client begins a handshake first. Then one address floods the port, and the slow one finishes nevertheless."""
+    monkeypatch.setattr(module, "_CROWDED_S", 0.0)
+    async with port(tmp_path) as served:
+        slow = socket.socket()
+        slow.bind(("127.0.0.2", 0))
+        slow.connect((HOST, served.number))
+        flood = [await asyncio.open_connection(HOST, served.number) for _ in range(2 * HANDSHAKES_MAX)]
+        while served.failed().get("timeout", 0) < HANDSHAKES_MAX:  # noqa: ASYNC110 - as in `until`
+            await asyncio.sleep(0.001)
+        context = client_context(TlsFiles(ca=served.authority.ca))
+        assert context is not True
+        slow.setblocking(False)  # noqa: FBT003 - the standard library takes it by position only
+        reader, writer = await asyncio.open_connection(sock=slow, ssl=context, server_hostname=HOST)
+        writer.write(b"hello")
+        assert await reader.readexactly(5) == b"hello"
+        for each in (writer, *(other for _, other in flood)):
+            each.transport.abort()
+
+
+@given(addresses=st.lists(st.sampled_from("abcde"), min_size=1, max_size=HANDSHAKES_MAX))
+def test_who_gives_way(addresses: list[str]) -> None:
+    """An address within its share never gives way to one above it, and nobody has longer than the ordinary time."""
+    began = [Began(address=address, at_s=float(place)) for place, address in enumerate(addresses)]
+    place, until_s = gives_way(began, 1.0)
+    count = addresses.count(addresses[place])
+    assert place == addresses.index(addresses[place]), "it is the oldest of its address"
+    if any(addresses.count(each) > SHARE for each in addresses):
+        assert count == max(map(addresses.count, addresses))
+    else:
+        assert place == 0
+    assert until_s == place + (1.0 if count <= SHARE else SHARE / count)
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
