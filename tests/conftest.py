@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Final
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import settings
 
 from tests.channels.log_fixtures import leave_out_all_but_some_on_kafka, log_kind, log_place, log_url, run_on_kinds
 from tests.kafka.fixtures import kafka, own_kafka, own_kafka_of_module, three_kafkas, three_kafkas_of_module
+from tests.planted import Watch
 from tests.spread import GroupScheduling, hurry, start_slow_ones_first
 
 __all__ = [
@@ -59,6 +61,26 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     asyncio.run(test(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}))
     return True
+
+
+WATCH: Final = Watch()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Watch the log lines of the test. Tests may have removed the handler before."""
+    logging.getLogger().addHandler(WATCH)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail a test whose log lines contain a planted secret."""
+    report = yield
+    leaks = WATCH.take()
+    if leaks and report.passed:
+        report.outcome = "failed"
+        report.longrepr = f"log lines contain planted secrets: {leaks}"
+    return report
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

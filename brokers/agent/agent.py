@@ -275,12 +275,12 @@ class Agent:
         elif isinstance(make, Verdict):
             core.effects.append(Answered(ticket=event.ticket, verdict=make))
         else:
-            core.propose(make, ticket=event.ticket)
+            core.propose(make, ticket=event.ticket, requested_by=event.requested_by)
 
     def _drain_requested(self, event: DrainRequested) -> None:
         earlier = self._drain
         self._drain = event if earlier is None or event.leave else earlier
-        self._membership.propose_draining()
+        self._membership.propose_draining(requested_by=self._drain.requested_by)
 
     # --- leaving ---
 
@@ -297,7 +297,7 @@ class Agent:
                 core.effects.append(Stop(error=None))
             return
         if not core.leaving:
-            self._membership.propose_draining()
+            self._membership.propose_draining(requested_by=drain.requested_by)
             if drain.leave and self._may_leave(drain):
                 core.leaving = True
                 core.lease.lose()

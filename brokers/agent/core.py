@@ -130,17 +130,23 @@ class Core:
         self._attempt += 1
         return self._attempt
 
-    def author(self, attempt: int) -> Author:
-        """Return this broker's signature for an attempt."""
-        return Author(publisher=self.broker, incarnation=self.incarnation, sequence=attempt, timestamp_ms=self.now.wall_ms)
+    def author(self, attempt: int, requested_by: str | None = None) -> Author:
+        """Return this broker's signature for an attempt. `requested_by` is as in `Requested`."""
+        return Author(
+            publisher=self.broker,
+            incarnation=self.incarnation,
+            sequence=attempt,
+            timestamp_ms=self.now.wall_ms,
+            requested_by=requested_by,
+        )
 
-    def propose(self, make: Callable[[Author], AnyRecord], *, ticket: int | None = None) -> bool:
+    def propose(self, make: Callable[[Author], AnyRecord], *, ticket: int | None = None, requested_by: str | None = None) -> bool:
         """Append the record that `make` returns. Return False if the same proposal is in flight.
 
         The same means: same key, same expected offset, and it may still be read back. The log would reject the second as stale.
         """
         number = self.next_attempt()
-        record = make(self.author(number))
+        record = make(self.author(number, requested_by))
         if ticket is None and self._is_under_way(record.key, record.based_on):
             return False
         if self.is_crowded() and not self._made_room(record.key):

@@ -119,18 +119,23 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requested:
-    """An operator or the balancer requests something. The result is an `Answered` with this `ticket`."""
+    """An operator or the balancer requests something. The result is an `Answered` with this `ticket`.
+
+    `requested_by` is the operator's name for the record, `admin:NAME`; None for the balancer.
+    """
 
     ticket: int
     intent: Intent
+    requested_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRequested:
-    """Move every bundle away. With `leave`, then leave the cluster, by `deadline_ms` of boot time."""
+    """Move every bundle away. With `leave`, then leave the cluster, by `deadline_ms` of boot time. `requested_by` is as in `Requested`."""
 
     leave: bool
     deadline_ms: int
+    requested_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

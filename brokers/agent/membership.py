@@ -358,11 +358,11 @@ class Membership:
         self._may_join = False
         return self._core.now.boot_ms - self._asked_to_join_ms < self._core.timing.attempt_ms
 
-    def propose_draining(self) -> None:
-        """Take no new bundles from now on."""
+    def propose_draining(self, *, requested_by: str | None) -> None:
+        """Take no new bundles from now on. `requested_by` is as in `Requested`."""
         entry = self.entry
         if entry is not None and entry.status == "up":
-            self._core.propose(partial(propose.draining, broker=entry))
+            self._core.propose(partial(propose.draining, broker=entry), requested_by=requested_by)
 
     def propose_left(self) -> None:
         """End the incarnation. It must have stopped serving for good."""

@@ -73,7 +73,7 @@ async def served(app: web.Application, listening: socket.socket, worker: Worker)
     This also adds the guard, authentication, the limits of connections and of each client, and rights, for each application of a broker.
     """
     app.middlewares.append(guarded(worker.config, tuple(worker.profile.addresses.values())))
-    app.middlewares.append(authenticated(worker.gate, worker.limits))
+    app.middlewares.append(authenticated(worker.gate, worker.limits, worker.audit))
     if worker.authorization is not None:
         app.middlewares.append(authorized(worker, worker.authorization))
     app.on_response_prepare.append(_signed)

@@ -1,4 +1,4 @@
-"""Refuse HTTP requests without valid credentials, on all paths except those that only say whether the broker lives and is ready."""
+"""Refuse HTTP requests without valid credentials. Probes are answered without them, but only with whether the broker lives and is ready."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import Final
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
-from equipoise.brokers.http.caller import identify
+from equipoise.brokers.http.answers import json_answer
+from equipoise.brokers.http.caller import address_of, identify
 from equipoise.brokers.http.errors import problem_answer
 from equipoise.brokers.http.limits import within_limits
+from equipoise.brokers.security.audit import Audit
 from equipoise.brokers.security.gate import Gate
 from equipoise.brokers.security.identity import BASIC, TOKEN, Credentials, Fault, Refusal, Surface
 from equipoise.brokers.security.limits import IdentityLimits
@@ -24,13 +26,14 @@ OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 # A service may have its own route at one of these paths, with another method.
 _PROBING: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD})
 
+_SHOWN_MAX: Final = 256
 _NEEDS_HINT: Final = frozenset({Fault.MISSING, Fault.UNKNOWN})
 _REALM: Final = 'Bearer realm="equipoise"'
 _BASIC_REALM: Final = 'Basic realm="equipoise", charset="UTF-8"'
 
 
-def authenticated(gate: Gate | None, limits: IdentityLimits) -> Middleware:
-    """Return a middleware that answers 401 to requests that `gate` refuses, and 429 to those beyond `limits`.
+def authenticated(gate: Gate | None, limits: IdentityLimits, audit: Audit) -> Middleware:
+    """Return a middleware that answers 401 to requests that `gate` refuses, logs that to `audit`, and answers 429 to those beyond `limits`.
 
     Without a gate all are let in. Probes have no limits either, because an answer to them costs no more than 429.
     """
@@ -38,15 +41,22 @@ def authenticated(gate: Gate | None, limits: IdentityLimits) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         resource = request.match_info.route.resource
-        if resource is not None and resource.canonical in OPEN_PATHS and request.method in _PROBING:
-            return await handler(request)
+        is_probe = resource is not None and resource.canonical in OPEN_PATHS and request.method in _PROBING
         if gate is None:
-            return await within_limits(request, handler, limits)
+            return await (handler(request) if is_probe else within_limits(request, handler, limits))
+        credentials = credentials_in(request.headers.getall(hdrs.AUTHORIZATION, ()))
         certificate = None if request.transport is None else request.transport.get_extra_info("peercert")
-        checked = await gate.checked(Surface.HTTP, credentials_in(request.headers.getall(hdrs.AUTHORIZATION, ())), certificate)
+        if is_probe and credentials is None and not (certificate and gate.takes_certificates):
+            return _status_only(await handler(request))
+        checked = await gate.checked(Surface.HTTP, credentials, certificate)
         if not isinstance(checked, Refusal):
             identify(request, checked)
-            return await within_limits(request, handler, limits, role=checked.role)
+            return await (handler(request) if is_probe else within_limits(request, handler, limits, role=checked.role))
+        # Without the query, which may hold a secret. The path is percent-encoded.
+        what = f"{request.method} {request.rel_url.raw_path[:_SHOWN_MAX]}"
+        audit.refused(Surface.HTTP, what=what, why=checked.problem, fault=checked.fault.value, client=address_of(request))
+        if is_probe:  # An orchestrator must not kill a broker because a token has expired.
+            return _status_only(await handler(request))
         forms = "Bearer TOKEN, or Basic with USER:PASSWORD in base64" if gate.takes_passwords else "Bearer TOKEN"
         how = f" (header Authorization: {forms})" if checked.fault in _NEEDS_HINT else ""
         reason = f"the request is not authenticated: {checked.problem}{how}"
@@ -58,6 +68,11 @@ def authenticated(gate: Gate | None, limits: IdentityLimits) -> Middleware:
         return answer
 
     return middleware
+
+
+def _status_only(answer: web.StreamResponse) -> web.Response:
+    """Return an answer to a probe without what it says about the broker and its bundles."""
+    return json_answer({"status": "ok" if answer.status == HTTPStatus.OK else "not ready"}, status=answer.status)
 
 
 def credentials_in(headers: Sequence[str]) -> Credentials | None:

@@ -16,7 +16,7 @@ from equipoise.brokers.errors import InvalidRequest
 from equipoise.brokers.security.rights import Right
 from equipoise.channel.core.errors import invalid_boundaries
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name, check_cuts, check_namespace, even_boundaries, parse_range
-from equipoise.channel.core.records import CUTS_MAX, DOCUMENT_ENTRIES_MAX, TEXT_CHARACTERS_MAX, Document
+from equipoise.channel.core.records import CUTS_MAX, DOCUMENT_ENTRIES_MAX, Document
 
 BODY_BYTES_MAX: Final = 1 << 20
 """Limit of a body. The largest useful one names 4,097 boundaries of 13 bytes each: 52 KiB."""
@@ -80,12 +80,11 @@ Given = Annotated[bool, Strict()] | Integer | float | str | list[str] | None
 
 
 class BalancingBody(BaseModel):
-    """Changes of balancing settings by name (null removes one), and who requests them."""
+    """Changes of balancing settings by name; null removes one."""
 
     model_config = ConfigDict(extra="forbid")
 
     changes: Annotated[dict[str, Given], Field(max_length=DOCUMENT_ENTRIES_MAX)]
-    by: Annotated[str, Field(min_length=1, max_length=TEXT_CHARACTERS_MAX)] | None = None
 
     @property
     def settings(self) -> Changes:

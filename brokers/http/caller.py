@@ -1,4 +1,4 @@
-"""Name the caller of an HTTP request."""
+"""Name the caller of an HTTP request: its role, its address, and its name on the channel."""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ from typing import Final
 from aiohttp import web
 
 from equipoise.brokers.security.identity import Identity
+from equipoise.channel.core.errors import InvalidName
+from equipoise.channel.core.ranges import ADMIN_PREFIX
+from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
+
+CALLED_FROM: Final = "X-Equipoise-Called-From"
+"""The address of the client whose request a program forwards. It counts only on a Unix socket, which only the program uses."""
 
 _IDENTITY: Final = web.RequestKey("identity", Identity)
+_ROLE_CHARACTERS_MAX: Final = TEXT_CHARACTERS_MAX - len(ADMIN_PREFIX)
+_ANONYMOUS: Final = "anonymous"
 
 
 def identify(request: web.BaseRequest, identity: Identity) -> None:
@@ -19,3 +27,23 @@ def identify(request: web.BaseRequest, identity: Identity) -> None:
 def identity_of(request: web.BaseRequest) -> Identity | None:
     """Return the authenticated caller of a request; None if there is no authentication."""
     return request.get(_IDENTITY)
+
+
+def address_of(request: web.BaseRequest) -> str:
+    """Return the IP address of the caller, or of the last proxy before the broker; `unknown` if a program does not pass it on."""
+    peer = None if request.transport is None else request.transport.get_extra_info("peername")
+    address = str(peer[0]) if isinstance(peer, tuple) else request.headers.get(CALLED_FROM, "")
+    return address if address.isprintable() and address else "unknown"
+
+
+def requester_of(request: web.BaseRequest) -> str:
+    """Return the name of the caller in records: `admin:ROLE`, or without authentication `admin:anonymous at ADDRESS`.
+
+    Raise `InvalidName` for a role that no record can carry.
+    """
+    identity = identity_of(request)
+    role = f"{_ANONYMOUS} at {address_of(request)}" if identity is None else identity.role
+    if not 0 < len(role) <= _ROLE_CHARACTERS_MAX or not role.isprintable():
+        expected = f"1 to {_ROLE_CHARACTERS_MAX} printable characters, because records name it"
+        raise InvalidName(what="role", name=role[:_ROLE_CHARACTERS_MAX], expected=expected)
+    return ADMIN_PREFIX + role

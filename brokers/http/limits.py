@@ -9,13 +9,11 @@ from typing import Final
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
+from equipoise.brokers.http.caller import address_of
 from equipoise.brokers.http.connections import LIMITED, Connection
 from equipoise.brokers.http.errors import problem_answer
 from equipoise.brokers.security.identity import Surface
 from equipoise.brokers.security.limits import Excess, IdentityLimits, Limit, of_role
-
-CALLER: Final = "X-Equipoise-Caller"
-"""The address of the client of a request that a program forwards. It counts only on a Unix socket, which only the program uses."""
 
 # Nobody knows when a role closes one of its connections.
 _AGAIN_MS: Final = 1_000
@@ -31,7 +29,7 @@ async def within_limits(request: web.Request, handler: Handler, limits: Identity
     """
     connection = request.protocol
     assert isinstance(connection, Connection), "`served` makes no other"
-    address = connection.address or limits.of_address(request.headers.get(CALLER, ""))
+    address = connection.address or limits.of_address(address_of(request))
     identity = address if role is None else of_role(role)
     now = now_ms()
     excess = limits.excess(Surface.HTTP, identity, now)

@@ -16,7 +16,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from equipoise.brokers.errors import NotReady
 from equipoise.brokers.http.admin.namespaces import NAMESPACE_PATH
-from equipoise.brokers.http.caller import identity_of
+from equipoise.brokers.http.caller import address_of, identity_of
 from equipoise.brokers.http.errors import error_answer, problem_answer
 from equipoise.brokers.http.lookup import topic_in
 from equipoise.brokers.runtime.router import may_deny
@@ -110,7 +110,7 @@ def authorized(worker: Worker, authorization: Authorization) -> Middleware:
         identity = identity_of(request)
         assert identity is not None, "rights need authentication"
         what = f"{request.method} {request.rel_url.raw_path[:_PATH_SHOWN_MAX]}"
-        why = authorization.check(Surface.HTTP, identity.role, need, _place_of(request), what=what, client=request.remote or "-")
+        why = authorization.check(Surface.HTTP, identity.role, need, _place_of(request), what=what, client=address_of(request))
         if why is None:
             return await handler(request)
         if not may_deny(worker.agent, worker.clock.now(), log_is_readable=worker.log_is_available):

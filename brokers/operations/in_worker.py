@@ -53,13 +53,13 @@ class Host(Protocol):
     def log_name(self) -> str:
         """The name of the log, for errors."""
 
-    def drain(self) -> None:
+    def drain(self, *, requested_by: str | None = None) -> None:
         """Start to drain."""
 
     def listen(self, listener: Callable[[Folded], None], *, resynced: Callable[[Resync], None]) -> Callable[[], None]:
         """Call `listener` for each record. Return the end of it."""
 
-    async def request(self, intent: Intent, *, timeout_ms: int) -> int:
+    async def request(self, intent: Intent, *, timeout_ms: int, requested_by: str | None = None) -> int:
         """Propose `intent`. Return the offset of the accepted record."""
 
     async def until(self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
@@ -73,14 +73,16 @@ class Operations:
         self._host = host
         self._running = 0
 
-    async def run(self, operation: Operation[T], deadline: Deadline) -> T:
+    async def run(self, operation: Operation[T], deadline: Deadline, *, requested_by: str | None = None) -> T:
         """Run an operation to its end by `deadline`, and return its result.
+
+        Its records name `requested_by` (`admin:NAME`) as the requester; with None, the broker acts on its own.
 
         Raises what the operation and `Worker.request` raise, and `Overloaded` if too many operations run.
         """
         if self._running >= OPERATIONS_MAX:
             raise Overloaded(what=f"the queue of operations at broker {self._host.broker_id}", limit=OPERATIONS_MAX)
-        run = _Run(self._host, deadline)
+        run = _Run(self._host, deadline, requested_by)
         end = self._host.listen(run.heard, resynced=run.heard)
         self._running += 1
         try:
@@ -94,9 +96,10 @@ class Operations:
 class _Run:
     """One running operation."""
 
-    def __init__(self, host: Host, deadline: Deadline) -> None:
+    def __init__(self, host: Host, deadline: Deadline, requested_by: str | None) -> None:
         self._host = host
         self._deadline = deadline
+        self._requested_by = requested_by
         self._listeners: list[Listener] = []
         self._proposed: set[str] = set()
         self._own: dict[int, Folded] = {}
@@ -129,7 +132,7 @@ class _Run:
         host = self._host
         match step:
             case Look():
-                return Seen(view=host.view, log=host.log_name, publisher=host.broker_id)
+                return Seen(view=host.view, log=host.log_name, requester=self._requested_by or host.broker_id)
             case Listen(listener=listener):
                 self._listeners.append(listener)
                 return None
@@ -138,7 +141,7 @@ class _Run:
             case ProposeEach(intents=intents):
                 return await self._propose_each(intents)
             case OrderDrain(broker=broker):
-                host.drain()
+                host.drain(requested_by=self._requested_by)
                 return await self._until(partial(_drains, broker.broker), f"broker {broker.broker} draining")
             case Until(condition=condition, what=what):
                 return await self._until(condition, what)
@@ -154,7 +157,7 @@ class _Run:
         check_request(host.view, intent)
         self._proposed.add(subject)
         try:
-            offset = await host.request(intent, timeout_ms=self._deadline.remaining_ms())
+            offset = await host.request(intent, timeout_ms=self._deadline.remaining_ms(), requested_by=self._requested_by)
             return await self._until(lambda _: self._own.get(offset), f"the change of {subject}")
         except Rejected as error:
             refused = None if error.offset is None else self._own.get(error.offset)

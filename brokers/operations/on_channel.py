@@ -68,7 +68,7 @@ class _Channel:
         access = self._access
         match step:
             case Look():
-                return Seen(view=access.view, log=access.log.name, publisher=access.publisher)
+                return Seen(view=access.view, log=access.log.name, requester=access.publisher)
             case Listen(listener=listener):
                 self._listeners.append(listener)
                 return None

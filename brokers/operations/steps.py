@@ -36,11 +36,11 @@ class _Awaited(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What a driver sees: the view, the name of its log, and the publisher of its records."""
+    """What a driver sees: the view, the name of its log, and who asks for its records (`admin:NAME`, or a broker id)."""
 
     view: View
     log: str
-    publisher: str
+    requester: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

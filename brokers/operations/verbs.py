@@ -454,14 +454,14 @@ def grant_permission(namespace: str, role: str, actions: Collection[Action]) -> 
     return _accepted(accepted.offset, sentence, namespace=namespace, role=role, actions=sorted(actions))
 
 
-def change_settings(changes: Changes, *, changed_by: str | None = None) -> Operation[SettingsChange]:
-    """Change balancing settings, all or none. Return the change with the previous values. `changed_by` is by default the publisher.
+def change_settings(changes: Changes) -> Operation[SettingsChange]:
+    """Change balancing settings, all or none. Return the change with the previous values.
 
     Raises what `check_changes` raises.
     """
     seen = yield from Look()
     check_changes(seen.view, changes)
-    change = change_in((yield from Propose(intent=SetSettings(changes=changes, changed_by=changed_by or seen.publisher))))
+    change = change_in((yield from Propose(intent=SetSettings(changes=changes, changed_by=seen.requester))))
     assert change is not None, "what was accepted is this record"
     return change
 

@@ -39,7 +39,7 @@ from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.router import explained, may_deny
 from equipoise.brokers.runtime.service import WorkerEnded, own_http, pulsar_address
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.brokers.security.identity import Surface
+from equipoise.brokers.security.identity import Refusal, Surface
 from equipoise.brokers.security.limits import Limit
 from equipoise.channel.core.entries import NamespaceEntry
 from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError
@@ -244,6 +244,11 @@ class Server:
     def _disconnect(self, transport: asyncio.Transport) -> None:
         self._rejected -= 1
         transport.abort()
+
+    def refused(self, session: Session, refusal: Refusal) -> None:
+        """Log that the credentials of a client are refused."""
+        client = session.address.rpartition(":")[0]
+        self._worker.audit.refused(Surface.PULSAR, what="CONNECT", why=refusal.problem, fault=refusal.fault.value, client=client)
 
     def left(self, session: Session) -> None:
         """Remove a client. Clients that were not admitted were never counted."""

@@ -220,7 +220,12 @@ class Session(asyncio.Protocol):
     def _authenticate(self, credentials: Credentials | None) -> Identity | Refusal | None:
         """Return who the client is, why it is refused, or None if a hash must be computed: then `check_credentials` follows."""
         assert self._server.gate is not None, "otherwise nothing is asked"
-        return self._server.gate.check(Surface.PULSAR, credentials, self._certificate)
+        return self._noted(self._server.gate.check(Surface.PULSAR, credentials, self._certificate))
+
+    def _noted(self, checked: Identity | Refusal | None) -> Identity | Refusal | None:
+        if isinstance(checked, Refusal):
+            self._server.refused(self, checked)
+        return checked
 
     def _admit(self, identity: Identity) -> None:
         """Count the connection for its role. Raise `PulsarProtocolError` if that has too many."""
@@ -233,6 +238,7 @@ class Session(asyncio.Protocol):
         """Compute the hash of a password, and go on with what the client sent meanwhile."""
         assert self._server.gate is not None, "otherwise nothing is asked"
         checked = await self._server.gate.checked(Surface.PULSAR, credentials, self._certificate)
+        self._noted(checked)
         self._take(self.connection.authenticated(checked, now_ms()))
         if not self._has_left:
             self._go_on()

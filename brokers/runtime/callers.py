@@ -177,12 +177,12 @@ class Requests:
             if not future.done():
                 future.set_result(None)
 
-    async def request(self, intent: Intent, *, timeout_ms: int) -> int:
+    async def request(self, intent: Intent, *, timeout_ms: int, requested_by: str | None = None) -> int:
         """See `brokers.runtime.worker.Worker.request`."""
         deadline = Deadline.after(timeout_ms=timeout_ms)
         race = 1
         while True:
-            answered = await self._ask(intent, deadline)
+            answered = await self._ask(intent, deadline, requested_by)
             if answered.error is not None:
                 raise answered.error.with_traceback(None)  # All attempts of one batch share it.
             verdict = answered.verdict
@@ -195,7 +195,7 @@ class Requests:
                 raise refusal(intent, verdict, answered.offset)
             race += 1
 
-    async def _ask(self, intent: Intent, deadline: Deadline) -> Answered:
+    async def _ask(self, intent: Intent, deadline: Deadline, requested_by: str | None) -> Answered:
         if self._end is not None:
             raise self._end.with_traceback(None)  # All callers share it.
         if len(self._tickets) >= REQUESTS_MAX:
@@ -204,7 +204,7 @@ class Requests:
         future: asyncio.Future[Answered | None] = asyncio.get_running_loop().create_future()
         self._tickets[ticket] = future
         try:
-            self._step(Requested(ticket=ticket, intent=intent))
+            self._step(Requested(ticket=ticket, intent=intent, requested_by=requested_by))
             async with asyncio.timeout(deadline.remaining_ms() / 1_000):
                 answered = await future
         except TimeoutError:

@@ -54,6 +54,7 @@ from equipoise.brokers.runtime.service import Ownership, Peer, Service, WorkerEn
 from equipoise.brokers.runtime.service_runner import ServiceEffect, ServiceRunner, end_process, peer_of
 from equipoise.brokers.runtime.snapshots import Snapshots
 from equipoise.brokers.runtime.state_stream import Arrival, Progress, over_http
+from equipoise.brokers.security.audit import Audit
 from equipoise.brokers.security.gate import Gate, Proofs
 from equipoise.brokers.security.identity import Surface
 from equipoise.brokers.security.limits import IdentityLimits, Limit, of_role
@@ -116,6 +117,7 @@ class Worker:
         self.broker_id = config.id
         self.metrics = Metrics(broker=self.broker_id)
         self.own_token = OwnToken(_revealed(config.broker_token))
+        self.audit = Audit(broker=self.broker_id, now_ms=lambda: self.clock.now().boot_ms)
         self.certificates = Certificates(config.tls_files, broker=self.broker_id, host=config.advertised_host or config.host)
         # What clients must pass, what their roles may do, and what each may take. None: everyone, and everything.
         self.gate = _gate(config, self.metrics) if config.authentication else None
@@ -176,8 +178,9 @@ class Worker:
             refused=self._right_refused,
         )
 
-    def _right_refused(self, surface: Surface, *, what: str, why: str, client: str, role: str) -> None:  # noqa: ARG002 - for an audit
+    def _right_refused(self, surface: Surface, *, what: str, why: str, client: str, role: str) -> None:
         self.metrics.right_refused(surface)
+        self.audit.refused(surface, what=what, why=why, fault="forbidden", client=client, role=role)
 
     # --- life ---
 
@@ -319,9 +322,10 @@ class Worker:
         except DeadlineExceeded as error:
             _logger.warning("%s: %s", otherwise, error, extra={"broker": self.broker_id})
 
-    def drain(self) -> None:
-        """Take no new bundles and move all away, without leaving."""
-        self._step(DrainRequested(leave=False, deadline_ms=self.clock.now().boot_ms + self.config.drain_ms))
+    def drain(self, *, requested_by: str | None = None) -> None:
+        """Take no new bundles and move all away, without leaving. `requested_by` is as in `request`."""
+        deadline_ms = self.clock.now().boot_ms + self.config.drain_ms
+        self._step(DrainRequested(leave=False, deadline_ms=deadline_ms, requested_by=requested_by))
 
     # --- the loop of events and effects ---
 
@@ -570,8 +574,10 @@ class Worker:
         """Wait until `offset` is folded, to read your own writes."""
         await self.until(lambda view: view.offset >= offset or None, timeout_ms=timeout_ms, what=f"offset {offset} being read")
 
-    async def request(self, intent: Intent, *, timeout_ms: int) -> int:
+    async def request(self, intent: Intent, *, timeout_ms: int, requested_by: str | None = None) -> int:
         """Propose `intent`, retry lost races, and return the offset of the accepted record.
+
+        `requested_by` (`admin:NAME`) is the operator to name in the record; None if the broker acts on its own.
 
         * `Rejected`: with the reason.
         * `OutcomeUnknown`: the result cannot be known.
@@ -579,7 +585,7 @@ class Worker:
         * The errors of `Log.append`, such as `LogStorageFull`.
         * `WorkerEnded`: the broker ended before it proposed.
         """
-        return await self._requests.request(intent, timeout_ms=timeout_ms)
+        return await self._requests.request(intent, timeout_ms=timeout_ms, requested_by=requested_by)
 
     def place_by(self, placement: Placement) -> None:
         """Use this placement policy from now on."""

@@ -89,6 +89,11 @@ class Gate:
         """Whether clients may send a user and a password."""
         return self._passwords is not None
 
+    @property
+    def takes_certificates(self) -> bool:
+        """Whether clients may prove who they are with a certificate."""
+        return self._proofs.certificate_roles
+
     def check(self, surface: Surface, credentials: Credentials | None, certificate: Certificate | None = None) -> Identity | Refusal | None:
         """Return who sent the credentials at `surface`, or why they are refused; None if a hash must be computed: then await `checked`.
 

@@ -15,9 +15,9 @@ import aiohttp
 import orjson
 
 from equipoise.brokers.http.answers import JSON
+from equipoise.brokers.http.caller import CALLED_FROM
 from equipoise.brokers.http.errors import RETRY_AFTER_S
 from equipoise.brokers.http.guard import ARRIVED_AT
-from equipoise.brokers.http.limits import CALLER
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -27,7 +27,7 @@ T = TypeVar("T")
 # Headers of one connection (RFC 9110, section 7.6.1), and what the HTTP client or server beside it answers for.
 _HOP_BY_HOP: Final = frozenset(
     {"connection", "expect", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
-    | {ARRIVED_AT.lower(), CALLER.lower()}
+    | {ARRIVED_AT.lower(), CALLED_FROM.lower()}
 )
 # What aiohttp would add to a request that lacks them.
 _AUTOMATIC: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")

@@ -18,9 +18,9 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
+from equipoise.brokers.http.caller import CALLED_FROM
 from equipoise.brokers.http.errors import problem_answer
 from equipoise.brokers.http.guard import ARRIVED_AT
-from equipoise.brokers.http.limits import CALLER
 from equipoise.brokers.server.forwarding import (
     Body,
     Message,
@@ -148,7 +148,7 @@ class _Target:
 
 def _request_headers(sent: Iterable[tuple[bytes, bytes]], *, server: object, client: object) -> list[tuple[str, str]]:
     """Return the headers for the broker. `server` is where the request arrived, `client` is from where, each as (host, port) if known."""
-    known = ((name, address) for name, address in ((ARRIVED_AT, server), (CALLER, client)) if isinstance(address, tuple | list))
+    known = ((name, address) for name, address in ((ARRIVED_AT, server), (CALLED_FROM, client)) if isinstance(address, tuple | list))
     return [*forwarded_headers(sent), *((name, str(address[0])) for name, address in known)]
 
 

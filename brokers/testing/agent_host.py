@@ -173,12 +173,12 @@ class AgentHost(ABC):
         finally:
             self._stepping = False
 
-    def submit(self, intent: Intent) -> int:
+    def submit(self, intent: Intent, *, requested_by: str | None = None) -> int:
         """Request an operation. Return the ticket of its `Answered`."""
         self._tickets += 1
         self.asked.add(self._tickets)
         ticket = self._tickets
-        self.deliver(Requested(ticket=ticket, intent=intent))
+        self.deliver(Requested(ticket=ticket, intent=intent, requested_by=requested_by))
         return ticket
 
     def end(self, why: str, *, killed: bool = False) -> None:

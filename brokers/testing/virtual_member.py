@@ -168,18 +168,18 @@ class Member(AgentHost):
         """The name of the log, for errors."""
         return self.log.name
 
-    def drain(self) -> None:
+    def drain(self, *, requested_by: str | None = None) -> None:
         """Start to drain."""
-        self.deliver(DrainRequested(leave=False, deadline_ms=self._world.clock.boot_ms))
+        self.deliver(DrainRequested(leave=False, deadline_ms=self._world.clock.boot_ms, requested_by=requested_by))
 
     def listen(self, listener: Callable[[Folded], None], *, resynced: Callable[[Resync], None]) -> Callable[[], None]:
         """Call `listener` for each record. Return the end of it."""
         self._listeners.append((listener, resynced))
         return partial(self._listeners.remove, (listener, resynced))
 
-    async def request(self, intent: Intent, *, timeout_ms: int) -> int:
+    async def request(self, intent: Intent, *, timeout_ms: int, requested_by: str | None = None) -> int:
         """Propose `intent` as `brokers.runtime.worker.Worker.request` does. Return the offset of the accepted record."""
-        ticket = self.submit(intent)
+        ticket = self.submit(intent, requested_by=requested_by)
         answered = await self.until(
             lambda _: self._answers.pop(ticket, None), timeout_ms=timeout_ms, what=f"the answer about {subject_of(intent)}"
         )

@@ -101,12 +101,13 @@ def encode(record: AnyRecord) -> bytes:
     raw["as_of"] = record.as_of
     raw["level"] = record.level if record.level != 1 else None
     raw["timestamp_ms"] = record.timestamp_ms or None
+    raw["requested_by"] = record.requested_by
     return orjson.dumps({name: value for name, value in raw.items() if value is not None})
 
 
 # --- the envelope ---------------------------------------------------------------------------------------------------------
 
-Envelope = tuple[str, int, str, int | None, int | None, int | None, int, int]
+Envelope = tuple[str, int, str, int | None, int | None, int | None, int, int, str | None]
 
 
 class _EnvelopeFields(TypedDict):
@@ -120,6 +121,7 @@ class _EnvelopeFields(TypedDict):
     as_of: int | None
     level: int
     timestamp_ms: int
+    requested_by: str | None
 
 
 def _hot_envelope(raw: Raw) -> Envelope:
@@ -145,8 +147,9 @@ def _hot_envelope(raw: Raw) -> Envelope:
         and publisher[:_ADMIN_PREFIX_LENGTH] != ADMIN_PREFIX
         and "as_of" not in raw
         and "level" not in raw
+        and "requested_by" not in raw
     ):
-        return key, based_on, publisher, incarnation, sequence, None, 1, timestamp_ms
+        return key, based_on, publisher, incarnation, sequence, None, 1, timestamp_ms, None
     return cast("Envelope", tuple(_envelope(raw).values()))
 
 
@@ -163,6 +166,7 @@ def _envelope(raw: Raw) -> _EnvelopeFields:
         "as_of": as_of,
         "level": _level(raw),
         "timestamp_ms": _timestamp_ms(raw),
+        "requested_by": _remark(raw, "requested_by"),
     }
 
 
@@ -189,6 +193,7 @@ def _first_of_its_kind(raw: Raw) -> _EnvelopeFields:
         "as_of": None,
         "level": _level(raw),
         "timestamp_ms": _timestamp_ms(raw),
+        "requested_by": None,  # A view keeps `joined`, so it must be the same for readers that do not know the field.
     }
 
 
@@ -240,7 +245,7 @@ def _remark(raw: Raw, name: str) -> str | None:
 
 
 def _decode_bundle(raw: Raw) -> BundleTransition:
-    key, based_on, publisher, incarnation, sequence, as_of, level, timestamp_ms = _hot_envelope(raw)
+    key, based_on, publisher, incarnation, sequence, as_of, level, timestamp_ms, requested_by = _hot_envelope(raw)
     get = raw.get
     state, owner, source = get("state"), get("owner"), get("source")
     # As in `_hot_envelope`: one look accepts valid values; only invalid ones are read again, for the problem.
@@ -270,10 +275,11 @@ def _decode_bundle(raw: Raw) -> BundleTransition:
         positions=None if get("positions") is None else integers(raw, "positions", CUTS_MAX),
         handover=None if get("handover") is None else handover(raw),
     )
-    if as_of is not None or level != 1:
+    if as_of is not None or level != 1 or requested_by is not None:
         # Set afterwards: CPython 3.11 takes four times as long over sixteen keywords as over fifteen.
         object.__setattr__(record, "as_of", as_of)
         object.__setattr__(record, "level", level)
+        object.__setattr__(record, "requested_by", requested_by)
     return record
 
 
@@ -306,7 +312,7 @@ def _decode_namespace(raw: Raw) -> NamespaceRecord:
 def _decode_broker(raw: Raw) -> Joined | Renewed | BrokerRecord:
     status = raw.get("status")
     if status == "renewed":
-        key, based_on, publisher, incarnation, sequence, as_of, level, timestamp_ms = _hot_envelope(raw)
+        key, based_on, publisher, incarnation, sequence, as_of, level, timestamp_ms, requested_by = _hot_envelope(raw)
         record = blank(Renewed)
         _init_renewed(
             record,
@@ -318,6 +324,7 @@ def _decode_broker(raw: Raw) -> Joined | Renewed | BrokerRecord:
             as_of=as_of,
             level=level,
             timestamp_ms=timestamp_ms,
+            requested_by=requested_by,
             digest=integer(raw, "digest"),
         )
         return record

@@ -40,6 +40,7 @@ class _Signature(TypedDict):
     sequence: int | None
     as_of: int | None
     timestamp_ms: int
+    requested_by: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ class Author:
     """The author of a proposal.
 
     A broker has an `incarnation` and the `sequence` of this attempt; an admin has `as_of`, the offset of its view.
-    `timestamp_ms` is Unix time, for people and audits.
+    `timestamp_ms` is Unix time, for people and audits. So is `requested_by`: the admin for whom a broker proposes.
     """
 
     publisher: str
@@ -55,6 +56,7 @@ class Author:
     sequence: int | None = None
     as_of: int | None = None
     timestamp_ms: int = 0
+    requested_by: str | None = None
 
     @property
     def signature(self) -> _Signature:
@@ -65,6 +67,7 @@ class Author:
             "sequence": self.sequence,
             "as_of": self.as_of,
             "timestamp_ms": self.timestamp_ms,
+            "requested_by": self.requested_by,
         }
 
 

@@ -80,6 +80,7 @@ class Record:
     * A broker sets its `incarnation` and `sequence`, the rising number of the attempt. An admin sets `as_of`, the offset of its view.
     * `level` is the format version that it needs.
     * `timestamp_ms` (Unix time) is for people and audits; the fold never reads it.
+    * `requested_by` (`admin:NAME`) is who asked a broker for this record, also only for people and audits. `requester` is the name to show.
     """
 
     key: str
@@ -90,6 +91,12 @@ class Record:
     as_of: int | None = None
     level: int = 1
     timestamp_ms: int = 0
+    requested_by: str | None = None
+
+    @property
+    def requester(self) -> str:
+        """Who wanted this record: the admin for whom a broker wrote it, or else its publisher."""
+        return self.requested_by or self.publisher
 
 
 @hot_frozen

@@ -127,6 +127,12 @@ class Names:
         is_newest = record.incarnation is None or self._newest.get(record.publisher) == record.incarnation
         return self.broker(record.publisher) if is_newest else f"{self.broker(record.publisher)}#{record.incarnation}"
 
+    def requester_of(self, record: AnyRecord | Unreadable) -> str:
+        """Return who wanted a record: its author, or `ADMIN via AUTHOR` if a broker wrote it for an admin."""
+        author = self.publisher_of(record)
+        asked = None if isinstance(record, Unreadable) else record.requested_by
+        return author if asked is None else f"{asked} via {author}"
+
     def broker(self, broker: str) -> str:
         """Return a broker id as this object writes it."""
         return next((broker[len(host) - 1 :] for host in _LOOPBACK if self._is_short and broker.startswith(host)), broker)
@@ -149,7 +155,7 @@ def describe(folded: Folded, view: View, names: Names) -> list[str]:
     elif verdict.diverged:
         outcome = "diverged"
         more.append("diverged: the publisher's view has another digest than this view")
-    columns = (f"{verb:{_VERB_CHARACTERS}}", key, detail, f"by {names.publisher_of(record)}", outcome)
+    columns = (f"{verb:{_VERB_CHARACTERS}}", key, detail, f"by {names.requester_of(record)}", outcome)
     return [_one_line(line) for line in ("  ".join(column for column in columns if column), *more)]
 
 

@@ -64,6 +64,11 @@ class _Moment(NamedTuple):
     dead: int | None
     dead_how: str
 
+    @property
+    def requester(self) -> str | None:
+        """Who wanted the record: an admin or a broker."""
+        return self.record.publisher if isinstance(self.record, Unreadable) else self.record.requester
+
 
 class Histories:
     """Make rows from the changes of each record. The state is rows of bytes, so that another process can continue."""
@@ -149,7 +154,7 @@ class Histories:
             "source_after": None if after is None else self._name(after.source),
             "token": None if there is None else there.token,
             "kind": kind_of(moment.record, None),
-            "publisher": moment.record.publisher,
+            "publisher": moment.requester,
             "reason": _reason(moment.record),
         }
 
@@ -192,7 +197,7 @@ class Histories:
             giver=bundle.source,
             source=self._name(bundle.source),
             destination=self._name(bundle.owner),
-            asked_by=None if moment is None else moment.record.publisher,
+            asked_by=None if moment is None else moment.requester,
             reason=None if moment is None else _reason(moment.record),
             begun_offset=None if moment is None else moment.offset,
             begun_at=None if moment is None else moment.at_ms,

@@ -33,6 +33,9 @@ RECORDS: tuple[AnyRecord, ...] = (
     BundleTransition(
         key=BUNDLE, based_on=1, publisher="a:1", incarnation=2, sequence=3, state="owned", owner=4, handover=bytes(range(256)), level=2
     ),
+    BundleTransition(
+        key=BUNDLE, based_on=1, publisher="a:1", incarnation=2, sequence=3, state="releasing", source=4, requested_by="admin:alice"
+    ),
     Split(key=BUNDLE, based_on=1, publisher="a:1", incarnation=2, sequence=3, positions=(1, 2), reason="hot"),
     Merge(key=BUNDLE, based_on=1, publisher="a:1", incarnation=2, sequence=3, right=BUNDLE, based_on_right=INTEGER_MAX),
     NamespaceRecord(key="tenant/ns", based_on=1, publisher="admin:ops", as_of=0, status="created", boundaries=(0, 1), policies={"a": True}),
@@ -57,7 +60,7 @@ RECORDS: tuple[AnyRecord, ...] = (
         after_silence=True,
     ),
     Renewed(key="a:1", based_on=1, publisher="a:1", incarnation=2, sequence=3, digest=INTEGER_MAX),
-    BrokerRecord(key="a:1", based_on=1, publisher="a:1", incarnation=2, sequence=3, as_of=9, status="draining"),
+    BrokerRecord(key="a:1", based_on=1, publisher="a:1", incarnation=2, sequence=3, as_of=9, status="draining", requested_by="admin:é"),
     BrokerRecord(key="a:1", based_on=1, publisher="admin:ops", as_of=3, status="down", nonce="n", reason="buried"),
     PolicyRecord(key="isolation", based_on=1, publisher="admin:ops", as_of=3, status="set", document={"n": INTEGER_MAX}),
     PolicyRecord(key="isolation", based_on=1, publisher="admin:ops", as_of=3, status="removed"),

@@ -73,6 +73,9 @@ class _Record(BaseModel):
     publisher: Key = Field(description="A broker id, or `admin:NAME`.")
     level: OneIfAbsent = Field(default=1, description="The format version that the record needs.")
     timestamp_ms: ZeroIfAbsent = Field(default=0, description="Unix time, for display and audits. No verdict depends on it.")
+    requested_by: Remark = Field(
+        default=None, description="The operator for whom a broker wrote the record, `admin:NAME`, for display and audits."
+    )
 
 
 class _Founding(_Record):
@@ -81,6 +84,7 @@ class _Founding(_Record):
     incarnation: None = Field(default=None, description="Must be absent.")
     sequence: None = Field(default=None, description="Must be absent.")
     as_of: None = Field(default=None, description="Must be absent.")
+    requested_by: Annotated[None, BeforeValidator(lambda _: None)] = Field(default=None, description="Ignored.")
 
 
 class _Signed(_Record):

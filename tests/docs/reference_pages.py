@@ -74,7 +74,7 @@ REASONS: Final = {
 }
 FINDINGS_ABOUT: Final = {"bundle": "Bundles", "namespace": "Namespaces", "broker": "Brokers", "log": "The log"}
 
-ENVELOPE: Final = ("key", "based_on", "publisher", "incarnation", "sequence", "as_of", "level", "timestamp_ms")
+ENVELOPE: Final = ("key", "based_on", "publisher", "incarnation", "sequence", "as_of", "level", "timestamp_ms", "requested_by")
 
 
 # --- the life of a bundle ---

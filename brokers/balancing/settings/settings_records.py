@@ -1,7 +1,7 @@
 """Read, check and change the settings of balancing that the channel holds.
 
 One `policy` record with the key `KEY` holds all of them. Its document has one entry GROUP.FIELD per setting that was set. `changed_by` is
-the author of the last change, if the record's publisher does not show it. The format:
+who requested the last change. The format:
 
 * A number with a fraction is a text, because the channel has no fractions.
 * An absent value is the text `none`.
@@ -130,8 +130,8 @@ def change_in(folded: Folded) -> SettingsChange | None:
     for change in folded.verdict.changes:
         if isinstance(change, PolicyChanged) and change.name == KEY:
             before, after = ({} if entry is None else entry.document for entry in (change.before, change.after))
-            publisher = None if isinstance(folded.record, Unreadable) else folded.record.publisher
-            return SettingsChange(offset=folded.offset, by=changed_by(after) or publisher, made=differences(before, after))
+            requester = None if isinstance(folded.record, Unreadable) else folded.record.requester
+            return SettingsChange(offset=folded.offset, by=changed_by(after) or requester, made=differences(before, after))
     return None
 
 

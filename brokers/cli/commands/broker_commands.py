@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -31,6 +32,7 @@ from equipoise.brokers.operations.asking import ask_at
 from equipoise.brokers.operations.death_declaration import declare_dead as declare_dead_by_directory
 from equipoise.brokers.operations.on_channel import run
 from equipoise.brokers.runtime.service import http_address, own_http
+from equipoise.brokers.security.own_token import TOKEN_VARIABLE
 from equipoise.channel.system.deadline import Deadline
 
 app = group("List brokers and their status; drain a broker; declare a dead one dead.")
@@ -175,6 +177,9 @@ def _status(broker: str, address: str, deadline: Deadline) -> Row:
     try:
         answer = ask_at(broker, address, "GET", "/ready", deadline=deadline)
         document = json.loads(answer.text)
+        if "broker" not in document:
+            status = "ready" if answer.status == HTTPStatus.OK else str(document["status"])
+            return _status_row(broker, address, status, None, [f"it says more only with a valid token; set {TOKEN_VARIABLE}"])
         return _status_row(str(document["broker"]), address, str(document["status"]), document["channel_loss"], document["problems"])
     except BrokerUnreachable as error:
         return _status_row(broker, address, _UNREACHABLE, None, [error.problem])

@@ -75,7 +75,7 @@ class Balancing(Admin):
         body = await body_of(request, BALANCING_BODY)
         if body is None:
             raise InvalidRequest(what="the body", problem='it must name the changes, such as {"changes": {"balancing.enabled": false}}')
-        change = await self._change(body.settings, body.by)
+        change = await self._change(request, body.settings)
         return json_answer(change.document)
 
     async def keys(self, _request: web.Request) -> web.Response:
@@ -99,16 +99,16 @@ class Balancing(Admin):
     async def set_key(self, request: web.Request) -> web.Response:
         """Set the settings that one of Pulsar's keys stands for, converted as from a `broker.conf`."""
         settings = settings_of_key(request.match_info["key"], request.match_info["value"])
-        await self._change({name: format_value(value) for name, value in settings.items()}, None)
+        await self._change(request, {name: format_value(value) for name, value in settings.items()})
         return done()
 
     async def unset_key(self, request: web.Request) -> web.Response:
         """Remove the settings that one of Pulsar's keys stands for."""
-        await self._change(dict.fromkeys(names_of_key(request.match_info["key"])), None)
+        await self._change(request, dict.fromkeys(names_of_key(request.match_info["key"])))
         return done()
 
-    async def _change(self, changes: Changes, by: str | None) -> SettingsChange:
-        return await self._run(change_settings(changes, changed_by=by or f"HTTP at {self._worker.broker_id}"))
+    async def _change(self, request: web.Request, changes: Changes) -> SettingsChange:
+        return await self._run(request, change_settings(changes))
 
 
 class Decisions:

@@ -113,9 +113,9 @@ class Brokers(Admin):
             | _total_document([messaging for name in bundles if name in loads and (messaging := loads[name].messaging) is not None])
         )
 
-    async def drain(self, _request: web.Request) -> web.Response:
+    async def drain(self, request: web.Request) -> web.Response:
         """Drain this broker: it takes no new bundles and moves all bundles away. Answered once the channel shows that it drains."""
-        return await self._done(drain(self._worker.broker_id, wait=False))
+        return await self._done(request, drain(self._worker.broker_id, wait=False))
 
     async def shutdown(self, request: web.Request) -> web.Response:
         """End the process of this broker as SIGTERM does: it drains first. Answered before. 405 inside another program."""

@@ -64,12 +64,12 @@ class Policies(Admin):
         """Set one isolation policy. The leader moves bundles that violate it, some at a time."""
         view_of_cluster(self._worker, request)
         body = await required_body_of(request, ISOLATION_BODY, "an object with namespaces and primary, lists of regular expressions")
-        return await self._done(set_cluster_policy(key_of(request, ISOLATION), body.document))
+        return await self._done(request, set_cluster_policy(key_of(request, ISOLATION), body.document))
 
     async def delete_isolation(self, request: web.Request) -> web.Response:
         """Delete one isolation policy."""
         view_of_cluster(self._worker, request)
-        return await self._done(delete_cluster_policy(key_of(request, ISOLATION)))
+        return await self._done(request, delete_cluster_policy(key_of(request, ISOLATION)))
 
     async def isolated_brokers(self, request: web.Request) -> web.Response:
         """Return the isolation policy of each live broker, sorted by broker, as Pulsar's `BrokerNamespaceIsolationData`."""
@@ -94,11 +94,11 @@ class Policies(Admin):
         """Set one pin. The leader moves bundles that violate it, some at a time."""
         ready_view(self._worker)
         body = await required_body_of(request, PIN_BODY, "an object with namespace and brokers, a list of ids")
-        return await self._done(set_cluster_policy(key_of(request, PIN), body.document))
+        return await self._done(request, set_cluster_policy(key_of(request, PIN), body.document))
 
     async def delete_pin(self, request: web.Request) -> web.Response:
         """Delete one pin."""
-        return await self._done(delete_cluster_policy(key_of(request, PIN)))
+        return await self._done(request, delete_cluster_policy(key_of(request, PIN)))
 
 
 def key_of(request: web.Request, kind: str) -> str:

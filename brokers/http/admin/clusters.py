@@ -110,12 +110,12 @@ class Clusters(Admin):
         """Set the brokers of one failure domain; 409 if one of them is in another one. It applies as bundles are placed."""
         view_of_cluster(self._worker, request)
         body = await required_body_of(request, FAILURE_DOMAIN_BODY, "an object with brokers, a list of ids")
-        return await self._done(set_cluster_policy(key_of(request, FAILURE_DOMAIN), failure_domain_document(body.brokers or ())))
+        return await self._done(request, set_cluster_policy(key_of(request, FAILURE_DOMAIN), failure_domain_document(body.brokers or ())))
 
     async def delete_domain(self, request: web.Request) -> web.Response:
         """Delete one failure domain. Its brokers are then in the domains that they declare."""
         view_of_cluster(self._worker, request)
-        return await self._done(delete_cluster_policy(key_of(request, FAILURE_DOMAIN)))
+        return await self._done(request, delete_cluster_policy(key_of(request, FAILURE_DOMAIN)))
 
 
 def _domain(document: Document) -> dict[str, object]:

@@ -45,11 +45,11 @@ class Grants(Admin):
     async def grant_permission(self, request: web.Request) -> web.Response:
         """Set the actions of a role in a namespace, in place of those that it has, as Pulsar does."""
         names = await required_body_of(request, ACTIONS_BODY, f"a list of actions: {', '.join(Action)}")
-        return await self._done(verbs.grant_permission(namespace_of(request), request.match_info["role"], parse_actions(names)))
+        return await self._done(request, verbs.grant_permission(namespace_of(request), request.match_info["role"], parse_actions(names)))
 
     async def revoke_permission(self, request: web.Request) -> web.Response:
         """Take all actions in a namespace from a role. Clients that use them are disconnected from their topics."""
-        return await self._done(verbs.grant_permission(namespace_of(request), request.match_info["role"], ()))
+        return await self._done(request, verbs.grant_permission(namespace_of(request), request.match_info["role"], ()))
 
     async def rights(self, _request: web.Request) -> web.Response:
         """Return the right of each role in the cluster."""
@@ -58,8 +58,8 @@ class Grants(Admin):
     async def grant(self, request: web.Request) -> web.Response:
         """Give a role a right in the cluster, in place of the one that it has."""
         right = await required_body_of(request, RIGHT_BODY, f"one of these, as JSON: {', '.join(Right)}")
-        return await self._done(verbs.grant_right(request.match_info["role"], right))
+        return await self._done(request, verbs.grant_right(request.match_info["role"], right))
 
     async def revoke(self, request: web.Request) -> web.Response:
         """Take from a role its right in the cluster; 404 if it has none."""
-        return await self._done(verbs.revoke_right(request.match_info["role"]))
+        return await self._done(request, verbs.revoke_right(request.match_info["role"]))

@@ -141,7 +141,7 @@ class Namespaces(Admin):
     async def set_on_channel_loss(self, request: web.Request) -> web.Response:
         """Set `fence` or `serve`. It applies to open bundles as soon as their owner has read it."""
         choice = await required_body_of(request, ON_CHANNEL_LOSS_BODY, f"one of these, as JSON: {', '.join(OnChannelLoss)}")
-        return await self._done(verbs.set_namespace_policy(namespace_of(request), ON_CHANNEL_LOSS, choice.value))
+        return await self._done(request, verbs.set_namespace_policy(namespace_of(request), ON_CHANNEL_LOSS, choice.value))
 
     async def anti_affinity(self, request: web.Request) -> web.Response:
         """Return the anti-affinity group of a namespace as text; 204 if it is in none."""
@@ -159,7 +159,7 @@ class Namespaces(Admin):
             problem = f"it is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}"
             raise InvalidRequest(what="the body", problem=problem) from None
         group = await required_body_of(request, GROUP_BODY, "the name of the group") if text[:1] in ("", '"') else text
-        return await self._done(verbs.set_namespace_policy(namespace_of(request), ANTI_AFFINITY_GROUP, group))
+        return await self._done(request, verbs.set_namespace_policy(namespace_of(request), ANTI_AFFINITY_GROUP, group))
 
     async def of_anti_affinity_group(self, request: web.Request) -> web.Response:
         """List the namespaces of an anti-affinity group."""
@@ -168,7 +168,7 @@ class Namespaces(Admin):
 
     async def delete_anti_affinity(self, request: web.Request) -> web.Response:
         """Remove a namespace from its anti-affinity group."""
-        return await self._done(verbs.set_namespace_policy(namespace_of(request), ANTI_AFFINITY_GROUP, None))
+        return await self._done(request, verbs.set_namespace_policy(namespace_of(request), ANTI_AFFINITY_GROUP, None))
 
     async def clusters(self, request: web.Request) -> web.Response:
         """Return the clusters of a namespace: this one."""
@@ -199,7 +199,9 @@ class Namespaces(Admin):
         body = await body_of(request, NAMESPACE_BODY) or NamespaceBody()
         check_clusters(ready_view(self._worker), namespace, [*body.replication_clusters, *body.allowed_clusters])
         boundaries = (body.bundles or Bundles()).cuts(namespace)
-        return await self._done(verbs.create_namespace(namespace, boundaries, body.policies, base=self._worker.config.base_settings))
+        return await self._done(
+            request, verbs.create_namespace(namespace, boundaries, body.policies, base=self._worker.config.base_settings)
+        )
 
     async def delete(self, request: web.Request) -> web.Response:
         """Delete a namespace, once all its bundles have been released. 409 if clients use its topics.
@@ -209,14 +211,14 @@ class Namespaces(Admin):
         namespace = namespace_named(ready_view(self._worker), namespace_of(request))
         if self._topics is not None and not flag_of(request, "force") and namespace.status != "deleting":
             check_unused(namespace.name, await self._topics.in_use(namespace.name))
-        return await self._done(verbs.delete_namespace(namespace.name))
+        return await self._done(request, verbs.delete_namespace(namespace.name))
 
     async def unload_all(self, request: web.Request) -> web.Response:
         """Move every bundle of a namespace away from its owner. A header says how many moved.
 
         409 if a destination refused a bundle that is now at its source or has no owner.
         """
-        answer = await self._run(verbs.unload_all(namespace_of(request)))
+        answer = await self._run(request, verbs.unload_all(namespace_of(request)))
         stuck = [outcome.document() for outcome in answer.stuck]
         moved = len(answer.outcomes) - len(stuck)
         summary = {"moved": moved, "not_moved": len(stuck), "for_example": stuck[:_EXAMPLES_MAX]}
@@ -229,13 +231,13 @@ class Namespaces(Admin):
 
     async def cancel_moves(self, request: web.Request) -> web.Response:
         """Cancel all moves of a namespace that are not complete."""
-        return await self._done(verbs.cancel_all(namespace_of(request)))
+        return await self._done(request, verbs.cancel_all(namespace_of(request)))
 
     # --- bundles ---
 
     async def cancel(self, request: web.Request) -> web.Response:
         """Cancel a transfer or a split that is not complete."""
-        return await self._done(verbs.cancel(bundle_of(request)))
+        return await self._done(request, verbs.cancel(bundle_of(request)))
 
     async def unload(self, request: web.Request) -> web.Response:
         """Move a bundle away from its owner. `destinationBroker` chooses the next one; `force` overrides policies.
@@ -245,11 +247,11 @@ class Namespaces(Admin):
         name = bundle_of(request)
         destination, force = parameter_of(request, "destinationBroker"), flag_of(request, "force")
         if destination is not None:
-            answer = await self._run(verbs.transfer(name, destination, force=force))
+            answer = await self._run(request, verbs.transfer(name, destination, force=force))
         elif bundle_named(ready_view(self._worker), name).phase == "free":
             return done()
         else:
-            answer = await self._run(verbs.unload(name))
+            answer = await self._run(request, verbs.unload(name))
         return _unloaded(answer.outcomes[0].document())
 
     async def split(self, request: web.Request) -> web.Response:
@@ -267,7 +269,7 @@ class Namespaces(Admin):
             bundle = bundle_named(ready_view(self._worker), name)
             check_cuts(bundle.low, bundle.high, sorted(positions))
             positions = None  # As in Pulsar, these algorithms ignore possible positions.
-        return await self._done(verbs.split(name, algorithm, positions))
+        return await self._done(request, verbs.split(name, algorithm, positions))
 
     async def _heaviest(self, name: str, by: str, topics: NamespaceTopics) -> str:
         namespace = namespace_named(ready_view(self._worker), name).name
@@ -279,7 +281,7 @@ class Namespaces(Admin):
 
     async def merge(self, request: web.Request) -> web.Response:
         """Merge a bundle with its right neighbour, which must have the same owner."""
-        return await self._done(verbs.merge(bundle_of(request)))
+        return await self._done(request, verbs.merge(bundle_of(request)))
 
 
 def check_clusters(view: View, namespace: str, clusters: list[str]) -> None:

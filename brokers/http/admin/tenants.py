@@ -48,13 +48,13 @@ class Tenants(Admin):
         """Create a tenant; 409 if it was created before or has a namespace."""
         tenant = _tenant_of(request)
         body = await body_of(request, TENANT_BODY) or TenantBody()
-        return await self._done(verbs.create_tenant(tenant, admin_roles=body.admin_roles, allowed_clusters=body.allowed_clusters))
+        return await self._done(request, verbs.create_tenant(tenant, admin_roles=body.admin_roles, allowed_clusters=body.allowed_clusters))
 
     async def update(self, request: web.Request) -> web.Response:
         """Replace the roles and clusters of a tenant."""
         tenant = _tenant_of(request)
         body = await required_body_of(request, TENANT_BODY, "an object with adminRoles and allowedClusters")
-        return await self._done(verbs.update_tenant(tenant, admin_roles=body.admin_roles, allowed_clusters=body.allowed_clusters))
+        return await self._done(request, verbs.update_tenant(tenant, admin_roles=body.admin_roles, allowed_clusters=body.allowed_clusters))
 
     async def delete(self, request: web.Request) -> web.Response:
         """Delete a tenant; 409 if it has namespaces. `force` is refused with 405, as Pulsar does by default."""
@@ -62,7 +62,7 @@ class Tenants(Admin):
         if flag_of(request, "force"):
             reason = "a tenant cannot be deleted together with its namespaces; delete them one by one first"
             return not_supported(request, reason, allow="GET, PUT, POST")
-        return await self._done(verbs.delete_tenant(tenant))
+        return await self._done(request, verbs.delete_tenant(tenant))
 
 
 def _tenant_of(request: web.Request) -> str:

@@ -12,6 +12,7 @@ from equipoise.brokers.agent.intents import SetPolicy
 from equipoise.brokers.errors import InvalidRequest, conflict
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import Integer, body_of, flag_of, parameter_of
+from equipoise.brokers.http.caller import requester_of
 from equipoise.brokers.pulsar.admin.topic_paths import TOPIC_PATH, TopicPaths, no_properties, topic_of
 from equipoise.brokers.pulsar.admin.topics import check_unused, clients_in
 from equipoise.brokers.pulsar.topics.names import PARTITIONS_MAX, partitioned_name, policy_of
@@ -64,7 +65,7 @@ class Partitions(TopicPaths):
         if topic.full in await self._server.topics_of(topic.namespace, TopicsMode.NON_PERSISTENT):
             raise conflict(topic.full, "it already exists, without partitions", action=_CREATE, advice="delete it first")
         await self._server.admission.check_room(topic, count)
-        await self._set_partitions(topic, count, before=None)
+        await self._set_partitions(topic, count, before=None, requested_by=requester_of(request))
         return done()
 
     async def add_partitions(self, request: web.Request) -> web.Response:
@@ -77,7 +78,7 @@ class Partitions(TopicPaths):
         if count <= before:
             raise InvalidRequest(what="the number of partitions", problem=f"{count} is not more than the current number, {before}")
         await self._server.admission.check_room(topic, count - before)
-        await self._set_partitions(topic, count, before=before)
+        await self._set_partitions(topic, count, before=before, requested_by=requester_of(request))
         return done()
 
     async def delete_partitions(self, request: web.Request) -> web.Response:
@@ -97,7 +98,7 @@ class Partitions(TopicPaths):
         stats = await self._stats_of_partitions(topic)
         if not is_forced:
             check_unused(topic, stats.values())
-        await self._set_partitions(topic, None, before=before)
+        await self._set_partitions(topic, None, before=before, requested_by=requester_of(request))
         await self._server.peers.ask_all(topic.namespace, request.rel_url.raw_path_qs, method="DELETE")
         self._delete_here(topic, is_forced=is_forced)
         await self._server.schemas.forget(topic)
@@ -117,10 +118,10 @@ class Partitions(TopicPaths):
             raise _not_partitioned(topic)
         return done()
 
-    async def _set_partitions(self, topic: TopicName, count: int | None, *, before: int | None) -> None:
+    async def _set_partitions(self, topic: TopicName, count: int | None, *, before: int | None, requested_by: str | None) -> None:
         """Set the number of partitions. Raise `Rejected` if it is no longer `before`, because of a concurrent change."""
         intent = SetPolicy(name=topic.namespace, policy=policy_of(topic.full), value=count, expected=before)
-        await self._worker.request(intent, timeout_ms=self._worker.config.admin_ms)
+        await self._worker.request(intent, timeout_ms=self._worker.config.admin_ms, requested_by=requested_by)
 
     # --- stats ---
     async def partitioned_stats(self, request: web.Request) -> web.Response:

@@ -109,11 +109,11 @@ class TopicPolicies(Admin):
         path = _path_of(request)
         self._server.check_namespace(self._namespace(request).name)
         value: Any = await required_body_of(request, path.policy.adapter, path.expected)
-        return await self._done(verbs.set_namespace_policy(namespace_of(request), path.policy.name, path.policy.encode(value)))
+        return await self._done(request, verbs.set_namespace_policy(namespace_of(request), path.policy.name, path.policy.encode(value)))
 
     async def remove_policy(self, request: web.Request) -> web.Response:
         """Remove a policy for the topics of a namespace."""
-        return await self._done(verbs.set_namespace_policy(namespace_of(request), _path_of(request).policy.name, None))
+        return await self._done(request, verbs.set_namespace_policy(namespace_of(request), _path_of(request).policy.name, None))
 
     async def properties(self, request: web.Request) -> web.Response:
         """Return the properties of a namespace."""
@@ -130,12 +130,12 @@ class TopicPolicies(Admin):
         if len(self._namespace(request).policies.keys() | given.keys()) > DOCUMENT_ENTRIES_MAX:
             problem = f"the namespace would have more than {DOCUMENT_ENTRIES_MAX} policies and properties, the maximum; remove some first"
             raise InvalidRequest(what="the body", problem=problem)
-        return await self._done(verbs.set_namespace_policies(namespace_of(request), given))
+        return await self._done(request, verbs.set_namespace_policies(namespace_of(request), given))
 
     async def clear_properties(self, request: web.Request) -> web.Response:
         """Remove all properties of a namespace, one after the other."""
         removed = dict.fromkeys(map(property_policy, properties_in(self._namespace(request).policies)))
-        return await self._done(verbs.set_namespace_policies(namespace_of(request), removed))
+        return await self._done(request, verbs.set_namespace_policies(namespace_of(request), removed))
 
     async def property(self, request: web.Request) -> web.Response:
         """Return one property of a namespace as text; 204 if it is not set."""
@@ -145,13 +145,13 @@ class TopicPolicies(Admin):
     async def set_property(self, request: web.Request) -> web.Response:
         """Set one property of a namespace."""
         named = request.match_info
-        return await self._done(verbs.set_namespace_policy(namespace_of(request), property_policy(named["key"]), named["value"]))
+        return await self._done(request, verbs.set_namespace_policy(namespace_of(request), property_policy(named["key"]), named["value"]))
 
     async def remove_property(self, request: web.Request) -> web.Response:
         """Remove one property of a namespace. Return its value as text; 204 if it was not set."""
         key = request.match_info["key"]
         value = properties_in(self._namespace(request).policies).get(key)
-        await self._run(verbs.set_namespace_policy(namespace_of(request), property_policy(key), None))
+        await self._run(request, verbs.set_namespace_policy(namespace_of(request), property_policy(key), None))
         return done() if value is None else text_answer(value)
 
     def _namespace(self, request: web.Request) -> NamespaceEntry:

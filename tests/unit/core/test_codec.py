@@ -18,6 +18,7 @@ from equipoise.channel.core.records import (
     KEY_CHARACTERS_MAX,
     TEXT_CHARACTERS_MAX,
     AnyRecord,
+    BrokerRecord,
     Joined,
     Unreadable,
 )
@@ -169,6 +170,19 @@ def test_null_is_the_same_as_absent() -> None:
 def test_unknown_fields_are_ignored() -> None:
     """A field of a later version changes nothing."""
     assert decode(transition()) == decode(transition(colour="red", more={"a": [1]}))
+
+
+@pytest.mark.parametrize("value", [7, {}, [], "", "x" * (TEXT_CHARACTERS_MAX + 1), None, True])
+@pytest.mark.parametrize("record", RECORDS)
+def test_no_requester_makes_a_record_malformed(record: AnyRecord, value: object) -> None:
+    """Older code ignores the field, and must come to the same verdict."""
+    raw = {**orjson.loads(encode(record)), "requested_by": value}
+    assert replace(record, requested_by=None) == decode(orjson.dumps(raw))
+
+
+def test_who_wanted_a_record_is_its_requester_or_its_publisher() -> None:
+    drain = BrokerRecord(key="a", based_on=1, publisher="a", incarnation=2, sequence=3, status="draining", requested_by="admin:alice")
+    assert ("admin:alice", "a") == (drain.requester, replace(drain, requested_by=None).requester)
 
 
 def test_what_is_left_out_has_its_default() -> None:

@@ -198,7 +198,7 @@ async def test_a_broker_that_cannot_propose_answers_503(tmp_path: Path, monkeypa
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
 
-        async def refuse(*_: object, timeout_ms: int) -> int:
+        async def refuse(*_: object, timeout_ms: int, requested_by: str | None) -> int:
             raise LogUnavailable(log="memory:x", problem="nobody answers", in_doubt=False)
 
         monkeypatch.setattr(broker.worker, "request", refuse)

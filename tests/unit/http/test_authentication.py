@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from equipoise.brokers.cli.commands.broker_commands import _status
 from equipoise.brokers.http.authentication import OPEN_PATHS
 from equipoise.brokers.operations import asking
 from equipoise.brokers.security.own_token import TOKEN_VARIABLE
@@ -32,6 +33,35 @@ async def test_the_probes_need_no_token(tmp_path: Path) -> None:
         found = {(path, method): (await broker.ask(method, path)).status for path in OPEN_PATHS for method in ("GET", "HEAD", "POST")}
         assert found == {(path, method): 401 if method == "POST" else 200 for path, method in found}
         assert 401 == (await broker.get("/health/x")).status
+
+
+@pytest.mark.parametrize("headers", [{}, bearer(token(exp=1)), {"Authorization": "Basic bWU6c2VjcmV0"}])
+async def test_probes_without_a_valid_token_get_only_the_status(tmp_path: Path, headers: dict[str, str]) -> None:
+    async with cluster(tmp_path, **SETTINGS) as made:
+        (broker,) = made.brokers
+        broker.worker.client_problems["x"] = "a problem for insiders"
+        for path, status, shown in (("/health", 200, {"status": "ok"}), ("/ready", 503, {"status": "not ready"})):
+            answer = await broker.ask("GET", path, headers=headers)
+            assert (status, shown) == (answer.status, answer.json())
+        await broker.worker.stop()
+        answer = await broker.ask("GET", "/health", headers=headers)
+        assert (503, {"status": "not ready"}) == (answer.status, answer.json())
+
+
+async def test_probes_with_a_token_get_everything(tmp_path: Path) -> None:
+    async with cluster(tmp_path, **SETTINGS) as made:
+        (broker,) = made.brokers
+        for path in OPEN_PATHS:
+            document = (await broker.ask("GET", path, headers=bearer(token()))).json()
+            assert isinstance(document, dict)
+            assert broker.id == document["broker"]
+
+
+async def test_the_status_of_a_broker_without_a_token_says_how_to_see_more(tmp_path: Path) -> None:
+    async with cluster(tmp_path, **SETTINGS) as made:
+        (broker,) = made.brokers
+        row = await asyncio.to_thread(_status, broker.id, broker.url, Deadline.after(timeout_ms=20_000))
+        assert ("ready", [f"it says more only with a valid token; set {TOKEN_VARIABLE}"]) == (row["status"], row["problems"])
 
 
 async def test_a_token_opens_all_paths(tmp_path: Path) -> None:

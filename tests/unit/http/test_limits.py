@@ -17,7 +17,7 @@ import uvicorn
 
 from equipoise import Worker
 from equipoise.brokers.http import limits
-from equipoise.brokers.http.limits import CALLER
+from equipoise.brokers.http.caller import CALLED_FROM
 from equipoise.brokers.runtime import worker
 from equipoise.brokers.security.limits import Limit, of_role
 from tests.unit.http.cluster import Broker, Gate, cluster, told
@@ -76,7 +76,7 @@ async def test_requests_beyond_the_rate_of_an_address_are_answered_429(
         assert "1" == refused.headers["Retry-After"]
         assert {200} == {(await broker.get(path)).status for path in ("/health", "/ready")}
         # A header of the client does not change its address.
-        assert 429 == (await broker.ask("GET", TENANTS, headers={CALLER: "10.0.0.7"})).status
+        assert 429 == (await broker.ask("GET", TENANTS, headers={CALLED_FROM: "10.0.0.7"})).status
         assert 200 == await from_address("127.0.0.2", broker, TENANTS)
         assert 2 == exceeded(broker, Limit.REQUESTS)
         clock.now_ms += 1_000 * int(refused.headers["Retry-After"])
@@ -167,7 +167,7 @@ async def test_clients_of_a_mount_have_limits_by_the_address_that_the_program_re
             transport = httpx.ASGITransport(app, client=(address, 1_234))
             async with httpx.AsyncClient(transport=transport, base_url=advertised["http"]) as client:
                 # The program's own report counts, not that of its client.
-                answers = [await client.get(TENANTS, headers={CALLER: f"10.1.0.{number}"}) for number in range(3)]
+                answers = [await client.get(TENANTS, headers={CALLED_FROM: f"10.1.0.{number}"}) for number in range(3)]
                 found[address] = [answer.status_code for answer in answers]
     assert {"10.0.0.7": [200, 200, 429], "10.0.0.8": [200, 200, 429]} == found
 

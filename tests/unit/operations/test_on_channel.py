@@ -320,7 +320,7 @@ def test_a_split_follows_a_bundle_that_got_its_owner_last() -> None:
     channel = channel_with("a")
     operation = split(channel.bundle().name)
     next(operation)
-    seen = Seen(view=channel.view, log="memory:any", publisher="admin:erin")
+    seen = Seen(view=channel.view, log="memory:any", requester="admin:erin")
     operation.send(seen)
     listening = operation.send(seen)
     assert isinstance(listening, Listen)
@@ -337,7 +337,7 @@ def test_a_split_follows_a_bundle_that_got_its_owner_last() -> None:
 
 def test_a_cancel_names_a_dead_owner_by_its_incarnation() -> None:
     channel = channel_in("transferring")
-    seen = Seen(view=channel.view, log="memory:any", publisher="admin:erin")
+    seen = Seen(view=channel.view, log="memory:any", requester="admin:erin")
     operation = cancel(channel.bundle().name)
     next(operation)
     operation.send(seen)

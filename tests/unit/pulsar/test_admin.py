@@ -76,9 +76,11 @@ async def test_one_of_two_concurrent_changes_of_partitions_is_refused(tmp_path: 
     """The refusal names the current count, so partitions never become fewer by accident."""
     both = asyncio.Barrier(2)
 
-    async def set_together(topics: Partitions, topic: TopicName, count: int | None, *, before: int | None) -> None:
+    async def set_together(
+        topics: Partitions, topic: TopicName, count: int | None, *, before: int | None, requested_by: str | None
+    ) -> None:
         await both.wait()
-        await set_alone(topics, topic, count, before=before)
+        await set_alone(topics, topic, count, before=before, requested_by=requested_by)
 
     set_alone = Partitions._set_partitions  # noqa: SLF001
     monkeypatch.setattr(Partitions, "_set_partitions", set_together)

@@ -189,10 +189,10 @@ async def test_nothing_is_deleted_if_the_number_of_partitions_changes_meanwhile(
     names = await spread(running)
     set_alone = Partitions._set_partitions  # noqa: SLF001
 
-    async def set_late(topics: Partitions, topic: TopicName, count: int | None, *, before: int | None) -> None:
+    async def set_late(topics: Partitions, topic: TopicName, count: int | None, *, before: int | None, requested_by: str | None) -> None:
         if count is None:
             assert 204 == (await other.ask("POST", f"{PATH}/partitions", 7))[0]
-        await set_alone(topics, topic, count, before=before)
+        await set_alone(topics, topic, count, before=before, requested_by=requested_by)
 
     monkeypatch.setattr(Partitions, "_set_partitions", set_late)
     assert 409 == (await refused(one, "DELETE", f"{PATH}/partitions?force=true"))[0]
@@ -222,8 +222,8 @@ async def test_a_partition_that_a_client_begins_to_use_meanwhile_stays(running: 
     await running.settled()
     set_alone = Partitions._set_partitions  # noqa: SLF001
 
-    async def set_early(topics: Partitions, topic: TopicName, count: int | None, *, before: int | None) -> None:
-        await set_alone(topics, topic, count, before=before)
+    async def set_early(topics: Partitions, topic: TopicName, count: int | None, *, before: int | None, requested_by: str | None) -> None:
+        await set_alone(topics, topic, count, before=before, requested_by=requested_by)
         for index in range(6):
             await used(running, f"{TOPIC}-partition-{index}")
 

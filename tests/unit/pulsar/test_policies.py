@@ -124,9 +124,9 @@ async def test_all_properties_of_a_request_are_set_within_one_deadline(running: 
     """Each takes 100 ms here, and a request has 300."""
     usual = Worker.request
 
-    async def slow(worker: Worker, intent: Intent, *, timeout_ms: int) -> int:
+    async def slow(worker: Worker, intent: Intent, *, timeout_ms: int, requested_by: str | None) -> int:
         await asyncio.sleep(0.1)
-        return await usual(worker, intent, timeout_ms=timeout_ms)
+        return await usual(worker, intent, timeout_ms=timeout_ms, requested_by=requested_by)
 
     monkeypatch.setattr(Worker, "request", slow)
     (member,) = running.members

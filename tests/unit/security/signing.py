@@ -7,13 +7,17 @@ from typing import Any
 
 import jwt
 
-SECRET = b"a secret of a test, 32 bytes long, and some more for HS512: 64 in all"
-SECRET_URL = f"data:;base64,{base64.b64encode(SECRET).decode()}"
+from tests.planted import planted
+
+SECRET = planted("a secret of a test, 32 bytes long, and some more for HS512: 64 in all").encode()
+SECRET_URL = f"data:;base64,{planted(base64.b64encode(SECRET).decode())}"
 
 
 def token(role: str = "me", *, key: bytes = SECRET, **claims: object) -> str:
     """A token that is signed with a secret. It never expires, unless `exp` is given."""
-    return jwt.encode({"sub": role, **claims}, key, algorithm="HS256")
+    text = jwt.encode({"sub": role, **claims}, key, algorithm="HS256")
+    planted(text.rpartition(".")[2])  # The signature: also of a token that is cut, or sent with a prefix.
+    return text
 
 
 def bearer(text: str) -> dict[str, str]:

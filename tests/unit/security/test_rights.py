@@ -68,7 +68,7 @@ class Granted:
             except StopIteration:
                 return
             if isinstance(step, Look):
-                result = Seen(view=self.channel.view, log="log", publisher="admin:ops")
+                result = Seen(view=self.channel.view, log="log", requester="admin:ops")
                 continue
             assert isinstance(step, Propose)
             check_request(self.channel.view, step.intent)

@@ -91,7 +91,7 @@ async def test_the_only_broker_never_drains(tmp_path: Path, monkeypatch: pytest.
         (broker,) = brokers.brokers
         worker, files = broker.worker, Files()
         files.left = 0
-        monkeypatch.setattr(worker, "drain", lambda: pytest.fail("it drained"))
+        monkeypatch.setattr(worker, "drain", lambda **_: pytest.fail("it drained"))
         watch = FileWatch(worker, left=files)
         watch.look()
         now = worker.clock.now()

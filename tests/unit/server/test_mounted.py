@@ -15,6 +15,7 @@ from aiohttp import web
 from fastapi import FastAPI
 from yarl import URL
 
+from equipoise.brokers.http.caller import CALLED_FROM, address_of
 from equipoise.brokers.http.guard import ARRIVED_AT
 from equipoise.brokers.server.forwarding import Message
 from equipoise.brokers.server.main import bind_locally
@@ -111,10 +112,12 @@ async def test_a_request_and_its_answer_arrive_as_they_are(method: str, path: st
 
 
 async def test_a_caller_cannot_say_where_its_request_arrived() -> None:
-    """The guard of the broker trusts that address."""
+    """The guard of the broker trusts that address. Nor can it say where it came from, which goes into records and log lines."""
     async with mounting(echo) as behind, behind.client() as client:
-        await client.get(f"{PREFIX}/", headers={ARRIVED_AT: "evil"})
+        await client.get(f"{PREFIX}/", headers={ARRIVED_AT: "evil", CALLED_FROM: "9.9.9.9"})
     assert ["program"] == behind.requests[0].headers.getall(ARRIVED_AT)
+    assert ["127.0.0.1"] == behind.requests[0].headers.getall(CALLED_FROM)
+    assert "127.0.0.1" == address_of(behind.requests[0])
 
 
 async def pieces(size: int, count: int) -> AsyncIterator[bytes]:
