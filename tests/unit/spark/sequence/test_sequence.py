@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -207,6 +208,20 @@ def test_only_wanted_tables_have_rows() -> None:
 
 
 # --- events of the log ---------------------------------------------------------------------------------------------------
+
+
+def test_moves_are_asked_for_by_the_admin_and_not_by_the_broker_that_wrote_it() -> None:
+    """Their publisher among the records is the broker all the while."""
+    channel = channel_in("owned")
+    asked = replace(channel.author("owner"), requested_by="admin:alice")
+    channel.accept(propose.unload(asked, channel.bundle()))
+    channel.accept(propose.released(channel.author("owner"), channel.bundle()))
+    rows = list(Sequence(frozenset({Table.TRANSITIONS, Table.TRANSFERS, *RECORDS})).feed(arrivals(channel.entries)))
+    (moved,) = [orjson.loads(row.body or b"") for row in rows if row.table == Table.TRANSFERS]
+    assert ("admin:alice", "unloaded") == (moved["asked_by"], moved["result"])
+    publishers = [orjson.loads(row.body or b"")["publisher"] for row in rows if row.table == Table.TRANSITIONS][-2:]
+    assert ["admin:alice", "owner"] == publishers
+    assert ["owner", "owner"] == [row.publisher for row in rows if row.table == Table.RECORDS][-2:]
 
 
 def test_the_header_of_a_topic_is_no_entry() -> None:
