@@ -211,7 +211,12 @@ async def test_an_address_within_its_share_keeps_its_handshake_while_another_tak
             each.transport.abort()
 
 
-@given(addresses=st.lists(st.sampled_from("abcde"), min_size=1, max_size=HANDSHAKES_MAX))
+def full(addresses: int) -> st.SearchStrategy[list[str]]:
+    """Return the addresses of all handshakes of a full port."""
+    return st.lists(st.integers(1, addresses).map(str), min_size=HANDSHAKES_MAX, max_size=HANDSHAKES_MAX)
+
+
+@given(addresses=st.sampled_from([1, 3, 9, 99]).flatmap(full))
 def test_who_gives_way(addresses: list[str]) -> None:
     """An address within its share never gives way to one above it, and nobody has longer than the ordinary time."""
     began = [Began(address=address, at_s=float(place)) for place, address in enumerate(addresses)]
