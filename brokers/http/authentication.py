@@ -47,7 +47,7 @@ def authenticated(gate: Gate | None, limits: IdentityLimits, audit: Audit) -> Mi
         credentials = credentials_in(request.headers.getall(hdrs.AUTHORIZATION, ()))
         certificate = None if request.transport is None else request.transport.get_extra_info("peercert")
         if is_probe and credentials is None and not (certificate and gate.takes_certificates):
-            return _status_only(await handler(request))
+            return _status_only(request, await handler(request))
         checked = await gate.checked(Surface.HTTP, credentials, certificate)
         if not isinstance(checked, Refusal):
             identify(request, checked)
@@ -56,7 +56,7 @@ def authenticated(gate: Gate | None, limits: IdentityLimits, audit: Audit) -> Mi
         what = f"{request.method} {request.rel_url.raw_path[:_SHOWN_MAX]}"
         audit.refused(Surface.HTTP, what=what, why=checked.problem, fault=checked.fault.value, client=address_of(request))
         if is_probe:  # An orchestrator must not kill a broker because a token has expired.
-            return _status_only(await handler(request))
+            return _status_only(request, await handler(request))
         forms = "Bearer TOKEN, or Basic with USER:PASSWORD in base64" if gate.takes_passwords else "Bearer TOKEN"
         how = f" (header Authorization: {forms})" if checked.fault in _NEEDS_HINT else ""
         reason = f"the request is not authenticated: {checked.problem}{how}"
@@ -70,9 +70,10 @@ def authenticated(gate: Gate | None, limits: IdentityLimits, audit: Audit) -> Mi
     return middleware
 
 
-def _status_only(answer: web.StreamResponse) -> web.Response:
+def _status_only(request: web.Request, answer: web.StreamResponse) -> web.Response:
     """Return an answer to a probe without what it says about the broker and its bundles."""
-    return json_answer({"status": "ok" if answer.status == HTTPStatus.OK else "not ready"}, status=answer.status)
+    good = "ready" if request.path == "/ready" else "ok"
+    return json_answer({"status": good if answer.status == HTTPStatus.OK else "not ready"}, status=answer.status)
 
 
 def credentials_in(headers: Sequence[str]) -> Credentials | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -177,9 +176,8 @@ def _status(broker: str, address: str, deadline: Deadline) -> Row:
     try:
         answer = ask_at(broker, address, "GET", "/ready", deadline=deadline)
         document = json.loads(answer.text)
-        if "broker" not in document:
-            status = "ready" if answer.status == HTTPStatus.OK else str(document["status"])
-            return _status_row(broker, address, status, None, [f"it says more only with a valid token; set {TOKEN_VARIABLE}"])
+        if document in ({"status": "ready"}, {"status": "not ready"}):  # What callers without a valid token get.
+            return _status_row(broker, address, document["status"], None, [f"it says more only with a valid token; set {TOKEN_VARIABLE}"])
         return _status_row(str(document["broker"]), address, str(document["status"]), document["channel_loss"], document["problems"])
     except BrokerUnreachable as error:
         return _status_row(broker, address, _UNREACHABLE, None, [error.problem])
