@@ -68,7 +68,7 @@ def load(name: str) -> Command:
 app = typer.Typer(
     cls=Equipoise,
     name="equipoise",
-    help="Equipoise: an event-sourced load balancer for sharded services. One log decides who owns what.",
+    help="An event-sourced load balancer for services: one log decides who owns what.",
     epilog=_EPILOG,
     no_args_is_help=True,
     rich_markup_mode=None,

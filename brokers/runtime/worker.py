@@ -150,9 +150,8 @@ class Worker:
         self._timer: asyncio.TimerHandle | None = None
         self._waiting = Waiting(lambda: self.agent.view, broker=self.broker_id)
         self._requests = Requests(self._step, lambda: self.agent.view, broker=self.broker_id, log=config.log_url)
-        self._append_failures = LoggedFailures(
-            _logger, broker=self.broker_id, failed="append failed", over="appends succeed again", interval_ms=_APPEND_LINES_MS
-        )
+        about = {"broker": self.broker_id, "failed": "append failed", "over": "appends succeed again"}
+        self._append_failures = LoggedFailures(_logger, **about, interval_ms=_APPEND_LINES_MS)
         self._limit_lines = {(at, limit): RepeatedFailures(interval_ms=_LIMIT_LINES_MS) for at in Surface for limit in Limit}
         self._lines = BundleLines(self.metrics.moves, broker=self.broker_id)
         self.loads = LoadSampler(

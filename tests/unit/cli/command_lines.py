@@ -46,9 +46,6 @@ _LINES: Final[Mapping[str, str]] = {
     "namespaces grant-permission": "{namespace} --log {log} --role ops --actions produce,consume --as erin --timeout 5 --json",
     "namespaces revoke-permission": "{namespace} --log {log} --role ops --as erin --timeout 5 --json",
     "namespaces permissions": "{namespace} --log {log} --timeout 5 --json",
-    "rights grant": "ops operate --log {log} --as erin --timeout 5 --json",
-    "rights revoke": "ops --log {log} --as erin --timeout 5 --json",
-    "rights list": "--log {log} --timeout 5 --json",
     "topics list": "{namespace} --log {log} --bundle {left_range} --timeout 5 --json",
     "topics stats": "{topic} --log {log} --timeout 5 --json",
     "topics partitioned-stats": "{topic} --log {log} --per-partition --timeout 5 --json",
@@ -98,6 +95,9 @@ _LINES: Final[Mapping[str, str]] = {
     "channel copy": "{log} sqlite:{folder}/copy.db --again --other-is-lost --as erin --timeout 1 --json",
     "channel compact": "--log {log} --retain 7d --dry-run --cluster test --stop-on-eof --timeout 5 --json",
     "channel acls": "broker User:broker --log kafka://127.0.0.1:1/shop --apply --timeout 5 --json",
+    "rights grant": "ops operate --log {log} --as erin --timeout 5 --json",
+    "rights revoke": "ops --log {log} --as erin --timeout 5 --json",
+    "rights list": "--log {log} --timeout 5 --json",
     "tokens create-secret-key": "--output {folder}/secret.key --json",
     "tokens create-key-pair": (
         "--output-private-key {folder}/private.key --output-public-key {folder}/public.key --signature-algorithm ES256 --json"

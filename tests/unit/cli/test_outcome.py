@@ -205,6 +205,7 @@ def test_help_lists_every_group_without_importing_it() -> None:
         "decisions",
         "balancing",
         "channel",
+        "rights",
         "tokens",
         "spark",
     ] == [line.split()[0] for line in lines[begin : lines.index("", begin)]]

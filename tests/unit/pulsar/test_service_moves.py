@@ -127,7 +127,7 @@ async def test_waiting_for_a_consumer_ends(running: Brokers) -> None:
 async def test_a_topic_to_which_no_producer_returns_is_dropped(tmp_path: Path) -> None:
     """It moved only because of its entry ids."""
     other = next(name for n in range(999) if topic_hash(name := f"non-persistent://{NAMESPACE}/{n}") >> 30 == topic_hash(TOPIC) >> 30)
-    settings = Settings(topics=TopicLimits(reconnect_wait_ms=100))
+    settings = Settings(topics=TopicLimits(reconnect_wait_ms=100), inactive_ms=100)
     async with brokers(tmp_path, count=2, settings=settings) as running:
         _, destination, client = await busy(running)
         await client.producer(2, other)
