@@ -11,6 +11,10 @@ SETTLED := --all-extras --all-groups --no-group docs --no-group proto --no-group
 SPREAD := --dist loadscope --no-loadscope-reorder
 # These tests compute: one worker for each core.
 COMPUTING := -m "not integration" -n auto $(SPREAD)
+# Most of the time of these tests is simulation, which measuring coverage slows down, and whose code the unit tests cover.
+SIMULATING := tests/mutants tests/property tests/scenarios tests/simulation
+# The unit tests of what decides.
+DECIDING := $(addprefix tests/unit/,agent balancing compaction core operations shedder simulation)
 # These tests wait for processes most of the time: one after another they leave two cores 70 % idle.
 WAITING := -m integration -n 4 $(SPREAD)
 FAST := EQUIPOISE_TEST_FAST=1 $(BIN)/python -m pytest --quiet -rfE -m "not integration and not slow" -n auto $(SPREAD)
@@ -55,12 +59,12 @@ kafka-stop: setup ## Stop what `make kafka` started
 	@$(BIN)/python -m compose.local_kafka stop
 
 test: check ## Run every check and every test, with branch coverage: make test [LOG=kafka]
-	@echo "== test: all tests but integration tests"
-	@$(TEST_LOG) PYTHONHASHSEED=1 $(BIN)/python -m pytest --quiet $(COMPUTING) --cov --cov-report= --cov-fail-under=0
+	@echo "== test: all tests but simulations and integration tests"
+	@$(TEST_LOG) PYTHONHASHSEED=1 $(BIN)/python -m pytest --quiet $(COMPUTING) $(addprefix --ignore=,$(SIMULATING)) --cov --cov-report= --cov-fail-under=0
 	@echo "== test: integration tests, with the coverage of branches by all tests"
 	@$(TEST_LOG) PYTHONHASHSEED=1 $(BIN)/python -m pytest --quiet $(WAITING) --durations 20 --cov --cov-append --cov-report=term
-	@echo "== test: the fast tests again under another PYTHONHASHSEED, since no order of a set may leak into a decision"
-	@PYTHONHASHSEED=2 $(FAST)
+	@echo "== test: simulations and decisions under another PYTHONHASHSEED, since no order of a set may leak into a decision"
+	@PYTHONHASHSEED=2 $(BIN)/python -m pytest --quiet $(COMPUTING) $(SIMULATING) $(DECIDING)
 
 test-fast: setup ## Run the tests that start no process, with few examples of each property
 	@$(FAST)
