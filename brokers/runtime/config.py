@@ -166,7 +166,7 @@ class WorkerConfig(BaseModel):
     token_secret_key: SecretStr | None = Field(
         default=None,
         description="The secret key of tokens (HS256, HS384, HS512), at least 32 bytes: `file:///PATH`, `data:;base64,TEXT`, a path, or "
-        "base64 without a slash. A folder holds up to 8 keys, each of which may have signed a token. Changed files are used within a "
+        "base64 without a slash. A folder holds up to 8 keys, and a token may be signed with any of them. Changed files are used within a "
         "second, without a restart. It is never printed.",
     )
     token_public_key: Text | None = Field(
