@@ -48,15 +48,18 @@ def authenticated(gate: Gate | None, limits: IdentityLimits, audit: Audit) -> Mi
         certificate = None if request.transport is None else request.transport.get_extra_info("peercert")
         if is_probe and credentials is None and not (certificate and gate.takes_certificates):
             return _status_only(request, await handler(request))
-        checked = await gate.checked(Surface.HTTP, credentials, certificate)
+        client = address_of(request)
+        checked = await gate.checked(Surface.HTTP, credentials, certificate, client=limits.of_address(client))
         if not isinstance(checked, Refusal):
             identify(request, checked)
             return await (handler(request) if is_probe else within_limits(request, handler, limits, role=checked.role))
         # Without the query, which may hold a secret. The path is percent-encoded.
         what = f"{request.method} {request.rel_url.raw_path[:_SHOWN_MAX]}"
-        audit.refused(Surface.HTTP, what=what, why=checked.problem, fault=checked.fault.value, client=address_of(request))
+        audit.refused(Surface.HTTP, what=what, why=checked.problem, fault=checked.fault.value, client=client)
         if is_probe:  # An orchestrator must not kill a broker because a token has expired.
             return _status_only(request, await handler(request))
+        if checked.fault is Fault.BUSY:
+            return problem_answer(request, HTTPStatus.SERVICE_UNAVAILABLE, checked.problem, "Overloaded")
         forms = "Bearer TOKEN, or Basic with USER:PASSWORD in base64" if gate.takes_passwords else "Bearer TOKEN"
         how = f" (header Authorization: {forms})" if checked.fault in _NEEDS_HINT else ""
         reason = f"the request is not authenticated: {checked.problem}{how}"

@@ -6,6 +6,7 @@ from typing import Final
 
 from aiohttp import web
 
+from equipoise.brokers.http.connections import Connection
 from equipoise.brokers.security.identity import Identity
 from equipoise.channel.core.errors import InvalidName
 from equipoise.channel.core.ranges import ADMIN_PREFIX
@@ -31,8 +32,9 @@ def identity_of(request: web.BaseRequest) -> Identity | None:
 
 def address_of(request: web.BaseRequest) -> str:
     """Return the IP address of the caller, or of the last proxy before the broker; `unknown` if a program does not pass it on."""
-    peer = None if request.transport is None else request.transport.get_extra_info("peername")
-    address = str(peer[0]) if isinstance(peer, tuple) else request.headers.get(CALLED_FROM, "")
+    connection = request.protocol
+    assert isinstance(connection, Connection), "`served` makes no other"
+    address = request.headers.get(CALLED_FROM, "") if connection.peer is None else connection.peer
     return address if address.isprintable() and address else "unknown"
 
 

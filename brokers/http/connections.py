@@ -72,10 +72,10 @@ class Connections:
         options: dict[str, Any] = {"access_log": None, "keepalive_timeout": self._worker.config.http_idle_ms / 1_000}
         return Connection(self, self._server, loop=asyncio.get_running_loop(), **options)
 
-    def admit(self, peer: object) -> Overload | str | None:
+    def admit(self, peer: str | None) -> Overload | str | None:
         """Count one more connection if there is room. Return the identity of its address, or the reason to reject it.
 
-        `peer` is the address of its client, as sockets report it. Those of a Unix socket have none.
+        `peer` is the IP address of its client. Those of a Unix socket have none.
         """
         if self._open >= self._max:
             failures = self._failures.failed(self._worker.clock.now().boot_ms)
@@ -84,7 +84,7 @@ class Connections:
                 _logger.warning("refused HTTP connections: %s", self._problem, extra=about)
             return Overload(HTTPStatus.SERVICE_UNAVAILABLE, "Overloaded", f"{self._problem}; try again, or use another broker")
         limits = self._worker.limits
-        address = limits.of_address(peer[0]) if isinstance(peer, tuple) else None
+        address = None if peer is None else limits.of_address(peer)
         if address is not None and not limits.connect(Surface.HTTP, address):
             problem = f"{limits.problem(Limit.CONNECTIONS, address)}; close some, or try again later"
             return Overload(HTTPStatus.TOO_MANY_REQUESTS, LIMITED, problem)
@@ -139,18 +139,25 @@ class Connections:
 class Connection(web.RequestHandler):
     """A connection of aiohttp that is counted: in total, for its address, and for each role that used it."""
 
-    __slots__ = ("_connections", "_roles", "address")
+    __slots__ = ("_connections", "_is_lost", "_roles", "address", "peer")
 
     def __init__(self, connections: Connections, server: web.Server, **options: Any) -> None:  # noqa: ANN401 - aiohttp's own
         super().__init__(server, **options)
         self._connections = connections
+        self._is_lost = False
         self._roles = set[str]()
+        self.peer: str | None = None
+        """The IP address of the client; None for a Unix socket. It stays when the connection is lost."""
         self.address: str | None = None
         """The identity of the client's address; None for a Unix socket. uvloop asks the system for an address each time."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Admit or reject a caller that connected."""
-        admitted = self._connections.admit(transport.get_extra_info("peername"))
+        peer = transport.get_extra_info("peername")
+        if isinstance(transport.get_extra_info("sockname"), tuple):
+            # A client that has gone already has no address any more.
+            self.peer = str(peer[0]) if isinstance(peer, tuple) else "unknown"
+        admitted = self._connections.admit(self.peer)
         if isinstance(admitted, Overload):
             self._connections.reject(cast("asyncio.Transport", transport), admitted)
             return
@@ -158,8 +165,8 @@ class Connection(web.RequestHandler):
         super().connection_made(transport)
 
     def is_used_by(self, identity: str, limits: IdentityLimits) -> bool:
-        """Count this connection for a role, too, if the role may have one more. Return whether it may."""
-        if identity not in self._roles:
+        """Count this connection for a role, too, if the role may have one more. Return whether it may. A lost one counts no more."""
+        if identity not in self._roles and not self._is_lost:
             if not limits.connect(Surface.HTTP, identity):
                 return False
             self._roles.add(identity)
@@ -167,6 +174,7 @@ class Connection(web.RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Note that an admitted caller is gone. A rejected one has another protocol by now."""
+        self._is_lost = True
         self._connections.ended([*([] if self.address is None else [self.address]), *sorted(self._roles)])
         super().connection_lost(exc)
 

@@ -237,7 +237,7 @@ class Session(asyncio.Protocol):
     async def check_credentials(self, credentials: Credentials | None) -> None:
         """Compute the hash of a password, and go on with what the client sent meanwhile."""
         assert self._server.gate is not None, "otherwise nothing is asked"
-        checked = await self._server.gate.checked(Surface.PULSAR, credentials, self._certificate)
+        checked = await self._server.gate.checked(Surface.PULSAR, credentials, self._certificate, client=self.identities[0])
         self._noted(checked)
         self._take(self.connection.authenticated(checked, now_ms()))
         if not self._has_left:

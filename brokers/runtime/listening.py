@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from equipoise.brokers.runtime.failures import WRONG_PORT_MS, RepeatedFailures
+from equipoise.brokers.security.limits import identity_of_address
 from equipoise.brokers.security.tls import Certificates, certificate_problem
 from equipoise.channel.system.open_files import ACCEPTED_AT_ONCE, RESERVED
 
@@ -209,7 +210,7 @@ class _TlsListener:
                 await asyncio.sleep(_ACCEPT_AGAIN_S)
                 continue
             task = self._loop.create_task(self._shake(accepted, f"{peer[0]}:{peer[1]}"))
-            self._began[task] = Began(address=peer[0], at_s=self._loop.time())
+            self._began[task] = Began(address=identity_of_address(peer[0]), at_s=self._loop.time())
             task.add_done_callback(self._began.pop)
 
     async def _have_room(self) -> None:

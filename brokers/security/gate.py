@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import hashlib
 import logging
 import ssl
 import time
@@ -81,8 +82,9 @@ class Gate:
         self.now_s = now_s
         self._tokens: TokenVerifier | None = None
         self._passwords: PasswordVerifier | None = None
-        self._seen = self._read()
-        self._load(self._seen)
+        contents = self._read()
+        self._seen = _fingerprint(contents)
+        self._load(contents)
 
     @property
     def takes_passwords(self) -> bool:
@@ -102,14 +104,14 @@ class Gate:
         return self._noted(surface, self._checked(credentials, certificate))
 
     async def checked(
-        self, surface: Surface, credentials: Credentials | None, certificate: Certificate | None = None
+        self, surface: Surface, credentials: Credentials | None, certificate: Certificate | None = None, *, client: str
     ) -> Identity | Refusal:
-        """Return the same, and compute a hash in a thread."""
+        """Return the same, and compute a hash in a thread. `client` is the address of the sender."""
         passwords, checked = self._passwords, self._checked(credentials, certificate)
         if checked is None:
             assert passwords is not None, "only passwords have hashes"
             assert credentials is not None, "a password was sent"
-            checked = await passwords.verify(credentials, self.now_s())
+            checked = await passwords.verify(credentials, self.now_s(), client=client)
         self._noted(surface, checked)
         return checked
 
@@ -137,9 +139,10 @@ class Gate:
     def look(self) -> None:
         """Use changed keys and users. If they cannot be used, log that, and keep what is in use. Connections stay as they are."""
         contents = self._read()
-        if _comparable(contents) == _comparable(self._seen):
+        seen = _fingerprint(contents)
+        if seen == self._seen:
             return
-        self._seen = contents
+        self._seen = seen
         about = {"broker": self._broker}
         try:
             self._load(contents)
@@ -270,8 +273,9 @@ def _keys_in(given: str) -> tuple[bytes, ...] | ValueError:
         return error
 
 
-def _comparable(contents: _Contents) -> Mapping[str, object]:
-    return {name: str(read) if isinstance(read, ValueError) else read for name, read in contents.items()}
+def _fingerprint(contents: _Contents) -> bytes:
+    """Return a digest by which changed contents are found, so that no key is kept for that."""
+    return hashlib.sha256(repr(sorted((name, str(read)) for name, read in contents.items())).encode()).digest()
 
 
 def _path_in(given: str) -> Path | bytes:

@@ -169,6 +169,11 @@ def of_host(address: str) -> str:
     return _names_of(address)[0]
 
 
+def identity_of_address(address: str) -> str:
+    """Return the identity of all clients that may share an address: those of one IPv6 network of 64 bits have one."""
+    return _names_of(address)[1]
+
+
 @lru_cache(_ADDRESSES_CACHED)
 def _names_of(address: str) -> tuple[str, str]:
     """Return the identity of an address alone, and of all that belong to its client."""

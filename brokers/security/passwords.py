@@ -7,11 +7,13 @@ a while.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import hmac
 import re
 import secrets
 from collections import OrderedDict
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
 
@@ -26,8 +28,14 @@ COST_MAX: Final = 14
 WAITING_MAX: Final = 64
 """Passwords that wait for their check. At 60 ms each the last waits 4 s, well within the 30 s of a handshake."""
 
+SHARE: Final = 16
+"""How many of them one client may have, so that wrong passwords from one address do not refuse the users of others."""
+
 REMEMBERED_S: Final = 300
-"""How long a good password is not hashed again. A cluster of 1,000 users then spends a fifth of a core on hashes of 60 ms."""
+"""How long after its last use a good password is hashed again. Users in service are never refused because others send wrong passwords."""
+
+# One thread for all brokers of a process: hashes take one core at most, and nothing else waits for them.
+_HASHING: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="passwords")
 
 _REMEMBERED_MAX: Final = 4_096
 _CREDENTIALS_BYTES_MAX: Final = 4_096
@@ -84,8 +92,8 @@ class PasswordVerifier:
         # Digests of good credentials, and when they are forgotten. A key of this process: digests are worthless elsewhere.
         self._key = secrets.token_bytes(32)
         self._good = OrderedDict[bytes, float]()
-        self._turn = asyncio.Semaphore(1)
-        self._waiting = 0
+        # The hashes that are not yet computed, and for which client. A caller that goes away does not end a hash that has begun.
+        self._hashes: list[tuple[str, concurrent.futures.Future[Identity | Refusal]]] = []
 
     def check(self, credentials: Credentials, now_s: float) -> Identity | Refusal | None:
         """Return who sent credentials, or why they are refused; None if a hash must be computed: then await `verify`. Never raises."""
@@ -94,24 +102,24 @@ class PasswordVerifier:
             return Refusal(fault=Fault.MALFORMED, problem="the credentials cannot be used: they are not USER:PASSWORD; send them again")
         if self._decoy is None:
             return _WRONG
-        until_s = self._good.get(self._digest(user, password))
-        return _identity(user) if until_s is not None and now_s < until_s <= now_s + REMEMBERED_S else None
+        digest = self._digest(user, password)
+        until_s = self._good.get(digest)
+        if until_s is None or not now_s < until_s <= now_s + REMEMBERED_S:
+            return None
+        self._good[digest] = now_s + REMEMBERED_S
+        return _identity(user)
 
-    async def verify(self, credentials: Credentials, now_s: float) -> Identity | Refusal:
-        """Return who sent credentials, or why they are refused, and compute the hash in a thread."""
-        if self._waiting >= WAITING_MAX:
-            return Refusal(fault=Fault.BUSY, problem=f"{WAITING_MAX} other passwords are being checked; try again in some seconds")
-        self._waiting += 1
-        try:
-            async with self._turn:
-                # One of the same credentials may have been first.
-                checked = self.check(credentials, now_s)
-                return await asyncio.to_thread(self.verify_now, credentials, now_s) if checked is None else checked
-        finally:
-            self._waiting -= 1
+    async def verify(self, credentials: Credentials, now_s: float, *, client: str) -> Identity | Refusal:
+        """Return who sent credentials, or why they are refused, and compute the hash in a thread. `client` is the address of the sender."""
+        self._hashes = [(each, hashing) for each, hashing in self._hashes if not hashing.done()]
+        if len(self._hashes) >= WAITING_MAX or sum(each == client for each, _ in self._hashes) >= SHARE:
+            return Refusal(fault=Fault.BUSY, problem="too many other passwords are being checked; try again in some seconds")
+        hashing = _HASHING.submit(self.verify_now, credentials, now_s)
+        self._hashes.append((client, hashing))
+        return await asyncio.wrap_future(hashing)
 
     def verify_now(self, credentials: Credentials, now_s: float) -> Identity | Refusal:
-        """Do the same in this thread."""
+        """Do the same in this thread. One of the same credentials may have been first."""
         checked = self.check(credentials, now_s)
         if checked is not None:
             return checked

@@ -100,8 +100,12 @@ def refusal(role: str, held: Held, need: Need, what: str, place: Place) -> str |
     """Return why a role may not do `what` (words after "may not"), and what it needs; None if it may."""
     if is_allowed(held, need):
         return None
-    needs = [f"the right {action} in namespace {place.namespace}" for action in sorted(need.actions) if place.namespace is not None]
-    needs += [f"to administer tenant {place.tenant}"] if need.by_tenant and place.tenant is not None else []
+    needs = [
+        f"the right {action} in namespace {place.namespace[:_SHOWN_MAX]!r}"
+        for action in sorted(need.actions)
+        if place.namespace is not None
+    ]
+    needs += [f"to administer tenant {place.tenant[:_SHOWN_MAX]!r}"] if need.by_tenant and place.tenant is not None else []
     needs += [f"the right {need.right} in the cluster"]
     return f"role {role[:_SHOWN_MAX]!r} may not {what}; it needs {', or '.join(needs)}"
 

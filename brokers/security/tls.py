@@ -7,7 +7,7 @@ import logging
 import os
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
 
@@ -243,6 +243,8 @@ class Certificates:
         self._host = host.rstrip(".")
         self.server: ssl.SSLContext | None = None
         self.client: ClientTls = True
+        # The same without the broker's certificate, for requests that are not its own.
+        self.nobody: ClientTls = True
         self.own: Mapping[str, Any] | None = None
         self.expires_s: float | None = None
         self.reload_failures = 0
@@ -280,6 +282,7 @@ class Certificates:
             assert client is not True, "it presents the certificate"
             own = _check_own(server, client, self._host, self._files)
         self.client, self.server, self.own = client, server, own
+        self.nobody = client_context(replace(self._files, certificate=None, key=None))
         self.expires_s = None if own is None else float(ssl.cert_time_to_seconds(str(own["notAfter"])))
 
     def _stamps(self) -> Mapping[str, tuple[int, ...]]:

@@ -85,8 +85,12 @@ class ByKey:
         forward: bool = False,
         timeout_ms: int,
         tls: Callable[[], ClientTls] = client_context_of_environment,
+        mounted_at: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """`tls` returns the context for forwarded requests. Raise `InvalidName`, and `CallerError` for a path without `{key}`."""
+        """`tls` returns the context for forwarded requests, and `mounted_at` the prefix of the broker's own paths, if the program has them.
+
+        Raise `InvalidName`, and `CallerError` for a path without `{key}`.
+        """
         self._app = app
         self._host = host
         self._namespace = check_namespace(namespace)
@@ -94,11 +98,12 @@ class ByKey:
         self._forwards = forward
         self._timeout_ms = timeout_ms
         self._tls = tls
+        self._mounted_at = mounted_at
         self._session: aiohttp.ClientSession | None = None
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request. Pass on what has no key."""
-        key = self._key_of(scope) if scope["type"] == "http" else None
+        key = self._key_of(scope) if scope["type"] == "http" and not self._is_of_broker(scope) else None
         if key is not None:
             await self._answer(key, scope, receive, send)
             return
@@ -107,6 +112,11 @@ class ByKey:
         finally:
             if scope["type"] == "lifespan" and self._session is not None:
                 await self._session.close()
+
+    def _is_of_broker(self, scope: Message) -> bool:
+        """Return whether a request is for the broker of this worker, which only answers for itself."""
+        prefix = self._mounted_at()
+        return prefix is not None and f"{_path_in(scope)}/".startswith(f"{prefix}/")
 
     async def _answer(self, key: str, scope: Message, receive: Receive, send: Send) -> None:
         deadline = Deadline.after(timeout_ms=self._timeout_ms)
@@ -125,8 +135,7 @@ class ByKey:
                     await _redirect(served, scope, send)
                     return
                 if body is None:
-                    body = await body_of(receive)
-                    await body.hold(bytes_max=HELD_BYTES_MAX)
+                    body = await deadline.wait(_held(receive), what="the body of the request")
                 problem = await while_client_waits(body, self._forward(served, scope, body, send, deadline))
                 if problem is None:
                     return
@@ -215,6 +224,13 @@ class ByKey:
         return self._session
 
 
+async def _held(receive: Receive) -> Body:
+    """Return the body of a request, with as much of it in memory as may be sent again."""
+    body = await body_of(receive)
+    await body.hold(bytes_max=HELD_BYTES_MAX)
+    return body
+
+
 class _Misdirected(PeerError):
     """A request was forwarded to a broker that does not serve its key."""
 
@@ -237,11 +253,16 @@ def _key_in_path(template: str) -> KeyOf:
     match = re.compile(f"{pattern}(?:/.*)?", re.DOTALL).fullmatch
 
     def key_of(scope: Message) -> str | None:
-        path, root = scope["path"], scope.get("root_path", "")
-        found = match(path.removeprefix(root) if root and path.startswith(f"{root}/") else path)
+        found = match(_path_in(scope))
         return None if found is None else found["key"]
 
     return key_of
+
+
+def _path_in(scope: Message) -> str:
+    """Return the path of a request in the program, decoded."""
+    path, root = scope["path"], scope.get("root_path", "")
+    return str(path.removeprefix(root) if root and path.startswith(f"{root}/") else path)
 
 
 def _forwarder(scope: Message) -> str | None:

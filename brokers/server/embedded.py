@@ -108,6 +108,7 @@ class Worker:
             given["broker_id"] = f"{socket.gethostname()}-{uuid.uuid4().hex[:12]}"
         self._config = WorkerConfig.model_validate(given)
         self._mounted: MountedHttp | None = None
+        self._mounted_at: str | None = None
         self._parts = AsyncExitStack()
         self._host: Host | None = None
         self._broker: Broker | None = None
@@ -157,7 +158,7 @@ class Worker:
         assert http is not None, "checked above"
         peer = http.rstrip("/") + prefix
         self._advertised_addresses = {PEER: peer} | self._advertised_addresses
-        self._mounted = MountedHttp()
+        self._mounted, self._mounted_at = MountedHttp(), prefix
         return self._mounted
 
     def by_key(
@@ -186,8 +187,11 @@ class Worker:
         forwarded here, but this worker does not own the key.
 
         Install it with `app.add_middleware(worker.by_key, namespace=..., key=...)`. The program runs on the loop of the worker. Raises
-        `InvalidName`, and `CallerError` for a path without `{key}`.
+        `InvalidName`, and `CallerError` for a path without `{key}`, or to forward without an `http` address of the program.
         """
+        if forward and "http" not in self._advertised_addresses:
+            problem = "other workers must know its address; give advertised_addresses={'http': 'http://HOST:PORT'}"
+            raise CallerError(f"requests cannot be forwarded to this program: {problem}")
         return ByKey(
             app,
             self,
@@ -195,7 +199,8 @@ class Worker:
             key=key,
             forward=forward,
             timeout_ms=timeout_ms,
-            tls=lambda: self._started.certificates.client,
+            tls=lambda: self._started.certificates.nobody,
+            mounted_at=lambda: self._mounted_at,
         )
 
     def in_thread(self) -> WorkerInThread:

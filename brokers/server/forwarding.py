@@ -168,7 +168,11 @@ def forwarded_headers(sent: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, st
 
 
 def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return the headers without those of one connection, and those that `Connection` names, with names in lower case."""
+    """Return the headers without those of one connection, and those that `Connection` names, with names in lower case.
+
+    The length goes with an encoding of the transfer, which makes it void (RFC 9112, section 6.3).
+    """
     pairs = [(name.lower(), value) for name, value in headers]
-    named = {part.strip().lower() for name, value in pairs if name == b"connection" for part in value.decode("latin-1").split(",")}
+    named = {"content-length"} if any(name == b"transfer-encoding" for name, _ in pairs) else set[str]()
+    named |= {part.strip().lower() for name, value in pairs if name == b"connection" for part in value.decode("latin-1").split(",")}
     return [(name, value) for name, value in pairs if name.decode("latin-1") not in _HOP_BY_HOP | named]

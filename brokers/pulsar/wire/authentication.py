@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from equipoise.brokers.pulsar.wire.errors import PulsarProtocolError, Violation
-from equipoise.brokers.security.identity import Credentials, Identity, Refusal
+from equipoise.brokers.security.identity import Credentials, Fault, Identity, Refusal
 
 Authenticate = Callable[[Credentials | None], Identity | Refusal | None]
 """Return who sent credentials, or why they are refused; None if that takes longer than a turn of the loop. It never raises."""
@@ -59,6 +59,8 @@ class Authentication:
 
     def take(self, checked: Identity | Refusal, now_ms: int) -> None:
         """Take the result of a check. Raise `PulsarProtocolError` for a refusal, and for another role."""
+        if isinstance(checked, Refusal) and checked.fault is Fault.BUSY:
+            raise PulsarProtocolError(Violation.BUSY, checked.problem)
         if isinstance(checked, Refusal):
             raise _not_authenticated(checked.problem)
         if self.identity is not None and self.identity.role != checked.role:

@@ -67,6 +67,7 @@ _LAST_ANSWERS: Final = {
     Violation.UNSUPPORTED_VERSION: ServerError.UNSUPPORTED_VERSION,
     Violation.NOT_AUTHENTICATED: ServerError.AUTHENTICATION_ERROR,
     # Clients try again after a pause.
+    Violation.BUSY: ServerError.TOO_MANY_REQUESTS,
     Violation.TOO_MANY_CONNECTIONS: ServerError.TOO_MANY_REQUESTS,
 }
 

@@ -24,6 +24,7 @@ class Violation(StrEnum):
     UNKNOWN_PRODUCER = "unknown_producer"
     NO_HANDSHAKE = "no_handshake"
     NOT_AUTHENTICATED = "not_authenticated"
+    BUSY = "busy"
     TOO_MANY_CONNECTIONS = "too_many_connections"
     NO_ANSWER = "no_answer"
     NEVER_READS = "never_reads"

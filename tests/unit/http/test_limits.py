@@ -9,16 +9,20 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import aiohttp
 import httpx
 import pytest
 import uvicorn
+from aiohttp import web
 
 from equipoise import Worker
 from equipoise.brokers.http import limits
-from equipoise.brokers.http.caller import CALLED_FROM
+from equipoise.brokers.http.caller import CALLED_FROM, address_of
+from equipoise.brokers.http.connections import Connection, Connections
 from equipoise.brokers.runtime import worker
+from equipoise.brokers.security.identity import Surface
 from equipoise.brokers.security.limits import Limit, of_role
 from tests.unit.http.cluster import Broker, Gate, cluster, told
 from tests.unit.http.test_connections import Caller
@@ -97,6 +101,21 @@ async def test_roles_have_limits_of_their_own_and_brokers_none(tmp_path: Path) -
         assert [200, 200, 200] == await statuses(bearer(token("broker")))
         assert [401, 401, 401] == await statuses({})
         assert {of_role("broker")} == broker.worker.limits.unlimited
+
+
+async def test_a_connection_that_is_lost_counts_for_no_role_and_keeps_its_address(tmp_path: Path) -> None:
+    """A client may go away while its password is checked."""
+    async with cluster(tmp_path, identity_connections_max=1) as made:
+        (broker,) = made.brokers
+        connection = Connections(web.Server(MagicMock()), broker.worker).made()
+        assert isinstance(connection, Connection)
+        of_client = {"peername": ("127.0.0.9", 7), "sockname": ("127.0.0.1", 8)}
+        connection.connection_made(MagicMock(get_extra_info=lambda name, default=None: of_client.get(name, default)))
+        connection.connection_lost(None)
+        assert all(connection.is_used_by("role x", broker.worker.limits) for _ in range(2))
+        assert broker.worker.limits.connect(Surface.HTTP, "role x")
+        request = MagicMock(protocol=connection, transport=None, headers={CALLED_FROM: "10.0.0.7"})
+        assert "127.0.0.9" == address_of(request)
 
 
 async def test_the_connections_of_a_role_are_limited_wherever_they_come_from(tmp_path: Path) -> None:

@@ -148,17 +148,17 @@ async def test_a_client_says_by_which_method_it_proves_itself(tmp_path: Path) ->
     made = gate_of(Proofs(token_secret_key=SECRET_URL, basic_passwords=users(tmp_path), certificate_roles=True), counted)
     shown = certificate("orders")
     found = [
-        await made.checked(Surface.PULSAR, sent(token("billing")), shown),
-        await made.checked(Surface.PULSAR, sent("me:secret"), shown),
-        await made.checked(Surface.PULSAR, Credentials(method=TLS, data=b"ignored"), shown),
-        await made.checked(Surface.PULSAR, None, shown),
+        await made.checked(Surface.PULSAR, sent(token("billing")), shown, client="c"),
+        await made.checked(Surface.PULSAR, sent("me:secret"), shown, client="c"),
+        await made.checked(Surface.PULSAR, Credentials(method=TLS, data=b"ignored"), shown, client="c"),
+        await made.checked(Surface.PULSAR, None, shown, client="c"),
     ]
     day_ms = 86_400_000
     assert [("billing", TOKEN, None), ("me", BASIC, None), ("orders", TLS, day_ms), ("orders", TLS, day_ms)] == [
         (each.role, each.method, each.valid_ms) for each in found if isinstance(each, Identity)
     ]
     assert [] == counted
-    assert Fault.WRONG is getattr(await made.checked(Surface.PULSAR, sent("me:secrets"), shown), "fault", None)
+    assert Fault.WRONG is getattr(await made.checked(Surface.PULSAR, sent("me:secrets"), shown, client="c"), "fault", None)
     assert [(Surface.PULSAR, Fault.WRONG)] == counted
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from equipoise.brokers.security import passwords
 from equipoise.brokers.security.identity import BASIC, Credentials, Fault, Identity, Refusal
-from equipoise.brokers.security.passwords import REMEMBERED_S, WAITING_MAX, PasswordVerifier, parse_users
+from equipoise.brokers.security.passwords import REMEMBERED_S, SHARE, WAITING_MAX, PasswordVerifier, parse_users
 
 NOW_S = 1_800_000_000.0
 BCRYPT = "$2y$04$l8D0wG5qCaxDu2CpBJmfnuiE1gU6x4eO0nX8jDw3zKwJptUd1SBsq"
@@ -97,7 +97,7 @@ def test_a_good_password_is_hashed_again_after_a_while(verifier: PasswordVerifie
     verifier.verify_now(sent("me:secret"), NOW_S)
     verifier.verify_now(sent("me:wrong"), NOW_S)
     monkeypatch.setattr(passwords, "_matches", None)
-    for at_s, is_known in ((NOW_S, True), (NOW_S + REMEMBERED_S - 1, True), (NOW_S + REMEMBERED_S, False), (NOW_S - 1, False)):
+    for at_s, is_known in ((NOW_S - 1, False), (NOW_S + REMEMBERED_S, False), (NOW_S, True)):
         assert is_known == isinstance(verifier.check(sent("me:secret"), at_s), Identity)
     assert verifier.check(sent("me:wrong"), NOW_S) is None
 
@@ -115,23 +115,62 @@ def test_an_unknown_user_takes_a_hash_too(verifier: PasswordVerifier, monkeypatc
     assert [BCRYPT] == seen
 
 
+class Slow:
+    """A hash that takes until `go`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.began, self.go = asyncio.Event(), threading.Event()
+        self.threads: list[int] = []
+        monkeypatch.setattr(passwords, "_matches", self._matches)
+
+    def _matches(self, _password: bytes, _hashed: str) -> bool:
+        self.threads.append(threading.get_ident())
+        self._loop.call_soon_threadsafe(self.began.set)
+        return self.go.wait(60)
+
+
 async def test_hashes_are_computed_one_at_a_time_beside_the_loop(verifier: PasswordVerifier, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bounded number waits, and the loop runs meanwhile."""
-    loop, began, go = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
-    threads: list[int] = []
-
-    def slow(_password: bytes, _hashed: str) -> bool:
-        threads.append(threading.get_ident())
-        loop.call_soon_threadsafe(began.set)
-        return go.wait(60)
-
-    monkeypatch.setattr(passwords, "_matches", slow)
-    tasks = [asyncio.ensure_future(verifier.verify(sent(f"me:{number}"), NOW_S)) for number in range(WAITING_MAX)]
-    await began.wait()
-    refused = await verifier.verify(sent("me:one more"), NOW_S)
+    slow = Slow(monkeypatch)
+    tasks = [asyncio.ensure_future(verifier.verify(sent(f"me:{number}"), NOW_S, client=f"{number % 8}")) for number in range(WAITING_MAX)]
+    await slow.began.wait()
+    refused = await verifier.verify(sent("me:one more"), NOW_S, client="another")
     assert Fault.BUSY is getattr(refused, "fault", None)
-    assert 1 == len(threads)
-    go.set()
+    assert 1 == len(slow.threads)
+    slow.go.set()
     assert WAITING_MAX == len([each for each in await asyncio.gather(*tasks) if isinstance(each, Identity)])
-    assert threading.get_ident() not in threads
-    assert not isinstance(await verifier.verify(sent("me:one more"), NOW_S), Refusal)
+    assert threading.get_ident() not in slow.threads
+    assert not isinstance(await verifier.verify(sent("me:one more"), NOW_S, client="another"), Refusal)
+
+
+async def test_one_client_cannot_take_the_places_of_others(verifier: PasswordVerifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow(monkeypatch)
+    tasks = [asyncio.ensure_future(verifier.verify(sent(f"me:{number}"), NOW_S, client="greedy")) for number in range(WAITING_MAX)]
+    await slow.began.wait()
+    modest = asyncio.ensure_future(verifier.verify(sent("you:secret"), NOW_S, client="modest"))
+    slow.go.set()
+    assert WAITING_MAX - SHARE == sum(getattr(each, "fault", None) is Fault.BUSY for each in await asyncio.gather(*tasks))
+    assert isinstance(await modest, Identity)
+
+
+async def test_a_client_that_goes_away_starts_no_second_hash(verifier: PasswordVerifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread cannot be stopped, so its place is free when it ends. Hashes that have not begun are left out."""
+    slow = Slow(monkeypatch)
+    for number in range(2 * SHARE):
+        task = asyncio.ensure_future(verifier.verify(sent(f"me:{number}"), NOW_S, client="c"))
+        await asyncio.sleep(0)
+        await slow.began.wait()
+        task.cancel()
+        await asyncio.wait([task])
+    assert 1 == len(slow.threads)
+    slow.go.set()
+    assert isinstance(await verifier.verify(sent("me:secret"), NOW_S, client="c"), Identity)
+    assert 2 == len(slow.threads)
+
+
+async def test_a_password_in_use_is_not_hashed_again(verifier: PasswordVerifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    verifier.verify_now(sent("me:secret"), NOW_S)
+    monkeypatch.setattr(passwords, "_matches", None)
+    for times in range(5):
+        assert isinstance(verifier.check(sent("me:secret"), NOW_S + times * (REMEMBERED_S - 1)), Identity)

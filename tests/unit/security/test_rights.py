@@ -195,8 +195,8 @@ def test_a_role_that_no_record_can_carry_gets_no_right(role: str) -> None:
     ("need", "needs"),
     [
         (OPERATE, "the right operate in the cluster"),
-        (ADMINISTER_TENANT, "to administer tenant shop, or the right admin in the cluster"),
-        (PRODUCE, "the right produce in namespace shop/orders, or to administer tenant shop, or the right admin in the cluster"),
+        (ADMINISTER_TENANT, "to administer tenant 'shop', or the right admin in the cluster"),
+        (PRODUCE, "the right produce in namespace 'shop/orders', or to administer tenant 'shop', or the right admin in the cluster"),
     ],
 )
 def test_a_refusal_names_the_role_and_what_it_needs(need: Need, needs: str) -> None:

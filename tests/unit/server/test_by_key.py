@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
+from unittest.mock import AsyncMock, MagicMock
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ from fastapi import FastAPI, Request
 from equipoise import Bundle, Cluster, Deadline, Ownership, Peer, Service, current_work
 from equipoise.brokers.client.attempts import FORWARDED_BY, OUTCOME, Outcome, outcome_of
 from equipoise.brokers.server.by_key import ByKey
+from equipoise.brokers.server.forwarding import Message, Receive, Send
 from equipoise.channel.core.errors import CallerError, InvalidName
 from equipoise.channel.core.ranges import key_hash
 from equipoise.pytest import MakeCluster, MovesAtEveryAwait
@@ -101,6 +103,20 @@ def test_a_request_without_a_key_is_the_programs(cluster: Cluster[Pages]) -> Non
             return (await client.get("/about")).text
 
     assert "there is no current work" in cluster.call(about())
+
+
+@pytest.mark.parametrize(("path", "is_of_broker"), [("/equipoise", True), ("/equipoise/v1/brokers", True), ("/equipoises", False)])
+async def test_paths_of_the_broker_have_no_key(path: str, is_of_broker: bool) -> None:
+    """Each broker answers for itself. Behind another program, its checks would see that program as the client."""
+    passed: list[str] = []
+
+    async def app(scope: Message, _receive: Receive, _send: Send) -> None:
+        passed.append(scope["path"])
+
+    host = MagicMock(route=AsyncMock(side_effect=InvalidName(what="key", name="x", expected="none, for this test")))
+    by_key = ByKey(app, host, namespace=NAMESPACE, key=lambda _: "me", timeout_ms=1, mounted_at=lambda: "/equipoise")
+    await by_key({"type": "http", "path": path, "root_path": "", "headers": []}, AsyncMock(), AsyncMock())
+    assert ([path] if is_of_broker else []) == passed
 
 
 def test_a_request_waits_for_an_owner(cluster: Cluster[Pages]) -> None:

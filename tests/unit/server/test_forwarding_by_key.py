@@ -16,7 +16,7 @@ from equipoise.brokers.client.attempts import FORWARDED_BY, OUTCOME, Outcome
 from equipoise.brokers.runtime.service import Ownership, Peer
 from equipoise.brokers.server import by_key as module
 from equipoise.brokers.server.by_key import ByKey
-from equipoise.brokers.server.forwarding import Message, Receive, Send
+from equipoise.brokers.server.forwarding import Message, Receive, Send, end_to_end
 from equipoise.brokers.testing.virtual_member import VirtualClock
 from equipoise.channel.core.errors import DeadlineExceeded
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name
@@ -193,3 +193,8 @@ async def test_an_owner_that_refuses_for_too_long_is_503() -> None:
     assert (503, Outcome.NOT_STARTED.value) == (answer.status_code, answer.headers[OUTCOME])
     assert "of owner, which serves web/pages/home (it answered 421)" in answer.json()["reason"]
     assert len(owner.requests) > 1
+
+
+def test_a_length_does_not_go_on_without_the_encoding_that_made_it_void() -> None:
+    assert [(b"accept", b"*/*")] == end_to_end([(b"Content-Length", b"3"), (b"Transfer-Encoding", b"chunked"), (b"Accept", b"*/*")])
+    assert [(b"content-length", b"3")] == end_to_end([(b"Content-Length", b"3")])
