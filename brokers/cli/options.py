@@ -55,7 +55,7 @@ BrokerConfOption = Annotated[
         metavar="FILE",
         exists=True,
         dir_okay=False,
-        help="Use the balancing settings of this Pulsar broker.conf. --set and the channel override them.",
+        help="Use the entries about balancing and security of this Pulsar broker.conf. --set and the channel override them.",
         show_default=False,
     ),
 ]

@@ -58,9 +58,9 @@ class Client:
     def __init__(self, *sources: str, token: str | None = None) -> None:
         """`sources` is the URL of the log, or base URLs of brokers, such as `http://127.0.0.1:8080`. One broker that answers is enough.
 
-        `token` is for brokers with authentication: the token itself, or `file:///PATH`, which is read for each request. Default: the
-        environment variable `EQUIPOISE_TOKEN`. The variables `EQUIPOISE_TLS_CA`, `EQUIPOISE_TLS_CERTIFICATE` and `EQUIPOISE_TLS_KEY` name
-        files for https:// addresses.
+        `token` is for brokers with authentication: the token itself, `basic:USER:PASSWORD`, or the `file:///PATH` of either, which is read
+        for each request. Default: the environment variable `EQUIPOISE_TOKEN`. The variables `EQUIPOISE_TLS_CA`, `EQUIPOISE_TLS_CERTIFICATE`
+        and `EQUIPOISE_TLS_KEY` name files for https:// addresses.
 
         Raises `CallerError` for anything else.
         """

@@ -236,7 +236,7 @@ class _Stream:
 
     def _is_refused(self, address: str, answer: object) -> None:
         reason = answer.get("reason") if isinstance(answer, dict) else None
-        self.refusal = f"the broker at {address} refuses this client: {reason or 'it needs a valid token'}"
+        self.refusal = f"the broker at {address} refuses this client: {reason or 'it needs valid credentials'}"
         self._changed()
 
     def _is_unknown(self) -> None:

@@ -279,7 +279,7 @@ def _message(answer: Answer) -> str:
     document = _document(answer.text)
     reason = document.get("reason") if isinstance(document, dict) else None
     if reason and answer.status == HTTPStatus.UNAUTHORIZED:
-        return f"{reason}; set {TOKEN_VARIABLE} to a valid token, or to file:///PATH of one"
+        return f"{reason}; set {TOKEN_VARIABLE} to a valid token, basic:USER:PASSWORD, or the file:///PATH of either"
     return str(reason) if reason else f"it answers {answer.status} {answer.text.strip()[:_SHOWN_CHARACTERS_MAX]}"
 
 

@@ -218,8 +218,8 @@ class WorkerConfig(BaseModel):
     )
     tls_require_client_certificate: bool = Field(
         default=False,
-        description="Mutual TLS: accept only clients and brokers whose certificate is signed by `tls_ca`. Each of them has full access. "
-        "The broker presents its own certificate to other brokers.",
+        description="Mutual TLS: accept only clients and brokers whose certificate is signed by `tls_ca`. Without `authentication`, each "
+        "of them has full access. The broker presents its own certificate to other brokers.",
     )
 
     capacity: int = Field(
@@ -540,7 +540,7 @@ def _problems_of_authorization(config: WorkerConfig) -> Mapping[str, str]:
     if not config.authentication:
         return {"authorization": "without authentication a broker does not know the role of a client; set authentication=true, too"}
     if not config.super_roles:
-        return {"super_roles": "with authorization, name at least the role of `broker_token`: other brokers must let it do everything"}
+        return {"super_roles": "with authorization, name at least the roles of all brokers: each must let the others do everything"}
     return {}
 
 

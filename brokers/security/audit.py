@@ -14,7 +14,7 @@ INTERVAL_MS: Final = 60_000
 """The shortest time between two lines about one address and fault."""
 
 PAIRS_MAX: Final = 64
-"""Pairs of address and fault with lines of their own. With lines of some 400 bytes that is at most 37 MB a day."""
+"""Pairs of address and fault with lines of their own. With lines of some 400 bytes that is at most some 40 MB a day."""
 
 OTHERS: Final = "others"
 """The address in lines about all further addresses."""

@@ -170,7 +170,7 @@ class Worker:
         forward: bool = False,
         timeout_ms: int = ROUTE_MS,
     ) -> ByKey:
-        """Return an ASGI app that has each request answered by the owner of its key. `app` answers for the keys of this worker.
+        """Return an ASGI app that has each HTTP request answered by the owner of its key. WebSockets go to `app` unchanged.
 
         `key` is a path with the key in it, such as `/users/{key}`, which also stands for all paths below it. Or it is a function that
         returns the key by the ASGI scope, for example from a header; None for a request without a key, which goes to `app` unchanged.

@@ -31,7 +31,7 @@ def page() -> str:
         table(("request", "at", *ROLES.values()), _who_may()),
         (
             "A role without the right gets 403 (`NotAuthorized`) over HTTP, and Pulsar's error `AuthorizationError` on the Pulsar port. "
-            "Without a token it is 401, and `AuthenticationError`."
+            "Without valid credentials it is 401, and `AuthenticationError`."
         ),
         "## What each path needs",
         (

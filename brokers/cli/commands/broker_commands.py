@@ -176,8 +176,9 @@ def _status(broker: str, address: str, deadline: Deadline) -> Row:
     try:
         answer = ask_at(broker, address, "GET", "/ready", deadline=deadline)
         document = json.loads(answer.text)
-        if document in ({"status": "ready"}, {"status": "not ready"}):  # What callers without a valid token get.
-            return _status_row(broker, address, document["status"], None, [f"it says more only with a valid token; set {TOKEN_VARIABLE}"])
+        if document in ({"status": "ready"}, {"status": "not ready"}):  # To callers without valid credentials.
+            problem = f"it says more only with valid credentials; set {TOKEN_VARIABLE}"
+            return _status_row(broker, address, document["status"], None, [problem])
         return _status_row(str(document["broker"]), address, str(document["status"]), document["channel_loss"], document["problems"])
     except BrokerUnreachable as error:
         return _status_row(broker, address, _UNREACHABLE, None, [error.problem])

@@ -61,7 +61,7 @@ async def test_the_status_of_a_broker_without_a_token_says_how_to_see_more(tmp_p
     async with cluster(tmp_path, **SETTINGS) as made:
         (broker,) = made.brokers
         row = await asyncio.to_thread(_status, broker.id, broker.url, Deadline.after(timeout_ms=20_000))
-        assert ("ready", [f"it says more only with a valid token; set {TOKEN_VARIABLE}"]) == (row["status"], row["problems"])
+        assert ("ready", [f"it says more only with valid credentials; set {TOKEN_VARIABLE}"]) == (row["status"], row["problems"])
 
 
 async def test_a_token_opens_all_paths(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ KEY, OWN = {"token_secret_key": "hush"}, {"broker_token": "hush"}
         (KEY, "token_secret_key: it has no effect without authentication"),
         ({"token_public_key": "x"}, "token_public_key: it has no effect without authentication"),
         ({"authorization": True, "super_roles": "root"}, "authorization: without authentication a broker does not know the role"),
-        ({"authentication": True, **KEY, **OWN, "authorization": True}, "super_roles: with authorization, name at least the role of"),
+        ({"authentication": True, **KEY, **OWN, "authorization": True}, "super_roles: with authorization, name at least the roles of"),
     ],
 )
 def test_half_of_authentication_is_refused(settings: dict[str, object], expected: str) -> None:

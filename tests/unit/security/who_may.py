@@ -19,7 +19,7 @@ NAMESPACE: Final = "public/default"
 TOPIC: Final = f"non-persistent://{NAMESPACE}/orders"
 
 ROLES: Final[Mapping[str, str]] = {
-    "no token": "no token",
+    "no credentials": "no credentials",
     "nobody": "no right",
     "producer": "produce in the namespace",
     "consumer": "consume in the namespace",
@@ -58,7 +58,7 @@ _SCHEMA: Final = {"name": "x", "schema_data": b"", "type": 1}
 
 ASKED: Final = (
     Asked(row="whether the broker lives and is ready", may=frozenset(ROLES), http=("GET", "/ready")),
-    Asked(row="routes of your services, which decide themselves", may=frozenset(ROLES) - {"no token"}, http=("GET", "/a/service")),
+    Asked(row="routes of your services, which decide themselves", may=frozenset(ROLES) - {"no credentials"}, http=("GET", "/a/service")),
     Asked(row="look up a topic", may=_READ | _TENANT | _CLIENTS, http=("GET", f"/lookup/v2/topic/non-persistent/{NAMESPACE}/orders")),
     Asked(row="look up a topic", may=_READ | _TENANT | _CLIENTS, command=T.LOOKUP, body={"topic": TOPIC}),
     Asked(row="read the partitions of a topic", may=_READ | _TENANT | _CLIENTS, http=("GET", f"{_TOPIC_PATH}/partitions")),
@@ -109,4 +109,4 @@ ASKED: Final = (
 
 def token_of(role: str) -> str | None:
     """Return the token of a role of the table."""
-    return None if role == "no token" else token(role)
+    return None if role == "no credentials" else token(role)
