@@ -53,16 +53,23 @@ def embedded(_: Path) -> Mapping[str, object]:
 
 
 def tokens(folder: Path) -> Mapping[str, object]:
-    """Make the files of tokens that the page makes."""
-    (folder / "broker.token").write_text("token\n")
+    """Make the file of a token that the page makes."""
+    (folder / "orders.token").write_text("token\n")
     return {}
 
 
-def partitions(_: Path) -> Mapping[str, object]:
-    """Return what a program of the recipe for Kafka has, with a worker that does nothing."""
-    runner = MagicMock()
-    runner.return_value.__aenter__.return_value = AsyncMock()
-    return {"Partitions": MagicMock(), "Path": Path, "Worker": runner, "process": str}
+def partitions() -> Mapping[str, object]:
+    """Return a worker and a service that do nothing."""
+    worker = MagicMock()
+    worker.return_value.__aenter__.return_value = AsyncMock()
+    return {"equipoise.Worker": worker, "equipoise.examples.kafka_partitions.Partitions": MagicMock()}
+
+
+def sessions() -> Mapping[str, object]:
+    """Return a client that connects to nothing, and a pause that takes no time."""
+    client = MagicMock()
+    client.return_value.run = AsyncMock()
+    return {"equipoise.examples.session_client.SessionClient": client, "asyncio.sleep": AsyncMock()}
 
 
 # What the text around a block has introduced, by page.
@@ -70,8 +77,13 @@ INTRODUCED: Final[Mapping[str, Callable[[Path], Mapping[str, object]]]] = {
     "docs/explanation/ownership.md": lambda _: {"served": MagicMock(), "store": AsyncMock()},
     "docs/how-to/authenticate-clients.md": tokens,
     "docs/how-to/embed-a-broker.md": embedded,
-    "docs/how-to/own-kafka-partitions.md": partitions,
     "docs/reference/archive.md": archive,
+}
+
+# What stands in for imports of a page that need a cluster, by page and by the full name.
+REPLACED: Final[Mapping[str, Callable[[], Mapping[str, object]]]] = {
+    "docs/how-to/own-kafka-partitions.md": partitions,
+    "docs/how-to/serve-websockets.md": sessions,
 }
 
 
@@ -140,7 +152,10 @@ def test_a_wrong_command_line_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_python_block_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The code runs, with the names that the text around it has introduced."""
     monkeypatch.chdir(tmp_path)
-    introduce = INTRODUCED.get(block.page.relative_to(ROOT).as_posix())
+    page = block.page.relative_to(ROOT).as_posix()
+    introduce, replace = INTRODUCED.get(page), REPLACED.get(page)
+    for name, stand_in in (replace() if replace else {}).items():
+        monkeypatch.setattr(name, stand_in)
     names = {"__name__": "block", "print": lambda *_: None, **(introduce(tmp_path) if introduce else {})}
     code = compile(block.text, block.place, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     waits = eval(code, names)  # noqa: S307 - it is our own documentation
