@@ -132,9 +132,9 @@ async def test_a_rolling_restart_costs_callers_nothing(tmp_path: Path) -> None:
                 callers.starting.clear()
         assert [] == callers.failures
         assert callers.calls == callers.counts
-        assert min(callers.calls.values()) > 10
+        assert min(callers.calls.values()) > 3
         assert calls == counts
-        assert min(calls.values()) > 10
+        assert min(calls.values()) > 3
         assert "Traceback" not in "".join(each.output.read_text() for each in started)
 
 
