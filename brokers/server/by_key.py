@@ -114,9 +114,12 @@ class ByKey:
                 await self._session.close()
 
     def _is_of_broker(self, scope: Message) -> bool:
-        """Return whether a request is for the broker of this worker, which only answers for itself."""
+        """Return whether a request is for the broker of this worker, which only answers for itself.
+
+        A mount without a prefix has no paths of its own.
+        """
         prefix = self._mounted_at()
-        return prefix is not None and f"{_path_in(scope)}/".startswith(f"{prefix}/")
+        return bool(prefix) and f"{_path_in(scope)}/".startswith(f"{prefix}/")
 
     async def _answer(self, key: str, scope: Message, receive: Receive, send: Send) -> None:
         deadline = Deadline.after(timeout_ms=self._timeout_ms)

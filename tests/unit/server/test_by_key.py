@@ -105,8 +105,17 @@ def test_a_request_without_a_key_is_the_programs(cluster: Cluster[Pages]) -> Non
     assert "there is no current work" in cluster.call(about())
 
 
-@pytest.mark.parametrize(("path", "is_of_broker"), [("/equipoise", True), ("/equipoise/v1/brokers", True), ("/equipoises", False)])
-async def test_paths_of_the_broker_have_no_key(path: str, is_of_broker: bool) -> None:
+@pytest.mark.parametrize(
+    ("prefix", "path", "is_of_broker"),
+    [
+        ("/equipoise", "/equipoise", True),
+        ("/equipoise", "/equipoise/v1/brokers", True),
+        ("/equipoise", "/equipoises", False),
+        ("", "/visits/me", False),
+        (None, "/equipoise", False),
+    ],
+)
+async def test_paths_of_the_broker_have_no_key(prefix: str | None, path: str, is_of_broker: bool) -> None:
     """Each broker answers for itself. Behind another program, its checks would see that program as the client."""
     passed: list[str] = []
 
@@ -114,7 +123,7 @@ async def test_paths_of_the_broker_have_no_key(path: str, is_of_broker: bool) ->
         passed.append(scope["path"])
 
     host = MagicMock(route=AsyncMock(side_effect=InvalidName(what="key", name="x", expected="none, for this test")))
-    by_key = ByKey(app, host, namespace=NAMESPACE, key=lambda _: "me", timeout_ms=1, mounted_at=lambda: "/equipoise")
+    by_key = ByKey(app, host, namespace=NAMESPACE, key=lambda _: "me", timeout_ms=1, mounted_at=lambda: prefix)
     await by_key({"type": "http", "path": path, "root_path": "", "headers": []}, AsyncMock(), AsyncMock())
     assert ([path] if is_of_broker else []) == passed
 
