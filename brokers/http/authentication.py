@@ -12,7 +12,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from equipoise.brokers.http.answers import json_answer
-from equipoise.brokers.http.caller import address_of, identify
+from equipoise.brokers.http.caller import address_of, asked_in, identify
 from equipoise.brokers.http.errors import problem_answer
 from equipoise.brokers.http.limits import within_limits
 from equipoise.brokers.security.audit import Audit
@@ -26,7 +26,6 @@ OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 # A service may have its own route at one of these paths, with another method.
 _PROBING: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD})
 
-_SHOWN_MAX: Final = 256
 _NEEDS_HINT: Final = frozenset({Fault.MISSING, Fault.UNKNOWN})
 _REALM: Final = 'Bearer realm="equipoise"'
 _BASIC_REALM: Final = 'Basic realm="equipoise", charset="UTF-8"'
@@ -53,9 +52,7 @@ def authenticated(gate: Gate | None, limits: IdentityLimits, audit: Audit) -> Mi
         if not isinstance(checked, Refusal):
             identify(request, checked)
             return await (handler(request) if is_probe else within_limits(request, handler, limits, role=checked.role))
-        # Without the query, which may hold a secret. The path is percent-encoded.
-        what = f"{request.method} {request.rel_url.raw_path[:_SHOWN_MAX]}"
-        audit.refused(Surface.HTTP, what=what, why=checked.problem, fault=checked.fault.value, client=client)
+        audit.refused(Surface.HTTP, what=asked_in(request), why=checked.problem, fault=checked.fault.value, client=client)
         if is_probe:  # An orchestrator must not kill a broker because a token has expired.
             return _status_only(request, await handler(request))
         if checked.fault is Fault.BUSY:

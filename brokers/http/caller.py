@@ -17,6 +17,7 @@ CALLED_FROM: Final = "X-Equipoise-Called-From"
 
 _IDENTITY: Final = web.RequestKey("identity", Identity)
 _ROLE_CHARACTERS_MAX: Final = TEXT_CHARACTERS_MAX - len(ADMIN_PREFIX)
+_SHOWN_MAX: Final = 256
 _ANONYMOUS: Final = "anonymous"
 
 
@@ -36,6 +37,11 @@ def address_of(request: web.BaseRequest) -> str:
     assert isinstance(connection, Connection), "`served` makes no other"
     address = request.headers.get(CALLED_FROM, "") if connection.peer is None else connection.peer
     return address if address.isprintable() and address else "unknown"
+
+
+def asked_in(request: web.BaseRequest) -> str:
+    """Return the method and the path of a request for a log line, without the query, which may hold a secret."""
+    return f"{request.method} {request.rel_url.raw_path[:_SHOWN_MAX]}"
 
 
 def requester_of(request: web.BaseRequest) -> str:

@@ -16,7 +16,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from equipoise.brokers.errors import NotReady
 from equipoise.brokers.http.admin.namespaces import NAMESPACE_PATH
-from equipoise.brokers.http.caller import address_of, identity_of
+from equipoise.brokers.http.caller import address_of, asked_in, identity_of
 from equipoise.brokers.http.errors import error_answer, problem_answer
 from equipoise.brokers.http.lookup import topic_in
 from equipoise.brokers.runtime.router import may_deny
@@ -37,8 +37,6 @@ from equipoise.brokers.security.rights import (
     Place,
 )
 from equipoise.channel.core.errors import InvalidName
-
-_PATH_SHOWN_MAX: Final = 256
 
 _LOOKUP: Final = "/lookup/"
 _TENANT: Final = "/admin/v2/tenants/{tenant}"
@@ -109,7 +107,7 @@ def authorized(worker: Worker, authorization: Authorization) -> Middleware:
             return await handler(request)
         identity = identity_of(request)
         assert identity is not None, "rights need authentication"
-        what = f"{request.method} {request.rel_url.raw_path[:_PATH_SHOWN_MAX]}"
+        what = asked_in(request)
         why = authorization.check(Surface.HTTP, identity.role, need, _place_of(request), what=what, client=address_of(request))
         if why is None:
             return await handler(request)
