@@ -49,7 +49,9 @@ def pauses_ms(fleet: Fleet, windows: Windows) -> list[float]:
 
 
 def row(verdict: Verdict, pauses: Sequence[float], **more: int) -> dict[str, object]:
-    """The figures of one client and kind of move. Losses and copies include those that a death excuses."""
+    """The figures of one client and kind of move. Losses and copies include those that a death excuses. Others are printed."""
+    for rule, found in verdict.violations.items():
+        print(f"{rule}: {'; '.join(found)}", file=sys.stderr)
     return {
         "moves": len(pauses),
         **more,

@@ -105,6 +105,11 @@ class Fleet:
         self._stop(self.consumers)
         return check_messages([client.history for client in self.clients], evidence=evidence(), windows=self.windows)
 
+    def failures(self) -> list[str]:
+        """Return why sends failed, with their messages. Call it after `finish`."""
+        said = [orjson.loads(line) for client in self.producers for line in client.history.read_bytes().splitlines()]
+        return [f"{each['topic']} {each['n']}: {each['why']}" for each in said if each["event"] == Event.FAILED]
+
     def longest_pauses_ms(self) -> dict[str, float]:
         """Return each producer's longest time between two receipts on one topic without an excused loss. Call it after `finish`."""
         longest = dict.fromkeys((client.name for client in self.producers), 0)

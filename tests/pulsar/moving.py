@@ -98,6 +98,8 @@ class Running:
         """
         if self.owner(self.bundle_of(topic)) == self.cluster.broker_ids[0]:
             await self.transfer(self.bundle_of(topic), 0)
+            # A broker keeps messages for consumers that are on their way to it. They would be lost with it.
+            await asyncio.to_thread(fleet.wait_flowing, time.monotonic_ns())
         number = self.cluster.broker_ids.index(self.owner(self.bundle_of(topic)))
 
         def kill() -> None:
