@@ -18,6 +18,8 @@ from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandClo
 
 HOST: Final = "127.0.0.1"
 _CHUNK_BYTES: Final = 64 << 10
+# A client looks up within its back-off after CLOSE, also on a slow machine.
+_LOOKUP_S: Final = 60.0
 _SCHEME: Final = "pulsar://"
 
 
@@ -29,6 +31,7 @@ class LookupProxies:
         self._brokers = urls
         self._proxies: dict[str, str] = {}
         self._stale_url: str | None = None
+        self._asked = asyncio.Event()
         self._parts = AsyncExitStack()
         self.falsified = 0
 
@@ -51,6 +54,11 @@ class LookupProxies:
     def falsify(self, url: str) -> None:
         """Let the next lookup that names another broker name the broker at `url` instead."""
         self._stale_url = url
+        self._asked.clear()
+
+    async def wait_falsified(self) -> None:
+        """Wait until a lookup has used what `falsify` asked for. Raises `TimeoutError`."""
+        await asyncio.wait_for(self._asked.wait(), _LOOKUP_S)
 
     async def _serve(self, host: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server_reader, server_writer = await asyncio.open_connection(host, port)
@@ -88,6 +96,7 @@ class LookupProxies:
             return owner
         self._stale_url = None
         self.falsified += 1
+        self._asked.set()
         return stale
 
     def _redirect(self, close: CommandCloseProducer | CommandCloseConsumer) -> None:

@@ -202,6 +202,8 @@ class Misled:
         self.of_consumer.falsify(former)
         self.of_producer.falsify(former)
         await self.on.transfer(bundle, turn)
+        # Until then, a client may still read what its former broker sent.
+        await asyncio.gather(self.of_consumer.wait_falsified(), self.of_producer.wait_falsified())
         await asyncio.to_thread(self.fleet.wait_flowing, time.monotonic_ns())
 
 
