@@ -161,11 +161,12 @@ def take(
     policies: Mapping[str, str] | None = None,
     rules: Rules | None = None,
     memory: Memory | None = None,
+    maintained: Mapping[str, str] | None = None,
 ) -> Snapshot:
     """Return the snapshot of `view`, weighed by summaries at most `age_ms_max` old at `now_ms` (Unix time).
 
     * A summary that far in the future counts as old, too. One with an impossible figure weighs nothing and sets its broker `apart`.
-    * `resting` are bundles that have moved lately and must not move again.
+    * `resting` are bundles that have moved lately and must not move again. `maintained` are brokers that give their bundles away, and why.
     * `loads` holds all reports: each strategy decides what is too old or impossible for it.
     * `brokers` is weighed at the first access, from `view` as it is then. Access it before the view changes.
     """
@@ -175,11 +176,13 @@ def take(
     brokers = sorted(view.live_brokers(), key=lambda broker: broker.broker)
     loads = {name: summary.load for name, summary in by_broker.items()}
     served = [view.bundles[each.bundle] for load in loads.values() for each in load.bundles or () if each.bundle in view.bundles]
+    apart = {broker.broker: maintained[broker.broker] for broker in brokers if maintained and broker.broker in maintained}
+    apart |= {broker.broker: _DRAINING for broker in brokers if broker.status == "draining"}
     return Snapshot(
-        brokers=WeighedBrokers(partial(_weighed, view, by_broker, recent, rest)),
+        brokers=WeighedBrokers(partial(_weighed, view, by_broker, recent, rest, apart)),
         now_ms=now_ms,
         live=tuple(broker.broker for broker in brokers),
-        apart={broker.broker: _DRAINING for broker in brokers if broker.status == "draining"},
+        apart=apart,
         loads=loads,
         owners={bundle.name: view.live[bundle.server].broker for bundle in served if bundle.server is not None},
         resting={bundle.name: barred for bundle in served if (barred := _why_barred(view, bundle, rest)) is not None},
@@ -189,11 +192,13 @@ def take(
     )
 
 
-def _weighed(view: View, by_broker: Mapping[str, Summary], recent: Iterable[Summary], resting: frozenset[str]) -> tuple[WeighedBroker, ...]:
+def _weighed(
+    view: View, by_broker: Mapping[str, Summary], recent: Iterable[Summary], resting: frozenset[str], apart: Mapping[str, str]
+) -> tuple[WeighedBroker, ...]:
     """Return the live brokers, by id, weighed by the plausible `recent` summaries."""
     scales = _Scales([summary for summary in recent if fault_of_summary(summary) is None])
     brokers = sorted(view.live_brokers(), key=lambda broker: broker.broker)
-    return tuple(_weigh(view, broker, by_broker.get(broker.broker), scales, resting) for broker in brokers)
+    return tuple(_weigh(view, broker, by_broker.get(broker.broker), scales, resting, apart=apart.get(broker.broker)) for broker in brokers)
 
 
 class _Scales:
@@ -227,19 +232,21 @@ def _unnamed_cost(summary: Summary) -> float | None:
     return (summary.cost - sum(summary.costs.values())) / unnamed if unnamed > 0 else None
 
 
-def _weigh(view: View, broker: BrokerEntry, summary: Summary | None, scales: _Scales, resting: frozenset[str]) -> WeighedBroker:
+def _weigh(
+    view: View, broker: BrokerEntry, summary: Summary | None, scales: _Scales, resting: frozenset[str], *, apart: str | None
+) -> WeighedBroker:
     """Return one broker with the bundles that it owns or will own. A bundle on its way elsewhere counts there."""
     owned = [bundle for bundle in view.held_by(broker.incarnation) if bundle.owner == broker.incarnation]
     bundles = [
         WeighedBundle(name=bundle.name, cost=cost, barred=_why_barred(view, bundle, resting))
         for bundle, cost in zip(owned, scales.costs(owned, broker.broker), strict=True)
     ]
-    counts = broker.broker in scales.by_broker
+    is_counted = broker.broker in scales.by_broker
     return WeighedBroker(
         broker=broker.broker,
         capacity=broker.joined.capacity,
         bundles=tuple(bundles),
-        barred=_why_apart(broker, summary, counts=counts),
+        barred=apart or (None if is_counted else _why_uncounted(summary)),
     )
 
 
@@ -251,11 +258,7 @@ def _why_barred(view: View, bundle: BundleEntry, resting: frozenset[str]) -> str
     return "its namespace is being deleted" if view.namespaces[bundle.namespace].status == "deleting" else None
 
 
-def _why_apart(broker: BrokerEntry, summary: Summary | None, *, counts: bool) -> str | None:
-    """Return why a broker takes no part. `counts`: its summary is fresh and plausible."""
-    if broker.status == "draining":
-        return _DRAINING
-    if counts:
-        return None
+def _why_uncounted(summary: Summary | None) -> str:
+    """Return why a summary does not count."""
     fault = None if summary is None else fault_of_summary(summary)
     return "there is no fresh report of its load" if fault is None else f"its load report is not plausible and does not count: {fault}"

@@ -1,4 +1,4 @@
-"""Lead: place free bundles, cancel stuck moves, drain brokers, forget old brokers.
+"""Lead: place free bundles, cancel stuck moves, drain brokers, forget old brokers, end what has an end.
 
 Brokers act in order of age. Acting twice is harmless: the expected offset lets one proposal win.
 """
@@ -13,13 +13,15 @@ from typing import Final
 from equipoise.brokers.agent.core import Core
 from equipoise.brokers.agent.membership import NEVER_MS, Membership
 from equipoise.brokers.agent.refusals import Refusals
+from equipoise.brokers.balancing.failure_domains import maintenance_of
 from equipoise.brokers.balancing.placement import Placement
+from equipoise.brokers.balancing.policies import ClusterPolicies, is_about_placement, is_maintenance, policies_in
 from equipoise.channel.core import propose
 from equipoise.channel.core.difference import Resync
-from equipoise.channel.core.entries import BrokerChanged, BrokerEntry, BundleChanged, BundleEntry
+from equipoise.channel.core.entries import BrokerChanged, BrokerEntry, BundleChanged, BundleEntry, PolicyChanged
 from equipoise.channel.core.propose import is_refusal
 from equipoise.channel.core.reader import Folded
-from equipoise.channel.core.records import AnyRecord, Unreadable
+from equipoise.channel.core.records import TEXT_CHARACTERS_MAX, AnyRecord, Unreadable
 from equipoise.channel.core.view import View
 
 # Interval of checks of unsettled bundles when nothing is read. Brokers after the leader wait longer to act.
@@ -59,6 +61,8 @@ class Leading:
         self._elder_placed_ms = -NEVER_MS
         self._gone_since_ms: dict[str, int] = {}
         self._knows_the_gone = False
+        # What the view says about maintenance; None before it is read, and after a change.
+        self._policies: ClusterPolicies | None = None
         self._has_news = False
         self.wake_at_ms = NEVER_MS
 
@@ -88,6 +92,8 @@ class Leading:
                 # A replayed record has no known time. Old refusals must not delay a broker.
                 if refuser is not None and self._membership.caught_up:
                     self._refusals.note(change.name, refuser, now_ms)
+            elif isinstance(change, PolicyChanged):
+                self._note_policy(change)
 
     def resynced(self, resync: Resync) -> None:
         """Note what changed in skipped records, as if it had just happened."""
@@ -97,6 +103,12 @@ class Leading:
                 self._note_broker(change)
             elif isinstance(change, BundleChanged):
                 self._note_bundle(change, freed_by_death_ms=None)
+            elif isinstance(change, PolicyChanged):
+                self._note_policy(change)
+
+    def _note_policy(self, change: PolicyChanged) -> None:
+        if is_about_placement(change.name):
+            self._policies = None
 
     def _note_broker(self, change: BrokerChanged) -> None:
         if change.after is not None and not change.after.live:
@@ -143,11 +155,12 @@ class Leading:
             else:
                 self._unstick(bundle, standing)
         self._place([bundle for bundle in free if self._is_due(bundle, standing)])
-        self._drain()
-        if self._core.view.unsettled() or self._is_draining():
+        self._give_away()
+        if self._core.view.unsettled() or self._why_it_gives() is not None:
             self.wake_at_ms = self._core.now.boot_ms + _ROUND_MS
         if standing == 0:
             self._forget_the_gone()
+            self._end_maintenance()
 
     def _may_act(self) -> bool:
         core = self._core
@@ -210,16 +223,28 @@ class Leading:
             for owner in self.placement.place(core.view, [bundle], avoid=avoid, at_most=1).values():
                 core.propose(partial(propose.assign, bundle=bundle, owner=owner, reason=reason))
 
-    # --- a broker that drains ---
+    # --- a broker that drains, or is in maintenance ---
 
     def _is_draining(self) -> bool:
         entry = self._membership.entry
         return entry is not None and entry.status == "draining"
 
-    def _drain(self) -> None:
-        """Move this broker's own bundles to others, several at once."""
-        core = self._core
-        if not self._is_draining() or core.serving is None:
+    def _why_it_gives(self) -> str | None:
+        """Return why this broker has to give its bundles away; None if it need not, or has none."""
+        core, entry = self._core, self._membership.entry
+        if entry is None or core.serving is None:
+            return None
+        if entry.status == "draining":
+            return "drain"
+        policy = maintenance_of(self._about_maintenance(), [entry]).get(entry.broker)
+        if policy is None or not core.view.held_count(core.serving):
+            return None
+        return f"{policy.name}: {policy.reason}"[:TEXT_CHARACTERS_MAX]
+
+    def _give_away(self) -> None:
+        """Move this broker's own bundles to others, several at once, if it has to."""
+        core, reason = self._core, self._why_it_gives()
+        if reason is None or core.serving is None:
             return
         held = core.view.held_by(core.serving)
         movable = [bundle for bundle in held if bundle.phase == "owned"]
@@ -227,7 +252,24 @@ class Leading:
         if room > 0:
             for name, destination in self._destinations(movable, at_most=room).items():
                 bundle = core.view.bundles[name]
-                core.propose(partial(propose.transfer, bundle=bundle, destination=destination, reason="drain"))
+                core.propose(partial(propose.transfer, bundle=bundle, destination=destination, reason=reason))
+
+    def _about_maintenance(self) -> ClusterPolicies:
+        if self._policies is None:
+            policies = self._core.view.policies
+            is_any = any(map(is_maintenance, policies))
+            self._policies = policies_in({key: policies[key].document for key in policies}) if is_any else ClusterPolicies()
+        return self._policies
+
+    def _end_maintenance(self) -> None:
+        """Remove each maintenance whose end has passed, and wake at the next end."""
+        core = self._core
+        for policy in self._about_maintenance().maintenances:
+            if policy.has_ended(core.now.wall_ms):
+                core.propose(partial(propose.remove_policy, view=core.view, name=policy.name))
+                self.wake_at_ms = min(self.wake_at_ms, core.now.boot_ms + _ROUND_MS)
+            elif policy.until_ms:
+                self.wake_at_ms = min(self.wake_at_ms, core.now.boot_ms + policy.until_ms - core.now.wall_ms)
 
     # --- brokers long gone ---
 

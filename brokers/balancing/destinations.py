@@ -3,8 +3,8 @@
 Theory of operation:
 
 * Placement and shedders share one answer, `Destinations.of`, so neither undoes the work of the other.
-* A hard rule may drop every broker: then the bundle waits. Hard rules: alive, not draining, below the topic limit, isolation policies,
-  pins, and the caller's `avoid`.
+* A hard rule may drop every broker: then the bundle waits. Hard rules: alive, not draining or in maintenance, below the topic limit,
+  isolation policies, pins, and the caller's `avoid`.
 * A preference keeps the best of the brokers that hard rules leave, so it always leaves one. Preferences: later versions (if set), and
   anti-affinity of namespaces.
 * With `pulsar_exact`, preferences come before isolation and pins, as in Pulsar.
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from equipoise.brokers.balancing.failure_domains import domain_of, domains_by_broker
+from equipoise.brokers.balancing.failure_domains import domain_of, domains_by_broker, maintenance_of
 from equipoise.brokers.balancing.namespace_policies import anti_affinity_group
 from equipoise.brokers.balancing.policies import ClusterPolicies, Isolation, Pattern, is_named, read_policies
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
@@ -98,7 +98,13 @@ class Destinations:
         self._groups: dict[str, _Group] = {}
         self._meanings: dict[str, Meant] = {}
         everybody = tuple(view.brokers[broker] for broker in sorted(view.brokers))
-        fit, refused = _sift(everybody, {}, (not_up, lambda left: too_many_topics(left, self._loads, self._rules.topics_max)))
+        self.maintained: Refused = {
+            broker: f"it is in maintenance ({policy.name}: {policy.reason})"
+            for broker, policy in maintenance_of(self.policies, everybody).items()
+        }
+        """The brokers in maintenance, by id, and why."""
+        steps = (not_up, self._maintained, lambda left: too_many_topics(left, self._loads, self._rules.topics_max))
+        fit, refused = _sift(everybody, {}, steps)
         self._fit, self._unfit = fit, refused
         self.live = tuple(broker for broker in everybody if broker.live)
         self._unbound = Candidates(allowed=tuple(broker.broker for broker in fit), refused=refused)
@@ -117,7 +123,7 @@ class Destinations:
         return Candidates(allowed=tuple(broker.broker for broker in left), refused=refused)
 
     def bound(self, bundle: BundleEntry) -> Candidates:
-        """Return which brokers isolation policies and pins allow for `bundle`, and why they refuse each other live broker.
+        """Return which brokers isolation policies, pins and maintenance allow for `bundle`, and why they refuse each other live broker.
 
         A broker that drains, or has reached the topic limit, is refused only if these rules keep it from the bundle. Bundles with the same
         policies share one cached answer.
@@ -130,6 +136,7 @@ class Destinations:
                 if broker.broker in self._unfit:
                     # Ask for one such broker at a time: only brokers that take bundles count when a policy counts its available primaries.
                     reason = self._forbidden((*self._fit, broker), bundle).get(broker.broker)
+                    reason = reason or self.maintained.get(broker.broker)
                     refused.update({} if reason is None else {broker.broker: reason})
             allowed = tuple(broker.broker for broker in self._fit if broker.broker not in refused)
             found = self._bound[names] = Candidates(allowed=allowed, refused=refused)
@@ -176,6 +183,9 @@ class Destinations:
         )
 
     # --- the filters that ask about a bundle ---
+
+    def _maintained(self, left: Brokers) -> Refused:
+        return {broker.broker: self.maintained[broker.broker] for broker in left if broker.broker in self.maintained}
 
     def _forbidden(self, brokers: Brokers, bundle: BundleEntry) -> Refused:
         return _sift(brokers, {}, (_about(self._isolated, bundle), _about(self._pinned_elsewhere, bundle)))[1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from equipoise.brokers.balancing.policies import FAILURE_DOMAIN, FailureDomain, policies_in
+from equipoise.brokers.balancing.policies import FAILURE_DOMAIN, ClusterPolicies, FailureDomain, Maintenance, policies_in
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.view import View
 
@@ -39,6 +39,18 @@ def domains_by_broker(policies: Iterable[FailureDomain]) -> Mapping[str, Failure
         for broker in policy.brokers:
             found.setdefault(broker, policy)
     return found
+
+
+def maintenance_of(policies: ClusterPolicies, brokers: Iterable[BrokerEntry]) -> Mapping[str, Maintenance]:
+    """Return the maintenance of each of these brokers that has one, by broker id. The broker's own comes before that of its domain."""
+    if not policies.maintenances:
+        return {}
+    domains = domains_by_broker(policies.domains)
+    known = {(policy.is_of_domain, policy.subject): policy for policy in policies.maintenances}
+    found = {
+        broker.broker: known.get((False, broker.broker)) or known.get((True, domain_of(broker, domains).name or "")) for broker in brokers
+    }
+    return {broker: policy for broker, policy in found.items() if policy is not None}
 
 
 def domains_in(view: View) -> Mapping[str, FailureDomain]:

@@ -67,6 +67,7 @@ def cluster_snapshot_of(
         policies=destinations.bound_namespaces,
         rules=_rules(view, destinations),
         memory=memory,
+        maintained=destinations.maintained,
     )
     silent = {
         summary.broker: f"its last load report was made {format_age(now_ms - summary.load.taken_ms)} (limit: {format_duration(age_ms_max)})"

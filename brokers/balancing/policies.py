@@ -1,4 +1,4 @@
-"""Parse cluster policies: isolation policies, pins of bundles to brokers, failure domains, tenants, and rights of roles.
+"""Parse cluster policies: isolation policies, pins of bundles to brokers, failure domains, maintenance, tenants, and rights of roles.
 
 What follows for a bundle is decided in `brokers.balancing.destinations`.
 
@@ -13,6 +13,8 @@ kinds:
   no pins.
 * `failure-domain`: `brokers.N` fail together, for anti-affinity. It overrides the domain that a broker declares on joining. A broker is in
   one domain; if two records name it, the first domain by name counts.
+* `maintenance`, `domain-maintenance`: the broker, or the failure domain, NAME takes no bundles and gives away those that it has, for the
+  `reason`. At `until_ms` (Unix time; 0: no end) the leader removes the policy. Until then it applies, whatever the time.
 * `tenant`: a tenant that was created, with `allowed_clusters.N`, and the `admin_roles.N` that administer it.
 * `grant`: the `right` of the role NAME in the cluster; see `brokers.balancing.grants`.
 
@@ -37,8 +39,13 @@ from equipoise.channel.core.view import View
 ISOLATION: Final = "isolation"
 PIN: Final = "pin"
 FAILURE_DOMAIN: Final = "failure-domain"
+MAINTENANCE: Final = "maintenance"
+DOMAIN_MAINTENANCE: Final = "domain-maintenance"
 TENANT: Final = "tenant"
 GRANT: Final = "grant"
+
+ABOUT_PLACEMENT: Final = (ISOLATION, PIN, FAILURE_DOMAIN, MAINTENANCE, DOMAIN_MAINTENANCE)
+"""The kinds that restrict or prefer brokers for bundles."""
 
 MIN_LIMIT_DEFAULT: Final = 1
 USAGE_THRESHOLD_DEFAULT: Final = 100
@@ -50,6 +57,7 @@ _match_repeat: Final = re.compile(r"[*+]|\{[0-9]*,\}").match
 _PERCENT_MAX: Final = 100
 _ROLE_CHARACTERS_MAX: Final = 255
 _LIMIT_MAX: Final = 1_000_000  # More brokers than any cluster has.
+_TIME_MAX_MS: Final = 1 << 53  # What JSON carries exactly in every program.
 _PATTERN_CHARACTERS_MAX: Final = 255  # At most half are open parentheses, a depth that Python always compiles.
 
 Pattern = re.Pattern[str]
@@ -100,6 +108,29 @@ class FailureDomain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Maintenance:
+    """The maintenance of a broker, or of all brokers of a failure domain. `until_ms` is Unix time; 0: it has no end."""
+
+    name: str
+    reason: str
+    until_ms: int
+
+    @property
+    def subject(self) -> str:
+        """The id of the broker, or the name of the failure domain."""
+        return self.name.partition("/")[2]
+
+    @property
+    def is_of_domain(self) -> bool:
+        """Whether it is about a failure domain."""
+        return self.name.startswith(f"{DOMAIN_MAINTENANCE}/")
+
+    def has_ended(self, now_ms: int) -> bool:
+        """Return whether its end has passed. `now_ms` is Unix time."""
+        return 0 < self.until_ms <= now_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
     """A tenant that was created. The roles may administer its namespaces."""
 
@@ -137,6 +168,7 @@ class ClusterPolicies:
     pins: tuple[Pin, ...] = ()
     closed: tuple[Closed, ...] = ()
     domains: tuple[FailureDomain, ...] = ()
+    maintenances: tuple[Maintenance, ...] = ()
 
     def about(self, namespace: str) -> ClusterPolicies:
         """Return the policies that apply to a namespace, and the pins of its bundles."""
@@ -155,7 +187,7 @@ class ClusterPolicies:
         )
 
 
-Policy = Isolation | Pin | FailureDomain | Tenant | Grant
+Policy = Isolation | Pin | FailureDomain | Maintenance | Tenant | Grant
 
 
 def is_named(patterns: Iterable[Pattern], broker: str, *, host_only: bool = False) -> bool:
@@ -177,7 +209,12 @@ def is_role(text: str) -> bool:
 
 def is_about_placement(key: str) -> bool:
     """Return whether the policy of this key restricts or prefers brokers for bundles."""
-    return key.partition("/")[0] in (ISOLATION, PIN, FAILURE_DOMAIN)
+    return key.partition("/")[0] in ABOUT_PLACEMENT
+
+
+def is_maintenance(key: str) -> bool:
+    """Return whether the policy of this key is the maintenance of a broker or of a failure domain."""
+    return key.partition("/")[0] in (MAINTENANCE, DOMAIN_MAINTENANCE)
 
 
 def isolation_document(
@@ -201,6 +238,11 @@ def pin_document(*, namespace: str, brokers: Iterable[str], range_: str | None =
 def failure_domain_document(brokers: Iterable[str]) -> Document:
     """Return the document of a failure domain, unchecked; `parse_policy` checks it. It may be empty."""
     return _numbered("brokers", sorted(set(brokers)))
+
+
+def maintenance_document(reason: str, *, until_ms: int = 0) -> Document:
+    """Return the document of a maintenance, unchecked; `parse_policy` checks it."""
+    return {"reason": reason, "until_ms": until_ms}
 
 
 def tenant_document(*, admin_roles: Iterable[str], allowed_clusters: Iterable[str]) -> Document:
@@ -246,12 +288,14 @@ def policies_in(documents: Mapping[str, Document]) -> ClusterPolicies:
     isolations: list[Isolation] = []
     pins: list[Pin] = []
     domains: list[FailureDomain] = []
+    maintenances: list[Maintenance] = []
     closed: list[Closed] = []
     for key in sorted(filter(is_about_placement, documents)):
         try:
             policy = parse_policy(key, documents[key])
         except InvalidPolicy as error:
-            if not key.startswith(f"{FAILURE_DOMAIN}/"):  # An unreadable domain has no effect: it is only a preference.
+            # An unreadable domain has no effect: it is only a preference. Nor has an unreadable maintenance: a broker would be idle.
+            if key.partition("/")[0] in (ISOLATION, PIN):
                 closed.append(Closed(name=key, namespaces=_known_to_be_about(documents[key]), problem=error.problem))
             continue
         match policy:
@@ -261,7 +305,11 @@ def policies_in(documents: Mapping[str, Document]) -> ClusterPolicies:
                 pins.append(policy)
             case FailureDomain():
                 domains.append(policy)
-    return ClusterPolicies(isolations=tuple(isolations), pins=tuple(pins), closed=tuple(closed), domains=tuple(domains))
+            case Maintenance():
+                maintenances.append(policy)
+    return ClusterPolicies(
+        isolations=tuple(isolations), pins=tuple(pins), closed=tuple(closed), domains=tuple(domains), maintenances=tuple(maintenances)
+    )
 
 
 def _is_match(patterns: Iterable[Pattern], text: str) -> bool:
@@ -286,6 +334,15 @@ def _pin(key: str, fields: _Fields) -> Pin:
 
 def _failure_domain(key: str, fields: _Fields) -> FailureDomain:
     return FailureDomain(name=key, brokers=fields.broker_ids("brokers", required=False))
+
+
+def _maintenance(key: str, fields: _Fields) -> Maintenance:
+    return Maintenance(name=key, reason=fields.text("reason"), until_ms=fields.integer("until_ms", 0, most=_TIME_MAX_MS))
+
+
+def _broker_maintenance(key: str, fields: _Fields) -> Maintenance:
+    fields.check_broker_id(key.partition("/")[2])
+    return _maintenance(key, fields)
 
 
 def _tenant(key: str, fields: _Fields) -> Tenant:
@@ -384,11 +441,17 @@ class _Fields:
     def broker_ids(self, name: str, *, required: bool = True) -> tuple[str, ...]:
         ids = {text: field for field, text in self._items(name, required=required)}
         for broker, field in ids.items():
-            try:
-                check_broker_id(broker)
-            except InvalidName as error:
-                raise self._wrong(f"{field}: {error}") from None
+            self.check_broker_id(broker, f"{field}: ")
         return tuple(sorted(ids))
+
+    def check_broker_id(self, broker: str, where: str = "") -> None:
+        try:
+            check_broker_id(broker)
+        except InvalidName as error:
+            raise self._wrong(f"{where}{error}") from None
+
+    def text(self, name: str) -> str:
+        return self._text(name, self._left.pop(name, ""))
 
     def integer(self, name: str, default: int, *, most: int) -> int:
         value = self._left.pop(name, default)
@@ -460,6 +523,8 @@ _PARSERS: Final[Mapping[str, Callable[[str, _Fields], Policy]]] = {
     ISOLATION: _isolation,
     PIN: _pin,
     FAILURE_DOMAIN: _failure_domain,
+    MAINTENANCE: _broker_maintenance,
+    DOMAIN_MAINTENANCE: _maintenance,
     TENANT: _tenant,
     GRANT: _grant,
 }

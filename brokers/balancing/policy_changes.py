@@ -12,13 +12,16 @@ from equipoise.brokers.balancing.destinations import Destinations, isolated, mea
 from equipoise.brokers.balancing.failure_domains import domains_in
 from equipoise.brokers.balancing.named import namespaces_of
 from equipoise.brokers.balancing.policies import (
+    ABOUT_PLACEMENT,
     GRANT,
     TENANT,
     FailureDomain,
     Grant,
     Isolation,
+    Maintenance,
     Pin,
     Tenant,
+    is_maintenance,
     parse_policy,
     policies_in,
     read_policies,
@@ -43,7 +46,8 @@ def check_policy_change(view: View, key: str, document: Document | None) -> None
     """
     policy = None if document is None else parse_policy(key, document)
     if document is not None and policy is None:
-        raise InvalidPolicy(policy=key, problem="there is no such kind of policy; its key begins with isolation/, pin/ or failure-domain/")
+        kinds = ", ".join(f"{kind}/" for kind in ABOUT_PLACEMENT)
+        raise InvalidPolicy(policy=key, problem=f"there is no such kind of policy; its key begins with one of {kinds}")
     match policy:
         case None if key.startswith(f"{TENANT}/"):
             _check_is_empty(view, key.partition("/")[2])
@@ -51,7 +55,9 @@ def check_policy_change(view: View, key: str, document: Document | None) -> None
             _check_is_alone(view, policy)
         case None if key.startswith(f"{GRANT}/"):
             pass
-        case None | Isolation() | Pin():
+        case None if is_maintenance(key):
+            pass
+        case None | Isolation() | Pin() | Maintenance():
             _check_leaves_somebody(view, key, policy, document)
         case Tenant() | Grant():
             pass
@@ -75,10 +81,10 @@ def _check_is_alone(view: View, policy: FailureDomain) -> None:
             raise conflict(policy.domain, problem, action="set failure domain", advice="remove it there first")
 
 
-def _check_leaves_somebody(view: View, key: str, policy: Isolation | Pin | None, document: Document | None) -> None:
+def _check_leaves_somebody(view: View, key: str, policy: Isolation | Pin | Maintenance | None, document: Document | None) -> None:
     after = {name: entry.document for name, entry in view.policies.items() if name != key}
     after |= {} if document is None else {key: document}
-    if policy is not None and not _names_somebody(view, policy):
+    if isinstance(policy, Isolation | Pin) and not _names_somebody(view, policy):
         advice = "name brokers that are up (equipoise brokers list), or start them first"
         raise PolicyLeavesNobody(policy=key, subject=None, problem="none of the brokers that it names is up", advice=advice)
     policies = (read_policies(view), policies_in(after))
@@ -98,11 +104,13 @@ def _check_leaves_somebody(view: View, key: str, policy: Isolation | Pin | None,
                 raise _leaves_nobody(key, policy, bundle, subject=bundle.name if pins else namespace)
 
 
-def _leaves_nobody(key: str, policy: Isolation | Pin | None, bundle: BundleEntry, *, subject: str) -> PolicyLeavesNobody:
+def _leaves_nobody(key: str, policy: Isolation | Pin | Maintenance | None, bundle: BundleEntry, *, subject: str) -> PolicyLeavesNobody:
     """Return the refusal of a change after which no broker may have `bundle`. A primary broker is reserved for the policy's namespaces."""
     if isinstance(policy, Isolation) and not policy.covers(bundle.namespace):
         problem = f"it would reserve brokers for the namespaces that it names, and leave none for {subject}, which it does not name"
         advice = "leave at least one broker out of `primary`, or let `namespaces` match this one, too"
+    elif isinstance(policy, Maintenance):
+        problem, advice = f"no other broker that is up could own {subject}", "start another broker, or end another maintenance first"
     elif policy is None:
         problem, advice = f"without it, no broker that is up could own {subject}", "change the policies that reserve the brokers first"
     else:

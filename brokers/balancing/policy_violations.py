@@ -1,6 +1,7 @@
 """Find bundles whose owner violates an isolation policy or a pin, and plan where they go.
 
-Preferences and topic limits count only when a bundle is placed. A draining broker moves its bundles away without this module.
+Preferences and topic limits count only when a bundle is placed. A broker that drains or is in maintenance moves its
+bundles away without this module.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def _kept_from_owner(destinations: Destinations) -> Iterator[_Kept]:
         assert bundle.owner is not None, "an owned bundle has an owner"
         owner = destinations.view.live[bundle.owner]
         reason = destinations.bound(bundle).refused.get(owner.broker)
-        if reason is not None and owner.status == "up":
+        if reason is not None and owner.status == "up" and owner.broker not in destinations.maintained:
             yield _Kept(bundle=bundle, owner=owner, reason=f"{owner.broker} may not have it: {reason}"[:TEXT_CHARACTERS_MAX])
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from typer._click import Context
 
 UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_YEAR_MS: Final = 365 * UNITS_MS["d"]
+_match_duration: Final = re.compile(r"(\d{1,6})([smhdwy])").fullmatch
 _match_relative: Final = re.compile(r"(?:now)?-(\d{1,9})([smhdw])").fullmatch
 _TIMES: Final = "an offset, a time (2026-01-31T12:34; add Z or +02:00 if it is not local), or how long ago (-10m; s, m, h, d, w)"
 
@@ -80,6 +82,14 @@ def time_of(folded: Folded) -> str:
     """Return a record's timestamp as local time with milliseconds, or "" if it has none or it is out of range."""
     timestamp_ms = 0 if isinstance(folded.record, Unreadable) else folded.record.timestamp_ms
     return local_time(timestamp_ms, precision="milliseconds") if timestamp_ms else ""
+
+
+def duration(text: str) -> int:
+    """Parse a duration, and return it in milliseconds. Raise `typer.BadParameter`."""
+    match = _match_duration(text)
+    if match is None or not int(match[1]):
+        raise typer.BadParameter(f"{text!r} is no duration: write a number and a unit (30d; s, m, h, d, w, y)")
+    return int(match[1]) * UNITS_MS.get(match[2], _YEAR_MS)
 
 
 def ago(duration_ms: int) -> str:

@@ -6,16 +6,20 @@ from collections import Counter
 from typing import Final
 
 from equipoise.brokers.balancing.destinations import Destinations
-from equipoise.brokers.balancing.failure_domains import domain_of, domains_in
+from equipoise.brokers.balancing.failure_domains import domain_of, domains_in, maintenance_of
 from equipoise.brokers.balancing.namespace_policies import on_channel_loss
 from equipoise.brokers.balancing.policies import (
     FAILURE_DOMAIN,
     ISOLATION,
+    MAINTENANCE,
     MIN_LIMIT_DEFAULT,
     USAGE_THRESHOLD_DEFAULT,
+    is_maintenance,
     items_of,
     parse_policy,
+    read_policies,
 )
+from equipoise.brokers.cli.moments import local_time
 from equipoise.brokers.cli.output import Row
 from equipoise.brokers.errors import InvalidPolicy
 from equipoise.brokers.runtime.service import http_address
@@ -26,6 +30,7 @@ BROKER_COLUMNS: Final = ("broker", "status", "leader", "incarnation", "bundles",
 NAMESPACE_COLUMNS: Final = ("namespace", "status", "bundles", "owned", "moving", "free", "on_channel_loss")
 BUNDLE_COLUMNS: Final = ("bundle", "state", "owner", "source", "token", "last")
 POLICY_COLUMNS: Final = ("policy", "namespaces", "brokers", "problem")
+MAINTENANCE_COLUMNS: Final = ("id", "of", "reason", "until", "bundles")
 DESTINATION_COLUMNS: Final = ("broker", "may_have_it", "owner", "why_not")
 
 
@@ -85,8 +90,30 @@ def bundle_row(view: View, bundle: BundleEntry) -> Row:
     }
 
 
+def maintenance_rows(view: View) -> list[Row]:
+    """Describe what is in maintenance: why, until when, its brokers, and how many bundles these still have."""
+    policies = read_policies(view)
+    of_brokers = maintenance_of(policies, view.brokers.values())
+    rows: list[Row] = []
+    for policy in sorted(policies.maintenances, key=lambda each: (each.subject, each.name)):
+        brokers = sorted(broker for broker, maintained_by in of_brokers.items() if maintained_by == policy)
+        rows.append(
+            {
+                "id": policy.subject,
+                "of": "failure domain" if policy.is_of_domain else "broker",
+                "reason": policy.reason,
+                "until": local_time(policy.until_ms) if policy.until_ms else None,
+                "until_ms": policy.until_ms or None,
+                "brokers": brokers,
+                "bundles": sum(view.held_count(view.brokers[broker].incarnation) for broker in brokers),
+                "last": view.policies[policy.name].last,
+            }
+        )
+    return rows
+
+
 def policy_row(view: View, key: str) -> Row:
-    """Describe an isolation policy, pin or failure domain. `problem` is set if its document is invalid.
+    """Describe a policy about placement. `problem` is set if its document is invalid.
 
     No broker may have the bundles of an invalid isolation policy or pin.
     """
@@ -101,6 +128,11 @@ def policy_row(view: View, key: str) -> Row:
     if key.startswith(f"{FAILURE_DOMAIN}/"):
         row["namespaces"] = []
         row["brokers"] = items_of(document, "brokers")
+    elif is_maintenance(key):
+        row["namespaces"] = []
+        row["brokers"] = [key.partition("/")[2]] if key.startswith(f"{MAINTENANCE}/") else []
+        row["reason"] = document.get("reason")
+        row["until_ms"] = document.get("until_ms") or None
     elif key.startswith(f"{ISOLATION}/"):
         row["namespaces"] = items_of(document, "namespaces")
         row["brokers"] = items_of(document, "primary")

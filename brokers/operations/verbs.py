@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Final, TypeVar
 
@@ -34,10 +35,18 @@ from equipoise.brokers.agent.intents import (
     subject_of,
 )
 from equipoise.brokers.agent.requests import STOPPABLE
+from equipoise.brokers.balancing.failure_domains import domain_of, domains_in
 from equipoise.brokers.balancing.grants import check_role, grant_key, permission_policy, permission_value
 from equipoise.brokers.balancing.moves import KIND_OF_PHASE
 from equipoise.brokers.balancing.named import bundle_named, namespace_named, policy_named, tenant_named, tenants_in
-from equipoise.brokers.balancing.policies import TENANT, grant_document, tenant_document
+from equipoise.brokers.balancing.policies import (
+    DOMAIN_MAINTENANCE,
+    MAINTENANCE,
+    TENANT,
+    grant_document,
+    maintenance_document,
+    tenant_document,
+)
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.settings_records import Changes, SettingsChange, change_in, check_changes, settings_in
 from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
@@ -72,6 +81,8 @@ BY_OPERATOR: Final = "asked for by an admin"
 
 CANCELLED_BY_OPERATOR: Final = "cancelled by an admin"
 """The reason of a cancel by an operator."""
+
+_SHOWN: Final = 64
 
 _MOVING: Final = frozenset({"assigning", "transferring", "handing_over", "unloading", "splitting"})
 _LEAVING: Final = frozenset({"transferring", "handing_over", "unloading"})
@@ -427,7 +438,7 @@ def _tenant_document(view: View, admin_roles: Sequence[str], allowed_clusters: S
     clusters = allowed_clusters or (cluster,)
     unknown = sorted(set(clusters) - {cluster})
     if unknown:
-        raise CallerError(f"there is no cluster {unknown[0][:64]!r}: the only cluster here is {cluster!r}; allow that one")
+        raise CallerError(f"there is no cluster {unknown[0][:_SHOWN]!r}: the only cluster here is {cluster!r}; allow that one")
     return tenant_document(admin_roles=admin_roles, allowed_clusters=clusters)
 
 
@@ -478,6 +489,47 @@ def drain(broker_id: str, *, wait: bool = True) -> Operation[Answer]:
         sentence=f"{broker_id} {'is drained' if wait else 'drains'}: it had {counted(bundles, 'bundle')}",
         document={"broker": broker_id, "incarnation": incarnation, "bundles": bundles, "done": wait},
     )
+
+
+def start_maintenance(subject: str, *, reason: str, until_ms: int = 0, of_domain: bool = False, wait: bool = True) -> Operation[Answer]:
+    """Have a broker, or with `of_domain` those of a failure domain, take no bundles and give theirs away. Wait until they have none.
+
+    The leader ends it at `until_ms` (Unix time; 0: no end). It applies to later processes with these ids, too. Raises `NotFound` for a
+    broker that never joined, and for a domain without brokers; `InvalidPolicy`; and `PolicyLeavesNobody` if no other broker may have the
+    bundles.
+    """
+    view = (yield from Look()).view
+    key, document = _maintenance_key(subject, of_domain=of_domain), maintenance_document(reason, until_ms=until_ms)
+    domains = domains_in(view)
+    names = [name for name, broker in view.brokers.items() if subject == (domain_of(broker, domains).name if of_domain else name)]
+    if not names:
+        what = f"broker is in the failure domain {subject[:_SHOWN]!r}" if of_domain else f"broker {subject[:_SHOWN]!r} has ever joined"
+        raise NotFound(f"no {what}; see the brokers: equipoise brokers list --all --json")
+    live = {view.brokers[name].incarnation: name for name in names if view.brokers[name].live}
+    bundles = sum(map(view.held_count, live))
+    accepted = yield from Propose(intent=SetClusterPolicy(policy=key, document=document))
+    if wait:
+        yield from Until(condition=partial(_hold_nothing, incarnations=frozenset(live)), what=f"the maintenance of {subject}")
+    sentence = f"{subject} is in maintenance: {counted(len(live), 'broker')} had {counted(bundles, 'bundle')}"
+    return _accepted(accepted.offset, sentence, policy=key, brokers=sorted(names), bundles=bundles, until_ms=until_ms or None, done=wait)
+
+
+def end_maintenance(subject: str, *, of_domain: bool = False) -> Operation[Answer]:
+    """End the maintenance of a broker or of a failure domain. Raises `NotFound` if it is in none."""
+    key = _maintenance_key(subject, of_domain=of_domain)
+    if key not in (yield from Look()).view.policies:
+        raise NotFound(f"{subject[:_SHOWN]!r} is not in maintenance; see what is: equipoise brokers maintenance list")
+    accepted = yield from Propose(intent=SetClusterPolicy(policy=key, document=None))
+    return _accepted(accepted.offset, f"the maintenance of {subject} has ended", policy=key)
+
+
+def _maintenance_key(subject: str, *, of_domain: bool) -> str:
+    return f"{DOMAIN_MAINTENANCE if of_domain else MAINTENANCE}/{subject}"
+
+
+def _hold_nothing(view: View, *, incarnations: Collection[int]) -> bool | None:
+    """Return True if these incarnations own no bundles; otherwise None."""
+    return None if any(map(view.held_count, incarnations)) else True
 
 
 def _is_drained(view: View, incarnation: int) -> bool | None:

@@ -17,6 +17,7 @@ from equipoise.brokers.agent.intents import (
     DeleteNamespace,
     Intent,
     MergeBundles,
+    SetClusterPolicy,
     SetPolicy,
     SplitBundle,
     StartDeletingNamespace,
@@ -25,6 +26,7 @@ from equipoise.brokers.agent.intents import (
 )
 from equipoise.brokers.agent.requests import record_of
 from equipoise.brokers.balancing.named import server_of
+from equipoise.brokers.balancing.policies import MAINTENANCE, maintenance_document
 from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
 from equipoise.brokers.runtime.router import goes_on
 from equipoise.channel.core import propose
@@ -245,6 +247,15 @@ def _policy(stage: Stage, name: str, policy: str, value: str, who: str) -> None:
     _ask(stage, SetPolicy(name=name, policy=policy, value=value), who)
 
 
+def _maintenance(stage: Stage, broker: str, duration: str, who: str) -> None:
+    document = maintenance_document("new disks", until_ms=stage.process(broker).now().wall_ms + duration_ms(duration))
+    _ask(stage, SetClusterPolicy(policy=f"{MAINTENANCE}/{broker}", document=document), who)
+
+
+def _maintenance_over(stage: Stage, broker: str, who: str) -> None:
+    _ask(stage, SetClusterPolicy(policy=f"{MAINTENANCE}/{broker}", document=None), who)
+
+
 def _deleting(stage: Stage, name: str, who: str) -> None:
     _ask(stage, StartDeletingNamespace(name=name), who)
 
@@ -366,6 +377,8 @@ _COMMANDS: Final[Mapping[str, Callable[..., None]]] = {
     "merge BUNDLE by WHO": _merge,
     "namespace NAME with COUNT bundles by WHO": _create,
     "policy NAME POLICY VALUE by WHO": _policy,
+    "maintenance of BROKER for DURATION by WHO": _maintenance,
+    "maintenance of BROKER over by WHO": _maintenance_over,
     "deleting NAME by WHO": _deleting,
     "delete NAME by WHO": _delete,
     "drain HOST": partial(_drain, leave=False),

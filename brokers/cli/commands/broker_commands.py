@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
+from equipoise.brokers.cli.moments import duration
 from equipoise.brokers.cli.options import (
     LOG_VARIABLE,
     TIMEOUT_S,
@@ -18,13 +20,14 @@ from equipoise.brokers.cli.options import (
     LogOption,
     TimeoutOption,
     WaitOption,
+    carry_out,
     directory,
     reading,
     writing,
 )
 from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import Row, print_fact, print_json, print_line, print_rows
-from equipoise.brokers.cli.rows import BROKER_COLUMNS, broker_row
+from equipoise.brokers.cli.rows import BROKER_COLUMNS, MAINTENANCE_COLUMNS, broker_row, maintenance_rows
 from equipoise.brokers.errors import BrokerUnreachable, counted
 from equipoise.brokers.operations import verbs
 from equipoise.brokers.operations.asking import ask_at
@@ -35,7 +38,13 @@ from equipoise.brokers.security.own_token import TOKEN_VARIABLE
 from equipoise.channel.system.deadline import Deadline
 
 app = group("List brokers and their status; drain a broker; declare a dead one dead.")
+maintenance = group("Take brokers out for maintenance, and bring them back.")
+app.add_typer(maintenance, name="maintenance")
 
+SubjectArgument = Annotated[
+    str, typer.Argument(metavar="ID", help="Id of a broker, or with --domain a failure domain.", show_default=False)
+]
+DomainOption = Annotated[bool, typer.Option("--domain", help="ID names a failure domain: all its brokers, also later ones.")]
 
 _STATUS_COLUMNS: Final = ("broker", "status", "channel_lost_since", "serving_on", "problems")
 _UNREACHABLE: Final = "unreachable"
@@ -130,6 +139,53 @@ def drain(
     with reading(log, timeout) as access:
         answer = run(access, verbs.drain(broker, wait=wait))
     print_fact(answer.sentence, answer.document, as_json=as_json)
+
+
+@maintenance.command("start")
+def start_maintenance(
+    subject: SubjectArgument,
+    *,
+    log: LogOption,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, for everybody who asks why bundles moved.", show_default=False)],
+    duration_ms: Annotated[
+        int | None,
+        typer.Option("--for", metavar="DURATION", parser=duration, help="End it after this time (30m; s, m, h, d, w).", show_default=False),
+    ] = None,
+    of_domain: DomainOption = False,
+    wait: WaitOption = True,
+    admin: AsOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Have a broker take no bundles, and move its bundles away.
+
+    This lasts until its end, also over restarts of the broker. Works while balancing is off. Start it again to change reason or end.
+    """
+    until_ms = 0 if duration_ms is None else time.time_ns() // 1_000_000 + duration_ms
+    started = verbs.start_maintenance(subject, reason=reason, until_ms=until_ms, of_domain=of_domain, wait=wait)
+    carry_out(started, log, admin, timeout, as_json=as_json)
+
+
+@maintenance.command("end")
+def end_maintenance(
+    subject: SubjectArgument,
+    *,
+    log: LogOption,
+    of_domain: DomainOption = False,
+    admin: AsOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a broker take bundles again. The balancer then moves a share to it."""
+    carry_out(verbs.end_maintenance(subject, of_domain=of_domain), log, admin, timeout, as_json=as_json)
+
+
+@maintenance.command("list")
+def list_maintenance(*, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
+    """List what is in maintenance, why and until when, and how many bundles its brokers still have."""
+    with reading(log, timeout) as access:
+        rows = maintenance_rows(access.view)
+    print_rows(rows, columns=MAINTENANCE_COLUMNS, as_json=as_json, nothing="nothing is in maintenance")
 
 
 @app.command()

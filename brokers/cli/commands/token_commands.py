@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from enum import StrEnum
@@ -11,7 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
-from equipoise.brokers.cli.moments import UNITS_MS
+from equipoise.brokers.cli.moments import duration
 from equipoise.brokers.cli.options import ErrorsAsJsonOption, JsonOption, file
 from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import print_document, print_fact
@@ -27,9 +26,6 @@ except ModuleNotFoundError:
 
 app = group("Make and check keys and tokens for authentication.")
 
-_match_duration: Final = re.compile(r"(\d{1,6})([smhdwy])").fullmatch
-_UNITS_S: Final = {unit: size_ms // 1_000 for unit, size_ms in UNITS_MS.items()} | {"y": 365 * 86_400}
-
 
 class Algorithm(StrEnum):
     """The algorithms for which a key pair is made."""
@@ -41,10 +37,7 @@ class Algorithm(StrEnum):
 
 
 def _seconds(text: str) -> int:
-    match = _match_duration(text)
-    if match is None or not int(match[1]):
-        raise typer.BadParameter(f"{text!r} is no duration: write a number and a unit (30d; s, m, h, d, w, y)")
-    return int(match[1]) * _UNITS_S[match[2]]
+    return duration(text) // 1_000
 
 
 _FORMS: Final = "file:///PATH, data:;base64,TEXT, a path, or base64 without a slash."

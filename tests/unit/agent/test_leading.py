@@ -9,7 +9,7 @@ import pytest
 from equipoise.brokers.balancing.placement import FewestBundles
 from equipoise.channel.core.codec import decode
 from equipoise.channel.core.entries import BundleEntry
-from equipoise.channel.core.records import BrokerRecord, BundleTransition
+from equipoise.channel.core.records import BrokerRecord, BundleTransition, PolicyRecord
 from equipoise.channel.core.view import View
 from tests.scenarios.language import perform, play
 from tests.scenarios.stage import Stage
@@ -195,6 +195,53 @@ def test_placement_is_not_called_without_bundles(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(FewestBundles, "place", noting)
     play("cluster a b with 2 bundles", "advance 5s", "drain b", "advance 5s")
     assert [2, 1] == asked
+
+
+# --- maintenance ---
+
+
+def held(stage: Stage) -> list[int]:
+    """Return how many bundles each live broker has, oldest first."""
+    return [stage.view.held_count(broker.incarnation) for broker in stage.view.live_brokers()]
+
+
+def test_a_broker_in_maintenance_gives_its_bundles_away_and_takes_none() -> None:
+    """It goes on leading, and says why in each record."""
+    stage = play("brokers a b", "namespace t/n with 8 bundles by admin", "maintenance of a for 1h by admin")
+    assert [0, 8] == held(stage)
+    decoded = [decode(data) for _, data in stage.log.entries]
+    transfers = [record for record in decoded if isinstance(record, BundleTransition) and record.source is not None]
+    assert {"maintenance/a: new disks"} == {record.reason for record in transfers if record.state == "assigning"}
+    perform(stage, "namespace t/m with 4 bundles by admin")
+    assert [0, 12] == held(stage)
+    assert stage.process("a").agent.leads
+
+
+def test_maintenance_survives_a_restart_until_somebody_ends_it() -> None:
+    stage = play("brokers a b", "maintenance of b for 1h by admin", "leave b", "start b as b", "namespace t/n with 4 bundles by admin")
+    assert [4, 0] == held(stage)
+    perform(stage, "maintenance of b over by admin")
+    perform(stage, "namespace t/m with 4 bundles by admin")
+    assert [4, 4] == held(stage)
+
+
+def test_the_leader_ends_maintenance_at_its_end() -> None:
+    """Not before, and once."""
+    stage = play("brokers a b", "maintenance of b for 60s by admin", "advance 59s")
+    assert ["maintenance/b"] == list(stage.view.policies)
+    perform(stage, "advance 2s")
+    assert [] == list(stage.view.policies)
+    about = [record for _, data in stage.log.entries if isinstance(record := decode(data), PolicyRecord)]
+    assert ["admin:ops", "a"] == [record.publisher for record in about]
+
+
+def test_bundles_stay_in_maintenance_if_nobody_else_takes_them() -> None:
+    stage = play("brokers a b", "namespace t/n with 2 bundles by admin", "service b refuses prepare", "maintenance of a for 1h by admin")
+    perform(stage, "advance 60s")
+    assert [1, 1] == held(stage)
+    perform(stage, "service b is well")
+    perform(stage, "advance 60s")
+    assert [0, 2] == held(stage)
 
 
 def test_a_gone_broker_is_removed_after_a_day() -> None:

@@ -35,6 +35,16 @@ def test_without_any_rule_all_that_are_up_may_have_it() -> None:
     assert (("a", "d"), {"b": "it is down", "c": "it drains"}) == (found.allowed, found.refused)
 
 
+@pytest.mark.parametrize("key", ["maintenance/b", "domain-maintenance/rack"])
+def test_brokers_in_maintenance_are_refused(key: str) -> None:
+    channel = ruled_channel(["a", "b"], {NS: None})
+    set_policy(channel, "failure-domain/rack", {"brokers.0": "b"})
+    set_policy(channel, key, {"reason": "new disks"})
+    destinations, why = Destinations(channel.view), {"b": f"it is in maintenance ({key}: new disks)"}
+    for found in (destinations.of(bundle_of(channel, NS)), destinations.bound(bundle_of(channel, NS))):
+        assert (("a",), why) == (found.allowed, found.refused)
+
+
 def test_brokers_to_avoid_are_refused() -> None:
     channel = ruled_channel(["a", "b"], {NS: None})
     found = Destinations(channel.view).of(bundle_of(channel, NS), avoid={channel.incarnation("a")})

@@ -72,6 +72,9 @@ _LINES: Final[Mapping[str, str]] = {
     "brokers leader-broker": "--log {log} --timeout 5 --json",
     "brokers status": "--log {log} --url http://127.0.0.1:9 --timeout 5 --json",
     "brokers drain": "c --log {log} --no-wait --timeout 5 --json",
+    "brokers maintenance start": "c --log {log} --reason new-disks --for 2h --no-wait --as erin --timeout 5 --json",
+    "brokers maintenance end": "c --log {log} --as erin --timeout 5 --json",
+    "brokers maintenance list": "--log {log} --timeout 5 --json",
     "brokers declare-dead": "--data {folder}/nobody --log {log} --as erin --timeout 5 --json",
     "plan": (
         "--log {log} --shedder TransferShedder --set transfer.hit_count_threshold=0 --broker-conf {folder}/broker.conf --timeout 5 --json"
@@ -136,9 +139,12 @@ LINES: Final[Mapping[str, tuple[str, ...]]] = {name: tuple(shlex.split(line.form
 def tree() -> Iterator[tuple[str, Command]]:
     """Every command of the program by its full name, without those that are only groups."""
     for name in GROUPS:
-        command = load(name)
-        below = getattr(command, "commands", {})
-        if below:
-            yield from ((f"{name} {leaf}", below[leaf]) for leaf in below)
-        else:
-            yield name, command
+        yield from _below(name, load(name))
+
+
+def _below(name: str, command: Command) -> Iterator[tuple[str, Command]]:
+    below: Mapping[str, Command] = getattr(command, "commands", {})
+    if not below:
+        yield name, command
+    for leaf, each in below.items():
+        yield from _below(f"{name} {leaf}", each)

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from equipoise.brokers.balancing.policies import maintenance_document
 from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
@@ -115,6 +117,60 @@ def test_status_recognises_other_servers(document: object) -> None:
 def test_status_needs_a_log_or_an_address() -> None:
     result = run("brokers", "status")
     assert (2, True) == (result.exit_code, "--url" in result.stderr)
+
+
+# --- maintenance ---
+
+
+POWER = maintenance_document("power")
+LISTED = """\
+id    of              reason     until  bundles
+a     broker          new disks  -      1
+rack  failure domain  power      -      1
+"""
+
+
+def test_maintenance_is_started_listed_and_ended(tmp_path: Path) -> None:
+    log = log_with_address(tmp_path, "")
+    set_domain = run("policies", "set-failure-domain", "rack", "--brokers", "b", log=log)
+    assert 0 == set_domain.exit_code
+    started = run("brokers", "maintenance", "start", "a", "--reason", "new disks", "--no-wait", log=log)
+    assert ("a is in maintenance: 1 broker had 1 bundle\n", "", 0) == (started.stdout.partition(": ")[2], started.stderr, started.exit_code)
+    append(log, lambda a, _: propose.set_policy(author_of(a), view_of(log), name="domain-maintenance/rack", document=POWER))
+    assert LISTED == run("brokers", "maintenance", "list", log=log).stdout
+    for arguments in (("a",), ("rack", "--domain")):
+        assert 0 == run("brokers", "maintenance", "end", *arguments, log=log).exit_code
+    assert "nothing is in maintenance\n" == run("brokers", "maintenance", "list", log=log).stdout
+
+
+def test_maintenance_has_an_end(tmp_path: Path) -> None:
+    log = log_with_address(tmp_path, "")
+    before_ms = time.time_ns() // 1_000_000
+    run("brokers", "maintenance", "start", "a", "--reason", "new disks", "--for", "2h", "--no-wait", log=log)
+    until_ms = view_of(log).policies["maintenance/a"].document["until_ms"]
+    assert isinstance(until_ms, int)
+    assert before_ms + 7_200_000 <= until_ms <= time.time_ns() // 1_000_000 + 7_200_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("start", "z"), "no broker 'z' has ever joined; see the brokers: equipoise brokers list --all --json"),
+        (("start", "z", "--domain"), "no broker is in the failure domain 'z'; see the brokers: equipoise brokers list --all --json"),
+        (("end", "a"), "'a' is not in maintenance; see what is: equipoise brokers maintenance list"),
+    ],
+)
+def test_maintenance_of_nothing_is_refused(arguments: tuple[str, ...], problem: str, tmp_path: Path) -> None:
+    reason = ("--reason", "new disks") if arguments[0] == "start" else ()
+    result = run("brokers", "maintenance", *arguments, *reason, log=log_with_address(tmp_path, ""))
+    assert (2, f"error: {problem}\n") == (result.exit_code, result.stderr)
+
+
+def test_the_last_broker_cannot_be_in_maintenance(tmp_path: Path) -> None:
+    log = log_with_address(tmp_path, "")
+    assert 0 == run("brokers", "maintenance", "start", "a", "--reason", "new disks", "--no-wait", log=log).exit_code
+    result = run("brokers", "maintenance", "start", "b", "--reason", "new disks", "--no-wait", log=log)
+    assert (1, True) == (result.exit_code, "start another broker, or end another maintenance first" in result.stderr)
 
 
 # --- drain ---
