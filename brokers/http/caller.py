@@ -27,7 +27,7 @@ def identify(request: web.BaseRequest, identity: Identity) -> None:
 
 
 def identity_of(request: web.BaseRequest) -> Identity | None:
-    """Return the authenticated caller of a request; None if there is no authentication."""
+    """Return the authenticated caller of a request to the `routes()` of a service; None without authentication."""
     return request.get(_IDENTITY)
 
 
