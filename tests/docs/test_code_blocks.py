@@ -100,7 +100,7 @@ def arguments_of(command: str) -> list[str]:
 def problem_of(words: list[str]) -> str | None:
     """Return what the program would refuse of a command line of its own, or None."""
     known = commands()
-    name = next((" ".join(words[:length]) for length in (2, 1) if " ".join(words[:length]) in known), None)
+    name = next((" ".join(words[:length]) for length in (3, 2, 1) if " ".join(words[:length]) in known), None)
     if name is None:
         return None if words in (["--help"], ["--version"]) else f"there is no command {' '.join(words[:2])!r}"
     try:
