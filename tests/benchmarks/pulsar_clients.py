@@ -107,7 +107,7 @@ async def deaths(on: Running, folder: Path, language: Language, count: int) -> d
 async def brokers(*, is_secured: bool) -> AsyncIterator[tuple[Running, Path]]:
     """Run a new cluster in a folder of its own."""
     with tempfile.TemporaryDirectory() as folder, new_log(LogKind.SQLITE, Path(folder)) as log_url:
-        async with running_brokers(Path(folder), log_url, is_secured=is_secured) as on:
+        async with running_brokers(Path(folder), log_url, is_secured=is_secured, settle_ms=None) as on:
             yield on, Path(folder)
 
 

@@ -30,6 +30,8 @@ from tests.tls.secured import Secured
 NAMESPACE: Final = "public/default"
 BROKERS, BUNDLES = 3, 4
 BATCH: Final = 10
+# Other tests take the CPU for longer than the default of 2 ms, in which a client's second thread has to hand over its messages.
+BUSY_SETTLE_MS: Final = 20
 _LOOK_S: Final = 0.02
 
 
@@ -121,8 +123,13 @@ class Running:
 
 
 @asynccontextmanager
-async def running_brokers(folder: Path, log_url: str, *, is_secured: bool = False) -> AsyncIterator[Running]:
-    """Run brokers with the Pulsar service and evidence, and TLS and tokens if `is_secured`. Only the test moves bundles."""
+async def running_brokers(
+    folder: Path, log_url: str, *, is_secured: bool = False, settle_ms: int | None = BUSY_SETTLE_MS
+) -> AsyncIterator[Running]:
+    """Run brokers with the Pulsar service and evidence, and TLS and tokens if `is_secured`. Only the test moves bundles.
+
+    `settle_ms` is `pulsar_settle_ms`; None: the default.
+    """
     secured = Secured(folder / "secrets") if is_secured else None
     settings = ClusterSettings(
         directory=folder / "cluster",
@@ -130,7 +137,11 @@ async def running_brokers(folder: Path, log_url: str, *, is_secured: bool = Fals
         log_url=log_url,
         services=("pulsar",),
         pulsar_port=0,
-        settings={"balance": "false", **(secured.settings if secured else {})},
+        settings={
+            "balance": "false",
+            **({} if settle_ms is None else {"pulsar_settle_ms": settle_ms}),
+            **(secured.settings if secured else {}),
+        },
         evidence=True,
         ready_ms=READY_MS,
     )
