@@ -28,6 +28,8 @@ SESSIONS_PER_CALL: Final = 100
 # nothing.
 IDLE_COST: Final = 10.0
 
+_Barred = Callable[[BundleEntry], str | None]
+
 _DRAINING: Final = "it drains, and moves its bundles away itself"
 
 
@@ -162,30 +164,32 @@ def take(
     rules: Rules | None = None,
     memory: Memory | None = None,
     maintained: Mapping[str, str] | None = None,
+    frozen: Mapping[str, str] | None = None,
 ) -> Snapshot:
     """Return the snapshot of `view`, weighed by summaries at most `age_ms_max` old at `now_ms` (Unix time).
 
     * A summary that far in the future counts as old, too. One with an impossible figure weighs nothing and sets its broker `apart`.
     * `resting` are bundles that have moved lately and must not move again. `maintained` are brokers that give their bundles away, and why.
+    * `frozen` are namespaces whose bundles must not move, and why.
     * `loads` holds all reports: each strategy decides what is too old or impossible for it.
     * `brokers` is weighed at the first access, from `view` as it is then. Access it before the view changes.
     """
     by_broker = {summary.broker: summary for summary in summaries}
     recent = [summary for summary in by_broker.values() if abs(now_ms - summary.load.taken_ms) <= age_ms_max]
-    rest = frozenset(resting)
+    barred = partial(_why_barred, view, frozenset(resting), frozen or {})
     brokers = sorted(view.live_brokers(), key=lambda broker: broker.broker)
     loads = {name: summary.load for name, summary in by_broker.items()}
     served = [view.bundles[each.bundle] for load in loads.values() for each in load.bundles or () if each.bundle in view.bundles]
     apart = {broker.broker: maintained[broker.broker] for broker in brokers if maintained and broker.broker in maintained}
     apart |= {broker.broker: _DRAINING for broker in brokers if broker.status == "draining"}
     return Snapshot(
-        brokers=WeighedBrokers(partial(_weighed, view, by_broker, recent, rest, apart)),
+        brokers=WeighedBrokers(partial(_weighed, view, by_broker, recent, barred, apart)),
         now_ms=now_ms,
         live=tuple(broker.broker for broker in brokers),
         apart=apart,
         loads=loads,
         owners={bundle.name: view.live[bundle.server].broker for bundle in served if bundle.server is not None},
-        resting={bundle.name: barred for bundle in served if (barred := _why_barred(view, bundle, rest)) is not None},
+        resting={bundle.name: why for bundle in served if (why := barred(bundle)) is not None},
         policies=policies or {},
         rules=rules,
         memory=memory or Memory(),
@@ -193,12 +197,12 @@ def take(
 
 
 def _weighed(
-    view: View, by_broker: Mapping[str, Summary], recent: Iterable[Summary], resting: frozenset[str], apart: Mapping[str, str]
+    view: View, by_broker: Mapping[str, Summary], recent: Iterable[Summary], barred: _Barred, apart: Mapping[str, str]
 ) -> tuple[WeighedBroker, ...]:
     """Return the live brokers, by id, weighed by the plausible `recent` summaries."""
     scales = _Scales([summary for summary in recent if fault_of_summary(summary) is None])
     brokers = sorted(view.live_brokers(), key=lambda broker: broker.broker)
-    return tuple(_weigh(view, broker, by_broker.get(broker.broker), scales, resting, apart=apart.get(broker.broker)) for broker in brokers)
+    return tuple(_weigh(view, broker, by_broker.get(broker.broker), scales, barred, apart=apart.get(broker.broker)) for broker in brokers)
 
 
 class _Scales:
@@ -233,12 +237,12 @@ def _unnamed_cost(summary: Summary) -> float | None:
 
 
 def _weigh(
-    view: View, broker: BrokerEntry, summary: Summary | None, scales: _Scales, resting: frozenset[str], *, apart: str | None
+    view: View, broker: BrokerEntry, summary: Summary | None, scales: _Scales, barred: _Barred, *, apart: str | None
 ) -> WeighedBroker:
     """Return one broker with the bundles that it owns or will own. A bundle on its way elsewhere counts there."""
     owned = [bundle for bundle in view.held_by(broker.incarnation) if bundle.owner == broker.incarnation]
     bundles = [
-        WeighedBundle(name=bundle.name, cost=cost, barred=_why_barred(view, bundle, resting))
+        WeighedBundle(name=bundle.name, cost=cost, barred=barred(bundle))
         for bundle, cost in zip(owned, scales.costs(owned, broker.broker), strict=True)
     ]
     is_counted = broker.broker in scales.by_broker
@@ -250,11 +254,13 @@ def _weigh(
     )
 
 
-def _why_barred(view: View, bundle: BundleEntry, resting: frozenset[str]) -> str | None:
+def _why_barred(view: View, resting: frozenset[str], frozen: Mapping[str, str], bundle: BundleEntry) -> str | None:
     if bundle.phase != "owned":
         return f"it is {bundle.state} already"
     if bundle.name in resting:
         return "it has moved lately"
+    if bundle.namespace in frozen:
+        return frozen[bundle.namespace]
     return "its namespace is being deleted" if view.namespaces[bundle.namespace].status == "deleting" else None
 
 

@@ -13,9 +13,10 @@ from typing import Final
 from equipoise.brokers.agent.core import Core
 from equipoise.brokers.agent.membership import NEVER_MS, Membership
 from equipoise.brokers.agent.refusals import Refusals
+from equipoise.brokers.balancing.controls import controls_of, is_control
 from equipoise.brokers.balancing.failure_domains import maintenance_of
 from equipoise.brokers.balancing.placement import Placement
-from equipoise.brokers.balancing.policies import ClusterPolicies, is_about_placement, is_maintenance, policies_in
+from equipoise.brokers.balancing.policies import ClusterPolicies, Control, is_about_placement, is_maintenance, policies_in
 from equipoise.channel.core import propose
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerChanged, BrokerEntry, BundleChanged, BundleEntry, PolicyChanged
@@ -63,6 +64,7 @@ class Leading:
         self._knows_the_gone = False
         # What the view says about maintenance; None before it is read, and after a change.
         self._policies: ClusterPolicies | None = None
+        self._controls: Sequence[Control] | None = None  # Those that have an end; None as above.
         self._has_news = False
         self.wake_at_ms = NEVER_MS
 
@@ -109,6 +111,8 @@ class Leading:
     def _note_policy(self, change: PolicyChanged) -> None:
         if is_about_placement(change.name):
             self._policies = None
+        if is_control(change.name):
+            self._controls = None
 
     def _note_broker(self, change: BrokerChanged) -> None:
         if change.after is not None and not change.after.live:
@@ -160,7 +164,7 @@ class Leading:
             self.wake_at_ms = self._core.now.boot_ms + _ROUND_MS
         if standing == 0:
             self._forget_the_gone()
-            self._end_maintenance()
+            self._end_controls()
 
     def _may_act(self) -> bool:
         core = self._core
@@ -261,15 +265,19 @@ class Leading:
             self._policies = policies_in({key: policies[key].document for key in policies}) if is_any else ClusterPolicies()
         return self._policies
 
-    def _end_maintenance(self) -> None:
-        """Remove each maintenance whose end has passed, and wake at the next end."""
+    # --- controls ---
+
+    def _end_controls(self) -> None:
+        """Remove each control whose end has passed, so that the history shows its end, and wake at the next end."""
         core = self._core
-        for policy in self._about_maintenance().maintenances:
-            if policy.has_ended(core.now.wall_ms):
-                core.propose(partial(propose.remove_policy, view=core.view, name=policy.name))
-                self.wake_at_ms = min(self.wake_at_ms, core.now.boot_ms + _ROUND_MS)
-            elif policy.until_ms:
-                self.wake_at_ms = min(self.wake_at_ms, core.now.boot_ms + policy.until_ms - core.now.wall_ms)
+        if self._controls is None:
+            self._controls = [control for control in controls_of(core.view) if control.until_ms]
+        for control in self._controls:
+            rest_ms = control.until_ms - core.now.wall_ms
+            if control.has_ended(core.now.wall_ms):
+                core.propose(partial(propose.remove_policy, view=core.view, name=control.name))
+                rest_ms = _ROUND_MS
+            self.wake_at_ms = min(self.wake_at_ms, core.now.boot_ms + rest_ms)
 
     # --- brokers long gone ---
 

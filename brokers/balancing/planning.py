@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Final
 
+from equipoise.brokers.balancing.controls import controls_in
 from equipoise.brokers.balancing.decisions import Kind
 from equipoise.brokers.balancing.destinations import Destinations, PlacementRules
 from equipoise.brokers.balancing.forecast import Forecast, Measure, forecast_of
@@ -68,6 +69,7 @@ def cluster_snapshot_of(
         rules=_rules(view, destinations),
         memory=memory,
         maintained=destinations.maintained,
+        frozen=controls_in(view, now_ms).why_frozen,
     )
     silent = {
         summary.broker: f"its last load report was made {format_age(now_ms - summary.load.taken_ms)} (limit: {format_duration(age_ms_max)})"
@@ -134,21 +136,24 @@ def plan_round(
     return BalancingRound(plan=choose(settings).plan(snapshot).with_stays(stays), strategy=settings.balancing.shedder)
 
 
-def stale_moves(view: View, moves: Iterable[Move], rules: PlacementRules) -> Mapping[str, str]:
+def stale_moves(view: View, moves: Iterable[Move], rules: PlacementRules, *, now_ms: int) -> Mapping[str, str]:
     """Return which planned moves must not start any more, by bundle, and why. They may have waited for a free slot.
 
-    The bundle may have moved or gone since the plan, and a new policy may forbid the move.
+    The bundle may have moved or gone since the plan, a new policy may forbid the move, or its namespace may be frozen at `now_ms` (Unix
+    time). A bundle whose owner violates a policy moves all the same.
     """
-    destinations = Destinations(view, rules=rules)
-    reasons = {move.bundle: _why_stale(view, destinations, move) for move in moves}
+    destinations, frozen = Destinations(view, rules=rules), controls_in(view, now_ms).why_frozen
+    reasons = {move.bundle: _why_stale(view, destinations, move, frozen) for move in moves}
     return {bundle: reason for bundle, reason in reasons.items() if reason is not None}
 
 
-def _why_stale(view: View, destinations: Destinations, move: Move) -> str | None:
+def _why_stale(view: View, destinations: Destinations, move: Move, frozen: Mapping[str, str]) -> str | None:
     entry = view.bundles.get(move.bundle)
     owner = None if entry is None or entry.owner is None else view.live.get(entry.owner)
     if entry is None or owner is None or owner.broker != move.source:
         return "it is not at its source any more"
+    if entry.namespace in frozen and move.source not in destinations.bound(entry).refused:
+        return frozen[entry.namespace]
     if move.destination is None:
         return None if destinations.of(entry, avoid={owner.incarnation}).allowed else "no other broker may have it now"
     bound = destinations.bound(entry)

@@ -15,6 +15,8 @@ kinds:
   one domain; if two records name it, the first domain by name counts.
 * `maintenance`, `domain-maintenance`: the broker, or the failure domain, NAME takes no bundles and gives away those that it has, for the
   `reason`. At `until_ms` (Unix time; 0: no end) the leader removes the policy. Until then it applies, whatever the time.
+* `pause`: with the name `balancing`, the balancer neither moves, splits nor merges until `until_ms` (Unix time), for the `reason`.
+* `freeze`: the same for the bundles of the namespace NAME; `until_ms` 0: no end. See `brokers.balancing.controls`.
 * `tenant`: a tenant that was created, with `allowed_clusters.N`, and the `admin_roles.N` that administer it.
 * `grant`: the `right` of the role NAME in the cluster; see `brokers.balancing.grants`.
 
@@ -41,6 +43,8 @@ PIN: Final = "pin"
 FAILURE_DOMAIN: Final = "failure-domain"
 MAINTENANCE: Final = "maintenance"
 DOMAIN_MAINTENANCE: Final = "domain-maintenance"
+PAUSE: Final = "pause"
+FREEZE: Final = "freeze"
 TENANT: Final = "tenant"
 GRANT: Final = "grant"
 
@@ -108,8 +112,8 @@ class FailureDomain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Maintenance:
-    """The maintenance of a broker, or of all brokers of a failure domain. `until_ms` is Unix time; 0: it has no end."""
+class Control:
+    """What an operator has stopped for a reason: all balancing, or that of a namespace. `until_ms` is Unix time; 0: it has no end."""
 
     name: str
     reason: str
@@ -117,17 +121,22 @@ class Maintenance:
 
     @property
     def subject(self) -> str:
-        """The id of the broker, or the name of the failure domain."""
+        """What it is about: the NAME of its key."""
         return self.name.partition("/")[2]
+
+    def has_ended(self, now_ms: int) -> bool:
+        """Return whether its end has passed. `now_ms` is Unix time."""
+        return 0 < self.until_ms <= now_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Maintenance(Control):
+    """The maintenance of the broker, or of all brokers of the failure domain, `subject`."""
 
     @property
     def is_of_domain(self) -> bool:
         """Whether it is about a failure domain."""
         return self.name.startswith(f"{DOMAIN_MAINTENANCE}/")
-
-    def has_ended(self, now_ms: int) -> bool:
-        """Return whether its end has passed. `now_ms` is Unix time."""
-        return 0 < self.until_ms <= now_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +196,7 @@ class ClusterPolicies:
         )
 
 
-Policy = Isolation | Pin | FailureDomain | Maintenance | Tenant | Grant
+Policy = Isolation | Pin | FailureDomain | Control | Tenant | Grant
 
 
 def is_named(patterns: Iterable[Pattern], broker: str, *, host_only: bool = False) -> bool:
@@ -240,8 +249,8 @@ def failure_domain_document(brokers: Iterable[str]) -> Document:
     return _numbered("brokers", sorted(set(brokers)))
 
 
-def maintenance_document(reason: str, *, until_ms: int = 0) -> Document:
-    """Return the document of a maintenance, unchecked; `parse_policy` checks it."""
+def control_document(reason: str, *, until_ms: int = 0) -> Document:
+    """Return the document of a control, unchecked; `parse_policy` checks it. `until_ms` is Unix time; 0: no end."""
     return {"reason": reason, "until_ms": until_ms}
 
 
@@ -268,7 +277,7 @@ def parse_policy(key: str, document: Document) -> Policy | None:
         return None
     if kind == GRANT and not is_role(name):
         raise InvalidPolicy(policy=key[:_ROLE_CHARACTERS_MAX], problem="the name of a role must be 1 to 255 printable characters")
-    if kind != GRANT and _match_name(name) is None:
+    if kind not in (GRANT, FREEZE) and _match_name(name) is None:
         raise InvalidPolicy(policy=key, problem="its name must be 1 to 255 ASCII letters, digits, '_', '-', '=', ':' or '.'")
     if len(document) > DOCUMENT_ENTRIES_MAX:
         raise InvalidPolicy(policy=key, problem=f"it has {len(document)} entries, and may have {DOCUMENT_ENTRIES_MAX}")
@@ -343,6 +352,15 @@ def _maintenance(key: str, fields: _Fields) -> Maintenance:
 def _broker_maintenance(key: str, fields: _Fields) -> Maintenance:
     fields.check_broker_id(key.partition("/")[2])
     return _maintenance(key, fields)
+
+
+def _pause(key: str, fields: _Fields) -> Control:
+    return Control(name=key, reason=fields.text("reason"), until_ms=fields.integer("until_ms", 0, least=1, most=_TIME_MAX_MS))
+
+
+def _freeze(key: str, fields: _Fields) -> Control:
+    fields.check_namespace(key.partition("/")[2])
+    return Control(name=key, reason=fields.text("reason"), until_ms=fields.integer("until_ms", 0, most=_TIME_MAX_MS))
 
 
 def _tenant(key: str, fields: _Fields) -> Tenant:
@@ -453,16 +471,19 @@ class _Fields:
     def text(self, name: str) -> str:
         return self._text(name, self._left.pop(name, ""))
 
-    def integer(self, name: str, default: int, *, most: int) -> int:
+    def integer(self, name: str, default: int, *, least: int = 0, most: int) -> int:
         value = self._left.pop(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-            raise self._wrong(f"{name} is {value!r:.80}, and must be an integer from 0 to {most}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self._wrong(f"{name} is {value!r:.80}, and must be an integer from {least} to {most}")
         return value
 
     def namespace(self, name: str) -> str:
         value = self._left.pop(name, None)
         if not isinstance(value, str):
             raise self._wrong(f"{name} must be the name of a namespace")
+        return self.check_namespace(value)
+
+    def check_namespace(self, value: str) -> str:
         try:
             return check_namespace(value)
         except InvalidName as error:
@@ -525,6 +546,8 @@ _PARSERS: Final[Mapping[str, Callable[[str, _Fields], Policy]]] = {
     FAILURE_DOMAIN: _failure_domain,
     MAINTENANCE: _broker_maintenance,
     DOMAIN_MAINTENANCE: _maintenance,
+    PAUSE: _pause,
+    FREEZE: _freeze,
     TENANT: _tenant,
     GRANT: _grant,
 }

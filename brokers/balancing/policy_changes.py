@@ -13,8 +13,11 @@ from equipoise.brokers.balancing.failure_domains import domains_in
 from equipoise.brokers.balancing.named import namespaces_of
 from equipoise.brokers.balancing.policies import (
     ABOUT_PLACEMENT,
+    FREEZE,
     GRANT,
+    PAUSE,
     TENANT,
+    Control,
     FailureDomain,
     Grant,
     Isolation,
@@ -53,13 +56,13 @@ def check_policy_change(view: View, key: str, document: Document | None) -> None
             _check_is_empty(view, key.partition("/")[2])
         case FailureDomain():
             _check_is_alone(view, policy)
-        case None if key.startswith(f"{GRANT}/"):
+        case None if key.partition("/")[0] in (GRANT, PAUSE, FREEZE):
             pass
         case None if is_maintenance(key):
             pass
         case None | Isolation() | Pin() | Maintenance():
             _check_leaves_somebody(view, key, policy, document)
-        case Tenant() | Grant():
+        case Control() | Tenant() | Grant():
             pass
 
 

@@ -59,6 +59,7 @@ BrokerConfOption = Annotated[
         show_default=False,
     ),
 ]
+ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for the channel's history.", show_default=False)]
 WaitOption = Annotated[
     bool, typer.Option("--wait/--no-wait", help="Wait for the effect, or only until the channel has accepted the request.")
 ]

@@ -35,6 +35,7 @@ from equipoise.brokers.agent.intents import (
     subject_of,
 )
 from equipoise.brokers.agent.requests import STOPPABLE
+from equipoise.brokers.balancing.controls import PAUSE_KEY, freeze_key
 from equipoise.brokers.balancing.failure_domains import domain_of, domains_in
 from equipoise.brokers.balancing.grants import check_role, grant_key, permission_policy, permission_value
 from equipoise.brokers.balancing.moves import KIND_OF_PHASE
@@ -43,8 +44,8 @@ from equipoise.brokers.balancing.policies import (
     DOMAIN_MAINTENANCE,
     MAINTENANCE,
     TENANT,
+    control_document,
     grant_document,
-    maintenance_document,
     tenant_document,
 )
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
@@ -477,6 +478,42 @@ def change_settings(changes: Changes) -> Operation[SettingsChange]:
     return change
 
 
+def pause_balancing(*, reason: str, until_ms: int) -> Operation[Answer]:
+    """Stop moves, splits and merges of the balancer until `until_ms` (Unix time), in place of a pause before. Raises `InvalidPolicy`."""
+    document = control_document(reason, until_ms=until_ms)
+    accepted = yield from Propose(intent=SetClusterPolicy(policy=PAUSE_KEY, document=document))
+    return _accepted(accepted.offset, "balancing is paused", policy=PAUSE_KEY, reason=reason, until_ms=until_ms)
+
+
+def resume_balancing() -> Operation[Answer]:
+    """End the pause of balancing. Raises `NotFound` if there is none."""
+    if PAUSE_KEY not in (yield from Look()).view.policies:
+        raise NotFound("balancing is not paused; see whether it is off: equipoise balancing show --all")
+    accepted = yield from Propose(intent=SetClusterPolicy(policy=PAUSE_KEY, document=None))
+    return _accepted(accepted.offset, "balancing is not paused any more", policy=PAUSE_KEY)
+
+
+def freeze_namespace(namespace: str, *, reason: str, until_ms: int = 0) -> Operation[Answer]:
+    """Have the balancer leave the bundles of a namespace alone until `until_ms` (Unix time; 0: no end), in place of a freeze before.
+
+    Raises `NotFound` and `InvalidPolicy`.
+    """
+    namespace_named((yield from Look()).view, namespace)
+    key = freeze_key(namespace)
+    document = control_document(reason, until_ms=until_ms)
+    accepted = yield from Propose(intent=SetClusterPolicy(policy=key, document=document))
+    return _accepted(accepted.offset, f"{namespace} is frozen", policy=key, reason=reason, until_ms=until_ms or None)
+
+
+def unfreeze_namespace(namespace: str) -> Operation[Answer]:
+    """End the freeze of a namespace. Raises `NotFound` if it is not frozen."""
+    key = freeze_key(namespace)
+    if key not in (yield from Look()).view.policies:
+        raise NotFound(f"namespace {namespace[:_SHOWN]!r} is not frozen; see what is: equipoise balancing show")
+    accepted = yield from Propose(intent=SetClusterPolicy(policy=key, document=None))
+    return _accepted(accepted.offset, f"{namespace} is not frozen any more", policy=key)
+
+
 def drain(broker_id: str, *, wait: bool = True) -> Operation[Answer]:
     """Have a broker take no new bundles and move all its bundles away, and wait until it has none."""
     view = (yield from Look()).view
@@ -499,7 +536,7 @@ def start_maintenance(subject: str, *, reason: str, until_ms: int = 0, of_domain
     bundles.
     """
     view = (yield from Look()).view
-    key, document = _maintenance_key(subject, of_domain=of_domain), maintenance_document(reason, until_ms=until_ms)
+    key, document = _maintenance_key(subject, of_domain=of_domain), control_document(reason, until_ms=until_ms)
     domains = domains_in(view)
     names = [name for name, broker in view.brokers.items() if subject == (domain_of(broker, domains).name if of_domain else name)]
     if not names:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from equipoise.brokers.agent.intents import Intent, MoveAway, Transfer
+from equipoise.brokers.balancing.controls import controls_in
 from equipoise.brokers.balancing.decisions import Decision, Kind, decision_of
 from equipoise.brokers.balancing.moves import moved_in
 from equipoise.brokers.balancing.placement import Placement
@@ -109,7 +110,7 @@ class Balancing:
     async def _turn(self) -> None:
         settings, now = self._settings(), self._worker.clock.now()
         interval_ms = settings.balancing.shed_interval_ms
-        if not self._sheds(settings):
+        if not self._sheds(settings) or self._why_paused() is not None:
             self._drop()
         self._begin_moves()
         is_due = self._scheduler.due(now.boot_ms, interval_ms=interval_ms)
@@ -128,13 +129,16 @@ class Balancing:
             self._failures.succeeded()
 
     def _drop(self) -> None:
-        """Drop the moves that have not started, and reset the hits: balancing is off, or another broker leads."""
+        """Drop the moves that have not started, and reset the hits: balancing is off or paused, or another broker leads."""
         self._memory = self._memory.without_hits()
         for move in self._scheduler.dropped():
             _logger.info("move not started, because it is no longer needed", extra={"bundle": move.bundle, "destination": move.destination})
 
     def _sheds(self, settings: BalancingSettings) -> bool:
         return self._worker.agent.leads and settings.balancing.enabled and settings.balancing.shedding
+
+    def _why_paused(self) -> str | None:
+        return controls_in(self._worker.view, self._worker.clock.now().wall_ms).why_paused
 
     async def _look(self, settings: BalancingSettings, *, plans: bool) -> None:
         summaries = await asyncio.to_thread(self._bus.latest)
@@ -161,6 +165,11 @@ class Balancing:
     # --- rounds ---
 
     def _round(self, settings: BalancingSettings, summaries: Sequence[Summary], placement: Placement) -> None:
+        paused = self._why_paused()
+        if paused is not None:
+            idle = Idle(result="Skip", cause="Unknown", reason=paused)
+            self._decide(Plan(moves=(), stays=(), idle=idle, memory=self._memory), settings.balancing.shedder)
+            return
         view, now = self._worker.view, self._worker.clock.now()
         resting = self._scheduler.resting(now.boot_ms, rest_ms=settings.balancing.rest_ms)
         cluster = cluster_snapshot_of(view, summaries, settings, now_ms=now.wall_ms, resting=resting, memory=self._memory)
@@ -220,7 +229,7 @@ class Balancing:
         settings, view = self._settings(), self._worker.view
         rounds = settings.balancing
         started = self._scheduler.begin(moving_in(view), moves_max=rounds.moves_max, broker_moves_max=rounds.broker_moves_max)
-        stale = stale_moves(view, started, settings.placement) if started else {}
+        stale = stale_moves(view, started, settings.placement, now_ms=self._worker.clock.now().wall_ms) if started else {}
         for move in started:
             if move.bundle in stale:
                 fields = {"bundle": move.bundle, "source": move.source, "destination": move.destination}

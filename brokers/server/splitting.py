@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Final
 
 from equipoise.brokers.agent.intents import MergeBundles, MoveAway, SplitBundle
+from equipoise.brokers.balancing.controls import Controls, controls_in
 from equipoise.brokers.balancing.decisions import Decision
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, RoundSettings, merge_settings_of, split_settings_of
 from equipoise.brokers.balancing.splitting.auto_merge import MergeDecision, plan_merges
@@ -85,6 +86,10 @@ class Splitting:
         await self._part(self._split, splitting_memory.forget_splits, bundles, settings, wanted=rounds.enabled and rounds.splitting)
         await self._part(self._merge, splitting_memory.forget_merges, bundles, settings, wanted=rounds.enabled and rounds.merging)
 
+    @property
+    def _controls(self) -> Controls:
+        return controls_in(self._worker.view, self._worker.clock.now().wall_ms)
+
     async def _part(
         self,
         divide: Callable[[Standing, Sequence[BundleTraffic], BalancingSettings], Awaitable[Decision | None]],
@@ -94,8 +99,9 @@ class Splitting:
         *,
         wanted: bool,
     ) -> None:
-        """Run one half of a round if `wanted` and possible; otherwise `forget` its counts."""
-        standing = self._standing(bundles) if wanted else None  # Read again for merges, because splits take time.
+        """Run one half of a round if `wanted`, possible and not paused; otherwise `forget` its counts."""
+        is_due = wanted and self._controls.pause is None
+        standing = self._standing(bundles) if is_due else None  # Read again for merges, because splits take time.
         if standing is None:
             forget()
             return
@@ -109,7 +115,7 @@ class Splitting:
         member = None if incarnation is None else view.live.get(incarnation)
         if member is None or member.status != "up":
             return None
-        return standing_of(view, member.incarnation, (bundle.bundle for bundle in bundles))
+        return standing_of(view, member.incarnation, (bundle.bundle for bundle in bundles), frozen=self._controls.why_frozen)
 
     async def _split(self, standing: Standing, bundles: Sequence[BundleTraffic], settings: BalancingSettings) -> Decision | None:
         splitting_memory, rounds, split_settings = self._splitting_memory, settings.balancing, split_settings_of(settings)

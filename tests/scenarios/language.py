@@ -26,7 +26,7 @@ from equipoise.brokers.agent.intents import (
 )
 from equipoise.brokers.agent.requests import record_of
 from equipoise.brokers.balancing.named import server_of
-from equipoise.brokers.balancing.policies import MAINTENANCE, maintenance_document
+from equipoise.brokers.balancing.policies import MAINTENANCE, control_document
 from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
 from equipoise.brokers.runtime.router import goes_on
 from equipoise.channel.core import propose
@@ -248,7 +248,7 @@ def _policy(stage: Stage, name: str, policy: str, value: str, who: str) -> None:
 
 
 def _maintenance(stage: Stage, broker: str, duration: str, who: str) -> None:
-    document = maintenance_document("new disks", until_ms=stage.process(broker).now().wall_ms + duration_ms(duration))
+    document = control_document("new disks", until_ms=stage.process(broker).now().wall_ms + duration_ms(duration))
     _ask(stage, SetClusterPolicy(policy=f"{MAINTENANCE}/{broker}", document=document), who)
 
 

@@ -40,8 +40,11 @@ class Standing:
     bundle_counts: Mapping[str, int]
 
 
-def standing_of(view: View, incarnation: int, bundles: Iterable[str]) -> Standing:
-    """Return the state of `bundles` for the live broker of `incarnation`. It looks at no other bundles."""
+def standing_of(view: View, incarnation: int, bundles: Iterable[str], *, frozen: Mapping[str, str] | None = None) -> Standing:
+    """Return the state of `bundles` for the live broker of `incarnation`. It looks at no other bundles.
+
+    `frozen` are namespaces whose bundles must be neither split nor merged, and why.
+    """
     lasts: dict[str, int] = {}
     problems: dict[str, str] = {}
     splitting: list[str] = []
@@ -58,6 +61,8 @@ def standing_of(view: View, incarnation: int, bundles: Iterable[str]) -> Standin
                 splitting.append(name)
         elif view.namespaces[entry.namespace].status == "deleting":
             problems[name] = "its namespace is being deleted"
+        elif frozen and entry.namespace in frozen:
+            problems[name] = frozen[entry.namespace]
         else:
             lasts[name] = entry.last
             if entry.namespace not in counts:

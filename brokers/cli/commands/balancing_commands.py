@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
+from equipoise.brokers.balancing.controls import controls_in
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.setting_values import CHOICES, SETTINGS, format_value, value_in
 from equipoise.brokers.balancing.settings.settings_records import (
@@ -25,14 +27,25 @@ from equipoise.brokers.balancing.settings.settings_records import (
 )
 from equipoise.brokers.cli import broker_conf
 from equipoise.brokers.cli.commands.broker import pairs
-from equipoise.brokers.cli.moments import time_of
-from equipoise.brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, reading, unread, writing
+from equipoise.brokers.cli.moments import duration, time_of
+from equipoise.brokers.cli.options import (
+    TIMEOUT_S,
+    AsOption,
+    JsonOption,
+    LogOption,
+    ReasonOption,
+    TimeoutOption,
+    carry_out,
+    reading,
+    unread,
+    writing,
+)
 from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import Row, print_json, print_line, print_rows
 from equipoise.brokers.errors import counted
 from equipoise.brokers.operations.access import Access, folded_to_end
 from equipoise.brokers.operations.on_channel import run
-from equipoise.brokers.operations.verbs import change_settings
+from equipoise.brokers.operations.verbs import change_settings, pause_balancing, resume_balancing
 from equipoise.channel.core.reader import Folded
 
 app = group("Turn balancing on or off, and change its settings.")
@@ -59,6 +72,34 @@ def off(*, log: LogOption, admin: AsOption = None, timeout: TimeoutOption = TIME
     The balancer then starts no moves, splits or merges. Running ones end, and bundles without an owner are still placed.
     """
     _change(log, admin, timeout, {_ENABLED: False}, as_json=as_json)
+
+
+@app.command()
+def pause(
+    *,
+    log: LogOption,
+    reason: ReasonOption,
+    duration_ms: Annotated[
+        int,
+        typer.Option("--for", metavar="DURATION", parser=duration, help="Resume after this time (30m; s, m, h, d, w).", show_default=False),
+    ],
+    admin: AsOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Pause balancing for a while.
+
+    The balancer starts no moves, splits or merges until then. Running ones end, bundles without an owner are still placed, and
+    maintenance still empties brokers. Pause again to change the end or the reason.
+    """
+    until_ms = time.time_ns() // 1_000_000 + duration_ms
+    carry_out(pause_balancing(reason=reason, until_ms=until_ms), log, admin, timeout, as_json=as_json)
+
+
+@app.command()
+def resume(*, log: LogOption, admin: AsOption = None, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
+    """End a pause of balancing before its time."""
+    carry_out(resume_balancing(), log, admin, timeout, as_json=as_json)
 
 
 @app.command("set")
@@ -137,9 +178,11 @@ def show(
         if everything or name in held
     ]
     problems = problems_in(view, DEFAULTS)
+    controls = controls_in(view, time.time_ns() // 1_000_000)
+    frozen = dict(sorted(controls.why_frozen.items()))
     last = None if entry is None else {"offset": entry.last, "by": changed_by(document)}
     if as_json:
-        print_json({"settings": rows, "changed": last, "problems": list(problems)})
+        print_json({"settings": rows, "changed": last, "problems": list(problems), "paused": controls.why_paused, "frozen": frozen})
         return
     if everything:
         for line in _grouped(rows):
@@ -147,6 +190,9 @@ def show(
     else:
         nothing = "the channel has no settings: each broker uses those that it was started with, or the defaults"
         print_rows(rows, columns=("setting", "value", "default"), as_json=False, nothing=nothing)
+    for stopped in (controls.why_paused, *(f"{namespace}: {why}" for namespace, why in frozen.items())):
+        if stopped is not None:
+            print_line(stopped)
     for problem in problems:
         print_line(f"cannot be read: {problem}", color=typer.colors.RED)
     if last is not None:

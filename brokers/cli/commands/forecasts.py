@@ -35,7 +35,8 @@ _STAYS_MAX: Final = 8
 class Seen:
     """The basis of a forecast: Unix time, the channel's offset, the leader, and the last decision about moves.
 
-    `strategy` is the strategy of the round; see `brokers.balancing.planning.BalancingRound`.
+    `strategy` is the strategy of the round; see `brokers.balancing.planning.BalancingRound`. `paused` is why balancing
+    is paused, or None.
     """
 
     log: str
@@ -44,6 +45,7 @@ class Seen:
     leader: str | None
     last: Decision | None
     strategy: str
+    paused: str | None
 
 
 # --- for programs ---
@@ -75,7 +77,8 @@ def document_of(seen: Seen, settings: BalancingSettings, forecast: Forecast) -> 
         "stays": [asdict(stay) for stay in plan.stays],
         "idle": None if plan.idle is None else asdict(plan.idle),
         "last_decision": None if seen.last is None else decision_document(seen.last),
-        "conclusion": conclusion(settings, forecast),
+        "paused": seen.paused,
+        "conclusion": conclusion(settings, forecast, seen.paused),
     }
 
 
@@ -147,14 +150,15 @@ def print_forecast(seen: Seen, settings: BalancingSettings, forecast: Forecast) 
             print_wrapped(f"{subject}: {reason}", indent=2)
         if len(reasons) > _STAYS_MAX:
             print_line(f"and {len(reasons) - _STAYS_MAX} more (use --json)")
-    print_heading(conclusion(settings, forecast))
+    print_heading(conclusion(settings, forecast, seen.paused))
 
 
-def conclusion(settings: BalancingSettings, forecast: Forecast) -> str:
-    """Return the result in one or two sentences."""
+def conclusion(settings: BalancingSettings, forecast: Forecast, paused: str | None = None) -> str:
+    """Return the result in one or two sentences. `paused` is why balancing is paused."""
     rounds = settings.balancing
     off = next((name for name in ("enabled", "shedding") if not getattr(rounds, name)), None)
-    closing = "" if off is None else f" But the balancer moves nothing: balancing.{off} is false."
+    stopped = paused if off is None else f"balancing.{off} is false"
+    closing = "" if stopped is None else f" But the balancer moves nothing: {stopped}."
     if not forecast.moves:
         idle = forecast.plan.idle
         return f"Nothing would move: {idle.reason if idle is not None else 'no broker has too much load'}.{closing}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from itertools import pairwise
 from typing import Annotated, Final
 
@@ -18,7 +19,19 @@ from equipoise.brokers.balancing.namespace_policies import (
     check_new_bundles,
 )
 from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS
-from equipoise.brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, WaitOption, carry_out, reading, writing
+from equipoise.brokers.cli.moments import duration
+from equipoise.brokers.cli.options import (
+    TIMEOUT_S,
+    AsOption,
+    JsonOption,
+    LogOption,
+    ReasonOption,
+    TimeoutOption,
+    WaitOption,
+    carry_out,
+    reading,
+    writing,
+)
 from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import Row, print_document, print_fact, print_json, print_line, print_rows
 from equipoise.brokers.cli.rows import NAMESPACE_COLUMNS, namespace_row
@@ -241,6 +254,39 @@ def cancel_moves(
     The present owners keep their bundles. A bundle that its owner is already releasing still moves. Not in Pulsar.
     """
     carry_out(verbs.cancel_all(namespace), log, admin, timeout, as_json=as_json)
+
+
+@app.command()
+def freeze(
+    namespace: NamespaceArgument,
+    *,
+    log: LogOption,
+    reason: ReasonOption,
+    duration_ms: Annotated[
+        int | None,
+        typer.Option(
+            "--for", metavar="DURATION", parser=duration, help="Unfreeze after this time (30m; s, m, h, d, w).", show_default=False
+        ),
+    ] = None,
+    admin: AsOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Have the balancer leave the bundles of a namespace alone.
+
+    It neither moves them for load, nor splits or merges them. Bundles without an owner are still placed; policies, maintenance and
+    drains still move bundles; and so can you. Freeze again to change the end or the reason.
+    """
+    until_ms = 0 if duration_ms is None else time.time_ns() // 1_000_000 + duration_ms
+    carry_out(verbs.freeze_namespace(namespace, reason=reason, until_ms=until_ms), log, admin, timeout, as_json=as_json)
+
+
+@app.command()
+def unfreeze(
+    namespace: NamespaceArgument, *, log: LogOption, admin: AsOption = None, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
+) -> None:
+    """End the freeze of a namespace."""
+    carry_out(verbs.unfreeze_namespace(namespace), log, admin, timeout, as_json=as_json)
 
 
 @app.command("split-bundle")

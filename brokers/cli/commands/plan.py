@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from equipoise.brokers.balancing.controls import controls_in
 from equipoise.brokers.balancing.decisions import Decision
 from equipoise.brokers.balancing.forecast import Forecast
 from equipoise.brokers.balancing.planning import cluster_snapshot_of, foreseen, fresh
@@ -65,8 +66,9 @@ def plan(
         cluster = cluster_snapshot_of(access.view, summaries, settings, now_ms=now_ms)
         placement = placement_of(settings, fresh(summaries, settings, now_ms=now_ms))
         strategy, forecast = foreseen(cluster, settings, placement)
+        paused = controls_in(access.view, now_ms).why_paused
         leader, last = _leader(access.view), _last_decision(log)
-        seen = Seen(log=log, at_ms=now_ms, offset=access.view.offset, leader=leader, last=last, strategy=strategy)
+        seen = Seen(log=log, at_ms=now_ms, offset=access.view.offset, leader=leader, last=last, strategy=strategy, paused=paused)
     if forecast.before is None:
         raise _without_load(log, forecast)
     if as_json:

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from equipoise.brokers.agent.intents import SetClusterPolicy
 from equipoise.brokers.balancing.placement import FewestBundles
+from equipoise.brokers.balancing.policies import control_document
 from equipoise.channel.core.codec import decode
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.records import BrokerRecord, BundleTransition, PolicyRecord
@@ -233,6 +235,18 @@ def test_the_leader_ends_maintenance_at_its_end() -> None:
     assert [] == list(stage.view.policies)
     about = [record for _, data in stage.log.entries if isinstance(record := decode(data), PolicyRecord)]
     assert ["admin:ops", "a"] == [record.publisher for record in about]
+
+
+def test_the_leader_removes_controls_that_have_ended() -> None:
+    """A freeze without an end stays."""
+    stage = play("brokers a b", "namespace t/n with 1 bundle by admin", "namespace t/m with 1 bundle by admin")
+    until_ms = stage.process("a").now().wall_ms + 60_000
+    for key, end_ms in (("pause/balancing", until_ms), ("freeze/t/n", until_ms), ("freeze/t/m", 0)):
+        stage.ask("a", SetClusterPolicy(policy=key, document=control_document("sale", until_ms=end_ms)))
+    perform(stage, "advance 59s")
+    assert ["freeze/t/m", "freeze/t/n", "pause/balancing"] == sorted(stage.view.policies)
+    perform(stage, "advance 2s")
+    assert ["freeze/t/m"] == list(stage.view.policies)
 
 
 def test_bundles_stay_in_maintenance_if_nobody_else_takes_them() -> None:

@@ -22,7 +22,7 @@ from equipoise.brokers.balancing.planning import (
     plan_round,
     stale_moves,
 )
-from equipoise.brokers.balancing.policies import Isolation, Pattern, is_named
+from equipoise.brokers.balancing.policies import Isolation, Pattern, control_document, is_named
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, ReportRules, RoundSettings, placement_of
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry
@@ -213,7 +213,7 @@ def test_policy_violations_come_first() -> None:
     ids=["named", "to-whoever", "elsewhere", "gone", "nobody"],
 )
 def test_a_move_is_stale_once_its_ends_are_not_what_they_were(move: Move, problem: str | None) -> None:
-    told = stale_moves(uneven_channel().view, [move], PlacementRules())
+    told = stale_moves(uneven_channel().view, [move], PlacementRules(), now_ms=NOW_MS)
     assert ({} if problem is None else {move.bundle: problem}) == told
 
 
@@ -225,7 +225,49 @@ def test_a_move_is_stale_once_its_ends_are_not_what_they_were(move: Move, proble
 def test_a_move_is_stale_once_a_policy_forbids_it(destination: str | None, problem: str) -> None:
     channel = with_policy(uneven_channel(), "pin/kept", namespace="tenant/ns", brokers__0="a")
     move = Move(bundle=FIRST, source="a", destination=destination, reason="test")
-    assert {FIRST: problem} == stale_moves(channel.view, [move], PlacementRules())
+    assert {FIRST: problem} == stale_moves(channel.view, [move], PlacementRules(), now_ms=NOW_MS)
+
+
+# --- controls ---
+
+
+FROZEN = "its namespace is frozen until 2023-11-14T22:13:21Z: a sale"
+
+
+def frozen_channel() -> Channel:
+    """The uneven channel with a namespace that is frozen until 1 s after `NOW_MS`."""
+    channel = uneven_channel()
+    document = control_document("a sale", until_ms=NOW_MS + 1_000)
+    channel.accept(propose.set_policy(channel.admin(), channel.view, name="freeze/tenant/ns", document=document))
+    return channel
+
+
+def test_nothing_of_a_frozen_namespace_moves_for_load() -> None:
+    """The reason of each stay is that of the operator."""
+    cluster = seen(frozen_channel(), BalancingSettings())
+    assert {FROZEN} == {bundle.barred for broker in cluster.snapshot.brokers for bundle in broker.bundles}
+    strategy, forecast = foreseen(cluster, BalancingSettings(), LeastCost())
+    assert ("BalancedShedder", ()) == (strategy, forecast.moves)
+
+
+def test_a_freeze_that_has_ended_does_not_count() -> None:
+    channel = frozen_channel()
+    cluster = cluster_snapshot_of(channel.view, (), SETTINGS, now_ms=NOW_MS + 1_000)
+    assert {None} == {bundle.barred for broker in cluster.snapshot.brokers for bundle in broker.bundles}
+
+
+def test_a_move_is_stale_once_its_namespace_is_frozen() -> None:
+    move = Move(bundle=FIRST, source="a", destination="b", reason="test")
+    assert {FIRST: FROZEN} == stale_moves(frozen_channel().view, [move], PlacementRules(), now_ms=NOW_MS)
+
+
+def test_a_policy_moves_a_frozen_bundle() -> None:
+    """It is an operator's wish as well, and a rule."""
+    channel = with_policy(frozen_channel(), "pin/kept", namespace="tenant/ns", brokers__0="b")
+    cluster = seen(channel)
+    planned = plan_round(cluster, SETTINGS, LeastCost())
+    assert (OF_POLICIES, "b") == (planned.strategy, planned.plan.moves[0].destination)
+    assert {} == stale_moves(channel.view, planned.plan.moves, PlacementRules(), now_ms=NOW_MS)
 
 
 @pytest.mark.parametrize(("age_ms", "is_known"), [(15_000, True), (15_001, False), (-15_000, True), (-15_001, False)])

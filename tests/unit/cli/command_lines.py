@@ -38,6 +38,8 @@ _LINES: Final[Mapping[str, str]] = {
         "{namespace} --log {log} --bundle {left_range} --destinationBroker a --force --no-wait --as erin --timeout 5 --json"
     ),
     "namespaces cancel-moves": "{namespace} --log {log} --as erin --timeout 5 --json",
+    "namespaces freeze": "{namespace} --for 2h --reason sale --log {log} --as erin --timeout 5 --json",
+    "namespaces unfreeze": "{namespace} --log {log} --as erin --timeout 5 --json",
     "namespaces split-bundle": (
         "{namespace} --log {log} --bundle {left_range} --split-algorithm-name specified_positions_divide --positions 0x10,0x20 "
         "--no-wait --as erin --timeout 5 --json"
@@ -82,6 +84,8 @@ _LINES: Final[Mapping[str, str]] = {
     "decisions": "--log {log} --limit 5 --json",
     "balancing on": "--log {log} --as erin --timeout 5 --json",
     "balancing off": "--log {log} --as erin --timeout 5 --json",
+    "balancing pause": "--for 30m --reason upgrade --log {log} --as erin --timeout 5 --json",
+    "balancing resume": "--log {log} --as erin --timeout 5 --json",
     "balancing set": "balanced.moves_max=7 balanced.start_ratio=0.5 --log {log} --as erin --timeout 5 --json",
     "balancing unset": "balanced.moves_max balanced.start_ratio --log {log} --as erin --timeout 5 --json",
     "balancing show": "--log {log} --all --timeout 5 --json",

@@ -16,6 +16,7 @@ from equipoise.brokers.cli.broker_conf import FILE_BYTES_MAX, log_entries, read_
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.channel.core import propose
 from equipoise.channel.core.records import Document
+from tests.channels.folding import NAMESPACE
 from tests.unit.cli.fabricated import owned_channel, run, view_of, write
 
 BROKER_CONF = """\
@@ -330,3 +331,37 @@ def test_a_broker_logs_each_entry_of_its_broker_conf(conf: Path, caplog: pytest.
             ("WARNING", "not understood, in a broker.conf"),
         )
     )
+
+
+# --- pauses and freezes ---
+
+
+def test_balancing_is_paused_shown_and_resumed(log: str) -> None:
+    assert "balancing is paused" in balancing(log, "pause", "--reason", "upgrade", "--for", "30m")
+    shown = json.loads(balancing(log, "show", "--json"))
+    assert (True, True) == (shown["paused"].startswith("balancing is paused until "), shown["paused"].endswith(": upgrade"))
+    assert shown["paused"] in balancing(log, "show")
+    assert "balancing is not paused any more" in balancing(log, "resume")
+    assert None is json.loads(balancing(log, "show", "--json"))["paused"]
+
+
+def test_a_namespace_is_frozen_shown_and_unfrozen(log: str) -> None:
+    assert 0 == run("namespaces", "freeze", NAMESPACE, "--reason", "a sale", log=log).exit_code
+    assert {NAMESPACE: "its namespace is frozen until it is ended: a sale"} == json.loads(balancing(log, "show", "--json"))["frozen"]
+    assert 0 == run("namespaces", "unfreeze", NAMESPACE, log=log).exit_code
+    assert {} == json.loads(balancing(log, "show", "--json"))["frozen"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "problem"),
+    [
+        (("balancing", "resume"), 2, "balancing is not paused"),
+        (("balancing", "pause", "--reason", "", "--for", "30m"), 2, "reason is '', and must be a text"),
+        (("balancing", "pause", "--reason", "upgrade", "--for", "soon"), 2, "'soon' is no duration"),
+        (("namespaces", "freeze", "no/where", "--reason", "a sale"), 2, "no/where"),
+        (("namespaces", "unfreeze", "no/where"), 2, "namespace 'no/where' is not frozen"),
+    ],
+)
+def test_a_control_of_nothing_or_without_a_reason_is_refused(arguments: tuple[str, ...], exit_code: int, problem: str, log: str) -> None:
+    result = run(*arguments, log=log)
+    assert (exit_code, True) == (result.exit_code, problem in result.stderr)

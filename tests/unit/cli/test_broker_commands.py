@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.balancing.policies import maintenance_document
+from equipoise.brokers.balancing.policies import control_document
 from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
@@ -122,7 +122,7 @@ def test_status_needs_a_log_or_an_address() -> None:
 # --- maintenance ---
 
 
-POWER = maintenance_document("power")
+POWER = control_document("power")
 LISTED = """\
 id    of              reason     until  bundles
 a     broker          new disks  -      1

@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.agent.intents import Cancel, SetClusterPolicy, Transfer
+from equipoise.brokers.balancing.controls import PAUSE_KEY
 from equipoise.brokers.balancing.decisions import Decision
 from equipoise.brokers.balancing.placement import LeastCost, RoundRobin
 from equipoise.brokers.balancing.planning import OF_POLICIES
+from equipoise.brokers.balancing.policies import control_document
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, RoundSettings
 from equipoise.brokers.errors import load_bus_unavailable
 from equipoise.brokers.load.bus.memory import MemoryLoadBus
@@ -158,6 +160,26 @@ async def test_balancing_that_is_switched_off_begins_nothing_more(tmp_path: Path
         await until(lambda: stage.cluster.owner_of(first) is other)
         await until(lambda: not moves_under_way())
         assert (leader, rounds) == (stage.cluster.owner_of(second), len(stage.decisions))
+
+
+async def test_balancing_that_is_paused_begins_nothing_until_it_is_resumed(tmp_path: Path) -> None:
+    """The decision has the operator's reason."""
+    async with balanced(tmp_path, brokers=2) as stage:
+        leader, other = stage.cluster.brokers
+        until_ms = leader.worker.clock.now().wall_ms + 3_600_000
+        pause = SetClusterPolicy(policy=PAUSE_KEY, document=control_document("upgrade", until_ms=until_ms))
+        await leader.worker.request(pause, timeout_ms=20_000)
+        bundle = stage.held_by(0)[0]
+        stage.policy.moves = [Move(bundle=bundle, source=leader.id, destination=other.id, reason="test")]
+        stage.begin()
+        await until(lambda: bool(stage.decisions))
+        reason = stage.decisions[-1].reason or ""
+        assert (True, leader) == (
+            reason.startswith("balancing is paused until ") and reason.endswith(": upgrade"),
+            stage.cluster.owner_of(bundle),
+        )
+        await leader.worker.request(SetClusterPolicy(policy=PAUSE_KEY, document=None), timeout_ms=20_000)
+        await until(lambda: stage.cluster.owner_of(bundle) is other)
 
 
 async def test_a_new_pin_moves_its_bundle_first(tmp_path: Path) -> None:

@@ -68,6 +68,12 @@ def test_bundles_of_a_deleted_namespace_are_left_alone() -> None:
     assert {"its namespace is being deleted"} == {standing(channel).problems[name] for name in names_of(channel)[:3]}
 
 
+def test_bundles_of_a_frozen_namespace_are_left_alone() -> None:
+    channel = owned_four()
+    found = standing_of(channel.view, channel.incarnation("a"), names_of(channel)[:3], frozen={"tenant/ns": "it is frozen: a sale"})
+    assert ({"it is frozen: a sale"}, {}) == (set(found.problems.values()), found.lasts)
+
+
 def test_a_round_of_splits_sees_who_owns_what_and_what_failed_lately() -> None:
     """A bundle whose split failed is left out for `rest_ms`."""
     channel, splitting_memory = owned_four(), SplittingMemory()

@@ -1,0 +1,75 @@
+"""Find what operators have stopped: balancing of the whole cluster (a pause), or of one namespace (a freeze).
+
+Both stop what the balancer chooses: moves for load, automatic splits and merges. Bundles without an owner are still placed, brokers that
+drain or stop still give their bundles away, and operators can still move, split and merge. A pause also stops moves away from brokers that
+violate a policy, as `balancing off` does; a freeze does not, because an operator set that policy.
+
+Both are policies on the channel. They no longer count once their end has passed; the leader then removes the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+from equipoise.brokers.balancing.policies import FREEZE, PAUSE, Control, Maintenance, is_maintenance, parse_policy
+from equipoise.brokers.errors import InvalidPolicy
+from equipoise.channel.core.view import View
+
+PAUSE_KEY: Final = f"{PAUSE}/balancing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Controls:
+    """What is stopped now. `frozen` has the freezes by namespace."""
+
+    pause: Control | None = None
+    frozen: Mapping[str, Control] = field(default_factory=dict)
+
+    @property
+    def why_paused(self) -> str | None:
+        """Why the balancer does nothing; None if balancing is not paused."""
+        return None if self.pause is None else f"balancing is paused {_until(self.pause)}: {self.pause.reason}"
+
+    @property
+    def why_frozen(self) -> Mapping[str, str]:
+        """Why the balancer leaves a namespace alone, by namespace."""
+        return {name: f"its namespace is frozen {_until(control)}: {control.reason}" for name, control in self.frozen.items()}
+
+
+def is_control(key: str) -> bool:
+    """Return whether the policy of this key is a control."""
+    return key == PAUSE_KEY or key.startswith(f"{FREEZE}/") or is_maintenance(key)
+
+
+def controls_of(view: View) -> Iterator[Control]:
+    """Yield maintenance, pause and freezes of a view, also those whose end has passed. An unreadable one has no effect."""
+    for key in filter(is_control, view.policies):
+        try:
+            control = parse_policy(key, view.policies[key].document)
+        except InvalidPolicy:
+            continue
+        if isinstance(control, Control):
+            yield control
+
+
+def controls_in(view: View, now_ms: int) -> Controls:
+    """Return the controls that count at `now_ms` (Unix time)."""
+    standing = {
+        control.name: control for control in controls_of(view) if not (isinstance(control, Maintenance) or control.has_ended(now_ms))
+    }
+    pause = standing.pop(PAUSE_KEY, None)
+    return Controls(pause=pause, frozen={control.subject: control for control in standing.values()})
+
+
+def freeze_key(namespace: str) -> str:
+    """Return the key of the freeze of a namespace."""
+    return f"{FREEZE}/{namespace}"
+
+
+def _until(control: Control) -> str:
+    if not control.until_ms:
+        return "until it is ended"
+    return f"until {datetime.fromtimestamp(control.until_ms / 1_000, UTC):%Y-%m-%dT%H:%M:%SZ}"
