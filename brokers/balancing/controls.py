@@ -12,13 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Final
 
-from equipoise.brokers.balancing.policies import FREEZE, PAUSE, Control, Maintenance, is_maintenance, parse_policy
+from equipoise.brokers.balancing.policies import FREEZE, PAUSE_KEY, Control, Maintenance, is_maintenance, parse_policy
 from equipoise.brokers.errors import InvalidPolicy
 from equipoise.channel.core.view import View
-
-PAUSE_KEY: Final = f"{PAUSE}/balancing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

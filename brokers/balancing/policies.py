@@ -44,6 +44,7 @@ FAILURE_DOMAIN: Final = "failure-domain"
 MAINTENANCE: Final = "maintenance"
 DOMAIN_MAINTENANCE: Final = "domain-maintenance"
 PAUSE: Final = "pause"
+PAUSE_KEY: Final = f"{PAUSE}/balancing"
 FREEZE: Final = "freeze"
 TENANT: Final = "tenant"
 GRANT: Final = "grant"
@@ -355,6 +356,8 @@ def _broker_maintenance(key: str, fields: _Fields) -> Maintenance:
 
 
 def _pause(key: str, fields: _Fields) -> Control:
+    if key != PAUSE_KEY:
+        raise InvalidPolicy(policy=key, problem=f"only balancing can be paused, by {PAUSE_KEY}")
     return Control(name=key, reason=fields.text("reason"), until_ms=fields.integer("until_ms", 0, least=1, most=_TIME_MAX_MS))
 
 
