@@ -13,6 +13,7 @@ from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.errors import InvalidConfig, NotProposed
 from equipoise.channel.core.codec import decode, encode
 from equipoise.channel.core.difference import Resync, resync_between
+from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.errors import EquipoiseError, OutcomeUnknown, Overloaded
 from equipoise.channel.core.log import RECORD_BYTES_MAX
 from equipoise.channel.core.propose import Author
@@ -176,6 +177,10 @@ class Core:
         if oldest is not None:
             self._lost(oldest)
         return True
+
+    def is_proposed(self, bundle: BundleEntry) -> bool:
+        """Return whether a proposal about the bundle as it is now may still be read back."""
+        return self._is_under_way(bundle.name, bundle.last)
 
     def _is_under_way(self, key: str, based_on: int) -> bool:
         attempt = self._newest_by_key.get(key)

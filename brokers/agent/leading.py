@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Final
 
 from equipoise.brokers.agent.core import Core
@@ -54,9 +55,8 @@ class Leading:
         self._membership = membership
         self.placement = placement
         self._batches = batches
-        # Per unsettled bundle: (last, boot time since which it is so). Then: the bundles that a death has freed.
+        # Per unsettled bundle: (last, boot time since which it is so).
         self._since: dict[str, tuple[int, int]] = {}
-        self._freed_by_death: dict[str, int] = {}
         self._refusals = Refusals()
         # When an elder was last seen placing. While it places, this broker waits.
         self._elder_placed_ms = -NEVER_MS
@@ -80,14 +80,12 @@ class Leading:
     def folded(self, folded: Folded) -> None:
         """Note changes. `tick` acts on the whole batch, so that a death is placed at once."""
         now_ms = self._core.now.boot_ms
-        died = False
         for change in folded.verdict.changes:
             self._has_news = True
             if isinstance(change, BrokerChanged):
-                died = died or change.dead is not None
                 self._note_broker(change)
             elif isinstance(change, BundleChanged):
-                self._note_bundle(change, freed_by_death_ms=now_ms if died else None)
+                self._note_bundle(change)
                 if _is_placed(change) and self._is_elder(folded.record.incarnation):
                     self._elder_placed_ms = now_ms
                 refuser = _refuser(change, folded.record)
@@ -104,7 +102,7 @@ class Leading:
             if isinstance(change, BrokerChanged):
                 self._note_broker(change)
             elif isinstance(change, BundleChanged):
-                self._note_bundle(change, freed_by_death_ms=None)
+                self._note_bundle(change)
             elif isinstance(change, PolicyChanged):
                 self._note_policy(change)
 
@@ -120,26 +118,28 @@ class Leading:
         else:
             self._gone_since_ms.pop(change.name, None)
 
-    def _note_bundle(self, change: BundleChanged, *, freed_by_death_ms: int | None) -> None:
+    def _note_bundle(self, change: BundleChanged) -> None:
         name, after = change.name, change.after
         if after is None or after.phase == "owned":
             self._since.pop(name, None)
-            self._freed_by_death.pop(name, None)
         else:
             self._since[name] = (after.last, self._core.now.boot_ms)
         if after is None:
             self._refusals.forget(name)
-        if after is not None and after.phase == "free" and freed_by_death_ms is not None:
-            self._freed_by_death[name] = freed_by_death_ms
 
     def wanted(self, name: str) -> None:
-        """Assign a free bundle that a client looked up, unless the leader is about to place it after a death."""
+        """Assign a free bundle that a client looked up, together with others, unless the leader is about to do so.
+
+        One batch is spread over the brokers. Bundles placed one by one, before the first is read back, would all go to the same broker.
+        """
         bundle = self._core.view.bundles.get(name)
-        if bundle is None or bundle.phase != "free" or not self._may_act():
+        if bundle is None or bundle.phase != "free" or self._core.is_proposed(bundle) or not self._may_act():
             return
-        freed_ms = self._freed_by_death.get(name, -NEVER_MS)
-        if self._standing() == 0 or self._core.now.boot_ms - freed_ms >= self._core.timing.leader_first_ms:
-            self._place([bundle])
+        earliest_ms = 0 if self._standing() == 0 else self._core.timing.leader_first_ms
+        if self._waited_ms(bundle) >= earliest_ms:
+            free = (each for each in self._core.view.unsettled() if each.phase == "free" and self._waited_ms(each) >= earliest_ms)
+            batch = {each.name: each for each in (bundle, *islice(free, self._batches.placements_max))}
+            self._place(list(batch.values()))
 
     def tick(self) -> None:
         """Do what is due."""

@@ -50,7 +50,7 @@ class Timing:
     close_ms: int = 5_000
     patience_ms: int = 30_000
     attempt_ms: int = 1_000
-    # Until then only the leader places a bundle freed by a death, so that it places the whole batch.
+    # Until then only the leader places a free bundle, so that it places the whole batch.
     leader_first_ms: int = 250
     remove_after_ms: int = 24 * 3_600_000
 

@@ -1,11 +1,13 @@
 """Choose the broker for a bundle that has no owner, or must move. The choice is policy, not safety: the fold accepts or rejects it.
 
 All strategies choose among the brokers that `brokers.balancing.destinations` allows. They place a batch as a whole, heaviest bundle first,
-and count each placed bundle for the next. The score (`Scale`) is the shedder's, so the shedder does not move what was just placed.
+and count each placed bundle for the next. Bundles without weight go by number. The score (`Scale`) is the shedder's, so the shedder does
+not move what was just placed.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
@@ -346,11 +348,12 @@ class _Batch:
     def _choose(self, bundle: BundleEntry, fit: Sequence[str]) -> str:
         # The same as `score`, inlined: it runs once for each bundle and broker of a batch.
         carried, room, weight = self.carried, self._room, self._scale.weight(bundle.name)
-        scores = [(carried[name] + weight) / room[name] for name in fit]
-        least = min(scores)
         brokers, counts = self._view.brokers, self._counts
-        equals = [name for name, score in zip(fit, scores, strict=True) if score == least]
-        return min(equals, key=lambda name: ((counts[name] + 1) / brokers[name].joined.capacity, name))
+        scores = {name: (carried[name] + weight) / room[name] for name in fit}
+        # A bundle without weight changes no score: by score first, one broker would get a whole batch of them.
+        least = min(scores.values()) if weight > 0 else math.inf
+        equals = [name for name, score in scores.items() if score <= least]
+        return min(equals, key=lambda name: ((counts[name] + 1) / brokers[name].joined.capacity, scores[name], name))
 
 
 def _any_of(names: Sequence[str], bundle: BundleEntry) -> str:

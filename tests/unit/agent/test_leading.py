@@ -164,8 +164,24 @@ def test_a_lookup_without_a_lease_assigns_nothing() -> None:
 
 
 def test_many_lookups_are_one_proposal() -> None:
-    stage = play("brokers a b", "hold a", "hold b", "namespace t/n with 1 bundle by admin", *["lookup 00_ff at b"] * 5)
+    stage = play("brokers a b", "hold a", "hold b", "namespace t/n with 1 bundle by admin", "advance 250ms", *["lookup 00_ff at b"] * 5)
     assert 1 == len(in_flight(stage, "b"))
+
+
+def test_a_herd_of_lookups_is_spread_over_the_brokers() -> None:
+    """Here the leader is slow, so that another broker places. Lookup after lookup would send all 16 bundles to one broker."""
+    stage = play("brokers a b c", "hold a", "hold c", "namespace t/n with 16 bundles by admin")
+    names = [bundle.name.rpartition("/")[2] for bundle in stage.view.bundles_of("t/n")]
+    lookups = [f"lookup t/n/{name[2:4]}_{'ff' if name.endswith('ffffffff') else name[13:15]} at c" for name in names]
+    for command in lookups:
+        perform(stage, command)
+    assert [] == in_flight(stage, "c"), "the leader is first"
+    perform(stage, "advance 250ms")
+    for command in lookups:
+        perform(stage, command)
+    assert 16 == len(in_flight(stage, "c"))
+    perform(stage, "release c")
+    assert [5, 5, 6] == sorted(stage.view.held_count(broker.incarnation) for broker in stage.view.live_brokers())
 
 
 def test_lookups_do_not_shorten_the_back_off() -> None:

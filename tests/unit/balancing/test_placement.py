@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from equipoise.brokers.balancing import placement
 from equipoise.brokers.balancing.destinations import PlacementRules
@@ -253,3 +255,42 @@ def test_reports_are_read_once_when_a_placement_is_made(monkeypatch: pytest.Monk
     monkeypatch.setattr(placement, "fault_of", None)
     monkeypatch.setattr(placement, "fault_of_summary", None)
     assert ["b", "a", "b", "b"] == [placed(channel, strategy, at_most=1)["0000"] for strategy in strategies]
+
+
+@given(
+    capacities=st.lists(st.sampled_from([50, 100, 200]), min_size=2, max_size=5),
+    bundles=st.integers(1, 48),
+    used=st.lists(st.floats(0, 0.04), min_size=5, max_size=5),
+    exclude=st.booleans(),
+)
+def test_a_new_namespace_is_spread_over_idle_brokers(capacities: list[int], bundles: int, used: list[float], *, exclude: bool) -> None:
+    """In proportion to capacity, whatever an idle process uses, and over the brokers that the rules allow."""
+    members = [Member(broker=f"b{number}", capacity=capacity) for number, capacity in enumerate(capacities)]
+    channel = ruled_channel(members, {NS: None}, bundles=bundles)
+    allowed = members[1:] if exclude else members
+    if exclude:
+        set_policy(channel, "pin/p", {"namespace": NS} | {f"brokers.{place}": member.broker for place, member in enumerate(allowed)})
+    loads = {member.broker: load(use) for member, use in zip(members, used, strict=False)}
+    summaries = {name: summary(name, cost=0.0) for name in loads}
+    for strategy in (
+        FewestBundles(loads=loads),
+        LeastCost(),
+        LeastCost(summaries=summaries),
+        LeastLongTermMessageRate(loads=loads),
+        LeastResourceUsageWithWeight(loads=loads),
+    ):
+        counts = Counter(placed_of(channel, strategy))
+        assert set(counts) <= {member.broker for member in allowed}
+        for one in allowed:
+            for other in allowed:
+                # Moving one more bundle from `one` to `other` would not be more even.
+                assert counts[one.broker] == 0 or (counts[one.broker] / one.capacity <= (counts[other.broker] + 1) / other.capacity)
+        if len({member.capacity for member in allowed}) == 1:
+            numbers = [counts[member.broker] for member in allowed]
+            assert max(numbers) - min(numbers) <= 1
+
+
+def placed_of(channel: Channel, strategy: Placement) -> list[str]:
+    """Return the broker of each bundle of the namespace."""
+    chosen = strategy.place(channel.view, channel.view.bundles_of(NS), avoid={}, at_most=99)
+    return [channel.view.live[incarnation].broker for incarnation in chosen.values()]
