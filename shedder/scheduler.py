@@ -6,9 +6,13 @@ Time comes in as an argument. The plan comes from a shedder, and the broker carr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
 
 from equipoise.shedder.plan import Move
+
+# How long the first report of a broker that joined is awaited. After that, it is weighed in the next regular round.
+_NEWCOMER_MS: Final = 10_000
 
 Ends = tuple[str | None, str | None]
 """The brokers that a bundle moves from and to; None if unknown."""
@@ -20,6 +24,7 @@ class Scheduler:
     * Times are milliseconds of a clock that does not jump.
     * A round starts one interval after the last, but not while a move waits or is in flight: the cost of the bundle could not be assigned
       to either broker.
+    * When the first report of a broker that joined arrives, a round starts at once. While such a round finds moves, the next follows it.
     * A bundle rests after every move, by any broker.
     """
 
@@ -28,6 +33,23 @@ class Scheduler:
         self._waiting: list[Move] = []
         self._in_flight: dict[str, Ends] = {}
         self._moved: dict[str, int] = {}
+        self._newcomers: dict[str, int] = {}
+        self._fills = False
+
+    def joined(self, broker: str, at_ms: int) -> None:
+        """Record that a broker joined at `at_ms`: its first report starts a round."""
+        self._newcomers[broker] = at_ms
+
+    def awaited(self, now_ms: int) -> frozenset[str]:
+        """Return the brokers that joined lately and whose first report is awaited."""
+        self._newcomers = {broker: joined_ms for broker, joined_ms in self._newcomers.items() if now_ms - joined_ms < _NEWCOMER_MS}
+        return frozenset(self._newcomers)
+
+    def reported(self, brokers: Collection[str]) -> None:
+        """Record that these brokers have reported since they joined. If one was awaited, a round is due."""
+        for broker in brokers:
+            if self._newcomers.pop(broker, None) is not None:
+                self._fills = True
 
     def due(self, now_ms: int, *, interval_ms: int) -> bool:
         """Return whether a round starts now. If so, the next is due one interval later.
@@ -36,14 +58,15 @@ class Scheduler:
         """
         if self._began_ms is None:
             self._began_ms = now_ms
-        if now_ms - self._began_ms < interval_ms or self._waiting or self._in_flight:
+        if self._waiting or self._in_flight or not (self._fills or now_ms - self._began_ms >= interval_ms):
             return False
         self._began_ms = now_ms
         return True
 
     def planned(self, moves: Iterable[Move]) -> None:
-        """Queue these moves, in their order."""
+        """Queue these moves, in their order. Without any, the brokers that joined are filled."""
         self._waiting = list(moves)
+        self._fills = self._fills and bool(self._waiting)
 
     def dropped(self) -> tuple[Move, ...]:
         """Remove and return the moves that have not started."""

@@ -24,6 +24,7 @@ from equipoise.brokers.operations.verbs import move as moved_by
 from equipoise.brokers.runtime.failures import LoggedFailures, error_text
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.difference import Resync
+from equipoise.channel.core.entries import BrokerChanged
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import Record
@@ -37,7 +38,10 @@ from equipoise.shedder.snapshot import Memory
 _logger: Final = logging.getLogger(__name__)
 
 # How often to check for a due round and for free slots for moves. Settings change at run time.
-_LOOK_MS: Final = 500
+_LOOK_MS: Final = 250
+
+# The same while the first report of a broker that joined is awaited.
+_LOOK_FOR_NEWCOMER_MS: Final = 100
 
 
 class SettingsInForce:
@@ -97,7 +101,8 @@ class Balancing:
         end = self._worker.listen(self._note_folded, resynced=self._note_resync)
         try:
             while True:
-                await asyncio.sleep(min(_LOOK_MS, self._settings().balancing.shed_interval_ms / 2) / 1_000)
+                look_ms = _LOOK_FOR_NEWCOMER_MS if self._scheduler.awaited(self._worker.clock.now().boot_ms) else _LOOK_MS
+                await asyncio.sleep(min(look_ms, self._settings().balancing.shed_interval_ms / 2) / 1_000)
                 await self._turn()
         finally:
             end()
@@ -113,6 +118,7 @@ class Balancing:
         if not self._sheds(settings) or self._why_paused() is not None:
             self._drop()
         self._begin_moves()
+        await self._look_for_newcomers(now.boot_ms)
         is_due = self._scheduler.due(now.boot_ms, interval_ms=interval_ms)
         # Moves in progress can delay rounds for minutes. Placement must use the present load meanwhile.
         if not is_due and now.boot_ms - self._looked_ms < interval_ms:
@@ -127,6 +133,19 @@ class Balancing:
                 self._decide(Plan(moves=(), stays=(), idle=_failure(error), memory=self._memory), settings.balancing.shedder)
         else:
             self._failures.succeeded()
+
+    async def _look_for_newcomers(self, now_ms: int) -> None:
+        """Inform the schedule which brokers have reported since they joined. Their reports and records have the same clock."""
+        awaited = self._scheduler.awaited(now_ms)
+        if not awaited or not self._worker.agent.leads:
+            return
+        try:
+            summaries = await asyncio.to_thread(self._bus.latest)
+        except EquipoiseError:
+            return  # The next round reads the bus, too, and logs its failure.
+        brokers = self._worker.view.brokers
+        newcomers = [summary for summary in summaries if summary.broker in awaited and summary.broker in brokers]
+        self._scheduler.reported([each.broker for each in newcomers if each.load.taken_ms >= brokers[each.broker].joined.timestamp_ms])
 
     def _drop(self) -> None:
         """Drop the moves that have not started, and reset the hits: balancing is off or paused, or another broker leads."""
@@ -208,13 +227,17 @@ class Balancing:
     # --- moves ---
 
     def _note_folded(self, folded: Folded) -> None:
-        """Note all moves, by any broker: a broker that becomes the leader must not move at once what has just moved."""
+        """Note who joins, and all moves, by any broker: a broker that becomes the leader must not move at once what has just moved."""
         moved = moved_in(folded.verdict.changes)
-        if moved:
+        joined = [change.name for change in folded.verdict.changes if isinstance(change, BrokerChanged) and _joins(change)]
+        if moved or joined:
             assert isinstance(folded.record, Record), "what changes something can be read"
             now = self._worker.clock.now()
             # Use the record's time, because a starting broker reads old records, but no time in the future.
-            self._note_moved(moved, now.boot_ms - max(0, now.wall_ms - folded.record.timestamp_ms))
+            at_ms = now.boot_ms - max(0, now.wall_ms - folded.record.timestamp_ms)
+            self._note_moved(moved, at_ms)
+            for broker in joined:
+                self._scheduler.joined(broker, at_ms)
 
     def _note_resync(self, resync: Resync) -> None:
         """Note the moves in skipped records as of now, the latest possible time."""
@@ -276,6 +299,12 @@ def moving_in(view: View) -> dict[str, Ends]:
         if bundle.source is not None:
             moving[bundle.name] = (_id_of(view, bundle.source), _id_of(view, bundle.owner))
     return moving
+
+
+def _joins(change: BrokerChanged) -> bool:
+    """Return whether a broker joined, for the first time or again."""
+    was_live = change.before in ("up", "draining") and change.dead is None
+    return change.after is not None and change.after.live and not was_live
 
 
 def _live_in(view: View) -> frozenset[str]:

@@ -26,6 +26,9 @@ from equipoise.shedder.loads import BundleTraffic
 
 _logger: Final = logging.getLogger(__name__)
 
+# Use is measured between two looks. The second look comes soon, because a broker that joins gets bundles when it has reported.
+_SECOND_LOOK_MS: Final = 200
+
 
 class LoadReporter:
     """The reports of one worker. `run` continues until it is cancelled; it logs failures and retries."""
@@ -54,9 +57,13 @@ class LoadReporter:
         try:
             while True:
                 await self._turn()
-                await interval_passed(lambda: self._settings().reports.sample_interval_ms, self._worker.clock)
+                await interval_passed(self._interval_ms, self._worker.clock)
         finally:
             await self._withdraw()
+
+    def _interval_ms(self) -> int:
+        interval_ms = self._settings().reports.sample_interval_ms
+        return interval_ms if self._reported is not None else min(interval_ms, _SECOND_LOOK_MS)
 
     async def _turn(self) -> None:
         try:

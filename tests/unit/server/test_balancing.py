@@ -25,7 +25,7 @@ from equipoise.brokers.server.balancing import Balancing
 from equipoise.shedder.load_reports import Sample, Summary
 from equipoise.shedder.plan import Move, Plan, Shedder
 from equipoise.shedder.snapshot import Snapshot
-from tests.unit.http.cluster import Cluster, cluster, until
+from tests.unit.http.cluster import Cluster, cluster, started, until
 
 pytestmark = pytest.mark.integration
 
@@ -288,6 +288,20 @@ async def test_hits_start_at_zero_once_balancing_is_on_again(tmp_path: Path) -> 
         stage.set(ROUNDS)
         await until(lambda: len(stage.policy.seen) > rounds)
         assert [0, 7, 0] == [stage.policy.seen[number].memory.hits for number in (0, 1, rounds)]
+
+
+async def test_the_first_report_of_a_broker_that_joined_starts_a_round(tmp_path: Path) -> None:
+    """The next regular round is an hour away."""
+    async with balanced(tmp_path, brokers=1, rounds=replace(ROUNDS, shed_interval_ms=3_600_000)) as stage:
+        stage.begin()
+        await asyncio.sleep(0)
+        (leader,) = stage.cluster.brokers
+        async with started(tmp_path, leader.worker.config.log_url, {}) as late:
+            await until(lambda: late.id in stage.cluster.view.brokers)
+            joined_ms = stage.cluster.view.brokers[late.id].joined.timestamp_ms
+            assert [] == stage.decisions
+            stage.bus.publish(Sample(broker=late.id, at_ms=joined_ms))
+            await until(lambda: bool(stage.decisions))
 
 
 async def test_placement_is_the_strategy_that_the_settings_name(tmp_path: Path) -> None:

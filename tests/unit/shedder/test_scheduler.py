@@ -57,6 +57,33 @@ def test_a_changed_interval_applies_at_once(scheduler: Scheduler) -> None:
     assert [False, True] == [scheduler.due(START_MS + 100, interval_ms=interval_ms) for interval_ms in (200, 100)]
 
 
+def test_the_first_report_of_a_broker_that_joined_starts_a_round(scheduler: Scheduler) -> None:
+    """Only its first report does, and only after it joined lately."""
+    scheduler.joined("a", START_MS + 100)
+    assert (frozenset({"a"}), False) == (scheduler.awaited(START_MS + 200), due(scheduler, START_MS + 200))
+    scheduler.reported(["a", "b"])
+    assert (frozenset(), True) == (scheduler.awaited(START_MS + 300), due(scheduler, START_MS + 300))
+    scheduler.planned(())
+    scheduler.reported(["a"])
+    assert not due(scheduler, START_MS + 400)
+    scheduler.joined("c", START_MS)
+    assert frozenset() == scheduler.awaited(START_MS + 10_000)
+
+
+def test_rounds_follow_each_other_while_a_broker_that_joined_is_filled(scheduler: Scheduler) -> None:
+    """Each waits for the moves of the one before. A round without moves ends it."""
+    scheduler.joined("b", START_MS)
+    scheduler.reported(["b"])
+    assert due(scheduler, START_MS + 1)
+    scheduler.planned(moves(("a", "b")))
+    begun(scheduler)
+    assert not due(scheduler, START_MS + 2)
+    scheduler.ended("0", START_MS + 3)
+    assert due(scheduler, START_MS + 3)
+    scheduler.planned(())
+    assert [False, True] == [due(scheduler, now_ms) for now_ms in (START_MS + 4, START_MS + 3 + INTERVAL_MS)]
+
+
 def test_no_round_begins_while_a_move_waits_or_is_in_flight(scheduler: Scheduler) -> None:
     """When the last move has ended, the next round is due at once if its interval is over."""
     due_ms = START_MS + INTERVAL_MS
