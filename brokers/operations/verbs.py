@@ -35,7 +35,7 @@ from equipoise.brokers.agent.intents import (
     subject_of,
 )
 from equipoise.brokers.agent.requests import STOPPABLE
-from equipoise.brokers.balancing.controls import PAUSE_KEY, freeze_key
+from equipoise.brokers.balancing.controls import freeze_key
 from equipoise.brokers.balancing.failure_domains import domain_of, domains_in
 from equipoise.brokers.balancing.grants import check_role, grant_key, permission_policy, permission_value
 from equipoise.brokers.balancing.moves import KIND_OF_PHASE
@@ -43,6 +43,7 @@ from equipoise.brokers.balancing.named import bundle_named, namespace_named, pol
 from equipoise.brokers.balancing.policies import (
     DOMAIN_MAINTENANCE,
     MAINTENANCE,
+    PAUSE_KEY,
     TENANT,
     control_document,
     grant_document,

@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.agent.intents import Cancel, SetClusterPolicy, Transfer
-from equipoise.brokers.balancing.controls import PAUSE_KEY
 from equipoise.brokers.balancing.decisions import Decision
 from equipoise.brokers.balancing.placement import LeastCost, RoundRobin
 from equipoise.brokers.balancing.planning import OF_POLICIES
-from equipoise.brokers.balancing.policies import control_document
+from equipoise.brokers.balancing.policies import PAUSE_KEY, control_document
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, RoundSettings
 from equipoise.brokers.errors import load_bus_unavailable
 from equipoise.brokers.load.bus.memory import MemoryLoadBus
