@@ -34,7 +34,8 @@ class Sample:
     * `at_ms`: Unix time by its own clock.
     * `resources`: its resources. `used`: their weighted maximum as a fraction, by the configured weights.
     * `traffic`, `bundle_count`, `topics`, `cost`: of all open bundles.
-    * `bundles`: its busiest, lightest first.
+    * `bundles`: its busiest, lightest first. `column`: the costs of all bundles, see `shedder.cost_column`.
+    * `noise`: the standard error of `cost`, from the variance of its bundles' loads.
     * `history`: the configured share of an average that remains after `shedder.loads.STEP_MS`.
     """
 
@@ -47,16 +48,23 @@ class Sample:
     topics: int = 0
     cost: float = 0.0
     bundles: tuple[BundleTraffic, ...] = ()
+    column: bytes = b""
+    noise: float = 0.0
     history: float = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The known load of one broker: its last sample, and averages of all samples. `cost` is the total of all its bundles."""
+    """The known load of one broker: its last sample, and averages of all samples. `cost` is the total of all its bundles.
+
+    `column` and `noise` are as in `Sample`.
+    """
 
     broker: str
     load: BrokerLoad
     cost: float
+    column: bytes = b""
+    noise: float = 0.0
 
     @property
     def costs(self) -> Mapping[str, float]:
@@ -67,7 +75,7 @@ class Summary:
 def summarized(before: Summary | None, sample: Sample) -> Summary:
     """Return the summary after one more sample.
 
-    The traffic of bundles is averaged, their counts and costs are not: a cost is the broker's own short average, so that the costs of its
+    The traffic of bundles is averaged, their counts and costs are not: a cost is the broker's own average, so that the costs of its
     bundles add up to its total.
 
     If a sample is older than the last one, because a clock was set back, it leaves the averages unchanged. Its other figures count.
@@ -92,7 +100,7 @@ def summarized(before: Summary | None, sample: Sample) -> Summary:
         topics=sample.topics,
         bundles=bundles,
     )
-    return Summary(broker=sample.broker, load=load, cost=sample.cost)
+    return Summary(broker=sample.broker, load=load, cost=sample.cost, column=sample.column, noise=sample.noise)
 
 
 def blended(before: BundleTraffic | None, bundle: BundleTraffic, *, kept: float) -> BundleTraffic:
@@ -108,6 +116,8 @@ def fault_of_summary(summary: Summary) -> str | None:
     fault = fault_of(summary.load)
     if fault is not None:
         return fault
+    if not 0 <= summary.noise <= FIGURE_MAX:
+        return f"the noise of its cost is {summary.noise!r}"
     costs = (("it", summary.cost), *summary.costs.items())
     return next((f"{name} costs {cost!r}" for name, cost in costs if not 0 <= cost <= FIGURE_MAX), None)
 

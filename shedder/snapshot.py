@@ -2,7 +2,8 @@
 
 * The view defines the owner of a bundle, the reports its weight. So a bundle in transition already counts at its destination, and a report
   older than a move does no harm: the weight follows the bundle.
-* A report names only the busiest bundles. Each other bundle weighs an equal part of the rest of its broker's cost.
+* A report names only the busiest bundles, and carries the costs of many more in a column (`shedder.cost_column`). Each other bundle
+  weighs an equal part of the rest of its broker's cost.
 * `BalancedShedder` uses the cost of every bundle; the strategies after Pulsar's use the brokers' reports.
 """
 
@@ -16,6 +17,7 @@ from typing import Final
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.view import View
 from equipoise.shedder.bundle_load import BundleLoad
+from equipoise.shedder.cost_column import tag_of, unpack
 from equipoise.shedder.load_reports import Summary, fault_of_summary
 from equipoise.shedder.loads import BrokerLoad
 
@@ -41,6 +43,8 @@ class Memory:
     * `gave_ms`, `got_ms`: when the last move from or to a broker ended, Unix time (`TransferShedder`).
     * `averages`: of each broker's use, a fraction (`ThresholdShedder` with `pulsar_exact`).
     * `low_hits`, `high_hits`: rounds in which a broker differed from its partner, at all and much (`AvgShedder`).
+    * `uneven_since_ms`: since when the load has been uneven, Unix time (`BalancedShedder`).
+    * `churn`: the share of all load that moved lately, as of `churn_ms`, Unix time (`BalancedShedder`).
     """
 
     hits: int = 0
@@ -49,10 +53,13 @@ class Memory:
     averages: Mapping[str, float] = field(default_factory=dict)
     low_hits: Mapping[str, int] = field(default_factory=dict)
     high_hits: Mapping[str, int] = field(default_factory=dict)
+    uneven_since_ms: int | None = None
+    churn: float = 0.0
+    churn_ms: int = 0
 
     def without_hits(self) -> Memory:
         """Return this memory after rounds have stopped: counts of rounds in a row start again at 0."""
-        return replace(self, hits=0, low_hits={}, high_hits={})
+        return replace(self, hits=0, low_hits={}, high_hits={}, uneven_since_ms=None)
 
     def after_move(self, source: str, destination: str | None, *, now_ms: int, live: Container[str]) -> Memory:
         """Return this memory after a move: older reports of both ends no longer count. `destination` None: no broker has the bundle yet.
@@ -80,11 +87,15 @@ class WeighedBundle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeighedBroker:
-    """One live broker and its bundles, by name. `barred`: why it neither gives nor takes now, or None."""
+    """One live broker and its bundles, by name. `barred`: why it neither gives nor takes now, or None.
+
+    `noise`: the standard error of the total cost, from the variance of the samples.
+    """
 
     broker: str
     capacity: int
     bundles: tuple[WeighedBundle, ...]
+    noise: float = 0.0
     barred: str | None = None
 
 
@@ -212,9 +223,13 @@ class _Scales:
         oldest_first = sorted(summaries, key=lambda summary: (summary.load.taken_ms, summary.broker))
         self.by_broker = {summary.broker: summary for summary in oldest_first}
         self._named: dict[str, float] = {}
+        self._columns = {name: unpack(summary.column, summary.cost) for name, summary in self.by_broker.items()}
+        self._tagged: dict[int, float] = {}
         for summary in oldest_first:  # The newest report of a bundle remains.
             self._named.update(summary.costs)
-        self._unnamed = {name: cost for name, summary in self.by_broker.items() if (cost := _unnamed_cost(summary)) is not None}
+            self._tagged.update(self._columns[summary.broker])
+        counted_only = {name: _counted_cost(summary, self._columns[name]) for name, summary in self.by_broker.items()}
+        self._unnamed = {name: cost for name, cost in counted_only.items() if cost is not None}
         counted = [max(summary.load.bundle_count, len(summary.costs)) for summary in oldest_first]
         cost = sum(summary.cost for summary in oldest_first)
         self._mean = cost / sum(counted) if sum(counted) else IDLE_COST
@@ -222,18 +237,29 @@ class _Scales:
     def costs(self, bundles: Sequence[BundleEntry], broker: str) -> list[float]:
         """Return the cost of each bundle at `broker`, at least `IDLE_COST`.
 
-        The source is the broker's own report, else another broker's, else the mean of the bundles that its report does not name.
+        The first of these that has it: a bundle named by the broker's own report, the column of that report, a bundle named by another
+        broker's report, any column, the mean of the bundles that the broker's report only counts.
         """
         summary = self.by_broker.get(broker)
         own = {} if summary is None else summary.costs
-        named, other = self._named, self._unnamed.get(broker, self._mean)
-        return [max(own.get(bundle.name, named.get(bundle.name, other)), IDLE_COST) for bundle in bundles]
+        column, other = self._columns.get(broker, {}), self._unnamed.get(broker, self._mean)
+        costs = []
+        for bundle in bundles:
+            cost = own.get(bundle.name)
+            if cost is None:
+                tag = tag_of(bundle.name)
+                cost = column.get(tag, self._named.get(bundle.name, self._tagged.get(tag, other)))
+            costs.append(max(cost, IDLE_COST))
+        return costs
 
 
-def _unnamed_cost(summary: Summary) -> float | None:
-    """Return the mean cost of bundles that a summary counts but does not name, which may be negative; None if there are none."""
-    unnamed = summary.load.bundle_count - len(summary.costs)
-    return (summary.cost - sum(summary.costs.values())) / unnamed if unnamed > 0 else None
+def _counted_cost(summary: Summary, column: Mapping[int, float]) -> float | None:
+    """Return the mean cost of bundles that a summary only counts, which may be negative; None if there are none."""
+    named = summary.costs
+    named_tags = {tag_of(name) for name in named}
+    tagged = {tag: cost for tag, cost in column.items() if tag not in named_tags}
+    counted = summary.load.bundle_count - len(named) - len(tagged)
+    return (summary.cost - sum(named.values()) - sum(tagged.values())) / counted if counted > 0 else None
 
 
 def _weigh(
@@ -250,6 +276,7 @@ def _weigh(
         broker=broker.broker,
         capacity=broker.joined.capacity,
         bundles=tuple(bundles),
+        noise=summary.noise if summary is not None and is_counted else 0.0,
         barred=apart or (None if is_counted else _why_uncounted(summary)),
     )
 

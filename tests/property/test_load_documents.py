@@ -24,6 +24,7 @@ from equipoise.brokers.load.bus.documents import (
     light,
 )
 from equipoise.channel.core.records import INTEGER_MAX
+from equipoise.shedder.cost_column import COSTS_MAX, ENTRY_BYTES
 from equipoise.shedder.load_reports import Sample, summarized
 from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use
 
@@ -54,6 +55,8 @@ SAMPLES = st.builds(
     bundle_count=COUNTS,
     topics=COUNTS,
     cost=FIGURES,
+    noise=FIGURES,
+    column=st.binary(max_size=COSTS_MAX * ENTRY_BYTES),
     bundles=st.lists(BUNDLES, max_size=20, unique_by=lambda bundle: bundle.bundle).map(tuple),
     history=st.floats(0, 1),
 )

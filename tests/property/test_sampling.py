@@ -17,6 +17,7 @@ from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use, faul
 from equipoise.shedder.snapshot import BYTES_PER_CALL, costs_of
 from tests.vectors.top_k_bundles import top_bundles
 
+COST_HALF_LIFE_MS = 20_000
 RATES = st.floats(0, 1e6)
 COUNTS = st.integers(0, 1_000)
 MESSAGINGS = st.builds(
@@ -53,6 +54,14 @@ def plain(load: BundleLoad) -> list[float]:
     ]
 
 
+def long_average(before: tuple[float, int] | None, cost: float, elapsed_ms: int) -> tuple[float, int]:
+    """The cost of a bundle, and for how long it has been averaged: a plain mean at first, later a decaying one."""
+    mean, age_ms = before or (cost, 0)
+    age_ms += elapsed_ms
+    gain = max(1 - 0.5 ** (elapsed_ms / COST_HALF_LIFE_MS), elapsed_ms / age_ms)
+    return mean + (cost - mean) * gain, age_ms
+
+
 def close(expected: Mapping[str, list[float]], carried: Carried) -> bool:
     columns = (carried.bytes_in, carried.bytes_out, carried.messages_in, carried.messages_out, carried.costs)
     found = {name: [column[place] for column in columns] for place, name in enumerate(carried.names)}
@@ -67,8 +76,9 @@ def close(expected: Mapping[str, list[float]], carried: Carried) -> bool:
 def test_columns_agree_with_averages_of_single_bundles(turns: list[tuple[list[str], dict[str, BundleLoad], int]]) -> None:
     """A sample has their sums, and the busiest of them."""
     averages, model, times = BundleAverages(), dict[str, list[float]](), dict[str, int]()
+    costs: dict[str, tuple[float, int]] = {}
     for names, loads, elapsed_ms in turns:
-        carried = averages.update(names, loads, elapsed_ms=elapsed_ms)
+        carried = averages.update(names, loads, elapsed_ms=elapsed_ms, cost_half_life_ms=COST_HALF_LIFE_MS)
         kept = 0.5 ** (max(elapsed_ms, 0) / HALF_LIFE_MS)
         now = {name: plain(loads.get(name, BundleLoad())) for name in names}
         times = {name: times.get(name, 0) + 1 for name in names}
@@ -76,6 +86,8 @@ def test_columns_agree_with_averages_of_single_bundles(turns: list[tuple[list[st
         model = {
             name: [old * kept + new * (1 - kept) for old, new in zip(before[name], figures, strict=True)] for name, figures in now.items()
         }
+        costs = {name: long_average(costs.get(name) if times[name] > 2 else None, now[name][-1], max(elapsed_ms, 1)) for name in names}
+        model = {name: [*figures[:-1], costs[name][0]] for name, figures in model.items()}
         assert close(model, carried)
         sample = sampled(carried, broker="a", at_ms=0, resources=Resources(), settings=BalancingSettings())
         settled = [bundle for bundle in carried.bundles() if times[bundle.bundle] > 1]

@@ -34,8 +34,13 @@ SOUND = st.floats(0, 1e6)
 ANY = SOUND | st.sampled_from([math.nan, math.inf, -1.0, 1e300])
 
 
+COLUMNS = st.binary()
+
+
 @st.composite
-def summaries(draw: st.DrawFn, figures: st.SearchStrategy[float], moments: st.SearchStrategy[int]) -> list[Summary]:
+def summaries(
+    draw: st.DrawFn, figures: st.SearchStrategy[float], moments: st.SearchStrategy[int], columns: st.SearchStrategy[bytes] = COLUMNS
+) -> list[Summary]:
     """At most one summary of each of four brokers, one of which is dead, over any of the bundles."""
     found = []
     for broker in draw(st.lists(st.sampled_from([*BROKERS, "dead"]), unique=True)):
@@ -46,7 +51,7 @@ def summaries(draw: st.DrawFn, figures: st.SearchStrategy[float], moments: st.Se
             bundle_count=draw(st.integers(0, 12)),
             bundles=tuple(BundleTraffic(bundle=name, cost=cost) for name, cost in costs.items()),
         )
-        found.append(Summary(broker=broker, load=load, cost=draw(figures)))
+        found.append(Summary(broker=broker, load=load, cost=draw(figures), column=draw(columns), noise=draw(figures)))
     return found
 
 
@@ -81,7 +86,7 @@ def test_implausible_reports_do_not_affect_others(told: list[Summary]) -> None:
     assert bare[0] == bare[1] == bare[2]
 
 
-@given(summaries(SOUND, st.just(NOW_MS)))
+@given(summaries(SOUND, st.just(NOW_MS), st.just(b"")))
 def test_a_broker_costs_what_it_says(told: list[Summary]) -> None:
     """The costs of its bundles add up to its total, or to more if its figures contradict each other."""
     snapshot = taken(told)

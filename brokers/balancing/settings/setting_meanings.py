@@ -107,6 +107,7 @@ MEANINGS: Final[Mapping[str, Meaning]] = MappingProxyType(
         "reports.change_percent": _meaning("Change of a figure that makes a report due before the maximum time, in percent."),
         "reports.bundles_max": _meaning("Number of bundles in a report: the busiest. None: all bundles.", _SOME),
         "reports.history": _meaning("Weight of the old value in an average, every 5 seconds.", _SHARE),
+        "reports.cost_half_life_ms": _meaning("Half life of the average cost of a bundle.", _SOME),
         "reports.nic_speed_gbps": _meaning(
             "Speed of the network in each direction, in Gbit/s. None: the speed of the network card.", Range()
         ),

@@ -8,6 +8,7 @@ or name makes the whole document unreadable.
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Callable
 from dataclasses import astuple, fields, replace
 from typing import Final, TypeVar
@@ -19,11 +20,12 @@ from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.fields import MalformedError, Raw, fail, integer, text
 from equipoise.channel.core.ranges import check_broker_id
 from equipoise.channel.core.records import KEY_CHARACTERS_MAX
+from equipoise.shedder.cost_column import COSTS_MAX, ENTRY_BYTES
 from equipoise.shedder.load_reports import Sample, Summary
 from equipoise.shedder.loads import RATES, Averages, BrokerLoad, BundleTraffic, Resources, Traffic, Use
 
-SAMPLE_BYTES_MAX: Final = 4_096
-"""The largest encoded sample, after `light`: about 40 bundles with names of 40 characters."""
+SAMPLE_BYTES_MAX: Final = 6_144
+"""The largest encoded sample, after `light`: the costs of 512 bundles, and about 30 bundles with names of 40 characters."""
 
 SUMMARY_BYTES_MAX: Final = 4 * SAMPLE_BYTES_MAX
 """The largest summary of light samples.
@@ -40,6 +42,8 @@ _RESOURCES: Final = tuple(each.name for each in fields(Resources))
 # A bundle's row: its name, its traffic, four counts, its cost.
 _BUNDLE_ROW: Final = 1 + len(RATES) + 4 + 1
 
+_COLUMN_CHARACTERS_MAX: Final = 4 * ((COSTS_MAX * ENTRY_BYTES + 2) // 3)
+
 _Value = TypeVar("_Value")
 
 
@@ -54,6 +58,7 @@ def light(sample: Sample) -> Sample:
         used=_rounded(sample.used),
         traffic=_rounded_traffic(sample.traffic),
         cost=_rounded(sample.cost),
+        noise=_rounded(sample.noise),
         bundles=(),
     )
     room = SAMPLE_BYTES_MAX - len(encode_sample(rounded))
@@ -80,6 +85,8 @@ def encode_sample(sample: Sample) -> bytes:
             "bundle_count": sample.bundle_count,
             "topics": sample.topics,
             "cost": sample.cost,
+            "noise": sample.noise,
+            "column": b64encode(sample.column).decode(),
             "bundles": [_row_of_bundle(bundle) for bundle in sample.bundles],
         }
     )
@@ -98,6 +105,8 @@ def encode_summary(summary: Summary) -> bytes:
             "bundle_count": load.bundle_count,
             "topics": load.topics,
             "cost": summary.cost,
+            "noise": summary.noise,
+            "column": b64encode(summary.column).decode(),
             "bundles": [_row_of_bundle(bundle) for bundle in load.bundles or ()],
         }
     )
@@ -144,6 +153,8 @@ def _sample(document: object) -> Sample:
         bundle_count=integer(raw, "bundle_count"),
         topics=integer(raw, "topics"),
         cost=_figure(raw.get("cost"), "cost"),
+        noise=_figure(raw.get("noise"), "noise"),
+        column=_column(raw),
         bundles=_bundles(raw),
         history=history,
     )
@@ -161,7 +172,23 @@ def _summary(document: object) -> Summary:
         topics=integer(raw, "topics"),
         bundles=_bundles(raw),
     )
-    return Summary(broker=_broker(raw), load=load, cost=_figure(raw.get("cost"), "cost"))
+    return Summary(
+        broker=_broker(raw),
+        load=load,
+        cost=_figure(raw.get("cost"), "cost"),
+        noise=_figure(raw.get("noise"), "noise"),
+        column=_column(raw),
+    )
+
+
+def _column(raw: Raw) -> bytes:
+    value = raw.get("column")
+    if not isinstance(value, str) or len(value) > _COLUMN_CHARACTERS_MAX:
+        fail(f"column must be text of at most {_COLUMN_CHARACTERS_MAX} characters")
+    try:
+        return b64decode(value, validate=True)
+    except ValueError:
+        fail("column must be in base64")
 
 
 def _bundles(raw: Raw) -> tuple[BundleTraffic, ...]:

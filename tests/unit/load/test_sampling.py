@@ -13,6 +13,8 @@ from equipoise.shedder.bundle_load import BundleLoad, Messaging
 from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use, Weights
 from equipoise.shedder.snapshot import BYTES_PER_CALL, IDLE_COST, costs_of
 
+COST_HALF_LIFE_MS = 60_000
+
 MESSAGING = Messaging(
     messages_in_per_second=8,
     bytes_in_per_second=80,
@@ -27,21 +29,50 @@ MESSAGING = Messaging(
 def settled(loads: Mapping[str, BundleLoad]) -> tuple[BundleAverages, Carried]:
     """Averages after two equal loads of each bundle, so that no bundle is a newcomer."""
     averages = BundleAverages()
-    averages.update(sorted(loads), loads, elapsed_ms=0)
-    return averages, averages.update(sorted(loads), loads, elapsed_ms=0)
+    averages.update(sorted(loads), loads, elapsed_ms=0, cost_half_life_ms=COST_HALF_LIFE_MS)
+    return averages, averages.update(sorted(loads), loads, elapsed_ms=0, cost_half_life_ms=COST_HALF_LIFE_MS)
 
 
 def test_a_rate_loses_half_of_its_weight_with_each_half_life() -> None:
-    """The cost decays like the rates. Producers, consumers and topics are those of now."""
+    """Producers, consumers and topics are those of now. The cost is a mean over time, and the first load covers none."""
     averages, _ = settled({"b": BundleLoad(calls_per_second=24, bytes_per_second=240, messaging=MESSAGING)})
-    after = averages.update(["b"], {"b": BundleLoad(messaging=Messaging(producers=9))}, elapsed_ms=HALF_LIFE_MS)
+    after = averages.update(
+        ["b"], {"b": BundleLoad(messaging=Messaging(producers=9))}, elapsed_ms=HALF_LIFE_MS, cost_half_life_ms=COST_HALF_LIFE_MS
+    )
     expected = BundleTraffic(
         bundle="b",
         traffic=Traffic(bytes_in_per_second=40, bytes_out_per_second=80, messages_in_per_second=4, messages_out_per_second=8),
         producers=9,
-        cost=IDLE_COST + 12 + 120 / BYTES_PER_CALL,
+        cost=IDLE_COST,
     )
-    assert [expected] == after.bundles()
+    (found,) = after.bundles()
+    assert expected == replace(found, cost=IDLE_COST)
+    assert pytest.approx(IDLE_COST, abs=0.01) == found.cost
+
+
+def costs_after(*calls: float, seconds: int = 5) -> Carried:
+    """The averages of one bundle that is called so often per second, sampled every few seconds. The first load makes it known."""
+    averages, carried = BundleAverages(), Carried()
+    for number in (calls[0], *calls):
+        load = BundleLoad(calls_per_second=number)
+        carried = averages.update(["b"], {"b": load}, elapsed_ms=seconds * 1_000, cost_half_life_ms=COST_HALF_LIFE_MS)
+    return carried
+
+
+def test_the_cost_of_a_new_bundle_is_the_mean_of_its_loads_and_then_decays_slowly() -> None:
+    (mean,) = costs_after(10, 20, 30, 40, 50).costs
+    assert pytest.approx(IDLE_COST + 30) == mean
+    (cost,) = costs_after(*(0.0,) * 100, *(80.0,) * 12).costs
+    assert pytest.approx(IDLE_COST + 40, rel=0.01) == cost
+
+
+def test_a_constant_load_has_no_noise_and_a_varying_one_has_less_the_longer_it_is_known() -> None:
+    """The noise of bundles adds up as variances do. A load that stays high or low for longer counts as fewer values."""
+    assert 0 == costs_after(*(50.0,) * 9).noise
+    short, long = (costs_after(*(0.0, 100.0) * turns).noise for turns in (5, 100))
+    assert 0 < long < short
+    slow = costs_after(*((0.0,) * 6 + (100.0,) * 6) * 17).noise
+    assert 2 * long < slow
 
 
 def test_a_load_without_messaging_figures_is_converted() -> None:
@@ -89,17 +120,17 @@ def test_a_sample_names_the_busiest_and_counts_all(bundles_max: int | None, expe
 def test_an_infinite_sum_does_not_stay_in_the_average() -> None:
     averages, carried = settled({"b": BundleLoad(calls_per_second=1e308)})
     assert [1e308] == list(carried.messages_in)
-    averages.update(["b"], {"b": BundleLoad(calls_per_second=5)}, elapsed_ms=1_000)
-    after = averages.update(["b"], {"b": BundleLoad(calls_per_second=5)}, elapsed_ms=1_000_000)
+    averages.update(["b"], {"b": BundleLoad(calls_per_second=5)}, elapsed_ms=1_000, cost_half_life_ms=COST_HALF_LIFE_MS)
+    after = averages.update(["b"], {"b": BundleLoad(calls_per_second=5)}, elapsed_ms=1_000_000, cost_half_life_ms=COST_HALF_LIFE_MS)
     assert pytest.approx([5]) == list(after.messages_in)
 
 
 def test_a_newcomer_counts_but_is_not_named_yet() -> None:
     """Its first load covers only a part of the period, and an average that began with it would be too low."""
     averages = BundleAverages()
-    averages.update(["t/n/a"], {"t/n/a": BundleLoad(calls_per_second=9)}, elapsed_ms=0)
+    averages.update(["t/n/a"], {"t/n/a": BundleLoad(calls_per_second=9)}, elapsed_ms=0, cost_half_life_ms=COST_HALF_LIFE_MS)
     loads = {"t/n/a": BundleLoad(calls_per_second=9), "t/n/b": BundleLoad(calls_per_second=1)}
     for named in (["t/n/a"], ["t/n/b", "t/n/a"]):
-        carried = averages.update(["t/n/a", "t/n/b"], loads, elapsed_ms=0)
+        carried = averages.update(["t/n/a", "t/n/b"], loads, elapsed_ms=0, cost_half_life_ms=COST_HALF_LIFE_MS)
         assert named == [bundle.bundle for bundle in carried.busiest(2)]
         assert (10, sorted(named)) == (carried.traffic.messages_in_per_second, sorted(carried.settled))
