@@ -1,11 +1,14 @@
-"""Implement `BalancedShedder`: move bundles from brokers above the mean fill to brokers below it.
+"""Implement `BalancedShedder`: move bundles from brokers above the mean fill to brokers below it, as little load as possible.
 
 Theory of operation:
 
 * A broker's fill is the cost of its bundles divided by its capacity. The mean is the total cost divided by the total capacity.
-* It does not oscillate. A round starts only if a broker is further from the mean than `start_ratio`, and continues until none is further
-  than `settle_ratio`. Between the two, nothing happens.
-* A bundle moves only if the move would be right even if it weighed half as much again (`wobble_ratio`). So a measurement with a smaller
+* Each broker has a band around the mean: `settle_ratio` of the mean, and `_NOISES` standard errors of its reported cost.
+* A round acts if a broker is further from the mean than `start_ratio` and its noise, for at least `patience_ms`. A broker further away than
+  `_GROSS_RATIO` is helped at once, and only it: one that nothing helps must not make the round impatient with the others.
+* A move brings a broker to the edge of its band, not to the mean. Of all ways to lower the spread, this moves the least load: the load
+  between the edge and the mean is the most expensive to even out.
+* A bundle moves only if the move would be right even if it weighed half as much again (`_WOBBLE_RATIO`). So a measurement with a smaller
   error does not bring it back.
 * A bundle moves only to a broker that the rules allow. A forbidden move would be undone, again and again.
 
@@ -16,14 +19,15 @@ all fills are equal. Let P = fill(s) * capacity(d) - cost(d). Unevenness falls f
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Final
 
 from equipoise.shedder.plan import Idle, Move, Plan, Stay
-from equipoise.shedder.reported import format_percent
-from equipoise.shedder.snapshot import Snapshot, WeighedBroker, WeighedBundle
+from equipoise.shedder.reported import format_duration, format_percent
+from equipoise.shedder.snapshot import Memory, Snapshot, WeighedBroker, WeighedBundle
 
 ASKED_MAX: Final = 500_000
 """The most checks of rules per plan: bundles times brokers. With a policy for each, a check takes half a microsecond per broker."""
@@ -31,104 +35,164 @@ ASKED_MAX: Final = 500_000
 LOOKS_MAX: Final = 500_000
 """The most lookups of cached answers per plan. Each takes half a microsecond."""
 
+_GROSS_RATIO: Final = 0.25  # A broker further from the mean is relieved or filled at once.
+_WOBBLE_RATIO: Final = 0.50
+_NOISES: Final = 2.5  # A difference of fewer standard errors is chance.
+_NOISE_SHARE_MAX: Final = 1.0  # More noise than the mean load is not believed, so that a liar is relieved, too.
+_CALM: Final = 1.6  # How much wider all bands are with `calm`.
+_NEED_SHARE_MIN: Final = 0.02  # A smaller bundle than this share of the best is not worth a pause.
+_MOVES_MAX: Final = 64  # The moves of a round. The next round sees what they have changed.
+_HOUR_MS: Final = 3_600_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalancedShedder:
-    """The strategy and its settings. Ratios are relative to the mean, or to a bundle's cost. `moves_max` limits the moves of a round.
+    """The strategy and its settings. Ratios are relative to the mean load.
 
-    With 4 moves every 5 seconds, a broker of 256 bundles is empty after five minutes, and only the callers of 4 bundles at a time are
-    disturbed, for one hop of the log.
+    * `moves_max`: the bundles that one broker takes in a round, so that a new broker fills step by step.
+    * `start_ratio`, `settle_ratio`: the distance from the mean at which a round starts, and the one that it leaves.
+    * `calm`: wider bands. Less load moves, and the load is less even.
+    * `patience_ms`: how long a small imbalance must last.
+    * `churn_max`: the share of all load that may move in an hour.
     """
 
     moves_max: int = 4
-    start_ratio: float = 0.25
-    settle_ratio: float = 0.10
-    wobble_ratio: float = 0.50
+    start_ratio: float = 0.09
+    settle_ratio: float = 0.07
+    calm: bool = False
+    patience_ms: int = 30_000
+    churn_max: float = 1.0
 
     def plan(self, snapshot: Snapshot) -> Plan:
         """See `Shedder.plan`."""
         brokers = sorted(snapshot.brokers, key=lambda broker: broker.broker)
-        loads = [_LoadedBroker.of(broker) for broker in brokers if broker.barred is None]
+        taking_part = [broker for broker in brokers if broker.barred is None]
+        loads = [_LoadedBroker.of(broker) for broker in taking_part]
         stays = [Stay(subject=broker.broker, reason=broker.barred) for broker in brokers if broker.barred is not None]
-        capacity = sum(load.capacity for load in loads)
-        mean = sum(load.cost for load in loads) / capacity if capacity else 0.0
-        moves: list[Move] = []
-        rules = _Rules(snapshot)
-        if _is_uneven(loads, mean, self.start_ratio):
-            while len(moves) < self.moves_max and _is_uneven(loads, mean, self.settle_ratio):
-                move = self._next_move(loads, mean, rules)
-                if move is None:
-                    break
-                moves.append(move)
-        stays += self._stays(loads, mean, moves)
+        cluster = _Cluster(loads=loads, ratio=_CALM if self.calm else 1.0)
+        memory, waits_ms = self._remember(snapshot, cluster)
+        deviation, moves = cluster.deviation, list[Move]()
+        if waits_ms is not None:
+            helped = loads if waits_ms == 0 else [load for load in loads if cluster.excess(load, _GROSS_RATIO) > 0]
+            budget = (self.churn_max - memory.churn) * cluster.cost
+            moves, moved = self._moves(cluster, helped, _Rules(snapshot), budget=budget)
+            churn = memory.churn + (moved / cluster.cost if moved else 0.0)
+            memory = replace(memory, churn=churn, uneven_since_ms=None if moves and waits_ms == 0 else memory.uneven_since_ms)
+        stays += self._stays(cluster, moves, waits_ms)
         in_order = tuple(sorted(stays, key=lambda stay: stay.subject))
-        return Plan(moves=tuple(moves), stays=in_order, idle=None if moves else self._idle(loads, mean), memory=snapshot.memory)
+        return Plan(
+            moves=tuple(moves),
+            stays=in_order,
+            idle=None if moves else self._idle(cluster, waits_ms),
+            deviation=deviation,
+            deviation_after=cluster.deviation,
+            memory=memory,
+        )
 
-    def _idle(self, loads: Sequence[_LoadedBroker], mean: float) -> Idle:
+    def _remember(self, snapshot: Snapshot, cluster: _Cluster) -> tuple[Memory, int | None]:
+        """Return the memory at the start of this round, and how long a small imbalance still waits in milliseconds; None: it is even."""
+        now_ms, memory = snapshot.now_ms, snapshot.memory
+        elapsed_ms = max(0, now_ms - memory.churn_ms)  # A clock that was set back adds no budget.
+        churn = max(0.0, memory.churn - self.churn_max * elapsed_ms / _HOUR_MS)
+        memory = replace(memory, churn=churn, churn_ms=now_ms)
+        if not cluster.is_uneven(self.start_ratio):
+            return replace(memory, uneven_since_ms=None), None
+        since_ms = now_ms if memory.uneven_since_ms is None else min(memory.uneven_since_ms, now_ms)
+        return replace(memory, uneven_since_ms=since_ms), max(0, self.patience_ms - (now_ms - since_ms))
+
+    def _moves(self, cluster: _Cluster, helped: Sequence[_LoadedBroker], rules: _Rules, *, budget: float) -> tuple[list[Move], float]:
+        """Return the moves that bring the `helped` brokers into their bands, and the moved cost, at most `budget`. Apply them."""
+        moves: list[Move] = []
+        moved = 0.0
+        while len(moves) < _MOVES_MAX:
+            worst = cluster.worst(helped, self.settle_ratio)
+            if worst is None:
+                break
+            found = self._best_move(worst, cluster, rules, budget=budget - moved)
+            if found is None:
+                worst.is_stuck = True  # Later moves only make the differences smaller.
+                continue
+            bundle, source, destination = found
+            before = source.fill, destination.fill
+            source.give(bundle, destination)
+            moved += bundle.cost
+            moves.append(_move_of(bundle, source, destination, before, cluster.mean))
+        return moves, moved
+
+    def _best_move(
+        self, worst: _LoadedBroker, cluster: _Cluster, rules: _Rules, *, budget: float
+    ) -> tuple[WeighedBundle, _LoadedBroker, _LoadedBroker] | None:
+        """Return the bundle that helps `worst`, with its source and destination; None if no move helps.
+
+        If `worst` is too full, it gives to the emptiest broker that can take. If it is too empty, the fullest that can give fills it.
+        """
+        if worst.fill > cluster.mean:
+            takers = sorted((load for load in cluster.loads if load.fill < cluster.mean), key=lambda load: (load.fill, load.broker))
+            pairs = [(worst, taker) for taker in takers if taker.taken < self.moves_max]
+            worst.waits = len(pairs) < len(takers)
+        elif worst.taken < self.moves_max:
+            givers = sorted((load for load in cluster.loads if load.fill > cluster.mean), key=lambda load: (-load.fill, load.broker))
+            pairs = [(giver, worst) for giver in givers]
+        else:
+            pairs = []
+        for source, destination in pairs:
+            need = max(cluster.excess(source, self.settle_ratio), cluster.excess(destination, self.settle_ratio))
+            bundle = _worth_moving(source, destination, rules, need=need, budget=budget)
+            if bundle is not None:
+                return bundle, source, destination
+        return None
+
+    def _idle(self, cluster: _Cluster, waits_ms: int | None) -> Idle:
         """Return why nothing moves, counted as `shedder.transfer` counts it."""
-        if not loads:
+        if not cluster.loads:
             return Idle(result="Skip", cause="NoBrokers", reason="no broker has a fresh load report")
-        if _is_uneven(loads, mean, self.start_ratio):
+        if waits_ms == 0 or cluster.is_uneven(_GROSS_RATIO):
             return Idle(result="Skip", cause="NoBundles", reason="the load is uneven, and no bundle can be moved: see each broker")
-        reason = f"the load is even: no broker is further from the mean than {_percent(self.start_ratio, 1)} of it"
+        if waits_ms is not None:
+            reason = f"the load is a little uneven: the round waits another {format_duration(waits_ms)}, in case it passes"
+        else:
+            allowed = _percent(self.start_ratio * cluster.ratio, 1)
+            reason = f"the load is even: no broker is further from the mean than {allowed} of it and the noise of its reports"
         return Idle(result="Skip", cause="HitCount", reason=reason)
 
-    def _next_move(self, loads: Sequence[_LoadedBroker], mean: float, rules: _Rules) -> Move | None:
-        """Choose the move of the fullest broker that can give to the emptiest that can take. Apply it to the loads."""
-        givers = sorted((load for load in loads if load.fill > mean), key=lambda load: (-load.fill, load.broker))
-        takers = sorted((load for load in loads if load.fill < mean), key=lambda load: (load.fill, load.broker))
-        for source in givers:
-            for destination in takers:
-                bundle = self._worth_moving(source, destination, rules)
-                if bundle is not None:
-                    move = _move_of(bundle, source, destination, mean)
-                    source.give(bundle, destination)
-                    return move
-        return None
-
-    def _worth_moving(self, source: _LoadedBroker, destination: _LoadedBroker, rules: _Rules) -> WeighedBundle | None:
-        """Return the movable bundle whose cost is nearest to the best, within the bounds of the module; ties by cost and name."""
-        pull = source.fill * destination.capacity - destination.cost
-        best = pull * source.capacity / (source.capacity + destination.capacity)
-        cost_max = min(pull, 2 * best) / (1 + self.wobble_ratio)
-        for bundle in source.nearest(best, cost_max):
-            refusal = rules.refusal(bundle.name, destination.broker)
-            if refusal is None:
-                return bundle
-            source.kept = source.kept or f"for example {bundle.name} from {destination.broker}: {refusal}"
-            if rules.has_reached_bound:
-                break
-        return None
-
-    def _stays(self, loads: Sequence[_LoadedBroker], mean: float, moves: Sequence[Move]) -> Iterable[Stay]:
+    def _stays(self, cluster: _Cluster, moves: Sequence[Move], waits_ms: int | None) -> Iterable[Stay]:
         given = {move.source for move in moves}
-        for load in loads:
+        for load in cluster.loads:
             if load.broker in given:
                 continue
-            carries = f"load is {_percent(load.fill, mean)} of the mean"
-            if load.fill <= mean * (1 + self.start_ratio):
-                yield Stay(subject=load.broker, reason=f"{carries} (allowed: up to {_percent(1 + self.start_ratio, 1)})")
+            carries = f"load is {_percent(load.fill, cluster.mean)} of the mean"
+            if load.fill <= cluster.mean or cluster.excess(load, self.start_ratio) <= 0:
+                most = cluster.mean + cluster.band(load, self.start_ratio) / load.capacity
+                yield Stay(subject=load.broker, reason=f"{carries} (allowed: up to {_percent(most, cluster.mean)})")
                 continue
             for bundle in load.barred:
                 yield Stay(subject=bundle.name, reason=f"{bundle.barred}, although the load of {load.broker} is too high")
-            if len(moves) == self.moves_max:
-                yield Stay(subject=load.broker, reason=f"{carries}; it gives bundles in the next round")
+            if load.is_stuck and not load.waits:
+                yield Stay(subject=load.broker, reason=f"{carries}, but {load.why_stuck(cluster.mean)}")
+            elif waits_ms and cluster.excess(load, _GROSS_RATIO) <= 0:
+                yield Stay(subject=load.broker, reason=f"{carries}: too little and too short for a move yet")
             else:
-                yield Stay(subject=load.broker, reason=f"{carries}, but {load.why_stuck(mean)}")
+                yield Stay(subject=load.broker, reason=f"{carries}; it gives bundles in the next round")
 
 
 @dataclass(slots=True, kw_only=True)
 class _LoadedBroker:
     """One broker during a plan. `movable`: bundles that it may still give, by cost and name.
 
-    `kept`: the first bundle that the rules kept from a destination, and why.
+    * `noise`: the standard error of its cost. `taken`: the bundles that it takes in this plan.
+    * `is_stuck`: no move helps it in this plan. `waits`: brokers that could help take no more bundles in this round.
+    * `kept`: the first thing that kept a bundle from a destination.
     """
 
     broker: str
     capacity: int
     cost: float
+    noise: float
     movable: list[WeighedBundle]
-    barred: list[WeighedBundle] = field(default_factory=list)
+    barred: list[WeighedBundle]
+    taken: int = 0
+    is_stuck: bool = False
+    waits: bool = False
     kept: str | None = None
 
     @classmethod
@@ -139,6 +203,7 @@ class _LoadedBroker:
             broker=broker.broker,
             capacity=broker.capacity,
             cost=sum(bundle.cost for bundle in in_order),
+            noise=broker.noise,
             movable=[bundle for bundle in in_order if bundle.barred is None],
             barred=[bundle for bundle in in_order if bundle.barred is not None],
         )
@@ -165,18 +230,55 @@ class _LoadedBroker:
         self.movable.remove(bundle)
         self.cost -= bundle.cost
         destination.cost += bundle.cost
+        destination.taken += 1
 
     def why_stuck(self, mean: float) -> str:
         """Return why an overfull load gives nothing."""
         if not self.movable:
             return "none of its bundles may be moved now"
         if self.kept is not None:
-            return f"the rules keep its bundles from brokers with less load: {self.kept}"
+            return self.kept
         heaviest = self.movable[-1]
         return (
             f"no move would help: the heaviest of its {len(self.movable)} bundles is {heaviest.name}, "
             f"with {_percent(heaviest.cost / self.capacity, mean)} of the mean load; split it"
         )
+
+
+class _Cluster:
+    """The loads of the brokers that take part. `ratio` widens all bands. The mean does not change in a plan: moves keep the total."""
+
+    def __init__(self, loads: Sequence[_LoadedBroker], *, ratio: float) -> None:
+        self.loads = loads
+        self.ratio = ratio
+        self.cost = sum(load.cost for load in loads)
+        capacity = sum(load.capacity for load in loads)
+        self.mean = self.cost / capacity if capacity else 0.0
+
+    def band(self, load: _LoadedBroker, ratio: float) -> float:
+        """Return how far the cost of a broker may be from its share."""
+        share = self.mean * load.capacity
+        return self.ratio * (ratio * share + min(_NOISES * load.noise, _NOISE_SHARE_MAX * share))
+
+    def excess(self, load: _LoadedBroker, ratio: float) -> float:
+        """Return how far the cost of a broker is outside its band; at most 0 inside."""
+        return abs(load.cost - self.mean * load.capacity) - self.band(load, ratio)
+
+    def is_uneven(self, ratio: float) -> bool:
+        """Return whether a broker is outside its band."""
+        return any(self.excess(load, ratio) > 0 for load in self.loads)
+
+    def worst(self, loads: Iterable[_LoadedBroker], ratio: float) -> _LoadedBroker | None:
+        """Return the one of these brokers whose fill is furthest outside its band, unless it is stuck; ties by name."""
+        outside = [load for load in loads if not load.is_stuck and self.excess(load, ratio) > 0]
+        return min(outside, key=lambda load: (-self.excess(load, ratio) / load.capacity, load.broker), default=None)
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the brokers' fills relative to the mean."""
+        if not self.mean:
+            return 0.0
+        return math.sqrt(sum((load.fill / self.mean - 1) ** 2 for load in self.loads) / len(self.loads))
 
 
 class _Rules:
@@ -206,15 +308,33 @@ class _Rules:
         return None if broker in allowed else refused.get(broker, f"the rules keep it from {broker}")
 
 
-def _is_uneven(loads: Sequence[_LoadedBroker], mean: float, ratio: float) -> bool:
-    return any(abs(load.fill - mean) > ratio * mean for load in loads)
+def _worth_moving(source: _LoadedBroker, destination: _LoadedBroker, rules: _Rules, *, need: float, budget: float) -> WeighedBundle | None:
+    """Return the movable bundle whose cost is nearest to `need`, within the bounds of the module; ties by cost and name."""
+    pull = source.fill * destination.capacity - destination.cost
+    best = pull * source.capacity / (source.capacity + destination.capacity)
+    cost_max = min(pull, 2 * best) / (1 + _WOBBLE_RATIO)
+    for bundle in source.nearest(min(max(need, _NEED_SHARE_MIN * best), best), min(cost_max, budget)):
+        refusal = rules.refusal(bundle.name, destination.broker)
+        if refusal is None:
+            return bundle
+        source.kept = (
+            source.kept
+            or f"the rules keep its bundles from brokers with less load: for example {bundle.name} from {destination.broker}: {refusal}"
+        )
+        if rules.has_reached_bound:
+            break
+    if source.movable and budget < source.movable[0].cost:
+        source.kept = source.kept or "the budget of moved load per hour is used up (balanced.churn_max)"
+    return None
 
 
-def _move_of(bundle: WeighedBundle, source: _LoadedBroker, destination: _LoadedBroker, mean: float) -> Move:
-    """Return the move with its reason. Call it before the move is applied, because the reason shows the loads as they are."""
+def _move_of(bundle: WeighedBundle, source: _LoadedBroker, destination: _LoadedBroker, before: tuple[float, float], mean: float) -> Move:
+    """Return an applied move with its reason. `before` are the fills of both ends before it."""
     reason = (
-        f"balanced: {source.broker} has {_percent(source.fill, mean)} of the mean load, {destination.broker} has "
-        f"{_percent(destination.fill, mean)}; the bundle is {_percent(bundle.cost, source.cost)} of the load of {source.broker}"
+        f"balanced: {source.broker} has {_percent(before[0], mean)} of the mean load, {destination.broker} has "
+        f"{_percent(before[1], mean)}; "
+        f"the bundle brings them to {_percent(source.fill, mean)} and {_percent(destination.fill, mean)}, "
+        f"and is {_percent(bundle.cost, before[0] * source.capacity)} of the load of {source.broker}"
     )
     return Move(bundle=bundle.name, source=source.broker, destination=destination.broker, reason=reason)
 

@@ -57,13 +57,13 @@ def even_by_use(view: View, summaries: Sequence[Summary], settings: BalancingSet
 
 
 def even_by_cost(view: View, _summaries: Sequence[Summary], settings: BalancingSettings) -> bool:
-    """Whether no live broker is further from the mean than the part at which the `BalancedShedder` ends, by what bundles cost in truth.
+    """Whether no live broker is further from the mean than the `BalancedShedder` leaves it, or than a bundle, by true costs.
 
     All are called equally often, so that is how many of them a broker serves; what is reported of it is an average, and comes later.
     """
     served = Counter(bundle.server for bundle in view.bundles_of(NAMESPACE))
     mean = BUNDLES / len(view.live)
-    return all(abs(served[incarnation] - mean) <= settings.balanced.settle_ratio * mean for incarnation in view.live)
+    return all(abs(served[incarnation] - mean) <= max(settings.balanced.settle_ratio * mean, 1) for incarnation in view.live)
 
 
 def _live(view: View) -> set[str]:

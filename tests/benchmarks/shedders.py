@@ -11,10 +11,11 @@ import random
 import time
 
 from equipoise.shedder.average import AvgShedder
+from equipoise.shedder.balanced import BalancedShedder
 from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic, Resources, Traffic, Use
 from equipoise.shedder.overload import OverloadShedder
 from equipoise.shedder.plan import Plan, Shedder
-from equipoise.shedder.snapshot import Candidates, Memory, Snapshot
+from equipoise.shedder.snapshot import Candidates, Memory, Snapshot, WeighedBroker, WeighedBundle
 from equipoise.shedder.threshold import ThresholdShedder
 from equipoise.shedder.transfer import TransferShedder
 from equipoise.shedder.uniform import UniformLoadShedder
@@ -24,6 +25,7 @@ SIZES = ((20, 1_000), (1_000, 100_000))
 REPEATS, SEED, NOW_MS = 7, 1, 1_700_000_000_000
 HITS = {f"broker-{number}:8080": 9 for number in range(1_000)}
 STRATEGIES: dict[str, Shedder] = {
+    "balanced": BalancedShedder(patience_ms=0),
     "transfer": TransferShedder(hit_count_threshold=0),
     "transfer_of_all": TransferShedder(hit_count_threshold=0, target_deviation=0.01, sources_max=1_000),
     "threshold": ThresholdShedder(),
@@ -41,7 +43,15 @@ def cluster_of(brokers: int, bundles: int) -> Snapshot:
     everybody = Candidates(allowed=live)
     owners = {each.bundle: name for name, load in loads.items() for each in load.bundles or ()}
     memory = Memory(low_hits=HITS, high_hits=HITS)
-    return Snapshot(now_ms=NOW_MS, live=live, loads=loads, owners=owners, rules=lambda _: everybody, memory=memory)
+    brokers_by_cost = tuple(
+        WeighedBroker(
+            broker=name,
+            capacity=100,
+            bundles=tuple(WeighedBundle(name=each.bundle, cost=each.traffic.messages_per_second) for each in load.bundles or ()),
+        )
+        for name, load in loads.items()
+    )
+    return Snapshot(brokers=brokers_by_cost, now_ms=NOW_MS, live=live, loads=loads, owners=owners, rules=lambda _: everybody, memory=memory)
 
 
 def load_of(number: int, bundles: int, chance: random.Random) -> BrokerLoad:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from equipoise.shedder.balanced import BalancedShedder
 from equipoise.shedder.plan import Move
-from equipoise.shedder.snapshot import Candidates, Snapshot, WeighedBroker, WeighedBundle
+from equipoise.shedder.snapshot import Candidates, Memory, Snapshot, WeighedBroker, WeighedBundle
 
 Cluster = dict[str, WeighedBroker]
 ROUNDS_MAX = 400
@@ -52,22 +53,37 @@ def after(snapshot: Snapshot, *moves: Move) -> Snapshot:
 
 
 def first_move_of_the_model(snapshot: Snapshot, balanced_shedder: BalancedShedder) -> tuple[str, str] | None:
-    """Try all: the fullest giver, the emptiest taker, the bundle that evens both out most."""
+    """Try all: the broker furthest outside its band first, the emptiest or fullest partner, the bundle nearest to what it needs."""
     part = {broker.broker: broker for broker in snapshot.brokers if broker.barred is None}
     fill = fills(snapshot)
     capacity = sum(broker.capacity for broker in part.values())
-    mean = sum(fill[name] * broker.capacity for name, broker in part.items()) / capacity if part else 0.0
-    if all(abs(each - mean) <= balanced_shedder.start_ratio * mean for each in fill.values()):
+    mean = sum(total(broker) for broker in part.values()) / capacity if part else 0.0
+
+    def excess(name: str, ratio: float) -> float:
+        share = mean * part[name].capacity
+        return abs(total(part[name]) - share) - ratio * share
+
+    if all(excess(name, balanced_shedder.start_ratio) <= 0 for name in part):
         return None
-    for source in sorted(part, key=lambda name: (-fill[name], name)):
-        for destination in sorted(part, key=lambda name: (fill[name], name)):
-            if not fill[source] > mean > fill[destination]:
-                continue
-            choices = [bundle for bundle in part[source].bundles if bundle.barred is None and may_go(snapshot, bundle.name, destination)]
-            fit = [bundle for bundle in choices if is_right_even_if_heavier(bundle.cost, part[source], part[destination], balanced_shedder)]
+    ratio = balanced_shedder.settle_ratio
+    for worst in sorted(part, key=lambda name: (-excess(name, ratio) / part[name].capacity, name)):
+        if excess(worst, ratio) <= 0:
+            break
+        takers = sorted((name for name in part if fill[name] < mean), key=lambda name: (fill[name], name))
+        givers = sorted((name for name in part if fill[name] > mean), key=lambda name: (-fill[name], name))
+        for source, destination in [(worst, taker) for taker in takers] if fill[worst] > mean else [(giver, worst) for giver in givers]:
+            giving, taking = part[source], part[destination]
+            pull = total(giving) / giving.capacity * taking.capacity - total(taking)
+            best = pull * giving.capacity / (giving.capacity + taking.capacity)
+            need = min(max(excess(source, ratio), excess(destination, ratio), 0.02 * best), best)
+            fit = [
+                bundle
+                for bundle in giving.bundles
+                if bundle.barred is None and may_go(snapshot, bundle.name, destination) and bundle.cost <= min(pull, 2 * best) / 1.5
+            ]
             if fit:
-                best = min(fit, key=lambda bundle: (uneven_after(bundle.cost, part[source], part[destination]), bundle.cost, bundle.name))
-                return best.name, destination
+                chosen = min(fit, key=lambda bundle: (abs(bundle.cost - need), bundle.cost, bundle.name))
+                return chosen.name, destination
     return None
 
 
@@ -77,18 +93,6 @@ def may_go(snapshot: Snapshot, bundle: str, destination: str) -> bool:
 
 def total(broker: WeighedBroker) -> float:
     return sum(bundle.cost for bundle in broker.bundles)
-
-
-def uneven_after(cost: float, source: WeighedBroker, destination: WeighedBroker) -> float:
-    """The unevenness of two brokers after a bundle of this cost has moved."""
-    return (total(source) - cost) ** 2 / source.capacity + (total(destination) + cost) ** 2 / destination.capacity
-
-
-def is_right_even_if_heavier(cost: float, source: WeighedBroker, destination: WeighedBroker, balanced_shedder: BalancedShedder) -> bool:
-    """Whether a heavier bundle would still leave both more even, and the destination below the source."""
-    heavier = cost * (1 + balanced_shedder.wobble_ratio)
-    is_below = (total(destination) + heavier) / destination.capacity <= total(source) / source.capacity
-    return is_below and uneven_after(heavier, source, destination) <= uneven_after(0, source, destination)
 
 
 WHOLE_WEIGHTS = st.integers(10, 200).map(float)
@@ -120,10 +124,10 @@ def forbidding(snapshot: Snapshot, chance: random.Random) -> Snapshot:
 @given(small_clusters(), st.randoms(use_true_random=False))
 def test_the_first_move_is_that_of_the_slow_model(snapshot: Snapshot, chance: random.Random) -> None:
     """Bisection over sorted costs finds the move that trying everything finds, with and without rules."""
-    balanced_shedder, ruled = BalancedShedder(moves_max=1), forbidding(snapshot, chance)
+    balanced_shedder, ruled = BalancedShedder(patience_ms=0), forbidding(snapshot, chance)
     found = [(move.bundle, move.destination) for move in balanced_shedder.plan(ruled).moves]
     expected = first_move_of_the_model(ruled, balanced_shedder)
-    assert [] == found if expected is None else [expected] == found
+    assert [] == found if expected is None else [expected] == found[:1]
 
 
 @given(clusters(), st.randoms(use_true_random=False))
@@ -139,7 +143,7 @@ def test_each_move_is_allowed_and_each_other_broker_has_a_reason(snapshot: Snaps
 def test_nobody_barred_takes_part_and_nothing_moves_twice(snapshot: Snapshot) -> None:
     plan = BalancedShedder().plan(snapshot)
     part = {broker.broker: broker for broker in snapshot.brokers if broker.barred is None}
-    assert len({move.bundle for move in plan.moves}) == len(plan.moves) <= BalancedShedder().moves_max
+    assert len({move.bundle for move in plan.moves}) == len(plan.moves) <= 64
     for move in plan.moves:
         assert move.source != move.destination
         assert move.destination in part
@@ -166,7 +170,7 @@ def test_order_of_the_input_does_not_matter(snapshot: Snapshot, chance: random.R
 @given(clusters(barred=False))
 def test_round_after_round_it_comes_to_rest(snapshot: Snapshot) -> None:
     for _ in range(ROUNDS_MAX):
-        moves = BalancedShedder().plan(snapshot).moves
+        moves = BalancedShedder(patience_ms=0).plan(snapshot).moves
         if not moves:
             return
         snapshot = after(snapshot, *moves)
@@ -175,12 +179,33 @@ def test_round_after_round_it_comes_to_rest(snapshot: Snapshot) -> None:
 
 @given(clusters(barred=False), st.data())
 def test_a_wobble_of_the_load_moves_nothing(snapshot: Snapshot, data: st.DataObject) -> None:
-    """Brokers differ by at most 5 %, and each bundle by another 5 %."""
+    """Brokers differ by at most 2 %, and each bundle by another 2 %. Patience is not needed."""
     fill = fills(snapshot)
     brokers = []
     for broker in snapshot.brokers:
-        level = max(fill.values()) * broker.capacity * data.draw(st.floats(0.95, 1.0))
+        level = max(fill.values()) * broker.capacity * data.draw(st.floats(0.98, 1.0))
         filler = WeighedBundle(name=f"{broker.broker}-filler", cost=max(level - total(broker), 0.0))
-        wobbled = [replace(bundle, cost=bundle.cost * data.draw(st.floats(0.95, 1.05))) for bundle in (*broker.bundles, filler)]
+        wobbled = [replace(bundle, cost=bundle.cost * data.draw(st.floats(0.98, 1.02))) for bundle in (*broker.bundles, filler)]
         brokers.append(replace(broker, bundles=tuple(wobbled)))
-    assert () == BalancedShedder().plan(Snapshot(brokers=tuple(brokers))).moves
+    assert () == BalancedShedder(patience_ms=0).plan(Snapshot(brokers=tuple(brokers))).moves
+
+
+TIMES = st.integers(0, 2**53)
+MEMORIES = st.builds(Memory, uneven_since_ms=st.none() | TIMES, churn=st.floats(0, 10), churn_ms=TIMES)
+
+
+@given(clusters(), MEMORIES, TIMES, st.data())
+def test_liars_and_clocks_that_jump_keep_a_plan_within_its_bounds(
+    snapshot: Snapshot, memory: Memory, now_ms: int, data: st.DataObject
+) -> None:
+    """Whatever noise is reported and remembered, the moves keep to the budget and to the number that one broker takes."""
+    noisy = tuple(replace(broker, noise=data.draw(st.floats(0, 1e18))) for broker in snapshot.brokers)
+    shedder = BalancedShedder(churn_max=0.5, moves_max=2)
+    plan = shedder.plan(replace(snapshot, brokers=noisy, memory=memory, now_ms=now_ms))
+    taken = Counter(move.destination for move in plan.moves)
+    assert all(number <= shedder.moves_max for number in taken.values())
+    moved = {move.bundle for move in plan.moves}
+    costs = [bundle.cost for broker in snapshot.brokers for bundle in broker.bundles if bundle.name in moved]
+    assert not moved or sum(costs) <= 0.5 * 1.000001 * sum(total(broker) for broker in snapshot.brokers if broker.barred is None)
+    assert plan.memory.churn_ms == now_ms
+    assert plan.memory.uneven_since_ms is None or plan.memory.uneven_since_ms <= now_ms

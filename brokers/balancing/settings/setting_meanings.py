@@ -116,12 +116,14 @@ MEANINGS: Final[Mapping[str, Meaning]] = MappingProxyType(
         "weights.direct_memory": _meaning("Weight of the direct memory use. Brokers of Equipoise report none.", Range()),
         "weights.bandwidth_in": _meaning("Weight of the inbound network use.", Range()),
         "weights.bandwidth_out": _meaning("Weight of the outbound network use.", Range()),
-        "balanced.moves_max": _meaning("Limit of moves in one round.", _SOME),
+        "balanced.moves_max": _meaning("Limit of bundles that one broker takes in one round.", _SOME),
         "balanced.start_ratio": _meaning(
             "Distance from the mean at which a round starts to move bundles, as a fraction of the mean.", Range()
         ),
-        "balanced.settle_ratio": _meaning("Distance from the mean at which a round stops, as a fraction of the mean.", Range()),
-        "balanced.wobble_ratio": _meaning("Fraction of its cost by which a bundle's load may vary without moving back and forth.", Range()),
+        "balanced.settle_ratio": _meaning("Distance from the mean to which a round brings brokers, as a fraction of the mean.", Range()),
+        "balanced.calm": _meaning("Widens all bands by 60 %: less load moves, and the load is less even."),
+        "balanced.patience_ms": _meaning("Time that an imbalance below 25 % of the mean must last before bundles move."),
+        "balanced.churn_max": _meaning("Share of all load that may move in an hour.", Range()),
         "transfer.target_deviation": _meaning("Standard deviation of the brokers' use above which bundles move, as a fraction.", Range()),
         "transfer.hit_count_threshold": _meaning("Number of uneven rounds in a row before bundles move."),
         "transfer.sources_max": _meaning("Limit of brokers that give bundles in one round.", _SOME),
