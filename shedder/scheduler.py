@@ -24,7 +24,7 @@ class Scheduler:
     * Times are milliseconds of a clock that does not jump.
     * A round starts one interval after the last, but not while a move waits or is in flight: the cost of the bundle could not be assigned
       to either broker.
-    * When the first report of a broker that joined arrives, a round starts at once. While such a round finds moves, the next follows it.
+    * When the first report of a broker that joined arrives, a round starts at once. While it finds moves, the next follows it.
     * A bundle rests after every move, by any broker.
     """
 

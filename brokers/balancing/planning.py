@@ -140,7 +140,7 @@ def stale_moves(view: View, moves: Iterable[Move], rules: PlacementRules, *, now
     """Return which planned moves must not start any more, by bundle, and why. They may have waited for a free slot.
 
     The bundle may have moved or gone since the plan, a new policy may forbid the move, or its namespace may be frozen at `now_ms` (Unix
-    time). A bundle whose owner violates a policy moves all the same.
+    time). A bundle whose owner violates a policy still moves.
     """
     destinations, frozen = Destinations(view, rules=rules), controls_in(view, now_ms).why_frozen
     reasons = {move.bundle: _why_stale(view, destinations, move, frozen) for move in moves}

@@ -14,7 +14,7 @@ kinds:
 * `failure-domain`: `brokers.N` fail together, for anti-affinity. It overrides the domain that a broker declares on joining. A broker is in
   one domain; if two records name it, the first domain by name counts.
 * `maintenance`, `domain-maintenance`: the broker, or the failure domain, NAME takes no bundles and gives away those that it has, for the
-  `reason`. At `until_ms` (Unix time; 0: no end) the leader removes the policy. Until then it applies, whatever the time.
+  `reason`. At `until_ms` (Unix time; 0: no end) the leader removes the policy, and it applies until it is removed.
 * `pause`: with the name `balancing`, the balancer neither moves, splits nor merges until `until_ms` (Unix time), for the `reason`.
 * `freeze`: the same for the bundles of the namespace NAME; `until_ms` 0: no end. See `brokers.balancing.controls`.
 * `tenant`: a tenant that was created, with `allowed_clusters.N`, and the `admin_roles.N` that administer it.

@@ -174,7 +174,7 @@ def test_a_plan_checks_rules_a_bounded_number_of_times(monkeypatch: pytest.Monke
 
 
 def uneven(*, by: float, noise: float = 0.0) -> Snapshot:
-    """Two brokers, of which one has a part `by` more than the mean, and the other as much less."""
+    """Two brokers: one has a part `by` more than the mean, and the other as much less."""
     bundles = [
         tuple(WeighedBundle(name=f"{name}{number}", cost=10.0) for number in range(round(count)))
         for name, count in (("a", 100 + 100 * by), ("b", 100 - 100 * by))
