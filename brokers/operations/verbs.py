@@ -72,6 +72,7 @@ from equipoise.channel.core.errors import CallerError, NotFound
 from equipoise.channel.core.ranges import check_broker_id, check_tenant, even_boundaries
 from equipoise.channel.core.records import Document, Scalar
 from equipoise.channel.core.view import View
+from equipoise.shedder.plan import Move
 
 T = TypeVar("T")
 
@@ -272,6 +273,21 @@ def unload_all(namespace: str, *, wait: bool = True) -> Operation[Answer]:
     moved = sum(not outcome.is_stuck for outcome in found)
     sentence = f"{counted(moved, 'bundle')} of {namespace} moved to another owner; {rest}"
     return Answer(sentence=sentence, document=document, outcomes=found)
+
+
+def transfer_batch(moves: Sequence[Move]) -> Operation[Sequence[Outcome]]:
+    """Transfer bundles to the destinations of a plan, all at once, and wait until their owners keep them.
+
+    Leave out those that somebody else moves at the same moment.
+    """
+    seen = yield from Look()
+    outcomes = Outcomes(seen.view, [bundle_named(seen.view, move.bundle) for move in moves], log=seen.log)
+    yield from Listen(listener=outcomes.heard)
+    intents = [Transfer(bundle=move.bundle, destination=move.destination or "", reason=move.reason) for move in moves]
+    begun = yield from ProposeEach(intents=intents)
+    yield from Until(condition=_all_released(begun), what="the moves of the plan")
+    view = yield from _settled(outcomes)
+    return [outcomes.of(name, view) for name in begun]
 
 
 def cancel_all(namespace: str) -> Operation[Answer]:

@@ -35,10 +35,11 @@ _STAYS_MAX: Final = 8
 class Seen:
     """The basis of a forecast: Unix time, the channel's offset, the leader, and the last decision about moves.
 
-    `strategy` is the strategy of the round; see `brokers.balancing.planning.BalancingRound`. `paused` is why balancing
-    is paused, or None.
+    `plan` is the plan's id. `strategy` is the strategy of the round; see `brokers.balancing.planning.BalancingRound`. `paused` is why
+    balancing is paused, or None.
     """
 
+    plan: str
     log: str
     at_ms: int
     offset: int
@@ -55,6 +56,7 @@ def document_of(seen: Seen, settings: BalancingSettings, forecast: Forecast) -> 
     """Return the whole forecast. Rates are per second, times are Unix time in milliseconds, fractions are not percentages."""
     plan = forecast.plan
     return {
+        "id": seen.plan,
         "log": seen.log,
         "at_ms": seen.at_ms,
         "offset": seen.offset,
@@ -178,7 +180,7 @@ def conclusion(settings: BalancingSettings, forecast: Forecast, paused: str | No
 def _preface(seen: Seen, settings: BalancingSettings) -> Iterator[str]:
     shedder = settings.balancing.shedder
     rule = f"first the bundles that violate {OF_POLICIES}, then {shedder}" if seen.strategy == OF_POLICIES else shedder
-    yield f"{rule}, at {local_time(seen.at_ms)}, offset {seen.offset}; leader: {seen.leader or 'none'}"
+    yield f"{rule}, at {local_time(seen.at_ms)}, offset {seen.offset}; leader: {seen.leader or 'none'}; plan {seen.plan}"
     differing = ", ".join(f"{name} {row['value']} ({row['default']})" for name, row in _differing(settings).items())
     yield f"settings (defaults): {differing}" if differing else "all settings are the defaults"
     yield "; ".join(_assumed(settings))

@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
+from threading import Event
 from typing import Annotated
 
 import typer
@@ -17,20 +21,37 @@ from equipoise.brokers.balancing.controls import controls_in
 from equipoise.brokers.balancing.decisions import Decision
 from equipoise.brokers.balancing.forecast import Forecast
 from equipoise.brokers.balancing.planning import cluster_snapshot_of, foreseen, fresh
+from equipoise.brokers.balancing.saved_plans import SavedPlan, read_plan, saved_plan
 from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings, placement_of
 from equipoise.brokers.balancing.settings.setting_values import Value, with_values
 from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.cli.broker_conf import read_broker_conf
 from equipoise.brokers.cli.commands.broker import pairs
 from equipoise.brokers.cli.commands.forecasts import Seen, document_of, print_forecast
-from equipoise.brokers.cli.options import TIMEOUT_S, BrokerConfOption, JsonOption, LogOption, TimeoutOption, reading
-from equipoise.brokers.cli.outcome import group
-from equipoise.brokers.cli.output import print_json
+from equipoise.brokers.cli.options import (
+    TIMEOUT_S,
+    AsOption,
+    BrokerConfOption,
+    JsonOption,
+    LogOption,
+    TimeoutOption,
+    file,
+    reading,
+    writing,
+)
+from equipoise.brokers.cli.outcome import ExitCode, group
+from equipoise.brokers.cli.output import print_fact, print_json
 from equipoise.brokers.decision_log import open_decision_log
-from equipoise.brokers.errors import NoFreshLoad
+from equipoise.brokers.errors import InvalidRequest, NoFreshLoad, Rejected
 from equipoise.brokers.load.bus import open_load_bus
+from equipoise.brokers.operations.on_channel import run
+from equipoise.brokers.operations.verbs import transfer_batch
 from equipoise.channel.core.errors import PeerError
+from equipoise.channel.core.records import Reason
 from equipoise.channel.core.view import View
+from equipoise.channel.log.blocking_view import read_on
+from equipoise.channel.system.deadline import Deadline
+from equipoise.shedder.plan import Move
 
 app = group("Show what the balancer would move now, and what blocks further moves.")
 
@@ -48,15 +69,32 @@ def plan(
         typer.Option("--set", metavar="NAME=VALUE", help="Override a setting for this dry run. Repeatable.", show_default=False),
     ] = None,
     broker_conf: BrokerConfOption = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", parser=file, help="Write the plan to this file, for --apply.", show_default=False)
+    ] = None,
+    apply: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", parser=file, help="Carry out the plan in this file, unless the cluster has changed.", show_default=False
+        ),
+    ] = None,
+    name: AsOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
     """Show what the balancer would move now, and what blocks further moves.
 
-    This is a dry run: it reads the channel and the load reports, and changes nothing. The settings on the channel
+    Without --apply, this is a dry run: it reads the channel and the load reports, and changes nothing. The settings on the channel
     override those of --broker-conf, which override the defaults. It does not know the settings that brokers got when they started.
-    Exit code 1: no broker has sent a fresh load report.
+
+    With --apply, it moves exactly what the file says, and Ctrl-C stops after the moves in flight. Exit code 1: no broker has
+    sent a fresh load report; or the cluster has changed since the plan; or a bundle did not arrive.
     """
+    if apply is not None:
+        if shedder is not None or changes or broker_conf is not None or output is not None:
+            raise typer.BadParameter("--apply carries out a plan as it is: give it only --log, --as, --timeout and --json")
+        _apply(apply, log, name, timeout, as_json=as_json)
+        return
     given = pairs("--set", changes or ()) | ({} if shedder is None else {"balancing.shedder": shedder})
     base = with_values(BalancingSettings(), {} if broker_conf is None else _settings_of(broker_conf))
     with reading(log, timeout) as access:
@@ -68,13 +106,69 @@ def plan(
         strategy, forecast = foreseen(cluster, settings, placement)
         paused = controls_in(access.view, now_ms).why_paused
         leader, last = _leader(access.view), _last_decision(log)
-        seen = Seen(log=log, at_ms=now_ms, offset=access.view.offset, leader=leader, last=last, strategy=strategy, paused=paused)
+        saved = saved_plan(access.view, forecast, moves_max=settings.balancing.moves_max)
+        seen = Seen(
+            plan=saved.id, log=log, at_ms=now_ms, offset=access.view.offset, leader=leader, last=last, strategy=strategy, paused=paused
+        )
     if forecast.before is None:
         raise _without_load(log, forecast)
+    if output is not None:
+        output.write_text(saved.text(), encoding="utf-8")
     if as_json:
         print_json(document_of(seen, settings, forecast))
     else:
         print_forecast(seen, settings, forecast)
+
+
+def _apply(path: Path, log: str, name: str | None, timeout_s: int, *, as_json: bool) -> None:
+    """Carry out the plan in a file, batch by batch, and print what became of each bundle."""
+    try:
+        plan = read_plan(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidRequest(what=f"the plan {path}", problem=f"its file cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise InvalidRequest(what=f"the plan {path}", problem=str(error)) from error
+    failed = False
+    with writing(log, name, timeout_s) as access, _interrupts() as interrupted:
+        _check_unchanged(plan, access.view, plan.moves)
+        for batch in plan.batches():
+            deadline = Deadline.after(timeout_ms=timeout_s * 1_000)  # Each batch has its own time.
+            read_on(access.log, access.reader, deadline=deadline)
+            _check_unchanged(plan, access.view, batch)
+            outcomes = {outcome.bundle: outcome for outcome in run(replace(access, deadline=deadline), transfer_batch(batch))}
+            for move in batch:
+                outcome = outcomes.get(move.bundle)
+                failed = failed or outcome is None or outcome.owner != move.destination
+                sentence = f"{move.bundle} did not move: somebody else moves it" if outcome is None else outcome.sentence()
+                document: dict[str, object] = {"bundle": move.bundle, "problem": sentence} if outcome is None else {**outcome.document()}
+                print_fact(sentence, document, as_json=as_json)
+            if interrupted.is_set():
+                raise KeyboardInterrupt
+    if failed:
+        raise typer.Exit(ExitCode.REFUSED)
+
+
+def _check_unchanged(plan: SavedPlan, view: View, moves: Sequence[Move]) -> None:
+    changes = plan.changes(view, moves)
+    if changes is not None:
+        advice = "make a new plan with `equipoise plan --output`"
+        raise Rejected(key=f"plan {plan.id}", reason=Reason.STALE, problem=changes, offset=None, action="apply the", advice=advice)
+
+
+@contextmanager
+def _interrupts() -> Iterator[Event]:
+    """Yield an event that the first Ctrl-C sets. The second one interrupts as usual."""
+    interrupted = Event()
+
+    def note(_signal: int, _frame: object) -> None:
+        interrupted.set()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _settings_of(broker_conf: Path) -> Mapping[str, Value]:

@@ -79,7 +79,8 @@ _LINES: Final[Mapping[str, str]] = {
     "brokers maintenance end": "c --log {log} --as erin --timeout 5 --json",
     "brokers maintenance list": "--log {log} --timeout 5 --json",
     "plan": (
-        "--log {log} --shedder TransferShedder --set transfer.hit_count_threshold=0 --broker-conf {folder}/broker.conf --timeout 5 --json"
+        "--log {log} --shedder TransferShedder --set transfer.hit_count_threshold=0 --broker-conf {folder}/broker.conf "
+        "--output {folder}/plan.json --as erin --timeout 5 --json"
     ),
     "decisions": "--log {log} --limit 5 --json",
     "balancing on": "--log {log} --as erin --timeout 5 --json",

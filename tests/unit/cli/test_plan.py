@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from equipoise.brokers.agent.intents import CreateNamespace
+from equipoise.brokers.balancing.saved_plans import SavedPlan, facts_of
 from equipoise.brokers.decision_log import open_decision_log
 from equipoise.brokers.load.bus import open_load_bus
 from equipoise.channel.core import propose
+from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.log.open_log import log_path
+from equipoise.shedder.plan import Move
 from tests.channels.folding import Channel
 from tests.decisions import idle, shed
 from tests.load.loaded import loaded, sample, uneven_channel
 from tests.unit.cli.fabricated import run, view_of, write
+from tests.unit.http.cluster import PATIENCE_MS, started, until
 
 UNEVEN = {"a": 90.0, "b": 35.0, "c": 5.0}
 TRANSFER = ("--shedder", "TransferShedder")
@@ -69,7 +76,7 @@ def test_a_plan_is_printed_on_one_page(log: str) -> None:
     assert (TRANSFERRED, 0) == (f"\nbrokers{page}", result.exit_code)
     first, *rest = preface.split("\n")
     assert first.startswith("TransferShedder, at 2")
-    assert first.endswith(f", offset {view_of(log).offset}; leader: a")
+    assert f", offset {view_of(log).offset}; leader: a; plan " in first
     assert "settings (defaults): balancing.shedder TransferShedder (BalancedShedder)" == rest[0]
     assert rest[1].startswith("planned as if the load had been uneven")
     assert "there is no recorded decision about moves" == rest[2]
@@ -195,3 +202,59 @@ def test_a_plan_uses_a_broker_conf(log: str, tmp_path: Path) -> None:
 def test_an_invalid_setting_ends_the_plan(log: str, given: tuple[str, str]) -> None:
     result = run("plan", *given, log=log)
     assert (2, "") == (result.exit_code, result.stdout)
+
+
+# --- plans that are carried out ---
+
+
+def test_a_plan_is_refused_once_the_cluster_has_changed(log: str, tmp_path: Path) -> None:
+    """Here by a new policy. The refusal names it, and nothing moves."""
+    path = str(tmp_path / "plan.json")
+    assert 0 == run("plan", *TRANSFER, "--output", path, log=log).exit_code
+    assert 0 == run("policies", "pin", "late", "--namespace", "tenant/ns", "--brokers", "a", log=log).exit_code
+    before = view_of(log).offset
+    result = run("plan", "--apply", path, log=log)
+    assert (1, before) == (result.exit_code, view_of(log).offset)
+    assert f"cannot apply the plan {json.loads(Path(path).read_text())['id']}: policy pin/late was changed at offset" in result.stderr
+    assert "(in the plan: absent)" in result.stderr
+
+
+@pytest.mark.parametrize(("text", "problem"), [("{}", "it is no file that"), ("no JSON", "it is no file that"), (None, "it was changed")])
+def test_a_file_that_is_no_plan_is_refused(text: str | None, problem: str, log: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    run("plan", *TRANSFER, "--output", str(path), log=log)
+    path.write_text(path.read_text().replace('"destination": "c"', '"destination": "b"') if text is None else text)
+    result = run("plan", "--apply", str(path), log=log)
+    assert (2, True) == (result.exit_code, problem in result.stderr)
+
+
+def test_a_plan_is_carried_out_as_it_is(log: str) -> None:
+    assert 2 == run("plan", *TRANSFER, "--apply", "plan.json", log=log).exit_code
+
+
+@pytest.mark.integration
+async def test_a_saved_plan_moves_what_it_says(tmp_path: Path) -> None:
+    """On two brokers, one move at once, and with the operator's name in the history. A second time the plan is refused."""
+    log_url, path = f"sqlite:{tmp_path / 'log.db'}", tmp_path / "plan.json"
+    async with started(tmp_path, log_url, {}) as first, started(tmp_path, log_url, {}) as second:
+        for broker in (first, second):
+            await broker.worker.ready(timeout_ms=PATIENCE_MS)
+        await first.worker.request(CreateNamespace(name="t/n", boundaries=even_boundaries(4)), timeout_ms=PATIENCE_MS)
+        view = first.worker.view
+        await until(lambda: [bundle.phase for bundle in view.bundles_of("t/n")] == ["owned"] * 4)
+        names = [bundle.name for bundle in view.held_by(view.brokers[first.id].incarnation)]
+        moves = tuple(Move(bundle=name, source=first.id, destination=second.id, reason="test") for name in names)
+        path.write_text(SavedPlan(moves=moves, moves_max=1, facts=facts_of(view, names)).text())
+        code, printed = await applied(path, log_url)
+        assert (0, [f"{name} is owned by {second.id}" for name in names]) == (code, [line.split(",")[0] for line in printed.splitlines()])
+        await until(lambda: [] == list(view.held_by(view.brokers[first.id].incarnation)))
+        code, printed = await applied(path, log_url)
+        assert (1, True) == (code, "cannot apply the plan" in printed)
+
+
+async def applied(path: Path, log_url: str) -> tuple[int | None, str]:
+    """Return the exit code and the output of `plan --apply`."""
+    command = (sys.executable, "-m", "equipoise.brokers.cli", "plan", "--apply", str(path), "--log", log_url, "--as", "erin")
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
+    printed, _ = await process.communicate()
+    return process.returncode, printed.decode()

@@ -1,0 +1,105 @@
+"""Save a plan of the dry run with the facts that it depends on, and say what has changed since.
+
+The file holds the exact moves, because load reports change every few seconds and a second plan would differ.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from typing import Final
+
+from equipoise.brokers.balancing.forecast import Forecast
+from equipoise.channel.core.view import View
+from equipoise.shedder.plan import Move
+
+Facts = Mapping[str, str]
+"""What a plan depends on, by subject: its bundles and their namespaces, all brokers, policies and settings. A value ends a sentence."""
+
+_NAMED_MAX: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedPlan:
+    """The moves of a plan in their order, all with a destination, and the facts on which it was made.
+
+    At most `moves_max` moves run at once.
+    """
+
+    moves: Sequence[Move]
+    moves_max: int
+    facts: Facts
+
+    @property
+    def id(self) -> str:
+        """The digest of the moves and the facts: 12 hexadecimal digits."""
+        return sha256(json.dumps(self._content(), sort_keys=True).encode()).hexdigest()[:12]
+
+    def text(self) -> str:
+        """Return the content of the plan's file."""
+        return json.dumps({"id": self.id, **self._content()}, indent=1) + "\n"
+
+    def batches(self) -> Sequence[Sequence[Move]]:
+        """Return the moves in batches that run one after the other."""
+        return [self.moves[start : start + self.moves_max] for start in range(0, len(self.moves), self.moves_max)]
+
+    def changes(self, view: View, moves: Sequence[Move]) -> str | None:
+        """Return what has changed in `view` that concerns these moves of the plan; None if nothing has."""
+        bundles = [move.bundle for move in moves]
+        now, about = facts_of(view, bundles), _subjects_of(bundles)
+        then = {subject: fact for subject, fact in self.facts.items() if subject in about or subject.startswith(("broker ", "policy "))}
+        changed = [
+            f"{subject} {now.get(subject, 'is gone')} (in the plan: {then.get(subject, 'absent')})"
+            for subject in sorted({*then, *now})
+            if then.get(subject) != now.get(subject)
+        ]
+        more = len(changed) - _NAMED_MAX
+        return f"{', '.join(changed[:_NAMED_MAX])}{f' and {more} more' if more > 0 else ''}" if changed else None
+
+    def _content(self) -> dict[str, object]:
+        return {"moves": [asdict(move) for move in self.moves], "moves_max": self.moves_max, "facts": dict(self.facts)}
+
+
+def saved_plan(view: View, forecast: Forecast, *, moves_max: int) -> SavedPlan:
+    """Return the plan of `forecast`, which was made on `view`. Moves that placement finds no destination for are left out."""
+    planned = ((each.move, each.destination) for each in forecast.moves)
+    moves = tuple(
+        Move(bundle=move.bundle, source=move.source, destination=destination, reason=move.reason, cause=move.cause)
+        for move, destination in planned
+        if destination is not None
+    )
+    return SavedPlan(moves=moves, moves_max=moves_max, facts=facts_of(view, [move.bundle for move in moves]))
+
+
+def read_plan(text: str) -> SavedPlan:
+    """Return the plan in the content of a file. Raise `ValueError` if it is no plan, or was changed by hand."""
+    try:
+        document = json.loads(text)
+        moves = tuple(Move(**move) for move in document["moves"])
+        plan = SavedPlan(moves=moves, moves_max=document["moves_max"], facts=document["facts"])
+        is_whole = plan.id == document["id"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError("it is no file that `equipoise plan --output` wrote") from error
+    if not is_whole:
+        raise ValueError("it was changed: its content does not match its id")
+    return plan
+
+
+def facts_of(view: View, bundles: Collection[str]) -> Facts:
+    """Return the facts in `view` on which a plan for `bundles` depends."""
+    facts = {f"broker {broker.broker}": f"is {broker.status}, incarnation {broker.incarnation}" for broker in view.live_brokers()}
+    facts |= {f"policy {policy.name}": f"was changed at offset {policy.last}" for policy in view.policies.values()}
+    for name in bundles:
+        bundle = view.bundles.get(name)
+        if bundle is not None:
+            owner = None if bundle.owner is None else view.live.get(bundle.owner)
+            at = "without an owner" if owner is None else f"at {owner.broker}"
+            facts[f"bundle {name}"] = f"is {bundle.state} {at}, changed at offset {bundle.last}"
+            facts[f"namespace {bundle.namespace}"] = f"was changed at offset {view.namespaces[bundle.namespace].last}"
+    return facts
+
+
+def _subjects_of(bundles: Collection[str]) -> frozenset[str]:
+    return frozenset(f"bundle {name}" for name in bundles) | {f"namespace {name.rpartition('/')[0]}" for name in bundles}
