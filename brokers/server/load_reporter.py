@@ -67,13 +67,15 @@ class LoadReporter:
 
     async def _turn(self) -> None:
         try:
-            now, settings = self._worker.clock.now(), self._settings()
+            # A report from before the joining would not count as the first, and the next one would be seconds away.
+            now, settings, is_member = self._worker.clock.now(), self._settings(), self._worker.agent.incarnation is not None
             services, open_bundles = self._worker.loads.latest(), tuple(self._worker.open_bundles)
             # In a thread: it takes milliseconds, which would block the loop.
             carried, sample = await asyncio.to_thread(self._look, services, open_bundles, now, settings)
             self._carried = carried
             if sample is not None:
                 self._worker.resources = sample.resources
+            if sample is not None and is_member:
                 await self._report(Report(sample=sample, at_ms=now.boot_ms, open_bundles=carried.settled), settings)
         except Exception as error:  # noqa: BLE001 - a figure that the system does not have must not end the reports.
             self._failures.failed(error, self._worker.clock.now().boot_ms)

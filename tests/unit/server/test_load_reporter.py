@@ -21,7 +21,7 @@ from equipoise.brokers.server.load_reporter import LoadReporter
 from equipoise.shedder.bundle_load import BundleLoad
 from equipoise.shedder.load_reports import LoadBus, Sample, Summary
 from equipoise.shedder.snapshot import BYTES_PER_CALL
-from tests.unit.http.cluster import PATIENCE_MS, Broker, cluster, until
+from tests.unit.http.cluster import PATIENCE_MS, Broker, cluster, started, until
 
 pytestmark = pytest.mark.integration
 
@@ -68,6 +68,15 @@ def rules(reports: ReportRules) -> Callable[[], BalancingSettings]:
     """Return settings that never change."""
     settings = replace(BalancingSettings(), reports=reports)
     return lambda: settings
+
+
+async def test_a_broker_reports_only_after_it_has_joined(tmp_path: Path) -> None:
+    """An earlier report would not count as its first."""
+    async with started(tmp_path, f"memory:{tmp_path}", {}) as broker:
+        bus = Bus(str(tmp_path))
+        async with reporting(broker, bus, lambda: BalancingSettings(reports=OFTEN)):
+            await until(lambda: bool(bus.samples))
+        assert bus.samples[0].at_ms >= broker.worker.view.brokers[broker.id].joined.timestamp_ms
 
 
 async def test_a_report_has_the_load_of_the_services(tmp_path: Path) -> None:
