@@ -106,7 +106,15 @@ def test_every_option_of_every_command_is_garbled() -> None:
     # Options of Kafka's client change the environment of this process, and with `--print-config` nothing else would be reached.
     left_out = {"--follow", "--help", "--wait", "--kafka-config", "--kafka-config-file", "--print-config"}
     # Each excludes another that the line has.
-    left_out |= {"--bundles", "--anti-affinity-group", "--no-anti-affinity-group", "--min-limit", "--usage-threshold", "--domain", "--apply"}
+    left_out |= {
+        "--bundles",
+        "--anti-affinity-group",
+        "--no-anti-affinity-group",
+        "--min-limit",
+        "--usage-threshold",
+        "--domain",
+        "--apply",
+    }
     assert {} == {
         name: missing
         for name, options in known.items()
