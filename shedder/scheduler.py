@@ -34,7 +34,8 @@ class Scheduler:
         self._in_flight: dict[str, Ends] = {}
         self._moved: dict[str, int] = {}
         self._newcomers: dict[str, int] = {}
-        self._fills = False
+        # Whether a round is due at once, and whether the present round was.
+        self._fills = self._is_fill = False
 
     def joined(self, broker: str, at_ms: int) -> None:
         """Record that a broker joined at `at_ms`: its first report starts a round."""
@@ -61,12 +62,15 @@ class Scheduler:
         if self._waiting or self._in_flight or not (self._fills or now_ms - self._began_ms >= interval_ms):
             return False
         self._began_ms = now_ms
+        # A round that is not planned (balancing is off or paused, or the round failed) must not start again at once, over and over.
+        self._is_fill, self._fills = self._fills, False
         return True
 
     def planned(self, moves: Iterable[Move]) -> None:
         """Queue these moves, in their order. Without any, the brokers that joined are filled."""
         self._waiting = list(moves)
-        self._fills = self._fills and bool(self._waiting)
+        self._fills = self._fills or (self._is_fill and bool(self._waiting))
+        self._is_fill = False
 
     def dropped(self) -> tuple[Move, ...]:
         """Remove and return the moves that have not started."""

@@ -84,6 +84,13 @@ def test_rounds_follow_each_other_while_a_broker_that_joined_is_filled(scheduler
     assert [False, True] == [due(scheduler, now_ms) for now_ms in (START_MS + 4, START_MS + 3 + INTERVAL_MS)]
 
 
+def test_a_round_for_a_broker_that_joined_is_not_repeated_if_nothing_was_planned(scheduler: Scheduler) -> None:
+    """Balancing is off or paused, or the round failed. The next regular round comes after the interval."""
+    scheduler.joined("b", START_MS)
+    scheduler.reported(["b"])
+    assert [True, False, True] == [due(scheduler, now_ms) for now_ms in (START_MS + 1, START_MS + 2, START_MS + 1 + INTERVAL_MS)]
+
+
 def test_no_round_begins_while_a_move_waits_or_is_in_flight(scheduler: Scheduler) -> None:
     """When the last move has ended, the next round is due at once if its interval is over."""
     due_ms = START_MS + INTERVAL_MS
