@@ -73,10 +73,10 @@ def saved_plan(view: View, forecast: Forecast, *, moves_max: int) -> SavedPlan:
     return SavedPlan(moves=moves, moves_max=moves_max, facts=facts_of(view, [move.bundle for move in moves]))
 
 
-def read_plan(text: str) -> SavedPlan:
-    """Return the plan in the content of a file. Raise `ValueError` if it is no plan, or was changed by hand."""
+def read_plan(content: bytes) -> SavedPlan:
+    """Return the plan in the content of its file. Raise `ValueError` if it is no plan, or was changed by hand."""
     try:
-        document = json.loads(text)
+        document = json.loads(content)
         moves = tuple(Move(**move) for move in document["moves"])
         plan = SavedPlan(moves=moves, moves_max=document["moves_max"], facts=document["facts"])
         is_whole = plan.id == document["id"]

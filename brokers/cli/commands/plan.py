@@ -123,7 +123,7 @@ def plan(
 def _apply(path: Path, log: str, name: str | None, timeout_s: int, *, as_json: bool) -> None:
     """Carry out the plan in a file, batch by batch, and print what became of each bundle."""
     try:
-        plan = read_plan(path.read_text(encoding="utf-8"))
+        plan = read_plan(path.read_bytes())
     except OSError as error:
         raise InvalidRequest(what=f"the plan {path}", problem=f"its file cannot be read: {error.strerror}") from error
     except ValueError as error:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sqlite3
 import sys
 import time
-from contextlib import closing
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -24,7 +28,7 @@ from tests.channels.folding import Channel
 from tests.decisions import idle, shed
 from tests.load.loaded import loaded, sample, uneven_channel
 from tests.unit.cli.fabricated import run, view_of, write
-from tests.unit.http.cluster import PATIENCE_MS, started, until
+from tests.unit.http.cluster import PATIENCE_MS, Broker, started, until
 
 UNEVEN = {"a": 90.0, "b": 35.0, "c": 5.0}
 TRANSFER = ("--shedder", "TransferShedder")
@@ -219,11 +223,14 @@ def test_a_plan_is_refused_once_the_cluster_has_changed(log: str, tmp_path: Path
     assert "(in the plan: absent)" in result.stderr
 
 
-@pytest.mark.parametrize(("text", "problem"), [("{}", "it is no file that"), ("no JSON", "it is no file that"), (None, "it was changed")])
-def test_a_file_that_is_no_plan_is_refused(text: str | None, problem: str, log: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(b"{}", "it is no file that"), (b"no JSON", "it is no file that"), (b"\xff", "it is no file that"), (None, "it was changed")],
+)
+def test_a_file_that_is_no_plan_is_refused(content: bytes | None, problem: str, log: str, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     run("plan", *TRANSFER, "--output", str(path), log=log)
-    path.write_text(path.read_text().replace('"destination": "c"', '"destination": "b"') if text is None else text)
+    path.write_bytes(path.read_bytes().replace(b'"destination": "c"', b'"destination": "b"') if content is None else content)
     result = run("plan", "--apply", str(path), log=log)
     assert (2, True) == (result.exit_code, problem in result.stderr)
 
@@ -234,27 +241,72 @@ def test_a_plan_is_carried_out_as_it_is(log: str) -> None:
 
 @pytest.mark.integration
 async def test_a_saved_plan_moves_what_it_says(tmp_path: Path) -> None:
-    """On two brokers, one move at once, and with the operator's name in the history. A second time the plan is refused."""
-    log_url, path = f"sqlite:{tmp_path / 'log.db'}", tmp_path / "plan.json"
-    async with started(tmp_path, log_url, {}) as first, started(tmp_path, log_url, {}) as second:
-        for broker in (first, second):
-            await broker.worker.ready(timeout_ms=PATIENCE_MS)
-        await first.worker.request(CreateNamespace(name="t/n", boundaries=even_boundaries(4)), timeout_ms=PATIENCE_MS)
-        view = first.worker.view
-        await until(lambda: [bundle.phase for bundle in view.bundles_of("t/n")] == ["owned"] * 4)
-        names = [bundle.name for bundle in view.held_by(view.brokers[first.id].incarnation)]
-        moves = tuple(Move(bundle=name, source=first.id, destination=second.id, reason="test") for name in names)
-        path.write_text(SavedPlan(moves=moves, moves_max=1, facts=facts_of(view, names)).text())
-        code, printed = await applied(path, log_url)
-        assert (0, [f"{name} is owned by {second.id}" for name in names]) == (code, [line.split(",")[0] for line in printed.splitlines()])
-        await until(lambda: [] == list(view.held_by(view.brokers[first.id].incarnation)))
-        code, printed = await applied(path, log_url)
+    """One move at once. A second time the plan is refused."""
+    async with to_apply(tmp_path) as stage:
+        names = [move.bundle for move in stage.moves]
+        code, printed = await ended(await stage.apply())
+        owned = [f"{name} is owned by {stage.destination.id}" for name in names]
+        assert (0, owned) == (code, [line.split(",")[0] for line in printed.splitlines()])
+        await until(lambda: stage.owners() == {stage.destination.id})
+        code, printed = await ended(await stage.apply())
         assert (1, True) == (code, "cannot apply the plan" in printed)
 
 
-async def applied(path: Path, log_url: str) -> tuple[int | None, str]:
-    """Return the exit code and the output of `plan --apply`."""
-    command = (sys.executable, "-m", "equipoise.brokers.cli", "plan", "--apply", str(path), "--log", log_url, "--as", "erin")
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
+@pytest.mark.integration
+async def test_an_interrupted_plan_stops_after_the_moves_in_flight(tmp_path: Path) -> None:
+    async with to_apply(tmp_path) as stage:
+        stage.destination.service.taking.clear()
+        process = await stage.apply()
+        first, second = (stage.source.worker.view.bundles[move.bundle] for move in stage.moves)
+        await until(lambda: stage.phase_of(first.name) == "transferring")
+        process.send_signal(signal.SIGINT)
+        stage.destination.service.taking.set()
+        code, printed = await ended(process)
+        assert (130, [f"{first.name} is owned by {stage.destination.id}"]) == (code, [line.split(",")[0] for line in printed.splitlines()])
+        assert second.last == stage.source.worker.view.bundles[second.name].last
+
+
+@dataclass
+class ToApply:
+    """Two brokers, and a plan in a file that moves the bundles of the first to the second, one after the other."""
+
+    source: Broker
+    destination: Broker
+    moves: Sequence[Move]
+    path: Path
+
+    async def apply(self) -> Process:
+        """Start `plan --apply`."""
+        log_url = self.source.worker.config.log_url
+        command = (sys.executable, "-m", "equipoise.brokers.cli", "plan", "--apply", str(self.path), "--log", log_url, "--as", "erin")
+        return await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
+
+    def phase_of(self, bundle: str) -> str:
+        return self.source.worker.view.bundles[bundle].phase
+
+    def owners(self) -> set[str]:
+        """Return the brokers that have bundles."""
+        view = self.source.worker.view
+        return {broker.id for broker in (self.source, self.destination) if list(view.held_by(view.brokers[broker.id].incarnation))}
+
+
+@asynccontextmanager
+async def to_apply(tmp_path: Path) -> AsyncIterator[ToApply]:
+    """Yield two brokers with two bundles each, and a plan."""
+    log_url, path = f"sqlite:{tmp_path / 'log.db'}", tmp_path / "plan.json"
+    async with started(tmp_path, log_url, {}) as source, started(tmp_path, log_url, {}) as destination:
+        for broker in (source, destination):
+            await broker.worker.ready(timeout_ms=PATIENCE_MS)
+        await source.worker.request(CreateNamespace(name="t/n", boundaries=even_boundaries(4)), timeout_ms=PATIENCE_MS)
+        view = source.worker.view
+        await until(lambda: [bundle.phase for bundle in view.bundles_of("t/n")] == ["owned"] * 4)
+        names = [bundle.name for bundle in view.held_by(view.brokers[source.id].incarnation)]
+        moves = [Move(bundle=name, source=source.id, destination=destination.id, reason="test") for name in names]
+        path.write_text(SavedPlan(moves=moves, moves_max=1, facts=facts_of(view, names)).text())
+        yield ToApply(source=source, destination=destination, moves=moves, path=path)
+
+
+async def ended(process: Process) -> tuple[int | None, str]:
+    """Return the exit code and the output of a process, once it has ended."""
     printed, _ = await process.communicate()
     return process.returncode, printed.decode()
