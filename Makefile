@@ -20,6 +20,9 @@ WAITING := -m integration -n 4 $(SPREAD)
 FAST := EQUIPOISE_TEST_FAST=1 $(BIN)/python -m pytest --quiet -rfE -m "not integration and not slow" -n auto $(SPREAD)
 TEST_LOG := $(if $(LOG),EQUIPOISE_TEST_LOG="$(LOG)")
 
+# Where this is set, as in many images, each of the thousands of processes of the tests compiles all modules again: two thirds of its start.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help setup run kafka kafka-stop test test-fast check fmt bench simulate mutants soak stress stress-pulsar vectors docs proto fuzz clean
 
