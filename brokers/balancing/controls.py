@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from equipoise.brokers.balancing.policies import FREEZE, PAUSE_KEY, Control, Maintenance, is_maintenance, parse_policy
 from equipoise.brokers.errors import InvalidPolicy
@@ -28,12 +27,12 @@ class Controls:
     @property
     def why_paused(self) -> str | None:
         """Why the balancer does nothing; None if balancing is not paused."""
-        return None if self.pause is None else f"balancing is paused {_until(self.pause)}: {self.pause.reason}"
+        return None if self.pause is None else f"balancing is paused: {self.pause.reason}"
 
     @property
     def why_frozen(self) -> Mapping[str, str]:
         """Why the balancer leaves a namespace alone, by namespace."""
-        return {name: f"its namespace is frozen {_until(control)}: {control.reason}" for name, control in self.frozen.items()}
+        return {name: f"its namespace is frozen: {control.reason}" for name, control in self.frozen.items()}
 
 
 def is_control(key: str) -> bool:
@@ -64,9 +63,3 @@ def controls_in(view: View, now_ms: int) -> Controls:
 def freeze_key(namespace: str) -> str:
     """Return the key of the freeze of a namespace."""
     return f"{FREEZE}/{namespace}"
-
-
-def _until(control: Control) -> str:
-    if not control.until_ms:
-        return "until it is ended"
-    return f"until {datetime.fromtimestamp(control.until_ms / 1_000, UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -27,7 +28,7 @@ from equipoise.brokers.balancing.settings.settings_records import (
 )
 from equipoise.brokers.cli import broker_conf
 from equipoise.brokers.cli.commands.broker import pairs
-from equipoise.brokers.cli.moments import duration, time_of
+from equipoise.brokers.cli.moments import duration, local_time, time_of
 from equipoise.brokers.cli.options import (
     TIMEOUT_S,
     AsOption,
@@ -179,10 +180,10 @@ def show(
     ]
     problems = problems_in(view, DEFAULTS)
     controls = controls_in(view, time.time_ns() // 1_000_000)
-    frozen = dict(sorted(controls.why_frozen.items()))
+    stopped = [*([] if controls.pause is None else [controls.pause]), *(controls.frozen[name] for name in sorted(controls.frozen))]
     last = None if entry is None else {"offset": entry.last, "by": changed_by(document)}
     if as_json:
-        print_json({"settings": rows, "changed": last, "problems": list(problems), "paused": controls.why_paused, "frozen": frozen})
+        print_json({"settings": rows, "changed": last, "problems": list(problems), "controls": [asdict(control) for control in stopped]})
         return
     if everything:
         for line in _grouped(rows):
@@ -190,9 +191,9 @@ def show(
     else:
         nothing = "the channel has no settings: each broker uses those that it was started with, or the defaults"
         print_rows(rows, columns=("setting", "value", "default"), as_json=False, nothing=nothing)
-    for stopped in (controls.why_paused, *(f"{namespace}: {why}" for namespace, why in frozen.items())):
-        if stopped is not None:
-            print_line(stopped)
+    for control in stopped:
+        what = "balancing is paused" if control is controls.pause else f"{control.subject} is frozen"
+        print_line(f"{what}{f' until {local_time(control.until_ms)}' if control.until_ms else ''}: {control.reason}")
     for problem in problems:
         print_line(f"cannot be read: {problem}", color=typer.colors.RED)
     if last is not None:

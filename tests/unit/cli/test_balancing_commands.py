@@ -13,6 +13,7 @@ from equipoise.brokers.balancing.settings.setting_meanings import GROUPS
 from equipoise.brokers.balancing.settings.setting_values import SETTINGS
 from equipoise.brokers.balancing.settings.settings_records import CHANGED_BY, KEY, document_of, settings_in
 from equipoise.brokers.cli.broker_conf import FILE_BYTES_MAX, log_entries, read_broker_conf, settings_over
+from equipoise.brokers.cli.moments import local_time
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.channel.core import propose
 from equipoise.channel.core.records import Document
@@ -338,18 +339,18 @@ def test_a_broker_logs_each_entry_of_its_broker_conf(conf: Path, caplog: pytest.
 
 def test_balancing_is_paused_shown_and_resumed(log: str) -> None:
     assert "balancing is paused" in balancing(log, "pause", "--reason", "upgrade", "--for", "30m")
-    shown = json.loads(balancing(log, "show", "--json"))
-    assert (True, True) == (shown["paused"].startswith("balancing is paused until "), shown["paused"].endswith(": upgrade"))
-    assert shown["paused"] in balancing(log, "show")
+    (shown,) = json.loads(balancing(log, "show", "--json"))["controls"]
+    assert ("pause/balancing", "upgrade") == (shown["name"], shown["reason"])
+    assert f"balancing is paused until {local_time(shown['until_ms'])}: upgrade\n" in balancing(log, "show")
     assert "balancing is not paused any more" in balancing(log, "resume")
-    assert None is json.loads(balancing(log, "show", "--json"))["paused"]
+    assert [] == json.loads(balancing(log, "show", "--json"))["controls"]
 
 
 def test_a_namespace_is_frozen_shown_and_unfrozen(log: str) -> None:
     assert 0 == run("namespaces", "freeze", NAMESPACE, "--reason", "a sale", log=log).exit_code
-    assert {NAMESPACE: "its namespace is frozen until it is ended: a sale"} == json.loads(balancing(log, "show", "--json"))["frozen"]
+    assert f"{NAMESPACE} is frozen: a sale\n" in balancing(log, "show")
     assert 0 == run("namespaces", "unfreeze", NAMESPACE, log=log).exit_code
-    assert {} == json.loads(balancing(log, "show", "--json"))["frozen"]
+    assert [] == json.loads(balancing(log, "show", "--json"))["controls"]
 
 
 @pytest.mark.parametrize(

@@ -172,11 +172,7 @@ async def test_balancing_that_is_paused_begins_nothing_until_it_is_resumed(tmp_p
         stage.policy.moves = [Move(bundle=bundle, source=leader.id, destination=other.id, reason="test")]
         stage.begin()
         await until(lambda: bool(stage.decisions))
-        reason = stage.decisions[-1].reason or ""
-        assert (True, leader) == (
-            reason.startswith("balancing is paused until ") and reason.endswith(": upgrade"),
-            stage.cluster.owner_of(bundle),
-        )
+        assert ("balancing is paused: upgrade", leader) == (stage.decisions[-1].reason, stage.cluster.owner_of(bundle))
         await leader.worker.request(SetClusterPolicy(policy=PAUSE_KEY, document=None), timeout_ms=20_000)
         await until(lambda: stage.cluster.owner_of(bundle) is other)
 
