@@ -86,8 +86,11 @@ class ByKey:
         timeout_ms: int,
         tls: Callable[[], ClientTls] = client_context_of_environment,
         mounted_at: Callable[[], str | None] = lambda: None,
+        drains: Callable[[], bool] = lambda: False,
     ) -> None:
         """`tls` returns the context for forwarded requests, and `mounted_at` the prefix of the broker's own paths, if the program has them.
+
+        While the worker `drains`, each answer ends its connection. A client that kept it could send a request as the program closes it.
 
         Raise `InvalidName`, and `CallerError` for a path without `{key}`.
         """
@@ -99,10 +102,13 @@ class ByKey:
         self._timeout_ms = timeout_ms
         self._tls = tls
         self._mounted_at = mounted_at
+        self._drains = drains
         self._session: aiohttp.ClientSession | None = None
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request. Pass on what has no key."""
+        if scope["type"] == "http" and scope.get("http_version", "1.1").startswith("1") and self._drains():
+            send = _ending(send)
         key = self._key_of(scope) if scope["type"] == "http" and not self._is_of_broker(scope) else None
         if key is not None:
             await self._answer(key, scope, receive, send)
@@ -260,6 +266,17 @@ def _key_in_path(template: str) -> KeyOf:
         return None if found is None else found["key"]
 
     return key_of
+
+
+def _ending(send: Send) -> Send:
+    """Return `send` for an answer after which the server closes the connection. HTTP/2 has no such header."""
+
+    async def ending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+        await send(message)
+
+    return ending
 
 
 def _path_in(scope: Message) -> str:

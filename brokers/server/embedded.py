@@ -201,6 +201,7 @@ class Worker:
             timeout_ms=timeout_ms,
             tls=lambda: self._started.certificates.nobody,
             mounted_at=lambda: self._mounted_at,
+            drains=self._drains,
         )
 
     def in_thread(self) -> WorkerInThread:
@@ -303,6 +304,10 @@ class Worker:
             is_drained = False
         await host.all_fetched(by=drain_by)
         return is_drained
+
+    def _drains(self) -> bool:
+        host = self._host
+        return host is not None and host.agent.entry is not None and host.agent.entry.status == "draining"
 
     def _has_drained(self, view: View) -> bool | None:
         """Return whether all bundles have moved; None while that may still change."""

@@ -14,7 +14,6 @@ from equipoise.brokers.local.demo import operator
 from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.log.table_view import TableView
-from equipoise.channel.system.deadline import Deadline
 from tests.load.log_places import settled_ms
 
 READY_MS: Final = 90_000
@@ -65,10 +64,5 @@ async def settle(cluster: LocalCluster, table: TableView, namespace: str, *, wit
 
 
 async def _create_namespace(http: aiohttp.ClientSession, cluster: LocalCluster, namespace: str, *, bundles: int) -> None:
-    """Create it as soon as the first broker takes it: the channel may say that it is a member before it has read so itself."""
-    broker = cluster.addresses[0]
-    deadline = Deadline.after(timeout_ms=settled_ms(cluster.log_url))
-    while (problem := await operator.create_namespace(http, broker, namespace, bundles=bundles)) is not None:
-        assert "NotReady" in problem, problem
-        deadline.check(f"{broker} being ready")
-        await asyncio.sleep(_LOOK_S)
+    problem = await operator.create_namespace(http, cluster.addresses[0], namespace, bundles=bundles)
+    assert problem is None, problem

@@ -66,6 +66,9 @@ _MOVE_S: Final = 30.0
 # Interval at which a waiting operator checks the view.
 _LOOK_S: Final = 0.01
 
+# In the answer of a broker that is not a member yet, or not any more.
+_NOT_READY: Final = '"NotReady"'
+
 # A dry run folds the channel and reads load reports: one second, more on a busy machine.
 _PLAN_S: Final = 20.0
 _PLAN_COLUMNS: Final = "120"
@@ -155,10 +158,16 @@ async def create_namespace(http: aiohttp.ClientSession, broker: str, namespace: 
 async def _send(
     http: aiohttp.ClientSession, method: str, url: str, *, query: dict[str, str] | None = None, body: object = None
 ) -> str | None:
+    """Send a request. Repeat it while the broker is not ready: the channel may say that it is a member before it has read so itself."""
+    deadline = Deadline.after(timeout_ms=int(_MOVE_S * 1_000))
     try:
-        timeout = aiohttp.ClientTimeout(total=_MOVE_S)
-        async with http.request(method, url, params=query, json=body, timeout=timeout) as response:
-            return None if response.ok else f"{response.status} {(await response.text()).strip()}"
+        while True:
+            timeout = aiohttp.ClientTimeout(total=deadline.remaining_ms() / 1_000)
+            async with http.request(method, url, params=query, json=body, timeout=timeout) as response:
+                problem = None if response.ok else f"{response.status} {(await response.text()).strip()}"
+            if problem is None or _NOT_READY not in problem or not deadline.remaining_ms():
+                return problem
+            await asyncio.sleep(_LOOK_S)
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         return f"{type(error).__name__} {error}".strip()
 

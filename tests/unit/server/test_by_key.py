@@ -128,6 +128,22 @@ async def test_paths_of_the_broker_have_no_key(prefix: str | None, path: str, is
     assert ([path] if is_of_broker else []) == passed
 
 
+@pytest.mark.parametrize(("version", "drains", "ends"), [("1.1", True, True), ("1.1", False, False), ("2", True, False)])
+async def test_an_answer_of_a_worker_that_drains_ends_its_connection(version: str, drains: bool, ends: bool) -> None:
+    """Otherwise a client could send a request on it while the program closes it, and would not know whether it was executed."""
+    sent: list[Message] = []
+
+    async def app(_scope: Message, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    by_key = ByKey(app, MagicMock(), namespace=NAMESPACE, key=lambda _: None, timeout_ms=1, drains=lambda: drains)
+    await by_key({"type": "http", "http_version": version, "path": "/x", "headers": []}, AsyncMock(), send)
+    assert [[(b"connection", b"close")] if ends else []] == [message["headers"] for message in sent]
+
+
 def test_a_request_waits_for_an_owner(cluster: Cluster[Pages]) -> None:
     bundle = cluster.bundle(NAMESPACE, "home")
     client = program(cluster, "broker-2")
