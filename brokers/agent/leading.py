@@ -159,8 +159,10 @@ class Leading:
             else:
                 self._unstick(bundle, standing)
         self._place([bundle for bundle in free if self._is_due(bundle, standing)])
-        self._give_away()
-        if self._core.view.unsettled() or self._why_it_gives() is not None:
+        reason = self._why_it_gives()
+        if reason is not None:
+            self._give_away(reason)
+        if self._core.view.unsettled() or reason is not None:
             self.wake_at_ms = self._core.now.boot_ms + _ROUND_MS
         if standing == 0:
             self._forget_the_gone()
@@ -245,11 +247,10 @@ class Leading:
             return None
         return f"{policy.name}: {policy.reason}"[:TEXT_CHARACTERS_MAX]
 
-    def _give_away(self) -> None:
-        """Move this broker's own bundles to others, several at once, if it has to."""
-        core, reason = self._core, self._why_it_gives()
-        if reason is None or core.serving is None:
-            return
+    def _give_away(self, reason: str) -> None:
+        """Move this broker's own bundles to others, several at once."""
+        core = self._core
+        assert core.serving is not None, "only a broker that serves has to give"
         held = core.view.held_by(core.serving)
         movable = [bundle for bundle in held if bundle.phase == "owned"]
         room = self._batches.transfers_max - (len(held) - len(movable))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -90,6 +91,11 @@ def duration(text: str) -> int:
     if match is None or not int(match[1]):
         raise typer.BadParameter(f"{text!r} is no duration: write a number and a unit (30d; s, m, h, d, w, y)")
     return int(match[1]) * UNITS_MS.get(match[2], _YEAR_MS)
+
+
+def end_ms(duration_ms: int | None) -> int:
+    """Return the Unix time at which a duration ends that begins now; 0 for None."""
+    return 0 if duration_ms is None else time.time_ns() // 1_000_000 + duration_ms
 
 
 def ago(duration_ms: int) -> str:

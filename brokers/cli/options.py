@@ -11,6 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
+from equipoise.brokers.cli.moments import duration
 from equipoise.brokers.cli.outcome import JSON_FLAG
 from equipoise.brokers.cli.output import print_fact
 from equipoise.brokers.cli.progress import progress
@@ -60,6 +61,10 @@ BrokerConfOption = Annotated[
     ),
 ]
 ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for the channel's history.", show_default=False)]
+ForOption = Annotated[
+    int | None,
+    typer.Option("--for", metavar="DURATION", parser=duration, help="End it after this time (30m; s, m, h, d, w).", show_default=False),
+]
 WaitOption = Annotated[
     bool, typer.Option("--wait/--no-wait", help="Wait for the effect, or only until the channel has accepted the request.")
 ]

@@ -28,7 +28,7 @@ from equipoise.brokers.balancing.settings.settings_records import (
 )
 from equipoise.brokers.cli import broker_conf
 from equipoise.brokers.cli.commands.broker import pairs
-from equipoise.brokers.cli.moments import duration, local_time, time_of
+from equipoise.brokers.cli.moments import duration, end_ms, local_time, time_of
 from equipoise.brokers.cli.options import (
     TIMEOUT_S,
     AsOption,
@@ -93,8 +93,7 @@ def pause(
     The balancer starts no moves, splits or merges until then. Running ones end, bundles without an owner are still placed, and
     maintenance still empties brokers. Pause again to change the end or the reason.
     """
-    until_ms = time.time_ns() // 1_000_000 + duration_ms
-    carry_out(pause_balancing(reason=reason, until_ms=until_ms), log, admin, timeout, as_json=as_json)
+    carry_out(pause_balancing(reason=reason, until_ms=end_ms(duration_ms)), log, admin, timeout, as_json=as_json)
 
 
 @app.command()

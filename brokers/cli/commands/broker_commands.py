@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,13 +10,15 @@ from typing import Annotated, Final
 
 import typer
 
-from equipoise.brokers.cli.moments import duration
+from equipoise.brokers.cli.moments import end_ms
 from equipoise.brokers.cli.options import (
     LOG_VARIABLE,
     TIMEOUT_S,
     AsOption,
+    ForOption,
     JsonOption,
     LogOption,
+    ReasonOption,
     TimeoutOption,
     WaitOption,
     carry_out,
@@ -146,11 +147,8 @@ def start_maintenance(
     subject: SubjectArgument,
     *,
     log: LogOption,
-    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, for everybody who asks why bundles moved.", show_default=False)],
-    duration_ms: Annotated[
-        int | None,
-        typer.Option("--for", metavar="DURATION", parser=duration, help="End it after this time (30m; s, m, h, d, w).", show_default=False),
-    ] = None,
+    reason: ReasonOption,
+    duration_ms: ForOption = None,
     of_domain: DomainOption = False,
     wait: WaitOption = True,
     admin: AsOption = None,
@@ -161,8 +159,7 @@ def start_maintenance(
 
     This lasts until its end, also over restarts of the broker. Works while balancing is off. Start it again to change reason or end.
     """
-    until_ms = 0 if duration_ms is None else time.time_ns() // 1_000_000 + duration_ms
-    started = verbs.start_maintenance(subject, reason=reason, until_ms=until_ms, of_domain=of_domain, wait=wait)
+    started = verbs.start_maintenance(subject, reason=reason, until_ms=end_ms(duration_ms), of_domain=of_domain, wait=wait)
     carry_out(started, log, admin, timeout, as_json=as_json)
 
 

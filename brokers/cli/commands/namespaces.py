@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from itertools import pairwise
 from typing import Annotated, Final
 
@@ -19,10 +18,11 @@ from equipoise.brokers.balancing.namespace_policies import (
     check_new_bundles,
 )
 from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS
-from equipoise.brokers.cli.moments import duration
+from equipoise.brokers.cli.moments import end_ms
 from equipoise.brokers.cli.options import (
     TIMEOUT_S,
     AsOption,
+    ForOption,
     JsonOption,
     LogOption,
     ReasonOption,
@@ -262,12 +262,7 @@ def freeze(
     *,
     log: LogOption,
     reason: ReasonOption,
-    duration_ms: Annotated[
-        int | None,
-        typer.Option(
-            "--for", metavar="DURATION", parser=duration, help="Unfreeze after this time (30m; s, m, h, d, w).", show_default=False
-        ),
-    ] = None,
+    duration_ms: ForOption = None,
     admin: AsOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
@@ -277,8 +272,7 @@ def freeze(
     It neither moves them for load, nor splits or merges them. Bundles without an owner are still placed; policies, maintenance and
     drains still move bundles; and so can you. Freeze again to change the end or the reason.
     """
-    until_ms = 0 if duration_ms is None else time.time_ns() // 1_000_000 + duration_ms
-    carry_out(verbs.freeze_namespace(namespace, reason=reason, until_ms=until_ms), log, admin, timeout, as_json=as_json)
+    carry_out(verbs.freeze_namespace(namespace, reason=reason, until_ms=end_ms(duration_ms)), log, admin, timeout, as_json=as_json)
 
 
 @app.command()
