@@ -1,4 +1,4 @@
-"""Lead: place free bundles, cancel stuck moves, drain brokers, forget old brokers, end what has an end.
+"""Lead: place free bundles, cancel stuck moves, drain brokers, forget old brokers, end controls in time.
 
 Brokers act in order of age. Acting twice is harmless: the expected offset lets one proposal win.
 """

@@ -113,7 +113,10 @@ def plan(
     if forecast.before is None:
         raise _without_load(log, forecast)
     if output is not None:
-        output.write_text(saved.text(), encoding="utf-8")
+        try:
+            output.write_text(saved.text(), encoding="utf-8")
+        except OSError as error:
+            raise InvalidRequest(what=f"the file {output}", problem=f"the plan cannot be written to it: {error.strerror}") from error
     if as_json:
         print_json(document_of(seen, settings, forecast))
     else:

@@ -235,6 +235,16 @@ def test_a_file_that_is_no_plan_is_refused(content: bytes | None, problem: str, 
     assert (2, True) == (result.exit_code, problem in result.stderr)
 
 
+@pytest.mark.parametrize("option", ["--output", "--apply"])
+def test_a_file_in_a_missing_folder_is_named(option: str, log: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "missing" / "plan.json")
+    result = run("plan", *(TRANSFER if option == "--output" else ()), option, path, log=log)
+    assert 2 == result.exit_code
+    assert path in result.stderr
+    assert "No such file or directory" in result.stderr
+    assert "Errno" not in result.stderr
+
+
 def test_a_plan_is_carried_out_as_it_is(log: str) -> None:
     assert 2 == run("plan", *TRANSFER, "--apply", "plan.json", log=log).exit_code
 
