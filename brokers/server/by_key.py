@@ -149,8 +149,10 @@ class ByKey:
                 if problem is None:
                     return
                 failures += 1
-                await asyncio.sleep(min(pause_ms(failures, random.random()), deadline.remaining_ms()) / 1_000)  # noqa: S311 - jitter
-                deadline.check(f"an answer of {served.broker}, which serves {self._namespace}/{key} ({problem}),")
+                pause = pause_ms(failures, random.random())  # noqa: S311 - jitter
+                if pause >= deadline.remaining_ms():
+                    raise deadline.exceeded(f"an answer of {served.broker}, which serves {self._namespace}/{key} ({problem}),")
+                await asyncio.sleep(pause / 1_000)
         except EquipoiseError as error:
             await _refuse(send, error)
 

@@ -74,9 +74,7 @@ class Owner:
 
 
 @asynccontextmanager
-async def program(
-    owner: Owner, *then: str | None, before: Sequence[str] = (), timeout_ms: int = TIMEOUT_MS
-) -> AsyncIterator[httpx.AsyncClient]:
+async def program(owner: Owner, *then: str | None, before: Sequence[str] = ()) -> AsyncIterator[httpx.AsyncClient]:
     """Yield a client of a program whose key is served at `owner`, and by its broker's view there `before` and elsewhere `then`."""
     async with AsyncExitStack() as parts:
         app = web.Application(client_max_size=1 << 30)
@@ -88,7 +86,7 @@ async def program(
         await site.start()
         owner.address = str(site.name)
         here = ByKey(
-            own_app, Host([*before, owner.address, *then]), namespace=NAMESPACE, key="/visits/{key}", forward=True, timeout_ms=timeout_ms
+            own_app, Host([*before, owner.address, *then]), namespace=NAMESPACE, key="/visits/{key}", forward=True, timeout_ms=TIMEOUT_MS
         )
 
         async def end() -> None:
@@ -186,13 +184,15 @@ async def test_a_large_body_streams_and_is_sent_once(monkeypatch: pytest.MonkeyP
     assert 1 == len(owner.requests)
 
 
-async def test_an_owner_that_refuses_for_too_long_is_503() -> None:
+async def test_an_owner_that_refuses_for_too_long_is_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the next pause would last longer than the caller waits."""
+    monkeypatch.setattr(module, "pause_ms", lambda failures, _: 0 if failures == 1 else TIMEOUT_MS)
     owner = Owner(misdirected)
-    async with program(owner, timeout_ms=300) as client:
+    async with program(owner) as client:
         answer = await client.post("/visits/home")
     assert (503, Outcome.NOT_STARTED.value) == (answer.status_code, answer.headers[OUTCOME])
     assert "of owner, which serves web/pages/home (it answered 421)" in answer.json()["reason"]
-    assert len(owner.requests) > 1
+    assert 2 == len(owner.requests)
 
 
 def test_a_length_does_not_go_on_without_the_encoding_that_made_it_void() -> None:
