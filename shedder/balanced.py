@@ -4,10 +4,11 @@ Theory of operation:
 
 * A broker's fill is the cost of its bundles divided by its capacity. The mean is the total cost divided by the total capacity.
 * Each broker has a band around the mean: `settle_ratio` of the mean, and `_NOISES` standard errors of its reported cost.
-* A round acts if a broker is further from the mean than `start_ratio` and its noise, for at least `patience_ms`. A broker further away than
-  `_GROSS_RATIO` is helped at once, and only it: one that nothing helps must not make the round impatient with the others.
+* A broker is helped if it is further from the mean than `start_ratio` and its noise, for at least `patience_ms`. A broker further away than
+  `_GROSS_RATIO` is helped at once.
 * A move brings a broker to the edge of its band, not to the mean. Of all ways to lower the spread, this moves the least load: the load
-  between the edge and the mean is the most expensive to even out.
+  between the edge and the mean is the most expensive to even out. So a bundle that is a little too light is better than one that is a
+  little too heavy: a further bundle can fill the gap.
 * A bundle moves only if the move would be right even if it weighed half as much again (`_WOBBLE_RATIO`). So a measurement with a smaller
   error does not bring it back.
 * A bundle moves only to a broker that the rules allow. A forbidden move would be undone, again and again.
@@ -23,6 +24,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Final
 
 from equipoise.shedder.plan import Idle, Move, Plan, Stay
@@ -39,8 +41,10 @@ _GROSS_RATIO: Final = 0.25  # A broker further from the mean is relieved or fill
 _WOBBLE_RATIO: Final = 0.50
 _NOISES: Final = 2.5  # A difference of fewer standard errors is chance.
 _NOISE_SHARE_MAX: Final = 1.0  # More noise than the mean load is not believed, so that a liar is relieved, too.
+_NOISE_SHARE: Final = 0.15  # The noise of a broker while no broker knows its own, as a share of the mean load.
 _CALM: Final = 1.6  # How much wider all bands are with `calm`.
 _NEED_SHARE_MIN: Final = 0.02  # A smaller bundle than this share of the best is not worth a pause.
+_LIGHT_RATIO: Final = 0.3  # A bundle with less of the needed cost than this is too light: it would take many.
 _MOVES_MAX: Final = 64  # The moves of a round. The next round sees what they have changed.
 _HOUR_MS: Final = 3_600_000
 
@@ -52,32 +56,31 @@ class BalancedShedder:
     * `moves_max`: the bundles that one broker takes in a round, so that a new broker fills step by step.
     * `start_ratio`, `settle_ratio`: the distance from the mean at which a round starts, and the one that it leaves.
     * `calm`: wider bands. Less load moves, and the load is less even.
-    * `patience_ms`: how long a small imbalance must last.
+    * `patience_ms`: how long a broker must be too far from the mean, if it is not very far.
     * `churn_max`: the share of all load that may move in an hour.
     """
 
     moves_max: int = 4
-    start_ratio: float = 0.09
+    start_ratio: float = 0.10
     settle_ratio: float = 0.07
     calm: bool = False
-    patience_ms: int = 30_000
+    patience_ms: int = 120_000
     churn_max: float = 1.0
 
     def plan(self, snapshot: Snapshot) -> Plan:
         """See `Shedder.plan`."""
         brokers = sorted(snapshot.brokers, key=lambda broker: broker.broker)
         taking_part = [broker for broker in brokers if broker.barred is None]
-        loads = [_LoadedBroker.of(broker) for broker in taking_part]
+        loads = _loads_of(taking_part)
         stays = [Stay(subject=broker.broker, reason=broker.barred) for broker in brokers if broker.barred is not None]
         cluster = _Cluster(loads=loads, ratio=_CALM if self.calm else 1.0)
         memory, waits_ms = self._remember(snapshot, cluster)
         deviation, moves = cluster.deviation, list[Move]()
-        if waits_ms is not None:
-            helped = loads if waits_ms == 0 else [load for load in loads if cluster.excess(load, _GROSS_RATIO) > 0]
+        helped = [load for load in loads if waits_ms.get(load.broker) == 0]
+        if helped:
             budget = (self.churn_max - memory.churn) * cluster.cost
             moves, moved = self._moves(cluster, helped, _Rules(snapshot), budget=budget)
-            churn = memory.churn + (moved / cluster.cost if moved else 0.0)
-            memory = replace(memory, churn=churn, uneven_since_ms=None if moves and waits_ms == 0 else memory.uneven_since_ms)
+            memory = replace(memory, churn=memory.churn + (moved / cluster.cost if moved else 0.0))
         stays += self._stays(cluster, moves, waits_ms)
         in_order = tuple(sorted(stays, key=lambda stay: stay.subject))
         return Plan(
@@ -89,16 +92,17 @@ class BalancedShedder:
             memory=memory,
         )
 
-    def _remember(self, snapshot: Snapshot, cluster: _Cluster) -> tuple[Memory, int | None]:
-        """Return the memory at the start of this round, and how long a small imbalance still waits in milliseconds; None: it is even."""
+    def _remember(self, snapshot: Snapshot, cluster: _Cluster) -> tuple[Memory, Mapping[str, int]]:
+        """Return the memory at the start of this round, and for each broker outside its band how long it still waits, in milliseconds."""
         now_ms, memory = snapshot.now_ms, snapshot.memory
         elapsed_ms = max(0, now_ms - memory.churn_ms)  # A clock that was set back adds no budget.
         churn = max(0.0, memory.churn - self.churn_max * elapsed_ms / _HOUR_MS)
-        memory = replace(memory, churn=churn, churn_ms=now_ms)
-        if not cluster.is_uneven(self.start_ratio):
-            return replace(memory, uneven_since_ms=None), None
-        since_ms = now_ms if memory.uneven_since_ms is None else min(memory.uneven_since_ms, now_ms)
-        return replace(memory, uneven_since_ms=since_ms), max(0, self.patience_ms - (now_ms - since_ms))
+        outside = [load for load in cluster.loads if cluster.excess(load, self.start_ratio) > 0]
+        since_ms = {load.broker: min(memory.uneven_since_ms.get(load.broker, now_ms), now_ms) for load in outside}
+        waits_ms = {
+            load.broker: 0 if cluster.is_gross(load) else max(0, self.patience_ms - (now_ms - since_ms[load.broker])) for load in outside
+        }
+        return replace(memory, churn=churn, churn_ms=now_ms, uneven_since_ms=since_ms), waits_ms
 
     def _moves(self, cluster: _Cluster, helped: Sequence[_LoadedBroker], rules: _Rules, *, budget: float) -> tuple[list[Move], float]:
         """Return the moves that bring the `helped` brokers into their bands, and the moved cost, at most `budget`. Apply them."""
@@ -142,20 +146,21 @@ class BalancedShedder:
                 return bundle, source, destination
         return None
 
-    def _idle(self, cluster: _Cluster, waits_ms: int | None) -> Idle:
+    def _idle(self, cluster: _Cluster, waits_ms: Mapping[str, int]) -> Idle:
         """Return why nothing moves, counted as `shedder.transfer` counts it."""
         if not cluster.loads:
             return Idle(result="Skip", cause="NoBrokers", reason="no broker has a fresh load report")
-        if waits_ms == 0 or cluster.is_uneven(_GROSS_RATIO):
-            return Idle(result="Skip", cause="NoBundles", reason="the load is uneven, and no bundle can be moved: see each broker")
-        if waits_ms is not None:
-            reason = f"the load is a little uneven: the round waits another {format_duration(waits_ms)}, in case it passes"
-        else:
+        if not waits_ms:
             allowed = _percent(self.start_ratio * cluster.ratio, 1)
             reason = f"the load is even: no broker is further from the mean than {allowed} of it and the noise of its reports"
+            return Idle(result="Skip", cause="HitCount", reason=reason)
+        wait_ms = min(waits_ms.values())
+        if wait_ms == 0:
+            return Idle(result="Skip", cause="NoBundles", reason="the load is uneven, and no bundle can be moved: see each broker")
+        reason = f"the load is a little uneven: the round waits another {format_duration(wait_ms)}, in case it passes"
         return Idle(result="Skip", cause="HitCount", reason=reason)
 
-    def _stays(self, cluster: _Cluster, moves: Sequence[Move], waits_ms: int | None) -> Iterable[Stay]:
+    def _stays(self, cluster: _Cluster, moves: Sequence[Move], waits_ms: Mapping[str, int]) -> Iterable[Stay]:
         given = {move.source for move in moves}
         for load in cluster.loads:
             if load.broker in given:
@@ -169,7 +174,7 @@ class BalancedShedder:
                 yield Stay(subject=bundle.name, reason=f"{bundle.barred}, although the load of {load.broker} is too high")
             if load.is_stuck and not load.waits:
                 yield Stay(subject=load.broker, reason=f"{carries}, but {load.why_stuck(cluster.mean)}")
-            elif waits_ms and cluster.excess(load, _GROSS_RATIO) <= 0:
+            elif waits_ms.get(load.broker):
                 yield Stay(subject=load.broker, reason=f"{carries}: too little and too short for a move yet")
             else:
                 yield Stay(subject=load.broker, reason=f"{carries}; it gives bundles in the next round")
@@ -195,35 +200,19 @@ class _LoadedBroker:
     waits: bool = False
     kept: str | None = None
 
-    @classmethod
-    def of(cls, broker: WeighedBroker) -> _LoadedBroker:
-        """Return the load of a broker before the first move."""
-        in_order = sorted(broker.bundles, key=lambda bundle: (bundle.cost, bundle.name))
-        return cls(
-            broker=broker.broker,
-            capacity=broker.capacity,
-            cost=sum(bundle.cost for bundle in in_order),
-            noise=broker.noise,
-            movable=[bundle for bundle in in_order if bundle.barred is None],
-            barred=[bundle for bundle in in_order if bundle.barred is not None],
-        )
-
     @property
     def fill(self) -> float:
         """Cost divided by capacity."""
         return self.cost / self.capacity
 
-    def nearest(self, cost: float, cost_max: float) -> Iterator[WeighedBundle]:
-        """Yield the movable bundles of at most `cost_max`, the nearest to `cost` first; ties by cost and name."""
-        end = bisect_right(self.movable, cost_max, key=lambda bundle: bundle.cost)
-        above = below = min(end, bisect_left(self.movable, cost, key=lambda bundle: bundle.cost))
-        while below > 0 or above < end:
-            if above == end or (below > 0 and cost - self.movable[below - 1].cost <= self.movable[above].cost - cost):
-                last, below = below, bisect_left(self.movable, self.movable[below - 1].cost, hi=below, key=lambda bundle: bundle.cost)
-                yield from self.movable[below:last]
-            else:
-                yield self.movable[above]
-                above += 1
+    def helpful(self, cost: float, cost_max: float) -> Iterator[WeighedBundle]:
+        """Yield the movable bundles of at most `cost_max`, the best first: of at most `cost`, heavier, and much lighter than `cost`."""
+        end = bisect_right(self.movable, cost_max, key=_cost)
+        above = min(end, bisect_right(self.movable, cost, key=_cost))
+        light = min(above, bisect_left(self.movable, _LIGHT_RATIO * cost, key=_cost))
+        yield from reversed(self.movable[light:above])
+        yield from self.movable[above:end]
+        yield from reversed(self.movable[:light])
 
     def give(self, bundle: WeighedBundle, destination: _LoadedBroker) -> None:
         """Move a bundle to another load. It does not move again in this plan."""
@@ -264,9 +253,9 @@ class _Cluster:
         """Return how far the cost of a broker is outside its band; at most 0 inside."""
         return abs(load.cost - self.mean * load.capacity) - self.band(load, ratio)
 
-    def is_uneven(self, ratio: float) -> bool:
-        """Return whether a broker is outside its band."""
-        return any(self.excess(load, ratio) > 0 for load in self.loads)
+    def is_gross(self, load: _LoadedBroker) -> bool:
+        """Return whether a broker is so far from the mean that it is helped at once."""
+        return self.excess(load, _GROSS_RATIO) > 0
 
     def worst(self, loads: Iterable[_LoadedBroker], ratio: float) -> _LoadedBroker | None:
         """Return the one of these brokers whose fill is furthest outside its band, unless it is stuck; ties by name."""
@@ -309,11 +298,11 @@ class _Rules:
 
 
 def _worth_moving(source: _LoadedBroker, destination: _LoadedBroker, rules: _Rules, *, need: float, budget: float) -> WeighedBundle | None:
-    """Return the movable bundle whose cost is nearest to `need`, within the bounds of the module; ties by cost and name."""
+    """Return the best movable bundle for a broker that needs `need`, within the bounds of the module."""
     pull = source.fill * destination.capacity - destination.cost
     best = pull * source.capacity / (source.capacity + destination.capacity)
     cost_max = min(pull, 2 * best) / (1 + _WOBBLE_RATIO)
-    for bundle in source.nearest(min(max(need, _NEED_SHARE_MIN * best), best), min(cost_max, budget)):
+    for bundle in source.helpful(min(max(need, _NEED_SHARE_MIN * best), best), min(cost_max, budget)):
         refusal = rules.refusal(bundle.name, destination.broker)
         if refusal is None:
             return bundle
@@ -326,6 +315,33 @@ def _worth_moving(source: _LoadedBroker, destination: _LoadedBroker, rules: _Rul
     if source.movable and budget < source.movable[0].cost:
         source.kept = source.kept or "the budget of moved load per hour is used up (balanced.churn_max)"
     return None
+
+
+def _loads_of(brokers: Sequence[WeighedBroker]) -> list[_LoadedBroker]:
+    """Return the loads of brokers before the first move.
+
+    A broker whose noise is not known yet is taken to be as noisy as others are at the median, relative to their cost. If no broker knows
+    its noise, the cluster has just been started, and the load is taken to be uncertain.
+    """
+    in_order = [sorted(broker.bundles, key=lambda bundle: bundle.name, reverse=True) for broker in brokers]
+    for bundles in in_order:
+        bundles.sort(key=_cost)  # Of equal bundles the last by name is first, because the heaviest are looked at first.
+    costs = [sum(bundle.cost for bundle in bundles) for bundles in in_order]
+    shares = [broker.noise / cost for broker, cost in zip(brokers, costs, strict=True) if broker.noise is not None and cost > 0]
+    capacity = sum(broker.capacity for broker in brokers)
+    loads = list[_LoadedBroker]()
+    for broker, bundles, cost in zip(brokers, in_order, costs, strict=True):
+        noise = broker.noise
+        if noise is None:
+            noise = cost * median(shares) if shares else _NOISE_SHARE * sum(costs) * broker.capacity / capacity
+        movable = [bundle for bundle in bundles if bundle.barred is None]
+        barred = [bundle for bundle in bundles if bundle.barred is not None]
+        loads.append(_LoadedBroker(broker=broker.broker, capacity=broker.capacity, cost=cost, noise=noise, movable=movable, barred=barred))
+    return loads
+
+
+def _cost(bundle: WeighedBundle) -> float:
+    return bundle.cost
 
 
 def _move_of(bundle: WeighedBundle, source: _LoadedBroker, destination: _LoadedBroker, before: tuple[float, float], mean: float) -> Move:

@@ -35,7 +35,7 @@ class Sample:
     * `resources`: its resources. `used`: their weighted maximum as a fraction, by the configured weights.
     * `traffic`, `bundle_count`, `topics`, `cost`: of all open bundles.
     * `bundles`: its busiest, lightest first. `column`: the costs of all bundles, see `shedder.cost_column`.
-    * `noise`: the standard error of `cost`, from the variance of its bundles' loads.
+    * `noise`: the standard error of `cost`, see `shedder.cost_windows`; None: not known yet.
     * `history`: the configured share of an average that remains after `shedder.loads.STEP_MS`.
     """
 
@@ -49,7 +49,7 @@ class Sample:
     cost: float = 0.0
     bundles: tuple[BundleTraffic, ...] = ()
     column: bytes = b""
-    noise: float = 0.0
+    noise: float | None = 0.0
     history: float = 0.9
 
 
@@ -64,7 +64,7 @@ class Summary:
     load: BrokerLoad
     cost: float
     column: bytes = b""
-    noise: float = 0.0
+    noise: float | None = 0.0
 
     @property
     def costs(self) -> Mapping[str, float]:
@@ -116,7 +116,7 @@ def fault_of_summary(summary: Summary) -> str | None:
     fault = fault_of(summary.load)
     if fault is not None:
         return fault
-    if not 0 <= summary.noise <= FIGURE_MAX:
+    if summary.noise is not None and not 0 <= summary.noise <= FIGURE_MAX:
         return f"the noise of its cost is {summary.noise!r}"
     costs = (("it", summary.cost), *summary.costs.items())
     return next((f"{name} costs {cost!r}" for name, cost in costs if not 0 <= cost <= FIGURE_MAX), None)

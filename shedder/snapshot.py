@@ -43,7 +43,7 @@ class Memory:
     * `gave_ms`, `got_ms`: when the last move from or to a broker ended, Unix time (`TransferShedder`).
     * `averages`: of each broker's use, a fraction (`ThresholdShedder` with `pulsar_exact`).
     * `low_hits`, `high_hits`: rounds in which a broker differed from its partner, at all and much (`AvgShedder`).
-    * `uneven_since_ms`: since when the load has been uneven, Unix time (`BalancedShedder`).
+    * `uneven_since_ms`: since when a broker's load has been too far from the mean, Unix time (`BalancedShedder`).
     * `churn`: the share of all load that moved lately, as of `churn_ms`, Unix time (`BalancedShedder`).
     """
 
@@ -53,13 +53,13 @@ class Memory:
     averages: Mapping[str, float] = field(default_factory=dict)
     low_hits: Mapping[str, int] = field(default_factory=dict)
     high_hits: Mapping[str, int] = field(default_factory=dict)
-    uneven_since_ms: int | None = None
+    uneven_since_ms: Mapping[str, int] = field(default_factory=dict)
     churn: float = 0.0
     churn_ms: int = 0
 
     def without_hits(self) -> Memory:
         """Return this memory after rounds have stopped: counts of rounds in a row start again at 0."""
-        return replace(self, hits=0, low_hits={}, high_hits={}, uneven_since_ms=None)
+        return replace(self, hits=0, low_hits={}, high_hits={}, uneven_since_ms={})
 
     def after_move(self, source: str, destination: str | None, *, now_ms: int, live: Container[str]) -> Memory:
         """Return this memory after a move: older reports of both ends no longer count. `destination` None: no broker has the bundle yet.
@@ -89,13 +89,13 @@ class WeighedBundle:
 class WeighedBroker:
     """One live broker and its bundles, by name. `barred`: why it neither gives nor takes now, or None.
 
-    `noise`: the standard error of the total cost, from the variance of the samples.
+    `noise`: the standard error of the total cost; None: not known yet.
     """
 
     broker: str
     capacity: int
     bundles: tuple[WeighedBundle, ...]
-    noise: float = 0.0
+    noise: float | None = 0.0
     barred: str | None = None
 
 

@@ -180,7 +180,7 @@ def as_if_due(snapshot: Snapshot, settings: BalancingSettings) -> Snapshot:
         hits=settings.transfer.hit_count_threshold,
         low_hits=dict.fromkeys(snapshot.live, settings.average.low_hits),
         high_hits=dict.fromkeys(snapshot.live, settings.average.high_hits),
-        uneven_since_ms=snapshot.now_ms - settings.balanced.patience_ms,
+        uneven_since_ms=dict.fromkeys(snapshot.live, snapshot.now_ms - settings.balanced.patience_ms),
     )
     return replace(snapshot, memory=memory)
 

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, ReportRules
 from equipoise.shedder.bundle_load import BundleLoad
 from equipoise.shedder.cost_column import pack
+from equipoise.shedder.cost_windows import CostWindows
 from equipoise.shedder.load_reports import Sample
 from equipoise.shedder.loads import BundleTraffic, Resources, Traffic
 from equipoise.shedder.snapshot import BYTES_PER_CALL, costs_of
@@ -22,18 +23,14 @@ from equipoise.shedder.top_bundles import BundleFigures, busiest_places
 # Values younger than this make up half of an average of traffic. A lasting change shows within half a minute.
 HALF_LIFE_MS: Final = 10_000
 
-_RATES: Final = 5  # The four rates of `Traffic`, and the cost.
-_COLUMNS: Final = _RATES + 3  # Also the long average of the cost, its variance, and for how long it has been averaged.
-
-# How long the short average of a cost is alike, in half lives: one independent value in this time.
-_ALIKE: Final = 2 / math.log(2)
+_RATES: Final = 4  # Of `Traffic`.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
     """The load of a broker's bundles. Place i of each column is of the bundle `names[i]`. Rates are averages, per second.
 
-    * `costs` are long averages. `noise` is the standard error of their sum.
+    * `costs` and `noise`: see `shedder.cost_windows`.
     * `newcomers` arrived during the period that their figures cover, so their figures are too low.
     """
 
@@ -44,7 +41,7 @@ class Carried:
     messages_in: Sequence[float] = ()
     messages_out: Sequence[float] = ()
     costs: Sequence[float] = ()
-    noise: float = 0.0
+    noise: float | None = None
     topics: Sequence[int] = ()
     consumers: Sequence[int] = ()
     producers: Sequence[int] = ()
@@ -107,17 +104,15 @@ class Carried:
 
 
 class BundleAverages:
-    """Decaying averages of bundle loads: a value loses half of its weight in every `HALF_LIFE_MS`.
-
-    Costs have a longer half life. Until a bundle has been known for so long, its cost is the plain mean of its loads.
-    """
+    """Decaying averages of bundle loads: a value loses half of its weight in every `HALF_LIFE_MS`. Costs have a window instead."""
 
     def __init__(self) -> None:
         self._names: tuple[str, ...] = ()
         self._newcomers: frozenset[str] = frozenset()
-        self._columns: Sequence[Sequence[float]] = ((),) * _COLUMNS
+        self._columns: Sequence[Sequence[float]] = ((),) * _RATES
+        self._windows = CostWindows()
 
-    def update(self, names: Sequence[str], loads: Mapping[str, BundleLoad], *, elapsed_ms: int, cost_half_life_ms: int) -> Carried:
+    def update(self, names: Sequence[str], loads: Mapping[str, BundleLoad], *, elapsed_ms: int, cost_window_ms: int) -> Carried:
         """Return the averages of the bundles `names` after `loads`, taken `elapsed_ms` after the previous loads.
 
         * A bundle without a load is idle. A bundle that is not in `names` is forgotten.
@@ -128,22 +123,18 @@ class BundleAverages:
         names, idle = tuple(names), BundleLoad()
         columns = _columns([loads.get(name, idle) for name in names])
         kept = 0.5 ** (max(elapsed_ms, 0) / HALF_LIFE_MS)
-        idle_column = [0.0] * len(names)
-        new = (*columns.rates, columns.rates[-1], idle_column, idle_column)
-        before = self._before(names, new)
-        rates: Sequence[Sequence[float]] = [
+        updated: Sequence[Sequence[float]] = [
             [now + (old - now) * kept for old, now in zip(column_before, column, strict=True)]
-            for column_before, column in zip(before, columns.rates, strict=False)
+            for column_before, column in zip(self._before(names, columns.rates), columns.rates, strict=True)
         ]
-        costs, variances, ages = _long_averages(
-            before[_RATES:], columns.rates[-1], rates[-1], elapsed_ms=max(elapsed_ms, 1), half_life_ms=cost_half_life_ms
-        )
-        updated = (*rates, costs, variances, ages)
         if not all(math.isfinite(sum(column)) for column in updated):
-            updated = new  # Otherwise one infinite value would stay in the average for ever.
+            updated = columns.rates  # Otherwise one infinite value would stay in the average for ever.
         self._newcomers = frozenset() if self._names == names else frozenset(names).difference(self._names)
         self._names, self._columns = names, updated
-        bytes_in, bytes_out, messages_in, messages_out, _, costs, variances, ages = updated
+        costs, noise = self._windows.update(
+            names, columns.costs, newcomers=self._newcomers, elapsed_ms=max(elapsed_ms, 1), window_ms=cost_window_ms
+        )
+        bytes_in, bytes_out, messages_in, messages_out = updated
         topics, consumers, producers = columns.counts
         return Carried(
             names=self._names,
@@ -153,7 +144,7 @@ class BundleAverages:
             messages_in=messages_in,
             messages_out=messages_out,
             costs=costs,
-            noise=_noise_of(variances, ages, half_life_ms=cost_half_life_ms),
+            noise=noise,
             topics=topics,
             consumers=consumers,
             producers=producers,
@@ -171,39 +162,11 @@ class BundleAverages:
         ]
 
 
-def _long_averages(
-    before: Sequence[Sequence[float]], now: Sequence[float], short: Sequence[float], *, elapsed_ms: int, half_life_ms: int
-) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
-    """Return the long averages of costs, the variances of the short averages around them, and their ages in milliseconds.
-
-    `before` are these three columns before, `now` the costs that were sampled, and `short` their short averages.
-    """
-    means, variances, ages = before
-    gain_min = 1 - 0.5 ** (elapsed_ms / half_life_ms)
-    ages = [age + elapsed_ms for age in ages]
-    gains = [max(gain_min, elapsed_ms / age) for age in ages]
-    variances = [
-        (1 - gain) * variance + gain * (value - mean) * (value - mean)
-        for gain, variance, value, mean in zip(gains, variances, short, means, strict=True)
-    ]
-    return [mean + (cost - mean) * gain for mean, cost, gain in zip(means, now, gains, strict=True)], variances, ages
-
-
-def _noise_of(variances: Sequence[float], ages: Sequence[float], *, half_life_ms: int) -> float:
-    """Return the standard error of the sum of long averages.
-
-    The variance of a mean is the variance of its values, divided by their number. Of short averages, only one in `_ALIKE` half lives is
-    independent; in this way loads that change slowly, as bursts do, count as few values.
-    """
-    least = min(1.0, HALF_LIFE_MS / half_life_ms)
-    one = _ALIKE * HALF_LIFE_MS
-    return math.sqrt(sum(variance * min(1.0, max(least, one / max(age, 1.0))) for variance, age in zip(variances, ages, strict=True)))
-
-
 class _Columns(NamedTuple):
-    """Columns of the current loads. `rates`: bytes in and out, messages in and out, costs. `counts`: topics, consumers, producers."""
+    """Columns of the current loads. `rates`: bytes in and out, messages in and out. `counts`: topics, consumers, producers."""
 
     rates: Sequence[Sequence[float]]
+    costs: Sequence[float]
     counts: Sequence[Sequence[int]]
 
 
@@ -220,8 +183,8 @@ def _columns(loads: Sequence[BundleLoad]) -> _Columns:
             [each.bytes_out_per_second for each in figures],
             [each.messages_in_per_second for each in figures],
             [each.messages_out_per_second for each in figures],
-            costs_of(loads),
         ),
+        costs=costs_of(loads),
         counts=([each.topics for each in figures], [each.consumers for each in figures], [each.producers for each in figures]),
     )
 

@@ -87,9 +87,7 @@ class LoadReporter:
     ) -> tuple[Carried, Sample | None]:
         """Return the load of the bundles, and the sample to report; None at the first look, which has no earlier counters."""
         elapsed_ms, self._services_at_ms = services.at_ms - self._services_at_ms, services.at_ms
-        carried = self._averages.update(
-            open_bundles, services.loads, elapsed_ms=elapsed_ms, cost_half_life_ms=settings.reports.cost_half_life_ms
-        )
+        carried = self._averages.update(open_bundles, services.loads, elapsed_ms=elapsed_ms, cost_window_ms=settings.reports.cost_window_ms)
         bytes_in, bytes_out = carried_bytes(services.loads)
         resources = self._use.look(
             at_ms=now.boot_ms, reported_in=bytes_in, reported_out=bytes_out, nic_speed_gbps=settings.reports.nic_speed_gbps

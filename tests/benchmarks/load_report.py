@@ -94,7 +94,7 @@ def measure(make: Callable[[int], Loads]) -> tuple[list[float], list[float], lis
         loads = sampler.latest().loads
         began = time.process_time()
         check_ms.append((began - asked) * 1_000)
-        carried = averages.update(names, loads, elapsed_ms=2_500, cost_half_life_ms=settings.reports.cost_half_life_ms)
+        carried = averages.update(names, loads, elapsed_ms=2_500, cost_window_ms=settings.reports.cost_window_ms)
         carried_bytes(loads)
         sample = sampled(carried, broker="broker:8080", at_ms=turn, resources=Resources(), settings=settings)
         data = encode_sample(light(sample))
@@ -110,7 +110,7 @@ def largest() -> int:
         names := [f"{'t' * 255}/{'n' * 244}{number:011}/0x00000000_0x80000000" for number in range(BUNDLES)],
         dict(zip(names, uneven(0).values(), strict=True)),
         elapsed_ms=0,
-        cost_half_life_ms=settings.reports.cost_half_life_ms,
+        cost_window_ms=settings.reports.cost_window_ms,
     )
     everything = replace(settings, reports=replace(settings.reports, bundles_max=None))
     sample = sampled(carried, broker="b" * 255, at_ms=2**62, resources=Resources(), settings=everything)

@@ -17,7 +17,7 @@ from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use, faul
 from equipoise.shedder.snapshot import BYTES_PER_CALL, costs_of
 from tests.vectors.top_k_bundles import top_bundles
 
-COST_HALF_LIFE_MS = 20_000
+COST_WINDOW_MS = 24_000
 RATES = st.floats(0, 1e6)
 COUNTS = st.integers(0, 1_000)
 MESSAGINGS = st.builds(
@@ -54,12 +54,24 @@ def plain(load: BundleLoad) -> list[float]:
     ]
 
 
-def long_average(before: tuple[float, int] | None, cost: float, elapsed_ms: int) -> tuple[float, int]:
-    """The cost of a bundle, and for how long it has been averaged: a plain mean at first, later a decaying one."""
-    mean, age_ms = before or (cost, 0)
-    age_ms += elapsed_ms
-    gain = max(1 - 0.5 ** (elapsed_ms / COST_HALF_LIFE_MS), elapsed_ms / age_ms)
-    return mean + (cost - mean) * gain, age_ms
+class SlowCosts:
+    """The loads of one bundle in each part of a window, from all of its samples: a part is a second, and a sample is never cut."""
+
+    def __init__(self) -> None:
+        self.samples: list[tuple[int, int, float]] = []
+
+    def cost(self, part: int, first: int, latest: float) -> float:
+        """The mean of the middle of the loads in the parts from `first` to before `part`. Without one, the mean in `part`."""
+        loads = list[float]()
+        for number in [*range(first, part), part]:
+            found = [(span, load) for at, span, load in self.samples if at == number]
+            if found and (number < part or not loads):
+                loads.append(sum(span * load for span, load in found) / sum(span for span, _ in found))
+        if not loads:
+            return latest
+        cut = min(int(0.35 * len(loads)), (len(loads) - 1) // 2)
+        middle = sorted(loads)[cut : len(loads) - cut]
+        return sum(middle) / len(middle)
 
 
 def close(expected: Mapping[str, list[float]], carried: Carried) -> bool:
@@ -76,9 +88,9 @@ def close(expected: Mapping[str, list[float]], carried: Carried) -> bool:
 def test_columns_agree_with_averages_of_single_bundles(turns: list[tuple[list[str], dict[str, BundleLoad], int]]) -> None:
     """A sample has their sums, and the busiest of them."""
     averages, model, times = BundleAverages(), dict[str, list[float]](), dict[str, int]()
-    costs: dict[str, tuple[float, int]] = {}
+    costs, spans = dict[str, SlowCosts](), [0]
     for names, loads, elapsed_ms in turns:
-        carried = averages.update(names, loads, elapsed_ms=elapsed_ms, cost_half_life_ms=COST_HALF_LIFE_MS)
+        carried = averages.update(names, loads, elapsed_ms=elapsed_ms, cost_window_ms=COST_WINDOW_MS)
         kept = 0.5 ** (max(elapsed_ms, 0) / HALF_LIFE_MS)
         now = {name: plain(loads.get(name, BundleLoad())) for name in names}
         times = {name: times.get(name, 0) + 1 for name in names}
@@ -86,8 +98,18 @@ def test_columns_agree_with_averages_of_single_bundles(turns: list[tuple[list[st
         model = {
             name: [old * kept + new * (1 - kept) for old, new in zip(before[name], figures, strict=True)] for name, figures in now.items()
         }
-        costs = {name: long_average(costs.get(name) if times[name] > 2 else None, now[name][-1], max(elapsed_ms, 1)) for name in names}
-        model = {name: [*figures[:-1], costs[name][0]] for name, figures in model.items()}
+        costs = {name: costs[name] if times[name] > 1 else SlowCosts() for name in names}
+        spans[-1] += max(elapsed_ms, 1)
+        for name in names:
+            if times[name] > 1:
+                costs[name].samples.append((len(spans) - 1, max(elapsed_ms, 1), now[name][-1]))
+        if spans[-1] >= COST_WINDOW_MS / 24:
+            spans.append(0)
+        first = len(spans) - 2
+        while first > 0 and len(spans) - 1 - first < 24 and sum(spans[first:-1]) < COST_WINDOW_MS:
+            first -= 1
+        for name, figures in model.items():
+            figures[-1] = costs[name].cost(len(spans) - 1, max(first, 0), now[name][-1])
         assert close(model, carried)
         sample = sampled(carried, broker="a", at_ms=0, resources=Resources(), settings=BalancingSettings())
         settled = [bundle for bundle in carried.bundles() if times[bundle.bundle] > 1]

@@ -76,7 +76,7 @@ class ReportRules:
     * `interval_min_ms`, `interval_max_ms`: the least and the most time between two reports. In between, a report is due when a figure has
       changed by `change_percent`.
     * `bundles_max`: how many bundles a report names; None: all. `history`: see `shedder.load_reports.Sample`.
-    * `cost_half_life_ms`: loads younger than this make up half of a bundle's cost.
+    * `cost_window_ms`: how far back loads count in a bundle's cost.
     * `nic_speed_gbps`: the network capacity in each direction, if the card does not report it; None: as the card reports.
     """
 
@@ -86,7 +86,7 @@ class ReportRules:
     change_percent: int = 10
     bundles_max: int | None = 20
     history: float = 0.9
-    cost_half_life_ms: int = 180_000
+    cost_window_ms: int = 240_000
     nic_speed_gbps: float | None = None
 
 

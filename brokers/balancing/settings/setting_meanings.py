@@ -107,7 +107,7 @@ MEANINGS: Final[Mapping[str, Meaning]] = MappingProxyType(
         "reports.change_percent": _meaning("Change of a figure that makes a report due before the maximum time, in percent."),
         "reports.bundles_max": _meaning("Number of bundles in a report: the busiest. None: all bundles.", _SOME),
         "reports.history": _meaning("Weight of the old value in an average, every 5 seconds.", _SHARE),
-        "reports.cost_half_life_ms": _meaning("Half life of the average cost of a bundle.", _SOME),
+        "reports.cost_window_ms": _meaning("How far back loads count in the cost of a bundle.", _SOME),
         "reports.nic_speed_gbps": _meaning(
             "Speed of the network in each direction, in Gbit/s. None: the speed of the network card.", Range()
         ),
@@ -117,12 +117,10 @@ MEANINGS: Final[Mapping[str, Meaning]] = MappingProxyType(
         "weights.bandwidth_in": _meaning("Weight of the inbound network use.", Range()),
         "weights.bandwidth_out": _meaning("Weight of the outbound network use.", Range()),
         "balanced.moves_max": _meaning("Limit of bundles that one broker takes in one round.", _SOME),
-        "balanced.start_ratio": _meaning(
-            "Distance from the mean at which a round starts to move bundles, as a fraction of the mean.", Range()
-        ),
+        "balanced.start_ratio": _meaning("Distance from the mean at which a broker is helped, as a fraction of the mean.", Range()),
         "balanced.settle_ratio": _meaning("Distance from the mean to which a round brings brokers, as a fraction of the mean.", Range()),
         "balanced.calm": _meaning("Widens all bands by 60 %: less load moves, and the load is less even."),
-        "balanced.patience_ms": _meaning("Time that an imbalance below 25 % of the mean must last before bundles move."),
+        "balanced.patience_ms": _meaning("Time that a broker must be too far from the mean, by less than 25 % of it, before it is helped."),
         "balanced.churn_max": _meaning("Share of all load that may move in an hour.", Range()),
         "transfer.target_deviation": _meaning("Standard deviation of the brokers' use above which bundles move, as a fraction.", Range()),
         "transfer.hit_count_threshold": _meaning("Number of uneven rounds in a row before bundles move."),

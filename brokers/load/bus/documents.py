@@ -58,7 +58,7 @@ def light(sample: Sample) -> Sample:
         used=_rounded(sample.used),
         traffic=_rounded_traffic(sample.traffic),
         cost=_rounded(sample.cost),
-        noise=_rounded(sample.noise),
+        noise=None if sample.noise is None else _rounded(sample.noise),
         bundles=(),
     )
     room = SAMPLE_BYTES_MAX - len(encode_sample(rounded))
@@ -153,7 +153,7 @@ def _sample(document: object) -> Sample:
         bundle_count=integer(raw, "bundle_count"),
         topics=integer(raw, "topics"),
         cost=_figure(raw.get("cost"), "cost"),
-        noise=_figure(raw.get("noise"), "noise"),
+        noise=_noise(raw),
         column=_column(raw),
         bundles=_bundles(raw),
         history=history,
@@ -176,9 +176,14 @@ def _summary(document: object) -> Summary:
         broker=_broker(raw),
         load=load,
         cost=_figure(raw.get("cost"), "cost"),
-        noise=_figure(raw.get("noise"), "noise"),
+        noise=_noise(raw),
         column=_column(raw),
     )
+
+
+def _noise(raw: Raw) -> float | None:
+    noise = raw.get("noise")
+    return None if noise is None else _figure(noise, "noise")
 
 
 def _column(raw: Raw) -> bytes:

@@ -39,7 +39,7 @@ QUICK: Final[Changes] = {
     "reports.interval_max_ms": 1_000,
     # After 5 seconds a tenth of an average is left, not nine tenths, so that the demo does not take minutes.
     "reports.history": "0.1",
-    "reports.cost_half_life_ms": 10_000,
+    "reports.cost_window_ms": 12_000,
     "balanced.patience_ms": 1_000,
 }
 """A balancing round every second, each with fresh measurements."""

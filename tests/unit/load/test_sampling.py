@@ -13,7 +13,7 @@ from equipoise.shedder.bundle_load import BundleLoad, Messaging
 from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use, Weights
 from equipoise.shedder.snapshot import BYTES_PER_CALL, IDLE_COST, costs_of
 
-COST_HALF_LIFE_MS = 60_000
+COST_WINDOW_MS = 120_000
 
 MESSAGING = Messaging(
     messages_in_per_second=8,
@@ -29,15 +29,15 @@ MESSAGING = Messaging(
 def settled(loads: Mapping[str, BundleLoad]) -> tuple[BundleAverages, Carried]:
     """Averages after two equal loads of each bundle, so that no bundle is a newcomer."""
     averages = BundleAverages()
-    averages.update(sorted(loads), loads, elapsed_ms=0, cost_half_life_ms=COST_HALF_LIFE_MS)
-    return averages, averages.update(sorted(loads), loads, elapsed_ms=0, cost_half_life_ms=COST_HALF_LIFE_MS)
+    averages.update(sorted(loads), loads, elapsed_ms=0, cost_window_ms=COST_WINDOW_MS)
+    return averages, averages.update(sorted(loads), loads, elapsed_ms=0, cost_window_ms=COST_WINDOW_MS)
 
 
 def test_a_rate_loses_half_of_its_weight_with_each_half_life() -> None:
-    """Producers, consumers and topics are those of now. The cost is a mean over time, and the first load covers none."""
+    """Producers, consumers and topics are those of now. The cost has a window."""
     averages, _ = settled({"b": BundleLoad(calls_per_second=24, bytes_per_second=240, messaging=MESSAGING)})
     after = averages.update(
-        ["b"], {"b": BundleLoad(messaging=Messaging(producers=9))}, elapsed_ms=HALF_LIFE_MS, cost_half_life_ms=COST_HALF_LIFE_MS
+        ["b"], {"b": BundleLoad(messaging=Messaging(producers=9))}, elapsed_ms=HALF_LIFE_MS, cost_window_ms=COST_WINDOW_MS
     )
     expected = BundleTraffic(
         bundle="b",
@@ -55,24 +55,36 @@ def costs_after(*calls: float, seconds: int = 5) -> Carried:
     averages, carried = BundleAverages(), Carried()
     for number in (calls[0], *calls):
         load = BundleLoad(calls_per_second=number)
-        carried = averages.update(["b"], {"b": load}, elapsed_ms=seconds * 1_000, cost_half_life_ms=COST_HALF_LIFE_MS)
+        carried = averages.update(["b"], {"b": load}, elapsed_ms=seconds * 1_000, cost_window_ms=COST_WINDOW_MS)
     return carried
 
 
-def test_the_cost_of_a_new_bundle_is_the_mean_of_its_loads_and_then_decays_slowly() -> None:
-    (mean,) = costs_after(10, 20, 30, 40, 50).costs
-    assert pytest.approx(IDLE_COST + 30) == mean
-    (cost,) = costs_after(*(0.0,) * 100, *(80.0,) * 12).costs
-    assert pytest.approx(IDLE_COST + 40, rel=0.01) == cost
+def test_a_short_burst_does_not_change_a_cost_and_a_lasting_change_does() -> None:
+    """The window of two minutes has 24 loads. The highest and the lowest eight of them do not count."""
+    calm = (10.0,) * 24
+    assert [IDLE_COST + 10] == costs_after(*calm, *(90.0,) * 8).costs
+    assert [IDLE_COST + 90] == costs_after(*calm, *(90.0,) * 16).costs
 
 
-def test_a_constant_load_has_no_noise_and_a_varying_one_has_less_the_longer_it_is_known() -> None:
-    """The noise of bundles adds up as variances do. A load that stays high or low for longer counts as fewer values."""
+def test_the_cost_of_a_new_bundle_is_the_middle_of_its_loads() -> None:
+    """Its first load covers only part of a period, and counts until there is another."""
+    assert [IDLE_COST + 10] == costs_after(10).costs
+    assert [IDLE_COST + 20] == costs_after(10, 20, 90).costs[:1]
+    averages = BundleAverages()
+    first, second = (
+        averages.update(["b"], {"b": BundleLoad(calls_per_second=calls)}, elapsed_ms=1_000, cost_window_ms=COST_WINDOW_MS)
+        for calls in (7, 30)
+    )
+    assert ([IDLE_COST + 7], [IDLE_COST + 30]) == (first.costs, second.costs)
+
+
+def test_noise_is_unknown_at_first_and_then_falls_with_the_number_of_loads() -> None:
+    assert None is costs_after(50.0, 50.0).noise
     assert 0 == costs_after(*(50.0,) * 9).noise
-    short, long = (costs_after(*(0.0, 100.0) * turns).noise for turns in (5, 100))
+    short, long = (costs_after(*(0.0, 100.0) * turns).noise for turns in (3, 12))
+    assert short is not None
+    assert long is not None
     assert 0 < long < short
-    slow = costs_after(*((0.0,) * 6 + (100.0,) * 6) * 17).noise
-    assert 2 * long < slow
 
 
 def test_a_load_without_messaging_figures_is_converted() -> None:
@@ -120,17 +132,17 @@ def test_a_sample_names_the_busiest_and_counts_all(bundles_max: int | None, expe
 def test_an_infinite_sum_does_not_stay_in_the_average() -> None:
     averages, carried = settled({"b": BundleLoad(calls_per_second=1e308)})
     assert [1e308] == list(carried.messages_in)
-    averages.update(["b"], {"b": BundleLoad(calls_per_second=5)}, elapsed_ms=1_000, cost_half_life_ms=COST_HALF_LIFE_MS)
-    after = averages.update(["b"], {"b": BundleLoad(calls_per_second=5)}, elapsed_ms=1_000_000, cost_half_life_ms=COST_HALF_LIFE_MS)
+    averages.update(["b"], {"b": BundleLoad(calls_per_second=5)}, elapsed_ms=1_000, cost_window_ms=COST_WINDOW_MS)
+    after = averages.update(["b"], {"b": BundleLoad(calls_per_second=5)}, elapsed_ms=1_000_000, cost_window_ms=COST_WINDOW_MS)
     assert pytest.approx([5]) == list(after.messages_in)
 
 
 def test_a_newcomer_counts_but_is_not_named_yet() -> None:
     """Its first load covers only a part of the period, and an average that began with it would be too low."""
     averages = BundleAverages()
-    averages.update(["t/n/a"], {"t/n/a": BundleLoad(calls_per_second=9)}, elapsed_ms=0, cost_half_life_ms=COST_HALF_LIFE_MS)
+    averages.update(["t/n/a"], {"t/n/a": BundleLoad(calls_per_second=9)}, elapsed_ms=0, cost_window_ms=COST_WINDOW_MS)
     loads = {"t/n/a": BundleLoad(calls_per_second=9), "t/n/b": BundleLoad(calls_per_second=1)}
     for named in (["t/n/a"], ["t/n/b", "t/n/a"]):
-        carried = averages.update(["t/n/a", "t/n/b"], loads, elapsed_ms=0, cost_half_life_ms=COST_HALF_LIFE_MS)
+        carried = averages.update(["t/n/a", "t/n/b"], loads, elapsed_ms=0, cost_window_ms=COST_WINDOW_MS)
         assert named == [bundle.bundle for bundle in carried.busiest(2)]
         assert (10, sorted(named)) == (carried.traffic.messages_in_per_second, sorted(carried.settled))

@@ -1,0 +1,102 @@
+"""Find what each bundle costs and how certain that is, from its loads in the last minutes.
+
+Theory of operation:
+
+* The time is cut into parts, `_PARTS` in a window. The load of a bundle in a part is the mean of its samples.
+* The cost of a bundle is the mean of the middle of these loads: the highest and the lowest `_CUT` of them do not count. So a burst that
+  lasts less than a third of the window moves nothing, and a load that has changed for good counts in full after two thirds of the window.
+  A decaying average would do neither.
+* The certainty comes from the spread of the same loads, because a difference that is chance must not move a bundle either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+_PARTS: Final = 24
+_CUT: Final = 0.35
+_KNOWN: Final = 3  # Loads from which the spread of a bundle's loads is known.
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """The cost of one bundle, the variance of that cost, and the number of loads behind it."""
+
+    cost: float
+    variance: float
+    loads: int
+
+
+class CostWindows:
+    """The loads of the bundles of one broker, part by part. Costs are in calls per second (see `shedder.snapshot`)."""
+
+    def __init__(self) -> None:
+        self._samples: list[tuple[int, dict[str, float]]] = []  # Of the part that has not ended, with the milliseconds of each.
+        self._parts: deque[int] = deque()  # The milliseconds of each ended part of the window.
+        self._loads: dict[str, list[float]] = {}  # By bundle: its load in each part since it came.
+        self._costs: dict[str, _Cost] = {}
+
+    def update(
+        self, names: Sequence[str], loads: Sequence[float], *, newcomers: Collection[str], elapsed_ms: int, window_ms: int
+    ) -> tuple[Sequence[float], float | None]:
+        """Return the cost of each bundle of `names`, and the standard error of their sum; None if it is not known yet.
+
+        `loads` are their costs in the last `elapsed_ms` milliseconds. Those of `newcomers` do not cover this time: they only count until
+        the next update. A bundle that is not in `names` is forgotten.
+        """
+        now = dict(zip(names, loads, strict=True))
+        for name in newcomers:  # One that has left and come back starts anew.
+            self._loads.pop(name, None)
+            self._costs.pop(name, None)
+            for _, sampled in self._samples:
+                sampled.pop(name, None)
+        self._samples.append((elapsed_ms, {name: load for name, load in now.items() if name not in newcomers}))
+        if sum(sampled_ms for sampled_ms, _ in self._samples) >= window_ms / _PARTS:
+            self._end_part(names, window_ms)
+        costs = [self._cost(name, load) for name, load in now.items()]
+        return costs, self._noise(names, costs)
+
+    def _cost(self, name: str, load: float) -> float:
+        """Return the cost of a bundle. Before its first part has ended, that is the mean of its samples; without one it is `load`."""
+        known = self._costs.get(name)
+        if known is not None:
+            return known.cost
+        mean = self._mean(name)
+        return load if mean is None else mean
+
+    def _end_part(self, names: Sequence[str], window_ms: int) -> None:
+        self._parts.append(sum(sampled_ms for sampled_ms, _ in self._samples))
+        while len(self._parts) > _PARTS or sum(self._parts) - self._parts[0] >= window_ms:
+            self._parts.popleft()
+        loads = {name: self._mean(name) for name in names}
+        self._loads = {name: [*self._loads.get(name, ()), load][-len(self._parts) :] for name, load in loads.items() if load is not None}
+        self._costs = {name: _cost_of(loads) for name, loads in self._loads.items()}
+        self._samples.clear()
+
+    def _mean(self, name: str) -> float | None:
+        """Return the mean load of a bundle in the part that has not ended; None without a sample."""
+        found = [(sampled_ms, loads[name]) for sampled_ms, loads in self._samples if name in loads]
+        if not found:
+            return None
+        return sum(sampled_ms * load for sampled_ms, load in found) / sum(sampled_ms for sampled_ms, _ in found)
+
+    def _noise(self, names: Sequence[str], costs: Sequence[float]) -> float | None:
+        """Return the standard error of the sum of `costs`; None while their loads are too few on average, weighted by cost."""
+        found = [self._costs.get(name) for name in names]
+        counted = sum(cost * each.loads for cost, each in zip(costs, found, strict=True) if each is not None)
+        if counted < _KNOWN * sum(costs):
+            return None
+        return math.sqrt(sum(each.variance for each in found if each is not None))
+
+
+def _cost_of(loads: Sequence[float]) -> _Cost:
+    number, in_order = len(loads), sorted(loads)
+    cut = min(int(_CUT * number), (number - 1) // 2)
+    middle = in_order[cut : number - cut]
+    mean = sum(loads) / number
+    spread = sum((load - mean) * (load - mean) for load in loads) / (number - 1) if number > 1 else 0.0
+    return _Cost(cost=sum(middle) / len(middle), variance=spread / number, loads=number)
