@@ -108,6 +108,19 @@ class UnknownNamespace(NotFound):
         )
 
 
+class BundleQuarantined(PeerError):
+    """Nobody serves the bundle, because it broke its owners, until an operator releases it."""
+
+    def __init__(self, *, bundle: str, problem: str) -> None:
+        """`problem` is why `bundle` is in quarantine."""
+        self.bundle = bundle
+        self.problem = problem
+        super().__init__(
+            f"nobody serves {bundle}, because it is in quarantine: {problem}; "
+            f"an operator can release it: equipoise bundles quarantine release {bundle}"
+        )
+
+
 class DataDirectoryUnusable(OperatorError):
     """A broker's data directory cannot be created, read or written, or is not the one that was locked."""
 

@@ -40,6 +40,7 @@ from equipoise.brokers.agent.ownerships import Ownerships
 from equipoise.brokers.agent.requests import record_of
 from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.balancing.placement import FewestBundles, Placement
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.errors import NotProposed
 from equipoise.channel.core.entries import BrokerChanged, BrokerEntry, Verdict
 from equipoise.channel.core.log import Entry
@@ -63,18 +64,19 @@ class Agent:
         predecessor_nonces: frozenset[str] = frozenset(),
         placement: Placement | None = None,
         batches: Batches | None = None,
+        settings: BalancingSettings | None = None,
     ) -> None:
         """Create a broker. Only this agent may feed `reader`, which may start from a snapshot.
 
         `make_nonce` must never repeat a text. `predecessor_nonces` come from the data directory, whose exclusive lock this process holds.
-        Raise `InvalidConfig` for unsafe durations.
+        `settings` apply where the channel has none. Raise `InvalidConfig` for unsafe durations.
         """
         timing.check()
         core = Core(broker=broker, cluster=cluster, reader=reader, timing=timing, profile=profile)
         self._core = core
         self._membership = Membership(core, make_nonce=make_nonce, predecessor_nonces=predecessor_nonces)
         self._ownerships = Ownerships(core)
-        self._leading = Leading(core, self._membership, placement or FewestBundles(), batches or Batches())
+        self._leading = Leading(core, self._membership, placement or FewestBundles(), batches or Batches(), settings or BalancingSettings())
         self._drain: DrainRequested | None = None
         # The newest attempt made before a stall, until the broker hears from the log again; then None.
         self._asked_asleep: int | None = None

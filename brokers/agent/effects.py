@@ -125,6 +125,7 @@ class AlarmName(StrEnum):
     COMPACTION = "compaction"
     ARCHIVE_HOLD = "archive_hold"
     LOG_CLOCK = "log_clock"
+    QUARANTINE = "quarantine"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Lead: place free bundles, cancel stuck moves, drain brokers, forget old brokers, end controls in time.
+"""Lead: place free bundles, cancel stuck moves, drain brokers, forget old brokers, set quarantines, end controls in time.
 
 Brokers act in order of age. Acting twice is harmless: the expected offset lets one proposal win.
 """
@@ -12,22 +12,35 @@ from itertools import islice
 from typing import Final
 
 from equipoise.brokers.agent.core import Core
+from equipoise.brokers.agent.effects import Alarm, AlarmName
 from equipoise.brokers.agent.membership import NEVER_MS, Membership
 from equipoise.brokers.agent.refusals import Refusals
 from equipoise.brokers.balancing.controls import controls_of, is_control
 from equipoise.brokers.balancing.failure_domains import maintenance_of
 from equipoise.brokers.balancing.placement import Placement
-from equipoise.brokers.balancing.policies import ClusterPolicies, Control, is_about_placement, is_maintenance, policies_in
+from equipoise.brokers.balancing.policies import (
+    QUARANTINE,
+    ClusterPolicies,
+    Control,
+    is_about_placement,
+    is_maintenance,
+    policies_in,
+    quarantine_key,
+)
+from equipoise.brokers.balancing.quarantine import Suspicions, is_quarantined, outlived
+from equipoise.brokers.balancing.settings import settings_records
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.channel.core import propose
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerChanged, BrokerEntry, BundleChanged, BundleEntry, PolicyChanged
 from equipoise.channel.core.propose import is_refusal
 from equipoise.channel.core.reader import Folded
-from equipoise.channel.core.records import TEXT_CHARACTERS_MAX, AnyRecord, Unreadable
-from equipoise.channel.core.view import View
+from equipoise.channel.core.records import TEXT_CHARACTERS_MAX, AnyRecord, PolicyRecord, Unreadable
 
 # Interval of checks of unsettled bundles when nothing is read. Brokers after the leader wait longer to act.
 _ROUND_MS: Final = 250
+
+_QUARANTINE: Final = f"{QUARANTINE}/"
 
 # Each broker after the leader, by age, waits this much longer before it does the leader's work.
 _STEP_IN_MS: Final = 1_000
@@ -50,7 +63,7 @@ class Batches:
 class Leading:
     """The leader's tasks. Every other broker does them too, after longer deadlines."""
 
-    def __init__(self, core: Core, membership: Membership, placement: Placement, batches: Batches) -> None:
+    def __init__(self, core: Core, membership: Membership, placement: Placement, batches: Batches, settings: BalancingSettings) -> None:
         self._core = core
         self._membership = membership
         self.placement = placement
@@ -65,6 +78,10 @@ class Leading:
         # What the view says about maintenance; None before it is read, and after a change.
         self._policies: ClusterPolicies | None = None
         self._controls: Sequence[Control] | None = None  # Those that have an end; None as above.
+        self._outlived: Sequence[str] = ()  # Quarantines of bundles that are gone; read with the controls.
+        self._suspicions = Suspicions()
+        self._settings = settings  # Those of this broker; the channel's come first.
+        self._rules = settings_records.settings_in(core.view, settings).quarantine
         self._has_news = False
         self.wake_at_ms = NEVER_MS
 
@@ -80,6 +97,8 @@ class Leading:
     def folded(self, folded: Folded) -> None:
         """Note changes. `tick` acts on the whole batch, so that a death is placed at once."""
         now_ms = self._core.now.boot_ms
+        if folded.verdict.changes:
+            self._suspicions.note(folded, self._core.view, self._rules)
         for change in folded.verdict.changes:
             self._has_news = True
             if isinstance(change, BrokerChanged):
@@ -94,11 +113,13 @@ class Leading:
                     self._refusals.note(change.name, refuser, now_ms)
             elif isinstance(change, PolicyChanged):
                 self._note_policy(change)
+                self._report_quarantine(folded, change)
 
     def resynced(self, resync: Resync) -> None:
         """Note what changed in skipped records, as if it had just happened."""
         self._has_news = True
         for change in resync.changes:
+            self._suspicions.changed(change)
             if isinstance(change, BrokerChanged):
                 self._note_broker(change)
             elif isinstance(change, BundleChanged):
@@ -111,6 +132,19 @@ class Leading:
             self._policies = None
         if is_control(change.name):
             self._controls = None
+        if change.name == settings_records.KEY:
+            self._rules = settings_records.settings_in(self._core.view, self._settings).quarantine
+        if change.after is None and change.name.startswith(_QUARANTINE):
+            self._refusals.forget(change.name.removeprefix(_QUARANTINE))  # Whoever released it wants it served at once.
+
+    def _report_quarantine(self, folded: Folded, change: PolicyChanged) -> None:
+        """Raise an alarm about a quarantine that this broker has set."""
+        record = folded.record
+        is_own = isinstance(record, PolicyRecord) and record.incarnation is not None and record.incarnation == self._core.incarnation
+        if is_own and change.after is not None and change.name.startswith(_QUARANTINE):
+            bundle, reason = change.name.removeprefix(_QUARANTINE), change.after.document.get("reason")
+            message = f"{bundle} is in quarantine: {reason}; nobody serves it until: equipoise bundles quarantine release {bundle}"
+            self._core.effects.append(Alarm(name=AlarmName.QUARANTINE, message=message, key=bundle, offset=folded.offset))
 
     def _note_broker(self, change: BrokerChanged) -> None:
         if change.after is not None and not change.after.live:
@@ -126,6 +160,8 @@ class Leading:
             self._since[name] = (after.last, self._core.now.boot_ms)
         if after is None:
             self._refusals.forget(name)
+            if is_quarantined(self._core.view, name):
+                self._controls = None
 
     def wanted(self, name: str) -> None:
         """Assign a free bundle that a client looked up, together with others, unless the leader is about to do so.
@@ -152,6 +188,7 @@ class Leading:
             self.wake_at_ms = self._core.now.boot_ms + _ROUND_MS
             return
         standing = self._standing()
+        self._quarantine(standing)
         free = []
         for bundle in self._core.view.unsettled():
             if bundle.phase == "free":
@@ -204,9 +241,22 @@ class Leading:
     def _place(self, bundles: list[BundleEntry]) -> None:
         """Assign the first of `bundles` that can be placed."""
         view = self._core.view
-        fit = [bundle for bundle in bundles if _may_be_assigned(view, bundle)]
+        fit = [bundle for bundle in bundles if self._may_be_assigned(bundle)]
         for name, owner in self._destinations(fit, at_most=self._batches.placements_max).items():
             self._core.propose(partial(propose.assign, bundle=view.bundles[name], owner=owner))
+
+    def _may_be_assigned(self, bundle: BundleEntry) -> bool:
+        """Return whether somebody may have it: the log refuses it while its namespace is being deleted, and a quarantine forbids it."""
+        view = self._core.view
+        is_refused = view.namespaces[bundle.namespace].status != "created" or bundle.name in self._suspicions.due
+        return not is_refused and not is_quarantined(view, bundle.name)
+
+    def _quarantine(self, standing: int) -> None:
+        """Set the quarantines that are due, before their bundles are placed again."""
+        view = self._core.view
+        for name, document in self._suspicions.due.items():
+            if self._waited_ms(view.bundles[name]) >= standing * _STEP_IN_MS:
+                self._core.propose(partial(propose.set_policy, view=view, name=quarantine_key(name), document=document))
 
     def _destinations(self, bundles: Sequence[BundleEntry], *, at_most: int) -> dict[str, int]:
         """Return the chosen owners of the first of `bundles`, without brokers that have refused them."""
@@ -224,7 +274,7 @@ class Leading:
         reason = f"nothing happened for {waited_ms} ms"
         if bundle.phase in ("transferring", "splitting"):
             core.propose(partial(propose.cancel, bundle=bundle, reason=reason))
-        elif bundle.phase == "assigning" and bundle.owner is not None and _may_be_assigned(core.view, bundle):
+        elif bundle.phase == "assigning" and bundle.owner is not None and self._may_be_assigned(bundle):
             avoid = {bundle.name: frozenset({bundle.owner})}
             for owner in self.placement.place(core.view, [bundle], avoid=avoid, at_most=1).values():
                 core.propose(partial(propose.assign, bundle=bundle, owner=owner, reason=reason))
@@ -273,6 +323,12 @@ class Leading:
         core = self._core
         if self._controls is None:
             self._controls = [control for control in controls_of(core.view) if control.until_ms]
+            self._outlived = outlived(core.view)
+        self._outlived = [key for key in self._outlived if key in core.view.policies]
+        for key in self._outlived:
+            core.propose(partial(propose.remove_policy, view=core.view, name=key))
+        if self._outlived:
+            self.wake_at_ms = min(self.wake_at_ms, core.now.boot_ms + _ROUND_MS)
         for control in self._controls:
             rest_ms = control.until_ms - core.now.wall_ms
             if control.has_ended(core.now.wall_ms):
@@ -298,11 +354,6 @@ class Leading:
                 core.propose(partial(propose.remove_broker, broker=core.view.brokers[name]))
                 due_ms = core.now.boot_ms + _ROUND_MS
             self.wake_at_ms = min(self.wake_at_ms, due_ms)
-
-
-def _may_be_assigned(view: View, bundle: BundleEntry) -> bool:
-    """Return whether the bundle can be assigned. The log refuses it while the namespace is being deleted."""
-    return view.namespaces[bundle.namespace].status == "created"
 
 
 def _is_placed(change: BundleChanged) -> bool:

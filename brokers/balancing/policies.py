@@ -1,4 +1,4 @@
-"""Parse cluster policies: isolation policies, pins of bundles to brokers, failure domains, maintenance, tenants, and rights of roles.
+"""Parse cluster policies: isolation policies, pins of bundles to brokers, failure domains, controls, tenants, and rights of roles.
 
 What follows for a bundle is decided in `brokers.balancing.destinations`.
 
@@ -17,6 +17,8 @@ kinds:
   `reason`. At `until_ms` (Unix time; 0: no end) the leader removes the policy, and it applies until it is removed.
 * `pause`: with the name `balancing`, the balancer neither moves, splits nor merges until `until_ms` (Unix time), for the `reason`.
 * `freeze`: the same for the bundles of the namespace NAME; `until_ms` 0: no end. See `brokers.balancing.controls`.
+* `quarantine`: nobody is assigned the bundle NAME, for the `reason`; `evidence.N` are the offsets of the records that show it. See
+  `brokers.balancing.quarantine`.
 * `tenant`: a tenant that was created, with `allowed_clusters.N`, and the `admin_roles.N` that administer it.
 * `grant`: the `right` of the role NAME in the cluster; see `brokers.balancing.grants`.
 
@@ -34,8 +36,8 @@ from equipoise.brokers.errors import InvalidPolicy
 from equipoise.brokers.security.rights import Right
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.errors import InvalidName
-from equipoise.channel.core.ranges import HASH_MAX, check_broker_id, check_namespace, parse_range
-from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, TEXT_CHARACTERS_MAX, Document, Scalar
+from equipoise.channel.core.ranges import HASH_MAX, check_broker_id, check_namespace, parse_bundle, parse_range
+from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, INTEGER_MAX, TEXT_CHARACTERS_MAX, Document, Scalar
 from equipoise.channel.core.view import View
 
 ISOLATION: Final = "isolation"
@@ -46,6 +48,7 @@ DOMAIN_MAINTENANCE: Final = "domain-maintenance"
 PAUSE: Final = "pause"
 PAUSE_KEY: Final = f"{PAUSE}/balancing"
 FREEZE: Final = "freeze"
+QUARANTINE: Final = "quarantine"
 TENANT: Final = "tenant"
 GRANT: Final = "grant"
 
@@ -138,6 +141,13 @@ class Maintenance(Control):
     def is_of_domain(self) -> bool:
         """Whether it is about a failure domain."""
         return self.name.startswith(f"{DOMAIN_MAINTENANCE}/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantine(Control):
+    """The quarantine of the bundle `subject`. It has no end. `evidence` are the offsets of the records that show why."""
+
+    evidence: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +265,16 @@ def control_document(reason: str, *, until_ms: int = 0) -> Document:
     return {"reason": reason, "until_ms": until_ms}
 
 
+def quarantine_key(bundle: str) -> str:
+    """Return the key of the quarantine of a bundle."""
+    return f"{QUARANTINE}/{bundle}"
+
+
+def quarantine_document(reason: str, *, evidence: Iterable[int]) -> Document:
+    """Return the document of a quarantine, unchecked; `parse_policy` checks it."""
+    return {"reason": reason} | _numbered("evidence", evidence)
+
+
 def tenant_document(*, admin_roles: Iterable[str], allowed_clusters: Iterable[str]) -> Document:
     """Return the document of a tenant, unchecked; `parse_policy` checks it."""
     return _numbered("admin_roles", sorted(set(admin_roles))) | _numbered("allowed_clusters", sorted(set(allowed_clusters)))
@@ -278,7 +298,7 @@ def parse_policy(key: str, document: Document) -> Policy | None:
         return None
     if kind == GRANT and not is_role(name):
         raise InvalidPolicy(policy=key[:_ROLE_CHARACTERS_MAX], problem="the name of a role must be 1 to 255 printable characters")
-    if kind not in (GRANT, FREEZE) and _match_name(name) is None:
+    if kind not in (GRANT, FREEZE, QUARANTINE) and _match_name(name) is None:
         raise InvalidPolicy(policy=key, problem="its name must be 1 to 255 ASCII letters, digits, '_', '-', '=', ':' or '.'")
     if len(document) > DOCUMENT_ENTRIES_MAX:
         raise InvalidPolicy(policy=key, problem=f"it has {len(document)} entries, and may have {DOCUMENT_ENTRIES_MAX}")
@@ -366,6 +386,11 @@ def _freeze(key: str, fields: _Fields) -> Control:
     return Control(name=key, reason=fields.text("reason"), until_ms=fields.integer("until_ms", 0, most=_TIME_MAX_MS))
 
 
+def _quarantine(key: str, fields: _Fields) -> Quarantine:
+    fields.check_bundle(key.partition("/")[2])
+    return Quarantine(name=key, reason=fields.text("reason"), until_ms=0, evidence=fields.offsets("evidence"))
+
+
 def _tenant(key: str, fields: _Fields) -> Tenant:
     roles, clusters = fields.texts("admin_roles", required=False), fields.texts("allowed_clusters")
     return Tenant(name=key, admin_roles=roles, allowed_clusters=clusters)
@@ -375,7 +400,7 @@ def _grant(key: str, fields: _Fields) -> Grant:
     return Grant(role=key.partition("/")[2], right=fields.right("right"))
 
 
-def _numbered(name: str, items: Iterable[str]) -> dict[str, Scalar]:
+def _numbered(name: str, items: Iterable[Scalar]) -> dict[str, Scalar]:
     return {f"{name}.{number}": item for number, item in enumerate(items)}
 
 
@@ -492,6 +517,16 @@ class _Fields:
         except InvalidName as error:
             raise self._wrong(str(error)) from None
 
+    def check_bundle(self, value: str) -> None:
+        try:
+            parse_bundle(value)
+        except InvalidName as error:
+            raise self._wrong(str(error)) from None
+
+    def offsets(self, name: str) -> tuple[int, ...]:
+        """Return a list of offsets, which may be empty."""
+        return tuple(self.integer(field, 0, most=INTEGER_MAX) for field in self._numbers(name))
+
     def range(self, name: str) -> tuple[int, int]:
         """Return the range, or the whole hash space if there is none."""
         value = self._left.pop(name, None)
@@ -516,15 +551,15 @@ class _Fields:
             raise self._wrong(f"it has no field {min(self._left)!r}")
 
     def _items(self, name: str, *, required: bool) -> list[tuple[str, str]]:
-        numbered = []
-        for field in sorted(self._left):
-            match = _match_item(field)
-            if match is not None and match[1] == name:
-                numbered.append((int(match[2]), field))
-        items = [(field, self._left.pop(field)) for _, field in sorted(numbered)]
+        items = [(field, self._left.pop(field)) for field in self._numbers(name)]
         if required and not items:
             raise self._wrong(f"it needs at least one of {name}, as {name}.0")
         return [(field, self._text(field, value)) for field, value in items]
+
+    def _numbers(self, name: str) -> list[str]:
+        """Return the fields of a list, in the order of their numbers."""
+        numbered = [(int(match[2]), field) for field in self._left if (match := _match_item(field)) is not None and match[1] == name]
+        return [field for _, field in sorted(numbered)]
 
     def _text(self, field: str, value: Scalar) -> str:
         if not isinstance(value, str) or not value or not value.isprintable():  # A record cannot hold a lone surrogate, either.
@@ -551,6 +586,7 @@ _PARSERS: Final[Mapping[str, Callable[[str, _Fields], Policy]]] = {
     DOMAIN_MAINTENANCE: _maintenance,
     PAUSE: _pause,
     FREEZE: _freeze,
+    QUARANTINE: _quarantine,
     TENANT: _tenant,
     GRANT: _grant,
 }

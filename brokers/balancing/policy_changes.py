@@ -16,6 +16,7 @@ from equipoise.brokers.balancing.policies import (
     FREEZE,
     GRANT,
     PAUSE,
+    QUARANTINE,
     TENANT,
     Control,
     FailureDomain,
@@ -56,7 +57,7 @@ def check_policy_change(view: View, key: str, document: Document | None) -> None
             _check_is_empty(view, key.partition("/")[2])
         case FailureDomain():
             _check_is_alone(view, policy)
-        case None if key.partition("/")[0] in (GRANT, PAUSE, FREEZE):
+        case None if key.partition("/")[0] in (GRANT, PAUSE, FREEZE, QUARANTINE):
             pass
         case None if is_maintenance(key):
             pass

@@ -19,6 +19,7 @@ from equipoise.brokers.balancing.policies import (
     parse_policy,
     read_policies,
 )
+from equipoise.brokers.balancing.quarantine import quarantined_in, why_quarantined
 from equipoise.brokers.cli.moments import local_time
 from equipoise.brokers.cli.output import Row
 from equipoise.brokers.errors import InvalidPolicy
@@ -29,6 +30,7 @@ from equipoise.channel.core.view import View
 BROKER_COLUMNS: Final = ("broker", "status", "leader", "incarnation", "bundles", "capacity", "http", "lease_ms")
 NAMESPACE_COLUMNS: Final = ("namespace", "status", "bundles", "owned", "moving", "free", "on_channel_loss")
 BUNDLE_COLUMNS: Final = ("bundle", "state", "owner", "source", "token", "last")
+QUARANTINE_COLUMNS: Final = ("bundle", "reason", "evidence", "state", "last")
 POLICY_COLUMNS: Final = ("policy", "namespaces", "brokers", "problem")
 MAINTENANCE_COLUMNS: Final = ("id", "of", "reason", "until", "bundles")
 DESTINATION_COLUMNS: Final = ("broker", "may_have_it", "owner", "why_not")
@@ -86,6 +88,7 @@ def bundle_row(view: View, bundle: BundleEntry) -> Row:
         "token": bundle.token,
         "last": bundle.last,
         "algorithm": bundle.algorithm,
+        "quarantine": why_quarantined(view, bundle.name),
         "positions": None if bundle.positions is None else [f"0x{position:08x}" for position in bundle.positions],
     }
 
@@ -110,6 +113,20 @@ def maintenance_rows(view: View) -> list[Row]:
             }
         )
     return rows
+
+
+def quarantine_rows(view: View) -> list[Row]:
+    """Describe the bundles in quarantine: why, and the offsets of the records that show it."""
+    return [
+        {
+            "bundle": policy.subject,
+            "reason": policy.reason,
+            "evidence": list(policy.evidence),
+            "state": view.bundles[policy.subject].state if policy.subject in view.bundles else None,
+            "last": view.policies[policy.name].last,
+        }
+        for policy in quarantined_in(view)
+    ]
 
 
 def policy_row(view: View, key: str) -> Row:

@@ -47,6 +47,7 @@ from equipoise.brokers.balancing.policies import (
     TENANT,
     control_document,
     grant_document,
+    quarantine_key,
     tenant_document,
 )
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
@@ -529,6 +530,15 @@ def unfreeze_namespace(namespace: str) -> Operation[Answer]:
         raise NotFound(f"namespace {namespace[:_SHOWN]!r} is not frozen; see what is: equipoise balancing show")
     accepted = yield from Propose(intent=SetClusterPolicy(policy=key, document=None))
     return _accepted(accepted.offset, f"{namespace} is not frozen any more", policy=key)
+
+
+def release_bundle(bundle: str) -> Operation[Answer]:
+    """End the quarantine of a bundle: the leader assigns it at once. Raises `NotFound` if it is in none."""
+    key = quarantine_key(bundle)
+    if key not in (yield from Look()).view.policies:
+        raise NotFound(f"bundle {bundle[:_SHOWN]!r} is not in quarantine; see which are: equipoise bundles quarantine list")
+    accepted = yield from Propose(intent=SetClusterPolicy(policy=key, document=None))
+    return _accepted(accepted.offset, f"{bundle} is released from quarantine", policy=key)
 
 
 def drain(broker_id: str, *, wait: bool = True) -> Operation[Answer]:

@@ -20,6 +20,7 @@ from prometheus_client.utils import floatToGoString
 from equipoise.brokers.agent.effects import AlarmName
 from equipoise.brokers.balancing.decisions import NOTHING, Decision, Kind
 from equipoise.brokers.balancing.moves import Move, MoveKind, MoveResult, Moves
+from equipoise.brokers.balancing.quarantine import quarantined_in
 from equipoise.brokers.balancing.splitting.auto_split import FAILURE
 from equipoise.brokers.balancing.splitting.bundle_limits import Excess
 from equipoise.brokers.runtime.channel_loss import ChannelLoss
@@ -127,6 +128,7 @@ class Metrics:
         self._move = {(kind, result): move.labels(broker, kind.value, result.value) for kind in MoveKind for result in MoveResult}
         self._in_flight = {state: in_flight.labels(broker, state) for state in _UNSETTLED}
         self._owned = gauge("bundles_owned", "Bundles that this broker owns.").labels(broker)
+        self._quarantined = gauge("bundles_quarantined", "Bundles of the whole cluster in quarantine.").labels(broker)
         self._lease_left = gauge("lease_left_seconds", "Time that this broker may still serve without a renewal.").labels(broker)
         self._lag = gauge("reader_lag_records", "Records on the log that this broker has not folded yet.").labels(broker)
         text = "Time since this broker lost the channel; 0 while it has the channel."
@@ -222,6 +224,7 @@ class Metrics:
             gauge.set(states[state])
         held = [] if incarnation is None else view.held_by(incarnation)
         self._owned.set(sum(1 for bundle in held if bundle.phase == "owned" and bundle.owner == incarnation))
+        self._quarantined.set(sum(1 for _ in quarantined_in(view)))
         self._lease_left.set(lease_left_ms / 1_000)
         self._lag.set(lag_records)
         self._log_available.set(1 if log_is_available else 0)

@@ -205,6 +205,7 @@ class Worker:
                 profile=self.profile,
                 make_nonce=lambda: secrets.token_hex(16),
                 predecessor_nonces=directory.nonces,
+                settings=self.config.base_settings,
             )
             self._recorders = Recorders(self.config, clock=self.clock, log=handle.identity)
         except BaseException:

@@ -64,6 +64,7 @@ _VERBS: Final[Mapping[tuple[Phase | None, Phase], str]] = {
 _BROKER_VERBS: Final = {"draining": "drain", "left": "leave", "down": "down", "removed": "remove"}
 _NAMESPACE_VERBS: Final = {"created": "create", "policies": "set", "deleting": "deleting", "deleted": "delete"}
 _VERB_CHARACTERS: Final = len("splitting")
+_QUARANTINE: Final = "quarantine/"  # As `brokers.balancing.policies` names it.
 _LOOPBACK: Final = ("127.0.0.1:", "localhost:", "[::1]:")
 
 # What a rejection means, where neither the verdict's `problem` nor the view explains more.
@@ -189,6 +190,8 @@ def concerns(folded: Folded, bundle: BundleName) -> bool:
     So a story follows these points through splits and merges. `bundle` need not exist.
     """
     record, verdict = folded.record, folded.verdict
+    if isinstance(record, PolicyRecord):
+        return _is_quarantine_of(record.key, bundle)
     if verdict.accepted:
         return any(
             change.name == bundle.namespace if isinstance(change, NamespaceChanged) else _overlaps(change.name, bundle)
@@ -216,6 +219,12 @@ def ending_of(bundle: BundleName, view: View, names: Names) -> list[str]:
     """Return the end of a story: one line per bundle that shares points with `bundle`, in hash order."""
     children = [child for child in view.bundles_of(bundle.namespace) if max(child.low, bundle.low) < min(child.high, bundle.high)]
     return [standing(child, names) for child in children] or [f"there is no namespace {bundle.namespace}"]
+
+
+def _is_quarantine_of(key: str, bundle: BundleName) -> bool:
+    """Return whether a policy keeps a bundle that shares points with `bundle` from every broker."""
+    name = key.removeprefix(_QUARANTINE)
+    return name != key and _overlaps(name, bundle)
 
 
 def _one_line(text: str) -> str:

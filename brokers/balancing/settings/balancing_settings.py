@@ -19,6 +19,7 @@ from equipoise.brokers.balancing.placement import (
     Placement,
     RoundRobin,
 )
+from equipoise.brokers.balancing.quarantine import QuarantineRules
 from equipoise.brokers.balancing.splitting.auto_merge import MergeSettings
 from equipoise.brokers.balancing.splitting.auto_split import SplitSettings
 from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits
@@ -131,6 +132,7 @@ class BalancingSettings:
     placement: PlacementRules = field(default_factory=PlacementRules)
     least_message_rate: LeastMessageRate = field(default_factory=LeastMessageRate)
     least_usage: LeastUsage = field(default_factory=LeastUsage)
+    quarantine: QuarantineRules = field(default_factory=QuarantineRules)
 
 
 SHEDDERS: Final[Mapping[str, Callable[[BalancingSettings], Shedder]]] = {

@@ -76,6 +76,7 @@ GROUPS: Final[Mapping[str, str]] = MappingProxyType(
         "placement": "The rules of every placement strategy.",
         "least_message_rate": "`LeastLongTermMessageRate`: Pulsar's placement by message rate.",
         "least_usage": "`LeastResourceUsageWithWeight`: Pulsar's placement by use.",
+        "quarantine": "When a bundle that breaks its owners is kept from every broker.",
     }
 )
 """The description of each group."""
@@ -181,6 +182,12 @@ MEANINGS: Final[Mapping[str, Meaning]] = MappingProxyType(
         "least_message_rate.overloaded_percent": _meaning("Use above which a broker is chosen last, in percent.", Range()),
         "least_usage.difference_percent": _meaning(
             "Distance below the mean at which a broker is preferred, in percentage points.", Range()
+        ),
+        "quarantine.deaths": _meaning("Number of owners in a row that died with a bundle before it goes into quarantine. 0: off."),
+        "quarantine.failed_opens": _meaning("Number of failed opens in a row before a bundle goes into quarantine. 0: off."),
+        "quarantine.window_ms": _meaning("Time within which these deaths, or these failures, must happen.", _SOME),
+        "quarantine.share_percent": _meaning(
+            "Limit of bundles in quarantine, in percent of all bundles. One is always allowed, and never all.", Range(most=100)
         ),
     }
 )

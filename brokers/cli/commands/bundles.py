@@ -6,15 +6,18 @@ from typing import Annotated
 
 import typer
 
+from equipoise.brokers.balancing.quarantine import why_quarantined
 from equipoise.brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, carry_out, reading
 from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import print_document, print_fact, print_rows
-from equipoise.brokers.cli.rows import BUNDLE_COLUMNS, bundle_row
+from equipoise.brokers.cli.rows import BUNDLE_COLUMNS, QUARANTINE_COLUMNS, bundle_row, quarantine_rows
 from equipoise.brokers.operations import verbs
 from equipoise.brokers.runtime.service import http_address
 from equipoise.channel.core.ranges import key_hash
 
 app = group("Show bundles and their owners; cancel moves.")
+quarantine = group("List and release bundles that broke their owners.")
+app.add_typer(quarantine, name="quarantine")
 
 BundleArgument = Annotated[str, typer.Argument(metavar="BUNDLE", help="TENANT/NAMESPACE/0x00000000_0x40000000", show_default=False)]
 
@@ -33,7 +36,8 @@ def list_bundles(
     with reading(log, timeout) as access:
         names = sorted(access.view.namespaces) if namespace is None else [access.namespace(namespace)]
         rows = [bundle_row(access.view, bundle) for name in names for bundle in access.view.bundles_of(name)]
-    print_rows(rows, columns=BUNDLE_COLUMNS, as_json=as_json, nothing="there is no bundle")
+    columns = (*BUNDLE_COLUMNS, "quarantine") if any(row["quarantine"] for row in rows) else BUNDLE_COLUMNS
+    print_rows(rows, columns=columns, as_json=as_json, nothing="there is no bundle")
 
 
 @app.command()
@@ -75,7 +79,9 @@ def owner(
         "addresses": {} if server is None else dict(server.joined.addresses),
     }
     if server is None:
-        sentence = f"no broker serves it now: its bundle {bundle.name} is {bundle.state}"
+        why = why_quarantined(access.view, bundle.name)
+        state = bundle.state if why is None else f"in quarantine: {why}"
+        sentence = f"no broker serves it now: its bundle {bundle.name} is {state}"
     else:
         sentence = (
             f"{server.broker} at {http_address(server.joined.addresses) or 'no HTTP address'}, in {bundle.name} with token {bundle.token}"
@@ -95,3 +101,19 @@ def cancel(
     running, or if its owner is already releasing it. Pulsar has no such command.
     """
     carry_out(verbs.cancel(bundle), log, admin, timeout, as_json=as_json)
+
+
+@quarantine.command("list")
+def list_quarantine(*, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
+    """List the bundles that nobody may serve, why, and the offsets of the records that show it."""
+    with reading(log, timeout) as access:
+        rows = quarantine_rows(access.view)
+    print_rows(rows, columns=QUARANTINE_COLUMNS, as_json=as_json, nothing="no bundle is in quarantine")
+
+
+@quarantine.command()
+def release(
+    bundle: BundleArgument, *, log: LogOption, admin: AsOption = None, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
+) -> None:
+    """Let brokers serve a bundle again. The leader assigns it at once, and its counts start at 0."""
+    carry_out(verbs.release_bundle(bundle), log, admin, timeout, as_json=as_json)

@@ -60,6 +60,8 @@ _LINES: Final[Mapping[str, str]] = {
     "bundles show": "{left} --log {log} --timeout 5 --json",
     "bundles owner": "{namespace} 'a key' --log {log} --timeout 5 --json",
     "bundles cancel": "{left} --log {log} --as erin --timeout 5 --json",
+    "bundles quarantine list": "--log {log} --timeout 5 --json",
+    "bundles quarantine release": "{left} --log {log} --as erin --timeout 5 --json",
     "policies list": "--log {log} --timeout 5 --json",
     "policies show": "isolation/x --log {log} --timeout 5 --json",
     "policies set-isolation": (

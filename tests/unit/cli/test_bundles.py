@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from equipoise.brokers.balancing.policies import quarantine_document, quarantine_key
 from equipoise.channel.core import propose
 from equipoise.channel.core.ranges import key_hash
 from tests.channels.folding import MIDDLE, NAMESPACE, channel_with
@@ -41,15 +42,16 @@ def test_list_shows_the_state_of_bundles(log: str) -> None:
 
 
 SHOW = f"""\
-bundle     {LEFT}
-state      assigning
-owner      c
-source     a
-serves     a
-token      7
-last       10
-algorithm  -
-positions  -
+bundle      {LEFT}
+state       assigning
+owner       c
+source      a
+serves      a
+token       7
+last        10
+algorithm   -
+quarantine  -
+positions   -
 """
 
 
@@ -143,3 +145,22 @@ def test_cancel_moves_counts_what_was_too_late(tmp_path: Path) -> None:
     assert ["owned", "owned", "unloading", "owned"] == [bundle.phase for bundle in view_of(url).bundles_of(NAMESPACE)]
     assert fourth == view_of(url).bundles[fourth.name]
     assert 2 == run("namespaces", "cancel-moves", "other/ns", log=url).exit_code
+
+
+def test_a_bundle_in_quarantine_is_shown_until_it_is_released(tmp_path: Path) -> None:
+    channel = owned_channel()
+    channel.accept(propose.unload(channel.admin(), channel.bundle(MIDDLE)))
+    channel.accept(propose.released(channel.author("b"), channel.bundle(MIDDLE)))
+    document = quarantine_document("2 owners in a row died", evidence=(3, 7))
+    channel.accept(propose.set_policy(channel.admin(), channel.view, name=quarantine_key(RIGHT), document=document))
+    log = write(channel.entries, tmp_path)
+    (row,) = json.loads(run("bundles", "quarantine", "list", "--json", log=log).stdout)
+    assert (RIGHT, "2 owners in a row died", [3, 7], "free") == (row["bundle"], row["reason"], row["evidence"], row["state"])
+    assert "quarantine" in run("bundles", "list", log=log).stdout
+    assert "in quarantine: 2 owners in a row died" in run("bundles", "owner", NAMESPACE, HIGH_KEY, log=log).stdout
+    assert f"set {quarantine_key(RIGHT)}" in " ".join(run("channel", "why", RIGHT, log=log).stdout.split())
+    assert quarantine_key(RIGHT) not in run("channel", "why", LEFT, log=log).stdout
+    assert 0 == run("bundles", "quarantine", "release", RIGHT, log=log).exit_code
+    assert "no bundle is in quarantine" in run("bundles", "quarantine", "list", log=log).stdout
+    again = run("bundles", "quarantine", "release", RIGHT, log=log)
+    assert (2, True) == (again.exit_code, "is not in quarantine" in again.output)

@@ -231,6 +231,7 @@ FIRING: Final = (
         name="EquipoiseBundlesFree", metric="equipoise_bundles_in_flight", labels={"state": "free"}, fires="0x3 2x20", quiet="0x3 2x5 0x20"
     ),
     Alert(name="EquipoiseLookupsTimeOut", metric="equipoise_lookup_duration_seconds_count", labels={"outcome": "timed_out"}),
+    Alert(name="EquipoiseBundleQuarantined", metric="equipoise_bundles_quarantined", fires="0x3 1x20", quiet="0x20"),
     Alert(name="EquipoiseRecordsRejected", metric="equipoise_records_rejected_total", labels={"reason": "malformed"}),
     Alert(name="EquipoiseCompactionFails", metric="equipoise_compaction_failures_total", fires="0x3 1+1x4 5x20", quiet="0x3 1x20"),
     Alert(name="EquipoiseResyncs", metric="equipoise_reader_resyncs_total"),
