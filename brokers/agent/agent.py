@@ -31,6 +31,7 @@ from equipoise.brokers.agent.events import (
     Requested,
     Resynced,
     Tick,
+    UndrainRequested,
     Wanted,
 )
 from equipoise.brokers.agent.handle import Handle, Lease
@@ -78,6 +79,7 @@ class Agent:
         self._ownerships = Ownerships(core)
         self._leading = Leading(core, self._membership, placement or FewestBundles(), batches or Batches(), settings or BalancingSettings())
         self._drain: DrainRequested | None = None
+        self._rejoins = False  # After a drain without a stop: leave, and join again. Only a new incarnation does not drain.
         # The newest attempt made before a stall, until the broker hears from the log again; then None.
         self._asked_asleep: int | None = None
 
@@ -245,7 +247,9 @@ class Agent:
         """Close everything and join again after the own death was read (section 4). Do not join again when leaving."""
         self._membership.ended()
         self._ownerships.incarnation_changed()
-        if self._drain is not None and self._drain.leave:
+        if self._rejoins:
+            self._drain, self._rejoins = None, False
+        elif self._drain is not None and self._drain.leave:
             self._membership.join_no_more()
         else:
             self._core.effects.append(
@@ -281,8 +285,12 @@ class Agent:
 
     def _drain_requested(self, event: DrainRequested) -> None:
         earlier = self._drain
+        self._rejoins = False
         self._drain = event if earlier is None or event.leave else earlier
         self._membership.propose_draining(requested_by=self._drain.requested_by)
+
+    def _undrain_requested(self, _: UndrainRequested) -> None:
+        self._rejoins = self._drain is not None and not self._drain.leave
 
     # --- leaving ---
 
@@ -300,7 +308,7 @@ class Agent:
             return
         if not core.leaving:
             self._membership.propose_draining(requested_by=drain.requested_by)
-            if drain.leave and self._may_leave(drain):
+            if (drain.leave or self._rejoins) and self._may_leave(drain):
                 core.leaving = True
                 core.lease.lose()
                 self._ownerships.incarnation_changed()
@@ -309,7 +317,7 @@ class Agent:
 
     def _may_leave(self, drain: DrainRequested) -> bool:
         core, entry = self._core, self._membership.entry
-        if core.now.boot_ms >= drain.deadline_ms:
+        if drain.leave and core.now.boot_ms >= drain.deadline_ms:
             return True
         if entry is None or entry.status != "draining" or core.incarnation is None:
             return False
@@ -335,5 +343,6 @@ _HANDLERS: Final[dict[type, Callable[..., None]]] = {
     Wanted: lambda agent, event: agent._leading.wanted(event.bundle),  # noqa: SLF001
     Requested: Agent._requested,  # noqa: SLF001
     DrainRequested: Agent._drain_requested,  # noqa: SLF001
+    UndrainRequested: Agent._undrain_requested,  # noqa: SLF001
     PlacementChosen: lambda agent, event: agent._leading.place_by(event.placement),  # noqa: SLF001
 }

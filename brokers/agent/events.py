@@ -139,6 +139,11 @@ class DrainRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UndrainRequested:
+    """End a drain: leave once all bundles are away, and join again. Without effect if the broker does not drain, or stops."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementChosen:
     """Use this placement policy from now on. It may know the load."""
 
@@ -160,5 +165,6 @@ Event = (
     | Wanted
     | Requested
     | DrainRequested
+    | UndrainRequested
     | PlacementChosen
 )

@@ -66,6 +66,7 @@ ROWS: Final[Sequence[tuple[str, str, Need]]] = (
     ("PUT", f"{NAMESPACE_PATH}/*/split", OPERATE),
     ("PUT", f"{NAMESPACE_PATH}/*/merge", OPERATE),
     ("POST", "/admin/v2/brokers/drain", OPERATE),
+    ("POST", "/admin/v2/brokers/undrain", OPERATE),
     # What brokers ask each other. It holds the state of services.
     (_READS, "/v1/handover/**", ADMINISTER),
     # Namespaces and topics are administered by the roles of their tenant.

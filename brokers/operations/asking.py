@@ -43,6 +43,7 @@ _PORT_OF_SCHEME: Final = {"http": 80, "https": 443}
 _SHOWN_CHARACTERS_MAX: Final = 4_096
 
 _DRAIN_PATH: Final = "/admin/v2/brokers/drain"
+_UNDRAIN_PATH: Final = "/admin/v2/brokers/undrain"
 _TOPICS_PATH: Final = "/admin/v2/non-persistent"
 
 
@@ -130,9 +131,12 @@ def topics_in_use(access: Access, namespace: str) -> Sequence[str]:
 # --- one broker ---
 
 
-def order_to_drain(broker: BrokerEntry, deadline: Deadline) -> None:
-    """Order a broker to drain. It answers once the channel shows that it drains. Raises `BrokerUnreachable`."""
-    answer = ask(broker, "POST", _DRAIN_PATH, deadline=deadline)
+def order_to_drain(broker: BrokerEntry, deadline: Deadline, *, ends: bool = False) -> None:
+    """Order a broker to drain. It answers once the channel shows that it drains. With `ends`, order it to end that.
+
+    Raises `BrokerUnreachable`.
+    """
+    answer = ask(broker, "POST", _UNDRAIN_PATH if ends else _DRAIN_PATH, deadline=deadline)
     if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
         raise BrokerUnreachable(broker=broker.broker, address=_address(broker), problem=_message(answer))
 

@@ -56,6 +56,9 @@ class Host(Protocol):
     def drain(self, *, requested_by: str | None = None) -> None:
         """Start to drain."""
 
+    def undrain(self) -> None:
+        """End a drain, once all bundles are away."""
+
     def listen(self, listener: Callable[[Folded], None], *, resynced: Callable[[Resync], None]) -> Callable[[], None]:
         """Call `listener` for each record. Return the end of it."""
 
@@ -140,6 +143,9 @@ class _Run:
                 return await self._propose(intent)
             case ProposeEach(intents=intents):
                 return await self._propose_each(intents)
+            case OrderDrain(ends=True):
+                host.undrain()
+                return None
             case OrderDrain(broker=broker):
                 host.drain(requested_by=self._requested_by)
                 return await self._until(partial(_drains, broker.broker), f"broker {broker.broker} draining")

@@ -89,8 +89,8 @@ class _Channel:
                     return until(access, condition, what=what, deadline=deadline, listener=self._heard)
                 except DeadlineExceeded:
                     return None
-            case OrderDrain(broker=broker):
-                order_to_drain(broker, access.deadline)
+            case OrderDrain(broker=broker, ends=ends):
+                order_to_drain(broker, access.deadline, ends=ends)
                 return None
 
     def _propose(self, intent: Intent) -> Folded:

@@ -88,9 +88,10 @@ class UntilOrGiveUp(_Awaited[T | None]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderDrain(_Awaited[None]):
-    """Order a broker to drain, and wait until its record shows it. Raises `BrokerUnreachable`."""
+    """Order a broker to drain, and wait until its record shows it; with `ends`, order it to end that. Raises `BrokerUnreachable`."""
 
     broker: BrokerEntry
+    ends: bool = False
 
 
 Step = Look | Listen | Propose | ProposeEach | Until[Any] | UntilOrGiveUp[Any] | OrderDrain

@@ -555,6 +555,22 @@ def drain(broker_id: str, *, wait: bool = True) -> Operation[Answer]:
     )
 
 
+def undrain(broker_id: str, *, wait: bool = True) -> Operation[Answer]:
+    """End the drain of a broker, without a restart: it gives its last bundles away, joins again, and takes bundles.
+
+    Raises `NotFound` for a broker that is not alive, and `Rejected` if it does not drain.
+    """
+    broker = live_broker((yield from Look()).view, broker_id)
+    if broker.status != "draining":
+        advice = "to end a maintenance: equipoise brokers maintenance end"
+        raise conflict(broker_id, "it does not drain", action="undrain", advice=advice)
+    yield from OrderDrain(broker=broker, ends=True)
+    if wait:
+        yield from Until(condition=partial(_is_up, broker_id=broker_id), what=f"the return of {broker_id}")
+    sentence = f"{broker_id} {'takes bundles again' if wait else 'ends its drain'}"
+    return Answer(sentence=sentence, document={"broker": broker_id, "done": wait})
+
+
 def start_maintenance(subject: str, *, reason: str, until_ms: int = 0, of_domain: bool = False, wait: bool = True) -> Operation[Answer]:
     """Have a broker, or with `of_domain` those of a failure domain, take no bundles and give theirs away. Wait until they have none.
 
@@ -594,6 +610,12 @@ def _maintenance_key(subject: str, *, of_domain: bool) -> str:
 def _hold_nothing(view: View, *, incarnations: Collection[int]) -> bool | None:
     """Return True if these incarnations own no bundles; otherwise None."""
     return None if any(map(view.held_count, incarnations)) else True
+
+
+def _is_up(view: View, *, broker_id: str) -> bool | None:
+    """Return True if a broker is alive and does not drain; otherwise None."""
+    broker = view.brokers.get(broker_id)
+    return True if broker is not None and broker.status == "up" else None
 
 
 def _is_drained(view: View, incarnation: int) -> bool | None:

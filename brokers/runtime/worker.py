@@ -30,6 +30,7 @@ from equipoise.brokers.agent.events import (
     Read,
     Resynced,
     Tick,
+    UndrainRequested,
     Wanted,
 )
 from equipoise.brokers.agent.handle import Handle
@@ -326,6 +327,10 @@ class Worker:
         """Take no new bundles and move all away, without leaving. `requested_by` is as in `request`."""
         deadline_ms = self.clock.now().boot_ms + self.config.drain_ms
         self._step(DrainRequested(leave=False, deadline_ms=deadline_ms, requested_by=requested_by))
+
+    def undrain(self) -> None:
+        """End a drain: join again in a new incarnation, which takes bundles, once all bundles are away."""
+        self._step(UndrainRequested())
 
     # --- the loop of events and effects ---
 

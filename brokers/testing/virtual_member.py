@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from equipoise.brokers.agent.effects import Answered, Effect
-from equipoise.brokers.agent.events import DrainRequested, Event, Instant, Wanted
+from equipoise.brokers.agent.events import DrainRequested, Event, Instant, UndrainRequested, Wanted
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.agent.intents import Intent, subject_of
 from equipoise.brokers.agent.requests import refusal
@@ -171,6 +171,10 @@ class Member(AgentHost):
     def drain(self, *, requested_by: str | None = None) -> None:
         """Start to drain."""
         self.deliver(DrainRequested(leave=False, deadline_ms=self._world.clock.boot_ms, requested_by=requested_by))
+
+    def undrain(self) -> None:
+        """End a drain."""
+        self.deliver(UndrainRequested())
 
     def listen(self, listener: Callable[[Folded], None], *, resynced: Callable[[Resync], None]) -> Callable[[], None]:
         """Call `listener` for each record. Return the end of it."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
-from equipoise.brokers.agent.events import DrainRequested, Tick, Wanted
+from equipoise.brokers.agent.events import DrainRequested, Tick, UndrainRequested, Wanted
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.agent.intents import (
     CreateNamespace,
@@ -264,6 +264,10 @@ def _delete(stage: Stage, name: str, who: str) -> None:
     _ask(stage, DeleteNamespace(name=name), who)
 
 
+def _undrain(stage: Stage, name: str) -> None:
+    stage.process(name).deliver(UndrainRequested())
+
+
 def _drain(stage: Stage, name: str, *, leave: bool) -> None:
     process = stage.process(name)
     process.deliver(DrainRequested(leave=leave, deadline_ms=process.now().boot_ms + _DRAIN_MS))
@@ -383,6 +387,7 @@ _COMMANDS: Final[Mapping[str, Callable[..., None]]] = {
     "delete NAME by WHO": _delete,
     "drain HOST": partial(_drain, leave=False),
     "leave HOST": partial(_drain, leave=True),
+    "undrain HOST": _undrain,
     "declare dead HOST": partial(_declare_dead, proven=True),
     "declare dead HOST without proof": partial(_declare_dead, proven=False),
     "lookup BUNDLE at HOST": _look_up,

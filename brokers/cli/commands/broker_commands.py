@@ -135,10 +135,28 @@ def drain(
 ) -> None:
     """Move all bundles of a broker away.
 
-    The broker takes no new bundles from then on. Its process continues to run; stop it, or restart it to take bundles again.
+    The broker takes no new bundles from then on. Its process continues to run; stop it, or undrain it to take bundles again.
     """
     with reading(log, timeout) as access:
         answer = run(access, verbs.drain(broker, wait=wait))
+    print_fact(answer.sentence, answer.document, as_json=as_json)
+
+
+@app.command()
+def undrain(
+    broker: Annotated[str, typer.Argument(metavar="ID", show_default=False)],
+    *,
+    log: LogOption,
+    wait: WaitOption = True,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a drained broker take bundles again, without a restart.
+
+    It gives its last bundles away first, and joins again as a new incarnation.
+    """
+    with reading(log, timeout) as access:
+        answer = run(access, verbs.undrain(broker, wait=wait))
     print_fact(answer.sentence, answer.document, as_json=as_json)
 
 

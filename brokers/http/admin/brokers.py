@@ -20,7 +20,7 @@ from equipoise.brokers.http.bodies import bundle_of, integer_of, parameter_of
 from equipoise.brokers.http.entries import broker_document, bundle_document
 from equipoise.brokers.http.errors import not_supported
 from equipoise.brokers.http.readiness import ready_view, view_of_cluster
-from equipoise.brokers.operations.verbs import drain
+from equipoise.brokers.operations.verbs import drain, undrain
 from equipoise.brokers.runtime.failures import error_text
 from equipoise.brokers.runtime.service import http_address, pulsar_address
 from equipoise.brokers.runtime.state_stream import STATE_TYPE
@@ -61,6 +61,7 @@ class Brokers(Admin):
             web.get("/admin/v2/brokers/internal-configuration", self.internal_configuration),
             web.get("/admin/v2/brokers/{cluster}/{broker}/ownedNamespaces", self.owned),
             web.post("/admin/v2/brokers/drain", self.drain),
+            web.post("/admin/v2/brokers/undrain", self.undrain),
             web.post("/admin/v2/brokers/shutdown", self.shutdown),
             web.get("/v1/brokers", self.entries),
             web.get("/v1/bundle/{tenant}/{namespace}/{bundle}", self.bundle),
@@ -116,6 +117,10 @@ class Brokers(Admin):
     async def drain(self, request: web.Request) -> web.Response:
         """Drain this broker: it takes no new bundles and moves all bundles away. Answered once the channel shows that it drains."""
         return await self._done(request, drain(self._worker.broker_id, wait=False))
+
+    async def undrain(self, request: web.Request) -> web.Response:
+        """End the drain of this broker: once all bundles are away, it joins again and takes bundles. Answered at once."""
+        return await self._done(request, undrain(self._worker.broker_id, wait=False))
 
     async def shutdown(self, request: web.Request) -> web.Response:
         """End the process of this broker as SIGTERM does: it drains first. Answered before. 405 inside another program."""

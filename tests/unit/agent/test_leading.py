@@ -215,6 +215,27 @@ def test_placement_is_not_called_without_bundles(monkeypatch: pytest.MonkeyPatch
     assert [2, 1] == asked
 
 
+def status(stage: Stage) -> str:
+    """Return the status of broker a."""
+    return stage.view.brokers["a"].status
+
+
+def test_a_drained_broker_comes_back_without_a_restart() -> None:
+    """It first gives everything away, and does not alarm. A broker that does not drain, or stops, ignores the order."""
+    stage = play("brokers a b", "namespace t/n with 4 bundles by admin", "drain a", "undrain b")
+    former = stage.view.brokers["a"].incarnation
+    assert "draining" == status(stage)
+    lines = perform(stage, "undrain a")
+    assert [] == [line for line in lines if "raises" in line]
+    assert (True, "up") == (stage.view.brokers["a"].incarnation > former, status(stage))
+    perform(stage, "namespace t/m with 4 bundles by admin")
+    assert 4 == stage.view.held_count(stage.view.brokers["a"].incarnation)
+    perform(stage, "drain a")
+    assert "draining" == status(stage)
+    perform(stage, "leave a")
+    assert "left" == status(stage)
+
+
 # --- maintenance ---
 
 

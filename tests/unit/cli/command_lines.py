@@ -76,6 +76,7 @@ _LINES: Final[Mapping[str, str]] = {
     "brokers leader-broker": "--log {log} --timeout 5 --json",
     "brokers status": "--log {log} --url http://127.0.0.1:9 --timeout 5 --json",
     "brokers drain": "c --log {log} --no-wait --timeout 5 --json",
+    "brokers undrain": "c --log {log} --no-wait --timeout 5 --json",
     "brokers declare-dead": "--data {folder}/nobody --log {log} --as erin --timeout 5 --json",
     "brokers maintenance start": "c --log {log} --reason new-disks --for 2h --no-wait --as erin --timeout 5 --json",
     "brokers maintenance end": "c --log {log} --as erin --timeout 5 --json",

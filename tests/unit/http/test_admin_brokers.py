@@ -54,6 +54,15 @@ async def test_a_drained_broker_is_not_ready_and_moves_its_bundles_away(tmp_path
         await until(lambda: {other.worker.agent.incarnation} == {bundle.owner for bundle in brokers.view.bundles.values()})
 
 
+async def test_a_drained_broker_is_undrained(tmp_path: Path) -> None:
+    async with cluster(tmp_path, brokers=2) as brokers:
+        drained, _ = brokers.brokers
+        assert 409 == (await drained.ask("POST", "/admin/v2/brokers/undrain")).status
+        assert 204 == (await drained.ask("POST", "/admin/v2/brokers/drain")).status
+        assert 204 == (await drained.ask("POST", "/admin/v2/brokers/undrain")).status
+        await until(lambda: brokers.view.brokers[drained.id].status == "up")
+
+
 async def test_all_fields_of_bundles_and_brokers_are_returned(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2, labels={"zone": "a"}) as brokers:
         bundle = brokers.bundles()[1]
