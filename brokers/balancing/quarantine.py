@@ -8,7 +8,8 @@ that started from a snapshot does not know what happened before it. The rules:
   bundle of the broker is a suspect, nothing tells them apart, and none is quarantined.
 * Failed opens: the owner's service refused or failed to open the bundle `failed_opens` times in a row within `window_ms`.
 * At most `share_percent` of all bundles are in quarantine. If more are suspects, or fail to open at present, the cause is not a bundle (a
-  rack without power, a store that is away), and none is quarantined.
+  rack without power, a store that is away), and none is quarantined. In a small cluster this may be less than one bundle: then deaths say
+  too little about any bundle, and only failed opens, which name their bundle, quarantine one.
 
 A bundle that was assigned to a broker that was already dead accuses nobody, because that broker never served it. A move from a live owner,
 and a release by an operator, start all counts at 0.
@@ -40,12 +41,12 @@ class QuarantineRules:
     deaths: int = 2
     failed_opens: int = 3
     window_ms: int = 10 * _MINUTE_MS
-    share_percent: float = 5.0
+    share_percent: float = 10.0
 
-    def room(self, view: View) -> int:
-        """Return how many bundles of the view may be in quarantine: at least one, and never all."""
+    def room(self, view: View, *, least: int) -> int:
+        """Return how many bundles of the view may be in quarantine: `least` at least, and never all."""
         bundles = len(view.bundles)
-        return min(max(1, int(bundles * self.share_percent / 100)), bundles - 1)
+        return min(max(least, int(bundles * self.share_percent / 100)), bundles - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ class Suspicions:
         most = max((len(self._deaths.get(name, ())) for name in lost), default=0)
         suspects = [name for name in lost if len(self._deaths.get(name, ())) == most]
         is_told_apart = len(suspects) == 1 or len(suspects) < len(lost)
-        if not 0 < rules.deaths <= most or not is_told_apart or not self._fits(suspects, view, rules):
+        if not 0 < rules.deaths <= most or not is_told_apart or not self._fits(suspects, view, rules, least=0):
             return
         for name in suspects:
             if view.bundles[name].phase == "free":
@@ -132,12 +133,12 @@ class Suspicions:
             return
         self._failed_opens = _recent(self._failed_opens, at_ms, rules)
         events = self._failed_opens.get(name, ())
-        if len(events) >= rules.failed_opens and self._fits(self._failed_opens, view, rules):
+        if len(events) >= rules.failed_opens and self._fits(self._failed_opens, view, rules, least=1):
             self._accuse(name, f"{counted(len(events), 'open')} in a row failed", events)
 
-    def _fits(self, suspects: Iterable[str], view: View, rules: QuarantineRules) -> bool:
+    def _fits(self, suspects: Iterable[str], view: View, rules: QuarantineRules, *, least: int) -> bool:
         quarantined = {key.removeprefix(_PREFIX) for key in view.policies if key.startswith(_PREFIX)}
-        return len(quarantined | set(self.due) | set(suspects)) <= rules.room(view)
+        return len(quarantined | set(self.due) | set(suspects)) <= rules.room(view, least=least)
 
     def _accuse(self, bundle: str, reason: str, events: Sequence[_Event]) -> None:
         self.due[bundle] = quarantine_document(reason, evidence=[event.offset for event in events])

@@ -187,7 +187,7 @@ MEANINGS: Final[Mapping[str, Meaning]] = MappingProxyType(
         "quarantine.failed_opens": _meaning("Number of failed opens in a row before a bundle goes into quarantine. 0: off."),
         "quarantine.window_ms": _meaning("Time within which these deaths, or these failures, must happen.", _SOME),
         "quarantine.share_percent": _meaning(
-            "Limit of bundles in quarantine, in percent of all bundles. One is always allowed, and never all.", Range(most=100)
+            "Limit of bundles in quarantine, in percent of all bundles. For failed opens, one is always allowed.", Range(most=100)
         ),
     }
 )

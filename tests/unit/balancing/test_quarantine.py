@@ -16,7 +16,7 @@ from tests.scenarios.words import full_name
 
 BUNDLE = full_name("00_ff")
 LONE = "t/n with 1 bundle by admin"
-THREE = ("brokers a b c d", f"namespace {LONE}", "namespace t/m with 8 bundles by admin")
+THREE = ("brokers a b c d", f"namespace {LONE}", "namespace t/m with 16 bundles by admin")
 
 
 def quarantined(stage: Stage) -> list[str]:
@@ -117,6 +117,13 @@ def test_the_only_bundle_is_no_quarantine() -> None:
     assert ([], "owned") == (quarantined(stage), stage.view.bundles[BUNDLE].phase)
 
 
+def test_deaths_say_too_little_in_a_small_cluster() -> None:
+    stage = play("brokers a b c d", f"namespace {LONE}", "namespace t/m with 8 bundles by admin")
+    for _ in range(2):
+        moved_by_death(stage)
+    assert ([], "owned") == (quarantined(stage), stage.view.bundles[BUNDLE].phase)
+
+
 def test_a_broker_that_leaves_accuses_nobody() -> None:
     stage = play(*THREE)
     for _ in range(2):
@@ -148,7 +155,7 @@ def test_0_turns_a_cause_off() -> None:
 
 def test_a_new_leader_knows_the_count() -> None:
     """Both deaths are those of the leader."""
-    stage = play("brokers a b c d", "namespace t/m with 8 bundles by admin", f"namespace {LONE}")
+    stage = play("brokers a b c d", "namespace t/m with 16 bundles by admin", f"namespace {LONE}")
     for name in "ab":
         if owner(stage) != name:
             perform(stage, f"transfer 00_ff to {name} by admin")

@@ -47,7 +47,7 @@ def not_recovered(view: View, processes: Iterable[Process], process_of: Callable
                 if problem is not None:
                     return f"{bundle.name} (offset {bundle.last}) {problem}"
     quarantined = sum(policy.subject in view.bundles for policy in quarantined_in(view))
-    if quarantined > QuarantineRules().room(view):
+    if quarantined > QuarantineRules().room(view, least=1):
         return f"{quarantined} bundles of {len(view.bundles)} are in quarantine"
     for process in processes:
         if process.asked:
