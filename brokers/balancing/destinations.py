@@ -108,9 +108,6 @@ class Destinations:
         self._fit, self._unfit = fit, refused
         self.live = tuple(broker for broker in everybody if broker.live)
         self._unbound = Candidates(allowed=tuple(broker.broker for broker in fit), refused=refused)
-        preferences = (self._older, self._crowded)
-        hard = (self._isolated, self._pinned_elsewhere)
-        self._steps = (*preferences, *hard) if self._rules.pulsar_exact else (*hard, *preferences)
 
     def of(self, bundle: BundleEntry, *, avoid: Collection[int] = _NOBODY) -> Candidates:
         """Return which brokers may have `bundle`. `avoid` are incarnations that must not have it now."""
@@ -119,7 +116,7 @@ class Destinations:
         left, refused = self._fit, dict(self._unfit)
         if avoid:
             left, refused = _sift(left, refused, (lambda left: refused_lately(left, avoid),))
-        left, refused = _sift(left, refused, tuple(_about(step, bundle) for step in self._steps))
+        left, refused = _sift(left, refused, tuple(_about(step, bundle) for step in self._steps()))
         return Candidates(allowed=tuple(broker.broker for broker in left), refused=refused)
 
     def bound(self, bundle: BundleEntry) -> Candidates:
@@ -183,6 +180,11 @@ class Destinations:
         )
 
     # --- the filters that ask about a bundle ---
+
+    def _steps(self) -> tuple[Callable[[Brokers, BundleEntry], Refused], ...]:
+        # Not stored: an object that holds its own methods waits for the garbage collector, here with a view of 100,000 bundles.
+        hard, preferences = (self._isolated, self._pinned_elsewhere), (self._older, self._crowded)
+        return (*preferences, *hard) if self._rules.pulsar_exact else (*hard, *preferences)
 
     def _maintained(self, left: Brokers) -> Refused:
         return {broker.broker: self.maintained[broker.broker] for broker in left if broker.broker in self.maintained}

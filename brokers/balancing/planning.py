@@ -21,7 +21,7 @@ from equipoise.shedder.load_reports import Summary
 from equipoise.shedder.picking import LOAD_TTL_MS
 from equipoise.shedder.plan import Move, Plan, Shedder
 from equipoise.shedder.reported import format_age, format_duration
-from equipoise.shedder.snapshot import Candidates, Memory, Snapshot, take
+from equipoise.shedder.snapshot import Candidates, Memory, Snapshot, WeighedBrokers, take
 
 # A broker without a report for three times the longest report interval is stuck, or gone.
 _REPORTS_MISSED: Final = 3
@@ -39,6 +39,11 @@ class ClusterSnapshot:
 
     destinations: Destinations
     snapshot: Snapshot
+
+    def clear(self) -> None:
+        """Free the weighed brokers; see `WeighedBrokers.clear`."""
+        if isinstance(self.snapshot.brokers, WeighedBrokers):
+            self.snapshot.brokers.clear()
 
 
 def cluster_snapshot_of(

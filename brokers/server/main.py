@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -143,6 +144,7 @@ async def run_broker(config: WorkerConfig, services: Mapping[str, Service]) -> N
                 raise
             _logger.info("stopping", extra={"broker": config.id})
             return
+        gc.freeze()  # What the start has made stays. With 100,000 bundles, each full collection would visit it for 70 ms.
         asked = asyncio.ensure_future(stopping.wait())
         ended = asyncio.ensure_future(worker.finished())
         reporting = asyncio.ensure_future(_report_unready(worker))

@@ -50,6 +50,12 @@ class RangeIndex:
         self.shift = _HASH_BITS
         self.slots: list[BundleEntry | None] = [None]
 
+    def copy(self) -> RangeIndex:
+        """Return an index of the same bundles, without slots: the first lookup that needs them makes them."""
+        other = RangeIndex()
+        other.lows, other.names = self.lows.copy(), self.names.copy()
+        return other
+
     def insert(self, entry: BundleEntry) -> None:
         """Add a bundle whose range is new."""
         place = bisect_left(self.lows, entry.low)

@@ -42,13 +42,13 @@ class Writer:
         return Author(publisher="admin:bench", as_of=self.view.offset)
 
 
-def view_of(bundles: int) -> View:
+def view_of(bundles: int, *, brokers: int = BROKERS) -> View:
     """A view of so many bundles in as many namespaces as it takes, owned in turn by all brokers."""
     writer = Writer()
     view = writer.view
     view.offset = 0
     writer.put(propose.genesis(Author(publisher="admin:bench"), cluster="bench"))
-    for number in range(BROKERS):
+    for number in range(brokers):
         writer.put(joined(f"broker-{number}:8080", view, nonce=f"{number:032x}"))
     incarnations = list(view.live)
     for first in range(0, bundles, BUNDLES_PER_NAMESPACE):
@@ -56,7 +56,7 @@ def view_of(bundles: int) -> View:
         writer.put(propose.create_namespace(writer.admin(), view, name=namespace_of(first), boundaries=boundaries))
     sequences = dict.fromkeys(incarnations, 0)
     for place, name in enumerate(list(view.bundles)):
-        owner = incarnations[place % BROKERS]
+        owner = incarnations[place % brokers]
         writer.put(propose.assign(writer.admin(), view.bundles[name], owner=owner))
         sequences[owner] += 1
         author = Author(publisher=view.live[owner].broker, incarnation=owner, sequence=sequences[owner])

@@ -1,4 +1,4 @@
-"""A channel that goes on in another log, after any history: the same verdicts as if it had gone on where it was."""
+"""Copies of a view after any history: for a channel that goes on in another log, and for another thread."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.codec import decode, encode
 from equipoise.channel.core.log import FIRST_OFFSET, Entry
 from equipoise.channel.core.propose import Author
+from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.records import Genesis, Reason
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
@@ -114,3 +115,23 @@ def test_no_other_log_begins_twice(walk: Walk, length: int) -> None:
         offset = view.offset + 1
         assert Reason.STALE == apply(view, offset, record).reason == judge(dumb, offset, record)
     assert before == content(view) | {"offset": before["offset"]}
+
+
+@given(st.integers(0, 2**32), st.integers(1, WALK_MAX), st.integers(0, WALK_MAX))
+@settings(deadline=None)
+def test_a_copy_for_another_thread_stays_as_the_view_was(seed: int, before: int, after: int) -> None:
+    """This holds for all answers but the last offsets and sequences of brokers."""
+    walk = Walk(seed)
+    view, same = folded(walk, before), folded(Walk(seed), before)
+    copy = view.copy()
+    for _ in range(after):
+        offset, data = walk.step()
+        apply(view, offset, decode(data))
+    assert _answers(same) == _answers(copy)
+
+
+def _answers(view: View) -> list[object]:
+    facts = facts_of(view)
+    bundles = [(view.bundles_of(namespace), view.bundle_at(namespace, HASH_MAX // 3)) for namespace in view.namespaces]
+    held = [(incarnation, broker.status, view.held_by(incarnation)) for incarnation, broker in view.live.items()]
+    return [{name: value for name, value in facts.items() if name != "members"}, list(view.brokers), bundles, held, view.unsettled()]

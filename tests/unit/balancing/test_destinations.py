@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -33,6 +35,21 @@ def test_without_any_rule_all_that_are_up_may_have_it() -> None:
     channel.accept(propose.draining(channel.author("c"), channel.broker("c")))
     found = Destinations(channel.view).of(bundle_of(channel, NS))
     assert (("a", "d"), {"b": "it is down", "c": "it drains"}) == (found.allowed, found.refused)
+
+
+def test_destinations_are_freed_without_the_garbage_collector() -> None:
+    """A round pauses it, and its destinations hold a view of 100,000 bundles."""
+    channel = ruled_channel(["a", "b"], {NS: None})
+    gc.collect()
+    gc.disable()
+    try:
+        destinations = Destinations(channel.view)
+        destinations.of(bundle_of(channel, NS), avoid={1})
+        left = weakref.ref(destinations)
+        del destinations
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("key", ["maintenance/b", "domain-maintenance/rack"])

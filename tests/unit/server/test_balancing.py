@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -37,9 +38,15 @@ class Insisting:
 
     moves: Sequence[Move] = ()
     seen: list[Snapshot] = field(default_factory=list)
+    planning: threading.Event = field(default_factory=threading.Event)
+    may_end: threading.Event | None = None
 
     def plan(self, snapshot: Snapshot) -> Plan:
+        """Return the plan, once `may_end` is set if there is one."""
         self.seen.append(snapshot)
+        self.planning.set()
+        if self.may_end is not None:
+            assert self.may_end.wait(20)
         return Plan(moves=tuple(self.moves), stays=(), memory=replace(snapshot.memory, hits=7))
 
 
@@ -244,6 +251,27 @@ async def test_a_waiting_move_is_dropped_if_a_new_pin_forbids_it(tmp_path: Path)
         other.service.taking.set()
         await until(lambda: len(stage.decisions) > rounds + 3)
         assert (other, before) == (stage.cluster.owner_of(first), stage.cluster.view.bundles[second])
+
+
+@pytest.mark.parametrize("meanwhile", ["moved", "switched off"])
+async def test_what_changes_while_a_round_plans_is_respected(meanwhile: str, tmp_path: Path) -> None:
+    """A bundle that moved meanwhile stays where it is. Balancing that was switched off moves nothing."""
+    async with balanced(tmp_path, brokers=3) as stage:
+        leader, other, third = stage.cluster.brokers
+        bundle = stage.held_by(0)[0]
+        stage.policy.moves = [Move(bundle=bundle, source=leader.id, destination=other.id, reason="test")]
+        stage.policy.may_end = threading.Event()
+        stage.begin()
+        await until(stage.policy.planning.is_set)
+        if meanwhile == "moved":
+            await leader.worker.request(Transfer(bundle=bundle, destination=third.id, reason="test"), timeout_ms=20_000)
+            await until(lambda: stage.cluster.view.bundles[bundle].phase == "owned")
+        else:
+            stage.set(replace(ROUNDS, enabled=False))
+        before = stage.cluster.view.bundles[bundle]
+        stage.policy.may_end.set()
+        await until(lambda: bool(stage.decisions))
+        assert ([], before) == (moves_under_way(), stage.cluster.view.bundles[bundle])
 
 
 async def test_placement_follows_settings_while_moves_delay_rounds(tmp_path: Path) -> None:

@@ -226,3 +226,11 @@ def test_bundles_are_weighed_at_the_first_access(channel: Channel) -> None:
     assert [] == weighed
     BalancedShedder().plan(snapshot)
     assert (expected, [True]) == (tuple(snapshot.brokers), weighed)
+
+
+def test_cleared_brokers_are_weighed_again(channel: Channel) -> None:
+    snapshot = taken(channel)
+    before = tuple(snapshot.brokers)
+    assert isinstance(snapshot.brokers, WeighedBrokers)
+    snapshot.brokers.clear()
+    assert (before, True) == (tuple(snapshot.brokers), bool(before))

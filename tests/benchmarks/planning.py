@@ -1,0 +1,154 @@
+"""How long a round of the leader takes, and how long it holds the event loop: `make bench BENCH=planning` prints one JSON line.
+
+The cluster has 1,000 brokers and 100,000 bundles. Each report names the busiest 20 bundles and has the costs of all. `round` is the CPU
+time of a round, from the reports to the decision. `placement`, `snapshot`, `plan` and `stale moves` are its parts. `hold` is how much the
+longest pause exceeds a sleep of 1 ms: while a round runs, while 1,000 files with reports are read, and while nothing happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import tempfile
+import time
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+from equipoise.brokers.balancing.decisions import Decision
+from equipoise.brokers.balancing.planning import cluster_snapshot_of, fresh, plan_round, stale_moves
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, RoundSettings, placement_of
+from equipoise.brokers.load.bus.files import FileLoadBus
+from equipoise.brokers.load.bus.memory import MemoryLoadBus
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.brokers.server.balancing import Balancing
+from equipoise.channel.core.view import View
+from equipoise.shedder.balanced import BalancedShedder
+from equipoise.shedder.cost_column import pack
+from equipoise.shedder.load_reports import LoadBus, Sample
+from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use
+from tests.benchmarks.figures import machine, print_line, summary
+from tests.benchmarks.view import view_of
+
+BROKERS, BUNDLES, NAMED = 1_000, 100_000, 20
+ROUNDS, SEED, NOW_MS = 7, 1, 1_700_000_000_000
+SLEEP_S = 0.001
+# No move begins, because nobody carries it out.
+SETTINGS = BalancingSettings(balancing=RoundSettings(shed_interval_ms=1, moves_max=0), balanced=BalancedShedder(patience_ms=0))
+
+
+def samples_of(view: View) -> Iterator[Sample]:
+    """Yield the report of each broker. A tenth of the brokers are nearly idle."""
+    chance = random.Random(SEED)
+    for number, broker in enumerate(view.live_brokers()):
+        busy = 0.1 if number % 10 == 0 else chance.uniform(0.5, 1.5)
+        costs = {bundle.name: chance.paretovariate(1.5) * 100 * busy for bundle in view.held_by(broker.incarnation)}
+        busiest = sorted(costs, key=costs.__getitem__)[-NAMED:]
+        yield Sample(
+            broker=broker.broker,
+            at_ms=NOW_MS,
+            resources=Resources(cpu=Use(used=60 * busy, limit=100)),
+            used=0.6 * busy,
+            traffic=Traffic(messages_in_per_second=sum(costs.values())),
+            bundle_count=len(costs),
+            cost=sum(costs.values()),
+            bundles=tuple(
+                BundleTraffic(bundle=name, traffic=Traffic(messages_in_per_second=costs[name]), cost=costs[name]) for name in busiest
+            ),
+            column=pack(tuple(costs), tuple(costs.values())),
+        )
+
+
+class Rounds:
+    """Balancing on a worker that stands in for a broker, which leads. The view does not change."""
+
+    def __init__(self, view: View, bus: LoadBus) -> None:
+        self.decisions: list[Decision] = []
+        now = SimpleNamespace(boot_ms=0, wall_ms=NOW_MS)
+        worker = SimpleNamespace(
+            view=view,
+            broker_id=view.live_brokers()[0].broker,
+            clock=SimpleNamespace(now=lambda: now),
+            agent=SimpleNamespace(leads=True),
+            metrics=SimpleNamespace(balancing=SimpleNamespace(load=lambda *_, **__: None, refused=lambda _: None)),
+            place_by=lambda placement: None,
+        )
+        self._now = now
+        self._balancing = Balancing(cast("Worker", worker), bus, settings=lambda: SETTINGS, decided=self.decisions.append)
+
+    async def round(self) -> None:
+        """Run one turn in which a round is due."""
+        self._now.boot_ms += 1_000
+        await self._balancing._turn()  # noqa: SLF001 - without the pauses of `run`.
+        self._balancing._drop()  # noqa: SLF001 - otherwise the moves delay the next round.
+
+
+async def longest_hold_ms(work: Coroutine[object, object, object]) -> float:
+    """Return by how much the longest pause of the loop exceeds a sleep while it works."""
+    task, longest, before = asyncio.create_task(work), 0.0, time.perf_counter()
+    while not task.done():
+        await asyncio.sleep(SLEEP_S)
+        now = time.perf_counter()
+        longest, before = max(longest, now - before - SLEEP_S), now
+    await task
+    return longest * 1_000
+
+
+@contextmanager
+def timed(into: list[float]) -> Iterator[None]:
+    """Add the CPU time of this thread in milliseconds."""
+    began = time.thread_time()
+    yield
+    into.append((time.thread_time() - began) * 1_000)
+
+
+def parts(view: View, bus: LoadBus) -> dict[str, list[float]]:
+    """Return the CPU time of each part of a round, in milliseconds, alone in this thread."""
+    found: dict[str, list[float]] = {name: [] for name in ("placement", "snapshot", "plan", "stale moves")}
+    for _ in range(ROUNDS):
+        summaries = bus.latest()
+        with timed(found["placement"]):
+            placement = placement_of(SETTINGS, fresh(summaries, SETTINGS, now_ms=NOW_MS))
+        with timed(found["snapshot"]):
+            cluster = cluster_snapshot_of(view, summaries, SETTINGS, now_ms=NOW_MS)
+        with timed(found["plan"]):
+            moves = plan_round(cluster, SETTINGS, placement).plan.moves
+        with timed(found["stale moves"]):
+            stale_moves(view, moves, SETTINGS.placement, now_ms=NOW_MS)
+    return found
+
+
+async def measured(rounds: Rounds, files: LoadBus) -> dict[str, list[float]]:
+    """Return the CPU time of each round, and the longest holds of the loop, in milliseconds."""
+    found: dict[str, list[float]] = {"round": [], "hold": [], "hold while reports are read": [], "hold while idle": []}
+    await rounds.round()
+    for _ in range(ROUNDS):
+        began = time.process_time()
+        found["hold"].append(await longest_hold_ms(rounds.round()))
+        found["round"].append((time.process_time() - began) * 1_000)
+        found["hold while reports are read"].append(await longest_hold_ms(asyncio.to_thread(files.latest)))
+        found["hold while idle"].append(await longest_hold_ms(asyncio.sleep(1)))
+    return found
+
+
+def main() -> None:
+    """Measure and print."""
+    view, bus = view_of(BUNDLES, brokers=BROKERS), MemoryLoadBus("planning")
+    with tempfile.TemporaryDirectory() as folder:
+        files = FileLoadBus(Path(folder))
+        for sample in samples_of(view):
+            bus.publish(sample)
+            files.publish(sample)
+        rounds = Rounds(view, bus)
+        gc.freeze()  # As `equipoise broker` does after its start.
+        figures = asyncio.run(measured(rounds, files)) | parts(view, bus)
+    moves = len(rounds.decisions[-1].moves)
+    conditions = f"{BROKERS} brokers, {BUNDLES} bundles, {moves} moves; {len(rounds.decisions)} rounds on {machine()}"
+    print_line("planning", {name: summary(values, "ms") for name, values in figures.items()}, conditions)
+
+
+if __name__ == "__main__":
+    main()
