@@ -46,7 +46,7 @@ class QuarantineRules:
     def room(self, view: View, *, least: int) -> int:
         """Return how many bundles of the view may be in quarantine: `least` at least, and never all."""
         bundles = len(view.bundles)
-        return min(max(least, int(bundles * self.share_percent / 100)), bundles - 1)
+        return max(0, min(max(least, int(bundles * self.share_percent / 100)), bundles - 1))
 
 
 @dataclass(frozen=True, slots=True)
