@@ -32,6 +32,7 @@ GROUPS: Final = {
     "plan": ("equipoise.brokers.cli.commands.plan", "Show what the balancer would move now, and what blocks further moves."),
     "decisions": ("equipoise.brokers.cli.commands.decision_commands", "Show what the balancer decided, and why."),
     "balancing": ("equipoise.brokers.cli.commands.balancing_commands", "Turn balancing on or off, and change its settings."),
+    "lab": ("equipoise.brokers.cli.lab_commands", "Measure balancing policies on load traces."),
     "channel": ("equipoise.brokers.cli.commands.channel_commands", "Read the log, show a bundle's history, verify everything."),
     "rights": ("equipoise.brokers.cli.commands.right_commands", "Grant roles rights in the cluster, and list who may do what."),
     "tokens": ("equipoise.brokers.cli.commands.token_commands", "Make and check keys and tokens for authentication."),
@@ -39,10 +40,7 @@ GROUPS: Final = {
 }
 """By name: the module whose `app` implements it, and its text in `--help`."""
 
-_EPILOG: Final = (
-    "Exit codes: 0 done; 1 refused, or a check found something; 2 wrong command line; 3 unavailable or timed out; 4 an operator must act; "
-    "130 Ctrl-C."
-)
+_EPILOG: Final = "Exit codes: 0 done, 1 refused, 2 usage, 3 unavailable, 4 operator must act"
 
 
 class Equipoise(Commands):

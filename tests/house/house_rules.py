@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("equipoise",)
 # Folders at the root that are packages of `equipoise` (by symlink).
-LINKED = ("brokers", "channel", "compaction", "shedder", "spark_jobs")
+LINKED = ("brokers", "channel", "compaction", "lab", "shedder", "spark_jobs")
 FUNCTION_LINES_MAX = 70
 MODULE_LINES_MAX = 800
 FOLDER_MODULES_MAX = 20
@@ -44,6 +44,11 @@ PURE = (
     "equipoise.brokers.testing.stand_in_service",
     "equipoise.channel.core",
     "equipoise.channel.inspect",
+    "equipoise.lab.channel",
+    "equipoise.lab.oracle",
+    "equipoise.lab.results",
+    "equipoise.lab.running",
+    "equipoise.lab.traces",
     "equipoise.shedder",
     "equipoise.spark_jobs.rules",
     "equipoise.spark_jobs.sequence",

@@ -7,16 +7,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from equipoise.brokers.balancing.policies import isolation_document, pin_document
+from equipoise.brokers.balancing.policies import isolation_document, pin_document, quarantine_document
 from equipoise.brokers.cli.commands import channel_commands
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core import propose
 from equipoise.channel.core.errors import OperatorError
 from equipoise.channel.core.records import Document
+from equipoise.lab.recording import Recording
+from equipoise.lab.results import Result
+from equipoise.lab.traces import Trace
+from equipoise.shedder.snapshot import Snapshot, WeighedBroker, WeighedBundle
 from tests.channels.folding import Channel
 from tests.channels.ruled import set_policy
 from tests.unit.cli.command_lines import LINES, tree
@@ -52,7 +57,22 @@ WORDS = st.one_of(
 POLICIES: dict[str, Document] = {
     "isolation/x": isolation_document(namespaces=["shop/.*"], primary=["a"]),
     "pin/x": pin_document(namespace="shop/gone", brokers=["a"]),
+    "quarantine/tenant/ns/0x00000000_0x80000000": quarantine_document("opens failed", evidence=[1]),
 }
+
+
+def no_run(trace: Trace, *_: object, **__: object) -> Result:
+    """As `run` of the laboratory, at once."""
+    steps = len(trace.loads)
+    return Result(trace=trace, unevenness=np.zeros(steps), worst=np.ones(steps), moves=())
+
+
+def short_recording(*_: object, **__: object) -> Recording:
+    """One step of a cluster with one bundle."""
+    recording = Recording(step_s=1.0)
+    broker = WeighedBroker(broker="a", capacity=100, bundles=(WeighedBundle(name="b", cost=20.0),))
+    recording.note(Snapshot(brokers=(broker,)), [])
+    return recording
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +98,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             patch.setitem(sys.modules, f"equipoise.spark_jobs.{job}", SimpleNamespace(**{run_job: lambda *_: 0}))
         patch.setattr("equipoise.spark_jobs.streams.connector.connector_jars", lambda **_: ())
         patch.setattr("equipoise.brokers.cli.commands.spark_commands.end_with_standard_input", lambda: None)
+        # Runs of the laboratory take seconds, and other processes.
+        patch.setattr("equipoise.lab.comparing.compare", lambda *_, **__: [])
+        patch.setattr("equipoise.lab.running.run", no_run)
+        patch.setattr("equipoise.brokers.cli.lab_commands._recorded", short_recording)
         patch.setattr("equipoise.brokers.cli.structured_logs.configure", lambda _: None)
         patch.setattr("equipoise.brokers.cli.commands.broker.end_with_standard_input", lambda: None)
         patch.setattr("equipoise.brokers.cli.commands.load_worker.end_with_standard_input", lambda: None)

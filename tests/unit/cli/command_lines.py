@@ -95,6 +95,12 @@ _LINES: Final[Mapping[str, str]] = {
     "balancing show": "--log {log} --all --timeout 5 --json",
     "balancing history": "--log {log} --timeout 5 --json",
     "balancing read": "{folder}/broker.conf --json",
+    "lab run": ("steady --policy AvgShedder --set average.low_percent=20 --every 30 --seed 2 --brokers 2 --bundles 8 --for 1m --json"),
+    "lab compare": (
+        "steady --all --policy AvgShedder --set average.low_percent=20 --every 30 --seeds 1,2 --brokers 2 --bundles 8 --for 1m "
+        "--output {folder}/lab --json"
+    ),
+    "lab record": "--log {log} --output {folder}/trace.csv --for 1s --every 1 --timeout 5 --json",
     "channel tail": "--log {log} --from 3 --lines 5 --renewals --timeout 5 --json",
     "channel show": "7 --log {log} --timeout 5 --json",
     "channel why": "{left} --log {log} --timeout 5 --json",

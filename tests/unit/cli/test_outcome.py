@@ -204,6 +204,7 @@ def test_help_lists_every_group_without_importing_it() -> None:
         "plan",
         "decisions",
         "balancing",
+        "lab",
         "channel",
         "rights",
         "tokens",

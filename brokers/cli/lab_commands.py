@@ -1,0 +1,244 @@
+"""Define `equipoise lab`: measure balancing policies on load traces.
+
+The work is in `lab`, whose packages are an extra. So each command imports it when it runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from equipoise.brokers.balancing.planning import cluster_snapshot_of
+from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings
+from equipoise.brokers.balancing.settings.settings_records import settings_in
+from equipoise.brokers.cli.commands.broker import pairs
+from equipoise.brokers.cli.moments import duration
+from equipoise.brokers.cli.options import TIMEOUT_S, JsonOption, LogOption, TimeoutOption, directory, file, reading
+from equipoise.brokers.cli.outcome import group
+from equipoise.brokers.cli.output import print_document, print_fact, print_line, print_rows
+from equipoise.brokers.cli.progress import progress
+from equipoise.brokers.load.bus import open_load_bus
+from equipoise.channel.core.errors import CallerError, missing_extra
+from equipoise.channel.core.ranges import BUNDLES_MAX
+from equipoise.channel.log.blocking_view import read_on
+from equipoise.channel.system.deadline import Deadline
+
+if TYPE_CHECKING:
+    from equipoise.lab.comparing import Policy, Traces
+    from equipoise.lab.recording import Recording
+    from equipoise.lab.traces import Shape, Trace
+
+app = group("Measure balancing policies on load traces.")
+
+_BROKERS: Final = 20
+_BUNDLES: Final = 1_000
+_BROKERS_MAX: Final = 10_000
+_STEP_S: Final = 10.0
+_EVERY_S_MAX: Final = 86_400
+_EXTRA_MODULES: Final = ("matplotlib", "numpy", "pyarrow")
+_OURS: Final = "BalancedShedder"
+
+TraceArgument = Annotated[
+    str, typer.Argument(metavar="TRACE", help="A kind of generated trace, or a file: .csv or .parquet.", show_default=False)
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Change a setting of balancing. Repeatable.", show_default=False),
+]
+EveryOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        min=1,
+        max=_EVERY_S_MAX,
+        help="Time between two rounds.  [default: the policy's own: 60 for Pulsar's policies]",
+        show_default=False,
+    ),
+]
+BrokersOption = Annotated[int, typer.Option(metavar="NUMBER", min=2, max=_BROKERS_MAX, help="Brokers of a trace that names none.")]
+BundlesOption = Annotated[int, typer.Option(metavar="NUMBER", min=1, max=BUNDLES_MAX, help="Bundles of a generated trace.")]
+ForOption = Annotated[
+    str, typer.Option("--for", metavar="DURATION", help="Length of a generated trace: 30m, 2h (s, m, h, d).", show_default=True)
+]
+
+
+@app.command("run")
+def run_one(
+    trace: TraceArgument,
+    *,
+    policy: Annotated[str, typer.Option(metavar="NAME", help=f"One of {', '.join(SHEDDERS)}.")] = _OURS,
+    changes: SetOption = None,
+    every: EveryOption = None,
+    seed: Annotated[int, typer.Option(metavar="NUMBER", min=0, help="Seed of the trace, and of the owners at its start.")] = 1,
+    brokers: BrokersOption = _BROKERS,
+    bundles: BundlesOption = _BUNDLES,
+    length: ForOption = "2h",
+    as_json: JsonOption = False,
+) -> None:
+    """Replay a load trace under one policy, and print how even the load was and what moved.
+
+    The floor is the unevenness of an oracle with hindsight that moves as much load.
+    """
+    _check_extra()
+    from equipoise.lab.comparing import settings_of
+    from equipoise.lab.oracle import floor_at, front
+    from equipoise.lab.running import run
+
+    settings = settings_of(policy, given=pairs("--set", changes or ()), every_s=every)
+    replayed = _traces([trace], _shape(brokers, bundles, length))[trace](seed)
+    metrics = run(replayed, settings, seed=seed).metrics()
+    floor = round(floor_at(front(replayed, seed=seed), metrics.load_moved), 4)
+    print_document({"trace": trace, "policy": policy, "seed": seed, **metrics.document(), "floor": floor}, as_json=as_json)
+
+
+@app.command("compare")
+def compare_all(
+    traces: Annotated[
+        list[str] | None, typer.Argument(metavar="TRACE", help="Kinds of generated traces, or files.", show_default=False)
+    ] = None,
+    *,
+    every_kind: Annotated[bool, typer.Option("--all", help="Compare on all kinds of generated traces.")] = False,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A policy to compare. Repeatable.  [default: all]", show_default=False),
+    ] = None,
+    changes: SetOption = None,
+    every: EveryOption = None,
+    seeds: Annotated[str, typer.Option(metavar="NUMBER,...", help="Seeds, whose figures are averaged.")] = "1",
+    brokers: BrokersOption = _BROKERS,
+    bundles: BundlesOption = _BUNDLES,
+    length: ForOption = "2h",
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", parser=directory, help="Write plots (PNG) and a page (HTML) to this folder.", show_default=False),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare policies on load traces, relative to the more even one of TransferShedder and AvgShedder.
+
+    --set and --every change the policies that are compared, not the two of the reference. It uses all cores.
+    """
+    _check_extra()
+    from equipoise.lab.comparing import compare
+    from equipoise.lab.page import COLUMNS, write_page
+    from equipoise.lab.traces import KINDS
+
+    names = [*(KINDS if every_kind else ()), *(traces or ())]
+    if not names:
+        raise typer.BadParameter(f"name traces, or write --all; the kinds are {', '.join(KINDS)}")
+    numbers = _numbers(seeds)
+    policies = _policies(policy or list(SHEDDERS), pairs("--set", changes or ()), every)
+    with progress("running", unit="runs") as note:
+        comparisons = compare(_traces(names, _shape(brokers, bundles, length)), policies, seeds=numbers, note=note)
+    print_rows([row for each in comparisons for row in each.rows()], columns=COLUMNS, as_json=as_json, nothing="no traces")
+    if output is not None:
+        page = write_page(comparisons, output, seeds=numbers)
+        if not as_json:
+            print_line(f"wrote {page}")
+
+
+@app.command()
+def record(
+    *,
+    log: LogOption,
+    output: Annotated[Path, typer.Option(metavar="FILE", parser=file, help="Write the trace to this file: .csv or .parquet.")],
+    length: Annotated[str, typer.Option("--for", metavar="DURATION", help="How long to record: 30m, 2h (s, m, h, d).")] = "10m",
+    every: Annotated[float, typer.Option(metavar="SECONDS", min=1, max=_EVERY_S_MAX, help="Length of a step.")] = _STEP_S,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Record a load trace from the load reports of a running cluster.
+
+    It reads the channel and the reports, and changes nothing. Costs are averages, so a recorded load varies less than the real one. Ctrl-C
+    ends the recording early, and writes what there is.
+    """
+    _check_extra()
+    from equipoise.lab.trace_files import check_suffix, path_of_brokers, write_trace
+
+    check_suffix(output)
+    trace = _recorded(log, steps=max(1, round(duration(length) / 1_000 / every)), step_s=every, timeout_s=timeout).trace(output.stem)
+    write_trace(trace, output)
+    facts = {"trace": str(output), "brokers_file": str(path_of_brokers(output)), "steps": len(trace.loads), "bundles": len(trace.bundles)}
+    sentence = f"wrote {len(trace.loads)} steps of {len(trace.bundles)} bundles to {output}, and their brokers to {path_of_brokers(output)}"
+    print_fact(sentence, facts, as_json=as_json)
+
+
+def _recorded(log: str, *, steps: int, step_s: float, timeout_s: int) -> Recording:
+    """Record so many steps, or until Ctrl-C after the first."""
+    from equipoise.lab.recording import Recording
+
+    recording = Recording(step_s=step_s)
+    began_s = time.monotonic()
+    with reading(log, timeout_s) as access, progress("recording", unit="steps") as note:
+        bus = open_load_bus(log)
+        try:
+            for step in range(steps):
+                time.sleep(max(0.0, began_s + step * step_s - time.monotonic()))
+                read_on(access.log, access.reader, deadline=Deadline.after(timeout_ms=timeout_s * 1_000))
+                summaries = bus.latest()
+                settings = settings_in(access.view, BalancingSettings())
+                now_ms = time.time_ns() // 1_000_000
+                recording.note(cluster_snapshot_of(access.view, summaries, settings, now_ms=now_ms).snapshot, summaries)
+                note(step + 1, steps)
+        except KeyboardInterrupt:
+            if not recording.steps:
+                raise
+    return recording
+
+
+def _check_extra() -> None:
+    """Raise `CallerError` unless everything in the extra `lab` is installed."""
+    if any(find_spec(module) is None for module in _EXTRA_MODULES):
+        raise missing_extra(what="the laboratory", extra="lab")
+
+
+def _shape(brokers: int, bundles: int, length: str) -> Shape:
+    from equipoise.lab.traces import Shape
+
+    return Shape(brokers=brokers, bundles=bundles, duration_s=duration(length) / 1_000)
+
+
+def _traces(names: Sequence[str], shape: Shape) -> Mapping[str, Traces]:
+    """Return a function for each name that makes its trace. Read files at once. Raises `CallerError`."""
+    from equipoise.lab.trace_files import is_trace_file, read_trace
+    from equipoise.lab.traces import KINDS
+
+    made: dict[str, Traces] = {}
+    for name in names:
+        if is_trace_file(name):
+            made[name] = partial(_same, read_trace(Path(name), brokers=shape.brokers))
+        elif name in KINDS:
+            made[name] = partial(_generated, name, shape)
+        else:
+            raise CallerError(f"there is no trace {name!r}: name a file (.csv, .parquet), or one of {', '.join(KINDS)}")
+    return made
+
+
+def _same(trace: Trace, _seed: int) -> Trace:
+    return trace
+
+
+def _generated(kind: str, shape: Shape, seed: int) -> Trace:
+    from equipoise.lab.traces import generated
+
+    return generated(kind, shape, seed=seed)
+
+
+def _policies(names: Sequence[str], given: Mapping[str, str], every_s: float | None) -> list[Policy]:
+    from equipoise.lab.comparing import Policy, settings_of
+
+    return [Policy(name=name, settings=settings_of(name, given=given, every_s=every_s)) for name in dict.fromkeys(names)]
+
+
+def _numbers(text: str) -> list[int]:
+    """Parse seeds: numbers with commas between them."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and part.isascii() for part in parts):
+        raise typer.BadParameter(f"{text!r} are no seeds: write numbers, such as 1,2,3")
+    return list(dict.fromkeys(map(int, parts)))

@@ -1,0 +1,1 @@
+"""Measure balancing policies on load traces, in simulated time and with the planning code of brokers."""

@@ -1,0 +1,203 @@
+"""Compare policies on traces, relative to the policies of Pulsar.
+
+The reference of a trace is the more even one of `TransferShedder` and `AvgShedder`, with their defaults and a round per minute.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from multiprocessing import get_context, parent_process
+from statistics import fmean
+from threading import Thread
+from typing import Final
+
+from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings
+from equipoise.brokers.balancing.settings.setting_values import Value, with_values
+from equipoise.channel.core.errors import CallerError, OperatorError
+from equipoise.lab.oracle import Floor, floor_at, front
+from equipoise.lab.results import Metrics, Result
+from equipoise.lab.running import run
+from equipoise.lab.traces import Trace
+
+REFERENCES: Final = ("TransferShedder", "AvgShedder")
+"""The policies of Pulsar that others are compared with."""
+
+OURS: Final = "BalancedShedder"
+
+_PULSAR_INTERVAL_MS: Final = 60_000
+"""Pulsar's default of `loadBalancerSheddingIntervalMinutes`."""
+
+Traces = Callable[[int], Trace]
+"""Returns the trace of a seed. A trace from a file is the same for each seed; only the owners at its start differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A policy to compare: the name of a shedder, and its settings."""
+
+    name: str
+    settings: BalancingSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Outcome:
+    """The results of one policy on one trace, one per seed, in the order of the seeds."""
+
+    policy: str
+    results: tuple[Result, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Comparison:
+    """One trace: the outcome of each policy, in the order of the policies, and what the references and the oracle reach.
+
+    * `references`, by seed: the metrics of the more even reference. `reference` is its name for the first seed.
+    * `floors`, by seed: the front of the oracle.
+    """
+
+    trace: str
+    outcomes: tuple[Outcome, ...]
+    reference: str
+    references: tuple[Metrics, ...]
+    floors: tuple[tuple[Floor, ...], ...]
+
+    def rows(self) -> list[dict[str, object]]:
+        """Return a row per policy: the means of its figures over the seeds, and their ratios to the reference.
+
+        The floor is the unevenness of the oracle if it moves as much load as the reference, relative to the unevenness of the reference.
+        """
+        floor = _mean(
+            _ratio(floor_at(points, best.load_moved), best.unevenness) for points, best in zip(self.floors, self.references, strict=True)
+        )
+        rows: list[dict[str, object]] = []
+        for outcome in self.outcomes:
+            metrics = [result.metrics() for result in outcome.results]
+            pairs = list(zip(metrics, self.references, strict=True))
+            rows.append(
+                {
+                    "trace": self.trace,
+                    "policy": outcome.policy,
+                    "unevenness_ratio": _mean(_ratio(each.unevenness, best.unevenness) for each, best in pairs),
+                    "floor_ratio": floor,
+                    "moved_ratio": _mean(_ratio(each.load_moved, best.load_moved) for each, best in pairs),
+                    "unevenness": _mean(each.unevenness for each in metrics),
+                    "load_moved": _mean(each.load_moved for each in metrics),
+                    "worst_mean": _mean(each.worst_mean for each in metrics),
+                    "worst_max": _mean(each.worst_max for each in metrics),
+                    "balanced_s": _mean(each.balanced_s for each in metrics),
+                    "moves": _mean(each.moves for each in metrics),
+                    "undone": sum(each.undone for each in metrics),
+                    "reference": self.reference,
+                }
+            )
+        return rows
+
+
+def settings_of(shedder: str, *, given: Mapping[str, Value] | None = None, every_s: float | None = None) -> BalancingSettings:
+    """Return the settings of a policy at its own cadence, or with a round `every_s` seconds, and with the `given` settings.
+
+    A policy of Pulsar has a round per minute, and ours has the default of `balancing.shed_interval_ms`. Raises `CallerError` for an unknown
+    shedder, and as `with_values` does.
+    """
+    if shedder not in SHEDDERS:
+        raise CallerError(f"there is no policy {shedder!r}; the policies are {', '.join(SHEDDERS)}")
+    settings = BalancingSettings()
+    interval_ms = settings.balancing.shed_interval_ms if shedder == OURS else _PULSAR_INTERVAL_MS
+    if every_s is not None:
+        interval_ms = round(every_s * 1_000)
+    settings = replace(settings, balancing=replace(settings.balancing, shedder=shedder, shed_interval_ms=interval_ms))
+    return with_values(settings, given or {})
+
+
+def compare(
+    traces: Mapping[str, Traces],
+    policies: Sequence[Policy],
+    *,
+    seeds: Sequence[int],
+    note: Callable[[int, int], None] = lambda _done, _total: None,
+    processes: int | None = None,
+) -> list[Comparison]:
+    """Run every policy and the references on every trace and seed, in as many processes as there are cores, and compare.
+
+    `note` is called with the number of finished runs and of all runs.
+    """
+    references = [Policy(name=name, settings=settings_of(name)) for name in REFERENCES]
+    settings = list(dict.fromkeys(policy.settings for policy in (*policies, *references)))
+    jobs = [_Job(trace=make(seed), settings=each, seed=seed) for make in traces.values() for seed in seeds for each in settings]
+    results = iter(_results_of(jobs, note=note, processes=processes))
+    comparisons = []
+    for name in traces:
+        by_seed = [{each: next(results) for each in settings} for _ in seeds]
+        metrics = [[(by[policy.settings].metrics(), policy.name) for policy in references] for by in by_seed]
+        best = [min(each, key=lambda pair: pair[0].unevenness) for each in metrics]
+        trace_of_seed = [next(iter(by.values())).trace for by in by_seed]
+        comparisons.append(
+            Comparison(
+                trace=name,
+                outcomes=tuple(Outcome(policy=policy.name, results=tuple(by[policy.settings] for by in by_seed)) for policy in policies),
+                reference=best[0][1],
+                references=tuple(each for each, _ in best),
+                floors=tuple(front(trace, seed=seed) for trace, seed in zip(trace_of_seed, seeds, strict=True)),
+            )
+        )
+    return comparisons
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Job:
+    trace: Trace
+    settings: BalancingSettings
+    seed: int
+
+
+def _results_of(jobs: Sequence[_Job], *, note: Callable[[int, int], None], processes: int | None) -> list[Result]:
+    """Return the result of each job, in order. One job, or one process, needs no other process."""
+    processes = min(processes or len(os.sched_getaffinity(0)), len(jobs))
+    results: list[Result] = []
+    if processes == 1:
+        for job in jobs:
+            results.append(_result_of(job))
+            note(len(results), len(jobs))
+        return results
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_begin_process) as executor:
+        try:
+            for result in executor.map(_result_of, jobs):
+                results.append(result)
+                note(len(results), len(jobs))
+        except BrokenProcessPool as error:
+            raise OperatorError("a process of the comparison was killed; free memory, or compare fewer traces at once") from error
+        finally:
+            executor.shutdown(wait=False, cancel_futures=True)
+    return results
+
+
+def _result_of(job: _Job) -> Result:
+    return run(job.trace, job.settings, seed=job.seed)
+
+
+def _begin_process() -> None:
+    """End this process at Ctrl-C without a traceback, and when its parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)  # The process waits for jobs in its main thread.
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean; None if a value is missing."""
+    known = list(values)
+    return None if None in known else round(fmean(value for value in known if value is not None), 4)

@@ -1,0 +1,223 @@
+"""Define load traces, and generate the eleven kinds that policies are compared on.
+
+Loads are in cost units: calls per second, see `shedder.snapshot.costs_of`. The noise of a load is part of its trace.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from equipoise.channel.core.errors import CallerError
+
+Loads = NDArray[np.float64]
+
+STEP_S_MIN: Final = 0.25
+"""The shortest step of a trace: how often a leader looks for a due round."""
+
+LOADS_MAX: Final = 50_000_000
+"""Steps times bundles: 400 MB."""
+
+_CALLS: Final = 1_000.0  # The mean load of a generated bundle.
+_USE: Final = 0.5  # The mean use of the brokers of a generated trace.
+_DRIFT: Final = 0.7  # The standard deviation of the logarithm of a drifting load after an hour.
+_CROWDED: Final = 0.05  # The share of bundles that a flash crowd reaches.
+_NOISE: Final = 0.75  # The standard deviation of the logarithm of a noisy load in each step.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceBroker:
+    """A broker of a trace: its `capacity` in cost units, and when it joins and leaves, in seconds since the start. None: never."""
+
+    broker: str
+    capacity: float
+    joins_s: float = 0.0
+    leaves_s: float | None = None
+
+    def is_live(self, at_s: float) -> bool:
+        """Return whether the broker is a member at `at_s` seconds."""
+        return self.joins_s <= at_s and (self.leaves_s is None or at_s < self.leaves_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trace:
+    """The load of each bundle over time: `loads` has a row per step of `step_s` seconds and a column per bundle, in cost units.
+
+    Raises `CallerError` for impossible loads, capacities and steps, for a wrong number of columns, and without a broker at the start.
+    """
+
+    name: str
+    step_s: float
+    bundles: tuple[str, ...]
+    brokers: tuple[TraceBroker, ...]
+    loads: Loads
+
+    def __post_init__(self) -> None:
+        if not self.loads.size or self.loads.shape != (len(self.loads), len(self.bundles)):
+            raise CallerError(f"trace {self.name}: its loads have the shape {self.loads.shape}, not steps x {len(self.bundles)} bundles")
+        if not (np.isfinite(self.loads).all() and (self.loads >= 0).all()):
+            step, place = np.argwhere(~(np.isfinite(self.loads) & (self.loads >= 0)))[0]
+            raise CallerError(f"trace {self.name}: step {step} has the load {self.loads[step, place]} of {self.bundles[place]}")
+        if not STEP_S_MIN <= self.step_s < math.inf:
+            raise CallerError(f"trace {self.name}: its step is {self.step_s} s; it must be at least {STEP_S_MIN} s")
+        for broker in self.brokers:
+            if not 0 < broker.capacity < math.inf:
+                raise CallerError(f"trace {self.name}: {broker.broker} has the capacity {broker.capacity}; it must be positive")
+        for kind, names in (("broker", [broker.broker for broker in self.brokers]), ("bundle", self.bundles)):
+            twice = next((name for name, number in Counter(names).items() if number > 1), None)
+            if twice is not None:
+                raise CallerError(f"trace {self.name}: it has the {kind} {twice} twice")
+        if not any(broker.is_live(0.0) for broker in self.brokers):
+            raise CallerError(f"trace {self.name}: no broker is live at its start; let one join at 0 s")
+
+    @property
+    def duration_s(self) -> float:
+        """The length of the trace, in seconds."""
+        return len(self.loads) * self.step_s
+
+    @property
+    def capacity(self) -> Loads:
+        """The capacities of the brokers, in their order, in cost units."""
+        return np.array([broker.capacity for broker in self.brokers])
+
+    @property
+    def changes_s(self) -> tuple[float, ...]:
+        """When brokers join or leave, in seconds from 0 to `duration_s`, in order."""
+        times = {each.joins_s for each in self.brokers} | {each.leaves_s for each in self.brokers if each.leaves_s is not None}
+        return tuple(sorted({max(0.0, at_s) for at_s in times if at_s < self.duration_s}))
+
+    @property
+    def last_change_s(self) -> float:
+        """When the last broker joins or leaves."""
+        return self.changes_s[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The size of a generated trace: numbers of brokers and bundles, and seconds."""
+
+    brokers: int = 20
+    bundles: int = 1_000
+    duration_s: float = 7_200.0
+    step_s: float = 10.0
+
+    @property
+    def times_s(self) -> Loads:
+        """The times of the steps, in seconds, as one column."""
+        steps = max(1, round(self.duration_s / self.step_s))
+        return np.array([step * self.step_s for step in range(steps)])[:, None]
+
+
+def _calm(shape: Shape, rng: Generator, weights: Loads | None = None) -> Loads:
+    """Return loads that differ between bundles and hardly over time."""
+    if weights is None:
+        weights = rng.lognormal(0.0, 1.0, shape.bundles)
+    steps = len(shape.times_s)
+    noise = 1 + 0.05 * rng.standard_normal((steps, shape.bundles))
+    loads: Loads = np.maximum(weights / weights.mean() * noise, 0.0)
+    return loads
+
+
+def _drifting(shape: Shape, rng: Generator) -> Loads:
+    calm = _calm(shape, rng)
+    return calm * np.exp(np.cumsum(rng.standard_normal(calm.shape) * _DRIFT * math.sqrt(shape.step_s / 3_600), axis=0))
+
+
+def _diurnal(shape: Shape, rng: Generator) -> Loads:
+    phases = rng.random(shape.bundles)
+    return _calm(shape, rng) * (1 + 0.5 * np.sin(2 * np.pi * (shape.times_s / 7_200 + phases)))
+
+
+def _flash_crowd(shape: Shape, rng: Generator) -> Loads:
+    crowded = rng.random(shape.bundles) < _CROWDED
+    is_on = (shape.times_s >= shape.duration_s / 4) & (shape.times_s < shape.duration_s / 2)
+    return _calm(shape, rng) * np.where(is_on & crowded, 4.0, 1.0)
+
+
+def _hot_key(shape: Shape, rng: Generator) -> Loads:
+    loads, hot = _calm(shape, rng), rng.integers(shape.bundles)
+    loads[shape.times_s[:, 0] >= shape.duration_s / 6, hot] += 0.5 * shape.bundles / shape.brokers
+    return loads
+
+
+def _noisy(shape: Shape, rng: Generator) -> Loads:
+    calm = _calm(shape, rng)
+    return calm * np.exp(_NOISE * rng.standard_normal(calm.shape) - _NOISE**2 / 2)
+
+
+def _bursts(shape: Shape, rng: Generator) -> Loads:
+    calm = _calm(shape, rng)
+    starts = rng.random(calm.shape) < 0.000_2 * shape.step_s
+    is_on, length = starts.copy(), max(1, round(60 / shape.step_s))
+    for later in range(1, length):
+        is_on[later:] |= starts[:-later]
+    return calm * np.where(is_on, 7.0, 1.0)
+
+
+def _heavy_tailed(shape: Shape, rng: Generator) -> Loads:
+    weights = rng.pareto(1.2, shape.bundles) + 0.1
+    return _calm(shape, rng, np.minimum(weights, 0.8 * weights.sum() / shape.brokers))
+
+
+_LOADS: Final[Mapping[str, Callable[[Shape, Generator], Loads]]] = {
+    "steady": _calm,
+    "drifting": _drifting,
+    "diurnal": _diurnal,
+    "flash-crowd": _flash_crowd,
+    "hot-key": _hot_key,
+    "broker-added": _calm,
+    "broker-lost": _calm,
+    "mixed-hardware": _calm,
+    "noisy": _noisy,
+    "bursts": _bursts,
+    "heavy-tailed": _heavy_tailed,
+}
+
+KINDS: Final = tuple(_LOADS)
+"""The kinds of generated traces."""
+
+
+def generated(kind: str, shape: Shape | None = None, *, seed: int = 1) -> Trace:
+    """Return a generated trace of one of `KINDS`; equal arguments give equal traces.
+
+    Raises `CallerError` for another kind, and for a shape without two brokers and a bundle.
+    """
+    if kind not in _LOADS:
+        raise CallerError(f"there is no kind of trace {kind!r}; the kinds are {', '.join(KINDS)}")
+    shape = shape or Shape()
+    if shape.brokers < 2 or shape.bundles < 1:  # noqa: PLR2004 - one broker has nothing to balance
+        raise CallerError(f"a trace needs at least two brokers and a bundle, not {shape.brokers} and {shape.bundles}")
+    if len(shape.times_s) * shape.bundles > LOADS_MAX:
+        raise CallerError(f"{len(shape.times_s)} steps of {shape.bundles} bundles are more than {LOADS_MAX:,} loads; make it shorter")
+    rng = np.random.default_rng([seed, KINDS.index(kind)])
+    loads = _LOADS[kind](shape, rng) * _CALLS
+    sizes = rng.choice([1.0, 2.0, 4.0], shape.brokers) if kind == "mixed-hardware" else np.ones(shape.brokers)
+    brokers = _half_used(sizes, float(loads[0].sum()))
+    change_s = shape.duration_s / 4
+    if kind == "broker-added":
+        brokers = (*brokers[:-1], replace(brokers[-1], joins_s=change_s))
+    elif kind == "broker-lost":
+        brokers = (*brokers[:-1], replace(brokers[-1], leaves_s=change_s))
+    return Trace(name=kind, step_s=shape.step_s, bundles=tuple(map(_bundle_name, range(shape.bundles))), brokers=brokers, loads=loads)
+
+
+def equal_brokers(loads: Loads, number: int) -> tuple[TraceBroker, ...]:
+    """Return `number` brokers of equal capacity. The mean of these loads uses half of it."""
+    return _half_used(np.ones(number), float(loads.sum(axis=1).mean()))
+
+
+def _half_used(sizes: Loads, load: float) -> tuple[TraceBroker, ...]:
+    """Return brokers with capacities in the proportion of `sizes`. `load` uses half of the capacity."""
+    unit = (load or 1.0) / float(sizes.sum()) / _USE
+    return tuple(TraceBroker(broker=f"broker-{number:04d}:8080", capacity=unit * size) for number, size in enumerate(sizes.tolist()))
+
+
+def _bundle_name(number: int) -> str:
+    return f"bundle-{number:06d}"

@@ -1,0 +1,69 @@
+"""How even our policy keeps the load, and what it moves: `make bench BENCH=balance` prints one JSON line, after 20 minutes on two cores.
+
+Each figure is relative to the more even one of `TransferShedder` and `AvgShedder` with their defaults, as a mean over the seeds. The floor
+is what an oracle with hindsight reaches if it moves as much load as that reference (`lab.oracle`). `calm` is `balanced.calm`. At equal
+cadence, our policy also has only one round per minute.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from equipoise.lab.comparing import OURS, Comparison, Policy, compare, settings_of
+from equipoise.lab.traces import KINDS, Shape, Trace, generated
+from tests.benchmarks.figures import machine, print_line
+
+SHAPES: Final = (Shape(), Shape(brokers=5, bundles=64))
+SEEDS: Final = (1, 2)
+MINUTE_S: Final = 60.0
+UNEVENNESS_MAX, MOVED_MAX, CALM_MAX = 0.6, 1.5, 0.9
+
+
+def trace_of(kind: str, shape: Shape, seed: int) -> Trace:
+    """Return a generated trace."""
+    return generated(kind, shape, seed=seed)
+
+
+def policies() -> list[Policy]:
+    """Return our policy in three forms."""
+    return [
+        Policy(name="ours", settings=settings_of(OURS)),
+        Policy(name="calm", settings=settings_of(OURS, given={"balanced.calm": "true"})),
+        Policy(name="equal cadence", settings=settings_of(OURS, every_s=MINUTE_S)),
+    ]
+
+
+def figures_of(comparison: Comparison) -> dict[str, list[object]]:
+    """Return unevenness, load moved and floor of each form of our policy on one trace."""
+    return {str(row["policy"]): [row["unevenness_ratio"], row["moved_ratio"], row["floor_ratio"]] for row in comparison.rows()}
+
+
+def reached(found: dict[str, dict[str, list[object]]], form: str, unevenness_max: float, moved_max: float) -> int:
+    """Return on how many traces a form of our policy is within both bounds."""
+    pairs = [figures[form][:2] for figures in found.values()]
+    return sum(
+        isinstance(unevenness, float) and isinstance(moved, float) and unevenness <= unevenness_max and moved <= moved_max
+        for unevenness, moved in pairs
+    )
+
+
+def main() -> None:
+    """Measure and print."""
+    figures: dict[str, object] = {}
+    for shape in SHAPES:
+        traces = {kind: partial(trace_of, kind, shape) for kind in KINDS}
+        found = {each.trace: figures_of(each) for each in compare(traces, policies(), seeds=SEEDS)}
+        size = f"{shape.brokers} x {shape.bundles}"
+        figures[size] = found
+        figures[f"{size}, reached"] = {
+            "ours": reached(found, "ours", UNEVENNESS_MAX, MOVED_MAX),
+            "equal cadence": reached(found, "equal cadence", UNEVENNESS_MAX, MOVED_MAX),
+            "calm": reached(found, "calm", CALM_MAX, CALM_MAX),
+        }
+    conditions = f"[unevenness, load moved, floor] relative to Pulsar's policies; 2 hours; seeds {SEEDS} on {machine()}"
+    print_line("balance", figures, conditions)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""The traces that the laboratory generates."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from equipoise.channel.core.errors import CallerError
+from equipoise.lab.traces import KINDS, Loads, Shape, Trace, TraceBroker, generated
+
+_SMALL = Shape(brokers=4, bundles=40, duration_s=1_200.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_and_a_seed_give_one_trace(kind: str) -> None:
+    first, again, other = generated(kind, _SMALL), generated(kind, _SMALL), generated(kind, _SMALL, seed=2)
+    assert (first.brokers, True) == (again.brokers, np.array_equal(first.loads, again.loads))
+    assert not np.array_equal(first.loads, other.loads)
+    assert ((120, 40), 1_200.0) == (first.loads.shape, first.duration_s)
+    use = first.loads[0].sum() / first.capacity.sum()
+    assert 0.5 == pytest.approx(use), "half of all capacity is used at the start"
+
+
+def test_brokers_join_and_leave_where_the_kind_says_so() -> None:
+    changes = {kind: generated(kind, _SMALL).changes_s for kind in KINDS}
+    assert {"broker-added", "broker-lost"} == {kind for kind, times in changes.items() if times != (0.0,)}
+    assert (0.0, 300.0) == changes["broker-added"] == changes["broker-lost"]
+    lost = generated("broker-lost", _SMALL).brokers[-1]
+    assert (True, False) == (lost.is_live(299.0), lost.is_live(300.0))
+
+
+def test_the_load_of_each_kind_has_its_shape() -> None:
+    traces = {kind: generated(kind, _SMALL).loads for kind in KINDS}
+    steady = np.std(traces["steady"] / traces["steady"].mean(axis=0))
+    assert 0.05 == pytest.approx(steady, rel=0.1)
+    assert np.std(traces["noisy"] / traces["noisy"].mean(axis=0)) > 10 * steady
+    hot = traces["hot-key"]
+    assert 5_000 == pytest.approx((hot[60:].mean(axis=0) - hot[:10].mean(axis=0)).max(), rel=0.2)
+    crowd = traces["flash-crowd"].sum(axis=1)
+    assert crowd[40:55].min() > crowd[:20].max()
+    heaviest = {kind: loads.mean(axis=0).max() for kind, loads in traces.items()}
+    assert heaviest["heavy-tailed"] > heaviest["steady"]
+
+
+def test_refuses_impossible_traces() -> None:
+    broker = TraceBroker(broker="a:1", capacity=1.0)
+    loads = np.ones((2, 2))
+
+    def made(loads: Loads, *brokers: TraceBroker) -> Trace:
+        return Trace(name="t", step_s=10.0, bundles=("x", "y"), brokers=brokers, loads=loads)
+
+    assert 20.0 == made(loads, broker).duration_s
+    with pytest.raises(CallerError, match="step 0 has the load nan of y"):
+        made(np.array([[1.0, np.nan]]), broker)
+    with pytest.raises(CallerError, match=r"step 1 has the load -1\.0 of x"):
+        made(np.array([[1.0, 1.0], [-1.0, 1.0]]), broker)
+    with pytest.raises(CallerError, match="shape"):
+        made(np.ones((2, 3)), broker)
+    with pytest.raises(CallerError, match="no broker is live"):
+        made(loads, TraceBroker(broker="a:1", capacity=1.0, joins_s=10.0))
+    with pytest.raises(CallerError, match="capacity"):
+        made(loads, TraceBroker(broker="a:1", capacity=0.0))
+    with pytest.raises(CallerError, match="twice"):
+        made(loads, broker, broker)
+    with pytest.raises(CallerError, match="the kinds are steady"):
+        generated("unknown")
+    with pytest.raises(CallerError, match="at least two brokers"):
+        generated("steady", Shape(brokers=1))
