@@ -3,10 +3,10 @@
 Each broker judges the same records by their own times, so all brokers agree, and a new leader knows what the former one knew. Only a broker
 that started from a snapshot does not know what happened before it. The rules:
 
-* Deaths: the owner died while it served the bundle, and so did the next owner: `deaths` times in a row within `window_ms`. A death
+* Deaths: the owner died while it served the bundle, and so did the next owner: `deaths` times in a row within `deaths_ms`. A death
   ends all ownerships of a broker, so it accuses all its bundles. Of these, only those with the most deaths in a row are suspects. If every
   bundle of the broker is a suspect, nothing tells them apart, and none is quarantined.
-* Failed opens: the owner's service refused or failed to open the bundle `failed_opens` times in a row within `window_ms`.
+* Failed opens: the owner's service refused or failed to open the bundle `failed_opens` times in a row within `failed_opens_ms`.
 * At most `share_percent` of all bundles are in quarantine. If more are suspects, or fail to open at present, the cause is not a bundle (a
   rack without power, a store that is away), and none is quarantined. In a small cluster this may be less than one bundle: then deaths say
   too little about any bundle, and only failed opens, which name their bundle, quarantine one.
@@ -28,10 +28,10 @@ from equipoise.channel.core.propose import is_refusal
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import AnyRecord, BrokerRecord, BundleTransition, Document, Unreadable
 from equipoise.channel.core.view import View
+from equipoise.shedder.reported import format_duration
 
 _PREFIX: Final = f"{QUARANTINE}/"
 _EVENTS_MAX: Final = 16  # Kept per bundle, and shown as evidence.
-_MINUTE_MS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,8 @@ class QuarantineRules:
 
     deaths: int = 2
     failed_opens: int = 3
-    window_ms: int = 10 * _MINUTE_MS
+    deaths_ms: int = 30_000
+    failed_opens_ms: int = 600_000
     share_percent: float = 10.0
 
     def room(self, view: View, *, least: int) -> int:
@@ -117,7 +118,7 @@ class Suspicions:
             self._deaths.pop(change.name, None)
 
     def _judge_deaths(self, lost: Sequence[str], view: View, rules: QuarantineRules, at_ms: int) -> None:
-        self._deaths = _recent(self._deaths, at_ms, rules)
+        self._deaths = _recent(self._deaths, at_ms, rules.deaths_ms)
         most = max((len(self._deaths.get(name, ())) for name in lost), default=0)
         suspects = [name for name in lost if len(self._deaths.get(name, ())) == most]
         is_told_apart = len(suspects) == 1 or len(suspects) < len(lost)
@@ -125,13 +126,12 @@ class Suspicions:
             return
         for name in suspects:
             if view.bundles[name].phase == "free":
-                minutes = -(-rules.window_ms // _MINUTE_MS)
-                self._accuse(name, f"{counted(most, 'owner')} in a row died within {counted(minutes, 'minute')}", self._deaths[name])
+                self._accuse(name, f"{counted(most, 'owner')} in a row died within {format_duration(rules.deaths_ms)}", self._deaths[name])
 
     def _judge_opens(self, name: str, view: View, rules: QuarantineRules, at_ms: int) -> None:
         if not 0 < rules.failed_opens <= len(self._failed_opens.get(name, ())):
             return
-        self._failed_opens = _recent(self._failed_opens, at_ms, rules)
+        self._failed_opens = _recent(self._failed_opens, at_ms, rules.failed_opens_ms)
         events = self._failed_opens.get(name, ())
         if len(events) >= rules.failed_opens and self._fits(self._failed_opens, view, rules, least=1):
             self._accuse(name, f"{counted(len(events), 'open')} in a row failed", events)
@@ -183,8 +183,8 @@ def _add(events: _Events, bundle: str, event: _Event) -> None:
     events[bundle] = (*events.get(bundle, ()), event)[-_EVENTS_MAX:]
 
 
-def _recent(events: Mapping[str, tuple[_Event, ...]], at_ms: int, rules: QuarantineRules) -> _Events:
+def _recent(events: Mapping[str, tuple[_Event, ...]], at_ms: int, window_ms: int) -> _Events:
     """Return the events of the window that ends at `at_ms` (Unix time)."""
-    since_ms = at_ms - rules.window_ms
+    since_ms = at_ms - window_ms
     kept = ((name, tuple(event for event in each if event.at_ms >= since_ms)) for name, each in events.items())
     return {name: each for name, each in kept if each}

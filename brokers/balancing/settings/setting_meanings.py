@@ -185,7 +185,8 @@ MEANINGS: Final[Mapping[str, Meaning]] = MappingProxyType(
         ),
         "quarantine.deaths": _meaning("Number of owners in a row that died with a bundle before it goes into quarantine. 0: off."),
         "quarantine.failed_opens": _meaning("Number of failed opens in a row before a bundle goes into quarantine. 0: off."),
-        "quarantine.window_ms": _meaning("Time within which these deaths, or these failures, must happen.", _SOME),
+        "quarantine.deaths_ms": _meaning("Time within which these owners must die.", _SOME),
+        "quarantine.failed_opens_ms": _meaning("Time within which these opens must fail.", _SOME),
         "quarantine.share_percent": _meaning(
             "Limit of bundles in quarantine, in percent of all bundles. For failed opens, one is always allowed.", Range(most=100)
         ),
