@@ -23,6 +23,7 @@ _SIZE_INCHES: Final = (12.0, 8.0)
 _DOTS_PER_INCH: Final = 110
 _POINTS: Final = 120  # Of one line. More steps are averaged.
 _TICKS: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+_REFERENCE: Final = (1.0, 1.0)  # Where the reference itself is, on every trace.
 _TARGET: Final = (1.5, 0.6)  # What our own policy shall reach: load moved and unevenness, relative to the reference.
 
 
@@ -70,13 +71,16 @@ def overview_plot(comparisons: Sequence[Comparison]) -> bytes:
         ]
         axes.scatter([each[0] for each in points], [each[1] for each in points], color=_HUES[place % len(_HUES)], label=policy, zorder=3)
         for moved, unevenness, trace in points:
-            axes.annotate(trace, (moved, unevenness), xytext=(5, 3), textcoords="offset points", fontsize=8)
+            if (moved, unevenness) != _REFERENCE:
+                axes.annotate(trace, (moved, unevenness), xytext=(5, 3), textcoords="offset points", fontsize=8)
     axes.axvline(_TARGET[0], color="#8C8C8C", linewidth=0.8)
     axes.axhline(_TARGET[1], color="#8C8C8C", linewidth=0.8)
     axes.set_xscale("symlog", linthresh=_TICKS[4])
-    axes.set_xticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
+    most = 1.2 * max([_TICKS[4], *(moved for row in rows if isinstance(moved := row["moved_ratio"], float))])
+    ticks = [tick for tick in _TICKS if tick <= most]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlim(0.0, 1.2 * max(_TICKS[4], axes.get_xlim()[1]))
+    axes.set_xlim(0.0, most)
     axes.set_ylim(bottom=0.0)
     axes.set_xlabel("load moved, relative to the reference")
     axes.set_ylabel("unevenness, relative to the reference")

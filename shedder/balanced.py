@@ -39,9 +39,9 @@ LOOKS_MAX: Final = 500_000
 
 _GROSS_RATIO: Final = 0.25  # A broker further from the mean is relieved or filled at once.
 _WOBBLE_RATIO: Final = 0.50
-_NOISES: Final = 2.5  # A difference of fewer standard errors is chance.
+_NOISES: Final = 2.0  # A difference of fewer standard errors is chance.
 _NOISE_SHARE_MAX: Final = 1.0  # More noise than the mean load is not believed, so that a liar is relieved, too.
-_NOISE_SHARE: Final = 0.15  # The noise of a broker while no broker knows its own, as a share of the mean load.
+_NOISE_SHARE: Final = 0.2  # The noise of a broker while no broker knows its own, as a share of its cost.
 _CALM: Final = 1.6  # How much wider all bands are with `calm`.
 _NEED_SHARE_MIN: Final = 0.02  # A smaller bundle than this share of the best is not worth a pause.
 _LIGHT_RATIO: Final = 0.3  # A bundle with less of the needed cost than this is too light: it would take many.
@@ -321,19 +321,18 @@ def _loads_of(brokers: Sequence[WeighedBroker]) -> list[_LoadedBroker]:
     """Return the loads of brokers before the first move.
 
     A broker whose noise is not known yet is taken to be as noisy as others are at the median, relative to their cost. If no broker knows
-    its noise, the cluster has just been started, and the load is taken to be uncertain.
+    its noise, the cluster has just been started, and each load is taken to be uncertain.
     """
     in_order = [sorted(broker.bundles, key=lambda bundle: bundle.name, reverse=True) for broker in brokers]
     for bundles in in_order:
         bundles.sort(key=_cost)  # Of equal bundles the last by name is first, because the heaviest are looked at first.
     costs = [sum(bundle.cost for bundle in bundles) for bundles in in_order]
     shares = [broker.noise / cost for broker, cost in zip(brokers, costs, strict=True) if broker.noise is not None and cost > 0]
-    capacity = sum(broker.capacity for broker in brokers)
     loads = list[_LoadedBroker]()
     for broker, bundles, cost in zip(brokers, in_order, costs, strict=True):
         noise = broker.noise
         if noise is None:
-            noise = cost * median(shares) if shares else _NOISE_SHARE * sum(costs) * broker.capacity / capacity
+            noise = cost * (median(shares) if shares else _NOISE_SHARE)
         movable = [bundle for bundle in bundles if bundle.barred is None]
         barred = [bundle for bundle in bundles if bundle.barred is not None]
         loads.append(_LoadedBroker(broker=broker.broker, capacity=broker.capacity, cost=cost, noise=noise, movable=movable, barred=barred))

@@ -14,16 +14,16 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Final
+from operator import mul
+from typing import Final, NamedTuple
 
 _PARTS: Final = 24
 _CUT: Final = 0.35
 _KNOWN: Final = 3  # Loads from which the spread of a bundle's loads is known.
+_ROUNDING: Final = 1e-12
 
 
-@dataclass(frozen=True, slots=True)
-class _Cost:
+class _Cost(NamedTuple):
     """The cost of one bundle, the variance of that cost, and the number of loads behind it."""
 
     cost: float
@@ -35,7 +35,9 @@ class CostWindows:
     """The loads of the bundles of one broker, part by part. Costs are in calls per second (see `shedder.snapshot`)."""
 
     def __init__(self) -> None:
-        self._samples: list[tuple[int, dict[str, float]]] = []  # Of the part that has not ended, with the milliseconds of each.
+        self._sums: dict[str, float] = {}  # In the part that has not ended, by bundle: load times milliseconds.
+        self._sampled_ms: dict[str, int] = {}
+        self._part_ms = 0
         self._parts: deque[int] = deque()  # The milliseconds of each ended part of the window.
         self._loads: dict[str, list[float]] = {}  # By bundle: its load in each part since it came.
         self._costs: dict[str, _Cost] = {}
@@ -50,13 +52,14 @@ class CostWindows:
         """
         now = dict(zip(names, loads, strict=True))
         for name in newcomers:  # One that has left and come back starts anew.
-            self._loads.pop(name, None)
-            self._costs.pop(name, None)
-            for _, sampled in self._samples:
-                sampled.pop(name, None)
-        self._samples.append((elapsed_ms, {name: load for name, load in now.items() if name not in newcomers}))
-        if sum(sampled_ms for sampled_ms, _ in self._samples) >= window_ms / _PARTS:
-            self._end_part(names, window_ms)
+            for known in (self._sums, self._sampled_ms, self._loads, self._costs):
+                known.pop(name, None)
+        sums, sampled_ms = self._sums, self._sampled_ms
+        self._sums = {name: sums.get(name, 0.0) + load * elapsed_ms for name, load in now.items() if name not in newcomers}
+        self._sampled_ms = {name: sampled_ms.get(name, 0) + elapsed_ms for name in self._sums}
+        self._part_ms += elapsed_ms
+        if self._part_ms >= window_ms / _PARTS:
+            self._end_part(window_ms)
         costs = [self._cost(name, load) for name, load in now.items()]
         return costs, self._noise(names, costs)
 
@@ -65,24 +68,16 @@ class CostWindows:
         known = self._costs.get(name)
         if known is not None:
             return known.cost
-        mean = self._mean(name)
-        return load if mean is None else mean
+        return self._sums[name] / self._sampled_ms[name] if name in self._sums else load
 
-    def _end_part(self, names: Sequence[str], window_ms: int) -> None:
-        self._parts.append(sum(sampled_ms for sampled_ms, _ in self._samples))
+    def _end_part(self, window_ms: int) -> None:
+        self._parts.append(self._part_ms)
         while len(self._parts) > _PARTS or sum(self._parts) - self._parts[0] >= window_ms:
             self._parts.popleft()
-        loads = {name: self._mean(name) for name in names}
-        self._loads = {name: [*self._loads.get(name, ()), load][-len(self._parts) :] for name, load in loads.items() if load is not None}
+        kept, before = len(self._parts), self._loads
+        self._loads = {name: [*before.get(name, ()), total / self._sampled_ms[name]][-kept:] for name, total in self._sums.items()}
         self._costs = {name: _cost_of(loads) for name, loads in self._loads.items()}
-        self._samples.clear()
-
-    def _mean(self, name: str) -> float | None:
-        """Return the mean load of a bundle in the part that has not ended; None without a sample."""
-        found = [(sampled_ms, loads[name]) for sampled_ms, loads in self._samples if name in loads]
-        if not found:
-            return None
-        return sum(sampled_ms * load for sampled_ms, load in found) / sum(sampled_ms for sampled_ms, _ in found)
+        self._sums, self._sampled_ms, self._part_ms = {}, {}, 0
 
     def _noise(self, names: Sequence[str], costs: Sequence[float]) -> float | None:
         """Return the standard error of the sum of `costs`; None while their loads are too few on average, weighted by cost."""
@@ -93,10 +88,12 @@ class CostWindows:
         return math.sqrt(sum(each.variance for each in found if each is not None))
 
 
-def _cost_of(loads: Sequence[float]) -> _Cost:
+def _cost_of(loads: list[float]) -> _Cost:
     number, in_order = len(loads), sorted(loads)
     cut = min(int(_CUT * number), (number - 1) // 2)
     middle = in_order[cut : number - cut]
-    mean = sum(loads) / number
-    spread = sum((load - mean) * (load - mean) for load in loads) / (number - 1) if number > 1 else 0.0
+    total = sum(loads)
+    # Not the sum of squared differences, which takes several times as long. What rounding leaves of equal loads is nothing.
+    squares = sum(map(mul, loads, loads)) - total * total / number
+    spread = squares / (number - 1) if squares > _ROUNDING * total * total else 0.0
     return _Cost(cost=sum(middle) / len(middle), variance=spread / number, loads=number)

@@ -212,7 +212,7 @@ def test_each_broker_waits_for_itself() -> None:
 
 
 def test_noise_widens_the_band_up_to_a_bound() -> None:
-    """A difference of less than two and a half standard errors is chance. More noise than load is not believed."""
+    """A difference of less than two standard errors is chance. More noise than load is not believed."""
     assert not HASTY.plan(uneven(by=0.2, noise=50)).moves
     assert HASTY.plan(uneven(by=0.2, noise=30)).moves
     assert HASTY.plan(uneven(by=1.0, noise=1e18)).moves == ()
@@ -221,7 +221,7 @@ def test_noise_widens_the_band_up_to_a_bound() -> None:
 
 
 def test_unknown_noise_is_that_of_other_brokers_and_much_if_none_knows() -> None:
-    """After a start, only a difference of more than 62 % of the mean is sure to be no chance."""
+    """After a start, only a large difference is sure to be no chance. A broker without load is without noise."""
     full, empty = uneven(by=0.3, noise=5).brokers
     unknown = replace(full, noise=None)
     assert HASTY.plan(Snapshot(brokers=(unknown, empty))).moves
