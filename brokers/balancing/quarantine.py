@@ -5,7 +5,7 @@ that started from a snapshot does not know what happened before it. The rules:
 
 * Deaths: the owner died while it served the bundle, and so did the next owner: `deaths` times in a row within `deaths_ms`. A death
   ends all ownerships of a broker, so it accuses all its bundles. Of these, only those with the most deaths in a row are suspects. If every
-  bundle of the broker is a suspect, nothing tells them apart, and none is quarantined.
+  bundle of the broker is a suspect, nothing distinguishes them, and none is quarantined.
 * Failed opens: the owner's service refused or failed to open the bundle `failed_opens` times in a row within `failed_opens_ms`.
 * At most `share_percent` of all bundles are in quarantine. If more are suspects, or fail to open at present, the cause is not a bundle (a
   rack without power, a store that is away), and none is quarantined. In a small cluster this may be less than one bundle: then deaths say
@@ -172,7 +172,7 @@ def outlived(view: View) -> list[str]:
 
 
 def _is_death(folded: Folded) -> bool:
-    """Return whether a record ended an incarnation that had not left by itself."""
+    """Return whether a record ended an incarnation that had not left."""
     record = folded.record
     if isinstance(record, BrokerRecord) and record.status == "left":
         return False
