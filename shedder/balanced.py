@@ -61,8 +61,8 @@ class BalancedShedder:
     """
 
     moves_max: int = 4
-    start_ratio: float = 0.10
-    settle_ratio: float = 0.07
+    start_ratio: float = 0.09
+    settle_ratio: float = 0.075
     calm: bool = False
     patience_ms: int = 120_000
     churn_max: float = 1.0

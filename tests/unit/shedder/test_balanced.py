@@ -71,14 +71,14 @@ def test_one_hot_bundle_stays_where_it_is() -> None:
     assert {
         "a": "load is 182 % of the mean, but no move would help: the heaviest of its 1 bundles is a1, "
         "with 182 % of the mean load; split it",
-        "b": "load is 18 % of the mean (allowed: up to 110 %)",
+        "b": "load is 18 % of the mean (allowed: up to 109 %)",
     } == stays(broker("a", 100), broker("b", 10))
 
 
 def test_between_start_and_settle_nothing_happens() -> None:
-    """A broker 9 % above the mean keeps its bundles. One at 11 % gives until it is within 7 %."""
-    assert [] == moves(broker("a", *(1.0,) * 109), broker("b", *(1.0,) * 91))
-    assert 4 == len(moves(broker("a", *(1.0,) * 111), broker("b", *(1.0,) * 89)))
+    """A broker 8 % above the mean keeps its bundles. One at 10 % gives until it is within 7.5 %."""
+    assert [] == moves(broker("a", *(1.0,) * 108), broker("b", *(1.0,) * 92))
+    assert 3 == len(moves(broker("a", *(1.0,) * 110), broker("b", *(1.0,) * 90)))
 
 
 def test_a_round_is_bounded() -> None:
@@ -101,7 +101,7 @@ def test_the_barred_take_no_part() -> None:
         "a": "load is 200 % of the mean, but none of its bundles may be moved now",
         "a1": "it has moved lately, although the load of a is too high",
         "a2": "it has moved lately, although the load of a is too high",
-        "b": "load is 0 % of the mean (allowed: up to 110 %)",
+        "b": "load is 0 % of the mean (allowed: up to 109 %)",
         "c": "it drains",
     } == stays(hot, broker("b"), broker("c", barred="it drains"))
 
@@ -213,7 +213,7 @@ def test_each_broker_waits_for_itself() -> None:
 
 def test_noise_widens_the_band_up_to_a_bound() -> None:
     """A difference of less than two standard errors is chance. More noise than load is not believed."""
-    assert not HASTY.plan(uneven(by=0.2, noise=50)).moves
+    assert not HASTY.plan(uneven(by=0.2, noise=60)).moves
     assert HASTY.plan(uneven(by=0.2, noise=30)).moves
     assert HASTY.plan(uneven(by=1.0, noise=1e18)).moves == ()
     liar = replace(HASTY).plan(Snapshot(brokers=(replace(broker("a", *(10.0,) * 30), noise=1e18), broker("b"), broker("c"))))
@@ -225,7 +225,7 @@ def test_unknown_noise_is_that_of_other_brokers_and_much_if_none_knows() -> None
     full, empty = uneven(by=0.3, noise=5).brokers
     unknown = replace(full, noise=None)
     assert HASTY.plan(Snapshot(brokers=(unknown, empty))).moves
-    assert not HASTY.plan(Snapshot(brokers=(unknown, replace(empty, noise=100.0)))).moves
+    assert not HASTY.plan(Snapshot(brokers=(unknown, replace(empty, noise=120.0)))).moves
     started = [replace(each, noise=None) for each in uneven(by=0.3).brokers]
     assert not HASTY.plan(Snapshot(brokers=tuple(started))).moves
     assert HASTY.plan(Snapshot(brokers=tuple(replace(each, noise=None) for each in uneven(by=0.7).brokers))).moves
