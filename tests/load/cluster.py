@@ -35,7 +35,7 @@ def counters(
         brokers=brokers,
         log_url=log_url,
         services=("counter",),
-        settings={"quarantine.deaths": 0, **settings},  # Runs kill brokers, and no bundle is guilty.
+        settings=settings,
         environment=environment,
         declare_dead=declare_dead,
         evidence=evidence,

@@ -225,10 +225,11 @@ class WireClient:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Member:
-    """One broker."""
+    """One broker. `addresses` are those of its start, which stay if it joins again."""
 
     broker: Broker
     worker: Worker
+    addresses: Mapping[str, str]
     service: PulsarService
     http: aiohttp.ClientSession
     clients: list[WireClient]
@@ -237,17 +238,12 @@ class Member:
     @property
     def url(self) -> str:
         """Its Pulsar address."""
-        return self._address("pulsar")
+        return self.addresses["pulsar"]
 
     @property
     def http_url(self) -> str:
         """Its HTTP address."""
-        return self._address("http")
-
-    def _address(self, protocol: str) -> str:
-        entry_ = self.worker.agent.entry
-        assert entry_ is not None
-        return entry_.joined.addresses[protocol]
+        return self.addresses["http"]
 
     async def ask(self, method: str, path: str, body: object = None) -> tuple[int, object]:
         """Make a request over HTTP, and follow redirects. Return the status and the JSON or text."""
@@ -364,7 +360,12 @@ async def brokers(
             broker = Broker(made, {**(others or {}), "*": service})
             worker = await parts.enter_async_context(broker)
             await worker.ready(timeout_ms=PATIENCE_MS)
-            members.append(Member(broker=broker, worker=worker, service=service, http=http, clients=clients, token=token))
+            entry_ = worker.agent.entry
+            assert entry_ is not None
+            addresses = entry_.joined.addresses
+            members.append(
+                Member(broker=broker, worker=worker, addresses=addresses, service=service, http=http, clients=clients, token=token)
+            )
         intent = CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(bundles))
         await members[0].worker.request(intent, timeout_ms=PATIENCE_MS)
         running = Brokers(members=members)

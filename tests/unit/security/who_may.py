@@ -99,12 +99,13 @@ ASKED: Final = (
     Asked(row="unload, transfer, split and merge bundles", may=_OPERATE, http=("PUT", f"{_NAMESPACE_PATH}/0x00000000_0x00000001/split")),
     Asked(row="unload, transfer, split and merge bundles", may=_OPERATE, http=("PUT", f"{_NAMESPACE_PATH}/0x00000000_0x00000001/merge")),
     Asked(row="drain a broker", may=_OPERATE, http=("POST", "/admin/v2/brokers/drain")),
-    Asked(row="drain a broker", may=_OPERATE, http=("POST", "/admin/v2/brokers/undrain")),
     Asked(row="change settings, isolation policies, pins", may=_ADMIN, http=("PATCH", "/admin/v2/balancing")),
     Asked(row="change settings, isolation policies, pins", may=_ADMIN, http=("POST", "/admin/v2/policies/pin/x")),
     Asked(row="create and delete tenants", may=_ADMIN, http=("PUT", "/admin/v2/tenants/public")),
     Asked(row="grant rights in the cluster", may=_ADMIN, http=("POST", "/admin/v2/grants/somebody")),
     Asked(row="fetch the state of a bundle", may=_ADMIN, http=("GET", "/v1/handover/public/default/0x00000000_0x00000001")),
+    # The last one: the broker joins again, and says so to everybody until it has.
+    Asked(row="drain a broker", may=_OPERATE, http=("POST", "/admin/v2/brokers/undrain")),
 )
 
 
