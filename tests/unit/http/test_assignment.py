@@ -80,7 +80,7 @@ async def test_a_poll_waits_for_a_change_of_its_namespace(tmp_path: Path) -> Non
         answers = await asyncio.gather(*polls)
         assert {"assigning", "releasing"} >= {answer["bundles"][0]["state"] for answer in answers}
         assert all(answer["offset"] > before["offset"] for answer in answers)
-        await until(lambda: brokers.view.bundles[bundle].phase == "handing_over")
+        await until(lambda: one.worker.view.bundles[bundle].phase == "handing_over")
         handed_over = await table(one)
         assert (None, {}) == (handed_over["bundles"][0]["broker"], handed_over["bundles"][0]["addresses"])
         source.service.closing.set()
