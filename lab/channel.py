@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from equipoise.channel.core import propose
-from equipoise.channel.core.entries import BrokerEntry, BundleEntry
+from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.records import AnyRecord, Joined
@@ -75,10 +75,6 @@ class LabChannel:
             self._put(propose.opened(self._author(destination), entry))
             return destination
         return None
-
-    def server(self, bundle: BundleEntry) -> str | None:
-        """Return the broker that serves a bundle now."""
-        return None if bundle.server is None else self.view.live[bundle.server].broker
 
     def _admin(self) -> Author:
         return Author(publisher="admin:lab", as_of=self.view.offset)
