@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("equipoise",)
 # Folders at the root that are packages of `equipoise` (by symlink).
-LINKED = ("brokers", "channel", "compaction", "lab", "shedder", "spark_jobs")
+LINKED = ("brokers", "channel", "compaction", "lab", "pulsar_cluster", "shedder", "spark_jobs")
 FUNCTION_LINES_MAX = 70
 MODULE_LINES_MAX = 800
 FOLDER_MODULES_MAX = 20
@@ -49,6 +49,9 @@ PURE = (
     "equipoise.lab.results",
     "equipoise.lab.running",
     "equipoise.lab.traces",
+    "equipoise.pulsar_cluster.conflicts",
+    "equipoise.pulsar_cluster.records",
+    "equipoise.pulsar_cluster.table",
     "equipoise.shedder",
     "equipoise.spark_jobs.rules",
     "equipoise.spark_jobs.sequence",

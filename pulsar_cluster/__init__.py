@@ -1,0 +1,1 @@
+"""See, audit and balance an Apache Pulsar cluster from outside."""
