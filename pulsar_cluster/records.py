@@ -65,6 +65,7 @@ class Message(NamedTuple):
     * `message_id`: Pulsar's own: `LEDGER:ENTRY`, and `:PLACE` for a message of a batch.
     * `published_ms`: Unix time of the broker that stored it.
     * `record`: None for a tombstone, or if there is a `problem`: why the value is not a record.
+    * `producer`: the name that Pulsar gave to the writer's connection; each broker has its own, and a new one after a restart.
     """
 
     offset: int
@@ -73,6 +74,7 @@ class Message(NamedTuple):
     published_ms: int
     record: StateRecord | None
     problem: str = ""
+    producer: str = ""
 
     @property
     def is_tombstone(self) -> bool:
@@ -80,14 +82,16 @@ class Message(NamedTuple):
         return self.record is None and not self.problem
 
 
-def message_of(offset: int, message_id: str, bundle: str, published_ms: int, value: bytes | None) -> Message:
-    """Return the message with its value parsed. A value that is not a record is named in `problem`."""
-    if not value:
-        return Message(offset, message_id, bundle, published_ms, None)
-    try:
-        return Message(offset, message_id, bundle, published_ms, parse_record(value))
-    except InvalidStateRecord as error:
-        return Message(offset, message_id, bundle, published_ms, None, str(error))
+def message_of(row: tuple[int, str, str, int, bytes | None, str]) -> Message:
+    """Return a message from its offset, id, bundle, time, value and producer. A value that is not a record is named in `problem`."""
+    offset, message_id, bundle, published_ms, value, producer = row
+    record, problem = None, ""
+    if value:
+        try:
+            record = parse_record(value)
+        except InvalidStateRecord as error:
+            problem = str(error)
+    return Message(offset, message_id, bundle, published_ms, record, problem, producer)
 
 
 def parse_record(value: bytes | str) -> StateRecord:

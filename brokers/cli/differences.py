@@ -1,6 +1,6 @@
 """Compare two views of a channel: keys added, keys removed, and fields changed. Pure.
 
-The input is the result of `rows.view_document`.
+The input is the result of `rows.view_document`, or of `pulsar_cluster.rows.table_document`, which has fewer kinds of keys and fields.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WITH_EACH_RENEWAL: Final = {"brokers": "last"}
 _SHOWN_OF_NEW: Final = {
     "brokers": ("status", "incarnation"),
     "namespaces": ("status", "bundles"),
-    "bundles": ("state", "owner", "source", "token"),
+    "bundles": ("state", "owner", "source", "token", "version"),
     "policies": ("document",),
 }
 
@@ -34,7 +34,7 @@ def difference_of(before: Row, after: Row) -> Row:
     return {
         "before": _head(before),
         "after": _head(after),
-        **{kind: _difference(_rows(before, kind), _rows(after, kind), kind) for kind in _THINGS},
+        **{kind: _difference(_rows(before, kind), _rows(after, kind), kind) for kind in _THINGS if kind in after},
     }
 
 
@@ -43,7 +43,7 @@ def lines_of(difference: Row) -> Iterator[str]:
     before, after = cast("Row", difference["before"]), cast("Row", difference["after"])
     for name in before:
         yield f"{name}: {_moved(before[name], after[name])}"
-    for kind, thing in _THINGS.items():
+    for kind, thing in _kinds(difference):
         groups = cast("Mapping[str, list[Row]]", difference[kind])
         lines = [
             *((row[thing], f"- {thing} {row[thing]}{_fields(row, kind)}") for row in groups["removed"]),
@@ -55,11 +55,15 @@ def lines_of(difference: Row) -> Iterator[str]:
 
 def nothing_changed(difference: Row) -> bool:
     """Return whether there is no difference."""
-    return not any(any(cast("Mapping[str, list[Row]]", difference[kind]).values()) for kind in _THINGS)
+    return not any(any(cast("Mapping[str, list[Row]]", difference[kind]).values()) for kind, _ in _kinds(difference))
+
+
+def _kinds(difference: Row) -> list[tuple[str, str]]:
+    return [(kind, thing) for kind, thing in _THINGS.items() if kind in difference]
 
 
 def _head(document: Row) -> Row:
-    return {name: document[name] for name in ("offset", "level", "leader", "digest")}
+    return {name: document[name] for name in ("offset", "level", "leader", "digest") if name in document}
 
 
 def _rows(document: Row, kind: str) -> dict[str, Row]:
@@ -84,7 +88,8 @@ def _difference(before: Mapping[str, Row], after: Mapping[str, Row], kind: str) 
 
 
 def _fields(row: Row, kind: str) -> str:
-    return ": " + ", ".join(f"{name} {cell(row[name])}" for name in _SHOWN_OF_NEW[kind])
+    fields = [f"{name} {cell(row[name])}" for name in _SHOWN_OF_NEW[kind] if name in row]
+    return f": {', '.join(fields)}" if fields else ""
 
 
 def _changes(row: Row) -> str:

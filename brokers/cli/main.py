@@ -33,6 +33,7 @@ GROUPS: Final = {
     "decisions": ("equipoise.brokers.cli.commands.decision_commands", "Show what the balancer decided, and why."),
     "balancing": ("equipoise.brokers.cli.commands.balancing_commands", "Turn balancing on or off, and change its settings."),
     "lab": ("equipoise.brokers.cli.lab_commands", "Measure balancing policies on load traces."),
+    "pulsar": ("equipoise.brokers.cli.pulsar_commands", "See, audit and balance an Apache Pulsar cluster."),
     "channel": ("equipoise.brokers.cli.commands.channel_commands", "Read the log, show a bundle's history, verify everything."),
     "rights": ("equipoise.brokers.cli.commands.right_commands", "Grant roles rights in the cluster, and list who may do what."),
     "tokens": ("equipoise.brokers.cli.commands.token_commands", "Make and check keys and tokens for authentication."),
@@ -40,7 +41,10 @@ GROUPS: Final = {
 }
 """By name: the module whose `app` implements it, and its text in `--help`."""
 
-_EPILOG: Final = "Exit codes: 0 done, 1 refused, 2 usage, 3 unavailable, 4 operator must act"
+_HELP: Final = (
+    "An event-sourced load balancer for services: one log decides who owns what. "
+    "Exit codes: 0 done, 1 refused, 2 usage, 3 unavailable, 4 operator must act."
+)
 
 
 class Equipoise(Commands):
@@ -66,8 +70,7 @@ def load(name: str) -> Command:
 app = typer.Typer(
     cls=Equipoise,
     name="equipoise",
-    help="An event-sourced load balancer for services: one log decides who owns what.",
-    epilog=_EPILOG,
+    help=_HELP,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

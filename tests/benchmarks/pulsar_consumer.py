@@ -7,7 +7,7 @@ import sys
 import threading
 from functools import partial
 
-import pulsar  # type: ignore[import-untyped] # It ships no types.
+import pulsar
 
 from tests.pulsar.python_client import CLOSE_S, TYPES, Lines, flush_for_ever, in_a_thread, now_ns, options_of, wait_for_the_end
 

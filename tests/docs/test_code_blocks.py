@@ -129,6 +129,7 @@ def test_a_command_line_is_understood(block: Block, monkeypatch: pytest.MonkeyPa
     """The program has each command with these options and arguments; make has each target."""
     assert list(block.commands())
     monkeypatch.setenv("EQUIPOISE_LOG", "sqlite:channel.db")
+    monkeypatch.setenv("EQUIPOISE_PULSAR", "pulsar.db")
     for command in block.commands():
         if command.startswith("equipoise "):
             assert (command, None) == (command, problem_of(arguments_of(command)[1:]))
@@ -141,6 +142,7 @@ def test_a_command_line_is_understood(block: Block, monkeypatch: pytest.MonkeyPa
 def test_a_wrong_command_line_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """An unknown command, an unknown option and a missing argument are problems."""
     monkeypatch.setenv("EQUIPOISE_LOG", "sqlite:channel.db")
+    monkeypatch.setenv("EQUIPOISE_PULSAR", "pulsar.db")
     assert "no command" in str(problem_of(["bundles", "polish"]))
     assert "--colour" in str(problem_of(["brokers", "list", "--colour"]))
     assert "namespace" in str(problem_of(["namespaces", "create"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,16 +17,18 @@ from equipoise.brokers.balancing.policies import isolation_document, pin_documen
 from equipoise.brokers.cli.commands import channel_commands
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core import propose
-from equipoise.channel.core.errors import OperatorError
+from equipoise.channel.core.errors import OperatorError, PeerError
 from equipoise.channel.core.records import Document
 from equipoise.lab.recording import Recording
 from equipoise.lab.results import Result
 from equipoise.lab.traces import Trace
+from equipoise.pulsar_cluster.archive import open_archive
 from equipoise.shedder.snapshot import Snapshot, WeighedBroker, WeighedBundle
 from tests.channels.folding import Channel
 from tests.channels.ruled import set_policy
 from tests.unit.cli.command_lines import LINES, tree
 from tests.unit.cli.fabricated import owned_channel, run, view_of, write
+from tests.unit.pulsar_cluster.written import a_life
 
 PLACES = [(name, place) for name, line in LINES.items() for place in range(len(line))]
 
@@ -86,8 +89,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         set_policy(channel, key, document)
     write(channel.entries, folder)
     (folder / "broker.conf").write_text("loadBalancerEnabled=true\n", encoding="iso-8859-1")
+    for name in ("token", "ca"):
+        (folder / name).write_text("x", encoding="ascii")
+    with open_archive(folder / "pulsar.db", create_for="pulsar://127.0.0.1:1") as archive:
+        archive.append(a_life().reads)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        # A client of Pulsar has threads of its own, and seconds of patience.
+        patch.setattr("equipoise.brokers.cli.pulsar_commands.connected", nobody_answers)
+        patch.setattr("equipoise.pulsar_cluster.sources.connected", nobody_answers)
         patch.setattr(channel_commands, "follow", lambda *_, **__: iter(()))
         patch.setattr(LocalCluster, "start", refuse_to_start)
         patch.setattr("equipoise.brokers.server.main.run_broker", end_at_once)
@@ -100,6 +110,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr("equipoise.brokers.cli.commands.spark_commands.end_with_standard_input", lambda: None)
         # Runs of the laboratory take seconds, and other processes.
         patch.setattr("equipoise.lab.comparing.compare", lambda *_, **__: [])
+        patch.setattr("equipoise.lab.page.write_page", lambda *_, **__: folder)
         patch.setattr("equipoise.lab.running.run", no_run)
         patch.setattr("equipoise.brokers.cli.lab_commands._recorded", short_recording)
         patch.setattr("equipoise.brokers.cli.structured_logs.configure", lambda _: None)
@@ -111,6 +122,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 async def end_at_once(*_: object) -> None:
     """As `run_broker`, for a broker that is stopped as soon as it is there."""
+
+
+def nobody_answers(_: object) -> AbstractContextManager[object]:
+    """As `connected`, for a cluster that is away."""
+    raise PeerError("nobody answers")
 
 
 def refuse_to_start(_: LocalCluster) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import orjson
-import pulsar  # type: ignore[import-untyped] # It ships no types.
+import pulsar
 
 KEYS: Final = 8
 UNRECEIPTED_MAX: Final = 10_000

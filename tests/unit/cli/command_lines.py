@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 TOPIC: Final = f"non-persistent://{NAMESPACE}/orders"
 
+_PULSAR: Final = "--source {folder}/pulsar.db --token-file {folder}/token --ca-file {folder}/ca"
+
 _LINES: Final[Mapping[str, str]] = {
     "broker": (
         "--log {log} --data {folder}/data --id b-1 --cluster test --host 127.0.0.1 --http-port 0 --pulsar-port 0 "
@@ -101,6 +103,17 @@ _LINES: Final[Mapping[str, str]] = {
         "--output {folder}/lab --json"
     ),
     "lab record": "--log {log} --output {folder}/trace.csv --for 1s --every 1 --timeout 5 --json",
+    "pulsar status": f"{_PULSAR} --timeout 5 --json",
+    "pulsar bundles": f"public/default {_PULSAR} --timeout 5 --json",
+    "pulsar why": f"public/default/0x00000000_0x40000000 {_PULSAR} --timeout 5 --json",
+    "pulsar at": f"7 {_PULSAR} --timeout 5 --json",
+    "pulsar diff": f"3 7 {_PULSAR} --timeout 5 --json",
+    "pulsar tail": f"{_PULSAR} --lines 5 --timeout 5 --json",
+    "pulsar verify": f"{_PULSAR} --timeout 5 --json",
+    "pulsar record": (
+        "{folder}/recorded.db --source pulsar://127.0.0.1:1 --once --for 1s --token-file {folder}/token --ca-file {folder}/ca "
+        "--timeout 1 --json"
+    ),
     "channel tail": "--log {log} --from 3 --lines 5 --renewals --timeout 5 --json",
     "channel show": "7 --log {log} --timeout 5 --json",
     "channel why": "{left} --log {log} --timeout 5 --json",

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from equipoise.pulsar_cluster.conflicts import TRANSITIONS, Rejection, Storage, rejection_of
-from equipoise.pulsar_cluster.records import STATES, InvalidStateRecord, StateRecord, message_of, parse_record
+from equipoise.pulsar_cluster.records import STATES, InvalidStateRecord, Message, StateRecord, message_of, parse_record
 from equipoise.pulsar_cluster.table import Table, is_of_system, server_of
 
 BUNDLE = "public/default/0x00000000_0x40000000"
@@ -15,6 +15,10 @@ BUNDLE = "public/default/0x00000000_0x40000000"
 
 def value(**fields: object) -> bytes:
     return json.dumps({"state": "Owned", "dstBroker": "a:80", "force": False, "timestamp": 5, "versionId": 2} | fields).encode()
+
+
+def message(offset: int, published_ms: int, value: bytes | None) -> Message:
+    return message_of((offset, f"1:{offset}", BUNDLE, published_ms, value, "cluster-0-1"))
 
 
 def test_a_record_of_pulsar_4_0_8_is_read() -> None:
@@ -59,14 +63,14 @@ def test_a_blank_broker_is_none() -> None:
 def test_what_is_not_a_record_is_told(bad: bytes, told: str) -> None:
     with pytest.raises(InvalidStateRecord, match=r"^it"):
         parse_record(bad)
-    assert told in message_of(0, "1:0", BUNDLE, 0, bad).problem
+    assert told in message(0, 0, bad).problem
 
 
 def test_the_first_of_two_that_assign_at_once_wins() -> None:
     """Two brokers looked the bundle up at the same time. The topic's order decides."""
     table = Table()
-    first = message_of(0, "1:0", BUNDLE, 10, value(state="Assigning", dstBroker="a:80", versionId=1))
-    second = message_of(1, "1:1", BUNDLE, 11, value(state="Assigning", dstBroker="b:80", versionId=1))
+    first = message(0, 10, value(state="Assigning", dstBroker="a:80", versionId=1))
+    second = message(1, 11, value(state="Assigning", dstBroker="b:80", versionId=1))
     assert table.fold(first).rejection is None
     assert Rejection.OLD_VERSION is table.fold(second).rejection
     assert {BUNDLE: first} == table.bundles
@@ -74,8 +78,8 @@ def test_the_first_of_two_that_assign_at_once_wins() -> None:
 
 def test_a_tombstone_removes_the_bundle_whatever_its_version() -> None:
     table = Table()
-    table.fold(message_of(0, "1:0", BUNDLE, 10, value()))
-    tombstone = message_of(1, "1:1", BUNDLE, 11, None)
+    table.fold(message(0, 10, value()))
+    tombstone = message(1, 11, None)
     assert tombstone.is_tombstone
     assert table.fold(tombstone).rejection is None
     assert {} == table.bundles
@@ -83,9 +87,9 @@ def test_a_tombstone_removes_the_bundle_whatever_its_version() -> None:
 
 def test_an_unreadable_message_changes_nothing() -> None:
     table = Table()
-    owned = message_of(0, "1:0", BUNDLE, 10, value())
+    owned = message(0, 10, value())
     table.fold(owned)
-    assert Rejection.UNREADABLE is table.fold(message_of(1, "1:1", BUNDLE, 11, b"?")).rejection
+    assert Rejection.UNREADABLE is table.fold(message(1, 11, b"?")).rejection
     assert {BUNDLE: owned} == table.bundles
 
 

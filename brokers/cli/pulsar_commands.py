@@ -1,0 +1,420 @@
+"""Define `equipoise pulsar`: see and audit an Apache Pulsar cluster that already runs.
+
+The commands read the cluster's own bundle state channel, or an archive of it. None of them writes to the cluster.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from equipoise.brokers.cli.differences import difference_of, lines_of, nothing_changed
+from equipoise.brokers.cli.moments import Moment, MomentArgument, TimeCommand, duration, local_time, moment
+from equipoise.brokers.cli.options import TIMEOUT_S, JsonOption, TimeoutOption, file
+from equipoise.brokers.cli.outcome import ExitCode, group
+from equipoise.brokers.cli.output import print_document, print_fact, print_json, print_line, print_rows
+from equipoise.brokers.cli.progress import progress
+from equipoise.channel.core.errors import NotFound
+from equipoise.channel.core.ranges import HASH_MAX, BundleName, namespace_in, parse_bundle, parse_topic, topic_hash
+from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.stop_signals import hear_interrupts
+from equipoise.pulsar_cluster.archive import open_archive
+from equipoise.pulsar_cluster.conflicts import Rejection
+from equipoise.pulsar_cluster.reading import OPERATION_S, Address, connected
+from equipoise.pulsar_cluster.recording import follow
+from equipoise.pulsar_cluster.recording import record as record_all
+from equipoise.pulsar_cluster.rows import (
+    BROKER_COLUMNS,
+    BUNDLE_COLUMNS,
+    NAMESPACE_COLUMNS,
+    broker_rows,
+    bundle_row,
+    namespace_rows,
+    table_document,
+)
+from equipoise.pulsar_cluster.sources import History, opened
+from equipoise.pulsar_cluster.story import Writers, as_document, describe, standing, story_of
+from equipoise.pulsar_cluster.table import Change, Table
+from equipoise.pulsar_cluster.verify import ADVICE, Audit, Result, Spans
+
+app = group("See, audit and balance an Apache Pulsar cluster.")
+
+_LINES: Final = 20
+_LINES_MAX: Final = 1_000_000
+_BOUNCING_SHOWN: Final = 10
+_FOR_EVER_S: Final = 10 * 365 * 86_400.0
+
+SourceOption = Annotated[
+    str,
+    typer.Option(
+        "--source",
+        metavar="URL|FILE",
+        envvar="EQUIPOISE_PULSAR",
+        help="The cluster's service URL (pulsar://HOST:PORT), or an archive.",
+    ),
+]
+ServiceUrlOption = Annotated[
+    str,
+    typer.Option("--source", metavar="URL", envvar="EQUIPOISE_PULSAR", help="The cluster's service URL: pulsar://HOST:PORT."),
+]
+TokenFileOption = Annotated[
+    Path | None,
+    typer.Option("--token-file", metavar="FILE", exists=True, dir_okay=False, help="A file with a token.", show_default=False),
+]
+CaFileOption = Annotated[
+    Path | None,
+    typer.Option("--ca-file", metavar="FILE", exists=True, dir_okay=False, help="A PEM file with trusted authorities.", show_default=False),
+]
+
+
+@app.command()
+def status(
+    *,
+    source: SourceOption,
+    token_file: TokenFileOption = None,
+    ca_file: CaFileOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the brokers, the namespaces, and how many bundles each has."""
+    table, last_ms = Table(), 0
+    with _history(source, token_file, ca_file, timeout) as history:
+        for message in history.messages():
+            table.fold(message)
+            last_ms = message.published_ms
+    document = {
+        "source": history.name,
+        "messages": table.offset + 1,
+        "last_message": local_time(last_ms) or None,
+        "bundles": len(table.bundles),
+        "brokers": broker_rows(table),
+        "namespaces": namespace_rows(table),
+    }
+    if as_json:
+        print_json(document)
+        return
+    print_document({name: value for name, value in document.items() if not isinstance(value, list)}, as_json=False)
+    print_line("")
+    print_rows(broker_rows(table), columns=BROKER_COLUMNS, as_json=False, nothing="no brokers")
+    print_line("")
+    print_rows(namespace_rows(table), columns=NAMESPACE_COLUMNS, as_json=False, nothing="no namespaces")
+
+
+@app.command()
+def bundles(
+    namespace: Annotated[
+        str | None, typer.Argument(metavar="NAMESPACE", help="Only bundles of TENANT/NAMESPACE.", show_default=False)
+    ] = None,
+    *,
+    source: SourceOption,
+    token_file: TokenFileOption = None,
+    ca_file: CaFileOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """List the bundles that have a record, their states and their brokers."""
+    with _history(source, token_file, ca_file, timeout) as history:
+        table = _folded(history)
+    names = sorted(name for name in table.bundles if namespace in (None, namespace_in(name)))
+    print_rows([bundle_row(table.bundles[name]) for name in names], columns=BUNDLE_COLUMNS, as_json=as_json, nothing="no bundles")
+
+
+@app.command()
+def why(
+    what: Annotated[str, typer.Argument(metavar="BUNDLE|TOPIC", help="A bundle, or a topic in it.", show_default=False)],
+    *,
+    source: SourceOption,
+    token_file: TokenFileOption = None,
+    ca_file: CaFileOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the full history of a bundle, or of the bundles that held a topic.
+
+    It continues through splits, and includes the records that Pulsar's brokers rejected, with their reasons.
+    """
+    name, page, now, is_known = _about(what), _Page(as_json=as_json), dict[str, str](), False
+    with _history(source, token_file, ca_file, timeout) as history:
+        writers = Writers()
+        for change, text in story_of(history.messages_of(name), name, writers):
+            page.show(change, text, writers)
+            is_known = True
+            if change.rejection is None and change.message.record is not None:
+                now[change.message.bundle] = standing(change.message)
+            elif change.rejection is None:
+                now.pop(change.message.bundle, None)
+    if not is_known:
+        raise NotFound(f"no record names the bundle of {what}; list those that have one: equipoise pulsar bundles {name.namespace}")
+    if as_json:
+        print_json({"ending": list(now.values())})
+    for line in () if as_json else now.values() or ["no bundle"]:
+        print_line(f"now {line}")
+
+
+@app.command(cls=TimeCommand)
+def at(
+    place: MomentArgument,
+    *,
+    source: SourceOption,
+    token_file: TokenFileOption = None,
+    ca_file: CaFileOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Show brokers, namespaces and bundles as they were at an offset or at a time."""
+    then, table = _moment(place), Table()
+    with _history(source, token_file, ca_file, timeout) as history:
+        for message in history.messages():
+            if _is_after(then, message.offset, message.published_ms):
+                break
+            table.fold(message)
+    document = table_document(table)
+    if as_json:
+        print_json(document)
+        return
+    print_line(f"offset: {table.offset}")
+    for rows, columns, what in (
+        (broker_rows(table), BROKER_COLUMNS, "brokers"),
+        (namespace_rows(table), NAMESPACE_COLUMNS, "namespaces"),
+        ([bundle_row(table.bundles[name]) for name in sorted(table.bundles)], BUNDLE_COLUMNS, "bundles"),
+    ):
+        print_line("")
+        print_rows(rows, columns=columns, as_json=False, nothing=f"no {what}")
+
+
+@app.command(cls=TimeCommand)
+def diff(
+    before: MomentArgument,
+    after: MomentArgument,
+    *,
+    source: SourceOption,
+    token_file: TokenFileOption = None,
+    ca_file: CaFileOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what changed between two moments."""
+    first, second, table = _moment(before), _moment(after), Table()
+    was = None
+    with _history(source, token_file, ca_file, timeout) as history:
+        for message in history.messages():
+            if was is None and _is_after(first, message.offset, message.published_ms):
+                was = table_document(table)
+            if _is_after(second, message.offset, message.published_ms):
+                break
+            table.fold(message)
+    difference = difference_of(table_document(table) if was is None else was, table_document(table))
+    if as_json:
+        print_json(difference)
+        return
+    for line in lines_of(difference):
+        print_line(line, color={"+": typer.colors.GREEN, "-": typer.colors.RED, "~": typer.colors.YELLOW}.get(line[:1]))
+    if nothing_changed(difference):
+        print_line("nothing changed")
+
+
+@app.command()
+def tail(
+    *,
+    source: SourceOption,
+    follows: Annotated[bool, typer.Option("--follow", "-f", help="Print new records as they are written, until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, max=_LINES_MAX, help="Print this many of the newest records.")] = _LINES,
+    token_file: TokenFileOption = None,
+    ca_file: CaFileOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the newest records: offset, time, action, bundle, details, author.
+
+    Pulsar records no author. It is known from the moment at which the same connection of a broker took a bundle.
+    """
+    if follows:
+        hear_interrupts()
+    page, writers, table = _Page(as_json=as_json), Writers(), Table()
+
+    with _history(source, token_file, ca_file, timeout) as history:
+        newest: deque[Change] = deque(maxlen=lines)
+        for message in history.messages():
+            writers.learn(message)
+            newest.append(table.fold(message))
+        for change in newest:
+            page.show(change, describe(change, writers), writers)
+        for message in history.news() if follows else ():
+            writers.learn(message)
+            change = table.fold(message)
+            page.show(change, describe(change, writers), writers)
+
+
+@app.command()
+def verify(
+    *,
+    source: SourceOption,
+    token_file: TokenFileOption = None,
+    ca_file: CaFileOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Fold the channel by Pulsar's rules, and tell what its brokers rejected, how long bundles had no owner, and what went wrong.
+
+    Exit code 1: there are findings.
+    """
+    table, audit = Table(), Audit()
+    with _history(source, token_file, ca_file, timeout) as history, progress("verifying", unit="records") as note:
+        for message in history.messages():
+            audit.see(table.fold(message))
+            if not message.offset % 10_000:
+                note(message.offset, None)
+    result = audit.result()
+    if as_json:
+        print_json(_as_json(result))
+    else:
+        _print_result(result)
+    if not result.in_order:
+        raise typer.Exit(ExitCode.REFUSED)
+
+
+@app.command()
+def record(
+    archive: Annotated[
+        Path, typer.Argument(metavar="FILE", parser=file, help="The archive. It is made if there is none.", show_default=False)
+    ],
+    *,
+    source: ServiceUrlOption,
+    once: Annotated[bool, typer.Option("--once", help="Stop at the end of the channel.")] = False,
+    length: Annotated[
+        int | None,
+        typer.Option("--for", metavar="DURATION", parser=duration, help="How long to record (30m; s, m, h, d, w).", show_default=False),
+    ] = None,
+    token_file: TokenFileOption = None,
+    ca_file: CaFileOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Follow the channel and the load reports of a cluster into an archive, until Ctrl-C.
+
+    A later recording into the same file goes on after the last record. Load reports that nobody records are lost: Pulsar keeps none.
+    """
+    hear_interrupts()
+    until_s = time.monotonic() + (_FOR_EVER_S if length is None else length / 1_000)
+    deadline = Deadline.after(timeout_ms=timeout * 1_000)
+    with (
+        open_archive(archive, create_for=source) as opened_archive,
+        connected(_address(source, token_file, ca_file, timeout)) as client,
+        progress("recording") as note,
+    ):
+        begin = opened_archive.end
+        try:
+            record_all(opened_archive, client, deadline=deadline, note=note)
+            if not once:
+                follow(opened_archive, client, members=None, until_s=until_s, note=note)
+        except KeyboardInterrupt:
+            pass
+        added, end = opened_archive.end - begin, opened_archive.end
+    print_fact(
+        f"{added} records added to {archive}, which now has {end + 1}",
+        {"archive": str(archive), "added": added, "records": end + 1},
+        as_json=as_json,
+    )
+
+
+def _history(source: str, token_file: Path | None, ca_file: Path | None, timeout_s: int) -> AbstractContextManager[History]:
+    return opened(_address(source, token_file, ca_file, timeout_s), deadline=Deadline.after(timeout_ms=timeout_s * 1_000))
+
+
+def _address(source: str, token_file: Path | None, ca_file: Path | None, timeout_s: int) -> Address:
+    return Address(service_url=source, token_file=token_file, ca_file=ca_file, timeout_s=min(timeout_s, OPERATION_S))
+
+
+def _folded(history: History) -> Table:
+    table = Table()
+    for message in history.messages():
+        table.fold(message)
+    return table
+
+
+def _about(what: str) -> BundleName:
+    """Return the range of hash points that `why` is about. Raise `InvalidName` for a name of another form."""
+    if "://" not in what:
+        return parse_bundle(what)
+    topic = parse_topic(what)
+    low = min(topic_hash(topic.full), HASH_MAX - 1)  # The last bundle contains its upper end.
+    return BundleName(topic.namespace, low, low + 1)
+
+
+def _moment(text: str) -> Moment:
+    return moment(text, now_ms=time.time_ns() // 1_000_000)
+
+
+def _is_after(then: Moment, offset: int, published_ms: int) -> bool:
+    return offset > then.offset if then.offset is not None else then.time_ms is not None and published_ms >= then.time_ms
+
+
+class _Page:
+    """Prints changes, one after another. A line with the date stands above the first one of each day."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._day = ""
+
+    def show(self, change: Change, text: list[str], writers: Writers) -> None:
+        """Print a change with its description."""
+        if self._as_json:
+            print_json(as_document(change, writers))
+            return
+        # A lost race is normal. Other rejections need attention.
+        quiet = change.rejection is Rejection.OLD_VERSION
+        color = None if change.rejection is None else typer.colors.YELLOW if quiet else typer.colors.RED
+        day, _, time_of_day = local_time(change.message.published_ms, precision="milliseconds").partition(" ")
+        if day not in ("", self._day):
+            self._day = day
+            print_line(day)
+        print_line(f"{change.message.offset}  {time_of_day:12}  {text[0]}", color=color)
+        for line in text[1:]:
+            print_line(f"    {line}")
+
+
+def _as_json(result: Result) -> dict[str, object]:
+    from dataclasses import asdict
+
+    spans = {name: value._asdict() for name, value in (("without_owner", result.without_owner), ("transfers", result.transfers))}
+    states = {state: value._asdict() for state, value in result.in_state.items()}
+    findings = [{**finding._asdict(), "advice": ADVICE[finding.kind]} for finding in result.findings]
+    return {**asdict(result), **spans, "in_state": states, "findings": findings, "in_order": result.in_order}
+
+
+def _print_result(result: Result) -> None:
+    rejected = ", ".join(f"{count} {cause}" for cause, count in result.rejected.items()) or "none"
+    print_line(f"{result.messages} records: {result.accepted} accepted, {result.tombstones} of them tombstones; rejected: {rejected}")
+    if result.lost_races:
+        print_line(f"lost races (another broker was first, which is normal): {result.lost_races}")
+    print_line(f"bundles without an owner: {_spans(result.without_owner)}")
+    for name, since_ms in result.unowned.items():
+        print_line(f"  {name} has had none since {local_time(since_ms)}")
+    print_line(f"transfers, from Releasing to Owned: {_spans(result.transfers)}")
+    for state, spans in result.in_state.items():
+        print_line(f"time in {state}: {_spans(spans)}")
+    print_line(f"splits: {result.splits}; records that were forced: {result.forced}")
+    print_line(f"moves back within 10 minutes: {sum(result.bounced.values())}")
+    for name, count in sorted(result.bounced.items(), key=lambda each: -each[1])[:_BOUNCING_SHOWN]:
+        print_line(f"  {name}: {count}")
+    for broker, count in result.vanished.items():
+        print_line(f"{broker} vanished with {count} bundles, which the leader gave to others")
+    for finding in result.findings:
+        print_line(
+            f"offset {finding.offset}: {finding.kind}: {finding.bundle}: {finding.text}; {ADVICE[finding.kind]}", color=typer.colors.RED
+        )
+    if result.in_order:
+        print_line("all is in order", color=typer.colors.GREEN)
+    else:
+        print_line(f"findings: {result.findings_count}", color=typer.colors.RED)
+
+
+def _spans(spans: Spans) -> str:
+    if not spans.number:
+        return "none"
+    return f"{spans.number} (p50 {spans.p50:.0f} ms, p95 {spans.p95:.0f} ms, max {spans.max:.0f} ms)"

@@ -1,0 +1,188 @@
+"""Keep what was read of a Pulsar cluster in one SQLite file, which `why` and the Spark jobs read.
+
+* `messages` holds the channel, each message as it was, at a rising offset. The index finds those of a bundle.
+* `reports` holds the load reports of brokers and of their busiest bundles.
+* `members` holds the brokers and the leader, whenever they changed.
+* `archive` holds one row: where the cluster is, and the position after which reading goes on. It changes in the transaction of the messages
+  before it, so that a record is never lost or kept twice.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import orjson
+
+from equipoise.channel.core.errors import CallerError, OperatorError
+from equipoise.pulsar_cluster.reading import Read
+from equipoise.pulsar_cluster.records import Message, message_of
+
+_APPLICATION_ID: Final = 0x45515043  # "EQPC"
+_FORMAT: Final = 1
+_TABLES: Final = f"""
+CREATE TABLE archive (service_url TEXT NOT NULL, position BLOB);
+CREATE TABLE messages (
+    offset INTEGER PRIMARY KEY, message_id TEXT NOT NULL, bundle TEXT NOT NULL, producer TEXT NOT NULL, published_ms INTEGER NOT NULL,
+    value BLOB
+);
+CREATE INDEX messages_of_bundle ON messages (bundle, offset);
+CREATE TABLE reports (id INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, topic TEXT NOT NULL, broker TEXT NOT NULL, value BLOB);
+CREATE TABLE members (id INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, leader TEXT, brokers TEXT NOT NULL);
+PRAGMA application_id = {_APPLICATION_ID};
+PRAGMA user_version = {_FORMAT};
+"""
+_COLUMNS: Final = "offset, message_id, bundle, published_ms, value, producer"
+_LOCK_WAIT_S: Final = 10.0
+_POLL_S: Final = 0.5
+
+
+class Report(NamedTuple):
+    """A load report as it was received at `at_ms` (Unix time). `topic` is that of the channel's namespace; None is a tombstone."""
+
+    at_ms: int
+    topic: str
+    broker: str
+    value: bytes | None
+
+
+class Members(NamedTuple):
+    """The brokers of the cluster and their leader from `at_ms` (Unix time) on."""
+
+    at_ms: int
+    leader: str | None
+    brokers: tuple[str, ...]
+
+
+class Archive:
+    """An open archive. For one thread. One process writes; any number may read meanwhile."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
+        """Use `open_archive`."""
+        self.path = path
+        self._connection = connection
+        self.service_url: str
+        self.position: bytes | None
+        self.service_url, self.position = connection.execute("SELECT service_url, position FROM archive").fetchone()
+        self.end = self._last()
+        """The offset of the last message, -1 without messages."""
+
+    def append(self, reads: Sequence[Read]) -> Sequence[Message]:
+        """Add messages of the channel, and return them with their offsets. They are on the disk when it returns."""
+        if not reads:
+            return ()
+        rows = [
+            (self.end + place, read.message_id, read.key, read.producer, read.published_ms, read.value)
+            for place, read in enumerate(reads, 1)
+        ]
+        with self._transaction():
+            self._connection.executemany("INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?)", rows)
+            self._connection.execute("UPDATE archive SET position = ?", (reads[-1].position,))
+        self.end, self.position = self.end + len(reads), reads[-1].position
+        return [message_of((offset, place, bundle, at_ms, value, producer)) for offset, place, bundle, producer, at_ms, value in rows]
+
+    def add_reports(self, reports: Sequence[Report]) -> None:
+        """Add load reports."""
+        with self._transaction():
+            self._connection.executemany("INSERT INTO reports (at_ms, topic, broker, value) VALUES (?, ?, ?, ?)", reports)
+
+    def add_members(self, members: Members) -> None:
+        """Add the brokers, if they or the leader changed."""
+        last = self.members()
+        if last is None or last[1:] != members[1:]:
+            with self._transaction():
+                row = (members.at_ms, members.leader, orjson.dumps(members.brokers).decode())
+                self._connection.execute("INSERT INTO members (at_ms, leader, brokers) VALUES (?, ?, ?)", row)
+
+    def members(self) -> Members | None:
+        """Return the newest brokers and their leader, or None if nobody recorded them."""
+        row = self._connection.execute("SELECT at_ms, leader, brokers FROM members ORDER BY id DESC LIMIT 1").fetchone()
+        return None if row is None else Members(row[0], row[1], tuple(orjson.loads(row[2])))
+
+    def messages(self, *, after: int = -1) -> Iterator[Message]:
+        """Yield the messages behind an offset in order."""
+        for row in self._connection.execute(f"SELECT {_COLUMNS} FROM messages WHERE offset > ? ORDER BY offset", (after,)):  # noqa: S608
+            yield message_of(row)
+
+    def news(self) -> Iterator[Message]:
+        """Yield the messages that a recording adds from now on, without end."""
+        end = self._last()
+        while True:
+            for message in self.messages(after=end):
+                end = message.offset
+                yield message
+            time.sleep(_POLL_S)
+
+    def bundles(self, namespace: str) -> list[str]:
+        """Return the bundles of a namespace that ever had a message."""
+        # "0" is the character after "/".
+        low, high = f"{namespace}/", f"{namespace}0"
+        rows = self._connection.execute("SELECT DISTINCT bundle FROM messages WHERE bundle >= ? AND bundle < ?", (low, high))
+        return [name for (name,) in rows]
+
+    def messages_of(self, bundles: Sequence[str]) -> Iterator[Message]:
+        """Yield the messages of some bundles in order."""
+        rows = []
+        for bundle in bundles:
+            rows += self._connection.execute(f"SELECT {_COLUMNS} FROM messages WHERE bundle = ?", (bundle,)).fetchall()  # noqa: S608 - constants
+        for row in sorted(rows):
+            yield message_of(row)
+
+    def reports(self) -> Iterator[Report]:
+        """Yield all load reports in the order of their arrival."""
+        for row in self._connection.execute("SELECT at_ms, topic, broker, value FROM reports ORDER BY id"):
+            yield Report(*row)
+
+    def _last(self) -> int:
+        (offset,) = self._connection.execute("SELECT coalesce(max(offset), -1) FROM messages").fetchone()
+        return int(offset)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            with self._connection:
+                yield
+        except sqlite3.Error as error:
+            raise OperatorError(
+                f"the archive {self.path} cannot be written: {error}; check the disk, and that no other `pulsar record` writes to it"
+            ) from error
+
+
+@contextmanager
+def open_archive(path: Path, *, create_for: str | None = None) -> Iterator[Archive]:
+    """Open the archive at `path`, or create it for the cluster at the service URL `create_for`.
+
+    Raises `CallerError` if there is none and none is to be created, if it is another file, or if it holds another cluster.
+    """
+    is_new = not path.exists() or not path.stat().st_size
+    if is_new and create_for is None:
+        raise CallerError(f"there is no archive {path}: make it with `equipoise pulsar record {path}`, or check the name")
+    try:
+        connection = sqlite3.connect(path, timeout=_LOCK_WAIT_S, isolation_level=None)
+    except sqlite3.Error as error:
+        raise OperatorError(f"the archive {path} cannot be opened: {error}; check its folder and permissions") from error
+    try:
+        try:
+            if is_new:
+                connection.executescript(f"PRAGMA journal_mode = WAL; BEGIN; {_TABLES} COMMIT;")
+                connection.execute("INSERT INTO archive VALUES (?, NULL)", (create_for,))
+            (application_id,), (number,) = (connection.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version"))
+        except sqlite3.Error as error:
+            raise OperatorError(
+                f"the file {path} cannot be read as an archive: {error}; name a file of `equipoise pulsar record`"
+            ) from error
+        if application_id != _APPLICATION_ID:
+            raise CallerError(f"the file {path} is no archive of a Pulsar cluster; name a file of `equipoise pulsar record`")
+        if number != _FORMAT:
+            raise OperatorError(f"the archive {path} has format {number}, and this program knows {_FORMAT}; use a newer equipoise")
+        archive = Archive(path, connection)
+        if create_for is not None and archive.service_url != create_for:
+            raise CallerError(f"the archive {path} holds the cluster at {archive.service_url}, not {create_for}; name another file")
+        yield archive
+    finally:
+        connection.close()

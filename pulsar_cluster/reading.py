@@ -1,0 +1,227 @@
+"""Read the topics of a real Pulsar cluster. Nothing here writes: it has no producer, and keeps no subscription."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from equipoise.channel.core.errors import CallerError, OperatorError, PeerError, missing_extra
+from equipoise.channel.system.deadline import Deadline
+from equipoise.pulsar_cluster.records import BROKER_LOAD_TOPIC, CHANNEL_TOPIC, TOP_BUNDLES_TOPIC
+
+if TYPE_CHECKING:
+    import pulsar
+
+SCHEMES: Final = ("pulsar://", "pulsar+ssl://")
+
+_QUEUE: Final = 10_000
+"""Messages that the client fetches ahead: 3 MB of records."""
+
+_POLL_MS: Final = 100
+OPERATION_S: Final = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a cluster is, and who asks.
+
+    * `service_url`: `pulsar://HOST:PORT` or `pulsar+ssl://HOST:PORT`, several hosts separated by commas.
+    * `token_file`: a file with a JSON web token.
+    * `ca_file`: a PEM file with the authorities that may have signed the brokers' certificates.
+    * `timeout_s`: the time for one question to the cluster, from connecting to the answer.
+    """
+
+    service_url: str
+    token_file: Path | None = None
+    ca_file: Path | None = None
+    timeout_s: int = OPERATION_S
+
+
+class Read(NamedTuple):
+    """One message as Pulsar's client returned it.
+
+    * `message_id`: `LEDGER:ENTRY`, and `:PLACE` in a batch.
+    * `position`: the same for the client, to go on after this message.
+    * `value`: None for a tombstone.
+    """
+
+    message_id: str
+    position: bytes
+    key: str
+    producer: str
+    published_ms: int
+    value: bytes | None
+
+
+@contextmanager
+def connected(address: Address) -> Iterator[pulsar.Client]:
+    """Open a client. It connects when it is used.
+
+    Raises `OperatorError` for a file that cannot be read, and `CallerError` for another URL or without the extra `pulsar-cluster`.
+    """
+    if not address.service_url.startswith(SCHEMES):
+        raise CallerError(f"{address.service_url!r} is not the service URL of a Pulsar cluster: write pulsar://HOST:PORT")
+    try:
+        import pulsar
+    except ImportError as error:
+        raise missing_extra(what="reading a Pulsar cluster", extra="pulsar-cluster") from error
+    try:
+        token = None if address.token_file is None else address.token_file.read_text(encoding="utf-8").strip()
+        ca_file = None if address.ca_file is None else str(address.ca_file.resolve(strict=True))
+    except OSError as error:
+        raise OperatorError(f"the file {error.filename} cannot be read: {error.strerror}; check --token-file and --ca-file") from error
+    client = pulsar.Client(
+        address.service_url,
+        authentication=None if token is None else pulsar.AuthenticationToken(token),
+        operation_timeout_seconds=address.timeout_s,
+        tls_trust_certs_file_path=ca_file,
+        tls_validate_hostname=True,
+        # The client logs each connection. What matters to us comes as an error.
+        logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
+    )
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+class TopicReader:
+    """Reads one topic of a cluster in order. For one thread."""
+
+    def __init__(self, client: pulsar.Client, topic: str, *, after: bytes | None, compacted: bool = False, newest: bool = False) -> None:
+        """Begin after the position `after`, or with the first message, or with `newest` after the last.
+
+        With `compacted` the topic's compacted part is read in place of the messages that it was made of.
+
+        Raises `OperatorError` without permission or topic, and `PeerError` if the cluster does not answer.
+        """
+        import pulsar
+
+        self.topic = topic
+        self._pulsar = pulsar
+        start = pulsar.MessageId.latest if newest else pulsar.MessageId.earliest
+        with self._explained():
+            self._reader = client.create_reader(
+                topic,
+                start if after is None else pulsar.MessageId.deserialize(after),
+                receiver_queue_size=_QUEUE,
+                reader_name="equipoise",
+                is_read_compacted=compacted,
+            )
+
+    def at_end(self) -> bool:
+        """Return whether all messages have been read that the topic has now. Raises `PeerError`."""
+        with self._explained():
+            return not self._reader.has_message_available()
+
+    def next(self, timeout_ms: int = _POLL_MS) -> Read | None:
+        """Return the next message, or None if there is none within `timeout_ms`. Raises `PeerError`."""
+        try:
+            message = self._reader.read_next(timeout_millis=timeout_ms)
+        except self._pulsar.Timeout:
+            return None
+        except self._pulsar.PulsarException as error:
+            raise _explained(self.topic, error) from error
+        found = message.message_id()
+        place = found.batch_index()
+        return Read(
+            f"{found.ledger_id()}:{found.entry_id()}" + (f":{place}" if place >= 0 else ""),
+            found.serialize(),
+            message.partition_key(),
+            message.producer_name(),
+            message.publish_timestamp(),
+            message.data() or None,
+        )
+
+    def close(self) -> None:
+        """Close the reader. A cluster that is away is no error here."""
+        try:
+            self._reader.close()
+        except self._pulsar.PulsarException:
+            return
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except self._pulsar.PulsarException as error:
+            raise _explained(self.topic, error) from error
+
+
+def read_channel(client: pulsar.Client, *, after: bytes | None = None, deadline: Deadline) -> Iterator[Read]:
+    """Yield the messages of the channel up to its end.
+
+    Pulsar compacts the channel, and then deletes the oldest messages. What is left of them in its compacted part comes first.
+
+    Raises `TimeExpired` after the deadline, and what `TopicReader` raises.
+    """
+    reader = TopicReader(client, CHANNEL_TOPIC, after=after)
+    try:
+        if reader.at_end():
+            return
+        first = _next(reader, deadline)
+        if after is None:
+            yield from _compacted_before(client, first, deadline)
+        yield first
+        while not reader.at_end():
+            yield _next(reader, deadline)
+    finally:
+        reader.close()
+
+
+def _compacted_before(client: pulsar.Client, first: Read, deadline: Deadline) -> Iterator[Read]:
+    """Yield the messages of the compacted part that are older than `first`, the oldest message that the topic still has."""
+    end, reader = _order_of(first), TopicReader(client, CHANNEL_TOPIC, after=None, compacted=True)
+    try:
+        while not reader.at_end() and _order_of(read := _next(reader, deadline)) < end:
+            yield read
+    finally:
+        reader.close()
+
+
+def _order_of(read: Read) -> tuple[int, ...]:
+    """Return the ledger and the entry of a message, in whose order the topic is."""
+    return tuple(int(part) for part in read.message_id.split(":")[:2])
+
+
+def _next(reader: TopicReader, deadline: Deadline) -> Read:
+    while True:
+        deadline.check(f"reading {reader.topic}")
+        read = reader.next()
+        if read is not None:
+            return read
+
+
+def load_readers(client: pulsar.Client) -> tuple[TopicReader, TopicReader]:
+    """Return readers of the load reports of brokers and of their busiest bundles, from now on. Both topics keep nothing."""
+    return (
+        TopicReader(client, BROKER_LOAD_TOPIC, after=None, newest=True),
+        TopicReader(client, TOP_BUNDLES_TOPIC, after=None, newest=True),
+    )
+
+
+def _explained(topic: str, error: Exception) -> OperatorError | PeerError:
+    """Return an error of Pulsar's client as a sentence: what happened, and what to do."""
+    import pulsar
+
+    if isinstance(error, pulsar.AuthorizationError | pulsar.AuthenticationError):
+        return OperatorError(
+            f"the cluster does not let this client read {topic}: {error}; give it a token (--token-file) with the permission to consume "
+            "from the namespace pulsar/system"
+        )
+    if isinstance(error, pulsar.TopicNotFound | pulsar.NotFound):
+        return OperatorError(f"{no_channel()} ({error})")
+    return PeerError(f"the cluster did not answer while {topic} was read: {error}; check the service URL, or try again later")
+
+
+def no_channel() -> str:
+    """Return why a cluster has no bundle state channel, and how to tell."""
+    return (
+        f"the cluster has no topic {CHANNEL_TOPIC}: its brokers have the modular load manager, or keep the states of bundles in the "
+        "metadata store (loadManagerServiceUnitStateTableViewClassName); only the extensible load manager with its default writes them to "
+        "a topic"
+    )

@@ -1,0 +1,331 @@
+"""Audit Pulsar's channel: what its brokers rejected, how long bundles had no owner, and what should not have happened. Pure.
+
+Pulsar keeps no epoch or offset in its records. So some findings are possible in a healthy cluster for a moment, and each says what an
+operator can do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from statistics import quantiles
+from typing import Final, NamedTuple
+
+from equipoise.pulsar_cluster.conflicts import Rejection
+from equipoise.pulsar_cluster.records import ASSIGNING, DELETED, IN_FLIGHT, INIT, OWNED, RELEASING, SPLITTING, STATES, Message, StateRecord
+from equipoise.pulsar_cluster.story import Writers
+from equipoise.pulsar_cluster.table import Change, server_of
+
+FINDINGS_MAX: Final = 1_000
+"""Findings kept. More are only counted."""
+
+BOUNCE_MS: Final = 600_000
+"""A bundle bounces if it was elsewhere, and comes back to a broker within ten minutes after it left."""
+
+RACE_MS: Final = 10_000
+"""A rejected record is a lost race if its version had been written by another within ten seconds before."""
+
+_VERSIONS_KEPT: Final = 16
+"""Versions of a bundle whose times are remembered."""
+
+STUCK_MS: Final = 30_000
+"""Pulsar's leader ends a move after 30 s (`loadBalancerInFlightServiceUnitStateWaitingTimeInMillis`), when its monitor sees it."""
+
+_TAKEN_FROM_GONE: Final = frozenset({OWNED, SPLITTING})
+
+_SPANS_KEPT: Final = 100_000
+"""The newest durations of a kind, for the quantiles."""
+
+
+class Kind(StrEnum):
+    """The kind of a finding. The value is the text for people."""
+
+    OLD_VERSION = "old version"
+    SECOND_OWNER = "second owner"
+    GAP = "version gap"
+    GONE_BROKER = "gone broker"
+    UNREADABLE = "unreadable"
+    UNKNOWN_STATE = "unknown state"
+    STUCK = "stuck"
+
+
+ADVICE: Final[Mapping[Kind, str]] = {
+    Kind.OLD_VERSION: "its writer's table was behind: look for a long pause or a lost connection of that broker",
+    Kind.SECOND_OWNER: "two brokers may have served it: look at both brokers' logs for this bundle, and unload it once",
+    Kind.GAP: "records are missing: was this archive made in pieces, or the topic cut? Else a broker wrote past all rules",
+    Kind.GONE_BROKER: "unload the bundle, if it has no owner; else nothing is left to do",
+    Kind.UNREADABLE: "find out who else writes to this topic, and take the permission away",
+    Kind.UNKNOWN_STATE: "use a newer equipoise",
+    Kind.STUCK: "look at the broker that had to act; unload the bundle, if it still has no owner",
+}
+
+
+class Finding(NamedTuple):
+    """What should not have happened, at the message with this offset."""
+
+    kind: Kind
+    offset: int
+    bundle: str
+    text: str
+
+
+class Spans(NamedTuple):
+    """Durations of one kind in ms: their number, the median, the 95th percentile, and the longest."""
+
+    number: int
+    p50: float
+    p95: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The result of an audit.
+
+    * `messages`, `accepted`, `tombstones`, `rejected` (by cause): counts. `lost_races` are the rejections that are normal: another
+      broker was first by less than `RACE_MS`.
+    * `without_owner`: how long bundles had none; `unowned` those that have none now, with the Unix time since when.
+    * `in_state`: how long bundles stayed in each state. `transfers`: from `Releasing` to `Owned`.
+    * `bounced`: moves back within `BOUNCE_MS` by bundle. `splits`: finished splits. `forced`: records that the leader or a broker that
+      shuts down forced.
+    * `vanished`: bundles taken from brokers that were gone, by broker.
+    * `findings`: at most `FINDINGS_MAX` of `findings_count`.
+    """
+
+    messages: int
+    accepted: int
+    tombstones: int
+    rejected: Mapping[str, int]
+    lost_races: int
+    without_owner: Spans
+    unowned: Mapping[str, int]
+    in_state: Mapping[str, Spans]
+    transfers: Spans
+    bounced: Mapping[str, int]
+    splits: int
+    forced: int
+    vanished: Mapping[str, int]
+    findings_count: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def in_order(self) -> bool:
+        """Whether nothing was found."""
+        return not self.findings_count
+
+
+@dataclass(slots=True)
+class _Bundle:
+    """What the audit remembers of a bundle: times in ms."""
+
+    since_ms: int
+    unowned_since_ms: int | None = None
+    releasing_since_ms: int | None = None
+    server: str | None = None
+    """The broker that served it last."""
+    left: dict[str, int] = field(default_factory=dict)
+    """When it left each broker, by a move or an unload."""
+    reached: dict[int, int] = field(default_factory=dict)
+    """When it reached its newest versions."""
+    children: tuple[str, ...] = ()
+    """What it is being split into."""
+
+
+class _Gone(NamedTuple):
+    """A broker that left the cluster with bundles: the first record by which the leader took one, and its producers until then."""
+
+    offset: int
+    producers: frozenset[str]
+
+
+class Audit:
+    """Sees each change of the channel in order, and counts. Its memory grows with the bundles, not with the messages."""
+
+    def __init__(self) -> None:
+        """Begin before the first message."""
+        self._writers = Writers()
+        self._counts = Counter[str]()
+        self._rejected = Counter[Rejection]()
+        self._spans: defaultdict[str, deque[int]] = defaultdict(lambda: deque(maxlen=_SPANS_KEPT))
+        self._numbers = Counter[str]()
+        self._bundles: dict[str, _Bundle] = {}
+        self._bounced, self._vanished = Counter[str](), Counter[str]()
+        self._gone: dict[str, _Gone] = {}
+        self._split: dict[str, tuple[str, ...]] = {}
+        self._findings: list[Finding] = []
+
+    def see(self, change: Change) -> None:
+        """Take the next change."""
+        message, record = change.message, change.message.record
+        self._counts["messages"] += 1
+        self._counts["tombstones"] += message.is_tombstone
+        self._writers.learn(message)
+        self._see_gone(change)
+        if change.rejection is not None:
+            self._see_rejected(change, change.rejection)
+            return
+        self._counts["accepted"] += 1
+        self._counts["forced"] += record is not None and record.force
+        self._check(change)
+        self._measure(change)
+
+    def result(self) -> Result:
+        """Return what was found up to the last message."""
+        return Result(
+            messages=self._counts["messages"],
+            accepted=self._counts["accepted"],
+            tombstones=self._counts["tombstones"],
+            rejected={cause.value: self._rejected[cause] for cause in sorted(self._rejected)},
+            lost_races=self._counts["races"],
+            without_owner=self._spans_of("without owner"),
+            unowned={name: bundle.unowned_since_ms for name, bundle in self._bundles.items() if bundle.unowned_since_ms is not None},
+            in_state={state: self._spans_of(state) for state in sorted(self._spans.keys() - {"without owner", "transfer"})},
+            transfers=self._spans_of("transfer"),
+            bounced=dict(self._bounced),
+            splits=self._counts["splits"],
+            forced=self._counts["forced"],
+            vanished=dict(self._vanished),
+            findings_count=self._counts["findings"],
+            findings=tuple(self._findings),
+        )
+
+    def _see_gone(self, change: Change) -> None:
+        """Find records of brokers that were gone. One that takes what it was assigned, over a new connection, has come back."""
+        message, record = change.message, change.message.record
+        if message.producer:
+            for broker, gone in self._gone.items():
+                if message.producer in gone.producers:
+                    self._find(Kind.GONE_BROKER, message, f"{broker} wrote it, whose bundles the leader took at offset {gone.offset}")
+                    return
+        if record is None or record.state != OWNED or record.force or record.destination not in self._gone:
+            return
+        held = None if change.before is None else change.before.record
+        if held is not None and held.state == ASSIGNING and held.destination == record.destination:
+            del self._gone[record.destination]
+        else:
+            offset = self._gone[record.destination].offset
+            self._find(Kind.GONE_BROKER, message, f"{record.destination} owns it, whose bundles the leader took at offset {offset}")
+
+    def _see_rejected(self, change: Change, rejection: Rejection) -> None:
+        self._rejected[rejection] += 1
+        message, before = change.message, change.before
+        if rejection is Rejection.UNREADABLE:
+            self._find(Kind.UNREADABLE, message, message.problem)
+            return
+        held, record = None if before is None else before.record, message.record
+        if rejection is not Rejection.OLD_VERSION or held is None or record is None:
+            return
+        reached_ms = self._bundles[message.bundle].reached.get(record.version)
+        if reached_ms is not None and message.published_ms - reached_ms <= RACE_MS:
+            self._counts["races"] += 1
+        else:
+            text = f"{record.state} with version {record.version}, when the bundle had long had version {held.version}"
+            self._find(Kind.OLD_VERSION, message, text)
+
+    def _check(self, change: Change) -> None:
+        message, record = change.message, change.message.record
+        if record is None:
+            return
+        if record.state not in STATES:
+            self._find(Kind.UNKNOWN_STATE, message, f"the state {record.state} is unknown")
+        held = None if change.before is None else change.before.record
+        server, now = server_of(held), server_of(record)
+        child = next((child for child in self._split.get(message.bundle, ()) if child in self._bundles), None)
+        if child is not None:
+            self._find(Kind.SECOND_OWNER, message, f"it was split, and is {record.state} again, although there is its child {child}")
+        if record.force:
+            # The leader takes an owned bundle only from a broker that left the cluster.
+            if held is not None and server is not None and server != record.destination and _takes_over(held, record):
+                self._vanished[server] += 1
+                self._gone.setdefault(server, _Gone(message.offset, self._writers.producers_of(server)))
+        elif server is not None and now is not None and server != now:
+            text = f"{now} owns it ({record.state}, version {record.version}), and {server} has not released it"
+            self._find(Kind.SECOND_OWNER, message, text)
+        elif held is not None and record.version > held.version + 1:
+            self._find(Kind.GAP, message, f"its version goes from {held.version} to {record.version}")
+
+    def _measure(self, change: Change) -> None:
+        message, record = change.message, change.message.record
+        held = None if change.before is None else change.before.record
+        bundle = self._bundles.get(message.bundle)
+        if bundle is None:
+            bundle = self._bundles[message.bundle] = _Bundle(message.published_ms)
+        else:
+            self._measure_state(bundle, held, message)
+        bundle.since_ms = message.published_ms
+        self._measure_serving(bundle, server_of(held), message)
+        if record is None:
+            del self._bundles[message.bundle]
+            self._split.update({message.bundle: bundle.children} if bundle.children else {})
+            return
+        bundle.reached[record.version] = message.published_ms
+        if len(bundle.reached) > _VERSIONS_KEPT:
+            del bundle.reached[next(iter(bundle.reached))]
+        if record.state == SPLITTING:
+            bundle.children = tuple(f"{message.bundle.rpartition('/')[0]}/{child}" for child in record.children)
+        elif record.state == RELEASING:
+            bundle.releasing_since_ms = None if record.destination is None else message.published_ms
+        elif record.state == OWNED:
+            if bundle.releasing_since_ms is not None:
+                self._span("transfer", message.published_ms - bundle.releasing_since_ms)
+            bundle.releasing_since_ms = None
+        elif record.state == DELETED:
+            self._counts["splits"] += 1
+
+    def _measure_serving(self, bundle: _Bundle, before: str | None, message: Message) -> None:
+        """Measure for how long nobody served a bundle that had a server. One that was split, or is forgotten, needs none."""
+        record, at_ms = message.record, message.published_ms
+        server = server_of(record)
+        if server is not None and bundle.unowned_since_ms is not None:
+            self._span("without owner", at_ms - bundle.unowned_since_ms)
+            bundle.unowned_since_ms = None
+        if server is None and before is not None and record is not None and record.state != DELETED:
+            bundle.unowned_since_ms = at_ms
+        if record is not None and record.state == OWNED:
+            self._notice_bounce(bundle, message, record)
+        if before is not None and server != before and record is not None and not record.force:
+            bundle.left[before] = at_ms
+        bundle.server = server or bundle.server
+
+    def _measure_state(self, bundle: _Bundle, held: StateRecord | None, message: Message) -> None:
+        state = INIT if held is None else held.state
+        spent_ms = message.published_ms - bundle.since_ms
+        self._span(state, spent_ms)
+        if state in IN_FLIGHT and state != SPLITTING and spent_ms > STUCK_MS:
+            self._find(Kind.STUCK, message, f"it was {state} for {spent_ms / 1_000:.0f} s")
+
+    def _notice_bounce(self, bundle: _Bundle, message: Message, record: StateRecord) -> None:
+        left_ms = None if record.destination is None else bundle.left.pop(record.destination, None)
+        if left_ms is not None and message.published_ms - left_ms <= BOUNCE_MS and bundle.server != record.destination:
+            self._bounced[message.bundle] += 1
+
+    def _span(self, kind: str, span_ms: int) -> None:
+        # The brokers' clocks differ, so a span can be negative.
+        self._spans[kind].append(max(0, span_ms))
+        self._numbers[kind] += 1
+
+    def _spans_of(self, kind: str) -> Spans:
+        return spans_of(self._spans.get(kind, ()), number=self._numbers[kind])
+
+    def _find(self, kind: Kind, message: Message, text: str) -> None:
+        self._counts["findings"] += 1
+        if len(self._findings) < FINDINGS_MAX:
+            self._findings.append(Finding(kind, message.offset, message.bundle, text))
+
+
+def _takes_over(held: StateRecord, record: StateRecord) -> bool:
+    """Return whether a forced record takes a served bundle away.
+
+    With `Releasing` the broker gives it up itself, because it stops or the namespace is deleted.
+    """
+    return held.state in _TAKEN_FROM_GONE and record.state != RELEASING
+
+
+def spans_of(spans_ms: Sequence[int] | deque[int], *, number: int | None = None) -> Spans:
+    """Summarise durations. Without any, all figures are 0."""
+    if not spans_ms:
+        return Spans(0, 0, 0, 0)
+    cuts = quantiles([*spans_ms, spans_ms[-1]] if len(spans_ms) == 1 else spans_ms, n=100, method="inclusive")
+    return Spans(len(spans_ms) if number is None else number, cuts[49], cuts[94], max(spans_ms))

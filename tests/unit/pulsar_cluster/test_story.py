@@ -1,0 +1,268 @@
+"""The history of a Pulsar cluster: kept in an archive, told for one bundle, and audited."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from equipoise.channel.core.errors import CallerError, OperatorError
+from equipoise.channel.core.ranges import parse_bundle
+from equipoise.pulsar_cluster.archive import Members, Report, open_archive
+from equipoise.pulsar_cluster.records import Message, message_of
+from equipoise.pulsar_cluster.rows import table_document
+from equipoise.pulsar_cluster.story import Writers, as_document, overlapping, story_of
+from equipoise.pulsar_cluster.table import Table
+from equipoise.pulsar_cluster.verify import Audit, Kind, Result
+from tests.unit.pulsar_cluster.written import BUNDLE, LEFT, RIGHT, SECOND_MS, Written, a_life
+
+URL = "pulsar://127.0.0.1:6650"
+
+
+def messages(written: Written) -> list[Message]:
+    return [
+        message_of((offset, read.message_id, read.key, read.published_ms, read.value, read.producer))
+        for offset, read in enumerate(written.reads)
+    ]
+
+
+def told(written: Written, bundle: str = BUNDLE) -> list[str]:
+    return [" | ".join(text) for _, text in story_of(messages(written), parse_bundle(bundle), Writers())]
+
+
+def audited(written: Written) -> Result:
+    table, audit = Table(), Audit()
+    for message in messages(written):
+        audit.see(table.fold(message))
+    return audit.result()
+
+
+def kinds(written: Written) -> list[Kind]:
+    return [finding.kind for finding in audited(written).findings]
+
+
+def test_the_story_of_a_bundle_names_each_step_and_its_author() -> None:
+    """The author is known from the moment at which its connection took a bundle."""
+    verbs = [line.split()[0] for line in told(a_life())]
+    assert [
+        "assign",
+        "own",
+        "transfer",
+        "closed",
+        "own",
+        "unload",
+        "release",
+        "assign",
+        "own",
+        "splitting",
+        "own",
+        "own",
+        "delete",
+        "forget",
+    ] == verbs
+    lines = told(a_life())
+    assert f"transfer   {BUNDLE}  a:80 -> b:80" == lines[2]
+    assert f"closed     {BUNDLE}  a:80 -> b:80  by a:80" == lines[3]
+    assert f"own        {BUNDLE}  a:80 -> b:80  by b:80" == lines[4]
+    assert f"splitting  {BUNDLE}  on a:80  by a:80 | children: {LEFT}, {RIGHT}" == lines[9]
+
+
+def test_the_story_of_a_child_begins_with_its_parent() -> None:
+    child = f"public/default/{LEFT}"
+    assert len(told(a_life())) - 1 == len(told(a_life(), child))
+    assert [child] == overlapping(
+        [child, f"public/default/{RIGHT}", "other/default/0x00000000_0xffffffff", "no bundle"], parse_bundle(child)
+    )
+
+
+def test_a_rejected_record_says_why() -> None:
+    """Two brokers assign at once, and the second is ignored."""
+    written = Written()
+    written.add(BUNDLE, "a:80", "Assigning", to="a:80", version=1)
+    written.add(BUNDLE, "b:80", "Assigning", to="b:80", version=1)
+    assert told(written)[1].endswith(
+        "to b:80  rejected: old version | old version: the bundle had version 1 at offset 0; another writer was first"
+    )
+    changes = [change for change, _ in story_of(messages(written), parse_bundle(BUNDLE), Writers())]
+    document = as_document(changes[1], Writers())
+    assert (False, "old version", 1) == (document["accepted"], document["reason"], document["offset"])
+
+
+def test_hostile_text_cannot_leave_its_line() -> None:
+    written = Written()
+    written.assign(BUNDLE, "a:80\x1b[2J\n")
+    assert all("\x1b" not in line and "\n" not in line for line in told(written))
+
+
+def test_a_forced_record_names_the_broker_that_is_gone() -> None:
+    written = Written()
+    written.assign(BUNDLE, "a:80")
+    written.add(BUNDLE, "leader:80", "Owned", to="b:80", source="a:80", force=True)
+    assert "forced: the leader took it from a:80, which was gone or did not finish in time" in told(written)[2]
+
+
+def test_a_healthy_channel_is_in_order() -> None:
+    """Moves, an unload, a split and a lost race are normal, and each is counted."""
+    written = a_life()
+    written.add(f"public/default/{LEFT}", "c:80", "Assigning", to="c:80", version=1)
+    result = audited(written)
+    assert result.in_order
+    assert (1, 1, {"old version": 1}) == (result.splits, result.lost_races, dict(result.rejected))
+    assert (1, 2 * SECOND_MS) == (result.transfers.number, result.transfers.max)
+    # In the transfer for one second, and after the release for two.
+    assert (2, 2 * SECOND_MS) == (result.without_owner.number, result.without_owner.max)
+    assert {"Assigning", "Free", "Owned", "Releasing", "Splitting", "Deleted"} <= result.in_state.keys()
+
+
+def test_a_bundle_that_nobody_took_is_named() -> None:
+    written = Written()
+    written.assign(BUNDLE, "a:80")
+    written.add(BUNDLE, "leader:80", "Releasing", source="a:80")
+    written.add(BUNDLE, "a:80", "Free", source="a:80")
+    assert {BUNDLE: written.now_ms} == audited(written).unowned
+
+
+def test_an_old_version_is_found() -> None:
+    """A race is lost within seconds. Later, the writer's table was far behind."""
+    written = Written()
+    written.assign(BUNDLE, "a:80")
+    written.transfer(BUNDLE, "a:80", "c:80")
+    written.add(BUNDLE, "b:80", "Assigning", to="b:80", version=4)
+    assert [] == kinds(written)
+    written.add(BUNDLE, "b:80", "Assigning", 20_000, to="b:80", version=4)
+    assert [Kind.OLD_VERSION] == kinds(written)
+
+
+def test_missing_records_are_found() -> None:
+    written = Written()
+    written.assign(BUNDLE, "a:80")
+    written.add(BUNDLE, "a:80", "Releasing", source="a:80", version=7)
+    assert [Kind.GAP] == kinds(written)
+
+
+def test_a_second_owner_is_found() -> None:
+    """A gap of versions is taken without a check: so Pulsar's brokers accept it."""
+    written = Written()
+    written.assign(BUNDLE, "a:80")
+    written.assign("public/default/0x40000000_0x80000000", "b:80")
+    written.add(BUNDLE, "b:80", "Owned", to="b:80", version=9)
+    result = audited(written)
+    assert [Kind.SECOND_OWNER] == [finding.kind for finding in result.findings]
+    assert "b:80 owns it (Owned, version 9), and a:80 has not released it" == result.findings[0].text
+
+
+def test_a_parent_that_comes_back_after_its_split_is_found() -> None:
+    """A tombstone forgets the version, so that Pulsar's brokers accept whatever comes late."""
+    written = a_life()
+    written.add(BUNDLE, "b:80", "Owned", to="b:80", version=1)
+    result = audited(written)
+    assert [Kind.SECOND_OWNER] == [finding.kind for finding in result.findings]
+    assert f"although there is its child public/default/{LEFT}" in result.findings[0].text
+
+
+def taken_over() -> Written:
+    written = Written()
+    written.assign(BUNDLE, "a:80")
+    written.add(BUNDLE, "leader:80", "Owned", to="b:80", source="a:80", force=True)
+    return written
+
+
+def test_bundles_of_a_broker_that_vanished_are_counted() -> None:
+    result = audited(taken_over())
+    assert ({"a:80": 1}, 1, True) == (dict(result.vanished), result.forced, result.in_order)
+
+
+def test_a_record_of_a_broker_that_was_gone_is_found() -> None:
+    """It had lost its bundles, and still wrote over its old connection."""
+    written = taken_over()
+    written.transfer(BUNDLE, "b:80", "c:80", by="a:80")
+    assert [Kind.GONE_BROKER] == kinds(written)
+    written = taken_over()
+    written.add(BUNDLE, "nobody", "Owned", to="a:80", version=9)
+    assert {Kind.GONE_BROKER, Kind.SECOND_OWNER} == set(kinds(written))
+
+
+def test_a_broker_that_came_back_may_take_bundles() -> None:
+    written = taken_over()
+    written.add(BUNDLE, "leader:80", "Releasing", to="a:80", source="b:80")
+    written.add(BUNDLE, "b:80", "Assigning", to="a:80", source="b:80")
+    written.add(BUNDLE, "a again", "Owned", to="a:80", source="b:80")
+    assert [] == kinds(written)
+
+
+def test_a_move_that_nobody_finished_is_found() -> None:
+    written = Written()
+    written.assign(BUNDLE, "a:80")
+    written.transfer(BUNDLE, "a:80", "b:80", wait_ms=45_000)
+    assert [Kind.STUCK] == kinds(written)
+    assert "it was Releasing for 45 s" == audited(written).findings[0].text
+
+
+def test_moves_back_are_counted() -> None:
+    """A bundle that was unloaded and comes back without having been elsewhere does not bounce."""
+    written = Written()
+    written.assign(BUNDLE, "a:80")
+    written.transfer(BUNDLE, "a:80", "b:80")
+    written.transfer(BUNDLE, "b:80", "a:80")
+    written.add(BUNDLE, "leader:80", "Releasing", source="a:80")
+    written.add(BUNDLE, "a:80", "Free", source="a:80")
+    written.assign(BUNDLE, "a:80")
+    assert {BUNDLE: 1} == audited(written).bounced
+
+
+def test_what_is_unreadable_and_states_of_the_future_are_found() -> None:
+    written = Written()
+    written.assign(BUNDLE, "a:80")
+    written.add(BUNDLE, "a:80", "Warming", to="a:80")
+    written.reads.append(written.reads[0]._replace(value=b"?"))
+    assert [Kind.UNKNOWN_STATE, Kind.UNREADABLE] == kinds(written)
+
+
+def test_an_archive_keeps_everything_and_goes_on_exactly(tmp_path: Path) -> None:
+    """The position moves in the transaction of the messages. Reports and members are kept beside them."""
+    path, written = tmp_path / "pulsar.db", a_life()
+    with open_archive(path, create_for=URL) as archive:
+        assert (None, -1) == (archive.position, archive.end)
+        archive.append(written.reads[:5])
+        archive.add_reports([Report(7, "loadbalancer-broker-load-data", "a:80", b"{}")])
+        archive.add_members(Members(8, "a:80", ("a:80", "b:80")))
+        archive.add_members(Members(9, "a:80", ("a:80", "b:80")))
+    with open_archive(path, create_for=URL) as archive:
+        assert (written.reads[4].position, 4) == (archive.position, archive.end)
+        archive.append(())
+        assert messages(written)[5:] == archive.append(written.reads[5:])
+    with open_archive(path) as archive:
+        assert messages(written) == list(archive.messages())
+        names = archive.bundles("public/default")
+        assert {BUNDLE, f"public/default/{LEFT}", f"public/default/{RIGHT}"} == set(names)
+        assert messages(written) == list(archive.messages_of(names))
+        assert [Report(7, "loadbalancer-broker-load-data", "a:80", b"{}")] == list(archive.reports())
+        assert Members(8, "a:80", ("a:80", "b:80")) == archive.members()
+
+
+def test_an_archive_follows_one_cluster(tmp_path: Path) -> None:
+    path = tmp_path / "pulsar.db"
+    with pytest.raises(CallerError, match="there is no archive"), open_archive(path):
+        pass
+    with open_archive(path, create_for=URL):
+        pass
+    with pytest.raises(CallerError, match="holds the cluster at pulsar://127"), open_archive(path, create_for="pulsar://elsewhere:6650"):
+        pass
+
+
+@pytest.mark.parametrize("content", [b"not a database at all, but long enough to be read as one" * 20])
+def test_another_file_is_no_archive(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "pulsar.db"
+    path.write_bytes(content)
+    with pytest.raises(OperatorError, match="cannot be read as an archive"), open_archive(path):
+        pass
+    assert content == path.read_bytes()
+
+
+def test_the_table_is_described_as_rows() -> None:
+    table = Table()
+    for message in messages(a_life()):
+        table.fold(message)
+    document = table_document(table)
+    assert [{"broker": "a:80", "bundles": 2, "incoming": 0}] == document["brokers"]
+    assert [{"namespace": "public/default", "bundles": 2, "owned": 2, "moving": 0, "free": 0}] == document["namespaces"]
