@@ -111,6 +111,11 @@ class Agent:
         return self._membership.entry
 
     @property
+    def drains(self) -> bool:
+        """Whether this broker is a member that drains, with or without leaving."""
+        return self._membership.drains
+
+    @property
     def timing(self) -> Timing:
         """The durations in force, as promised on joining."""
         return self._core.timing
@@ -316,10 +321,10 @@ class Agent:
             self._membership.propose_left()
 
     def _may_leave(self, drain: DrainRequested) -> bool:
-        core, entry = self._core, self._membership.entry
+        core = self._core
         if drain.leave and core.now.boot_ms >= drain.deadline_ms:
             return True
-        if entry is None or entry.status != "draining" or core.incarnation is None:
+        if not self._membership.drains or core.incarnation is None:
             return False
         nobody_else = all(broker.status != "up" for broker in core.view.live_brokers())
         return nobody_else or core.view.held_count(core.incarnation) == 0

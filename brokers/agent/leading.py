@@ -15,24 +15,16 @@ from equipoise.brokers.agent.core import Core
 from equipoise.brokers.agent.effects import Alarm, AlarmName
 from equipoise.brokers.agent.membership import NEVER_MS, Membership
 from equipoise.brokers.agent.refusals import Refusals
-from equipoise.brokers.balancing.controls import controls_of, is_control
+from equipoise.brokers.balancing.controls import ReadControls, freeze_key, is_control, read_controls
 from equipoise.brokers.balancing.failure_domains import maintenance_of
 from equipoise.brokers.balancing.placement import Placement
-from equipoise.brokers.balancing.policies import (
-    QUARANTINE,
-    ClusterPolicies,
-    Control,
-    is_about_placement,
-    is_maintenance,
-    policies_in,
-    quarantine_key,
-)
-from equipoise.brokers.balancing.quarantine import Suspicions, is_quarantined, outlived
+from equipoise.brokers.balancing.policies import FAILURE_DOMAIN, QUARANTINE, quarantine_key
+from equipoise.brokers.balancing.quarantine import Suspicions, is_quarantined
 from equipoise.brokers.balancing.settings import settings_records
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.channel.core import propose
 from equipoise.channel.core.difference import Resync
-from equipoise.channel.core.entries import BrokerChanged, BrokerEntry, BundleChanged, BundleEntry, PolicyChanged
+from equipoise.channel.core.entries import BrokerChanged, BrokerEntry, BundleChanged, BundleEntry, NamespaceChanged, PolicyChanged
 from equipoise.channel.core.propose import is_refusal
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX, AnyRecord, PolicyRecord, Unreadable
@@ -40,6 +32,7 @@ from equipoise.channel.core.records import TEXT_CHARACTERS_MAX, AnyRecord, Polic
 # Interval of checks of unsettled bundles when nothing is read. Brokers after the leader wait longer to act.
 _ROUND_MS: Final = 250
 
+_FAILURE_DOMAIN: Final = f"{FAILURE_DOMAIN}/"
 _QUARANTINE: Final = f"{QUARANTINE}/"
 
 # Each broker after the leader, by age, waits this much longer before it does the leader's work.
@@ -75,10 +68,7 @@ class Leading:
         self._elder_placed_ms = -NEVER_MS
         self._gone_since_ms: dict[str, int] = {}
         self._knows_the_gone = False
-        # What the view says about maintenance; None before it is read, and after a change.
-        self._policies: ClusterPolicies | None = None
-        self._controls: Sequence[Control] | None = None  # Those that have an end; None as above.
-        self._outlived: Sequence[str] = ()  # Quarantines of bundles that are gone; read with the controls.
+        self._controls: ReadControls | None = None  # None before they are read, and after a change.
         self._suspicions = Suspicions()
         self._settings = settings  # Those of this broker; the channel's come first.
         self._rules = settings_records.settings_in(core.view, settings).quarantine
@@ -114,6 +104,8 @@ class Leading:
             elif isinstance(change, PolicyChanged):
                 self._note_policy(change)
                 self._report_quarantine(folded, change)
+            elif isinstance(change, NamespaceChanged):
+                self._note_namespace(change)
 
     def resynced(self, resync: Resync) -> None:
         """Note what changed in skipped records, as if it had just happened."""
@@ -126,11 +118,11 @@ class Leading:
                 self._note_bundle(change)
             elif isinstance(change, PolicyChanged):
                 self._note_policy(change)
+            elif isinstance(change, NamespaceChanged):
+                self._note_namespace(change)
 
     def _note_policy(self, change: PolicyChanged) -> None:
-        if is_about_placement(change.name):
-            self._policies = None
-        if is_control(change.name):
+        if is_control(change.name) or change.name.startswith((_QUARANTINE, _FAILURE_DOMAIN)):
             self._controls = None
         if change.name == settings_records.KEY:
             self._rules = settings_records.settings_in(self._core.view, self._settings).quarantine
@@ -162,6 +154,10 @@ class Leading:
             self._refusals.forget(name)
             if is_quarantined(self._core.view, name):
                 self._controls = None
+
+    def _note_namespace(self, change: NamespaceChanged) -> None:
+        if change.after is None and freeze_key(change.name) in self._core.view.policies:
+            self._controls = None
 
     def wanted(self, name: str) -> None:
         """Assign a free bundle that a client looked up, together with others, unless the leader is about to do so.
@@ -215,7 +211,7 @@ class Leading:
 
     def _comes_first(self, broker: BrokerEntry) -> bool:
         """Return whether `broker` must act before this one: draining brokers come last, older ones first."""
-        mine = (self._is_draining(), self._core.incarnation or 0)
+        mine = (self._membership.drains, self._core.incarnation or 0)
         return (broker.status == "draining", broker.incarnation) < mine
 
     def _is_elder(self, incarnation: int | None) -> bool:
@@ -281,18 +277,15 @@ class Leading:
 
     # --- a broker that drains, or is in maintenance ---
 
-    def _is_draining(self) -> bool:
-        entry = self._membership.entry
-        return entry is not None and entry.status == "draining"
-
     def _why_it_gives(self) -> str | None:
         """Return why this broker has to give its bundles away; None if it need not, or has none."""
         core, entry = self._core, self._membership.entry
         if entry is None or core.serving is None:
             return None
-        if entry.status == "draining":
+        if self._membership.drains:
             return "drain"
-        policy = maintenance_of(self._about_maintenance(), [entry]).get(entry.broker)
+        controls = self._read_controls()
+        policy = maintenance_of(controls.maintenances, controls.domains, [entry]).get(entry.broker)
         if policy is None or not core.view.held_count(core.serving):
             return None
         return f"{policy.name}: {policy.reason}"[:TEXT_CHARACTERS_MAX]
@@ -309,27 +302,21 @@ class Leading:
                 bundle = core.view.bundles[name]
                 core.propose(partial(propose.transfer, bundle=bundle, destination=destination, reason=reason))
 
-    def _about_maintenance(self) -> ClusterPolicies:
-        if self._policies is None:
-            policies = self._core.view.policies
-            is_any = any(map(is_maintenance, policies))
-            self._policies = policies_in({key: policies[key].document for key in policies}) if is_any else ClusterPolicies()
-        return self._policies
-
     # --- controls ---
 
-    def _end_controls(self) -> None:
-        """Remove each control whose end has passed, so that the history shows its end, and wake at the next end."""
-        core = self._core
+    def _read_controls(self) -> ReadControls:
         if self._controls is None:
-            self._controls = [control for control in controls_of(core.view) if control.until_ms]
-            self._outlived = outlived(core.view)
-        self._outlived = [key for key in self._outlived if key in core.view.policies]
-        for key in self._outlived:
+            self._controls = read_controls(self._core.view)
+        return self._controls
+
+    def _end_controls(self) -> None:
+        """Remove each control whose end has passed or whose subject is gone, so that the history shows its end; wake at the next end."""
+        core, controls = self._core, self._read_controls()
+        for key in controls.outlived:
             core.propose(partial(propose.remove_policy, view=core.view, name=key))
-        if self._outlived:
+        if controls.outlived:
             self.wake_at_ms = min(self.wake_at_ms, core.now.boot_ms + _ROUND_MS)
-        for control in self._controls:
+        for control in controls.ending:
             rest_ms = control.until_ms - core.now.wall_ms
             if control.has_ended(core.now.wall_ms):
                 core.propose(partial(propose.remove_policy, view=core.view, name=control.name))

@@ -77,6 +77,12 @@ class Membership:
         return None if incarnation is None else self._core.view.live.get(incarnation)
 
     @property
+    def drains(self) -> bool:
+        """Whether this broker is a member that takes no bundles and gives its own away for good."""
+        entry = self.entry
+        return entry is not None and entry.status == "draining"
+
+    @property
     def caught_up(self) -> bool:
         """Whether the broker has read up to the log's end at its start."""
         return self._caught_up_ms is not None

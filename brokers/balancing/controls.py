@@ -9,10 +9,20 @@ Both are policies on the channel. They no longer count once their end has passed
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from equipoise.brokers.balancing.policies import FREEZE, PAUSE_KEY, Control, Maintenance, is_maintenance, parse_policy
+from equipoise.brokers.balancing.failure_domains import domains_in
+from equipoise.brokers.balancing.policies import (
+    FREEZE,
+    PAUSE_KEY,
+    QUARANTINE,
+    Control,
+    FailureDomain,
+    Maintenance,
+    is_maintenance,
+    parse_policy,
+)
 from equipoise.brokers.errors import InvalidPolicy
 from equipoise.channel.core.view import View
 
@@ -35,6 +45,21 @@ class Controls:
         return {name: f"its namespace is frozen: {control.reason}" for name, control in self.frozen.items()}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadControls:
+    """What the leader needs to know about controls until one changes.
+
+    * `domains`: the failure domains of policies, by broker, if there are maintenances.
+    * `ending`: the controls that have an end.
+    * `outlived`: the keys of quarantines and freezes whose bundle or namespace no longer exists.
+    """
+
+    maintenances: Sequence[Maintenance]
+    domains: Mapping[str, FailureDomain]
+    ending: Sequence[Control]
+    outlived: Sequence[str]
+
+
 def is_control(key: str) -> bool:
     """Return whether the policy of this key is a control."""
     return key == PAUSE_KEY or key.startswith(f"{FREEZE}/") or is_maintenance(key)
@@ -49,6 +74,24 @@ def controls_of(view: View) -> Iterator[Control]:
             continue
         if isinstance(control, Control):
             yield control
+
+
+def read_controls(view: View) -> ReadControls:
+    """Return the controls of a view, for the leader."""
+    controls = list(controls_of(view))
+    subjects: Mapping[str, Container[str]] = {QUARANTINE: view.bundles, FREEZE: view.namespaces}
+    outlived = []
+    for key in view.policies:
+        kind, _, subject = key.partition("/")
+        if kind in subjects and subject not in subjects[kind]:
+            outlived.append(key)
+    maintenances = [control for control in controls if isinstance(control, Maintenance)]
+    return ReadControls(
+        maintenances=maintenances,
+        domains=domains_in(view) if maintenances else {},
+        ending=[control for control in controls if control.until_ms],
+        outlived=outlived,
+    )
 
 
 def controls_in(view: View, now_ms: int) -> Controls:

@@ -100,7 +100,7 @@ class Destinations:
         everybody = tuple(view.brokers[broker] for broker in sorted(view.brokers))
         self.maintained: Refused = {
             broker: f"it is in maintenance ({policy.name}: {policy.reason})"
-            for broker, policy in maintenance_of(self.policies, everybody).items()
+            for broker, policy in maintenance_of(self.policies.maintenances, domains_by_broker(self.policies.domains), everybody).items()
         }
         """The brokers in maintenance, by id, and why."""
         steps = (not_up, self._maintained, lambda left: too_many_topics(left, self._loads, self._rules.topics_max))

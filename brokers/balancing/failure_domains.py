@@ -5,10 +5,10 @@ A policy `failure-domain/NAME` (Pulsar's failure domains) overrides what the bro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from equipoise.brokers.balancing.policies import FAILURE_DOMAIN, ClusterPolicies, FailureDomain, Maintenance, policies_in
+from equipoise.brokers.balancing.policies import FAILURE_DOMAIN, FailureDomain, Maintenance, policies_in
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.view import View
 
@@ -41,12 +41,16 @@ def domains_by_broker(policies: Iterable[FailureDomain]) -> Mapping[str, Failure
     return found
 
 
-def maintenance_of(policies: ClusterPolicies, brokers: Iterable[BrokerEntry]) -> Mapping[str, Maintenance]:
-    """Return the maintenance of each of these brokers that has one, by broker id. The broker's own comes before that of its domain."""
-    if not policies.maintenances:
+def maintenance_of(
+    maintenances: Collection[Maintenance], domains: Mapping[str, FailureDomain], brokers: Iterable[BrokerEntry]
+) -> Mapping[str, Maintenance]:
+    """Return the maintenance of each of these brokers that has one, by broker id. The broker's own comes before that of its domain.
+
+    `domains` are the policies of `domains_by_broker`.
+    """
+    if not maintenances:
         return {}
-    domains = domains_by_broker(policies.domains)
-    known = {(policy.is_of_domain, policy.subject): policy for policy in policies.maintenances}
+    known = {(policy.is_of_domain, policy.subject): policy for policy in maintenances}
     found = {
         broker.broker: known.get((False, broker.broker)) or known.get((True, domain_of(broker, domains).name or "")) for broker in brokers
     }

@@ -21,6 +21,7 @@ from equipoise.shedder.load_reports import Summary
 from equipoise.shedder.picking import LOAD_TTL_MS
 from equipoise.shedder.plan import Move, Plan, Shedder
 from equipoise.shedder.reported import format_age, format_duration
+from equipoise.shedder.scheduler import Ends
 from equipoise.shedder.snapshot import Candidates, Memory, Snapshot, WeighedBrokers, take
 
 # A broker without a report for three times the longest report interval is stuck, or gone.
@@ -163,6 +164,21 @@ def _why_stale(view: View, destinations: Destinations, move: Move, frozen: Mappi
         return None if destinations.of(entry, avoid={owner.incarnation}).allowed else "no other broker may have it now"
     bound = destinations.bound(entry)
     return None if move.destination in bound.allowed else bound.refused.get(move.destination, f"{move.destination} takes nothing now")
+
+
+def moving_in(view: View) -> dict[str, Ends]:
+    """Return the moving bundles of any broker, with both ends. A bundle that nobody serves is placed, not moved."""
+    return {
+        bundle.name: (broker_id_of(view, bundle.source), broker_id_of(view, bundle.owner))
+        for bundle in view.unsettled()
+        if bundle.source is not None
+    }
+
+
+def broker_id_of(view: View, incarnation: int | None) -> str | None:
+    """Return the id of the live broker with this incarnation; None if there is none."""
+    broker = None if incarnation is None else view.live.get(incarnation)
+    return None if broker is None else broker.broker
 
 
 def foreseen(cluster: ClusterSnapshot, settings: BalancingSettings, placement: Placement) -> tuple[str, Forecast]:

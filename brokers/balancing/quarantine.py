@@ -166,11 +166,6 @@ def quarantined_in(view: View) -> Iterator[Quarantine]:
         yield policy
 
 
-def outlived(view: View) -> list[str]:
-    """Return the keys of quarantines whose bundle no longer exists."""
-    return [key for key in view.policies if key.startswith(_PREFIX) and key.removeprefix(_PREFIX) not in view.bundles]
-
-
 def _is_death(folded: Folded) -> bool:
     """Return whether a record ended an incarnation that had not left."""
     record = folded.record

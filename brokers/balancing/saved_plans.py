@@ -6,14 +6,16 @@ The file holds the exact moves, because load reports change every few seconds an
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Final
 
 from equipoise.brokers.balancing.forecast import Forecast
+from equipoise.brokers.balancing.settings.balancing_settings import RoundSettings
 from equipoise.channel.core.view import View
 from equipoise.shedder.plan import Move
+from equipoise.shedder.scheduler import Ends, Scheduler
 
 Facts = Mapping[str, str]
 """What a plan depends on, by subject: its bundles and their namespaces, all brokers, policies and settings. A value ends a sentence."""
@@ -25,11 +27,12 @@ _NAMED_MAX: Final = 3
 class SavedPlan:
     """The moves of a plan in their order, all with a destination, and the facts on which it was made.
 
-    At most `moves_max` moves run at once.
+    At most `moves_max` moves run at once in the cluster, and `broker_moves_max` from and to one broker.
     """
 
     moves: Sequence[Move]
     moves_max: int
+    broker_moves_max: int
     facts: Facts
 
     @property
@@ -41,9 +44,11 @@ class SavedPlan:
         """Return the content of the plan's file."""
         return json.dumps({"id": self.id, **self._content()}, indent=1) + "\n"
 
-    def batches(self) -> Sequence[Sequence[Move]]:
-        """Return the moves in batches that run one after the other."""
-        return [self.moves[start : start + self.moves_max] for start in range(0, len(self.moves), self.moves_max)]
+    def next_batch(self, left: Iterable[Move], moving: Mapping[str, Ends]) -> Sequence[Move]:
+        """Return those of the moves `left` that may start while `moving` are moving, by any broker; see `moving_in`."""
+        scheduler = Scheduler()
+        scheduler.planned(left)
+        return scheduler.begin(moving, moves_max=self.moves_max, broker_moves_max=self.broker_moves_max)
 
     def changes(self, view: View, moves: Sequence[Move]) -> str | None:
         """Return what has changed in `view` that concerns these moves of the plan; None if nothing has."""
@@ -59,10 +64,11 @@ class SavedPlan:
         return f"{', '.join(changed[:_NAMED_MAX])}{f' and {more} more' if more > 0 else ''}" if changed else None
 
     def _content(self) -> dict[str, object]:
-        return {"moves": [asdict(move) for move in self.moves], "moves_max": self.moves_max, "facts": dict(self.facts)}
+        bounds = {"moves_max": self.moves_max, "broker_moves_max": self.broker_moves_max}
+        return {"moves": [asdict(move) for move in self.moves], **bounds, "facts": dict(self.facts)}
 
 
-def saved_plan(view: View, forecast: Forecast, *, moves_max: int) -> SavedPlan:
+def saved_plan(view: View, forecast: Forecast, rounds: RoundSettings) -> SavedPlan:
     """Return the plan of `forecast`, which was made on `view`. Moves that placement finds no destination for are left out."""
     planned = ((each.move, each.destination) for each in forecast.moves)
     moves = tuple(
@@ -70,7 +76,8 @@ def saved_plan(view: View, forecast: Forecast, *, moves_max: int) -> SavedPlan:
         for move, destination in planned
         if destination is not None
     )
-    return SavedPlan(moves=moves, moves_max=moves_max, facts=facts_of(view, [move.bundle for move in moves]))
+    facts = facts_of(view, [move.bundle for move in moves])
+    return SavedPlan(moves=moves, moves_max=rounds.moves_max, broker_moves_max=rounds.broker_moves_max, facts=facts)
 
 
 def read_plan(content: bytes) -> SavedPlan:
@@ -78,7 +85,8 @@ def read_plan(content: bytes) -> SavedPlan:
     try:
         document = json.loads(content)
         moves = tuple(Move(**move) for move in document["moves"])
-        plan = SavedPlan(moves=moves, moves_max=document["moves_max"], facts=document["facts"])
+        bounds = {name: int(document[name]) for name in ("moves_max", "broker_moves_max")}
+        plan = SavedPlan(moves=moves, facts=document["facts"], **bounds)
         is_whole = plan.id == document["id"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError("it is no file that `equipoise plan --output` wrote") from error

@@ -96,7 +96,7 @@ def bundle_row(view: View, bundle: BundleEntry) -> Row:
 def maintenance_rows(view: View) -> list[Row]:
     """Describe what is in maintenance: why, until when, its brokers, and how many bundles these still have."""
     policies = read_policies(view)
-    of_brokers = maintenance_of(policies, view.brokers.values())
+    of_brokers = maintenance_of(policies.maintenances, domains_in(view), view.brokers.values())
     rows: list[Row] = []
     for policy in sorted(policies.maintenances, key=lambda each: (each.subject, each.name)):
         brokers = sorted(broker for broker, maintained_by in of_brokers.items() if maintained_by == policy)

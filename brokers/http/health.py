@@ -95,7 +95,7 @@ class Health:
             problems.append("it is still reading the channel, or joining" if left is None else str(left))
             if self._worker.disk_problem is not None:  # For a member this is only an alarm, and no reason to redirect clients.
                 problems.append(str(self._worker.disk_problem))
-        elif agent.entry is not None and agent.entry.status == "draining":
+        elif agent.drains:
             problems.append("it drains")
         return problems + list(self._worker.client_problems.values())
 

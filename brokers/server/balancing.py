@@ -14,11 +14,20 @@ from contextlib import contextmanager
 from typing import Final
 
 from equipoise.brokers.agent.intents import Intent, MoveAway, Transfer
-from equipoise.brokers.balancing.controls import controls_in
+from equipoise.brokers.balancing.controls import Controls, controls_in
 from equipoise.brokers.balancing.decisions import Decision, Kind, decision_of
 from equipoise.brokers.balancing.moves import moved_in
 from equipoise.brokers.balancing.placement import Placement
-from equipoise.brokers.balancing.planning import BalancingRound, cluster_snapshot_of, fresh, plan_round, stale_moves
+from equipoise.brokers.balancing.planning import (
+    BalancingRound,
+    broker_id_of,
+    cluster_snapshot_of,
+    fresh,
+    moving_in,
+    plan_round,
+    stale_moves,
+)
+from equipoise.brokers.balancing.policies import Control
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, placement_of, shedder_of
 from equipoise.brokers.balancing.settings.settings_records import KEY, problems_in, settings_in
 from equipoise.brokers.operations.in_worker import Operations
@@ -34,7 +43,7 @@ from equipoise.channel.core.view import View
 from equipoise.channel.system.deadline import Deadline
 from equipoise.shedder.load_reports import LoadBus, Summary, fault_of_summary
 from equipoise.shedder.plan import Idle, Move, Plan, Shedder
-from equipoise.shedder.scheduler import Ends, Scheduler
+from equipoise.shedder.scheduler import Scheduler
 from equipoise.shedder.snapshot import Memory
 
 _logger: Final = logging.getLogger(__name__)
@@ -95,6 +104,7 @@ class Balancing:
         self._refused: Mapping[str, str] = {}
         self._memory = Memory()
         self._placement: Placement | None = None
+        self._decided_pause: Control | None = None  # One decision for each pause, however many rounds it lasts.
         self._looked_ms = worker.clock.now().boot_ms
         self._failures = LoggedFailures(_logger, broker=worker.broker_id, failed="balancing round failed", over="balancing succeeds again")
 
@@ -156,8 +166,8 @@ class Balancing:
     def _sheds(self, settings: BalancingSettings) -> bool:
         return self._worker.agent.leads and settings.balancing.enabled and settings.balancing.shedding
 
-    def _why_paused(self) -> str | None:
-        return controls_in(self._worker.view, self._worker.clock.now().wall_ms).why_paused
+    def _controls(self) -> Controls:
+        return controls_in(self._worker.view, self._worker.clock.now().wall_ms)
 
     async def _look(self, settings: BalancingSettings, *, plans: bool) -> None:
         summaries = await asyncio.to_thread(self._bus.latest)
@@ -193,10 +203,12 @@ class Balancing:
 
         `_begin_moves` checks each move again by the view of then.
         """
-        paused = self._why_paused()
-        if paused is not None:
-            idle = Idle(result="Skip", cause="Unknown", reason=paused)
-            self._decide(Plan(moves=(), stays=(), idle=idle, memory=self._memory), settings.balancing.shedder)
+        controls = self._controls()
+        if controls.pause is not None:
+            if controls.pause != self._decided_pause:
+                idle = Idle(result="Skip", cause="Unknown", reason=controls.why_paused or "")
+                self._decide(Plan(moves=(), stays=(), idle=idle, memory=self._memory), settings.balancing.shedder)
+            self._decided_pause = controls.pause
             return
         now, memory = self._worker.clock.now(), self._memory
         resting = self._scheduler.resting(now.boot_ms, rest_ms=settings.balancing.rest_ms)
@@ -265,7 +277,7 @@ class Balancing:
             self._scheduler.moved(bundle, at_ms)
 
     def _begin_or_drop(self) -> None:
-        if not self._sheds(self._settings()) or self._why_paused() is not None:
+        if not self._sheds(self._settings()) or self._controls().pause is not None:
             self._drop()
         self._begin_moves()
 
@@ -301,7 +313,7 @@ class Balancing:
             operation = moved_by(intent, f"the move of {move.bundle}")
             _, made = await self._operations.run(operation, Deadline.after(timeout_ms=timeout_ms))
             view, now_ms = self._worker.view, self._worker.clock.now().wall_ms
-            owner = _id_of(view, made[0].owner) if made else None
+            owner = broker_id_of(view, made[0].owner) if made else None
             self._memory = self._memory.after_move(move.source, owner, now_ms=now_ms, live=_live_in(view))
         except EquipoiseError as error:
             _logger.info("move failed: %s", error, extra={"bundle": move.bundle, "destination": move.destination})
@@ -329,15 +341,6 @@ def _failure(error: Exception) -> Idle:
     return Idle(result="Failure", cause="Unknown", reason=f"the round failed: {error_text(error)}")
 
 
-def moving_in(view: View) -> dict[str, Ends]:
-    """Return the moving bundles of any broker, with both ends. A bundle that nobody serves is placed, not moved."""
-    moving: dict[str, Ends] = {}
-    for bundle in view.unsettled():
-        if bundle.source is not None:
-            moving[bundle.name] = (_id_of(view, bundle.source), _id_of(view, bundle.owner))
-    return moving
-
-
 def _joins(change: BrokerChanged) -> bool:
     """Return whether a broker joined, for the first time or again."""
     was_live = change.before in ("up", "draining") and change.dead is None
@@ -346,8 +349,3 @@ def _joins(change: BrokerChanged) -> bool:
 
 def _live_in(view: View) -> frozenset[str]:
     return frozenset(broker.broker for broker in view.live.values())
-
-
-def _id_of(view: View, incarnation: int | None) -> str | None:
-    broker = None if incarnation is None else view.live.get(incarnation)
-    return None if broker is None else broker.broker

@@ -307,12 +307,12 @@ class Worker:
 
     def _drains(self) -> bool:
         host = self._host
-        return host is not None and host.agent.entry is not None and host.agent.entry.status == "draining"
+        return host is not None and host.agent.drains
 
     def _has_drained(self, view: View) -> bool | None:
         """Return whether all bundles have moved; None while that may still change."""
         agent = self._started.agent
-        if agent.incarnation is None or agent.entry is None or agent.entry.status != "draining":
+        if agent.incarnation is None or not agent.drains:
             return None  # Also between two incarnations: the next one drains, too.
         if not view.held_count(agent.incarnation):
             return True

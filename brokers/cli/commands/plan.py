@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from threading import Event
@@ -20,7 +21,7 @@ import typer
 from equipoise.brokers.balancing.controls import controls_in
 from equipoise.brokers.balancing.decisions import Decision
 from equipoise.brokers.balancing.forecast import Forecast
-from equipoise.brokers.balancing.planning import cluster_snapshot_of, foreseen, fresh
+from equipoise.brokers.balancing.planning import cluster_snapshot_of, foreseen, fresh, moving_in
 from equipoise.brokers.balancing.saved_plans import SavedPlan, read_plan, saved_plan
 from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings, placement_of
 from equipoise.brokers.balancing.settings.setting_values import Value, with_values
@@ -44,6 +45,7 @@ from equipoise.brokers.cli.output import print_fact, print_json
 from equipoise.brokers.decision_log import open_decision_log
 from equipoise.brokers.errors import InvalidRequest, NoFreshLoad, Rejected
 from equipoise.brokers.load.bus import open_load_bus
+from equipoise.brokers.operations.access import until
 from equipoise.brokers.operations.on_channel import run
 from equipoise.brokers.operations.verbs import transfer_batch
 from equipoise.channel.core.errors import PeerError
@@ -106,7 +108,7 @@ def plan(
         strategy, forecast = foreseen(cluster, settings, placement)
         paused = controls_in(access.view, now_ms).why_paused
         leader, last = _leader(access.view), _last_decision(log)
-        saved = saved_plan(access.view, forecast, moves_max=settings.balancing.moves_max)
+        saved = saved_plan(access.view, forecast, settings.balancing)
         seen = Seen(
             plan=saved.id, log=log, at_ms=now_ms, offset=access.view.offset, leader=leader, last=last, strategy=strategy, paused=paused
         )
@@ -134,11 +136,14 @@ def _apply(path: Path, log: str, name: str | None, timeout_s: int, *, as_json: b
     failed = False
     with writing(log, name, timeout_s) as access, _interrupts() as interrupted:
         _check_unchanged(plan, access.view, plan.moves)
-        for batch in plan.batches():
-            deadline = Deadline.after(timeout_ms=timeout_s * 1_000)  # Each batch has its own time.
-            read_on(access.log, access.reader, deadline=deadline)
+        left = list(plan.moves)
+        while left:
+            in_time = replace(access, deadline=Deadline.after(timeout_ms=timeout_s * 1_000))  # Each batch has its own time.
+            read_on(access.log, access.reader, deadline=in_time.deadline)
+            batch = until(in_time, partial(_next_batch, plan, left, interrupted), what="room for the next moves of the plan")
+            left = [move for move in left if move not in batch]
             _check_unchanged(plan, access.view, batch)
-            outcomes = {outcome.bundle: outcome for outcome in run(replace(access, deadline=deadline), transfer_batch(batch))}
+            outcomes = {outcome.bundle: outcome for outcome in run(in_time, transfer_batch(batch))}
             for move in batch:
                 outcome = outcomes.get(move.bundle)
                 failed = failed or outcome is None or outcome.owner != move.destination
@@ -149,6 +154,13 @@ def _apply(path: Path, log: str, name: str | None, timeout_s: int, *, as_json: b
                 raise KeyboardInterrupt
     if failed:
         raise typer.Exit(ExitCode.REFUSED)
+
+
+def _next_batch(plan: SavedPlan, left: Sequence[Move], interrupted: Event, view: View) -> Sequence[Move] | None:
+    """Return the moves that may start now; None while all must wait for others."""
+    if interrupted.is_set():
+        raise KeyboardInterrupt
+    return plan.next_batch(left, moving_in(view)) or None
 
 
 def _check_unchanged(plan: SavedPlan, view: View, moves: Sequence[Move]) -> None:

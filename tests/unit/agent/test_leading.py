@@ -286,6 +286,18 @@ def test_the_leader_removes_controls_that_have_ended() -> None:
     assert ["freeze/t/m"] == list(stage.view.policies)
 
 
+def test_the_leader_removes_the_freeze_of_a_deleted_namespace() -> None:
+    """Otherwise it would apply to a later namespace of this name."""
+    stage = play("brokers a", "namespace t/n with 1 bundle by admin", "namespace t/m with 1 bundle by admin")
+    for key in ("freeze/t/n", "freeze/t/m"):
+        stage.ask("a", SetClusterPolicy(policy=key, document=control_document("sale")))
+    perform(stage, "deleting t/n by admin")
+    perform(stage, "unload t/n/00_ff by admin")
+    assert ["freeze/t/m", "freeze/t/n"] == sorted(stage.view.policies)
+    perform(stage, "delete t/n by admin")
+    assert ["freeze/t/m"] == list(stage.view.policies)
+
+
 def test_bundles_stay_in_maintenance_if_nobody_else_takes_them() -> None:
     stage = play("brokers a b", "namespace t/n with 2 bundles by admin", "service b refuses prepare", "maintenance of a for 1h by admin")
     perform(stage, "advance 60s")

@@ -312,7 +312,7 @@ async def to_apply(tmp_path: Path) -> AsyncIterator[ToApply]:
         await until(lambda: [bundle.phase for bundle in view.bundles_of("t/n")] == ["owned"] * 4)
         names = [bundle.name for bundle in view.held_by(view.brokers[source.id].incarnation)]
         moves = [Move(bundle=name, source=source.id, destination=destination.id, reason="test") for name in names]
-        path.write_text(SavedPlan(moves=moves, moves_max=1, facts=facts_of(view, names)).text())
+        path.write_text(SavedPlan(moves=moves, moves_max=1, broker_moves_max=16, facts=facts_of(view, names)).text())
         yield ToApply(source=source, destination=destination, moves=moves, path=path)
 
 

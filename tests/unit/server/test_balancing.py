@@ -169,7 +169,7 @@ async def test_balancing_that_is_switched_off_begins_nothing_more(tmp_path: Path
 
 
 async def test_balancing_that_is_paused_begins_nothing_until_it_is_resumed(tmp_path: Path) -> None:
-    """The decision has the operator's reason."""
+    """Each pause is one decision, with the operator's reason, however many rounds it lasts."""
     async with balanced(tmp_path, brokers=2) as stage:
         leader, other = stage.cluster.brokers
         until_ms = leader.worker.clock.now().wall_ms + 3_600_000
@@ -179,7 +179,14 @@ async def test_balancing_that_is_paused_begins_nothing_until_it_is_resumed(tmp_p
         stage.policy.moves = [Move(bundle=bundle, source=leader.id, destination=other.id, reason="test")]
         stage.begin()
         await until(lambda: bool(stage.decisions))
-        assert ("balancing is paused: upgrade", leader) == (stage.decisions[-1].reason, stage.cluster.owner_of(bundle))
+        longer = SetClusterPolicy(policy=PAUSE_KEY, document=control_document("its rest", until_ms=until_ms))
+        await leader.worker.request(longer, timeout_ms=20_000)
+        await until(lambda: len(stage.decisions) > 1)
+        reasons = [decision.reason for decision in stage.decisions]
+        assert (["balancing is paused: upgrade", "balancing is paused: its rest"], leader) == (
+            reasons,
+            stage.cluster.owner_of(bundle),
+        )
         await leader.worker.request(SetClusterPolicy(policy=PAUSE_KEY, document=None), timeout_ms=20_000)
         await until(lambda: stage.cluster.owner_of(bundle) is other)
 

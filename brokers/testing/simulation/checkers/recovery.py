@@ -58,7 +58,7 @@ def not_recovered(view: View, processes: Iterable[Process], process_of: Callable
 def _is_excused(namespace: str, processes: Iterable[Process]) -> bool:
     """Return whether all brokers that accept a namespace drain. Its free bundles then stay free, and owned ones stay."""
     takers = [process for process in processes if process.service.takes(namespace)]
-    return bool(takers) and all(_is_draining(process) for process in takers)
+    return bool(takers) and all(process.agent.drains for process in takers)
 
 
 def _not_served(bundle: BundleEntry, process_of: Callable[[int], Process | None]) -> str | None:
@@ -75,11 +75,6 @@ def _not_served(bundle: BundleEntry, process_of: Callable[[int], Process | None]
 
 def _not_moved(bundle: BundleEntry, process_of: Callable[[int], Process | None]) -> str | None:
     process = None if bundle.owner is None else process_of(bundle.owner)
-    if process is not None and _is_draining(process):
+    if process is not None and process.agent.drains:
         return f"is still owned by #{bundle.owner} at {process.host.name}, which drains"
     return None
-
-
-def _is_draining(process: Process) -> bool:
-    entry = process.agent.entry
-    return entry is not None and entry.status == "draining"
