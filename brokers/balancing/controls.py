@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from equipoise.brokers.balancing.failure_domains import domains_in
+from equipoise.brokers.balancing.failure_domains import domains_in, maintenance_of
 from equipoise.brokers.balancing.policies import (
     FREEZE,
     PAUSE_KEY,
@@ -23,6 +23,7 @@ from equipoise.brokers.balancing.policies import (
     is_maintenance,
     parse_policy,
 )
+from equipoise.brokers.balancing.quarantine import quarantined_in
 from equipoise.brokers.errors import InvalidPolicy
 from equipoise.channel.core.view import View
 
@@ -101,6 +102,46 @@ def controls_in(view: View, now_ms: int) -> Controls:
     }
     pause = standing.pop(PAUSE_KEY, None)
     return Controls(pause=pause, frozen={control.subject: control for control in standing.values()})
+
+
+def controls_document(view: View, now_ms: int) -> dict[str, object]:
+    """Describe the controls of a view at `now_ms` (Unix time), for programs. An end of None: it has none."""
+    controls = controls_in(view, now_ms)
+    return {
+        "pause": None if controls.pause is None else _document(view, controls.pause),
+        "freezes": [{"namespace": name, **_document(view, controls.frozen[name])} for name in sorted(controls.frozen)],
+        "maintenances": maintenance_documents(view),
+        "quarantines": quarantine_documents(view),
+    }
+
+
+def maintenance_documents(view: View) -> list[dict[str, object]]:
+    """Describe what is in maintenance: its brokers, and how many bundles these still have."""
+    controls, found = read_controls(view), []
+    of_brokers = maintenance_of(controls.maintenances, controls.domains, view.brokers.values())
+    for control in sorted(controls.maintenances, key=lambda each: (each.subject, each.name)):
+        brokers = sorted(broker for broker, maintained_by in of_brokers.items() if maintained_by == control)
+        document: dict[str, object] = {"id": control.subject, "of": "failure domain" if control.is_of_domain else "broker"}
+        bundles = sum(view.held_count(view.brokers[broker].incarnation) for broker in brokers)
+        found.append(document | {**_document(view, control), "brokers": brokers, "bundles": bundles})
+    return found
+
+
+def quarantine_documents(view: View) -> list[dict[str, object]]:
+    """Describe the bundles in quarantine, with the offsets of the records that show why."""
+    return [
+        {
+            "bundle": control.subject,
+            **_document(view, control),
+            "evidence": list(control.evidence),
+            "state": view.bundles[control.subject].state if control.subject in view.bundles else None,
+        }
+        for control in quarantined_in(view)
+    ]
+
+
+def _document(view: View, control: Control) -> dict[str, object]:
+    return {"reason": control.reason, "until_ms": control.until_ms or None, "last": view.policies[control.name].last}
 
 
 def freeze_key(namespace: str) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
+from equipoise.brokers.balancing.controls import maintenance_documents
 from equipoise.brokers.balancing.destinations import Destinations
-from equipoise.brokers.balancing.failure_domains import domain_of, domains_in, maintenance_of
+from equipoise.brokers.balancing.failure_domains import domain_of, domains_in
 from equipoise.brokers.balancing.namespace_policies import on_channel_loss
 from equipoise.brokers.balancing.policies import (
     FAILURE_DOMAIN,
@@ -17,9 +18,8 @@ from equipoise.brokers.balancing.policies import (
     is_maintenance,
     items_of,
     parse_policy,
-    read_policies,
 )
-from equipoise.brokers.balancing.quarantine import quarantined_in, why_quarantined
+from equipoise.brokers.balancing.quarantine import why_quarantined
 from equipoise.brokers.cli.moments import local_time
 from equipoise.brokers.cli.output import Row
 from equipoise.brokers.errors import InvalidPolicy
@@ -95,38 +95,8 @@ def bundle_row(view: View, bundle: BundleEntry) -> Row:
 
 def maintenance_rows(view: View) -> list[Row]:
     """Describe what is in maintenance: why, until when, its brokers, and how many bundles these still have."""
-    policies = read_policies(view)
-    of_brokers = maintenance_of(policies.maintenances, domains_in(view), view.brokers.values())
-    rows: list[Row] = []
-    for policy in sorted(policies.maintenances, key=lambda each: (each.subject, each.name)):
-        brokers = sorted(broker for broker, maintained_by in of_brokers.items() if maintained_by == policy)
-        rows.append(
-            {
-                "id": policy.subject,
-                "of": "failure domain" if policy.is_of_domain else "broker",
-                "reason": policy.reason,
-                "until": local_time(policy.until_ms) if policy.until_ms else None,
-                "until_ms": policy.until_ms or None,
-                "brokers": brokers,
-                "bundles": sum(view.held_count(view.brokers[broker].incarnation) for broker in brokers),
-                "last": view.policies[policy.name].last,
-            }
-        )
-    return rows
-
-
-def quarantine_rows(view: View) -> list[Row]:
-    """Describe the bundles in quarantine: why, and the offsets of the records that show it."""
-    return [
-        {
-            "bundle": policy.subject,
-            "reason": policy.reason,
-            "evidence": list(policy.evidence),
-            "state": view.bundles[policy.subject].state if policy.subject in view.bundles else None,
-            "last": view.policies[policy.name].last,
-        }
-        for policy in quarantined_in(view)
-    ]
+    documents = maintenance_documents(view)
+    return [{**each, "until": local_time(until_ms) if isinstance(until_ms := each["until_ms"], int) else None} for each in documents]
 
 
 def policy_row(view: View, key: str) -> Row:

@@ -14,6 +14,7 @@ from equipoise.brokers.http.admin.balancing import Balancing, Decisions
 from equipoise.brokers.http.admin.brokers import Brokers
 from equipoise.brokers.http.admin.cluster_policies import Policies
 from equipoise.brokers.http.admin.clusters import Clusters
+from equipoise.brokers.http.admin.controls import Controls
 from equipoise.brokers.http.admin.grants import Grants
 from equipoise.brokers.http.admin.namespaces import Namespaces, NamespaceTopics
 from equipoise.brokers.http.admin.tenants import Tenants
@@ -58,8 +59,9 @@ def make_app(
     assignment = Assignment(worker)
     lookup = Lookup(worker, lookups, is_pulsars=is_pulsars)
     namespaces = Namespaces(worker, topics)
-    of_channel = (Clusters(worker), Tenants(worker), namespaces, Grants(worker), Policies(worker), Brokers(worker, end), Balancing(worker))
-    for paths in (lookup, assignment, *of_channel, Decisions(worker), Health(worker), Absent(worker, FEATURES)):
+    of_cluster = (Clusters(worker), Tenants(worker), namespaces, Grants(worker), Policies(worker), Brokers(worker, end))
+    of_balancing = (Balancing(worker), Controls(worker), Decisions(worker))
+    for paths in (lookup, assignment, *of_cluster, *of_balancing, Health(worker), Absent(worker, FEATURES)):
         app.add_routes([typed(denying(worker, route)) for route in paths.routes()])
     # At shutdown, not at cleanup: followers must end before the server waits for requests in progress.
     app.on_shutdown.append(assignment.close)

@@ -22,6 +22,7 @@ BODY_BYTES_MAX: Final = 1 << 20
 """Limit of a body. The largest useful one names 4,097 boundaries of 13 bytes each: 52 KiB."""
 
 _PROBLEMS_SHOWN_MAX: Final = 3
+_FOR_MS_MAX: Final = 100 * 366 * 86_400_000  # Whoever wants more means no end.
 # Pydantic's head of an error that a check of ours raised.
 _OWN_ERROR: Final = "Value error, "
 _match_boundary: Final = re.compile(r"0x[0-9a-fA-F]{1,8}").fullmatch
@@ -143,6 +144,15 @@ class PinBody(BaseModel):
         return pin_document(namespace=self.namespace, brokers=self.brokers, range_=self.range)
 
 
+class ControlBody(BaseModel):
+    """Why a control is set, and for how long from now (milliseconds)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reason: str
+    for_ms: Annotated[Integer, Field(ge=1, le=_FOR_MS_MAX)] | None = None
+
+
 class TenantBody(BaseModel):
     """Pulsar's `TenantInfo`. Without clusters, a tenant is allowed in this one."""
 
@@ -166,6 +176,7 @@ ACTIONS_BODY: Final = TypeAdapter[list[str] | None](Texts | None)
 RIGHT_BODY: Final = TypeAdapter[Right | None](Right | None)
 GROUP_BODY: Final = TypeAdapter[str | None](str | None)
 ISOLATION_BODY: Final = TypeAdapter[IsolationBody | None](IsolationBody | None)
+CONTROL_BODY: Final = TypeAdapter[ControlBody | None](ControlBody | None)
 PIN_BODY: Final = TypeAdapter[PinBody | None](PinBody | None)
 TENANT_BODY: Final = TypeAdapter[TenantBody | None](TenantBody | None)
 FAILURE_DOMAIN_BODY: Final = TypeAdapter[FailureDomainBody | None](FailureDomainBody | None)

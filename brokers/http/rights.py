@@ -15,6 +15,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from equipoise.brokers.errors import NotReady
+from equipoise.brokers.http.admin.controls import CONTROLS_PATH
 from equipoise.brokers.http.admin.namespaces import NAMESPACE_PATH
 from equipoise.brokers.http.caller import address_of, asked_in, identity_of
 from equipoise.brokers.http.errors import error_answer, problem_answer
@@ -67,6 +68,7 @@ ROWS: Final[Sequence[tuple[str, str, Need]]] = (
     ("PUT", f"{NAMESPACE_PATH}/*/merge", OPERATE),
     ("POST", "/admin/v2/brokers/drain", OPERATE),
     ("POST", "/admin/v2/brokers/undrain", OPERATE),
+    ("POST DELETE", f"{CONTROLS_PATH}/**", OPERATE),
     # What brokers ask each other. It holds the state of services.
     (_READS, "/v1/handover/**", ADMINISTER),
     # Namespaces and topics are administered by the roles of their tenant.

@@ -17,6 +17,7 @@ from equipoise.brokers.http.admin.balancing import Balancing, Decisions
 from equipoise.brokers.http.admin.brokers import Brokers
 from equipoise.brokers.http.admin.cluster_policies import Policies
 from equipoise.brokers.http.admin.clusters import Clusters
+from equipoise.brokers.http.admin.controls import Controls
 from equipoise.brokers.http.admin.grants import Grants
 from equipoise.brokers.http.admin.namespaces import Namespaces
 from equipoise.brokers.http.admin.tenants import Tenants
@@ -50,6 +51,7 @@ GROUPS: Final[Mapping[str, type[Paths]]] = {
     "Policies": Policies,
     "Brokers": Brokers,
     "Balancing": Balancing,
+    "Controls": Controls,
     "Decisions": Decisions,
     "Lists of topics": Lists,
     "Topics": Topics,

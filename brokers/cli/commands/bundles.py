@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
+from equipoise.brokers.balancing.controls import quarantine_documents
 from equipoise.brokers.balancing.quarantine import why_quarantined
 from equipoise.brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, carry_out, reading
 from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import print_document, print_fact, print_rows
-from equipoise.brokers.cli.rows import BUNDLE_COLUMNS, QUARANTINE_COLUMNS, bundle_row, quarantine_rows
+from equipoise.brokers.cli.rows import BUNDLE_COLUMNS, QUARANTINE_COLUMNS, bundle_row
 from equipoise.brokers.operations import verbs
 from equipoise.brokers.runtime.service import http_address
 from equipoise.channel.core.ranges import key_hash
@@ -107,7 +108,7 @@ def cancel(
 def list_quarantine(*, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
     """List the bundles that nobody may serve, why, and the offsets of the records that show it."""
     with reading(log, timeout) as access:
-        rows = quarantine_rows(access.view)
+        rows = quarantine_documents(access.view)
     print_rows(rows, columns=QUARANTINE_COLUMNS, as_json=as_json, nothing="no bundle is in quarantine")
 
 

@@ -32,6 +32,10 @@ paths = st.one_of(
     st.builds("/admin/v2/namespaces/{}/{}".format, namespaces, st.sampled_from(["bundles", "unload", "antiAffinity"])),
     st.builds("/admin/v2/clusters/{}/namespaceIsolationPolicies/{}".format, st.just("equipoise") | names, names),
     st.builds("/admin/v2/policies/pin/{}".format, names),
+    st.builds(
+        "/admin/v2/controls/{}/{}".format, st.sampled_from(["pause", "freeze", "maintenance", "domain-maintenance"]), namespaces | names
+    ),
+    st.builds("/admin/v2/controls/quarantine/{}/{}".format, namespaces, ranges),
     st.builds("/admin/v2/namespaces/{}/{}/{}".format, namespaces, ranges, st.sampled_from(["unload", "split", "merge"])),
     st.builds("/admin/v2/brokers/{}".format, names),
     st.builds("/lookup/v2/topic/{}/{}/{}".format, st.sampled_from(["persistent", "non-persistent"]) | names, namespaces, names),
@@ -50,7 +54,11 @@ values = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(st.sampled_from(["bundles", "numBundles", "boundaries"]), inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["namespaces", "primary", "auto_failover_policy", "namespace", "brokers"]), inner, max_size=5)
+        | st.dictionaries(
+            st.sampled_from(["namespaces", "primary", "auto_failover_policy", "namespace", "brokers", "reason", "for_ms"]),
+            inner,
+            max_size=5,
+        )
     ),
     max_leaves=8,
 )
