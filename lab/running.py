@@ -235,5 +235,6 @@ class _Run:
                 self._moves.append(RunMove(at_s=now_ms / 1_000, bundle=column, source=move.source, destination=destination, load=load))
                 self._owners[column] = self._number[destination]
             live = frozenset(self._channel.live)
-            self._memory = self._memory.after_move(move.source, destination, now_ms=_EPOCH_MS + now_ms, live=live)
+            duration_ms = self._conditions.move_ms
+            self._memory = self._memory.after_move(move.source, destination, now_ms=_EPOCH_MS + now_ms, duration_ms=duration_ms, live=live)
             self._scheduler.ended(bundle, now_ms)

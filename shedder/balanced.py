@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
-from equipoise.shedder.plan import Idle, Move, Plan, Stay
+from equipoise.shedder.plan import Idle, Move, Plan, Predicted, Stay
 from equipoise.shedder.reported import format_duration, format_percent
 from equipoise.shedder.snapshot import Memory, Snapshot, WeighedBroker, WeighedBundle
 
@@ -79,7 +79,8 @@ class BalancedShedder:
         helped = [load for load in loads if waits_ms.get(load.broker) == 0]
         if helped:
             budget = (self.churn_max - memory.churn) * cluster.cost
-            moves, moved = self._moves(cluster, helped, _Rules(snapshot), budget=budget)
+            duration_ms = median(memory.durations_ms) if memory.durations_ms else None
+            moves, moved = self._moves(cluster, helped, _Rules(snapshot), budget=budget, duration_ms=duration_ms)
             memory = replace(memory, churn=memory.churn + (moved / cluster.cost if moved else 0.0))
         stays += self._stays(cluster, moves, waits_ms)
         in_order = tuple(sorted(stays, key=lambda stay: stay.subject))
@@ -104,8 +105,13 @@ class BalancedShedder:
         }
         return replace(memory, churn=churn, churn_ms=now_ms, uneven_since_ms=since_ms), waits_ms
 
-    def _moves(self, cluster: _Cluster, helped: Sequence[_LoadedBroker], rules: _Rules, *, budget: float) -> tuple[list[Move], float]:
-        """Return the moves that bring the `helped` brokers into their bands, and the moved cost, at most `budget`. Apply them."""
+    def _moves(
+        self, cluster: _Cluster, helped: Sequence[_LoadedBroker], rules: _Rules, *, budget: float, duration_ms: float | None
+    ) -> tuple[list[Move], float]:
+        """Return the moves that bring the `helped` brokers into their bands, and the moved cost, at most `budget`. Apply them.
+
+        Each move is predicted to take `duration_ms`.
+        """
         moves: list[Move] = []
         moved = 0.0
         while len(moves) < _MOVES_MAX:
@@ -120,7 +126,12 @@ class BalancedShedder:
             before = source.fill, destination.fill
             source.give(bundle, destination)
             moved += bundle.cost
-            moves.append(_move_of(bundle, source, destination, before, cluster.mean))
+            predicted = Predicted(
+                source=(before[0] / cluster.mean, source.fill / cluster.mean),
+                destination=(before[1] / cluster.mean, destination.fill / cluster.mean),
+                duration_ms=duration_ms,
+            )
+            moves.append(_move_of(bundle, source, destination, predicted))
         return moves, moved
 
     def _best_move(
@@ -343,15 +354,17 @@ def _cost(bundle: WeighedBundle) -> float:
     return bundle.cost
 
 
-def _move_of(bundle: WeighedBundle, source: _LoadedBroker, destination: _LoadedBroker, before: tuple[float, float], mean: float) -> Move:
-    """Return an applied move with its reason. `before` are the fills of both ends before it."""
-    reason = (
-        f"balanced: {source.broker} has {_percent(before[0], mean)} of the mean load, {destination.broker} has "
-        f"{_percent(before[1], mean)}; "
-        f"the bundle brings them to {_percent(source.fill, mean)} and {_percent(destination.fill, mean)}, "
-        f"and is {_percent(bundle.cost, before[0] * source.capacity)} of the load of {source.broker}"
+def _move_of(bundle: WeighedBundle, source: _LoadedBroker, destination: _LoadedBroker, predicted: Predicted) -> Move:
+    """Return an applied move with its reason."""
+    before, after = (
+        tuple(format_percent(share) for share in shares) for shares in zip(predicted.source, predicted.destination, strict=True)
     )
-    return Move(bundle=bundle.name, source=source.broker, destination=destination.broker, reason=reason)
+    reason = (
+        f"balanced: {source.broker} has {before[0]} of the mean load, {destination.broker} has {before[1]}; "
+        f"the bundle brings them to {after[0]} and {after[1]}, "
+        f"and is {_percent(bundle.cost, source.cost + bundle.cost)} of the load of {source.broker}"
+    )
+    return Move(bundle=bundle.name, source=source.broker, destination=destination.broker, reason=reason, predicted=predicted)
 
 
 def _percent(part: float, whole: float) -> str:

@@ -18,10 +18,24 @@ Cause = Literal["Overloaded", "Underloaded", "HitCount", "NoBundles", "CoolDown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """What a policy expects of a move.
+
+    * `source`, `destination`: the load of that broker before and after the move, as fractions of the mean load of all brokers. Moves
+      earlier in the plan count as done.
+    * `duration_ms`: from the request until the destination owns the bundle; None: unknown.
+    """
+
+    source: tuple[float, float]
+    destination: tuple[float, float]
+    duration_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
     """Move `bundle` from the broker `source` to the broker `destination`; None: placement chooses.
 
-    `reason` is recorded with it. `cause` names the end whose load is wrong.
+    `reason` is recorded with it. `cause` names the end whose load is wrong. `predicted`: None if the policy predicts nothing.
     """
 
     bundle: str
@@ -29,6 +43,7 @@ class Move:
     destination: str | None
     reason: str
     cause: Cause = "Overloaded"
+    predicted: Predicted | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

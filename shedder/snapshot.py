@@ -30,6 +30,9 @@ SESSIONS_PER_CALL: Final = 100
 # nothing.
 IDLE_COST: Final = 10.0
 
+# Enough for a median that one slow move does not change.
+_DURATIONS_MAX: Final = 32
+
 _Barred = Callable[[BundleEntry], str | None]
 
 _DRAINING: Final = "it drains, and moves its bundles away itself"
@@ -45,6 +48,7 @@ class Memory:
     * `low_hits`, `high_hits`: rounds in which a broker differed from its partner, at all and much (`AvgShedder`).
     * `uneven_since_ms`: since when a broker's load has been too far from the mean, Unix time (`BalancedShedder`).
     * `churn`: the share of all load that moved lately, as of `churn_ms`, Unix time (`BalancedShedder`).
+    * `durations_ms`: of the last moves, from the request until the destination owned the bundle (`BalancedShedder`).
     """
 
     hits: int = 0
@@ -56,20 +60,22 @@ class Memory:
     uneven_since_ms: Mapping[str, int] = field(default_factory=dict)
     churn: float = 0.0
     churn_ms: int = 0
+    durations_ms: tuple[int, ...] = ()
 
     def without_hits(self) -> Memory:
         """Return this memory after rounds have stopped: counts of rounds in a row start again at 0."""
         return replace(self, hits=0, low_hits={}, high_hits={}, uneven_since_ms={})
 
-    def after_move(self, source: str, destination: str | None, *, now_ms: int, live: Container[str]) -> Memory:
+    def after_move(self, source: str, destination: str | None, *, now_ms: int, duration_ms: int, live: Container[str]) -> Memory:
         """Return this memory after a move: older reports of both ends no longer count. `destination` None: no broker has the bundle yet.
 
         Brokers that are not `live` are forgotten here, because a strategy that does not read this never forgets them.
         """
+        durations_ms = (*self.durations_ms, duration_ms)[-_DURATIONS_MAX:]
         gave_ms, got_ms = {**self.gave_ms, source: now_ms}, dict(self.got_ms)
         if destination is not None:
             got_ms[destination] = now_ms
-        return replace(self, gave_ms=_of(live, gave_ms), got_ms=_of(live, got_ms))
+        return replace(self, gave_ms=_of(live, gave_ms), got_ms=_of(live, got_ms), durations_ms=durations_ms)
 
 
 def _of(live: Container[str], times: Mapping[str, int]) -> Mapping[str, int]:

@@ -6,7 +6,7 @@ The leader's rounds and the dry run share this code, so a dry run shows what a r
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Final
 
 from equipoise.brokers.balancing.controls import controls_in
@@ -111,10 +111,14 @@ def _rules(view: View, destinations: Destinations) -> Callable[[str], Candidates
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalancingRound:
-    """The plan of one round of the leader, and its strategy: `OF_POLICIES`, or the name of a shedder."""
+    """The plan of one round of the leader, and its strategy: `OF_POLICIES`, or the name of a shedder.
+
+    `capacities`: of the brokers whose mean load the predictions of the moves refer to, by id; empty without predictions.
+    """
 
     plan: Plan
     strategy: str
+    capacities: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def kind(self) -> Kind:
@@ -139,7 +143,10 @@ def plan_round(
     moves, stays = policy_violations(cluster.destinations, placement=placement, at_most=at_most, resting=resting)
     if moves:
         return BalancingRound(plan=Plan(moves=moves, stays=stays, memory=snapshot.memory), strategy=OF_POLICIES)
-    return BalancingRound(plan=choose(settings).plan(snapshot).with_stays(stays), strategy=settings.balancing.shedder)
+    plan = choose(settings).plan(snapshot).with_stays(stays)
+    is_predicted = any(move.predicted is not None for move in plan.moves)
+    capacities = {broker.broker: broker.capacity for broker in snapshot.brokers if broker.barred is None} if is_predicted else {}
+    return BalancingRound(plan=plan, strategy=settings.balancing.shedder, capacities=capacities)
 
 
 def stale_moves(view: View, moves: Iterable[Move], rules: PlacementRules, *, now_ms: int) -> Mapping[str, str]:

@@ -10,9 +10,9 @@ from dataclasses import asdict, replace
 from typing import Final
 
 import orjson
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from equipoise.brokers.balancing.decisions import Decision, Kind
+from equipoise.brokers.balancing.decisions import BrokerOutcome, Decision, Kind
 from equipoise.shedder.plan import Idle, Move, Stay
 
 DOCUMENT_BYTES_MAX: Final = 256 * 1024
@@ -44,6 +44,8 @@ class _Document(BaseModel):
     stays: tuple[Stay, ...]
     stays_left_out: int
     counted: tuple[_Count, ...]
+    brokers: tuple[BrokerOutcome, ...] = ()
+    durations_ms: dict[str, int] = Field(default_factory=dict)
 
 
 def document_of(decision: Decision) -> dict[str, object]:
@@ -68,6 +70,8 @@ def document_of(decision: Decision) -> dict[str, object]:
         "counted": [
             {"result": result, "cause": cause, "number": decision.counted[result, cause]} for result, cause in sorted(decision.counted)
         ],
+        "brokers": [asdict(each) for each in decision.brokers],
+        "durations_ms": dict(decision.durations_ms),
     }
 
 
@@ -112,4 +116,6 @@ def decode(data: bytes) -> Decision | None:
         mean=document.mean,
         deviation=document.deviation,
         deviation_after=document.deviation_after,
+        brokers=document.brokers,
+        durations_ms=document.durations_ms,
     )

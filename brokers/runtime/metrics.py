@@ -294,7 +294,9 @@ class BalancingMetrics(Collector):
         registry.register(self)
 
     def decided(self, decision: Decision) -> None:
-        """Count a decision. `equipoise_move_duration_seconds` covers the results of its moves."""
+        """Count a decision. `equipoise_move_duration_seconds` covers the results of its moves. An outcome belongs to a counted round."""
+        if decision.kind == "outcome":
+            return
         self._rounds[decision.kind, *decision.outcome] += 1
         if decision.kind == "shed":
             self._unloads.update(decision.counted)

@@ -28,6 +28,7 @@ from equipoise.brokers.balancing.planning import (
     stale_moves,
 )
 from equipoise.brokers.balancing.policies import Control
+from equipoise.brokers.balancing.round_outcomes import RoundOutcomes
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, placement_of, shedder_of
 from equipoise.brokers.balancing.settings.settings_records import KEY, problems_in, settings_in
 from equipoise.brokers.operations.in_worker import Operations
@@ -99,13 +100,14 @@ class Balancing:
         self._choose = choose
         self._operations = Operations(worker)
         self._scheduler = Scheduler()
+        self._outcomes = RoundOutcomes()
         self._moves: set[asyncio.Task[None]] = set()
         self._logged: Mapping[str, str] = {}
         self._refused: Mapping[str, str] = {}
         self._memory = Memory()
         self._placement: Placement | None = None
         self._decided_pause: Control | None = None  # One decision for each pause, however many rounds it lasts.
-        self._looked_ms = worker.clock.now().boot_ms
+        self._looked_ms = self._measured_ms = worker.clock.now().boot_ms
         self._failures = LoggedFailures(_logger, broker=worker.broker_id, failed="balancing round failed", over="balancing succeeds again")
 
     async def run(self) -> None:
@@ -129,6 +131,7 @@ class Balancing:
         interval_ms = settings.balancing.shed_interval_ms
         self._begin_or_drop()
         await self._look_for_newcomers(now.boot_ms)
+        await self._measure_outcomes(now.boot_ms, settings.reports.interval_min_ms)
         is_due = self._scheduler.due(now.boot_ms, interval_ms=interval_ms)
         # Moves in progress can delay rounds for minutes. Placement must use the present load meanwhile.
         if not is_due and now.boot_ms - self._looked_ms < interval_ms:
@@ -157,10 +160,25 @@ class Balancing:
         newcomers = [summary for summary in summaries if summary.broker in awaited and summary.broker in brokers]
         self._scheduler.reported([each.broker for each in newcomers if each.load.taken_ms >= brokers[each.broker].joined.timestamp_ms])
 
+    async def _measure_outcomes(self, now_ms: int, interval_ms: int) -> None:
+        """Compare the load after earlier rounds with what they predicted. Read the reports as often as a broker may send one."""
+        if not self._worker.agent.leads:
+            self._outcomes.forget()
+        if not self._outcomes or now_ms - self._measured_ms < interval_ms:
+            return
+        self._measured_ms = now_ms
+        try:
+            summaries = await asyncio.to_thread(self._bus.latest)
+        except EquipoiseError:
+            return  # The next round reads the bus, too, and logs its failure.
+        for outcome in self._outcomes.measured(summaries, broker=self._worker.broker_id, now_ms=self._worker.clock.now().wall_ms):
+            self._decided(outcome)
+
     def _drop(self) -> None:
         """Drop the moves that have not started, and reset the hits: balancing is off or paused, or another broker leads."""
         self._memory = self._memory.without_hits()
         for move in self._scheduler.dropped():
+            self._outcomes.ended(move.bundle, at_ms=self._worker.clock.now().wall_ms, problem="it was not started: balancing was stopped")
             _logger.info("move not started, because it is no longer needed", extra={"bundle": move.bundle, "destination": move.destination})
 
     def _sheds(self, settings: BalancingSettings) -> bool:
@@ -227,6 +245,7 @@ class Balancing:
         self._log(planned.plan)
         self._decide(planned.plan, planned.strategy, kind=planned.kind)
         self._scheduler.planned(planned.plan.moves)
+        self._outcomes.planned(planned.plan.moves, strategy=planned.strategy, capacities=planned.capacities)
         self._begin_or_drop()
 
     def _decide(self, plan: Plan, strategy: str, *, kind: Kind = "shed") -> None:
@@ -257,6 +276,7 @@ class Balancing:
 
     def _note_folded(self, folded: Folded) -> None:
         """Note who joins, and all moves, by any broker: a broker that becomes the leader must not move at once what has just moved."""
+        self._outcomes.changed(folded.verdict.changes, self._worker.view)
         moved = moved_in(folded.verdict.changes)
         joined = [change.name for change in folded.verdict.changes if isinstance(change, BrokerChanged) and _joins(change)]
         if moved or joined:
@@ -270,6 +290,7 @@ class Balancing:
 
     def _note_resync(self, resync: Resync) -> None:
         """Note the moves in skipped records as of now, the latest possible time."""
+        self._outcomes.changed(resync.changes, self._worker.view)
         self._note_moved(moved_in(resync.changes), self._worker.clock.now().boot_ms)
 
     def _note_moved(self, bundles: Sequence[str], at_ms: int) -> None:
@@ -291,7 +312,7 @@ class Balancing:
             if move.bundle in stale:
                 fields = {"bundle": move.bundle, "source": move.source, "destination": move.destination}
                 _logger.info("move failed: %s", stale[move.bundle], extra=fields)
-                self._scheduler.ended(move.bundle, self._worker.clock.now().boot_ms)
+                self._ended(move.bundle, 0, stale[move.bundle])
                 continue
             task = asyncio.get_running_loop().create_task(self._move(move, rounds.move_timeout_ms), name=f"move of {move.bundle}")
             self._moves.add(task)
@@ -309,17 +330,28 @@ class Balancing:
             if move.destination is None
             else Transfer(bundle=move.bundle, destination=move.destination, reason=move.reason)
         )
+        began_ms, duration_ms = self._worker.clock.now().boot_ms, 0
+        problem: str | None = "its end is not known"
         try:
             operation = moved_by(intent, f"the move of {move.bundle}")
             _, made = await self._operations.run(operation, Deadline.after(timeout_ms=timeout_ms))
             view, now_ms = self._worker.view, self._worker.clock.now().wall_ms
             owner = broker_id_of(view, made[0].owner) if made else None
-            self._memory = self._memory.after_move(move.source, owner, now_ms=now_ms, live=_live_in(view))
+            duration_ms = self._worker.clock.now().boot_ms - began_ms
+            self._memory = self._memory.after_move(move.source, owner, now_ms=now_ms, duration_ms=duration_ms, live=_live_in(view))
+            problem = None if owner == (move.destination or owner) else f"{owner or 'nobody'} has the bundle now"
         except EquipoiseError as error:
+            problem = str(error)
             _logger.info("move failed: %s", error, extra={"bundle": move.bundle, "destination": move.destination})
         finally:
-            self._scheduler.ended(move.bundle, self._worker.clock.now().boot_ms)
+            self._ended(move.bundle, duration_ms, problem)
             self._begin_moves()
+
+    def _ended(self, bundle: str, duration_ms: int, problem: str | None) -> None:
+        """Note the end of a move. `problem`: why it was not done."""
+        now = self._worker.clock.now()
+        self._scheduler.ended(bundle, now.boot_ms)
+        self._outcomes.ended(bundle, at_ms=now.wall_ms, duration_ms=duration_ms, problem=problem)
 
 
 @contextmanager

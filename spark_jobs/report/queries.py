@@ -302,7 +302,8 @@ class Queries:
     def decisions(self) -> Few[Decided]:
         """Count the results of the balancing rounds, most frequent first."""
         names = ("kind", "strategy", "result", "cause")
-        groups = self._within(Table.DECISIONS).select(*(F.coalesce(name, F.lit("?")).alias(name) for name in names)).groupBy(*names)
+        rounds = self._within(Table.DECISIONS).where(~F.col("kind").eqNullSafe("outcome"))
+        groups = rounds.select(*(F.coalesce(name, F.lit("?")).alias(name) for name in names)).groupBy(*names)
         return _few(Decided, groups.count(), (F.desc("count"), *names), figures.DECISIONS_MAX)
 
     # --- shared frames ------------------------------------------------------------------------------------------------------------------

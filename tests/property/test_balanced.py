@@ -6,9 +6,11 @@ import random
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise.brokers.balancing.round_outcomes import ends_of, predicted_loads
 from equipoise.shedder.balanced import BalancedShedder
 from equipoise.shedder.plan import Move
 from equipoise.shedder.snapshot import Candidates, Memory, Snapshot, WeighedBroker, WeighedBundle
@@ -147,6 +149,20 @@ def test_each_move_is_allowed_and_each_other_broker_has_a_reason(snapshot: Snaps
     assert all(may_go(ruled, move.bundle, move.destination or "") for move in plan.moves)
     brokers = {broker.broker for broker in snapshot.brokers}
     assert sorted(brokers - {move.source for move in plan.moves}) == [stay.subject for stay in plan.stays if stay.subject in brokers]
+
+
+@given(small_clusters())
+def test_predictions_are_what_the_moves_make_of_the_loads(snapshot: Snapshot) -> None:
+    """Together they say where each broker starts and ends, as a share of the mean."""
+    plan = BalancedShedder(patience_ms=0).plan(snapshot)
+    first, last = fills(snapshot), fills(after(snapshot, *plan.moves))
+    capacity = {broker.broker: broker.capacity for broker in snapshot.brokers}
+    mean = sum(fill * capacity[name] for name, fill in first.items()) / (sum(capacity.values()) or 1)
+    touched = {broker for move in plan.moves for broker in ends_of(move)}
+    predicted = predicted_loads(plan.moves, done={move.bundle for move in plan.moves})
+    assert touched == predicted.keys()
+    for name, loads in predicted.items():
+        assert (first[name] / mean, last[name] / mean) == pytest.approx(loads, abs=1e-9)
 
 
 @given(clusters())

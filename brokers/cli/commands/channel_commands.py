@@ -26,11 +26,12 @@ from equipoise.brokers.cli.options import TIMEOUT_S, JsonOption, LogOption, Time
 from equipoise.brokers.cli.outcome import ExitCode, group, print_error
 from equipoise.brokers.cli.output import print_document, print_json, print_line
 from equipoise.brokers.cli.progress import progress
+from equipoise.brokers.decision_log import open_decision_log
 from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.operations.access import folded_to_end, follow
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BundleChanged
-from equipoise.channel.core.errors import LogClosed
+from equipoise.channel.core.errors import LogClosed, PeerError
 from equipoise.channel.core.ranges import HASH_MAX, BundleName, check_namespace, key_hash, parse_bundle, parse_topic, topic_hash
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import INTEGER_MAX, QUIET_REASONS, Renewed
@@ -47,6 +48,9 @@ app = group("Read the log, show a bundle's history, verify everything.")
 LINES_BY_DEFAULT: Final = 20
 _LINES_MAX: Final = 1_000_000
 """Lines kept in memory until the end is found: about 200 MB."""
+
+_DECISIONS_MAX: Final = 1_000
+"""Decisions searched for the outcome of a move: some hours."""
 
 CHANGES_SHOWN_MAX: Final = 100
 """Bundles printed per record: creating a namespace changes up to 65,536."""
@@ -146,7 +150,8 @@ def why(
     """Show the full history of a bundle, or of the bundles that held a key or a topic.
 
     The history continues through splits and merges, and includes rejected proposals with their reasons. If the log was compacted or
-    copied, the history begins with the state at that offset.
+    copied, the history begins with the state at that offset. The last line is what came of the last move by the balancer: the load
+    of both brokers as it was predicted and as it was measured.
     """
     name = _about(what, key)
     with unread(log, timeout) as access:
@@ -159,10 +164,25 @@ def why(
         if not has_story:
             raise no_bundle(what) if key is None and "://" not in what else UnknownNamespace(namespace=name.namespace)
         ending = ending_of(name, access.view, names)
+        bundles = [each.name for each in access.view.bundles_of(name.namespace) if max(each.low, name.low) < min(each.high, name.high)]
+    outcome = _outcome_of(log, bundles)
     if as_json:
-        print_json({"ending": ending})
-    for line in () if as_json else ending:
+        print_json({"ending": ending, "outcome": outcome})
+        return
+    for line in ending:
         print_line(f"now {line}")
+    if outcome is not None:
+        print_line(f"its last move by the balancer: {outcome}")
+
+
+def _outcome_of(log: str, bundles: Iterable[str]) -> str | None:
+    """Return what came of the last move of these bundles by the balancer, in a line; None if that is not known, or cannot be read."""
+    try:
+        newest = open_decision_log(log).newest(_DECISIONS_MAX)
+    except PeerError:
+        return None
+    lines = (each.outcome_line(bundle) for each in reversed(newest) if each.kind == "outcome" for bundle in bundles)
+    return next((line for line in lines if line is not None), None)
 
 
 @app.command("verify")

@@ -35,7 +35,8 @@ def decisions(
     """Show what the balancer decided, and why.
 
     Shows the newest decisions, oldest first: the leader's about moves, and each broker's about its splits and merges. Includes
-    rounds in which nothing moved.
+    rounds in which nothing moved. Some seconds after the moves of a round, its outcome follows: the load of each broker as it was
+    predicted and as it was measured.
     """
     with handle(log):  # Errors of the channel are reported as in all commands.
         found = open_decision_log(log).newest(limit)
@@ -52,8 +53,10 @@ def decisions(
 
 
 def _heading(decision: Decision, now_ms: int) -> str:
-    result, cause = decision.outcome
     when = f"{local_time(decision.at_ms)}, {ago(now_ms - decision.at_ms)}"
+    if decision.kind == "outcome":
+        return f"{when}: outcome of a round by {decision.broker} ({decision.strategy})"
+    result, cause = decision.outcome
     return f"{when}: {decision.kind} by {decision.broker} ({decision.strategy}): {result}, {cause}"
 
 
@@ -72,8 +75,8 @@ def _lines(decision: Decision) -> Iterator[str]:
         yield level
     if decision.idle is not None:
         yield decision.idle.reason
-    for move in decision.moves:
-        yield f"{move.bundle}: {move.source} -> {move.destination or 'wherever placement puts it'}; {move.reason}"
+    yield from (each.sentence for each in decision.brokers)
+    yield from map(decision.move_line, decision.moves)
     if decision.moves_left_out:
         yield f"and {counted(decision.moves_left_out, 'move')} more"
     for stay in decision.stays:

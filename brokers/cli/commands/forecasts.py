@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Final, TypeVar
 
-from equipoise.brokers.balancing.decisions import Decision
+from equipoise.brokers.balancing.decisions import Decision, Kind
 from equipoise.brokers.balancing.forecast import BrokerForecast, Forbidden, Forecast, MoveForecast
 from equipoise.brokers.balancing.planning import OF_POLICIES, groups_in_play
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
@@ -33,10 +33,10 @@ _STAYS_MAX: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The basis of a forecast: Unix time, the channel's offset, the leader, and the last decision about moves.
+    """The basis of a forecast: Unix time, the channel's offset, the leader, and the newest decision of each kind.
 
-    `plan` is the plan's id. `strategy` is the strategy of the round; see `brokers.balancing.planning.BalancingRound`. `paused` is why
-    balancing is paused, or None.
+    `plan` is the plan's id. `strategy` is the strategy of the round; see
+    `brokers.balancing.planning.BalancingRound`. `paused` is why balancing is paused, or None.
     """
 
     plan: str
@@ -44,7 +44,7 @@ class Seen:
     at_ms: int
     offset: int
     leader: str | None
-    last: Decision | None
+    newest: Mapping[Kind, Decision]
     strategy: str
     paused: str | None
 
@@ -78,10 +78,16 @@ def document_of(seen: Seen, settings: BalancingSettings, forecast: Forecast) -> 
         "forbidden": [asdict(each) for each in forecast.forbidden],
         "stays": [asdict(stay) for stay in plan.stays],
         "idle": None if plan.idle is None else asdict(plan.idle),
-        "last_decision": None if seen.last is None else decision_document(seen.last),
+        "last_decision": _decision(seen, "shed"),
+        "last_outcome": _decision(seen, "outcome"),
         "paused": seen.paused,
         "conclusion": conclusion(settings, forecast, seen.paused),
     }
+
+
+def _decision(seen: Seen, kind: Kind) -> Row | None:
+    decision = seen.newest.get(kind)
+    return None if decision is None else decision_document(decision)
 
 
 def _assumed(settings: BalancingSettings) -> Iterator[str]:
@@ -184,13 +190,17 @@ def _preface(seen: Seen, settings: BalancingSettings) -> Iterator[str]:
     differing = ", ".join(f"{name} {row['value']} ({row['default']})" for name, row in _differing(settings).items())
     yield f"settings (defaults): {differing}" if differing else "all settings are the defaults"
     yield "; ".join(_assumed(settings))
-    if seen.last is None:
+    last, outcome = seen.newest.get("shed"), seen.newest.get("outcome")
+    if last is None:
         yield "there is no recorded decision about moves"
     else:
-        result, cause = seen.last.outcome
-        what = f"{counted(len(seen.last.moves) + seen.last.moves_left_out, 'move')}" if seen.last.moves else f"{result}, {cause}"
-        reason = f": {seen.last.reason}" if seen.last.reason else ""
-        yield f"last decision: {ago(seen.at_ms - seen.last.at_ms)} by {seen.last.broker} ({seen.last.strategy}): {what}{reason}"
+        result, cause = last.outcome
+        what = f"{counted(len(last.moves) + last.moves_left_out, 'move')}" if last.moves else f"{result}, {cause}"
+        reason = f": {last.reason}" if last.reason else ""
+        yield f"last decision: {ago(seen.at_ms - last.at_ms)} by {last.broker} ({last.strategy}): {what}{reason}"
+    if outcome is not None:
+        measured = "; ".join(each.sentence for each in outcome.brokers[:_NAMED_MAX]) or "no move was done"
+        yield f"last outcome of moves: {ago(seen.at_ms - outcome.at_ms)}: {measured}"
 
 
 def _print_brokers(forecast: Forecast) -> None:

@@ -19,7 +19,7 @@ from typing import Annotated
 import typer
 
 from equipoise.brokers.balancing.controls import controls_in
-from equipoise.brokers.balancing.decisions import Decision
+from equipoise.brokers.balancing.decisions import Decision, Kind
 from equipoise.brokers.balancing.forecast import Forecast
 from equipoise.brokers.balancing.planning import cluster_snapshot_of, foreseen, fresh, moving_in
 from equipoise.brokers.balancing.saved_plans import SavedPlan, read_plan, saved_plan
@@ -107,10 +107,10 @@ def plan(
         placement = placement_of(settings, fresh(summaries, settings, now_ms=now_ms))
         strategy, forecast = foreseen(cluster, settings, placement)
         paused = controls_in(access.view, now_ms).why_paused
-        leader, last = _leader(access.view), _last_decision(log)
+        leader, newest = _leader(access.view), _newest_decisions(log)
         saved = saved_plan(access.view, forecast, settings.balancing)
         seen = Seen(
-            plan=saved.id, log=log, at_ms=now_ms, offset=access.view.offset, leader=leader, last=last, strategy=strategy, paused=paused
+            plan=saved.id, log=log, at_ms=now_ms, offset=access.view.offset, leader=leader, newest=newest, strategy=strategy, paused=paused
         )
     if forecast.before is None:
         raise _without_load(log, forecast)
@@ -196,13 +196,12 @@ def _leader(view: View) -> str | None:
     return None if leader is None else leader.broker
 
 
-def _last_decision(log: str) -> Decision | None:
-    """Return the last decision about moves, or None. Unreadable decisions count as none, because a plan does not need them."""
+def _newest_decisions(log: str) -> Mapping[Kind, Decision]:
+    """Return the newest decision of each kind. Unreadable decisions count as none, because a plan does not need them."""
     try:
-        newest: Sequence[Decision] = open_decision_log(log).newest(_SEARCHED)
+        return {decision.kind: decision for decision in open_decision_log(log).newest(_SEARCHED)}
     except PeerError:
-        return None
-    return next((decision for decision in reversed(newest) if decision.kind == "shed"), None)
+        return {}
 
 
 # How many decisions to search: between two rounds of the leader, all brokers record their splits and merges.

@@ -11,7 +11,7 @@ from equipoise.brokers.runtime.metrics import Metrics
 from equipoise.shedder.loads import Resources, Use
 from equipoise.shedder.plan import Move
 from tests.channels.folding import channel_with
-from tests.decisions import idle, move, shed
+from tests.decisions import idle, move, outcome, shed
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -49,6 +49,14 @@ def test_decisions_are_counted_as_pulsar_does() -> None:
     assert 3 == value(metrics, "brk_lb_unload_bundle_total", metric="bundleUnloading")
     assert 1 == value(metrics, "equipoise_balancing_rounds_total", kind="shed", result="Success", reason="Overloaded")
     assert 2 == value(metrics, "equipoise_balancing_rounds_total", kind="shed", result="Skip", reason="CoolDown")
+
+
+def test_an_outcome_is_no_round() -> None:
+    """Its moves were counted when they were planned."""
+    metrics = Metrics(broker="b")
+    before = [*metrics.balancing.collect()]
+    metrics.balancing.decided(outcome())
+    assert before == [*metrics.balancing.collect()]
 
 
 def test_splits_are_counted_apart_from_moves() -> None:

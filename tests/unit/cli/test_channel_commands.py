@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from equipoise.brokers.decision_log import open_decision_log
 from equipoise.channel.core import propose
 from equipoise.channel.core.ranges import key_hash, parse_bundle, topic_hash
-from equipoise.channel.log.open_log import open_log
+from equipoise.channel.log.open_log import log_path, open_log
 from equipoise.channel.sqlite.log import SqliteLog
 from tests.channels.folding import NAMESPACE, Channel
+from tests.decisions import outcome
 from tests.unit.cli.fabricated import LEFT, owned_channel, run, write
 
 TIMESTAMP_MS = 1_767_225_600_123  # 2026-01-01 00:00:00.123 UTC
@@ -169,10 +173,26 @@ def test_why_prints_the_whole_history(log: str) -> None:
     assert (WHY, "", 0) == (result.stdout, result.stderr, result.exit_code)
 
 
+def test_why_prints_what_came_of_the_last_move_by_the_balancer(log: str) -> None:
+    """Decisions that cannot be read leave it out."""
+    (moved,) = outcome().moves
+    decisions = open_decision_log(log)
+    decisions.write(replace(outcome(), moves=(replace(moved, bundle=LEFT),), durations_ms={LEFT: 12}))
+    decisions.write(outcome())
+    loads = "a had 160 % of the mean load, 120 % was predicted, 125 % was measured; b had 40 % of the mean load"
+    line = f"{LEFT}: a -> b; took 12 ms, 10 ms was predicted; {loads}, 80 % was predicted, not measured: t/n/7 moved, too"
+    assert f"{WHY}its last move by the balancer: {line}\n" == run("channel", "why", LEFT, log=log).stdout
+    assert line == json.loads(run("channel", "why", LEFT, "--json", log=log).stdout.splitlines()[-1])["outcome"]
+    with closing(sqlite3.connect(log_path(log) or "")) as connection:
+        connection.execute("ALTER TABLE decisions RENAME COLUMN document TO other")
+        connection.commit()
+    assert WHY == run("channel", "why", LEFT, log=log).stdout
+
+
 def test_why_prints_json(log: str) -> None:
     *records, ending = (json.loads(line) for line in run("channel", "why", LEFT, "--json", log=log).stdout.splitlines())
     assert [5, 6, 7, 10, 11, 12, 14] == [record["offset"] for record in records]
-    assert {"ending": [f"{LEFT} is owned by b, token 12, last changed at offset 12"]} == ending
+    assert {"ending": [f"{LEFT} is owned by b, token 12, last changed at offset 12"], "outcome": None} == ending
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from equipoise.brokers.decision_log import open_decision_log
 from equipoise.shedder.plan import Stay
-from tests.decisions import AT_MS, idle, move, shed
+from tests.decisions import AT_MS, idle, move, outcome, shed
 from tests.unit.cli.fabricated import run
 
 
@@ -35,6 +35,23 @@ def test_decisions_are_printed_with_their_reasons(log: str) -> None:
         "  the load is even",
         "  a stays: it is used by 40 %",
     ]
+
+
+def test_an_outcome_has_what_was_predicted_and_what_was_measured(log: str) -> None:
+    open_decision_log(log).write(outcome())
+    heading, *lines = run("decisions", log=log).stdout.splitlines()
+    assert heading.endswith(": outcome of a round by a (BalancedShedder)")
+    assert lines == [
+        "  a had 160 % of the mean load, 120 % was predicted, 125 % was measured",
+        "  b had 40 % of the mean load, 80 % was predicted, not measured: t/n/7 moved, too",
+        "  t/n/0: a -> b; took 12 ms, 10 ms was predicted",
+        "  t/n/1 stays: b refused it",
+    ]
+
+
+def test_a_planned_move_has_the_time_that_moves_take(log: str) -> None:
+    open_decision_log(log).write(replace(shed(), moves=outcome().moves))
+    assert f"  t/n/0: a -> b; {move(0).reason}; moves take 10 ms\n" in run("decisions", log=log).stdout
 
 
 def test_decisions_prints_json(log: str) -> None:

@@ -25,7 +25,7 @@ from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.log.open_log import log_path
 from equipoise.shedder.plan import Move
 from tests.channels.folding import Channel
-from tests.decisions import idle, shed
+from tests.decisions import idle, outcome, shed
 from tests.load.loaded import loaded, sample, uneven_channel
 from tests.unit.cli.fabricated import run, view_of, write
 from tests.unit.http.cluster import PATIENCE_MS, Broker, started, until
@@ -150,6 +150,16 @@ def test_the_last_decision_of_the_leader_is_shown(log: str) -> None:
     decisions.write(idle(now_ms - 125_000))
     assert "last decision: 2 m ago by a (TransferShedder): Skip, HitCount: the load is even\n" in run("plan", log=log).stdout
     assert "HitCount" == json.loads(run("plan", "--json", log=log).stdout)["last_decision"]["cause"]
+
+
+def test_the_last_outcome_is_shown(log: str) -> None:
+    open_decision_log(log).write(outcome(time.time_ns() // 1_000_000 - 125_000))
+    loads = (
+        "a had 160 % of the mean load, 120 % was predicted, 125 % was measured; "
+        "b had 40 % of the mean load, 80 % was predicted, not measured: t/n/7 moved, too"
+    )
+    assert f"last outcome of moves: 2 m ago: {loads}\n" in run("plan", log=log).stdout
+    assert 1.25 == json.loads(run("plan", "--json", log=log).stdout)["last_outcome"]["brokers"][0]["measured"]
 
 
 def test_a_plan_does_not_need_readable_decisions(log: str) -> None:

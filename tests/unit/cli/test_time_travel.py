@@ -145,7 +145,7 @@ def test_why_begins_at_the_snapshot_of_a_truncated_log(log: str) -> None:
     ] == result.stdout.splitlines()
     first, *_, last = (json.loads(line) for line in run("channel", "why", RIGHT, "--json", log=log).stdout.splitlines())
     assert {"known_from": 9, "beginning": [f"{RIGHT} is owned by b, token 9, last changed at offset 9"]} == first
-    assert {"ending"} == set(last)
+    assert {"ending", "outcome"} == set(last)
     assert 2 == run("channel", "why", "other/ns/0x00000000_0xffffffff", log=log).exit_code
 
 

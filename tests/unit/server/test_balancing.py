@@ -23,7 +23,7 @@ from equipoise.brokers.errors import load_bus_unavailable
 from equipoise.brokers.load.bus.memory import MemoryLoadBus
 from equipoise.brokers.server.balancing import Balancing
 from equipoise.shedder.load_reports import Sample, Summary
-from equipoise.shedder.plan import Move, Plan, Shedder
+from equipoise.shedder.plan import Move, Plan, Predicted, Shedder
 from equipoise.shedder.snapshot import Snapshot
 from tests.unit.http.cluster import Cluster, cluster, started, until
 
@@ -361,6 +361,34 @@ async def test_an_impossible_report_is_counted_and_logged_once(tmp_path: Path, c
         ]
         assert [(liar, 1)] == [(sample.labels["reporter"], sample.value) for metric in refused for sample in metric.samples]
     assert ["load report left out, because it cannot be true: its average use is nan"] == [line.getMessage() for line in lines(caplog)]
+
+
+async def test_the_outcome_of_a_round_is_decided_once_both_brokers_have_reported_twice(tmp_path: Path) -> None:
+    """The move that was done is measured. The other one was not done, because its bundle is not where the plan has it."""
+    async with balanced(tmp_path, brokers=2) as stage:
+        leader, other = stage.cluster.brokers
+        stage.settings = replace(stage.settings, reports=replace(stage.settings.reports, interval_min_ms=20))
+
+        def outcomes() -> list[Decision]:
+            """Let both brokers report, and return the outcomes so far."""
+            for broker, cost in ((leader.id, 120.0), (other.id, 80.0)):
+                stage.bus.publish(Sample(broker=broker, at_ms=leader.worker.clock.now().wall_ms, cost=cost))
+            return [decision for decision in stage.decisions if decision.kind == "outcome"]
+
+        bundles = [stage.held_by(0)[0], stage.held_by(1)[0]]
+        predicted = Predicted(source=(1.5, 1.25), destination=(0.5, 0.75))
+        stage.policy.moves = [
+            Move(bundle=name, source=leader.id, destination=other.id, reason="test", predicted=predicted) for name in bundles
+        ]
+        assert [] == outcomes()
+        stage.begin()
+        await until(lambda: bool(stage.policy.seen))
+        stage.policy.moves = []
+        await until(lambda: bool(outcomes()))
+        outcome = outcomes()[0]
+        assert bundles == [*(move.bundle for move in outcome.moves), *(stay.subject for stay in outcome.stays)]
+        assert {leader.id: (1.25, 1.2), other.id: (0.75, 0.8)} == {each.broker: (each.predicted, each.measured) for each in outcome.brokers}
+        assert stage.policy.seen[-1].memory.durations_ms == tuple(outcome.durations_ms.values())
 
 
 class Away(MemoryLoadBus):

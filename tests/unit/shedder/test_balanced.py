@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from equipoise.shedder.balanced import BalancedShedder
-from equipoise.shedder.plan import Idle, Move, Plan
+from equipoise.shedder.plan import Idle, Move, Plan, Predicted
 from equipoise.shedder.snapshot import Candidates, Memory, Snapshot, WeighedBroker, WeighedBundle
 
 # It acts in the first round. The tests of patience are below.
@@ -116,7 +116,16 @@ def test_ties_break_by_name() -> None:
 def test_each_move_says_why() -> None:
     reason = "balanced: a has 180 % of the mean load, b has 20 %; the bundle brings them to 100 % and 100 %, and is 44 % of the load of a"
     (move,) = plan(broker("a", 50, 40), broker("b", 10)).moves
-    assert Move(bundle="a2", source="a", destination="b", reason=reason) == move
+    predicted = Predicted(source=(1.8, 1.0), destination=(0.2, 1.0))
+    assert Move(bundle="a2", source="a", destination="b", reason=reason, predicted=predicted) == move
+
+
+def test_each_move_predicts_how_long_it_takes() -> None:
+    """As long as the last moves took, at the median."""
+    snapshot = Snapshot(brokers=(broker("a", 50, 40), broker("b", 10)), memory=Memory(durations_ms=(9, 500, 11)))
+    (move,) = HASTY.plan(snapshot).moves
+    assert move.predicted is not None
+    assert 11 == move.predicted.duration_ms
 
 
 @pytest.mark.parametrize(

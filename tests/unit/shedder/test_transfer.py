@@ -226,13 +226,13 @@ def cooling(plan: Plan) -> tuple[str | None, dict[str, int], dict[str, int]]:
 
 def test_both_ends_of_a_move_cool_down() -> None:
     """The whole round waits until both have reported long enough after a move. Pulsar waits for the source alone."""
-    memory = Memory().after_move("b5", "b1", now_ms=NOW_MS - 60_000, live=the_five().live)
+    memory = Memory().after_move("b5", "b1", now_ms=NOW_MS - 60_000, duration_ms=9, live=the_five().live)
     young = replace(the_five(), memory=memory)
     assert ("Skip/CoolDown", {"b5": NOW_MS - 60_000}, {"b1": NOW_MS - 60_000}) == cooling(AT_ONCE.plan(young))
     source_alone = replace(young, memory=Memory(got_ms={"b1": NOW_MS - 60_000}))
     assert "Skip/CoolDown" == outcome_of(AT_ONCE.plan(source_alone))
     assert outcome_of(replace(AT_ONCE, pulsar_exact=True).plan(source_alone)) is None
-    old = replace(the_five(), memory=Memory().after_move("b5", "b1", now_ms=NOW_MS - 180_000, live=the_five().live))
+    old = replace(the_five(), memory=Memory().after_move("b5", "b1", now_ms=NOW_MS - 180_000, duration_ms=9, live=the_five().live))
     assert (None, {}, {}) == cooling(AT_ONCE.plan(old))
 
 
