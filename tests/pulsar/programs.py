@@ -33,6 +33,7 @@ _GO: Final = HERE / "go"
 _RUST: Final = HERE / "rust"
 _NODE: Final = HERE / "node"
 _CPP: Final = HERE / "cpp"
+_SERVER: Final = HERE / "server"
 # Brokers need the machine: little memory, and no optimising compiler.
 _JAVA_OPTIONS: Final = ("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
 
@@ -96,6 +97,14 @@ def admin_command() -> tuple[str, ...]:
     # Its library logs each refusal, which the tool then prints itself.
     quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=off"
     return ("java", *_JAVA_OPTIONS, quiet, "-cp", _java_classes(_ADMIN), "equipoise.harness.Admin")
+
+
+@cache
+def server() -> Path:
+    """Return the folder of Pulsar's own server, fetched by Maven (245 MB) and unpacked if necessary. Raises `BuildFailedError`."""
+    _build(_SERVER, ["mvn", "--quiet", "--batch-mode", "dependency:unpack"])
+    (folder,) = (_SERVER / "build").glob("apache-pulsar-*")
+    return folder
 
 
 def _java_classes(project: Path) -> str:
