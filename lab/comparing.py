@@ -22,7 +22,7 @@ from equipoise.channel.core.errors import CallerError, OperatorError
 from equipoise.lab.oracle import Floor, floor_at, front
 from equipoise.lab.results import Metrics, Result
 from equipoise.lab.running import run
-from equipoise.lab.traces import Trace
+from equipoise.lab.traces import Trace, Traces
 
 REFERENCES: Final = ("TransferShedder", "AvgShedder")
 """The policies of Pulsar that others are compared with."""
@@ -31,9 +31,6 @@ OURS: Final = "BalancedShedder"
 
 _PULSAR_INTERVAL_MS: Final = 60_000
 """Pulsar's default of `loadBalancerSheddingIntervalMinutes`."""
-
-Traces = Callable[[int], Trace]
-"""Returns the trace of a seed. A trace from a file is the same for each seed; only the owners at its start differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from equipoise.lab.results import Owners, evenness
+from equipoise.lab.results import Owners, evenness, pareto_front
 from equipoise.lab.traces import Loads, Trace
 
 _ROUND_S: Final = 60.0
@@ -38,12 +38,7 @@ def front(trace: Trace, *, seed: int = 1) -> tuple[Floor, ...]:
 
     `seed` draws the owners at the start as `running.run` does.
     """
-    points = sorted({(each.unevenness, each.load_moved) for each in (_floor_of(trace, band, seed) for band in _BANDS)})
-    best: list[Floor] = []
-    for unevenness, load_moved in points:
-        if not best or load_moved < best[-1].load_moved:
-            best.append(Floor(unevenness=unevenness, load_moved=load_moved))
-    return tuple(best)
+    return pareto_front(_floor_of(trace, band, seed) for band in _BANDS)
 
 
 def floor_at(points: Sequence[Floor], load_moved: float) -> float:

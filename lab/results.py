@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Final, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,6 +97,30 @@ def evenness(trace: Trace, row: Loads, owners: Owners, *, at_s: float) -> tuple[
     use = (np.bincount(owners[owned], row[owned], len(capacity)) / capacity)[live]
     mean = float(use.mean()) or 1.0
     return float(use.std()) / mean, float(use.max()) / mean
+
+
+class Reached(Protocol):
+    """What a plan or settings reached: unevenness and load moved, as in `Metrics`."""
+
+    @property
+    def unevenness(self) -> float:
+        """As in `Metrics`."""
+
+    @property
+    def load_moved(self) -> float:
+        """As in `Metrics`."""
+
+
+Point = TypeVar("Point", bound=Reached)
+
+
+def pareto_front(points: Iterable[Point]) -> tuple[Point, ...]:
+    """Return the points that no other point beats in both figures, the evenest first. Of equal points, return the first."""
+    best: list[Point] = []
+    for point in sorted(points, key=lambda each: (each.unevenness, each.load_moved)):
+        if not best or point.load_moved < best[-1].load_moved:
+            best.append(point)
+    return tuple(best)
 
 
 def _undone(moves: Sequence[RunMove]) -> int:

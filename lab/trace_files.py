@@ -17,6 +17,7 @@ import csv
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.channel.core.errors import CallerError
-from equipoise.lab.traces import LOADS_MAX, Loads, Trace, TraceBroker, equal_brokers
+from equipoise.lab.traces import KINDS, LOADS_MAX, Loads, Shape, Trace, TraceBroker, Traces, equal_brokers, generated
 
 LOAD_COLUMNS: Final = ("time_s", "bundle", "load")
 BROKER_COLUMNS: Final = ("broker", "capacity", "joins_s", "leaves_s")
@@ -70,9 +71,25 @@ class _Table:
         return names
 
 
-def is_trace_file(name: str) -> bool:
-    """Return whether a name is that of a file, and not of a generated trace."""
-    return name.endswith(SUFFIXES)
+def traces_named(names: Sequence[str], shape: Shape) -> dict[str, Traces]:
+    """Return a function that makes the trace, for each name of a file or of a kind. Files are read at once. Raises `CallerError`."""
+    made: dict[str, Traces] = {}
+    for name in names:
+        if name.endswith(SUFFIXES):
+            made[name] = partial(_same, read_trace(Path(name), brokers=shape.brokers))
+        elif name in KINDS:
+            made[name] = partial(_generated, name, shape)
+        else:
+            raise CallerError(f"there is no trace {name!r}: name a file (.csv, .parquet), or one of {', '.join(KINDS)}")
+    return made
+
+
+def _same(trace: Trace, _seed: int) -> Trace:
+    return trace
+
+
+def _generated(kind: str, shape: Shape, seed: int) -> Trace:
+    return generated(kind, shape, seed=seed)
 
 
 def read_trace(path: Path, *, brokers: int = 20) -> Trace:

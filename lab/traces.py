@@ -19,6 +19,9 @@ from equipoise.channel.core.errors import CallerError
 
 Loads = NDArray[np.float64]
 
+Traces = Callable[[int], "Trace"]
+"""Returns the trace of a seed. A trace from a file is the same for each seed; only the owners at its start differ."""
+
 STEP_S_MIN: Final = 0.25
 """The shortest step of a trace: how often a leader looks for a due round."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -24,25 +23,25 @@ from equipoise.brokers.cli.outcome import group
 from equipoise.brokers.cli.output import print_document, print_fact, print_line, print_rows
 from equipoise.brokers.cli.progress import progress
 from equipoise.brokers.load.bus import open_load_bus
-from equipoise.channel.core.errors import CallerError, missing_extra
+from equipoise.channel.core.errors import missing_extra
 from equipoise.channel.core.ranges import BUNDLES_MAX
 from equipoise.channel.log.blocking_view import read_on
 from equipoise.channel.system.deadline import Deadline
 
 if TYPE_CHECKING:
-    from equipoise.lab.comparing import Policy, Traces
+    from equipoise.lab.comparing import Policy
     from equipoise.lab.recording import Recording
-    from equipoise.lab.traces import Shape, Trace
+    from equipoise.lab.traces import Shape
 
 app = group("Measure balancing policies on load traces.")
 
-_BROKERS: Final = 20
-_BUNDLES: Final = 1_000
+BROKERS: Final = 20
+BUNDLES: Final = 1_000
 _BROKERS_MAX: Final = 10_000
 _STEP_S: Final = 10.0
 _EVERY_S_MAX: Final = 86_400
 _EXTRA_MODULES: Final = ("matplotlib", "numpy", "pyarrow")
-_OURS: Final = "BalancedShedder"
+OURS: Final = "BalancedShedder"
 
 TraceArgument = Annotated[
     str, typer.Argument(metavar="TRACE", help="A kind of generated trace, or a file: .csv or .parquet.", show_default=False)
@@ -72,12 +71,12 @@ ForOption = Annotated[
 def run_one(
     trace: TraceArgument,
     *,
-    policy: Annotated[str, typer.Option(metavar="NAME", help=f"One of {', '.join(SHEDDERS)}.")] = _OURS,
+    policy: Annotated[str, typer.Option(metavar="NAME", help=f"One of {', '.join(SHEDDERS)}.")] = OURS,
     changes: SetOption = None,
     every: EveryOption = None,
     seed: Annotated[int, typer.Option(metavar="NUMBER", min=0, help="Seed of the trace, and of the owners at its start.")] = 1,
-    brokers: BrokersOption = _BROKERS,
-    bundles: BundlesOption = _BUNDLES,
+    brokers: BrokersOption = BROKERS,
+    bundles: BundlesOption = BUNDLES,
     length: ForOption = "2h",
     as_json: JsonOption = False,
 ) -> None:
@@ -89,9 +88,10 @@ def run_one(
     from equipoise.lab.comparing import settings_of
     from equipoise.lab.oracle import floor_at, front
     from equipoise.lab.running import run
+    from equipoise.lab.trace_files import traces_named
 
     settings = settings_of(policy, given=pairs("--set", changes or ()), every_s=every)
-    replayed = _traces([trace], _shape(brokers, bundles, length))[trace](seed)
+    replayed = traces_named([trace], shape_of(brokers, bundles, length))[trace](seed)
     metrics = run(replayed, settings, seed=seed).metrics()
     floor = round(floor_at(front(replayed, seed=seed), metrics.load_moved), 4)
     print_document({"trace": trace, "policy": policy, "seed": seed, **metrics.document(), "floor": floor}, as_json=as_json)
@@ -111,8 +111,8 @@ def compare_all(
     changes: SetOption = None,
     every: EveryOption = None,
     seeds: Annotated[str, typer.Option(metavar="NUMBER,...", help="Seeds, whose figures are averaged.")] = "1",
-    brokers: BrokersOption = _BROKERS,
-    bundles: BundlesOption = _BUNDLES,
+    brokers: BrokersOption = BROKERS,
+    bundles: BundlesOption = BUNDLES,
     length: ForOption = "2h",
     output: Annotated[
         Path | None,
@@ -127,6 +127,7 @@ def compare_all(
     _check_extra()
     from equipoise.lab.comparing import compare
     from equipoise.lab.page import COLUMNS, write_page
+    from equipoise.lab.trace_files import traces_named
     from equipoise.lab.traces import KINDS
 
     names = [*(KINDS if every_kind else ()), *(traces or ())]
@@ -135,7 +136,7 @@ def compare_all(
     numbers = _numbers(seeds)
     policies = _policies(policy or list(SHEDDERS), pairs("--set", changes or ()), every)
     with progress("running", unit="runs") as note:
-        comparisons = compare(_traces(names, _shape(brokers, bundles, length)), policies, seeds=numbers, note=note)
+        comparisons = compare(traces_named(names, shape_of(brokers, bundles, length)), policies, seeds=numbers, note=note)
     print_rows([row for each in comparisons for row in each.rows()], columns=COLUMNS, as_json=as_json, nothing="no traces")
     if output is not None:
         page = write_page(comparisons, output, seeds=numbers)
@@ -198,36 +199,11 @@ def _check_extra() -> None:
         raise missing_extra(what="the laboratory", extra="lab")
 
 
-def _shape(brokers: int, bundles: int, length: str) -> Shape:
+def shape_of(brokers: int, bundles: int, length: str) -> Shape:
+    """Return the size of generated traces. `length` is a duration, such as 30m."""
     from equipoise.lab.traces import Shape
 
     return Shape(brokers=brokers, bundles=bundles, duration_s=duration(length) / 1_000)
-
-
-def _traces(names: Sequence[str], shape: Shape) -> Mapping[str, Traces]:
-    """Return a function for each name that makes its trace. Read files at once. Raises `CallerError`."""
-    from equipoise.lab.trace_files import is_trace_file, read_trace
-    from equipoise.lab.traces import KINDS
-
-    made: dict[str, Traces] = {}
-    for name in names:
-        if is_trace_file(name):
-            made[name] = partial(_same, read_trace(Path(name), brokers=shape.brokers))
-        elif name in KINDS:
-            made[name] = partial(_generated, name, shape)
-        else:
-            raise CallerError(f"there is no trace {name!r}: name a file (.csv, .parquet), or one of {', '.join(KINDS)}")
-    return made
-
-
-def _same(trace: Trace, _seed: int) -> Trace:
-    return trace
-
-
-def _generated(kind: str, shape: Shape, seed: int) -> Trace:
-    from equipoise.lab.traces import generated
-
-    return generated(kind, shape, seed=seed)
 
 
 def _policies(names: Sequence[str], given: Mapping[str, str], every_s: float | None) -> list[Policy]:

@@ -37,7 +37,7 @@ GROUPS: Final = {
     "channel": ("equipoise.brokers.cli.commands.channel_commands", "Read the log, show a bundle's history, verify everything."),
     "rights": ("equipoise.brokers.cli.commands.right_commands", "Grant roles rights in the cluster, and list who may do what."),
     "tokens": ("equipoise.brokers.cli.commands.token_commands", "Make and check keys and tokens for authentication."),
-    "spark": ("equipoise.brokers.cli.commands.spark_commands", "Audit, archive and report the history of a channel."),
+    "spark": ("equipoise.brokers.cli.commands.spark_commands", "Audit, archive and report a channel; run the laboratory."),
 }
 """By name: the module whose `app` implements it, and its text in `--help`."""
 

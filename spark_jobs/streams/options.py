@@ -6,13 +6,18 @@ continue.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from equipoise.channel.kafka.settings import address_of
 from equipoise.channel.log.open_log import log_path
+
+if TYPE_CHECKING:
+    from equipoise.lab.traces import Shape
 
 PER_TRIGGER: Final = 40_000
 """Most entries in one batch: 10 MB of records of 250 bytes. One worker folds them in about a second."""
@@ -22,6 +27,10 @@ ARCHIVE_PER_TRIGGER: Final = 200_000
 
 IN_FLIGHT_MAX_S: Final = 60
 """How long a bundle may be between two owners before the audit reports it: a step takes milliseconds, a retry seconds."""
+
+
+NOTE_EVERY_S: Final = 10.0
+"""How often `counting` prints a line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +43,29 @@ class Screen:
     result: Callable[[str], None]
     note: Callable[[str], None]
     is_live: bool = False
+
+
+@contextmanager
+def counting(screen: Screen, what: str, *, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+    """Yield a function that takes how many of `total` are done. Show a bar on a terminal, and print a line now and then elsewhere."""
+    if not screen.is_live:
+        due_s = time.monotonic() + NOTE_EVERY_S
+
+        def note(done: int) -> None:
+            nonlocal due_s
+            if time.monotonic() >= due_s:
+                due_s += NOTE_EVERY_S
+                screen.note(f"{what}: about {done:,} of {total:,} {unit}")
+
+        yield note
+        return
+    from rich.console import Console  # noqa: PLC0415 - only where a terminal is
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415 - the same
+
+    columns = (TextColumn(f"{what}  "), BarColumn(), TextColumn(f"{{task.completed:,}} {unit}"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(what, total=total)
+        yield lambda done: bars.update(task, completed=done)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +139,28 @@ class CompactOptions:
     """Options of `run_compact`, which compacts the small files of `archive`."""
 
     archive: Path
+    as_json: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabOptions:
+    """Options of `run_lab`, which runs each of `policies` on each of `traces` and writes its tables to the folder `output`.
+
+    * `traces`: kinds of generated traces of this `shape`, and files.
+    * `values`: the values of each setting, of which every combination runs.
+    * `every_s`: the time between two rounds, in seconds; None for the policy's own.
+    * `seeds`: runs use the seeds 1 to `seeds`.
+    * `output`: a folder, or a URL that Spark can write to.
+    """
+
+    traces: tuple[str, ...]
+    shape: Shape
+    policies: tuple[str, ...]
+    values: Mapping[str, tuple[str, ...]]
+    output: str
+    seeds: int = 1
+    every_s: float | None = None
+    master: str | None = None
     as_json: bool = False
 
 

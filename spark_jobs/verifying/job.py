@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +26,7 @@ from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.sequence.snapshots import unpacked
 from equipoise.spark_jobs.streams.causes import spark_failed
 from equipoise.spark_jobs.streams.interrupts import interruptible
-from equipoise.spark_jobs.streams.options import Screen, VerifyOptions
+from equipoise.spark_jobs.streams.options import Screen, VerifyOptions, counting
 from equipoise.spark_jobs.streams.session import spark_session
 from equipoise.spark_jobs.verifying.replay import Checked, Difference, Replay, Rows, check_opening
 from equipoise.spark_jobs.verifying.result import Verification, lines, verification
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 TASKS_MAX: Final = 5_000
 """Tasks of one verification. With more segments a task replays several. A hundred million records are 1,000 segments."""
-
-NOTE_EVERY_S: Final = 10.0
 
 _RECORD_COLUMNS: Final = ("offset", "bytes", "verdict")
 _MARK_COLUMNS: Final = ("offset", "at", "digest")
@@ -214,32 +212,9 @@ def check_all(context: SparkContext, segments: Sequence[Segment], screen: Screen
     def spread() -> list[Checked]:
         return context.parallelize(segments, min(len(segments), TASKS_MAX)).mapPartitions(check).collect()
 
-    with _watch(screen, sum(segment.rows for segment in segments)) as report:
+    with counting(screen, "verifying", total=sum(segment.rows for segment in segments), unit="records") as report:
         job = interruptible(spread, cancel=context.cancelAllJobs, meanwhile=lambda: report(done.value))
     failure = job.exception()
     if isinstance(failure, Exception):
         raise spark_failed("verify", str(failure)) from failure
     return job.result()
-
-
-@contextmanager
-def _watch(screen: Screen, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that takes the number of verified records. Show a bar on a terminal, and print a line now and then elsewhere."""
-    if not screen.is_live:
-        due_s = time.monotonic() + NOTE_EVERY_S
-
-        def note(done: int) -> None:
-            nonlocal due_s
-            if time.monotonic() >= due_s:
-                due_s += NOTE_EVERY_S
-                screen.note(f"verified about {done} of {total} records")
-
-        yield note
-        return
-    from rich.console import Console  # noqa: PLC0415 - only where a terminal is
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415 - the same
-
-    columns = (TextColumn("verifying  "), BarColumn(), TextColumn("{task.completed:,} records"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task("verifying", total=total)
-        yield lambda done: bars.update(task, completed=done)

@@ -45,6 +45,7 @@ PURE = (
     "equipoise.channel.core",
     "equipoise.channel.inspect",
     "equipoise.lab.channel",
+    "equipoise.lab.grid",
     "equipoise.lab.oracle",
     "equipoise.lab.results",
     "equipoise.lab.running",

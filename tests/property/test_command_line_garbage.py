@@ -38,6 +38,7 @@ SPARK_JOBS = {
     "verifying.job": "run_verify",
     "report": "run_report",
     "archive.tables.small_files": "run_compact",
+    "laboratory": "run_lab",
 }
 
 # Of one command alone, what the line's other options exclude.

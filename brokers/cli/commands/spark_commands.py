@@ -1,4 +1,4 @@
-"""Define `equipoise spark`: run Spark jobs over the history of a channel.
+"""Define `equipoise spark`: run Spark jobs over the history of a channel, and runs of the laboratory.
 
 The jobs are in `spark_jobs`, and print their own findings.
 """
@@ -15,6 +15,8 @@ from typing import Annotated, Final
 
 import typer
 
+from equipoise.brokers.cli.commands.broker import pairs
+from equipoise.brokers.cli.lab_commands import BROKERS, BUNDLES, OURS, BrokersOption, BundlesOption, EveryOption, ForOption, shape_of
 from equipoise.brokers.cli.moments import TimeCommand, moment
 from equipoise.brokers.cli.options import LOG_VARIABLE, ErrorsAsJsonOption, JsonOption, LogOption, directory, file, handle
 from equipoise.brokers.cli.outcome import ExitCode, group
@@ -27,6 +29,7 @@ from equipoise.spark_jobs.streams.options import (
     ArchiveOptions,
     AuditOptions,
     CompactOptions,
+    LabOptions,
     ReportOptions,
     Screen,
     VerifyOptions,
@@ -34,7 +37,7 @@ from equipoise.spark_jobs.streams.options import (
 )
 from equipoise.spark_jobs.streams.session import check_extra
 
-app = group("Audit, archive and report the history of a channel.")
+app = group("Audit, archive and report a channel; run the laboratory.")
 
 _PORT_MAX: Final = 65_535
 _IN_FLIGHT_MAX_S_MAX: Final = 86_400
@@ -62,6 +65,12 @@ FromOption = Annotated[
     str | None, typer.Option("--from", metavar="TIME", help="Start time: 2026-01-31T12:34, or -1d (s, m, h, d, w).", show_default=False)
 ]
 ToOption = Annotated[str | None, typer.Option("--to", metavar="TIME", help="End time (exclusive).", show_default=False)]
+
+
+def _folder_or_url(text: str) -> str:
+    """Parse a folder as Spark takes it. A `Path` would change a URL."""
+    directory(text)
+    return text
 
 
 @app.callback()
@@ -197,6 +206,54 @@ def compact(*, archive: ThereOption, as_json: JsonOption = False) -> None:
         from equipoise.spark_jobs.archive.tables.small_files import run_compact
 
     _end(run_compact(CompactOptions(archive=archive, as_json=as_json), _screen()))
+
+
+@app.command()
+def lab(
+    traces: Annotated[list[str], typer.Argument(metavar="TRACE", help="Kinds of generated traces, or files.", show_default=False)],
+    *,
+    output: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR", parser=_folder_or_url, help="Folder for the tables. On a cluster: a folder or URL that all machines share."
+        ),
+    ],
+    policy: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help=f"A policy to run. Repeatable.  [default: {OURS}]", show_default=False)
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE,...", help="Run each value of a setting of balancing. Repeatable.", show_default=False),
+    ] = None,
+    every: EveryOption = None,
+    seeds: Annotated[int, typer.Option(metavar="NUMBER", min=1, help="Number of seeds, whose figures are averaged: 1 to NUMBER.")] = 1,
+    brokers: BrokersOption = BROKERS,
+    bundles: BundlesOption = BUNDLES,
+    length: ForOption = "2h",
+    master: MasterOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run policies and settings on load traces in parallel, and print the settings that no others beat in evenness and load moved.
+
+    Each trace runs with each policy, each combination of the values of --set, and each seed, up to 20,000 runs. DIR gets the tables
+    `runs.parquet` and `front.parquet`. A run that fails is a row with its error; the exit code is then 1.
+    """
+    with _importing():
+        from equipoise.lab.grid import grid_values
+        from equipoise.spark_jobs.laboratory import run_lab
+
+    options = LabOptions(
+        traces=tuple(traces),
+        shape=shape_of(brokers, bundles, length),
+        policies=tuple(policy or [OURS]),
+        values=grid_values(pair for text in changes or () for pair in pairs("--set", [text]).items()),
+        every_s=every,
+        seeds=seeds,
+        output=output,
+        master=master,
+        as_json=as_json,
+    )
+    _end(run_lab(options, _screen()))
 
 
 @app.command()

@@ -16,6 +16,9 @@ from tests.house.house_rules import ROOT
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
 
 JOB = """
+from equipoise.lab.traces import Shape
+from equipoise.spark_jobs.laboratory import run_lab
+from equipoise.spark_jobs.streams.options import LabOptions, Screen
 from equipoise.spark_jobs.streams.session import spark_session
 
 
@@ -30,6 +33,9 @@ def named(frames):
 spark = spark_session("elsewhere", master="local-cluster[1,1,1024]")
 records = spark.createDataFrame([(b"no record",)] * 3, "value BINARY")
 print(",".join(row.kind for row in records.mapInPandas(named, "kind string").collect()))
+shape = Shape(brokers=2, bundles=8, duration_s=60.0)
+lab = LabOptions(traces=("steady",), shape=shape, policies=("AvgShedder",), values={}, output="lab", seeds=2)
+print("failed runs:", run_lab(lab, Screen(result=lambda line: None, note=lambda line: None)))
 spark.stop()
 """
 
@@ -61,6 +67,6 @@ def test_the_wheel_runs_a_job_on_workers_without_it(spark: SparkSession, tmp_pat
     done(str(worker), "-c", missing, folder=tmp_path)
     (tmp_path / "job.py").write_text(JOB, encoding="utf-8")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_", "PYTHONPATH"))}
-    assert "Unreadable,Unreadable,Unreadable\n" == done(
+    assert "Unreadable,Unreadable,Unreadable\nfailed runs: 0\n" == done(
         str(driver), "job.py", folder=tmp_path, environment={**kept, "PYSPARK_PYTHON": str(worker)}
     )

@@ -12,7 +12,16 @@ import pytest
 
 from equipoise.brokers.cli.outcome import ExitCode
 from equipoise.channel.core.errors import OperatorError
-from equipoise.spark_jobs.streams.options import ArchiveOptions, AuditOptions, CompactOptions, ReportOptions, Screen, VerifyOptions
+from equipoise.lab.traces import Shape
+from equipoise.spark_jobs.streams.options import (
+    ArchiveOptions,
+    AuditOptions,
+    CompactOptions,
+    LabOptions,
+    ReportOptions,
+    Screen,
+    VerifyOptions,
+)
 from tests.unit.cli.fabricated import run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -22,6 +31,7 @@ JOBS = {
     "verify": "equipoise.spark_jobs.verifying.job",
     "report": "equipoise.spark_jobs.report",
     "compact": "equipoise.spark_jobs.archive.tables.small_files",
+    "lab": "equipoise.spark_jobs.laboratory",
 }
 
 
@@ -66,6 +76,14 @@ def test_each_option_reaches_its_job(asked: Asked, log: str, tmp_path: Path) -> 
             out=Path("x.html"), log_url=log, to_ms=2_000
         ),
         ("compact", "--archive", str(archive)): CompactOptions(archive=archive),
+        ("lab", "steady", "--output", "s3a://lab/one", "--set", "balanced.moves_max=4, 8", "--seeds", "3", "--for", "30m"): LabOptions(
+            traces=("steady",),
+            shape=Shape(duration_s=1_800.0),
+            policies=("BalancedShedder",),
+            values={"balanced.moves_max": ("4", "8")},
+            output="s3a://lab/one",
+            seeds=3,
+        ),
     }
     codes = [run("spark", *line).exit_code for line in lines]
     assert [ExitCode.OK] * len(lines) == codes
@@ -112,7 +130,9 @@ main()
 @pytest.mark.parametrize("job", JOBS)
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
 def test_each_job_names_the_extra_that_it_needs(job: str, as_json: bool, log: str, tmp_path: Path) -> None:
-    where = ("--log", log) if job in ("audit", "archive") else ("--archive", str(tmp_path))
+    where = {"audit": ("--log", log), "archive": ("--log", log), "lab": ("steady", "--output", "lab")}.get(
+        job, ("--archive", str(tmp_path))
+    )
     line = [sys.executable, "-c", BARE, "spark", job, *where, *(["--json"] if as_json else [])]
     done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=ROOT)
     message = "a Spark job needs the extra `spark`: pip install 'equipoise[spark]'"
@@ -133,6 +153,9 @@ def test_each_job_names_the_extra_that_it_needs(job: str, as_json: bool, log: st
         (("audit", "--log", "sqlite:nowhere.db"), "has not begun"),
         (("audit", "--log", "memory:x"), "known only to the process"),
         (("compact",), "--archive"),
+        (("lab", "steady", "--output", ""), "the name is empty"),
+        (("lab", "steady", "--output", "lab", "--set", "balanced.moves_max"), "--set takes NAME=VALUE"),
+        (("lab", "steady", "--output", "lab", "--set", "balanced.moves_max=4,x"), "balanced.moves_max"),
     ],
 )
 def test_a_wrong_command_line_starts_no_job(asked: Asked, log: str, line: tuple[str, ...], named: str) -> None:
