@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_context, parent_process
 from statistics import fmean
 from threading import Thread
-from typing import Final
+from typing import Final, TypeVar
 
 from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings
 from equipoise.brokers.balancing.settings.setting_values import Value, with_values
@@ -31,6 +32,9 @@ OURS: Final = "BalancedShedder"
 
 _PULSAR_INTERVAL_MS: Final = 60_000
 """Pulsar's default of `loadBalancerSheddingIntervalMinutes`."""
+
+Job = TypeVar("Job")
+Done = TypeVar("Done")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,24 +157,34 @@ class _Job:
 
 
 def _results_of(jobs: Sequence[_Job], *, note: Callable[[int, int], None], processes: int | None) -> list[Result]:
-    """Return the result of each job, in order. One job, or one process, needs no other process."""
-    processes = min(processes or len(os.sched_getaffinity(0)), len(jobs))
+    """Return the result of each job, in order."""
     results: list[Result] = []
-    if processes == 1:
-        for job in jobs:
-            results.append(_result_of(job))
+    with in_processes(_result_of, most=len(jobs), processes=processes) as results_of:
+        for result in results_of(jobs):
+            results.append(result)
             note(len(results), len(jobs))
-        return results
+    return results
+
+
+@contextmanager
+def in_processes(
+    work: Callable[[Job], Done], *, most: int, processes: int | None = None
+) -> Iterator[Callable[[Iterable[Job]], Iterator[Done]]]:
+    """Yield a function that does the `work` of jobs, at most `most` at once, and yields what was done in the order of the jobs.
+
+    It uses as many processes as there are cores, or `processes`. One process is this one. Raises `OperatorError` if a process is killed.
+    """
+    processes = min(processes or len(os.sched_getaffinity(0)), most)
+    if processes == 1:
+        yield lambda jobs: map(work, jobs)
+        return
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_begin_process) as executor:
         try:
-            for result in executor.map(_result_of, jobs):
-                results.append(result)
-                note(len(results), len(jobs))
+            yield lambda jobs: executor.map(work, jobs)
         except BrokenProcessPool as error:
-            raise OperatorError("a process of the comparison was killed; free memory, or compare fewer traces at once") from error
+            raise OperatorError("a process of the laboratory was killed; free memory, or take fewer traces at once") from error
         finally:
             executor.shutdown(wait=False, cancel_futures=True)
-    return results
 
 
 def _result_of(job: _Job) -> Result:

@@ -15,12 +15,13 @@ import typer
 
 from equipoise.brokers.balancing.planning import cluster_snapshot_of
 from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings
+from equipoise.brokers.balancing.settings.setting_values import Value, value_of
 from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.cli.commands.broker import pairs
 from equipoise.brokers.cli.moments import duration
 from equipoise.brokers.cli.options import TIMEOUT_S, JsonOption, LogOption, TimeoutOption, directory, file, reading
 from equipoise.brokers.cli.outcome import group
-from equipoise.brokers.cli.output import print_document, print_fact, print_line, print_rows
+from equipoise.brokers.cli.output import print_document, print_fact, print_json, print_line, print_rows
 from equipoise.brokers.cli.progress import progress
 from equipoise.brokers.load.bus import open_load_bus
 from equipoise.channel.core.errors import missing_extra
@@ -40,7 +41,8 @@ BUNDLES: Final = 1_000
 _BROKERS_MAX: Final = 10_000
 _STEP_S: Final = 10.0
 _EVERY_S_MAX: Final = 86_400
-_EXTRA_MODULES: Final = ("matplotlib", "numpy", "pyarrow")
+_TRIALS_MAX: Final = 10_000
+_EXTRA_MODULES: Final = ("matplotlib", "numpy", "optuna", "pyarrow")
 OURS: Final = "BalancedShedder"
 
 TraceArgument = Annotated[
@@ -142,6 +144,56 @@ def compare_all(
         page = write_page(comparisons, output, seeds=numbers)
         if not as_json:
             print_line(f"wrote {page}")
+
+
+@app.command("tune")
+def tune_policy(
+    traces: Annotated[list[str], typer.Argument(metavar="TRACE", help="Kinds of generated traces, or files.", show_default=False)],
+    *,
+    policy: Annotated[str, typer.Option(metavar="NAME", help=f"One of {', '.join(SHEDDERS)}.")] = OURS,
+    trials: Annotated[int, typer.Option(metavar="NUMBER", min=1, max=_TRIALS_MAX, help="Settings to try.")] = 100,
+    load_moved_max: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", min=0, help="Limit of the load that moves: a share of all load per hour.", show_default=False),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Fix a setting of balancing. Repeatable.", show_default=False),
+    ] = None,
+    every: EveryOption = None,
+    seed: Annotated[
+        int, typer.Option(metavar="NUMBER", min=0, help="Seed of the traces, of the owners at their start and of the search.")
+    ] = 1,
+    brokers: BrokersOption = BROKERS,
+    bundles: BundlesOption = BUNDLES,
+    length: ForOption = "2h",
+    as_json: JsonOption = False,
+) -> None:
+    """Search settings of a policy that keep the load even and move little.
+
+    It prints the settings that no others beat in both figures, and changes nothing. Each trial is a run per trace, on all cores. Ctrl-C
+    ends the search early, and prints what was found.
+    """
+    _check_extra()
+    from equipoise.lab.search import lines
+    from equipoise.lab.trace_files import traces_named
+    from equipoise.lab.tuning import Search, tune
+
+    given = _typed(changes or ())
+    search = Search(policy=policy, given=given, every_s=every, trials=trials, seed=seed, load_moved_max=load_moved_max)
+    with progress("tuning", unit="trials") as note:
+        found = tune(traces_named(traces, shape_of(brokers, bundles, length)), search, note=note)
+    if as_json:
+        print_json({"defaults": found.defaults.row(), "front": [each.row() for each in found.front]})
+        return
+    for line in lines(found.front):
+        print_line(line)
+    print_line(f"without changes: unevenness {found.defaults.unevenness:.4f}, load moved {found.defaults.load_moved:.4f}")
+
+
+def _typed(texts: Sequence[str]) -> dict[str, Value]:
+    """Return `NAME=VALUE` texts of `--set` as values of settings. Raises `typer.BadParameter`, `UnknownSetting`, `InvalidSetting`."""
+    return {name: value_of(name, text) for name, text in pairs("--set", texts).items()}
 
 
 @app.command()

@@ -19,7 +19,7 @@ from typing import Final
 
 import httpx
 import orjson
-import pulsar  # type: ignore[import-untyped] # It ships no types.
+import pulsar
 
 from tests.pulsar.programs import ROOT
 from tests.pulsar.real_cluster import (

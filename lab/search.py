@@ -1,0 +1,77 @@
+"""Choose which settings of a policy a search changes, and describe what they reached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS
+from equipoise.brokers.balancing.settings.search_ranges import SEARCH_RANGES, SearchRange
+from equipoise.brokers.balancing.settings.setting_values import Value, format_value, setting_named
+from equipoise.channel.core.errors import CallerError
+from equipoise.lab.results import Metrics
+
+Changes = Mapping[str, Value]
+"""Values of settings that differ from the defaults, by the name of the setting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """Settings of a policy, and what they reached: means over all traces. The figures are as in `Metrics`."""
+
+    policy: str
+    changes: Changes
+    unevenness: float
+    load_moved: float
+
+    def row(self) -> dict[str, object]:
+        """Return the candidate as JSON values, with the settings as texts that `--set` takes."""
+        return {
+            "policy": self.policy,
+            "unevenness": round(self.unevenness, 4),
+            "load_moved": round(self.load_moved, 4),
+            "settings": assignments(self.changes),
+        }
+
+
+def candidate(policy: str, changes: Changes, metrics: Sequence[Metrics]) -> Candidate:
+    """Return the candidate that reached these figures in its runs."""
+    return Candidate(
+        policy=policy,
+        changes=changes,
+        unevenness=fmean(each.unevenness for each in metrics),
+        load_moved=fmean(each.load_moved for each in metrics),
+    )
+
+
+def assignments(changes: Changes) -> list[str]:
+    """Return changes as texts `NAME=VALUE`."""
+    return [f"{name}={format_value(value)}" for name, value in changes.items()]
+
+
+def lines(candidates: Iterable[Candidate]) -> Iterator[str]:
+    """Yield a heading, and a line for each candidate that ends with its options for `equipoise lab run`."""
+    yield "unevenness  load moved  settings"
+    for each in candidates:
+        options = " ".join([f"--policy {each.policy}", *(f"--set {text}" for text in assignments(each.changes))])
+        yield f"{each.unevenness:10.4f}  {each.load_moved:10.4f}  {options}"
+
+
+def searched(policy: str, given: Changes) -> dict[str, SearchRange]:
+    """Return the ranges of the policy's settings, except the `given` ones.
+
+    Raises `CallerError` for an unknown policy, and if no setting is left.
+    """
+    if policy not in SEARCH_RANGES:
+        raise CallerError(f"there is no policy {policy!r}; the policies are {', '.join(SHEDDERS)}")
+    ranges = {name: each for name, each in SEARCH_RANGES[policy].items() if name not in given}
+    if not ranges:
+        raise CallerError(f"--set fixes all settings of {policy} that a search changes; leave one out")
+    return ranges
+
+
+def legible(name: str, number: float) -> Value:
+    """Return a number of three digits as a value of the setting `name`, so that the value that runs is the one that is printed."""
+    short = float(f"{number:.3g}")
+    return round(short) if setting_named(name).kind is int else short
