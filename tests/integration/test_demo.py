@@ -39,8 +39,10 @@ def test_the_demo_ends_with_a_clean_verdict(tmp_path: Path, capsys: pytest.Captu
     assert said.count("kill -9 of") == 2
     assert said.count("all Pulsar clients are back after") == 2
     assert "drains: its" in said
-    # What the balancer did, each with a reason, and the plan before it.
-    assert 0 < said.index("bundles would move") < said.index("TransferShedder: demo/")
+    # What the balancer did, each with a reason, the plan before it, and what came of it.
+    assert (
+        0 < said.index("would move") < said.index("BalancedShedder: demo/") < said.index(" was predicted, ") < said.index(" was measured")
+    )
     assert "AutoSplit: demo/" in said
     assert "AutoMerge: demo/" in said
     with opened(f"sqlite:{tmp_path}/channel.db", timeout_ms=20_000) as access:

@@ -17,12 +17,12 @@ import pytest
 from equipoise.brokers.decision_log import open_decision_log
 from equipoise.brokers.local.demo.callers import CallerProcess, Plan, Stream
 from equipoise.brokers.local.demo.checker import check_calls
-from equipoise.brokers.local.demo.operator import BY_USE, QUICK, tune
+from equipoise.brokers.local.demo.operator import QUICK, tune
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core.ranges import key_hash
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.deadline import Deadline
-from tests.load.cluster import counters, running
+from tests.load.cluster import BY_USE, counters, running
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 

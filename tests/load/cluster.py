@@ -10,6 +10,7 @@ from typing import Final
 
 import aiohttp
 
+from equipoise.brokers.balancing.settings.settings_records import Changes
 from equipoise.brokers.local.demo import operator
 from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
 from equipoise.channel.log.open_log import open_log
@@ -18,6 +19,15 @@ from tests.load.log_places import settled_ms
 
 READY_MS: Final = 90_000
 """How long a broker's start may take: seconds, but for a machine that is busy with all this."""
+
+BY_USE: Final[Changes] = {
+    **operator.CPU_ONLY,
+    "balancing.shedder": "TransferShedder",
+    "transfer.target_deviation": "0.06",
+    "transfer.hit_count_threshold": 1,
+    "transfer.cool_down_ms": 1_000,
+}
+"""Balance the brokers' use of processors, as Pulsar's default strategy does, but within seconds."""
 
 _LOOK_S: Final = 0.02
 

@@ -45,16 +45,8 @@ QUICK: Final[Changes] = {
 }
 """A balancing round every second, each with fresh measurements."""
 
-BY_USE: Final[Changes] = {
-    "balancing.shedder": "TransferShedder",
-    "transfer.target_deviation": "0.06",
-    "transfer.hit_count_threshold": 1,
-    "transfer.cool_down_ms": 1_000,
-    # All brokers of a machine share its network, so its use does not distinguish them.
-    "weights.bandwidth_in": 0,
-    "weights.bandwidth_out": 0,
-}
-"""Balance the brokers' use of processors, as Pulsar's default strategy does, but within seconds."""
+CPU_ONLY: Final[Changes] = {"weights.bandwidth_in": 0, "weights.bandwidth_out": 0}
+"""Measure the brokers' use of processors. All brokers of a machine share its network, so its use does not distinguish them."""
 
 CORES: Final = "0.25"
 """The share of a processor that a broker claims to have: small enough that a few dozen calls a second show in its use."""

@@ -18,8 +18,9 @@ from equipoise.brokers.errors import BrokerUnreachable
 from equipoise.brokers.local.demo import operator
 from equipoise.brokers.local.demo.demo import COUNTERS, MESSAGES, Demo, comes_true
 from equipoise.brokers.local.demo.figures import busiest
-from equipoise.brokers.local.demo.operator import BY_USE, QUICK, Move
+from equipoise.brokers.local.demo.operator import CPU_ONLY, QUICK, Move
 from equipoise.channel.core.errors import PeerError
+from equipoise.channel.system.deadline import Deadline
 
 Step = Callable[[Demo], Awaitable[None]]
 
@@ -35,11 +36,12 @@ _BETWEEN_STEPS_S: Final = 1.0
 # Reports come every second. A few of them move the average most of the way.
 _SEEN_MS: Final = 10_000
 
-# The brokers count as uneven at this multiple of the target deviation. On a busy machine, even brokers stay below it.
-_UNEVEN: Final = 2.0
+# The brokers count as uneven at this deviation of their use. On a busy machine, even brokers stay below it.
+_UNEVEN: Final = 0.12
 
 # Some rounds. Each comes a second or two after the reports that follow the previous one.
-_EVEN_MS: Final = 20_000
+_MEASURED_MS: Final = 20_000
+_WRITTEN_MS: Final = 5_000
 _SPLIT_MS: Final = 40_000
 
 # How many decisions are searched for the effects of a step. Each broker adds at most one a second.
@@ -154,25 +156,28 @@ def _follower(demo: Demo) -> int:
 
 
 async def even_out(demo: Demo) -> None:
-    """Move bundles to one broker, show the plan of the balancer, and let `TransferShedder` act."""
+    """Move bundles to one broker, show the plan of the balancer, let it act, and compare its predictions with what was measured."""
     number = _follower(demo)
-    loaded, target = demo.cluster.broker_ids[number], float(str(BY_USE["transfer.target_deviation"]))
+    loaded = demo.cluster.broker_ids[number]
 
     def is_seen() -> bool:
         seen = demo.utilization
-        return not seen.within(_UNEVEN * target) and max(seen.used, key=seen.used.__getitem__, default=None) == loaded
+        return not seen.within(_UNEVEN) and max(seen.used, key=seen.used.__getitem__, default=None) == loaded
 
-    await _set(demo, {**BY_USE, _SHEDDING: False})
+    await _set(demo, {**CPU_ONLY, _SHEDDING: False})
     demo.say(f"balancing is off for a while, and an operator moves {await _move_all_to(demo, number)} bundles to {loaded}")
     await comes_true(is_seen, _SEEN_MS)
     demo.say(f"their processors are in use by {demo.utilization.text}; `equipoise plan` shows what the balancer would move:")
     demo.screen.quote(await asyncio.to_thread(operator.plan, demo.cluster.log_url))
     began_s, began_ms = demo.now_s, _wall_ms()
     await _set(demo, {_SHEDDING: True})
-    even = "even" if await comes_true(lambda: demo.utilization.within(target), _EVEN_MS) else "not even yet"
-    demo.say(f"{even} {demo.now_s - began_s:.1f} s after balancing was turned on: {demo.utilization.text}")
+    outcome = await _outcome(demo, since_ms=began_ms)
     await _say_why(demo, "shed", since_ms=began_ms)
-    await _reset(demo, {**BY_USE, _SHEDDING: True})
+    if outcome is None:
+        demo.say(f"the load after moves has not been measured yet: {demo.utilization.text}")
+    else:
+        demo.say(f"{demo.now_s - began_s:.1f} s after balancing was turned on: {outcome}")
+    await _reset(demo, {**CPU_ONLY, _SHEDDING: True})
 
 
 async def split_hot_bundles(demo: Demo) -> None:
@@ -210,23 +215,48 @@ async def _reset(demo: Demo, changes: Changes) -> None:
 
 
 async def _move_all_to(demo: Demo, number: int) -> int:
-    """Move the bundles of counters to one broker, except those that fail to move. Return how many moved."""
+    """Move all bundles to one broker, except those that fail to move. Return how many moved."""
     broker, incarnation = demo.cluster.broker_ids[number], demo.incarnation(number)
-    elsewhere = [bundle.name for bundle in demo.table.view.bundles_of(COUNTERS) if bundle.owner != incarnation]
+    view = demo.table.view
+    elsewhere = [bundle.name for namespace in demo.bundles for bundle in view.bundles_of(namespace) if bundle.owner != incarnation]
     moves = [Move(kind=MoveKind.TRANSFER, bundle=bundle, to=broker) for bundle in elsewhere]
     problems = [await operator.make(demo.http, demo.cluster.addresses[number], move) for move in moves]
     return problems.count(None)
 
 
 async def _say_why(demo: Demo, kind: Kind, *, since_ms: int) -> None:
-    """Show the first move of the decisions of one kind made since then, and its reason."""
-    decisions = await asyncio.to_thread(_decisions, demo.cluster.log_url, since_ms)
-    moves = [(decision, move) for decision in decisions if decision.kind == kind for move in decision.moves]
+    """Show the first move of the decisions of one kind made since then, and its reason. A decision is written after its moves."""
+    decisions = await _decided(demo, lambda each: each.kind == kind and bool(each.moves), since_ms=since_ms, within_ms=_WRITTEN_MS)
+    moves = [(decision, move) for decision in decisions for move in decision.moves]
     if moves:
         decision, move = moves[0]
         where = f"from {move.source} to {move.destination}" if move.source != move.destination else f"at {move.source}"
         more = f"; and {len(moves) - 1} more (see `equipoise decisions`)" if len(moves) > 1 else ""
         demo.say(f"{decision.strategy}: {move.bundle} {where}, because {move.reason}{more}")
+
+
+async def _outcome(demo: Demo, *, since_ms: int) -> str | None:
+    """Wait until all brokers of a round made since then are measured: no later round disturbs them.
+
+    Return what was predicted and measured; None if that takes too long.
+    """
+
+    def is_whole(decision: Decision) -> bool:
+        return bool(decision.brokers) and all(broker.measured is not None for broker in decision.brokers)
+
+    outcomes = await _decided(demo, is_whole, since_ms=since_ms, within_ms=_MEASURED_MS)
+    return "; ".join(broker.sentence for broker in outcomes[-1].brokers) if outcomes else None
+
+
+async def _decided(demo: Demo, is_wanted: Callable[[Decision], bool], *, since_ms: int, within_ms: int) -> Sequence[Decision]:
+    """Wait for such decisions made since then, and return them; empty if that takes too long."""
+    deadline = Deadline.after(timeout_ms=within_ms)
+    while True:
+        newest = await asyncio.to_thread(_decisions, demo.cluster.log_url, since_ms)
+        decisions = [decision for decision in newest if is_wanted(decision)]
+        if decisions or not deadline.remaining_ms():
+            return decisions
+        await asyncio.sleep(_BETWEEN_MOVES_S)
 
 
 def _decisions(log_url: str, since_ms: int) -> Sequence[Decision]:
