@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -36,7 +37,7 @@ def main(words: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m compose.local_kafka", description="A real Kafka on this machine, without Docker.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("jars", help="have Maven fetch the jars of Kafka, once")
+    commands.add_parser("jars", help="have Maven fetch the jars of Kafka, and Java archive its classes, once")
     start = commands.add_parser("start", help="start it, wait until it serves, and print its address")
     stop = commands.add_parser("stop", help="stop it; its topics stay")
     status = commands.add_parser("status", help=f"say which nodes run; exit code {_DOWN} if none does")
@@ -84,6 +85,9 @@ def _clusters(arguments: argparse.Namespace) -> Sequence[Cluster]:
 
 def _jars(_arguments: argparse.Namespace) -> int:
     class_path(note=_note)
+    # Beside the archive, so that it can be moved there at once.
+    with tempfile.TemporaryDirectory(dir=HOME) as folder:
+        Cluster.lay_out(Path(folder)).archive_classes()
     return 0
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from compose.local_kafka.errors import LocalKafkaError, NoCluster
-from compose.local_kafka.jars import class_path
+from compose.local_kafka.jars import class_archive, class_path, tool
 from compose.local_kafka.locked import locked
 from compose.local_kafka.node import READY_S, STOP_S, Node
 from compose.local_kafka.server_properties import HOST, Ports, server_properties
@@ -23,6 +23,9 @@ NODES: Final = (1, 3)
 
 HEAP_MB: Final = 256
 """Kafka's heap in MB. The process uses about twice that."""
+
+_ARCHIVE_S: Final = 120.0
+"""A node needs 4 s on two quiet cores to archive its classes and stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +163,27 @@ class Cluster:
                 for node in starting:
                     node.kill()
                 raise
+
+    def archive_classes(self) -> None:
+        """Run the first node once, so that Java archives Kafka's classes: every later start takes half the time.
+
+        Does nothing if the archive exists. Raises `LocalKafkaError`, `NotInstalled`.
+        """
+        archive, node = class_archive(tool("java"), class_path()), self.nodes[0]
+        if archive.exists():
+            return
+        # Java crashes if an archive is incomplete, so the file gets its name once it is whole.
+        written = self.folder / archive.name
+        node.format(self.layout.cluster_id)
+        try:
+            node.begin(archive=written)
+            node.wait_ready()
+            node.stop(timeout_s=_ARCHIVE_S)
+        finally:
+            node.kill()
+        if not written.exists():
+            raise LocalKafkaError(f"Java wrote no archive of Kafka's classes when the node in {self.folder} stopped; try again")
+        written.replace(archive)
 
     def stop(self, *, timeout_s: float = STOP_S) -> None:
         """Stop the running nodes cleanly. A node that still runs after `timeout_s` is killed. Raises `LocalKafkaError`."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from compose.local_kafka.errors import LocalKafkaError
-from compose.local_kafka.jars import class_path, tool
+from compose.local_kafka.jars import class_archive, class_path, tool
 from compose.local_kafka.process import handle, has_ended, is_stopped, pid_of, send, start
 from compose.local_kafka.server_properties import format_properties
 
@@ -83,10 +83,13 @@ class Node:
         if formatted.returncode:
             raise self._failure("could not be formatted", output=f"{formatted.stdout}{formatted.stderr}".strip())
 
-    def begin(self) -> None:
-        """Start its process; `wait_ready` waits until it serves. Raises `NotInstalled`."""
+    def begin(self, *, archive: Path | None = None) -> None:
+        """Start its process; `wait_ready` waits until it serves. Java writes its classes to `archive` when the node stops.
+
+        Raises `NotInstalled`.
+        """
         self._earlier_output_bytes = self._output.stat().st_size if self._output.exists() else 0
-        start([*self._java(), "kafka.Kafka", str(self._properties)], pid_file=self._pid_file, output=self._output)
+        start([*self._java(archive), "kafka.Kafka", str(self._properties)], pid_file=self._pid_file, output=self._output)
 
     def wait_ready(self, *, timeout_s: float = READY_S) -> None:
         """Wait until it serves. Raises `LocalKafkaError`."""
@@ -144,9 +147,12 @@ class Node:
             if held is not None:
                 send(held, number)
 
-    def _java(self) -> list[str]:
+    def _java(self, archive: Path | None = None) -> list[str]:
+        java, path = tool("java"), class_path()
         memory = [f"-Xmx{self._heap_mb}m", f"-Xms{self._heap_mb}m"]
-        return [tool("java"), *memory, *_JAVA_OPTIONS, f"-Dlog4j2.configurationFile={_LOG4J}", "-cp", class_path()]
+        # Java starts without an archive that does not exist or that another Java wrote.
+        classes = f"-XX:ArchiveClassesAtExit={archive}" if archive else f"-XX:SharedArchiveFile={class_archive(java, path)}"
+        return [java, *memory, *_JAVA_OPTIONS, classes, f"-Dlog4j2.configurationFile={_LOG4J}", "-cp", path]
 
     def _printed(self) -> bytes:
         """Return its output since its last start."""
