@@ -7,6 +7,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, Final, Protocol
 
 from aiohttp import web
@@ -177,10 +178,16 @@ def _models() -> Json:
     return {name: found[name] for name in sorted(found)}
 
 
+@cache
+def _nodes(function: Callable[..., object]) -> Sequence[ast.AST]:
+    """Return the syntax of a function. Handlers share helpers, so each is parsed once."""
+    return tuple(ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))))
+
+
 def _used(group: type, function: Callable[..., object], seen: frozenset[str] = frozenset()) -> Iterator[tuple[Any, str | None]]:
     """Yield the values of the module that a handler uses, also through its helpers, each with the text it is called with, if any."""
     names = vars(inspect.getmodule(function))
-    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
+    for node in _nodes(function):
         called = node.func if isinstance(node, ast.Call) else node
         if isinstance(called, ast.Name) and called.id in names:
             value = names[called.id]
