@@ -54,7 +54,7 @@ CASES = {
         at_work="ready: 1 broker",
     ),
     "load-worker": Case(words=(*CLI, "load-worker", "--log", NOWHERE), at_work='"level":"warning"', extra="faust"),
-    "demo": Case(words=("-m", "equipoise.brokers.local.demo", "--plain", "--forever"), at_work="transfers"),
+    "demo": Case(words=("-m", "equipoise.brokers.local.demo", "--plain", "--forever"), at_work="the leader balances the load"),
     "channel tail": Case(words=(*CLI, "channel", "tail", "-f", "--log", "{log}"), at_work="open ", code=130),
     "spark audit": Case(words=(*CLI, "spark", "audit", "--log", "{log}"), at_work="findings are printed here", code=130, extra="pyspark"),
     "spark archive": Case(words=(*CLI, "spark", "archive", "--log", "{log}"), at_work="archiving", code=130, extra="pyspark"),
