@@ -154,6 +154,7 @@ class Audit:
         self._bounced, self._vanished = Counter[str](), Counter[str]()
         self._gone: dict[str, _Gone] = {}
         self._split: dict[str, tuple[str, ...]] = {}
+        self._forgotten: set[str] = set()
         self._findings: list[Finding] = []
 
     def see(self, change: Change) -> None:
@@ -235,6 +236,9 @@ class Audit:
         child = next((child for child in self._split.get(message.bundle, ()) if child in self._bundles), None)
         if child is not None:
             self._find(Kind.SECOND_OWNER, message, f"it was split, and is {record.state} again, although there is its child {child}")
+        elif held is None and message.bundle in self._forgotten and record.state != ASSIGNING and record.version > 1 and not record.force:
+            text = f"{record.state} with version {record.version}, after a tombstone had ended the bundle's versions"
+            self._find(Kind.OLD_VERSION, message, text)
         if record.force:
             # The leader takes an owned bundle only from a broker that left the cluster.
             if held is not None and server is not None and server != record.destination and _takes_over(held, record):
@@ -258,6 +262,7 @@ class Audit:
         self._measure_serving(bundle, server_of(held), message)
         if record is None:
             del self._bundles[message.bundle]
+            self._forgotten.add(message.bundle)
             self._split.update({message.bundle: bundle.children} if bundle.children else {})
             return
         bundle.reached[record.version] = message.published_ms
