@@ -41,6 +41,7 @@ from equipoise.brokers.agent.ownerships import Ownerships
 from equipoise.brokers.agent.requests import record_of
 from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.balancing.placement import FewestBundles, Placement
+from equipoise.brokers.balancing.policies import Maintenance
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.errors import NotProposed
 from equipoise.channel.core.entries import BrokerChanged, BrokerEntry, Verdict
@@ -114,6 +115,11 @@ class Agent:
     def drains(self) -> bool:
         """Whether this broker is a member that drains, with or without leaving."""
         return self._membership.drains
+
+    @property
+    def maintenance(self) -> Maintenance | None:
+        """The maintenance that this broker is in."""
+        return self._leading.maintenance
 
     @property
     def timing(self) -> Timing:

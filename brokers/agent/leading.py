@@ -18,7 +18,7 @@ from equipoise.brokers.agent.refusals import Refusals
 from equipoise.brokers.balancing.controls import ReadControls, freeze_key, is_control, read_controls
 from equipoise.brokers.balancing.failure_domains import maintenance_of
 from equipoise.brokers.balancing.placement import Placement
-from equipoise.brokers.balancing.policies import FAILURE_DOMAIN, QUARANTINE, quarantine_key
+from equipoise.brokers.balancing.policies import FAILURE_DOMAIN, QUARANTINE, Maintenance, quarantine_key
 from equipoise.brokers.balancing.quarantine import Suspicions, is_quarantined
 from equipoise.brokers.balancing.settings import settings_records
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
@@ -277,15 +277,20 @@ class Leading:
 
     # --- a broker that drains, or is in maintenance ---
 
+    @property
+    def maintenance(self) -> Maintenance | None:
+        """The maintenance that this broker is in."""
+        entry, controls = self._membership.entry, self._read_controls()
+        return None if entry is None else maintenance_of(controls.maintenances, controls.domains, [entry]).get(entry.broker)
+
     def _why_it_gives(self) -> str | None:
         """Return why this broker has to give its bundles away; None if it need not, or has none."""
-        core, entry = self._core, self._membership.entry
-        if entry is None or core.serving is None:
+        core = self._core
+        if core.serving is None:
             return None
         if self._membership.drains:
             return "drain"
-        controls = self._read_controls()
-        policy = maintenance_of(controls.maintenances, controls.domains, [entry]).get(entry.broker)
+        policy = self.maintenance
         if policy is None or not core.view.held_count(core.serving):
             return None
         return f"{policy.name}: {policy.reason}"[:TEXT_CHARACTERS_MAX]

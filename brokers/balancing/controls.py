@@ -104,6 +104,17 @@ def controls_in(view: View, now_ms: int) -> Controls:
     return Controls(pause=pause, frozen={control.subject: control for control in standing.values()})
 
 
+def standing_controls(view: View, now_ms: int) -> list[Control]:
+    """Return the pause, freezes, maintenances and quarantines of a view that count at `now_ms` (Unix time), in this order."""
+    controls = controls_in(view, now_ms)
+    return [
+        *([] if controls.pause is None else [controls.pause]),
+        *(controls.frozen[name] for name in sorted(controls.frozen)),
+        *sorted(read_controls(view).maintenances, key=lambda each: (each.subject, each.name)),
+        *quarantined_in(view),
+    ]
+
+
 def controls_document(view: View, now_ms: int) -> dict[str, object]:
     """Describe the controls of a view at `now_ms` (Unix time), for programs. An end of None: it has none."""
     controls = controls_in(view, now_ms)
@@ -115,11 +126,22 @@ def controls_document(view: View, now_ms: int) -> dict[str, object]:
     }
 
 
+def maintenances_in(view: View) -> Mapping[str, Maintenance]:
+    """Return the maintenance of each broker of a view that has one, by broker id."""
+    controls = read_controls(view)
+    return maintenance_of(controls.maintenances, controls.domains, view.brokers.values())
+
+
+def why_frozen(view: View, namespace: str) -> str | None:
+    """Return the reason of the freeze of a namespace; None if there is none. The leader removes it at its end."""
+    entry = view.policies.get(freeze_key(namespace))
+    return None if entry is None else str(entry.document.get("reason"))
+
+
 def maintenance_documents(view: View) -> list[dict[str, object]]:
     """Describe what is in maintenance: its brokers, and how many bundles these still have."""
-    controls, found = read_controls(view), []
-    of_brokers = maintenance_of(controls.maintenances, controls.domains, view.brokers.values())
-    for control in sorted(controls.maintenances, key=lambda each: (each.subject, each.name)):
+    of_brokers, found = maintenances_in(view), []
+    for control in sorted(read_controls(view).maintenances, key=lambda each: (each.subject, each.name)):
         brokers = sorted(broker for broker, maintained_by in of_brokers.items() if maintained_by == control)
         document: dict[str, object] = {"id": control.subject, "of": "failure domain" if control.is_of_domain else "broker"}
         bundles = sum(view.held_count(view.brokers[broker].incarnation) for broker in brokers)

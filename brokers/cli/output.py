@@ -54,14 +54,18 @@ def print_fact(sentence: str, document: Row, *, as_json: bool) -> None:
         print_line(sentence)
 
 
-def print_rows(rows: Sequence[Row], *, columns: Sequence[str], as_json: bool, nothing: str) -> None:
-    """Print rows as a JSON list, or their `columns` as a table. Without rows print `nothing` instead of a table."""
+def print_rows(rows: Sequence[Row], *, columns: Sequence[str], as_json: bool, nothing: str, sometimes: Sequence[str] = ()) -> None:
+    """Print rows as a JSON list, or their `columns` as a table, and those of `sometimes` that any row has.
+
+    Without rows print `nothing` instead of a table.
+    """
     if as_json:
         print_json(rows)
     elif not rows:
         print_line(nothing)
     else:
-        print_table([column.replace("_", " ") for column in columns], [[cell(row[column]) for column in columns] for row in rows])
+        shown = [*columns, *(column for column in sometimes if any(row[column] for row in rows))]
+        print_table([column.replace("_", " ") for column in shown], [[cell(row[column]) for column in shown] for row in rows])
 
 
 def print_document(document: Row, *, as_json: bool) -> None:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Final
 
-from equipoise.brokers.balancing.controls import maintenance_documents
+from equipoise.brokers.balancing.controls import maintenance_documents, maintenances_in, why_frozen
 from equipoise.brokers.balancing.destinations import Destinations
 from equipoise.brokers.balancing.failure_domains import domain_of, domains_in
 from equipoise.brokers.balancing.namespace_policies import on_channel_loss
 from equipoise.brokers.balancing.policies import (
+    DOMAIN_MAINTENANCE,
     FAILURE_DOMAIN,
+    FREEZE,
     ISOLATION,
     MAINTENANCE,
     MIN_LIMIT_DEFAULT,
+    PAUSE,
+    QUARANTINE,
     USAGE_THRESHOLD_DEFAULT,
+    Control,
+    Maintenance,
     is_maintenance,
     items_of,
     parse_policy,
@@ -36,8 +43,11 @@ MAINTENANCE_COLUMNS: Final = ("id", "of", "reason", "until", "bundles")
 DESTINATION_COLUMNS: Final = ("broker", "may_have_it", "owner", "why_not")
 
 
-def broker_row(view: View, broker: BrokerEntry) -> Row:
-    """Describe a broker: what it joined with, and how many bundles name it as owner or source."""
+def broker_row(view: View, broker: BrokerEntry, maintenances: Mapping[str, Maintenance]) -> Row:
+    """Describe a broker: what it joined with, and how many bundles name it as owner or source.
+
+    `maintenances` are those of `maintenances_in`.
+    """
     joined, domain = broker.joined, domain_of(broker, domains_in(view))
     return {
         "broker": broker.broker,
@@ -45,6 +55,7 @@ def broker_row(view: View, broker: BrokerEntry) -> Row:
         "leader": view.leader() is broker,
         "incarnation": broker.incarnation,
         "bundles": view.held_count(broker.incarnation),
+        "maintenance": maintenances[broker.broker].reason if broker.broker in maintenances else None,
         "capacity": joined.capacity,
         "http": http_address(joined.addresses),
         "addresses": dict(joined.addresses),
@@ -71,6 +82,7 @@ def namespace_row(view: View, name: str) -> Row:
         "moving": len(bundles) - phases["owned"] - phases["free"],
         "free": phases["free"],
         "on_channel_loss": on_channel_loss(namespace.policies).value,
+        "frozen": why_frozen(view, name),
         "created": namespace.created,
         "last": namespace.last,
         "policies": dict(namespace.policies),
@@ -91,6 +103,19 @@ def bundle_row(view: View, bundle: BundleEntry) -> Row:
         "quarantine": why_quarantined(view, bundle.name),
         "positions": None if bundle.positions is None else [f"0x{position:08x}" for position in bundle.positions],
     }
+
+
+def control_line(control: Control) -> str:
+    """Describe a control in a sentence."""
+    kind, _, subject = control.name.partition("/")
+    state = {
+        PAUSE: "balancing is paused",
+        FREEZE: f"{subject} is frozen",
+        MAINTENANCE: f"{subject} is in maintenance",
+        DOMAIN_MAINTENANCE: f"the failure domain {subject} is in maintenance",
+        QUARANTINE: f"{subject} is in quarantine",
+    }[kind]
+    return f"{state}{f' until {local_time(control.until_ms)}' if control.until_ms else ''}: {control.reason}"
 
 
 def maintenance_rows(view: View) -> list[Row]:
@@ -146,14 +171,14 @@ def destination_rows(destinations: Destinations, bundle: BundleEntry) -> list[Ro
 
 def view_document(view: View) -> Row:
     """Describe a whole view. The digest is hexadecimal, because some JSON readers cannot represent integers of 61 bits."""
-    leader = view.leader()
+    leader, maintenances = view.leader(), maintenances_in(view)
     return {
         "offset": view.offset,
         "cluster": view.cluster,
         "level": view.level,
         "leader": None if leader is None else leader.broker,
         "digest": f"0x{view.digest():016x}",
-        "brokers": [broker_row(view, view.brokers[name]) for name in sorted(view.brokers)],
+        "brokers": [broker_row(view, view.brokers[name], maintenances) for name in sorted(view.brokers)],
         "namespaces": [namespace_row(view, name) for name in sorted(view.namespaces)],
         "bundles": [bundle_row(view, bundle) for name in sorted(view.namespaces) for bundle in view.bundles_of(name)],
         "policies": {name: dict(view.policies[name].document) for name in sorted(view.policies)},

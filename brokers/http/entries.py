@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from equipoise.brokers.balancing.controls import why_frozen
 from equipoise.brokers.balancing.failure_domains import domain_of, domains_in
 from equipoise.brokers.balancing.named import server_of
+from equipoise.brokers.balancing.policies import Maintenance
+from equipoise.brokers.balancing.quarantine import why_quarantined
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.view import View
 
@@ -37,7 +40,10 @@ def assignment_row(view: View, bundle: BundleEntry) -> AssignmentRow:
 
 
 def bundle_document(view: View, bundle: BundleEntry) -> dict[str, object]:
-    """Return everything that the view holds of a bundle. `owner` and `source` are broker ids; separate fields have their incarnations."""
+    """Return everything that the view holds of a bundle. `owner` and `source` are broker ids; separate fields have their incarnations.
+
+    `quarantine` and `frozen` are the reasons of these controls.
+    """
     return {
         "offset": view.offset,
         "bundle": bundle.name,
@@ -54,10 +60,12 @@ def bundle_document(view: View, bundle: BundleEntry) -> dict[str, object]:
         "last": bundle.last,
         "algorithm": bundle.algorithm,
         "positions": bundle.positions,
+        "quarantine": why_quarantined(view, bundle.name),
+        "frozen": why_frozen(view, bundle.namespace),
     }
 
 
-def broker_document(view: View, broker: BrokerEntry, *, suspect: bool) -> dict[str, object]:
+def broker_document(view: View, broker: BrokerEntry, *, suspect: bool, maintenance: Maintenance | None) -> dict[str, object]:
     """Return everything that the view holds of a broker, dead or alive. `suspect`: its renewal is late for this reader."""
     joined, leader = broker.joined, view.leader()
     held, domain = view.held_by(broker.incarnation), domain_of(broker, domains_in(view))
@@ -67,6 +75,7 @@ def broker_document(view: View, broker: BrokerEntry, *, suspect: bool) -> dict[s
         "status": broker.status,
         "leader": leader is not None and leader.incarnation == broker.incarnation,
         "suspect": suspect,
+        "maintenance": None if maintenance is None else maintenance.reason,
         "last": broker.last,
         "bundles": sum(1 for bundle in held if bundle.owner == broker.incarnation and bundle.phase == "owned"),
         "addresses": dict(joined.addresses),

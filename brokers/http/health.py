@@ -40,7 +40,7 @@ class Health:
 
     async def ready(self, _request: web.Request) -> web.Response:
         """Return whether clients may be sent here; 503, with the problems, if not."""
-        problems, losses = self._problems(), self._losses()
+        problems, losses, maintenance = self._problems(), self._losses(), self._worker.agent.maintenance
         serves_on = bool(losses) and not problems and self._serves_on()
         is_ready = not problems and (serves_on or not losses)
         body = {
@@ -48,6 +48,7 @@ class Health:
             "broker": self._worker.broker_id,
             "problems": problems + losses,
             "channel_loss": self._channel_loss(),
+            "maintenance": None if maintenance is None else maintenance.reason,
         }
         return json_answer(body, status=HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
-from equipoise.brokers.balancing.controls import controls_in
+from equipoise.brokers.balancing.controls import standing_controls
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.setting_values import CHOICES, SETTINGS, format_value, value_in
 from equipoise.brokers.balancing.settings.settings_records import (
@@ -28,7 +28,7 @@ from equipoise.brokers.balancing.settings.settings_records import (
 )
 from equipoise.brokers.cli import broker_conf
 from equipoise.brokers.cli.commands.broker import pairs
-from equipoise.brokers.cli.moments import duration, end_ms, local_time, time_of
+from equipoise.brokers.cli.moments import duration, end_ms, time_of
 from equipoise.brokers.cli.options import (
     TIMEOUT_S,
     AsOption,
@@ -43,6 +43,7 @@ from equipoise.brokers.cli.options import (
 )
 from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import Row, print_json, print_line, print_rows
+from equipoise.brokers.cli.rows import control_line
 from equipoise.brokers.errors import counted
 from equipoise.brokers.operations.access import Access, folded_to_end
 from equipoise.brokers.operations.on_channel import run
@@ -178,11 +179,10 @@ def show(
         if everything or name in held
     ]
     problems = problems_in(view, DEFAULTS)
-    controls = controls_in(view, time.time_ns() // 1_000_000)
-    stopped = [*([] if controls.pause is None else [controls.pause]), *(controls.frozen[name] for name in sorted(controls.frozen))]
+    controls = standing_controls(view, time.time_ns() // 1_000_000)
     last = None if entry is None else {"offset": entry.last, "by": changed_by(document)}
     if as_json:
-        print_json({"settings": rows, "changed": last, "problems": list(problems), "controls": [asdict(control) for control in stopped]})
+        print_json({"settings": rows, "changed": last, "problems": list(problems), "controls": [asdict(control) for control in controls]})
         return
     if everything:
         for line in _grouped(rows):
@@ -190,9 +190,8 @@ def show(
     else:
         nothing = "the channel has no settings: each broker uses those that it was started with, or the defaults"
         print_rows(rows, columns=("setting", "value", "default"), as_json=False, nothing=nothing)
-    for control in stopped:
-        what = "balancing is paused" if control is controls.pause else f"{control.subject} is frozen"
-        print_line(f"{what}{f' until {local_time(control.until_ms)}' if control.until_ms else ''}: {control.reason}")
+    for control in controls:
+        print_line(control_line(control))
     for problem in problems:
         print_line(f"cannot be read: {problem}", color=typer.colors.RED)
     if last is not None:

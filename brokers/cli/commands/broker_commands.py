@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
+from equipoise.brokers.balancing.controls import maintenances_in
 from equipoise.brokers.cli.moments import end_ms
 from equipoise.brokers.cli.options import (
     LOG_VARIABLE,
@@ -69,8 +70,9 @@ def list_brokers(
     """
     with reading(log, timeout, cluster=cluster) as access:
         brokers = [access.view.brokers[name] for name in sorted(access.view.brokers)]
-        rows = [broker_row(access.view, broker) for broker in brokers if everyone or broker.live]
-    print_rows(rows, columns=BROKER_COLUMNS, as_json=as_json, nothing="no broker is alive")
+        maintenances = maintenances_in(access.view)
+        rows = [broker_row(access.view, broker, maintenances) for broker in brokers if everyone or broker.live]
+    print_rows(rows, columns=BROKER_COLUMNS, sometimes=("maintenance",), as_json=as_json, nothing="no broker is alive")
 
 
 @app.command("leader-broker")
@@ -119,7 +121,7 @@ def status(
             live = sorted(access.view.live_brokers(), key=lambda broker: broker.broker)
         brokers = [(broker.broker, own_http(broker.joined.addresses) or "") for broker in live]
     rows = _statuses(brokers, deadline)
-    print_rows(rows, columns=_STATUS_COLUMNS, as_json=as_json, nothing="no broker is alive")
+    print_rows(rows, columns=_STATUS_COLUMNS, sometimes=("maintenance",), as_json=as_json, nothing="no broker is alive")
     if not all(map(_is_well, rows)):
         raise typer.Exit(ExitCode.UNAVAILABLE)
 
@@ -250,7 +252,8 @@ def _status(broker: str, address: str, deadline: Deadline) -> Row:
         if document in ({"status": "ready"}, {"status": "not ready"}):  # To callers without valid credentials.
             problem = f"it says more only with valid credentials; set {TOKEN_VARIABLE}"
             return _status_row(broker, address, document["status"], None, [problem])
-        return _status_row(str(document["broker"]), address, str(document["status"]), document["channel_loss"], document["problems"])
+        row = _status_row(str(document["broker"]), address, str(document["status"]), document["channel_loss"], document["problems"])
+        return {**row, "maintenance": document.get("maintenance")}
     except BrokerUnreachable as error:
         return _status_row(broker, address, _UNREACHABLE, None, [error.problem])
     except (ValueError, KeyError, TypeError):
@@ -265,4 +268,5 @@ def _status_row(broker: str, address: str, status: str, loss: Row | None, proble
         "channel_lost_since": None if loss is None else loss["since"],
         "serving_on": [] if loss is None else loss["serving_on"],
         "problems": problems,
+        "maintenance": None,
     }

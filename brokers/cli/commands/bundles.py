@@ -6,15 +6,17 @@ from typing import Annotated
 
 import typer
 
-from equipoise.brokers.balancing.controls import quarantine_documents
+from equipoise.brokers.balancing.controls import quarantine_documents, why_frozen
 from equipoise.brokers.balancing.quarantine import why_quarantined
 from equipoise.brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, carry_out, reading
 from equipoise.brokers.cli.outcome import ExitCode, group
-from equipoise.brokers.cli.output import print_document, print_fact, print_rows
+from equipoise.brokers.cli.output import Row, print_document, print_fact, print_rows
 from equipoise.brokers.cli.rows import BUNDLE_COLUMNS, QUARANTINE_COLUMNS, bundle_row
 from equipoise.brokers.operations import verbs
 from equipoise.brokers.runtime.service import http_address
+from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import key_hash
+from equipoise.channel.core.view import View
 
 app = group("Show bundles and their owners; cancel moves.")
 quarantine = group("List and release bundles that broke their owners.")
@@ -36,9 +38,8 @@ def list_bundles(
     """List bundles in order of the hash space."""
     with reading(log, timeout) as access:
         names = sorted(access.view.namespaces) if namespace is None else [access.namespace(namespace)]
-        rows = [bundle_row(access.view, bundle) for name in names for bundle in access.view.bundles_of(name)]
-    columns = (*BUNDLE_COLUMNS, "quarantine") if any(row["quarantine"] for row in rows) else BUNDLE_COLUMNS
-    print_rows(rows, columns=columns, as_json=as_json, nothing="there is no bundle")
+        rows = [_row(access.view, bundle) for name in names for bundle in access.view.bundles_of(name)]
+    print_rows(rows, columns=BUNDLE_COLUMNS, sometimes=("frozen", "quarantine"), as_json=as_json, nothing="there is no bundle")
 
 
 @app.command()
@@ -48,8 +49,12 @@ def show(bundle: BundleArgument, *, log: LogOption, timeout: TimeoutOption = TIM
     `equipoise channel why` shows its history.
     """
     with reading(log, timeout) as access:
-        document = bundle_row(access.view, access.bundle(bundle))
+        document = _row(access.view, access.bundle(bundle))
     print_document(document, as_json=as_json)
+
+
+def _row(view: View, bundle: BundleEntry) -> Row:
+    return {**bundle_row(view, bundle), "frozen": why_frozen(view, bundle.namespace)}
 
 
 @app.command()

@@ -5,17 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final, TypeVar
 
+from equipoise.brokers.balancing.controls import Controls
 from equipoise.brokers.balancing.decisions import Decision, Kind
 from equipoise.brokers.balancing.forecast import BrokerForecast, Forbidden, Forecast, MoveForecast
 from equipoise.brokers.balancing.planning import OF_POLICIES, groups_in_play
+from equipoise.brokers.balancing.policies import PAUSE_KEY, Control
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.setting_values import SETTINGS, format_value, value_in
 from equipoise.brokers.cli.moments import ago, local_time
 from equipoise.brokers.cli.output import Row, print_heading, print_line, print_table, print_wrapped
+from equipoise.brokers.cli.rows import control_line
 from equipoise.brokers.decision_log.documents import document_of as decision_document
 from equipoise.brokers.errors import counted
 from equipoise.shedder.reported import format_percent
@@ -29,6 +32,7 @@ _Value = TypeVar("_Value")
 _MEGABYTE: Final = 1_000_000
 _NAMED_MAX: Final = 3
 _STAYS_MAX: Final = 8
+_CONTROLS_MAX: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +40,7 @@ class Seen:
     """The basis of a forecast: Unix time, the channel's offset, the leader, and the newest decision of each kind.
 
     `plan` is the plan's id. `strategy` is the strategy of the round; see
-    `brokers.balancing.planning.BalancingRound`. `paused` is why balancing is paused, or None.
+    `brokers.balancing.planning.BalancingRound`. `controls` are all that count now.
     """
 
     plan: str
@@ -46,7 +50,12 @@ class Seen:
     leader: str | None
     newest: Mapping[Kind, Decision]
     strategy: str
-    paused: str | None
+    controls: Sequence[Control]
+
+    @property
+    def paused(self) -> str | None:
+        """Why balancing is paused, or None."""
+        return Controls(pause=next((control for control in self.controls if control.name == PAUSE_KEY), None)).why_paused
 
 
 # --- for programs ---
@@ -81,6 +90,7 @@ def document_of(seen: Seen, settings: BalancingSettings, forecast: Forecast) -> 
         "last_decision": _decision(seen, "shed"),
         "last_outcome": _decision(seen, "outcome"),
         "paused": seen.paused,
+        "controls": [asdict(control) for control in seen.controls],
         "conclusion": conclusion(settings, forecast, seen.paused),
     }
 
@@ -190,6 +200,9 @@ def _preface(seen: Seen, settings: BalancingSettings) -> Iterator[str]:
     differing = ", ".join(f"{name} {row['value']} ({row['default']})" for name, row in _differing(settings).items())
     yield f"settings (defaults): {differing}" if differing else "all settings are the defaults"
     yield "; ".join(_assumed(settings))
+    yield from map(control_line, seen.controls[:_CONTROLS_MAX])
+    if len(seen.controls) > _CONTROLS_MAX:
+        yield f"and {len(seen.controls) - _CONTROLS_MAX} more (use --json)"
     last, outcome = seen.newest.get("shed"), seen.newest.get("outcome")
     if last is None:
         yield "there is no recorded decision about moves"

@@ -111,7 +111,7 @@ def list_namespaces(
     with reading(log, timeout) as access:
         names = [name for name in sorted(access.view.namespaces) if tenant is None or name.split("/")[0] == tenant]
         rows = [namespace_row(access.view, name) for name in names]
-    print_rows(rows, columns=NAMESPACE_COLUMNS, as_json=as_json, nothing="there is no namespace")
+    print_rows(rows, columns=NAMESPACE_COLUMNS, sometimes=("frozen",), as_json=as_json, nothing="there is no namespace")
 
 
 @app.command()

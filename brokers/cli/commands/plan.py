@@ -18,7 +18,7 @@ from typing import Annotated
 
 import typer
 
-from equipoise.brokers.balancing.controls import controls_in
+from equipoise.brokers.balancing.controls import standing_controls
 from equipoise.brokers.balancing.decisions import Decision, Kind
 from equipoise.brokers.balancing.forecast import Forecast
 from equipoise.brokers.balancing.planning import cluster_snapshot_of, foreseen, fresh, moving_in
@@ -100,17 +100,18 @@ def plan(
     given = pairs("--set", changes or ()) | ({} if shedder is None else {"balancing.shedder": shedder})
     base = with_values(BalancingSettings(), {} if broker_conf is None else _settings_of(broker_conf))
     with reading(log, timeout) as access:
-        settings = with_values(settings_in(access.view, base), given)
+        view = access.view
+        settings = with_values(settings_in(view, base), given)
         summaries = open_load_bus(log).latest()
         now_ms = time.time_ns() // 1_000_000
-        cluster = cluster_snapshot_of(access.view, summaries, settings, now_ms=now_ms)
+        cluster = cluster_snapshot_of(view, summaries, settings, now_ms=now_ms)
         placement = placement_of(settings, fresh(summaries, settings, now_ms=now_ms))
         strategy, forecast = foreseen(cluster, settings, placement)
-        paused = controls_in(access.view, now_ms).why_paused
-        leader, newest = _leader(access.view), _newest_decisions(log)
-        saved = saved_plan(access.view, forecast, settings.balancing)
+        controls = standing_controls(view, now_ms)
+        leader, newest = _leader(view), _newest_decisions(log)
+        saved = saved_plan(view, forecast, settings.balancing)
         seen = Seen(
-            plan=saved.id, log=log, at_ms=now_ms, offset=access.view.offset, leader=leader, newest=newest, strategy=strategy, paused=paused
+            plan=saved.id, log=log, at_ms=now_ms, offset=view.offset, leader=leader, newest=newest, strategy=strategy, controls=controls
         )
     if forecast.before is None:
         raise _without_load(log, forecast)

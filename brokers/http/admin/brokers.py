@@ -12,6 +12,7 @@ from typing import Final
 
 from aiohttp import web
 
+from equipoise.brokers.balancing.controls import maintenances_in
 from equipoise.brokers.balancing.named import bundle_named
 from equipoise.brokers.balancing.policies import ClusterPolicies, is_named, read_policies
 from equipoise.brokers.http.admin.operating import Admin
@@ -157,8 +158,10 @@ class Brokers(Admin):
         def is_suspect(broker: BrokerEntry) -> bool:
             return broker.live and worker.agent.is_suspect(broker, now, log_is_readable=is_readable)
 
-        brokers = [view.brokers[name] for name in sorted(view.brokers)]
-        return json_answer([broker_document(view, broker, suspect=is_suspect(broker)) for broker in brokers])
+        brokers, maintenances = [view.brokers[name] for name in sorted(view.brokers)], maintenances_in(view)
+        return json_answer(
+            [broker_document(view, each, suspect=is_suspect(each), maintenance=maintenances.get(each.broker)) for each in brokers]
+        )
 
     async def bundle(self, request: web.Request) -> web.Response:
         """Return all that the view holds of one bundle."""

@@ -100,6 +100,13 @@ def test_status_needs_no_log_if_addresses_are_given() -> None:
     ]
 
 
+def test_status_shows_the_reason_of_a_maintenance() -> None:
+    document: dict[str, object] = {"status": "ready", "broker": "a", "problems": [], "channel_loss": None, "maintenance": "new disks"}
+    with saying(200, document) as broker:
+        header, row = run("brokers", "status", "--url", broker.url).stdout.splitlines()
+    assert (True, True) == (header.endswith("problems  maintenance"), row.endswith("new disks"))
+
+
 def test_status_asks_the_brokers_of_the_log(tmp_path: Path) -> None:
     with saying(503, {"status": "not ready", "broker": "a", "problems": ["it drains"], "channel_loss": None}) as broker:
         result = run("brokers", "status", log=log_with_address(tmp_path, broker.url))

@@ -52,6 +52,7 @@ last        10
 algorithm   -
 quarantine  -
 positions   -
+frozen      -
 """
 
 

@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.agent.intents import CreateNamespace
+from equipoise.brokers.balancing.policies import control_document, quarantine_document, quarantine_key
 from equipoise.brokers.balancing.saved_plans import SavedPlan, facts_of
+from equipoise.brokers.cli.moments import local_time
 from equipoise.brokers.decision_log import open_decision_log
 from equipoise.brokers.load.bus import open_load_bus
 from equipoise.channel.core import propose
@@ -31,6 +33,7 @@ from tests.unit.cli.fabricated import run, view_of, write
 from tests.unit.http.cluster import PATIENCE_MS, Broker, started, until
 
 UNEVEN = {"a": 90.0, "b": 35.0, "c": 5.0}
+FAR_MS = 2_000_000_000_000
 TRANSFER = ("--shedder", "TransferShedder")
 
 
@@ -173,6 +176,30 @@ def test_a_plan_does_not_need_readable_decisions(log: str) -> None:
 def test_a_plan_says_that_balancing_is_off(log: str) -> None:
     result = run("plan", *TRANSFER, "--set", "balancing.shedding=false", log=log)
     assert result.stdout.endswith(" But the balancer moves nothing: balancing.shedding is false.\n")
+
+
+def test_controls_are_shown_with_their_reasons(tmp_path: Path) -> None:
+    """Also in the lists of brokers, namespaces and bundles, which otherwise have no column for them."""
+    channel = uneven_channel()
+    held = min(channel.view.bundles)
+    for key, document in (
+        ("freeze/tenant/ns", control_document("a sale")),
+        ("maintenance/c", control_document("new disks")),
+        (quarantine_key(held), quarantine_document("2 owners in a row died", evidence=())),
+        ("pause/balancing", control_document("upgrade", until_ms=FAR_MS)),
+    ):
+        channel.accept(propose.set_policy(channel.admin(), channel.view, name=key, document=document))
+    log = loaded(channel, tmp_path, UNEVEN)
+    page = run("plan", log=log).stdout
+    stopped = ["tenant/ns is frozen: a sale", "c is in maintenance: new disks", f"{held} is in quarantine: 2 owners in a row died"]
+    assert f"balancing is paused until {local_time(FAR_MS)}: upgrade\n{chr(10).join(stopped)}\n" in page
+    assert stopped == [line for line in run("balancing", "show", log=log).stdout.splitlines() if line in stopped]
+    assert 4 == len(json.loads(run("plan", "--json", log=log).stdout)["controls"])
+    for command, lines in (("brokers", ["lease ms  maintenance", "3000      new disks"]), ("namespaces", ["frozen", "a sale"])):
+        header, *rows = run(command, "list", log=log).stdout.splitlines()
+        assert [True, True] == [header.endswith(lines[0]), rows[-1].endswith(lines[1])]
+    header, first, *_ = run("bundles", "list", log=log).stdout.splitlines()
+    assert [True, True] == [header.endswith("frozen  quarantine"), first.endswith("a sale  2 owners in a row died")]
 
 
 def test_even_load_moves_nothing(tmp_path: Path) -> None:

@@ -83,6 +83,8 @@ async def test_all_fields_of_bundles_and_brokers_are_returned(tmp_path: Path) ->
             "last": entry.last,
             "algorithm": None,
             "positions": None,
+            "quarantine": None,
+            "frozen": None,
         }
         assert isinstance(told, dict)
         assert expected == {name: value for name, value in told.items() if name != "offset"}
@@ -126,7 +128,7 @@ async def test_a_ready_broker_reports_itself_ready_on_each_path(tmp_path: Path) 
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
         assert {"status": "ok", "broker": broker.id, "channel_loss": None} == (await broker.get("/health")).json()
-        ready: dict[str, object] = {"status": "ready", "broker": broker.id, "problems": [], "channel_loss": None}
+        ready: dict[str, object] = {"status": "ready", "broker": broker.id, "problems": [], "channel_loss": None, "maintenance": None}
         assert ready == (await broker.get("/ready")).json()
         assert b"ok" == (await broker.get("/admin/v2/brokers/health")).body
 

@@ -215,7 +215,9 @@ async def test_health_readiness_and_metrics_report_the_loss(tmp_path: Path, monk
         assert [float(len(mine))] == series("equipoise_bundles_serving_on", scraped)
         logs.come_back()
         await until(lambda: broker.worker.channel_loss is None)
-        assert {"status": "ready", "problems": [], "channel_loss": None, "broker": broker.id} == (await broker.get("/ready")).json()
+        assert {"status": "ready", "problems": [], "channel_loss": None, "maintenance": None, "broker": broker.id} == (
+            await broker.get("/ready")
+        ).json()
         assert [] == series("equipoise_bundles_serving_on", (await broker.get("/metrics")).body)
 
 

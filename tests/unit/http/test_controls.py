@@ -57,6 +57,14 @@ async def test_controls_are_set_shown_and_ended(tmp_path: Path) -> None:
             assert isinstance(controls, list)
             (control,) = controls
             assert expected == {name: value for name, value in control.items() if name != "last"}
+        status, shown_brokers = (await second.get("/ready")).json(), (await first.get("/v1/brokers")).json()
+        one = (await first.get(f"/v1/bundle/{bundle}")).json()
+        assert isinstance(status, dict)
+        assert isinstance(shown_brokers, list)
+        assert isinstance(one, dict)
+        assert "a sale" == status["maintenance"]
+        assert {first.id: None, second.id: "a sale"} == {each["broker"]: each["maintenance"] for each in shown_brokers}
+        assert ("it fails", "a sale") == (one["quarantine"], one["frozen"])
         for path in ("pause", f"freeze/{NAMESPACE}", f"maintenance/{second.id}", f"quarantine/{bundle}"):
             assert 204 == (await first.ask("DELETE", f"{CONTROLS}/{path}")).status
             assert (404, "NotFound") == told(await first.ask("DELETE", f"{CONTROLS}/{path}"))
