@@ -1,0 +1,312 @@
+"""Parse Pulsar's load reports, and estimate the load of each bundle from them.
+
+Each broker reports its total load on `BROKER_LOAD_TOPIC`, and its busiest bundles on `TOP_BUNDLES_TOPIC`. The key of a message is the
+broker. What a report leaves out:
+
+* It names at most `loadBalancerMaxNumberOfBundlesInBundleLoadReport` bundles (default 10). If it is full, each other bundle of the broker
+  weighs an equal part of the rest of the broker's load.
+* It names no bundle without throughput. If it is not full, its broker's other bundles have none.
+* It names no bundle of Pulsar's own namespace, and by default none of a namespace with an isolation policy or an anti-affinity group. So
+  these share the rest even if the report is not full.
+
+Brokers empty their reports (a message without a value) when they get or give a bundle, and report anew after some seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+import orjson
+
+from equipoise.pulsar_cluster.records import BROKER_LOAD_TOPIC, TOP_BUNDLES_TOPIC
+from equipoise.pulsar_cluster.table import is_of_system
+from equipoise.shedder.loads import RATES, Averages, BrokerLoad, BundleTraffic, Resources, Traffic, Use, fault_among, fault_of
+from equipoise.shedder.reported import format_age, format_duration
+
+BUNDLES_MAX: Final = 10
+"""How many bundles a report names by default."""
+
+_RATE_FIELDS: Final = ("msgThroughputIn", "msgThroughputOut", "msgRateIn", "msgRateOut")
+_NOT_NUMBERS: Final = frozenset({"NaN", "Infinity", "-Infinity"})
+"""How Pulsar's JSON writes numbers that JSON does not have: as texts."""
+
+
+class LoadMessage(NamedTuple):
+    """One message of a load topic. `value` is None if the broker emptied its report. `published_ms` is Unix time."""
+
+    topic: str
+    broker: str
+    published_ms: int
+    value: bytes | None
+
+
+class _Unusable(ValueError):
+    """A report that cannot be used. The text says why."""
+
+
+class _Named(NamedTuple):
+    """The load of a bundle as `broker` reported it at `published_ms`."""
+
+    broker: str
+    published_ms: int
+    traffic: BundleTraffic
+
+
+class LoadReports:
+    """The newest reports of each broker, and the newest load of each bundle that any report named.
+
+    `loads` are the brokers' total loads. `problems` are the unusable parts of the newest reports, by broker or bundle.
+    """
+
+    def __init__(self) -> None:
+        """Begin without reports."""
+        self.loads: dict[str, BrokerLoad] = {}
+        self.problems: dict[str, str] = {}
+        self.top: dict[str, tuple[_Named, ...]] = {}
+        self.named: dict[str, _Named] = {}
+
+    def take(self, message: LoadMessage) -> None:
+        """Take the next message of either topic. An unusable one removes the broker's former report, and is named in `problems`."""
+        broker = message.broker
+        if message.topic == BROKER_LOAD_TOPIC:
+            self.loads.pop(broker, None)
+            self.problems.pop(broker, None)
+            if message.value is not None:
+                try:
+                    self.loads[broker] = _broker_load(message.value, message.published_ms)
+                except _Unusable as error:
+                    self.problems[broker] = f"its load report is not plausible and does not count: {error}"
+        elif message.topic == TOP_BUNDLES_TOPIC:
+            before = self.top.pop(broker, ())
+            for each in before:
+                self.problems.pop(each.traffic.bundle, None)
+            if message.value is not None:
+                self.top[broker] = self._top_bundles(message, message.value)
+
+    def _top_bundles(self, message: LoadMessage, value: bytes) -> tuple[_Named, ...]:
+        """Return the usable bundles of a report, lightest first, as Pulsar orders them."""
+        found = []
+        try:
+            entries = _entries(value)
+        except _Unusable as error:
+            self.problems[message.broker] = f"its report of bundles cannot be read: {error}"
+            return ()
+        for entry in entries:
+            try:
+                traffic = _bundle_traffic(entry)
+            except _Unusable as error:
+                name = entry.get("bundleName") if isinstance(entry, Mapping) else None
+                self.problems[str(name or message.broker)] = f"its load, as {message.broker} reported it, does not count: {error}"
+                continue
+            self.problems.pop(traffic.bundle, None)
+            named = _Named(message.broker, message.published_ms, traffic)
+            self.named[traffic.bundle] = named
+            found.append(named)
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weighed:
+    """The load of a cluster's bundles and brokers.
+
+    * `bundles`: the load of each bundle. `loads`: the reports that count, with the bundles that they name.
+    * `apart`: the brokers without a report that counts, and why. `notes`: what else was left out, one sentence each.
+    """
+
+    bundles: Mapping[str, BundleTraffic]
+    loads: Mapping[str, BrokerLoad]
+    apart: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
+class Held(NamedTuple):
+    """A bundle that a broker has, and since when: Unix time of its record."""
+
+    bundle: str
+    since_ms: int
+
+
+def weigh(
+    held: Mapping[str, Collection[Held]],
+    reports: LoadReports,
+    *,
+    now_ms: int,
+    age_ms_max: int,
+    bundles_max: int = BUNDLES_MAX,
+    with_policies: Collection[str] = (),
+    measured: Mapping[str, BundleTraffic] | None = None,
+) -> Weighed:
+    """Return the load of every bundle that the live brokers have (`held`, by broker), at `now_ms` (Unix time).
+
+    The first of these counts: the load in `measured`, in the owner's report, in the newest report of another broker, or an equal part of
+    the rest of the owner's load. Reports older than `age_ms_max` do not count. Reports of brokers that are gone only serve for bundles
+    that they gave away. `bundles_max` is how many bundles a full report names. `with_policies` are bundles that reports never name.
+    """
+    usable, apart = _sorted_out(held, reports, now_ms=now_ms, age_ms_max=age_ms_max)
+    named = {bundle: each for bundle, each in reports.named.items() if abs(now_ms - each.published_ms) <= age_ms_max}
+    rests = {broker: _rest(load, reports.top.get(broker, ()), bundles_max) for broker, load in usable.items()}
+    mean = _mean([rest.each for rest in rests.values()])
+    unnamed = frozenset(with_policies)
+    bundles: dict[str, BundleTraffic] = {}
+    for broker, holds in held.items():
+        own = {each.traffic.bundle: each.traffic for each in reports.top.get(broker, ())} if broker in usable else {}
+        rest = rests.get(broker)
+        for bundle, since_ms in holds:
+            known = (measured or {}).get(bundle) or own.get(bundle) or (named[bundle].traffic if bundle in named else None)
+            if known is None:
+                has_arrived_since = rest is None or since_ms > rest.taken_ms
+                is_nameless = bundle in unnamed or is_of_system(bundle)
+                each = mean if has_arrived_since or rest is None else rest.each if rest.is_full or is_nameless else Traffic()
+                known = BundleTraffic(bundle=bundle, traffic=each)
+            bundles[bundle] = known
+    loads = {
+        broker: replace(load, bundles=tuple(each.traffic for each in reports.top[broker]) if broker in reports.top else None)
+        for broker, load in usable.items()
+    }
+    gone = sorted({*reports.loads, *reports.top} - held.keys())
+    notes = [f"{broker} is gone: its load report does not count" for broker in gone]
+    notes += [f"{subject}: {problem}" for subject, problem in sorted(reports.problems.items()) if subject not in apart]
+    return Weighed(bundles=bundles, loads=loads, apart=apart, notes=tuple(notes))
+
+
+class _Rest(NamedTuple):
+    """What a report of `taken_ms` does not name: the equal part of each other bundle. `is_full`: it names as many as it can."""
+
+    taken_ms: int
+    each: Traffic
+    is_full: bool
+
+
+def _rest(load: BrokerLoad, top: Collection[_Named], bundles_max: int) -> _Rest:
+    count = max(1, load.bundle_count - len(top))
+    left = {field: max(0.0, getattr(load.traffic, field) - sum(getattr(each.traffic.traffic, field) for each in top)) for field in RATES}
+    each = Traffic(**{field: value / count for field, value in left.items()})
+    return _Rest(load.taken_ms, each, is_full=len(top) >= bundles_max)
+
+
+def _mean(parts: list[Traffic]) -> Traffic:
+    count = len(parts)
+    return Traffic(**{field: sum(getattr(part, field) for part in parts) / count for field in RATES}) if count else Traffic()
+
+
+def _sorted_out(
+    brokers: Iterable[str], reports: LoadReports, *, now_ms: int, age_ms_max: int
+) -> tuple[dict[str, BrokerLoad], dict[str, str]]:
+    """Return the reports that count, and why the other brokers have none."""
+    usable: dict[str, BrokerLoad] = {}
+    apart: dict[str, str] = {}
+    for broker in brokers:
+        load = reports.loads.get(broker)
+        if load is None:
+            apart[broker] = reports.problems.get(broker, "it has not reported its load")
+        elif abs(now_ms - load.taken_ms) > age_ms_max:
+            age, limit = format_age(now_ms - load.taken_ms), format_duration(age_ms_max)
+            apart[broker] = f"its load report is outdated: it was made {age} (limit: {limit})"
+        else:
+            usable[broker] = load
+    return usable, apart
+
+
+# --- parsing ---
+
+
+def _broker_load(value: bytes, published_ms: int) -> BrokerLoad:
+    """Parse the report of a broker. Raise `_Unusable`."""
+    document = _document(value)
+    load = BrokerLoad(
+        taken_ms=_count(document, "updatedAt") or published_ms,
+        resources=Resources(
+            cpu=_use(document, "cpu"),
+            memory=_use(document, "memory"),
+            direct_memory=_use(document, "directMemory"),
+            bandwidth_in=_use(document, "bandwidthIn"),
+            bandwidth_out=_use(document, "bandwidthOut"),
+        ),
+        traffic=_traffic(document),
+        averages=Averages(
+            weighted_max=_figure(document, "weightedMaxEMA"),
+            bytes_per_second=_figure(document, "msgThroughputEMA"),
+        ),
+        bundle_count=_count(document, "bundleCount"),
+        topics=_count(document, "topics"),
+    )
+    fault = fault_of(load)
+    if fault is not None:
+        raise _Unusable(fault)
+    return load
+
+
+def _entries(value: bytes) -> list[object]:
+    document = _document(value)
+    entries = document.get("topBundlesLoadData", document.get("top_bundles_load_data"))
+    if not isinstance(entries, list):
+        raise _Unusable("its list of bundles is missing")
+    return entries
+
+
+def _bundle_traffic(entry: object) -> BundleTraffic:
+    """Parse one bundle of a report. Raise `_Unusable`."""
+    bundle = entry.get("bundleName") if isinstance(entry, Mapping) else None
+    stats = entry.get("stats") if isinstance(entry, Mapping) else None
+    if not isinstance(bundle, str) or not isinstance(stats, Mapping):
+        raise _Unusable("it has no name or no figures")
+    traffic = _traffic(stats)
+    fault = fault_among(traffic, RATES)
+    if fault is not None:
+        raise _Unusable(f"it has {fault}")
+    return BundleTraffic(
+        bundle=bundle,
+        traffic=traffic,
+        topics=_count(stats, "topics"),
+        consumers=_count(stats, "consumerCount"),
+        producers=_count(stats, "producerCount"),
+        cache_bytes=_count(stats, "cacheSize"),
+    )
+
+
+def _document(value: bytes) -> Mapping[str, object]:
+    try:
+        document = orjson.loads(value)
+    except orjson.JSONDecodeError as error:
+        raise _Unusable(f"it is not JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise _Unusable("it is not a JSON object")
+    return document
+
+
+def _traffic(document: Mapping[str, object]) -> Traffic:
+    bytes_in, bytes_out, messages_in, messages_out = (_figure(document, field) for field in _RATE_FIELDS)
+    return Traffic(
+        bytes_in_per_second=bytes_in,
+        bytes_out_per_second=bytes_out,
+        messages_in_per_second=messages_in,
+        messages_out_per_second=messages_out,
+    )
+
+
+def _use(document: Mapping[str, object], field: str) -> Use:
+    """Return a resource. Not every version of Pulsar reports every one."""
+    use = document.get(field)
+    if use is None:
+        return Use()
+    if not isinstance(use, Mapping):
+        raise _Unusable(f"{field}={use!r:.40}")
+    return Use(used=_figure(use, "usage"), limit=_figure(use, "limit"))
+
+
+def _figure(document: Mapping[str, object], field: str) -> float:
+    value = document.get(field)
+    if isinstance(value, str) and value in _NOT_NUMBERS:
+        return float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _Unusable(f"{field} is missing" if value is None else f"{field}={value!r:.40}")
+    return float(value)
+
+
+def _count(document: Mapping[str, object], field: str) -> int:
+    value = document.get(field, 0)
+    if type(value) is not int or value < 0:
+        raise _Unusable(f"{field}={value!r:.40}")
+    return value

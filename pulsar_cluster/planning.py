@@ -1,0 +1,279 @@
+"""Plan the moves that even out a Pulsar cluster, with any balancing policy.
+
+A policy plans one round, and then waits for new load reports. A plan here is complete: the policy is asked again on the cluster as its
+moves should leave it, until it moves nothing more. It is asked as if the load had been uneven for as long as the policy waits: an operator
+who asks for a plan wants moves now. No bundle moves twice. Bundles of Pulsar's own namespace and bundles in transition do not move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from equipoise.brokers.balancing.forecast import Forecast, Measure, forecast_of
+from equipoise.brokers.balancing.planning import as_if_due
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, shedder_of
+from equipoise.channel.core.ranges import namespace_in
+from equipoise.pulsar_cluster.loads import BUNDLES_MAX, Held, LoadReports, Weighed, weigh
+from equipoise.pulsar_cluster.placement_rules import ClusterPolicies, PlacementRules
+from equipoise.pulsar_cluster.records import ASSIGNING, IN_FLIGHT, OWNED, RELEASING, SPLITTING, Message, StateRecord
+from equipoise.pulsar_cluster.table import is_of_system
+from equipoise.shedder.loads import RATES, Averages, BrokerLoad, BundleTraffic, Traffic
+from equipoise.shedder.plan import Move, Plan
+from equipoise.shedder.snapshot import (
+    BYTES_PER_CALL,
+    IDLE_COST,
+    SESSIONS_PER_CALL,
+    Snapshot,
+    WeighedBroker,
+    WeighedBundle,
+)
+
+ROUNDS_MAX: Final = 64
+"""How often a policy is asked for one plan."""
+
+_IDLE_SHARE: Final = 0.02
+"""The cost of a bundle without load, as a share of the mean: bundles spread by number under no load, and by load under any."""
+
+_CAPACITY: Final = 100
+"""The capacity of a broker that does not report how many cores it has: one core."""
+
+_MOVES_ALREADY: Final = "it moves in this plan already"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """What a plan is made from.
+
+    * `members`: the live brokers. `bundles`: the message of each bundle's record. `reports`: the load reports.
+    * `policies`: isolation, anti-affinity and limits. `measured`: loads of bundles that are known better than from the reports.
+    * `bundles_max`: how many bundles a full report names.
+    """
+
+    members: Collection[str]
+    bundles: Mapping[str, Message]
+    reports: LoadReports
+    policies: ClusterPolicies = field(default_factory=ClusterPolicies)
+    measured: Mapping[str, BundleTraffic] = field(default_factory=dict)
+    bundles_max: int = BUNDLES_MAX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A plan with its effect, and what was left out of it, one sentence each. `versions` are those of the records of the moved bundles."""
+
+    forecast: Forecast
+    notes: tuple[str, ...]
+    versions: Mapping[str, int]
+
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        """The moves, in their order. Each has a destination."""
+        return self.forecast.plan.moves
+
+
+def holder_of(record: StateRecord | None) -> str | None:
+    """Return the broker that a bundle's load counts at: its owner, or where it is on its way to; None if it has none."""
+    if record is None:
+        return None
+    if record.state in {OWNED, ASSIGNING}:
+        return record.destination
+    if record.state == RELEASING:
+        return record.destination or record.source
+    return record.source if record.state == SPLITTING else None
+
+
+def plan_moves(cluster: Cluster, settings: BalancingSettings, *, now_ms: int) -> Planned:
+    """Return the plan of the policy that `settings` name for `cluster` at `now_ms` (Unix time)."""
+    held: dict[str, list[Held]] = {broker: [] for broker in sorted(cluster.members)}
+    notes: list[str] = []
+    lost: dict[str, int] = {}
+    for bundle in sorted(cluster.bundles):
+        message = cluster.bundles[bundle]
+        broker = holder_of(message.record)
+        if broker in held:
+            held[broker].append(Held(bundle, message.published_ms))
+        elif broker is not None:
+            lost[broker] = lost.get(broker, 0) + 1
+    notes += [f"{broker} is no broker of the cluster any more, and still has {count} bundles" for broker, count in sorted(lost.items())]
+    kinds = {namespace: cluster.policies.kind_of(namespace) for namespace in dict.fromkeys(map(namespace_in, cluster.bundles))}
+    weighed = weigh(
+        held,
+        cluster.reports,
+        now_ms=now_ms,
+        age_ms_max=settings.transfer.load_ttl_ms,
+        bundles_max=cluster.bundles_max,
+        with_policies=frozenset(bundle for bundle in cluster.bundles if kinds[namespace_in(bundle)] is not None),
+        measured=cluster.measured,
+    )
+    predicted = _Predicted(cluster, held, weighed, {name: kind for name, kind in kinds.items() if kind is not None})
+    begin = predicted.snapshot(now_ms)
+    plan = _all_rounds(predicted, settings, now_ms)
+    measure: Measure = "cost" if settings.balancing.shedder == "BalancedShedder" else "use"
+    # A forecast shows the loads of all bundles, and the reports name only the busiest.
+    all_named = {
+        broker: replace(load, bundles=tuple(weighed.bundles[each.bundle] for each in held[broker]))
+        for broker, load in weighed.loads.items()
+    }
+    forecast = forecast_of(
+        replace(begin, loads=all_named, owners=dict(begin.owners), rules=predicted.rules_at_begin.candidates),
+        plan,
+        measure=measure,
+        ttl_ms=settings.transfer.load_ttl_ms,
+    )
+    versions = {move.bundle: record.version for move in plan.moves if (record := cluster.bundles[move.bundle].record) is not None}
+    return Planned(forecast=forecast, notes=(*notes, *weighed.notes), versions=versions)
+
+
+def command_of(move: Move) -> str:
+    """Return the command of Pulsar's own tool that makes a move."""
+    namespace, _, key_range = move.bundle.rpartition("/")
+    return f"pulsar-admin namespaces unload --bundle {key_range} --destinationBroker {move.destination} {namespace}"
+
+
+def _all_rounds(predicted: _Predicted, settings: BalancingSettings, now_ms: int) -> Plan:
+    """Ask the policy until it moves nothing more, and return all moves as one plan."""
+    shedder = shedder_of(settings)
+    first: Plan | None = None
+    last = Plan(moves=(), stays=())
+    moves: list[Move] = []
+    for _ in range(ROUNDS_MAX):
+        last = shedder.plan(as_if_due(predicted.snapshot(now_ms), settings))
+        first = first or last
+        accepted = predicted.carry_out(last.moves)
+        moves += accepted
+        if not accepted:
+            break
+    assert first is not None, "the policy was asked at least once"
+    stays = tuple(stay for stay in last.stays if stay.subject not in predicted.moved)
+    return replace(
+        first,
+        moves=tuple(moves),
+        stays=stays,
+        idle=None if moves else last.idle,
+        deviation_after=last.deviation if last.deviation is not None else first.deviation_after,
+    )
+
+
+class _Predicted:
+    """The cluster as the moves planned so far should leave it."""
+
+    def __init__(self, cluster: Cluster, held: Mapping[str, Sequence[Held]], weighed: Weighed, kinds: Mapping[str, str]) -> None:
+        """`held` are the bundles of each live broker, `kinds` the kind of policy of each namespace that has one."""
+        self._held = {broker: {each.bundle: None for each in bundles} for broker, bundles in held.items()}
+        self._owners = {each.bundle: broker for broker, bundles in held.items() for each in bundles}
+        self._weighed = weighed
+        self._kinds = kinds
+        self._loads = dict(weighed.loads)
+        self._costs = _costs_of(weighed.bundles)
+        self._barred = {bundle: why for bundle in self._owners if (why := _why_barred(bundle, cluster.bundles[bundle].record)) is not None}
+        self._capacities = _capacities_of(held, weighed.loads)
+        topics = {broker: load.topics for broker, load in weighed.loads.items()}
+        self.rules_at_begin = PlacementRules(cluster.policies, held, self._owners, topics=topics)
+        self._rules = PlacementRules(cluster.policies, held, self._owners, topics=topics)
+        self.moved: dict[str, str] = {}
+
+    def snapshot(self, now_ms: int) -> Snapshot:
+        """Return the cluster as policies take it."""
+        resting = {**self._barred, **dict.fromkeys(self.moved, _MOVES_ALREADY)}
+        brokers = tuple(
+            WeighedBroker(
+                broker=broker,
+                capacity=self._capacities[broker],
+                bundles=tuple(WeighedBundle(name=bundle, cost=self._costs[bundle], barred=resting.get(bundle)) for bundle in bundles),
+                barred=self._weighed.apart.get(broker),
+            )
+            for broker, bundles in self._held.items()
+        )
+        return Snapshot(
+            brokers=brokers,
+            now_ms=now_ms,
+            live=tuple(self._held),
+            apart=self._weighed.apart,
+            loads=dict(self._loads),
+            owners=dict(self._owners),
+            resting=resting,
+            policies=self._kinds,
+            rules=self._rules.candidates,
+        )
+
+    def carry_out(self, moves: Sequence[Move]) -> list[Move]:
+        """Predict the effect of `moves`, and return them with destinations.
+
+        A policy sees the rules as they were before its first move. So each move is checked again, and left out if an earlier one forbids
+        it.
+        """
+        accepted = []
+        for move in moves:
+            allowed = [broker for broker in self._rules.candidates(move.bundle).allowed if broker not in self._weighed.apart]
+            destination = move.destination or min(
+                (broker for broker in allowed if broker != move.source), key=lambda broker: (self._fill(broker), broker), default=None
+            )
+            is_free = move.bundle not in self.moved and move.bundle not in self._barred and self._owners.get(move.bundle) == move.source
+            if destination is None or destination == move.source or destination not in allowed or not is_free:
+                continue
+            self._move(move.bundle, move.source, destination)
+            accepted.append(replace(move, destination=destination))
+        return accepted
+
+    def _fill(self, broker: str) -> float:
+        return sum(self._costs[bundle] for bundle in self._held[broker]) / self._capacities[broker]
+
+    def _move(self, bundle: str, source: str, destination: str) -> None:
+        self.moved[bundle] = destination
+        self._rules.move(bundle, destination)
+        del self._held[source][bundle]
+        self._held[destination][bundle] = None
+        self._owners[bundle] = destination
+        giver, taker = self._loads.get(source), self._loads.get(destination)
+        if giver is None or taker is None:
+            return
+        traffic = self._weighed.bundles[bundle]
+        carried = traffic.traffic.bytes_per_second / giver.traffic.bytes_per_second if giver.traffic.bytes_per_second > 0 else 0.0
+        use = giver.averages.weighted_max * min(1.0, carried)
+        kept = None if giver.bundles is None else tuple(each for each in giver.bundles if each.bundle != bundle)
+        is_named = giver.bundles is not None and kept is not None and len(kept) < len(giver.bundles)
+        self._loads[source] = _with(replace(giver, bundles=kept), traffic, use, sign=-1)
+        taken = taker.bundles
+        if is_named:
+            # Reports name the lightest bundle first.
+            taken = tuple(sorted((*(taken or ()), traffic), key=lambda each: each.traffic.bytes_per_second))
+        self._loads[destination] = _with(replace(taker, bundles=taken), traffic, use, sign=1)
+
+
+def _with(load: BrokerLoad, bundle: BundleTraffic, use: float, *, sign: int) -> BrokerLoad:
+    """Return a broker's load with a bundle added or removed. Nothing falls below 0: reports do not add up exactly."""
+    traffic = Traffic(**{name: max(0.0, getattr(load.traffic, name) + sign * getattr(bundle.traffic, name)) for name in RATES})
+    averages = Averages(
+        weighted_max=max(0.0, load.averages.weighted_max + sign * use),
+        bytes_per_second=max(0.0, load.averages.bytes_per_second + sign * bundle.traffic.bytes_per_second),
+    )
+    return replace(load, traffic=traffic, averages=averages, bundle_count=max(0, load.bundle_count + sign))
+
+
+def _why_barred(bundle: str, record: StateRecord | None) -> str | None:
+    if is_of_system(bundle):
+        return "it belongs to Pulsar itself"
+    return f"it is {record.state} already" if record is not None and record.state in IN_FLIGHT else None
+
+
+def _costs_of(bundles: Mapping[str, BundleTraffic]) -> Mapping[str, float]:
+    """Return the cost of each bundle in messages per second; see `shedder.snapshot` for what bytes and sessions cost."""
+    costs = {
+        name: load.traffic.messages_per_second
+        + load.traffic.bytes_per_second / BYTES_PER_CALL
+        + (load.producers + load.consumers) / SESSIONS_PER_CALL
+        for name, load in bundles.items()
+    }
+    whole = sum(costs.values())
+    idle = min(IDLE_COST, _IDLE_SHARE * whole / len(costs)) if whole > 0 else IDLE_COST
+    return {name: idle + cost for name, cost in costs.items()}
+
+
+def _capacities_of(brokers: Collection[str], loads: Mapping[str, BrokerLoad]) -> Mapping[str, int]:
+    """Return the capacity of each broker: its CPU limit in percent of a core, if all brokers report one."""
+    limits = {broker: round(load.resources.cpu.limit) for broker, load in loads.items()}
+    if not limits or min(limits.values()) < 1:
+        return dict.fromkeys(brokers, _CAPACITY)
+    return {broker: limits.get(broker, _CAPACITY) for broker in brokers}

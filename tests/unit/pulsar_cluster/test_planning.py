@@ -1,0 +1,154 @@
+"""A plan evens a cluster out at once, by any policy, within the rules of the cluster."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings
+from equipoise.brokers.balancing.settings.setting_values import with_values
+from equipoise.pulsar_cluster.loads import LoadReports
+from equipoise.pulsar_cluster.placement_rules import ClusterPolicies, parse_isolation
+from equipoise.pulsar_cluster.planning import Cluster, Planned, command_of, holder_of, plan_moves
+from equipoise.pulsar_cluster.records import StateRecord
+from equipoise.shedder.plan import Move
+from tests.unit.pulsar_cluster.made_clusters import BROKERS, NOW_MS, bundles_at, names, owned, reports_of
+
+BUNDLES = names(16)
+EVEN = BalancingSettings()
+
+
+def by(shedder: str) -> BalancingSettings:
+    return with_values(EVEN, {"balancing.shedder": shedder})
+
+
+def piled(**options: object) -> Cluster:
+    owners: dict[str, list[str]] = {"a:8080": BUNDLES, "b:8080": [], "c:8080": []}
+    rates = dict.fromkeys(BUNDLES, 40.0)
+    return Cluster(members=BROKERS, bundles=bundles_at(owners), reports=reports_of(owners, rates), **options)  # type: ignore[arg-type]
+
+
+def carried(planned: Planned, rates: dict[str, float], owners: dict[str, str]) -> dict[str, float]:
+    after = owners | {move.bundle: move.destination or "" for move in planned.moves}
+    return {broker: sum(rates[bundle] for bundle, at in after.items() if at == broker) for broker in BROKERS}
+
+
+def test_16_bundles_piled_on_one_broker_are_one_plan() -> None:
+    """10 of them are named, the others share the rest."""
+    planned = plan_moves(piled(), EVEN, now_ms=NOW_MS)
+    after = carried(planned, dict.fromkeys(BUNDLES, 40.0), dict.fromkeys(BUNDLES, "a:8080"))
+    assert {200.0, 240.0} == set(after.values())
+    assert {2} == set(planned.versions.values())
+    assert all(move.source == "a:8080" and move.reason for move in planned.moves)
+
+
+@pytest.mark.parametrize("shedder", SHEDDERS)
+def test_every_policy_makes_a_sound_plan(shedder: str) -> None:
+    """No bundle moves twice, and each move has a destination."""
+    planned = plan_moves(piled(), by(shedder), now_ms=NOW_MS)
+    assert len(planned.moves) == len({move.bundle for move in planned.moves})
+    assert all(move.destination in BROKERS for move in planned.moves)
+
+
+def test_pulsars_policy_acts_at_once_and_more_than_once() -> None:
+    """Its one round moves to one broker alone. The plan goes on from there."""
+    planned = plan_moves(piled(), with_values(by("TransferShedder"), {"transfer.target_deviation": 0.05}), now_ms=NOW_MS)
+    assert {"b:8080", "c:8080"} == {move.destination for move in planned.moves}
+
+
+@given(st.lists(st.integers(0, 300), min_size=6, max_size=30), st.randoms(use_true_random=False))
+def test_a_plan_never_makes_the_load_less_even(rates: list[int], chance: object) -> None:
+    bundles = names(len(rates))
+    owners = {bundle: BROKERS[chance.randrange(3)] for bundle in bundles}  # type: ignore[attr-defined]
+    held = {broker: [bundle for bundle in bundles if owners[bundle] == broker] for broker in BROKERS}
+    loads = {bundle: float(rate) for bundle, rate in zip(bundles, rates, strict=True)}
+    cluster = Cluster(members=BROKERS, bundles=bundles_at(held), reports=reports_of(held, loads, named_max=99), bundles_max=99)
+    planned = plan_moves(cluster, EVEN, now_ms=NOW_MS)
+    assert planned.forecast.before is not None
+    assert planned.forecast.after is not None
+    assert planned.forecast.after.deviation <= planned.forecast.before.deviation + 1e-9
+    assert planned == plan_moves(cluster, EVEN, now_ms=NOW_MS)
+
+
+def test_bundles_of_pulsar_and_in_transition_stay() -> None:
+    system = names(4, "pulsar/system")
+    bundles = bundles_at({"a:8080": [*system, *BUNDLES[:4]]})
+    bundles[BUNDLES[0]] = owned(BUNDLES[0], "b:8080", source="a:8080", state="Releasing")
+    bundles[BUNDLES[1]] = owned(BUNDLES[1], None, source="a:8080", state="Splitting")
+    held = {"a:8080": [*system, *BUNDLES[:4]], "b:8080": [], "c:8080": []}
+    reports = reports_of(held, dict.fromkeys([*system, *BUNDLES[:4]], 50.0))
+    planned = plan_moves(Cluster(members=BROKERS, bundles=bundles, reports=reports), EVEN, now_ms=NOW_MS)
+    assert {BUNDLES[2], BUNDLES[3]} >= {move.bundle for move in planned.moves}
+    assert planned.moves
+
+
+def test_a_broker_that_is_gone_or_silent_takes_no_part() -> None:
+    cluster = piled()
+    del cluster.reports.loads["c:8080"]
+    cluster.bundles["x/y/0x00000000_0xffffffff"] = owned("x/y/0x00000000_0xffffffff", "gone:8080")  # type: ignore[index]
+    planned = plan_moves(cluster, EVEN, now_ms=NOW_MS)
+    assert {"b:8080"} == {move.destination for move in planned.moves}
+    assert ("gone:8080 is no broker of the cluster any more, and still has 1 bundles",) == planned.notes
+    assert {"c:8080": "it has not reported its load"} == {
+        broker.broker: broker.apart for broker in planned.forecast.brokers if broker.apart is not None
+    }
+
+
+def test_without_any_report_nothing_moves() -> None:
+    cluster = Cluster(members=BROKERS, bundles=bundles_at({"a:8080": BUNDLES}), reports=LoadReports())
+    planned = plan_moves(cluster, EVEN, now_ms=NOW_MS)
+    assert () == planned.moves
+    assert planned.forecast.before is None
+
+
+def test_isolation_keeps_bundles_from_other_brokers() -> None:
+    policy = parse_isolation("apart", {"namespaces": ["public/default"], "primary": ["a", "b"], "secondary": []})
+    planned = plan_moves(piled(policies=ClusterPolicies(isolations=(policy,))), EVEN, now_ms=NOW_MS)
+    assert {"b:8080"} == {move.destination for move in planned.moves}
+    assert ["the isolation policy apart gives this namespace other brokers"] == [each.reason for each in planned.forecast.forbidden]
+
+
+def test_a_group_is_never_put_together_although_one_round_would() -> None:
+    """A policy sees the rules as they were before its first move: three bundles on one broker must not all go to one other."""
+    spaces = [f"t/{name}" for name in "uvwxyz"]
+    bundles = [names(1, space)[0] for space in spaces]
+    held: dict[str, list[str]] = {"a:8080": bundles, "b:8080": [], "c:8080": []}
+    cluster = Cluster(
+        members=BROKERS,
+        bundles=bundles_at(held),
+        reports=reports_of(held, dict.fromkeys(bundles, 50.0)),
+        policies=ClusterPolicies(groups=dict.fromkeys(spaces, "group")),
+    )
+    after = carried(plan_moves(cluster, EVEN, now_ms=NOW_MS), dict.fromkeys(bundles, 1.0), dict.fromkeys(bundles, "a:8080"))
+    assert {2.0} == set(after.values())
+
+
+def test_idle_bundles_spread_by_number_under_no_load() -> None:
+    held: dict[str, list[str]] = {"a:8080": BUNDLES[:6], "b:8080": [], "c:8080": []}
+    cluster = Cluster(members=BROKERS, bundles=bundles_at(held), reports=reports_of(held, dict.fromkeys(BUNDLES, 0.0)))
+    planned = plan_moves(cluster, EVEN, now_ms=NOW_MS)
+    assert {2.0} == set(carried(planned, dict.fromkeys(BUNDLES, 1.0), dict.fromkeys(BUNDLES[:6], "a:8080")).values())
+
+
+def test_a_move_is_a_command_of_pulsars_tool() -> None:
+    move = Move(bundle=BUNDLES[0], source="a:8080", destination="b:8080", reason="")
+    expected = "pulsar-admin namespaces unload --bundle 0x00000000_0x10000000 --destinationBroker b:8080 public/default"
+    assert expected == command_of(move)
+
+
+@pytest.mark.parametrize(
+    ("state", "destination", "source", "holder"),
+    [
+        ("Owned", "a", "b", "a"),
+        ("Assigning", "a", "b", "a"),
+        ("Releasing", "a", "b", "a"),
+        ("Releasing", None, "b", "b"),
+        ("Splitting", None, "b", "b"),
+        ("Free", None, "b", None),
+        ("Deleted", None, "b", None),
+        ("Warming", "a", "b", None),
+    ],
+)
+def test_the_load_of_a_bundle_counts_where_it_goes(state: str, destination: str | None, source: str | None, holder: str | None) -> None:
+    assert holder == holder_of(StateRecord(state, destination, source, force=False, version=1))
