@@ -85,6 +85,14 @@ class LoadReports:
             if message.value is not None:
                 self.top[broker] = self._top_bundles(message, message.value)
 
+    def measure(self, broker: str, bundles: Collection[BundleTraffic], at_ms: int) -> None:
+        """Take the measured loads of all bundles of a broker in place of the report that it has not sent. Its resources stay unknown."""
+        if broker not in self.loads and broker not in self.problems:
+            total = Traffic(**{field: sum(getattr(each.traffic, field) for each in bundles) for field in RATES})
+            averages = Averages(weighted_max=0.0, bytes_per_second=total.bytes_per_second)
+            topics = sum(each.topics for each in bundles)
+            self.loads[broker] = BrokerLoad(taken_ms=at_ms, traffic=total, averages=averages, bundle_count=len(bundles), topics=topics)
+
     def _top_bundles(self, message: LoadMessage, value: bytes) -> tuple[_Named, ...]:
         """Return the usable bundles of a report, lightest first, as Pulsar orders them."""
         found = []
@@ -287,13 +295,14 @@ def _traffic(document: Mapping[str, object]) -> Traffic:
 
 
 def _use(document: Mapping[str, object], field: str) -> Use:
-    """Return a resource. Not every version of Pulsar reports every one."""
+    """Return a resource. Not every version of Pulsar reports every one. A negative limit is one that the broker does not know."""
     use = document.get(field)
     if use is None:
         return Use()
     if not isinstance(use, Mapping):
         raise _Unusable(f"{field}={use!r:.40}")
-    return Use(used=_figure(use, "usage"), limit=_figure(use, "limit"))
+    limit = _figure(use, "limit")
+    return Use(used=_figure(use, "usage"), limit=0.0 if limit < 0 else limit)
 
 
 def _figure(document: Mapping[str, object], field: str) -> float:

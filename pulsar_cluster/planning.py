@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median_low
 from typing import Final
 
 from equipoise.brokers.balancing.forecast import Forecast, Measure, forecast_of
@@ -37,7 +38,7 @@ _IDLE_SHARE: Final = 0.02
 """The cost of a bundle without load, as a share of the mean: bundles spread by number under no load, and by load under any."""
 
 _CAPACITY: Final = 100
-"""The capacity of a broker that does not report how many cores it has: one core."""
+"""The capacity of each broker if none reports how many cores it has."""
 
 _MOVES_ALREADY: Final = "it moves in this plan already"
 
@@ -272,8 +273,7 @@ def _costs_of(bundles: Mapping[str, BundleTraffic]) -> Mapping[str, float]:
 
 
 def _capacities_of(brokers: Collection[str], loads: Mapping[str, BrokerLoad]) -> Mapping[str, int]:
-    """Return the capacity of each broker: its CPU limit in percent of a core, if all brokers report one."""
-    limits = {broker: round(load.resources.cpu.limit) for broker, load in loads.items()}
-    if not limits or min(limits.values()) < 1:
-        return dict.fromkeys(brokers, _CAPACITY)
-    return {broker: limits.get(broker, _CAPACITY) for broker in brokers}
+    """Return the capacity of each broker: its CPU limit in percent of a core. One that is not known is taken to be the median."""
+    limits = {broker: limit for broker, load in loads.items() if (limit := round(load.resources.cpu.limit)) >= 1}
+    unknown = median_low(limits.values()) if limits else _CAPACITY
+    return {broker: limits.get(broker, unknown) for broker in brokers}

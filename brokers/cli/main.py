@@ -33,7 +33,7 @@ GROUPS: Final = {
     "decisions": ("equipoise.brokers.cli.commands.decision_commands", "Show what the balancer decided, and why."),
     "balancing": ("equipoise.brokers.cli.commands.balancing_commands", "Turn balancing on or off, and change its settings."),
     "lab": ("equipoise.brokers.cli.lab_commands", "Measure balancing policies on load traces."),
-    "pulsar": ("equipoise.brokers.cli.pulsar_commands", "See, audit and balance an Apache Pulsar cluster."),
+    "pulsar": ("equipoise.brokers.cli.pulsar_apply_commands", "See, audit and balance an Apache Pulsar cluster."),
     "channel": ("equipoise.brokers.cli.commands.channel_commands", "Read the log, show a bundle's history, verify everything."),
     "rights": ("equipoise.brokers.cli.commands.right_commands", "Grant roles rights in the cluster, and list who may do what."),
     "tokens": ("equipoise.brokers.cli.commands.token_commands", "Make and check keys and tokens for authentication."),

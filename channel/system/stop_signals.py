@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event
 from typing import Final
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
@@ -26,3 +29,25 @@ def stop_event() -> asyncio.Event:
     for number in STOP_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, event.set)
     return event
+
+
+@contextmanager
+def first_stop_signal() -> Iterator[Event]:
+    """Yield an event that the first SIGTERM or SIGINT sets, in the main thread. The next one acts as usual."""
+    stopped = Event()
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def note(_signal: int, _frame: object) -> None:
+        stopped.set()
+        restore()
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, note)
+    try:
+        yield stopped
+    finally:
+        restore()

@@ -98,6 +98,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.chdir(folder)
         # A client of Pulsar has threads of its own, and seconds of patience.
         patch.setattr("equipoise.brokers.cli.pulsar_commands.connected", nobody_answers)
+        patch.setattr("equipoise.pulsar_cluster.gathering.connected", nobody_answers)
         patch.setattr("equipoise.pulsar_cluster.sources.connected", nobody_answers)
         patch.setattr(channel_commands, "follow", lambda *_, **__: iter(()))
         patch.setattr(LocalCluster, "start", refuse_to_start)

@@ -63,7 +63,6 @@ class Seen:
 
 def document_of(seen: Seen, settings: BalancingSettings, forecast: Forecast) -> Row:
     """Return the whole forecast. Rates are per second, times are Unix time in milliseconds, fractions are not percentages."""
-    plan = forecast.plan
     return {
         "id": seen.plan,
         "log": seen.log,
@@ -72,8 +71,21 @@ def document_of(seen: Seen, settings: BalancingSettings, forecast: Forecast) -> 
         "leader": seen.leader,
         "shedder": settings.balancing.shedder,
         "strategy": seen.strategy,
-        "settings": _differing(settings),
+        "settings": differing(settings),
         "assumed": list(_assumed(settings)),
+        **effect_document(forecast),
+        "last_decision": _decision(seen, "shed"),
+        "last_outcome": _decision(seen, "outcome"),
+        "paused": seen.paused,
+        "controls": [asdict(control) for control in seen.controls],
+        "conclusion": conclusion(settings, forecast, seen.paused),
+    }
+
+
+def effect_document(forecast: Forecast) -> Row:
+    """Return what a plan would do, and what it leaves."""
+    plan = forecast.plan
+    return {
         "measure": forecast.measure,
         "brokers": [_broker_row(broker) for broker in forecast.brokers],
         "before": None if forecast.before is None else asdict(forecast.before),
@@ -87,11 +99,6 @@ def document_of(seen: Seen, settings: BalancingSettings, forecast: Forecast) -> 
         "forbidden": [asdict(each) for each in forecast.forbidden],
         "stays": [asdict(stay) for stay in plan.stays],
         "idle": None if plan.idle is None else asdict(plan.idle),
-        "last_decision": _decision(seen, "shed"),
-        "last_outcome": _decision(seen, "outcome"),
-        "paused": seen.paused,
-        "controls": [asdict(control) for control in seen.controls],
-        "conclusion": conclusion(settings, forecast, seen.paused),
     }
 
 
@@ -107,7 +114,7 @@ def _assumed(settings: BalancingSettings) -> Iterator[str]:
     yield _RESTING
 
 
-def _differing(settings: BalancingSettings) -> dict[str, Row]:
+def differing(settings: BalancingSettings) -> dict[str, Row]:
     """Return the settings of a round that differ from the defaults, as text."""
     groups = groups_in_play(settings)
     return {
@@ -148,6 +155,12 @@ def print_forecast(seen: Seen, settings: BalancingSettings, forecast: Forecast) 
     """Print the page: the basis, the brokers, planned moves, forbidden moves, and the conclusion."""
     for line in _preface(seen, settings):
         print_wrapped(line, indent=2)
+    print_effect(forecast)
+    print_heading(conclusion(settings, forecast, seen.paused))
+
+
+def print_effect(forecast: Forecast) -> None:
+    """Print the brokers before and after, the moves, why they are made, and what keeps others."""
     print_heading("brokers")
     _print_brokers(forecast)
     if forecast.moves:
@@ -168,7 +181,6 @@ def print_forecast(seen: Seen, settings: BalancingSettings, forecast: Forecast) 
             print_wrapped(f"{subject}: {reason}", indent=2)
         if len(reasons) > _STAYS_MAX:
             print_line(f"and {len(reasons) - _STAYS_MAX} more (use --json)")
-    print_heading(conclusion(settings, forecast, seen.paused))
 
 
 def conclusion(settings: BalancingSettings, forecast: Forecast, paused: str | None = None) -> str:
@@ -197,8 +209,8 @@ def _preface(seen: Seen, settings: BalancingSettings) -> Iterator[str]:
     shedder = settings.balancing.shedder
     rule = f"first the bundles that violate {OF_POLICIES}, then {shedder}" if seen.strategy == OF_POLICIES else shedder
     yield f"{rule}, at {local_time(seen.at_ms)}, offset {seen.offset}; leader: {seen.leader or 'none'}; plan {seen.plan}"
-    differing = ", ".join(f"{name} {row['value']} ({row['default']})" for name, row in _differing(settings).items())
-    yield f"settings (defaults): {differing}" if differing else "all settings are the defaults"
+    others = ", ".join(f"{name} {row['value']} ({row['default']})" for name, row in differing(settings).items())
+    yield f"settings (defaults): {others}" if others else "all settings are the defaults"
     yield "; ".join(_assumed(settings))
     yield from map(control_line, seen.controls[:_CONTROLS_MAX])
     if len(seen.controls) > _CONTROLS_MAX:

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -53,6 +51,7 @@ from equipoise.channel.core.records import Reason
 from equipoise.channel.core.view import View
 from equipoise.channel.log.blocking_view import read_on
 from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.stop_signals import first_stop_signal
 from equipoise.shedder.plan import Move
 
 app = group("Show what the balancer would move now, and what blocks further moves.")
@@ -98,7 +97,7 @@ def plan(
         _apply(apply, log, name, timeout, as_json=as_json)
         return
     given = pairs("--set", changes or ()) | ({} if shedder is None else {"balancing.shedder": shedder})
-    base = with_values(BalancingSettings(), {} if broker_conf is None else _settings_of(broker_conf))
+    base = with_values(BalancingSettings(), {} if broker_conf is None else balancing_settings_of(broker_conf))
     with reading(log, timeout) as access:
         view = access.view
         settings = with_values(settings_in(view, base), given)
@@ -135,7 +134,7 @@ def _apply(path: Path, log: str, name: str | None, timeout_s: int, *, as_json: b
     except ValueError as error:
         raise InvalidRequest(what=f"the plan {path}", problem=str(error)) from error
     failed = False
-    with writing(log, name, timeout_s) as access, _interrupts() as interrupted:
+    with writing(log, name, timeout_s) as access, first_stop_signal() as interrupted:
         _check_unchanged(plan, access.view, plan.moves)
         left = list(plan.moves)
         while left:
@@ -171,23 +170,7 @@ def _check_unchanged(plan: SavedPlan, view: View, moves: Sequence[Move]) -> None
         raise Rejected(key=f"plan {plan.id}", reason=Reason.STALE, problem=changes, offset=None, action="apply the", advice=advice)
 
 
-@contextmanager
-def _interrupts() -> Iterator[Event]:
-    """Yield an event that the first Ctrl-C sets. The second one interrupts as usual."""
-    interrupted = Event()
-
-    def note(_signal: int, _frame: object) -> None:
-        interrupted.set()
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield interrupted
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _settings_of(broker_conf: Path) -> Mapping[str, Value]:
+def balancing_settings_of(broker_conf: Path) -> Mapping[str, Value]:
     """Return the settings of balancing in a file. Only these have a dot in their name."""
     return {name: value for name, value in read_broker_conf(broker_conf).read.settings.items() if "." in name}
 

@@ -118,6 +118,14 @@ _LINES: Final[Mapping[str, str]] = {
         "{folder}/recorded.db --source pulsar://127.0.0.1:1 --once --for 1s --token-file {folder}/token --ca-file {folder}/ca "
         "--timeout 1 --json"
     ),
+    "pulsar plan": (
+        f"{_PULSAR} --admin http://127.0.0.1:1 --shedder TransferShedder --set balanced.calm=true "
+        "--broker-conf {folder}/broker.conf --output {folder}/pulsar.plan --wait 0 --timeout 1 --json"
+    ),
+    "pulsar apply": (
+        "{folder}/pulsar.plan --source pulsar://127.0.0.1:1 --admin http://127.0.0.1:1 --send --at-once 2 --audit {folder}/moves.jsonl "
+        "--switch-shedding-off --token-file {folder}/token --ca-file {folder}/ca --timeout 1 --json"
+    ),
     "channel tail": "--log {log} --from 3 --lines 5 --renewals --timeout 5 --json",
     "channel show": "7 --log {log} --timeout 5 --json",
     "channel why": "{left} --log {log} --timeout 5 --json",

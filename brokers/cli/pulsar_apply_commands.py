@@ -1,0 +1,309 @@
+"""Define `equipoise pulsar plan` and `equipoise pulsar apply`: even out an Apache Pulsar cluster that already runs.
+
+`plan` only reads. `apply` is the only command that writes to the cluster, with `--send`: the unloads of a plan that was shown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings
+from equipoise.brokers.balancing.settings.setting_values import with_values
+from equipoise.brokers.cli.commands.broker import pairs
+from equipoise.brokers.cli.commands.forecasts import conclusion, differing, effect_document, print_effect
+from equipoise.brokers.cli.commands.plan import balancing_settings_of
+from equipoise.brokers.cli.moments import local_time
+from equipoise.brokers.cli.options import TIMEOUT_S, TIMEOUT_S_MAX, BrokerConfOption, JsonOption, TimeoutOption, file
+from equipoise.brokers.cli.outcome import ExitCode
+from equipoise.brokers.cli.output import Row, print_fact, print_heading, print_json, print_line, print_wrapped
+from equipoise.brokers.cli.progress import progress
+from equipoise.brokers.cli.pulsar_commands import CaFileOption, ServiceUrlOption, SourceOption, TokenFileOption, app
+from equipoise.brokers.errors import InvalidRequest, NoFreshLoad
+from equipoise.channel.core.errors import CallerError, missing_extra
+from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.stop_signals import first_stop_signal
+from equipoise.pulsar_cluster.archive import open_archive
+from equipoise.pulsar_cluster.audit_file import audit_file
+from equipoise.pulsar_cluster.moving import Outcome, Status
+from equipoise.pulsar_cluster.planning import Cluster, Planned, command_of, plan_moves
+from equipoise.pulsar_cluster.reading import OPERATION_S, SCHEMES, Address
+from equipoise.pulsar_cluster.saved_plans import SavedPlan, changes, read_plan
+
+if TYPE_CHECKING:
+    from equipoise.pulsar_cluster.admin import PulsarAdmin
+    from equipoise.pulsar_cluster.gathering import LiveCluster
+
+_AT_ONCE: Final = 3
+_AT_ONCE_MAX: Final = 64
+_WAIT_S: Final = 70
+"""Brokers report their load once a minute by default."""
+
+AdminOption = Annotated[
+    list[str] | None,
+    typer.Option("--admin", metavar="URL", help="The cluster's admin API: http://HOST:PORT. Repeatable.", show_default=False),
+]
+
+
+@app.command()
+def plan(
+    *,
+    source: SourceOption,
+    admin: AdminOption = None,
+    shedder: Annotated[str, typer.Option(metavar="NAME", help=f"Plan with this policy: {', '.join(SHEDDERS)}.")] = "BalancedShedder",
+    changes_to: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Override a setting. Repeatable.", show_default=False)
+    ] = None,
+    broker_conf: BrokerConfOption = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", parser=file, help="Write the plan to this file, for `apply`.", show_default=False)
+    ] = None,
+    wait: Annotated[
+        int, typer.Option(metavar="SECONDS", min=0, max=TIMEOUT_S_MAX, help="How long to wait for a load report of each broker.")
+    ] = _WAIT_S,
+    token_file: TokenFileOption = None,
+    ca_file: CaFileOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Plan the moves that even out the cluster, and show their reasons, the load before and after, and the commands of pulsar-admin.
+
+    It changes nothing. A cluster needs --admin, for its brokers, isolation policies and anti-affinity groups. With an archive and without
+    --admin, these policies are not known.
+
+    Exit code 1: no broker has sent a load report that counts.
+    """
+    given = pairs("--set", changes_to or ()) | {"balancing.shedder": shedder}
+    base = with_values(BalancingSettings(), {} if broker_conf is None else balancing_settings_of(broker_conf))
+    settings = with_values(base, given)
+    # The settings of the cluster's own balancer say whether it acts. An operator's plan always does.
+    settings = replace(settings, balancing=replace(settings.balancing, enabled=True, shedding=True))
+    may_measure = settings.balancing.shedder == "BalancedShedder"
+    deadline = Deadline.after(timeout_ms=timeout * 1_000)
+    with ExitStack() as stack:
+        asked = None if not admin else stack.enter_context(_admin(admin, token_file, ca_file, timeout))
+        cluster, notes = _gathered(
+            source, asked, _address(source, token_file, ca_file, timeout), deadline, wait * 1_000, may_measure=may_measure
+        )
+        now_ms = time.time_ns() // 1_000_000
+        planned = plan_moves(cluster, settings, now_ms=now_ms)
+        leader = None if asked is None else asked.leader()
+    if planned.forecast.before is None:
+        apart = [f"{broker.broker}: {broker.apart}" for broker in planned.forecast.brokers]
+        advice = "wait longer for the reports of its brokers (--wait), or record them first (equipoise pulsar record)"
+        raise NoFreshLoad(log=source, problem=apart[0] if apart else "no broker is alive", advice=advice)
+    saved = SavedPlan(
+        source=source,
+        made_ms=now_ms,
+        leader=leader,
+        members=tuple(sorted(cluster.members)),
+        moves=planned.moves,
+        versions=planned.versions,
+    )
+    if output is not None:
+        try:
+            output.write_text(saved.text(), encoding="utf-8")
+        except OSError as error:
+            raise InvalidRequest(what=f"the file {output}", problem=f"the plan cannot be written to it: {error.strerror}") from error
+    if as_json:
+        print_json(_document(saved, settings, planned, notes))
+    else:
+        _print_plan(saved, settings, planned, notes)
+
+
+@app.command()
+def apply(
+    path: Annotated[Path, typer.Argument(metavar="FILE", parser=file, help="A plan that `plan --output` wrote.", show_default=False)],
+    *,
+    source: ServiceUrlOption,
+    admin: AdminOption = None,
+    send: Annotated[bool, typer.Option("--send", help="Send the moves. Without it, only show what would be sent.")] = False,
+    at_once: Annotated[int, typer.Option(min=1, max=_AT_ONCE_MAX, metavar="N", help="The most moves at a time.")] = _AT_ONCE,
+    audit: Annotated[
+        Path, typer.Option(metavar="FILE", parser=file, help="Append a line for each request and outcome to this file.")
+    ] = Path("pulsar-moves.jsonl"),
+    switch_shedding_off: Annotated[
+        bool, typer.Option("--switch-shedding-off", help="Switch Pulsar's own shedding off, and restore it afterwards.")
+    ] = False,
+    token_file: TokenFileOption = None,
+    ca_file: CaFileOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Carry out a plan: a few moves at a time, each awaited on the channel, while the cluster is watched.
+
+    Without --send it is a dry run. It stops when anything changes that the plan did not foresee, and when the cluster gets worse. Ctrl-C
+    stops after the moves under way. --timeout is the limit of each move.
+
+    Exit code 1: the cluster has changed since the plan, Pulsar's own shedding is on, or the plan stopped before its end.
+    """
+    if not admin:
+        raise typer.BadParameter("name the cluster's admin API with --admin: moves are sent there")
+    try:
+        saved = read_plan(path.read_bytes())
+    except OSError as error:
+        raise InvalidRequest(what=f"the plan {path}", problem=f"its file cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise InvalidRequest(what=f"the plan {path}", problem=str(error)) from error
+    deadline = Deadline.after(timeout_ms=timeout * 1_000)
+    address = _address(source, token_file, ca_file, timeout)
+    with _admin(admin, token_file, ca_file, timeout) as asked, _live(address, deadline) as cluster:
+        problem = _why_not(saved, asked, cluster, may_switch=switch_shedding_off)
+        if not send:
+            _print_dry_run(saved, problem, as_json=as_json)
+        elif problem is not None:
+            print_fact(f"nothing was sent: {problem}", {"plan": saved.id, "stopped": problem}, as_json=as_json)
+        else:
+            problem = _send(saved, asked, cluster, audit, at_once=at_once, timeout_s=timeout, switch=switch_shedding_off, as_json=as_json)
+    if problem is not None:
+        raise typer.Exit(ExitCode.REFUSED)
+
+
+def _why_not(saved: SavedPlan, admin: PulsarAdmin, cluster: LiveCluster, *, may_switch: bool) -> str | None:
+    """Return why the plan must not be applied now; None if it may."""
+    from equipoise.pulsar_cluster.applying import SHEDDING, is_shedding
+
+    changed = changes(saved, cluster.table.bundles, admin.brokers(), admin.leader())
+    if changed is not None:
+        return f"the cluster has changed since the plan: {changed}; make a new plan"
+    if not may_switch and is_shedding(admin.settings()):
+        return f"Pulsar's own shedding is on ({SHEDDING}), and two balancers would fight; use --switch-shedding-off, or switch it off"
+    return None
+
+
+def _send(
+    saved: SavedPlan, admin: PulsarAdmin, cluster: LiveCluster, audit: Path, *, at_once: int, timeout_s: int, switch: bool, as_json: bool
+) -> str | None:
+    """Carry out a plan, print the outcomes, and return why it stopped, or None."""
+    from equipoise.pulsar_cluster.applying import SHEDDING, Watch, apply_plan, is_shedding, restore_shedding, shedding_off
+
+    stopped = None
+    with audit_file(audit) as lines, first_stop_signal() as interrupted, ExitStack() as stack:
+        unrestored = lines.unrestored()
+        if unrestored is not None and switch:
+            restore_shedding(admin, lines, unrestored)
+        elif unrestored is not None:
+            value = unrestored.get("dynamic") or unrestored.get("value")
+            command = f"pulsar-admin brokers update-dynamic-config --config {SHEDDING} --value {value}"
+            sentence = f"Pulsar's own shedding is still off, because an earlier apply was killed; switch it on afterwards: {command}"
+            print_fact(sentence, {"plan": saved.id, "warning": sentence}, as_json=as_json)
+        if switch and is_shedding(admin.settings()):
+            stack.enter_context(shedding_off(admin, lines))
+        watch = Watch(admin, cluster.reports, saved.moves)
+        for event in apply_plan(
+            saved,
+            admin,
+            table=cluster.table,
+            read=cluster.read,
+            look=watch,
+            audit=lines,
+            at_once=at_once,
+            timeout_ms=timeout_s * 1_000,
+            is_interrupted=interrupted.is_set,
+        ):
+            if isinstance(event, Outcome):
+                _print_outcome(event, as_json=as_json)
+            else:
+                stopped = event
+                print_fact(f"stopped: {event}", {"plan": saved.id, "stopped": event}, as_json=as_json)
+    return stopped
+
+
+def _print_outcome(outcome: Outcome, *, as_json: bool) -> None:
+    took = f" ({outcome.took_ms} ms)" if outcome.status is Status.MOVED else ""
+    document: Row = {"bundle": outcome.move.bundle, "status": outcome.status, "text": outcome.text, "took_ms": outcome.took_ms}
+    print_fact(f"{outcome.text}{took}", document, as_json=as_json)
+
+
+def _print_dry_run(saved: SavedPlan, problem: str | None, *, as_json: bool) -> None:
+    commands = [command_of(move) for move in saved.moves]
+    if as_json:
+        print_json({"plan": saved.id, "would_send": commands, "problem": problem})
+        return
+    for command in commands:
+        print_line(command)
+    print_heading(f"This is a dry run of plan {saved.id} with {len(commands)} moves: --send sends them.")
+    if problem is not None:
+        print_wrapped(f"It would be refused now: {problem}")
+
+
+def _gathered(
+    source: str, admin: PulsarAdmin | None, address: Address, deadline: Deadline, wait_ms: int, *, may_measure: bool
+) -> tuple[Cluster, list[str]]:
+    """Return what to plan from, and what is not known."""
+    from equipoise.pulsar_cluster.gathering import archived, cluster_in, cluster_of
+
+    if source.startswith(SCHEMES):
+        if admin is None:
+            raise CallerError("a plan for a running cluster needs its admin API, for its policies: name it with --admin")
+        with _live(address, deadline) as live, progress("waiting for load reports", unit="brokers") as note:
+            live.await_reports(admin, wait_ms, note)
+            return cluster_of(live.table, live.reports, admin, may_measure=may_measure), []
+    with open_archive(Path(source)) as archive:
+        table, reports = archived(archive)
+        if admin is not None:
+            return cluster_of(table, reports, admin, may_measure=may_measure), []
+        return cluster_in(archive, table, reports), [
+            "isolation policies and anti-affinity groups are not known, because --admin was not given: check each move"
+        ]
+
+
+@contextmanager
+def _admin(urls: list[str], token_file: Path | None, ca_file: Path | None, timeout_s: int) -> Iterator[PulsarAdmin]:
+    try:
+        from equipoise.pulsar_cluster.admin import PulsarAdmin
+    except ImportError as error:
+        raise missing_extra(what="asking the admin API of a Pulsar cluster", extra="pulsar-cluster") from error
+    admin = PulsarAdmin(urls, token_file=token_file, ca_file=ca_file, timeout_s=timeout_s)
+    try:
+        yield admin
+    finally:
+        admin.close()
+
+
+def _live(address: Address, deadline: Deadline) -> AbstractContextManager[LiveCluster]:
+    from equipoise.pulsar_cluster.gathering import live_cluster
+
+    return live_cluster(address, deadline)
+
+
+def _address(source: str, token_file: Path | None, ca_file: Path | None, timeout_s: int) -> Address:
+    return Address(service_url=source, token_file=token_file, ca_file=ca_file, timeout_s=min(timeout_s, OPERATION_S))
+
+
+def _document(saved: SavedPlan, settings: BalancingSettings, planned: Planned, notes: list[str]) -> Row:
+    effect = effect_document(planned.forecast)
+    return {
+        "id": saved.id,
+        "source": saved.source,
+        "made_ms": saved.made_ms,
+        "leader": saved.leader,
+        "shedder": settings.balancing.shedder,
+        "settings": differing(settings),
+        **effect,
+        "commands": [command_of(move) for move in saved.moves],
+        "versions": dict(saved.versions),
+        "notes": [*notes, *planned.notes],
+        "conclusion": conclusion(settings, planned.forecast),
+    }
+
+
+def _print_plan(saved: SavedPlan, settings: BalancingSettings, planned: Planned, notes: list[str]) -> None:
+    leader = saved.leader or "not known"
+    print_wrapped(f"{settings.balancing.shedder}, at {local_time(saved.made_ms)}; leader: {leader}; plan {saved.id}", indent=2)
+    for name, row in differing(settings).items():
+        print_wrapped(f"{name} is {row['value']} (default: {row['default']})", indent=2)
+    for note in (*notes, *planned.notes):
+        print_wrapped(note, indent=2)
+    print_effect(planned.forecast)
+    if saved.moves:
+        print_heading("commands")
+        for move in saved.moves:
+            print_line(command_of(move))
+    print_heading(conclusion(settings, planned.forecast))

@@ -1,0 +1,315 @@
+"""Ask the admin API of a real Pulsar cluster, over HTTP.
+
+Three requests change something: `unload` moves a bundle, `set_dynamic` and `delete_dynamic` change a dynamic setting. All others only read.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import ssl
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import httpx
+
+from equipoise.channel.core.errors import CallerError, OperatorError, PeerError
+from equipoise.channel.core.ranges import parse_bundle
+from equipoise.pulsar_cluster.placement_rules import ClusterPolicies, parse_isolation
+from equipoise.shedder.loads import BundleTraffic, Traffic
+
+_API: Final = "/admin/v2"
+_REDIRECTS_MAX: Final = 5
+_REASON_CHARACTERS_MAX: Final = 300
+_SUPER_USER: Final = "the role of a super-user"
+_TENANT_ADMIN: Final = "the role of a super-user, or of an administrator of its tenant"
+_LATENCY: Final = "pulsar_broker_publish_latency"
+_find_message: Final = re.compile(r"\nMessage: (.+)").search
+_find_latency: Final = re.compile(_LATENCY + r'\{[^}]*quantile="0\.99"[^}]*\} ([0-9.eE+-]+)').search
+_NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
+
+
+class RequestFailed(PeerError):
+    """A request that the cluster refused, or did not answer."""
+
+    def __init__(self, *, what: str, problem: str, status: int | None = None, in_doubt: bool = False) -> None:
+        """`what` was to be done. `status` is the answer's, if there is one. `in_doubt`: it may have been carried out, or still be."""
+        self.what = what
+        self.problem = problem
+        self.status = status
+        self.in_doubt = in_doubt
+        super().__init__(f"cannot {what}: {problem}")
+
+
+class PulsarAdmin:
+    """A client of the admin API. Its methods may be called by several threads.
+
+    Each method raises `OperatorError` without permission, and `RequestFailed`.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        token_file: Path | None = None,
+        ca_file: Path | None = None,
+        timeout_s: float = 30.0,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        """`urls` are those of brokers or of a proxy: the first that answers is used. `transport` replaces the network in tests.
+
+        Raises `CallerError` for another URL, and `OperatorError` for a file that cannot be read.
+        """
+        for url in urls:
+            if not url.startswith(("http://", "https://")):
+                raise CallerError(f"{url!r} is not the URL of an admin API: write http://HOST:PORT or https://HOST:PORT")
+        self._urls = [url.rstrip("/") for url in urls]
+        try:
+            token = None if token_file is None else token_file.read_text(encoding="utf-8").strip()
+            trusted = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
+        except (OSError, ssl.SSLError) as error:
+            problem = error.strerror or str(error)
+            raise OperatorError(f"a file for the admin API cannot be read: {problem}; check --token-file and --ca-file") from error
+        self._http = httpx.Client(
+            headers={} if token is None else {"Authorization": f"Bearer {token}"},
+            verify=trusted,
+            timeout=timeout_s,
+            transport=transport,
+            # A redirect keeps the token, which the library would drop, and changes nothing but the broker.
+            follow_redirects=False,
+        )
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._http.close()
+
+    # --- reading ---
+
+    def brokers(self) -> tuple[str, ...]:
+        """Return the ids of the live brokers, `HOST:PORT`, sorted."""
+        return tuple(sorted(_texts(self._get("/brokers", what="list the brokers", right=_SUPER_USER))))
+
+    def leader(self) -> str | None:
+        """Return the id of the leading broker; None while there is none."""
+        found = self._get("/brokers/leaderBroker", what="ask for the leader", right=_SUPER_USER, absent=True)
+        broker = found.get("brokerId") if isinstance(found, Mapping) else None
+        return broker if isinstance(broker, str) else None
+
+    def settings(self) -> Mapping[str, str]:
+        """Return the settings of the broker that answers, as it runs."""
+        return _settings(self._get("/brokers/configuration/runtime", what="read the settings of a broker", right=_SUPER_USER))
+
+    def dynamic_settings(self) -> Mapping[str, str]:
+        """Return the settings that were changed while the cluster runs."""
+        return _settings(self._get("/brokers/configuration/values", what="read the dynamic settings", right=_SUPER_USER))
+
+    def policies(self, namespaces: Sequence[str], settings: Mapping[str, str]) -> ClusterPolicies:
+        """Return the policies about placement. `namespaces` are asked for their anti-affinity groups; `settings` are those of a broker.
+
+        Raises `UnreadablePolicy`.
+        """
+        cluster = quote(settings.get("clusterName", ""), safe="")
+        path = f"/clusters/{cluster}/namespaceIsolationPolicies"
+        isolations = _mapping(self._get(path, what="read the isolation policies", right=_SUPER_USER, absent=True))
+        domains: dict[str, str] = {}
+        if settings.get("failureDomainsEnabled") == "true":
+            path = f"/clusters/{cluster}/failureDomains"
+            found = _mapping(self._get(path, what="read the failure domains", right=_SUPER_USER, absent=True))
+            for name, domain in sorted(found.items()):
+                for broker in _texts(domain.get("brokers") if isinstance(domain, Mapping) else None):
+                    domains.setdefault(broker, name)
+        groups = {namespace: group for namespace in namespaces if (group := self._group_of(namespace)) is not None}
+        topics_max = settings.get("loadBalancerBrokerMaxTopics", "")
+        return ClusterPolicies(
+            isolations=tuple(parse_isolation(name, document) for name, document in isolations.items()),
+            groups=groups,
+            domains=domains,
+            topics_max=int(topics_max) if topics_max.isdecimal() else ClusterPolicies().topics_max,
+        )
+
+    def topics_of(self, bundle: str) -> tuple[str, ...]:
+        """Return the persistent topics of a bundle, by full name."""
+        namespace, _, key_range = bundle.rpartition("/")
+        what = f"list the topics of {bundle}"
+        path = f"/persistent/{_path(namespace)}"
+        return tuple(sorted(_texts(self._get(path, {"bundle": key_range}, what=what, right=_TENANT_ADMIN, absent=True))))
+
+    def topic_stats(self, topic: str) -> Mapping[str, object] | None:
+        """Return the figures of a topic as its broker knows them; None if there is no such topic any more."""
+        domain, _, name = topic.partition("://")
+        path = f"/{domain}/{_path(name)}/stats"
+        found = self._get(path, what=f"read the figures of {topic}", right=_TENANT_ADMIN, absent=True)
+        return found if isinstance(found, Mapping) else None
+
+    def bundle_loads(self, broker: str) -> Mapping[str, BundleTraffic | None]:
+        """Return the load of each bundle with topics that a broker serves, from their figures, which the broker renews once a minute.
+
+        None: its clients connected since then, so it has no figures yet.
+        """
+        found: dict[str, BundleTraffic | None] = {}
+        what = f"read the figures of the topics of {broker}"
+        namespaces = _mapping(self._get("/broker-stats/topics", what=what, right=_SUPER_USER, at=broker))
+        for namespace, bundles in namespaces.items():
+            for key_range, domains in _mapping(bundles).items():
+                topics = [_mapping(topic) for domain in _mapping(domains).values() for topic in _mapping(domain).values()]
+                load = _load_of(f"{namespace}/{key_range}", topics)
+                found[load.bundle] = load if load.traffic.messages_per_second > 0 or not load.producers + load.consumers else None
+        return found
+
+    def publish_latency_ms(self, broker: str) -> float | None:
+        """Return the time that 99 % of the publishes at a broker take at most; None if it does not say."""
+        what = f"read the metrics of {broker}"
+        # The path lies outside of the admin API, and brokers redirect it to the one with a slash.
+        answer = self._answer("GET", "/metrics/", {}, what, at=broker, api="")
+        _check(answer, what, "access to the metrics")
+        found = _find_latency(answer.text)
+        return None if found is None or not math.isfinite(float(found[1])) else float(found[1])
+
+    def _group_of(self, namespace: str) -> str | None:
+        what = f"read the anti-affinity group of {namespace}"
+        group = self._get(f"/namespaces/{_path(namespace)}/antiAffinity", what=what, right=_TENANT_ADMIN, absent=True)
+        # Pulsar compares the names of groups without regard to case.
+        return group.lower() if isinstance(group, str) and group else None
+
+    # --- changing ---
+
+    def unload(self, bundle: str, destination: str) -> None:
+        """Have the owner of a bundle move it to the broker `destination`. Returns once it has moved."""
+        parse_bundle(bundle)
+        self._send("PUT", f"/namespaces/{_path(bundle)}/unload", {"destinationBroker": destination}, f"move {bundle}", _TENANT_ADMIN)
+
+    def set_dynamic(self, setting: str, value: str) -> None:
+        """Change a dynamic setting in the whole cluster."""
+        path = f"/brokers/configuration/{quote(setting, safe='')}/{quote(value, safe='')}"
+        self._send("POST", path, {}, f"set {setting} to {value}", _SUPER_USER)
+
+    def delete_dynamic(self, setting: str) -> None:
+        """Remove a dynamic setting. Brokers then have the value of their own configuration, some versions after they start again."""
+        self._send("DELETE", f"/brokers/configuration/{quote(setting, safe='')}", {}, f"remove the dynamic setting {setting}", _SUPER_USER)
+
+    # --- HTTP ---
+
+    def _get(
+        self, path: str, params: Mapping[str, str] | None = None, *, what: str, right: str, absent: bool = False, at: str | None = None
+    ) -> object:
+        """Return the decoded answer; None if it is empty, or with `absent` if there is nothing at the path."""
+        answer = self._answer("GET", path, params or {}, what, at=at)
+        if absent and answer.status_code == httpx.codes.NOT_FOUND:
+            return None
+        _check(answer, what, right)
+        if not answer.content:
+            return None
+        try:
+            return answer.json()
+        except ValueError as error:
+            raise RequestFailed(what=what, problem=f"{answer.url.host} answered with no JSON; is it a Pulsar admin API?") from error
+
+    def _send(self, method: str, path: str, params: Mapping[str, str], what: str, right: str) -> None:
+        _check(self._answer(method, path, params, what), what, right)
+
+    def _answer(
+        self, method: str, path: str, params: Mapping[str, str], what: str, *, at: str | None = None, api: str = _API
+    ) -> httpx.Response:
+        """Return the answer of the broker `at`, or of the first URL that can be reached. No request that may have arrived is sent again."""
+        problem = "no URL of an admin API was given"
+        for url in self._urls if at is None else [f"{self._urls[0].partition('://')[0]}://{at}"]:
+            try:
+                return self._followed(method, url, api + path, params, what)
+            except _NOT_SENT as error:
+                problem = f"{url} cannot be reached: {error}"
+            except httpx.TransportError as error:
+                kind = "did not answer in time" if isinstance(error, httpx.TimeoutException) else f"broke the connection: {error}"
+                raise RequestFailed(what=what, problem=f"{url} {kind}", in_doubt=method != "GET") from error
+        raise RequestFailed(what=what, problem=f"{problem}; check --admin, or try again later")
+
+    def _followed(self, method: str, url: str, path: str, params: Mapping[str, str], what: str) -> httpx.Response:
+        """Return the answer of the broker that a redirect names at last: the owner of the bundle, for most requests.
+
+        Only the broker and the parameter `authoritative` are taken from a redirect. So it cannot turn one request into another.
+        """
+        base, query = url, dict(params)
+        for _ in range(_REDIRECTS_MAX):
+            try:
+                answer = self._http.request(method, f"{base}{path}", params=query)
+            except _NOT_SENT as error:
+                if base == url:
+                    raise
+                raise RequestFailed(what=what, problem=f"{base}, to which {url} redirects, cannot be reached: {error}") from error
+            if answer.status_code not in {httpx.codes.TEMPORARY_REDIRECT, httpx.codes.PERMANENT_REDIRECT}:
+                return answer
+            target = answer.url.join(answer.headers.get("Location", ""))
+            if answer.url.scheme == "https" and target.scheme != "https":
+                raise RequestFailed(
+                    what=what, problem=f"{base} redirects to {target.host} without TLS; the token would be sent in the clear"
+                )
+            base = f"{target.scheme}://{target.netloc.decode('ascii')}"
+            if "authoritative" in target.params:
+                query["authoritative"] = target.params["authoritative"]
+        raise RequestFailed(
+            what=what, problem=f"the brokers redirect from one to another without an end, the last to {base}; try again later"
+        )
+
+
+def _check(answer: httpx.Response, what: str, right: str) -> None:
+    """Raise the error of an answer that is none of success."""
+    status = answer.status_code
+    if answer.is_success:
+        return
+    reason = _reason(answer)
+    if status in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}:
+        raise OperatorError(f"the cluster does not let this client {what}: {reason}; give it a token (--token-file) with {right}")
+    # A broker that fails may have begun.
+    in_doubt = status >= httpx.codes.INTERNAL_SERVER_ERROR and answer.request.method != "GET"
+    raise RequestFailed(
+        what=what, problem=f"{answer.url.host}:{answer.url.port} answered {status}: {reason}", status=status, in_doubt=in_doubt
+    )
+
+
+def _reason(answer: httpx.Response) -> str:
+    """Return the message in an answer on one line, without the stack trace that Pulsar adds."""
+    try:
+        document = answer.json()
+        text = str(document["reason"]) if isinstance(document, Mapping) and document.get("reason") else answer.reason_phrase
+    except ValueError:
+        text = answer.text or answer.reason_phrase
+    message = _find_message(text)
+    lines = (message[1] if message is not None else text).strip().splitlines()
+    return lines[0][:_REASON_CHARACTERS_MAX] if lines else answer.reason_phrase
+
+
+def _path(name: str) -> str:
+    return "/".join(quote(part, safe="") for part in name.split("/"))
+
+
+def _load_of(bundle: str, topics: Sequence[Mapping[str, object]]) -> BundleTraffic:
+    def total(field: str) -> float:
+        figures = (topic.get(field) for topic in topics)
+        return sum(max(0.0, float(figure)) for figure in figures if isinstance(figure, int | float) and math.isfinite(figure))
+
+    traffic = Traffic(
+        bytes_in_per_second=total("msgThroughputIn"),
+        bytes_out_per_second=total("msgThroughputOut"),
+        messages_in_per_second=total("msgRateIn"),
+        messages_out_per_second=total("msgRateOut"),
+    )
+    consumers = sum(
+        len(readers)
+        for topic in topics
+        for subscription in _mapping(topic.get("subscriptions")).values()
+        if isinstance(readers := _mapping(subscription).get("consumers"), list)
+    )
+    return BundleTraffic(bundle=bundle, traffic=traffic, topics=len(topics), producers=int(total("producerCount")), consumers=consumers)
+
+
+def _texts(value: object) -> list[str]:
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+
+
+def _mapping(value: object) -> dict[str, object]:
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def _settings(value: object) -> dict[str, str]:
+    return {name: str(setting) for name, setting in _mapping(value).items()}

@@ -1,0 +1,246 @@
+"""Carry out a saved plan on a Pulsar cluster, as `pulsar_cluster.moving` decides. Each request and each outcome is in the audit file.
+
+Nothing is sent but the unloads of the plan. With `shedding_off`, Pulsar's own shedding is switched off before, and restored afterwards.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Final, Protocol
+
+from equipoise.channel.core.errors import EquipoiseError, OperatorError, PeerError
+from equipoise.channel.system.deadline import Deadline
+from equipoise.pulsar_cluster.admin import PulsarAdmin, RequestFailed
+from equipoise.pulsar_cluster.audit_file import RESTORED, SWITCHED_OFF, AuditFile
+from equipoise.pulsar_cluster.loads import LoadReports
+from equipoise.pulsar_cluster.moving import Health, Look, Moving, Outcome, published_between
+from equipoise.pulsar_cluster.records import Message
+from equipoise.pulsar_cluster.saved_plans import SavedPlan
+from equipoise.pulsar_cluster.table import Table
+from equipoise.shedder.plan import Move
+
+SHEDDING: Final = "loadBalancerSheddingEnabled"
+BALANCING: Final = "loadBalancerEnabled"
+
+_LOOK_S: Final = 2.0
+"""The time between two looks at the cluster."""
+
+_WATCHED_MAX: Final = 64
+"""The most topics whose figures are watched. Each costs a request per look."""
+
+_LATENCY_S: Final = 10.0
+
+_SWITCH_MS: Final = 20_000
+_SWITCH_POLL_S: Final = 0.2
+
+Read = Callable[[], Sequence[Message]]
+"""Returns the new messages of the channel. Waits a moment for the first, and never for long."""
+
+
+class Looking(Protocol):
+    """How a driver looks at the cluster."""
+
+    def __call__(self) -> Look:
+        """Return the cluster as it is now. Raises `PeerError`, `OperatorError`."""
+        ...
+
+
+class Watch:
+    """Looks at a cluster with its admin API and its load reports."""
+
+    def __init__(self, admin: PulsarAdmin, reports: LoadReports, moves: Sequence[Move]) -> None:
+        """Watch the topics of the bundles of `moves`, at most `_WATCHED_MAX`. Raises as `PulsarAdmin` does."""
+        self._admin = admin
+        self._reports = reports
+        self._topics: list[str] = []
+        for move in moves:
+            if len(self._topics) < _WATCHED_MAX:
+                self._topics += admin.topics_of(move.bundle)
+        self._topics = self._topics[:_WATCHED_MAX]
+        self._destinations = sorted({move.destination for move in moves if move.destination is not None})
+        self._latency_ms: float | None = None
+        self._timed_s = -_LATENCY_S
+        self._counts: Mapping[str, int] = {}
+        self._counted_ns = 0
+
+    def __call__(self) -> Look:
+        """See `Looking`. The rate of publishing is that since the look before, and None at the first."""
+        members, leader = self._admin.brokers(), self._admin.leader()
+        uses = {broker: load.resources.max_use for broker, load in self._reports.loads.items() if broker in members}
+        counts, backlog = dict[str, int](), 0
+        for topic in self._topics:
+            stats = self._stats_of(topic)
+            if stats is not None:
+                counts[topic] = _whole(stats, "msgInCounter")
+                subscriptions = stats.get("subscriptions")
+                if isinstance(subscriptions, Mapping):
+                    backlog += sum(_whole(each, "msgBacklog") for each in subscriptions.values() if isinstance(each, Mapping))
+        now_ns = time.monotonic_ns()
+        published = published_between(self._counts, counts, (now_ns - self._counted_ns) // 1_000_000)
+        self._counts, self._counted_ns = counts, now_ns
+        return Look(members, leader, Health(uses, published, backlog, self._latency()))
+
+    def _stats_of(self, topic: str) -> Mapping[str, object] | None:
+        """Return the figures of a topic; None while it moves, which a broker answers with an error. A broker that is away is one here."""
+        try:
+            return self._admin.topic_stats(topic)
+        except RequestFailed as error:
+            if error.status is None:
+                raise
+            return None
+
+    def _latency(self) -> float | None:
+        """Return the slowest publishes at the destinations. A broker computes all its metrics for it, so it is asked rarely."""
+        if time.monotonic() - self._timed_s >= _LATENCY_S:
+            found: list[float] = []
+            for broker in self._destinations:
+                # Metrics may need another right, or be closed to this machine. The other figures are watched in any case.
+                with suppress(PeerError, OperatorError):
+                    latency_ms = self._admin.publish_latency_ms(broker)
+                    found += [] if latency_ms is None else [latency_ms]
+            self._latency_ms, self._timed_s = max(found, default=None), time.monotonic()
+        return self._latency_ms
+
+
+def _whole(document: Mapping[str, object], field: str) -> int:
+    value = document.get(field)
+    return value if type(value) is int else 0
+
+
+def apply_plan(
+    plan: SavedPlan,
+    admin: PulsarAdmin,
+    *,
+    table: Table,
+    read: Read,
+    look: Looking,
+    audit: AuditFile,
+    at_once: int,
+    timeout_ms: int,
+    is_interrupted: Callable[[], bool] = lambda: False,
+) -> Iterator[Outcome | str]:
+    """Carry out `plan`, and yield the outcome of each move, and at last why it stopped, if it did.
+
+    `table` is the channel up to its end; `read` goes on from there. Raises `OperatorError` if the audit file cannot be written: then
+    nothing more is requested.
+    """
+    moving = Moving(plan, at_once=at_once, timeout_ms=timeout_ms)
+    look()
+    time.sleep(_LOOK_S)  # A rate of publishing needs two looks.
+    _fold(moving, table, read)
+    moving.begin(table.bundles, look())
+    audit.note("begin", plan=plan.id, source=plan.source, moves=len(plan.moves), stopped=moving.stopped)
+    with ThreadPoolExecutor(at_once, thread_name_prefix="unload") as threads:
+        requests: dict[str, Future[None]] = {}
+        looked_s = time.monotonic()
+        while not moving.is_over:
+            if is_interrupted():
+                moving.stop("it was interrupted")
+            _fold(moving, table, read)
+            if time.monotonic() - looked_s >= _LOOK_S:
+                _look(moving, look)
+                looked_s = time.monotonic()
+            for move in moving.due(table.bundles, _now_ms()):
+                assert move.destination is not None, "each move of a saved plan has one"
+                audit.note("request", plan=plan.id, bundle=move.bundle, source=move.source, destination=move.destination)
+                requests[move.bundle] = threads.submit(admin.unload, move.bundle, move.destination)
+            for bundle in [bundle for bundle, request in requests.items() if request.done()]:
+                _answered(moving, audit, bundle, requests.pop(bundle))
+            moving.expire(_now_ms(), table.bundles)
+            yield from _decided(moving, audit)
+        # Requests that nobody waits for any more end by their own time limits.
+        for bundle, request in requests.items():
+            _answered(moving, audit, bundle, request)
+    moving.leave_out()
+    yield from _decided(moving, audit)
+    audit.note("end", plan=plan.id, stopped=moving.stopped)
+    if moving.stopped is not None:
+        yield moving.stopped
+
+
+def _fold(moving: Moving, table: Table, read: Read) -> None:
+    try:
+        for message in read():
+            moving.see(table.fold(message), _now_ms())
+    except PeerError as error:
+        moving.stop(f"the channel cannot be read: {error}")
+        time.sleep(_SWITCH_POLL_S)
+
+
+def _look(moving: Moving, look: Looking) -> None:
+    try:
+        moving.look(look())
+    except (PeerError, OperatorError) as error:
+        moving.stop(f"the cluster cannot be watched: {error}")
+
+
+def _answered(moving: Moving, audit: AuditFile, bundle: str, request: Future[None]) -> None:
+    try:
+        request.result()
+    except EquipoiseError as error:
+        in_doubt = isinstance(error, RequestFailed) and error.in_doubt
+        audit.note("answer", plan=moving.plan.id, bundle=bundle, problem=str(error), in_doubt=in_doubt)
+        moving.answered(bundle, str(error), in_doubt=in_doubt, now_ms=_now_ms())
+    else:
+        audit.note("answer", plan=moving.plan.id, bundle=bundle, problem=None)
+
+
+def _decided(moving: Moving, audit: AuditFile) -> Iterator[Outcome]:
+    decided, moving.decided = moving.decided, []
+    for outcome in decided:
+        audit.note(outcome.status, plan=moving.plan.id, bundle=outcome.move.bundle, text=outcome.text, took_ms=outcome.took_ms)
+        yield outcome
+
+
+# --- Pulsar's own shedding ---
+
+
+def is_shedding(settings: Mapping[str, str]) -> bool:
+    """Return whether Pulsar's own balancer moves bundles, by the settings of a broker."""
+    return settings.get(BALANCING, "true") == "true" and settings.get(SHEDDING, "true") == "true"
+
+
+@contextmanager
+def shedding_off(admin: PulsarAdmin, audit: AuditFile) -> Iterator[None]:
+    """Switch Pulsar's own shedding off, and restore its setting after the body, whatever happens in it.
+
+    A setting that was dynamic before gets its value back. One that was not is set to its former value, which every broker takes at once,
+    and then removed. Raises as `PulsarAdmin` does, and `OperatorError` if it cannot be restored, with the command that does.
+    """
+    before = {"dynamic": admin.dynamic_settings().get(SHEDDING), "value": admin.settings().get(SHEDDING, "true")}
+    audit.note(SWITCHED_OFF, **before)
+    try:
+        admin.set_dynamic(SHEDDING, "false")
+        _await_setting(admin, "false")
+        yield
+    finally:
+        restore_shedding(admin, audit, before)
+
+
+def restore_shedding(admin: PulsarAdmin, audit: AuditFile, before: Mapping[str, object]) -> None:
+    """Restore the setting of Pulsar's shedding as it was `before`: a line `SWITCHED_OFF` of an audit file. Raises `OperatorError`."""
+    dynamic, value = before.get("dynamic"), str(before.get("dynamic") or before.get("value") or "true")
+    try:
+        admin.set_dynamic(SHEDDING, value)
+        if dynamic is None:
+            _await_setting(admin, value)
+            admin.delete_dynamic(SHEDDING)
+    except (PeerError, OperatorError) as error:
+        audit.note("shedding not restored", problem=str(error))
+        command = f"pulsar-admin brokers update-dynamic-config --config {SHEDDING} --value {value}"
+        raise OperatorError(f"Pulsar's own shedding could not be switched on again: {error}; do it: {command}") from error
+    audit.note(RESTORED, dynamic=dynamic, value=value)
+
+
+def _await_setting(admin: PulsarAdmin, value: str) -> None:
+    deadline = Deadline.after(timeout_ms=_SWITCH_MS)
+    while admin.settings().get(SHEDDING) != value:
+        deadline.check(f"the change of {SHEDDING} to {value}")
+        time.sleep(_SWITCH_POLL_S)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

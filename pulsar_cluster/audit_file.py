@@ -1,0 +1,70 @@
+"""Keep a file with a line for each request that a plan sends to a Pulsar cluster, and for its outcome. One process has it at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from equipoise.channel.core.errors import OperatorError, PeerError
+
+SWITCHED_OFF: Final = "shedding switched off"
+RESTORED: Final = "shedding restored"
+
+
+class AuditFile:
+    """An open audit file. Each line is a JSON object: `at_ms` (Unix time), `event`, and the fields of the event."""
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        """Append to `file`, whose name is `path`."""
+        self.path = path
+        self._file = file
+
+    def note(self, event: str, **fields: object) -> None:
+        """Append a line, and return once it is on the disk. Raises `OperatorError`."""
+        line = json.dumps({"at_ms": time.time_ns() // 1_000_000, "event": event, **fields})
+        try:
+            self._file.write(line.encode() + b"\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise OperatorError(f"the audit file {self.path} cannot be written: {error.strerror}; free space on its disk") from error
+
+    def unrestored(self) -> Mapping[str, object] | None:
+        """Return the line of the last switch of Pulsar's shedding, if it was never switched on again: that process was killed."""
+        found: Mapping[str, object] | None = None
+        self._file.seek(0)
+        for line in self._file:
+            try:
+                entry = json.loads(line)
+            except ValueError:  # The last line of a process that was killed may be cut off.
+                continue
+            event = entry.get("event") if isinstance(entry, dict) else None
+            found = entry if event == SWITCHED_OFF else None if event == RESTORED else found
+        return found
+
+
+@contextmanager
+def audit_file(path: Path) -> Iterator[AuditFile]:
+    """Open and lock an audit file; make it if there is none. Raises `PeerError` if another process has it, and `OperatorError`."""
+    try:
+        with path.open("a+b") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise PeerError(f"another process applies a plan with the audit file {path}; wait until it has ended") from error
+            if file.tell() and not _ends_whole(file):
+                file.write(b"\n")
+            yield AuditFile(file, path)
+    except OSError as error:
+        raise OperatorError(f"the audit file {path} cannot be opened: {error.strerror}; name another one with --audit") from error
+
+
+def _ends_whole(file: BinaryIO) -> bool:
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"

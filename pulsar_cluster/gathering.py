@@ -1,0 +1,138 @@
+"""Gather what a plan for a Pulsar cluster is made from: its channel, its load reports, and what its admin API knows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from equipoise.channel.core.ranges import namespace_in
+from equipoise.channel.core.snapshot_store import Progress
+from equipoise.channel.system.deadline import Deadline
+from equipoise.pulsar_cluster.archive import Archive
+from equipoise.pulsar_cluster.loads import BUNDLES_MAX, LoadMessage, LoadReports
+from equipoise.pulsar_cluster.placement_rules import ClusterPolicies
+from equipoise.pulsar_cluster.planning import Cluster, holder_of
+from equipoise.pulsar_cluster.reading import Address, TopicReader, connected, load_readers, read_channel
+from equipoise.pulsar_cluster.records import BROKER_LOAD_TOPIC, CHANNEL_TOPIC, TOP_BUNDLES_TOPIC, Message, message_of
+from equipoise.pulsar_cluster.table import Table, is_of_system
+from equipoise.shedder.loads import BundleTraffic
+
+if TYPE_CHECKING:
+    import pulsar
+
+    from equipoise.pulsar_cluster.admin import PulsarAdmin
+
+_POLL_MS: Final = 50
+_BATCH: Final = 1_000
+_TOPICS: Final = {topic.rpartition("/")[2]: topic for topic in (BROKER_LOAD_TOPIC, TOP_BUNDLES_TOPIC)}
+
+
+class LiveCluster:
+    """A cluster that is read while it runs: the `table` of its channel, and the `reports` of its load. For one thread."""
+
+    def __init__(self, client: pulsar.Client, deadline: Deadline) -> None:
+        """Read the channel up to its end. Raises what `read_channel` and `TopicReader` raise."""
+        self.table = Table()
+        self.reports = LoadReports()
+        self._loads = load_readers(client)  # First, so that no report is missed.
+        position = None
+        for read in read_channel(client, deadline=deadline):
+            position = read.position
+            self.table.fold(message_of((self.table.offset + 1, read.message_id, read.key, read.published_ms, read.value, read.producer)))
+        self._channel = TopicReader(client, CHANNEL_TOPIC, after=position)
+        self._offset = self.table.offset
+
+    def read(self) -> list[Message]:
+        """Return the new messages of the channel, not yet folded, and take the new load reports. Waits 50 ms for the first message."""
+        found: list[Message] = []
+        while len(found) < _BATCH and (read := self._channel.next(1 if found else _POLL_MS)) is not None:
+            self._offset += 1
+            found.append(message_of((self._offset, read.message_id, read.key, read.published_ms, read.value, read.producer)))
+        for reader in self._loads:
+            while (report := reader.next(1)) is not None:
+                self.reports.take(LoadMessage(reader.topic, report.key, report.published_ms, report.value))
+        return found
+
+    def await_reports(self, admin: PulsarAdmin, wait_ms: int, note: Progress) -> None:
+        """Read on until every live broker has reported its load and its bundles, at most `wait_ms`."""
+        members = admin.brokers()
+        deadline = Deadline.after(timeout_ms=wait_ms)
+        while True:
+            for message in self.read():
+                self.table.fold(message)
+            missing = [broker for broker in members if broker not in self.reports.loads or broker not in self.reports.top]
+            note(len(members) - len(missing), len(members))
+            if not missing or not deadline.remaining_ms():
+                return
+
+    def close(self) -> None:
+        """Close the readers."""
+        for reader in (self._channel, *self._loads):
+            reader.close()
+
+
+@contextmanager
+def live_cluster(address: Address, deadline: Deadline) -> Iterator[LiveCluster]:
+    """Connect to a cluster and read its channel. Raises as `connected` and `LiveCluster` do."""
+    with connected(address) as client:
+        cluster = LiveCluster(client, deadline)
+        try:
+            yield cluster
+        finally:
+            cluster.close()
+
+
+def archived(archive: Archive) -> tuple[Table, LoadReports]:
+    """Return the table and the load reports of an archive as of its end."""
+    table, reports = Table(), LoadReports()
+    for message in archive.messages():
+        table.fold(message)
+    for report in archive.reports():
+        topic = _TOPICS.get(report.topic)
+        if topic is not None:
+            reports.take(LoadMessage(topic, report.broker, report.at_ms, report.value))
+    return table, reports
+
+
+def cluster_of(table: Table, reports: LoadReports, admin: PulsarAdmin, *, may_measure: bool) -> Cluster:
+    """Return what to plan from, with the members, the policies and the measured loads of the admin API.
+
+    With `may_measure`, a broker without a report has the load that its topics have. Raises as `PulsarAdmin` does, and `UnreadablePolicy`.
+    """
+    members = admin.brokers()
+    settings = admin.settings()
+    namespaces = sorted({namespace_in(bundle) for bundle in table.bundles if not is_of_system(bundle)})
+    measured: dict[str, BundleTraffic] = {}
+    now_ms = time.time_ns() // 1_000_000
+    for broker in members:
+        figures = admin.bundle_loads(broker)
+        held = [bundle for bundle, message in table.bundles.items() if holder_of(message.record) == broker]
+        # A bundle without topics has no figures, and no load.
+        idle = {bundle: BundleTraffic(bundle=bundle) for bundle in held if bundle not in figures}
+        loads = idle | {bundle: load for bundle, load in figures.items() if load is not None}
+        measured |= loads
+        if may_measure:
+            reports.measure(broker, tuple(loads.values()), now_ms)
+    bundles_max = settings.get("loadBalancerMaxNumberOfBundlesInBundleLoadReport", "")
+    return Cluster(
+        members=members,
+        bundles=table.bundles,
+        reports=reports,
+        policies=admin.policies(namespaces, settings),
+        measured=measured,
+        bundles_max=int(bundles_max) if bundles_max.isdecimal() else BUNDLES_MAX,
+    )
+
+
+def cluster_in(archive: Archive, table: Table, reports: LoadReports) -> Cluster:
+    """Return what to plan from with an archive alone: its members, or else every broker that has a bundle. It has no policies."""
+    members = archive.members()
+    holders = sorted({broker for message in table.bundles.values() if (broker := holder_of(message.record)) is not None})
+    return Cluster(
+        members=tuple(holders) if members is None else members.brokers,
+        bundles=table.bundles,
+        reports=reports,
+        policies=ClusterPolicies(),
+    )

@@ -1,0 +1,109 @@
+"""Save a plan for a Pulsar cluster with the facts that it depends on, and say what has changed since.
+
+The file holds the exact moves: an operator applies what was shown, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final
+
+from equipoise.channel.core.errors import InvalidName
+from equipoise.channel.core.ranges import parse_bundle
+from equipoise.pulsar_cluster.planning import command_of
+from equipoise.pulsar_cluster.records import OWNED, Message
+from equipoise.shedder.plan import Move
+
+_NAMED_MAX: Final = 3
+_SAVED: Final = ("bundle", "source", "destination", "reason", "cause")
+"""The fields of a move in the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedPlan:
+    """The moves of a plan in their order, all with a destination, and the facts on which it was made.
+
+    * `source`: the service URL of the cluster, or the archive. `made_ms`: Unix time. `leader`: the leading broker then, if known.
+    * `versions`: the version of the record of each bundle that moves. `members`: the live brokers then.
+    """
+
+    source: str
+    made_ms: int
+    leader: str | None
+    members: tuple[str, ...]
+    moves: tuple[Move, ...]
+    versions: Mapping[str, int]
+
+    @property
+    def id(self) -> str:
+        """The digest of the content: 12 hexadecimal digits."""
+        return sha256(json.dumps(self._content(), sort_keys=True).encode()).hexdigest()[:12]
+
+    def text(self) -> str:
+        """Return the content of the plan's file."""
+        return json.dumps({"id": self.id, **self._content()}, indent=1) + "\n"
+
+    def _content(self) -> dict[str, object]:
+        return {
+            "source": self.source,
+            "made_ms": self.made_ms,
+            "leader": self.leader,
+            "members": list(self.members),
+            "moves": [
+                {
+                    **{field: getattr(move, field) for field in _SAVED},
+                    "version": self.versions[move.bundle],
+                    "command": command_of(move),
+                }
+                for move in self.moves
+            ],
+        }
+
+
+def read_plan(content: bytes) -> SavedPlan:
+    """Return the plan in the content of its file. Raise `ValueError` if it is no plan, or was changed by hand."""
+    try:
+        document = json.loads(content)
+        moves = tuple(Move(**{field: move[field] for field in _SAVED}) for move in document["moves"])
+        plan = SavedPlan(
+            source=document["source"],
+            made_ms=document["made_ms"],
+            leader=document["leader"],
+            members=tuple(document["members"]),
+            moves=moves,
+            versions={move["bundle"]: move["version"] for move in document["moves"]},
+        )
+        is_whole = plan.id == document["id"]
+        for move in moves:
+            parse_bundle(move.bundle)
+    except (ValueError, KeyError, TypeError, AttributeError, InvalidName) as error:
+        raise ValueError("it is no file that `equipoise pulsar plan --output` wrote") from error
+    if not is_whole:
+        raise ValueError("it was changed: its content does not match its id")
+    return plan
+
+
+def why_changed(move: Move, version: int, message: Message | None) -> str | None:
+    """Return what has happened to the bundle of a move since the plan saw its record with `version`; None if nothing has."""
+    record = None if message is None else message.record
+    if record is None:
+        return f"{move.bundle} has no record any more: it was split or deleted"
+    if record.version == version and record.state == OWNED and record.destination == move.source:
+        return None
+    now = f"{record.state} at {record.destination or record.source}, version {record.version}"
+    return f"{move.bundle} is {now} (in the plan: Owned at {move.source}, version {version})"
+
+
+def changes(plan: SavedPlan, bundles: Mapping[str, Message], members: Iterable[str], leader: str | None) -> str | None:
+    """Return what has changed since the plan, in a sentence without an end; None if nothing has that concerns it."""
+    live = frozenset(members)
+    found = [why for move in plan.moves if (why := why_changed(move, plan.versions[move.bundle], bundles.get(move.bundle))) is not None]
+    found += [f"the broker {broker} is gone" for broker in plan.members if broker not in live]
+    found += [f"the broker {broker} has joined" for broker in sorted(live.difference(plan.members))]
+    if plan.leader is not None and leader != plan.leader:
+        found.append(f"the leader is {leader or 'nobody'} (in the plan: {plan.leader})")
+    more = len(found) - _NAMED_MAX
+    return f"{', '.join(found[:_NAMED_MAX])}{f' and {more} more changes' if more > 0 else ''}" if found else None

@@ -1,0 +1,179 @@
+"""`equipoise pulsar plan` and `apply`: from an archive, and on a cluster in this process."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+from equipoise.pulsar_cluster.applying import SHEDDING
+from equipoise.pulsar_cluster.archive import Members, Report, open_archive
+from equipoise.pulsar_cluster.loads import LoadReports
+from equipoise.pulsar_cluster.records import Message
+from equipoise.pulsar_cluster.saved_plans import SavedPlan, read_plan
+from equipoise.pulsar_cluster.table import Table
+from tests.unit.cli.fabricated import run
+from tests.unit.pulsar_cluster.made_clusters import BROKERS, broker_load, owned, top_bundles
+from tests.unit.pulsar_cluster.test_applying import FakeCluster, unload
+from tests.unit.pulsar_cluster.test_moving import BUNDLES, plan_of
+from tests.unit.pulsar_cluster.written import Written
+
+SOURCE = "pulsar://127.0.0.1:1"
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """Eight bundles on one of three brokers, of which the first has a quarter of the load."""
+    now_ms, written, path = time.time_ns() // 1_000_000, Written(), tmp_path / "pulsar.db"
+    for bundle in BUNDLES:
+        written.assign(bundle, BROKERS[0])
+    rates = {bundle: 60.0 if bundle == BUNDLES[0] else 25.0 for bundle in BUNDLES}
+    reports = [top_bundles(BROKERS[0], rates)]
+    reports += [broker_load(broker, rate=235.0 * (broker == BROKERS[0]), bundles=8, taken_ms=now_ms) for broker in BROKERS]
+    with open_archive(path, create_for=SOURCE) as opened:
+        opened.append(written.reads)
+        opened.add_members(Members(now_ms, BROKERS[0], BROKERS))
+        opened.add_reports([Report(now_ms, each.topic.rpartition("/")[2], each.broker, each.value) for each in reports])
+    return path
+
+
+def test_a_plan_from_an_archive_shows_moves_and_commands(archive: Path, tmp_path: Path) -> None:
+    result = run("pulsar", "plan", "--source", str(archive), "--output", str(tmp_path / "even.plan"))
+    assert 0 == result.exit_code, result.output
+    saved = read_plan((tmp_path / "even.plan").read_bytes())
+    assert {"b:8080", "c:8080"} == {move.destination for move in saved.moves}
+    assert f"plan {saved.id}" in result.stdout
+    assert "isolation policies and anti-affinity groups are not known" in result.stdout
+    assert f"pulsar-admin namespaces unload --bundle {BUNDLES[0].rpartition('/')[2]} --destinationBroker" in result.stdout
+    assert "the deviation would fall from" in result.stdout
+
+
+def test_a_plan_by_pulsars_policy_and_the_settings_of_its_brokers(archive: Path, tmp_path: Path) -> None:
+    """A cluster whose own shedding is off can be planned for all the same."""
+    conf = tmp_path / "broker.conf"
+    conf.write_text("loadBalancerBrokerLoadTargetStd=0.07\nloadBalancerSheddingEnabled=false\n")
+    words = ("--source", str(archive), "--shedder", "TransferShedder", "--broker-conf", str(conf), "--json")
+    found = json.loads(run("pulsar", "plan", *words).stdout)
+    assert ("TransferShedder", "0.07") == (found["shedder"], found["settings"]["transfer.target_deviation"]["value"])
+    assert "the balancer moves nothing" not in found["conclusion"]
+    assert {"bundle", "source", "destination", "reason"} <= set(found["moves"][0]) if found["moves"] else True
+
+
+def test_an_archive_without_reports_makes_no_plan(tmp_path: Path) -> None:
+    with open_archive(tmp_path / "pulsar.db", create_for=SOURCE) as opened:
+        written = Written()
+        written.assign(BUNDLES[0], BROKERS[0])
+        opened.append(written.reads)
+    result = run("pulsar", "plan", "--source", str(tmp_path / "pulsar.db"))
+    assert 1 == result.exit_code
+    assert "a:8080: it has not reported its load; wait longer for the reports" in result.stderr
+
+
+def test_a_running_cluster_needs_its_admin_api() -> None:
+    result = run("pulsar", "plan", "--source", SOURCE)
+    assert 2 == result.exit_code
+    assert "name it with --admin" in result.stderr
+
+
+# --- apply ---
+
+
+class FakeLive:
+    """What `live_cluster` opens, on a `FakeCluster`."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.table = Table()
+        self.reports = LoadReports()
+        self._cluster = cluster
+        for number, bundle in enumerate(BUNDLES):
+            self.table.fold(owned(bundle, "a:8080", offset=number))
+
+    def read(self) -> list[Message]:
+        found: list[Message] = []
+        while self._cluster.news:
+            bundle, record = self._cluster.news.popleft()
+            found.append(Message(self.table.offset + 1 + len(found), "1:1", bundle, 0, record))
+        return found
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCluster:
+    cluster = FakeCluster()
+
+    @contextmanager
+    def live(*_: object) -> Iterator[FakeLive]:
+        yield FakeLive(cluster)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("equipoise.pulsar_cluster.gathering.live_cluster", live)
+    monkeypatch.setattr("equipoise.pulsar_cluster.admin.PulsarAdmin", lambda *_, **__: cluster.new_admin())
+    monkeypatch.setattr("equipoise.pulsar_cluster.applying._LOOK_S", 0.0)
+    cluster.settings[SHEDDING] = "false"
+    return cluster
+
+
+def apply(*words: str, plan: SavedPlan | None = None) -> Result:
+    Path("even.plan").write_text((plan or plan_of()).text())
+    return run("pulsar", "apply", "even.plan", "--source", SOURCE, "--admin", "http://a:8080", *words)
+
+
+def test_without_send_nothing_is_sent(cluster: FakeCluster) -> None:
+    result = apply()
+    assert 0 == result.exit_code
+    assert f"This is a dry run of plan {plan_of().id} with 4 moves: --send sends them." in result.stdout
+    assert ([], False) == (cluster.sent, Path("pulsar-moves.jsonl").exists())
+
+
+def test_with_send_the_plan_is_carried_out(cluster: FakeCluster) -> None:
+    result = apply("--send", "--json")
+    assert 0 == result.exit_code, result.output
+    assert ["moved"] * 4 == [json.loads(line)["status"] for line in result.stdout.splitlines()]
+    assert sorted(map(unload, BUNDLES[:4])) == sorted(cluster.sent)
+    assert Path("pulsar-moves.jsonl").exists()
+
+
+def test_it_is_refused_while_pulsar_sheds_unless_that_is_switched_off(cluster: FakeCluster) -> None:
+    cluster.settings[SHEDDING] = "true"
+    result = apply("--send")
+    assert (1, []) == (result.exit_code, cluster.sent)
+    assert "nothing was sent: Pulsar's own shedding is on (loadBalancerSheddingEnabled), and two balancers would fight" in result.stdout
+    assert "It would be refused now: Pulsar's own shedding is on" in apply().stdout
+    assert 0 == apply("--send", "--switch-shedding-off").exit_code
+    switches = [request.rpartition("/")[2] for request in cluster.sent if not request.startswith("PUT ")]
+    assert ["false", "true", SHEDDING] == switches
+
+
+def test_a_cluster_that_has_changed_is_refused_before_anything_is_sent(cluster: FakeCluster) -> None:
+    cluster.leader = "c:8080"
+    result = apply("--send")
+    assert (1, []) == (result.exit_code, cluster.sent)
+    assert "the leader is c:8080 (in the plan: a:8080); make a new plan" in result.stdout
+
+
+def test_a_plan_that_stops_says_why_and_its_exit_code_is_1(cluster: FakeCluster) -> None:
+    cluster.faults = {BUNDLES[0]: "refuse"}
+    result = apply("--send", "--at-once", "1")
+    assert 1 == result.exit_code
+    assert f"stopped: the move of {BUNDLES[0]} was refused" in result.stdout
+    assert [unload(BUNDLES[0])] == cluster.sent
+
+
+def test_shedding_that_a_killed_apply_left_off_is_told(cluster: FakeCluster) -> None:
+    line = {"at_ms": 0, "event": "shedding switched off", "dynamic": None, "value": "true"}
+    Path("pulsar-moves.jsonl").write_text(json.dumps(line) + "\n")
+    assert "Pulsar's own shedding is still off, because an earlier apply was killed" in apply("--send").stdout
+
+
+def test_a_file_that_is_no_plan_and_a_missing_admin_url_are_usage_errors(cluster: FakeCluster) -> None:
+    Path("x").write_text("{}")
+    result = run("pulsar", "apply", "x", "--source", SOURCE, "--admin", "http://a:8080")
+    assert (2, True) == (result.exit_code, "it is no file that `equipoise pulsar plan --output` wrote" in result.stderr)
+    result = run("pulsar", "apply", "x", "--source", SOURCE)
+    assert (2, True) == (result.exit_code, "--admin" in result.stderr)
+    result = run("pulsar", "apply", "gone", "--source", SOURCE, "--admin", "http://a:8080")
+    assert (2, True) == (result.exit_code, "its file cannot be read" in result.stderr)

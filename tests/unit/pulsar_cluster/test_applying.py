@@ -1,0 +1,305 @@
+"""A saved plan is sent to a cluster, here one in this process. Nothing else is sent, and the audit file has all of it."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from equipoise.channel.core.errors import OperatorError, PeerError
+from equipoise.pulsar_cluster.admin import PulsarAdmin
+from equipoise.pulsar_cluster.applying import SHEDDING, Watch, apply_plan, is_shedding, restore_shedding, shedding_off
+from equipoise.pulsar_cluster.audit_file import AuditFile, audit_file
+from equipoise.pulsar_cluster.loads import LoadReports
+from equipoise.pulsar_cluster.moving import Outcome
+from equipoise.pulsar_cluster.records import Message, StateRecord
+from equipoise.pulsar_cluster.saved_plans import SavedPlan
+from equipoise.pulsar_cluster.table import Table
+from tests.unit.pulsar_cluster.made_clusters import BROKERS, owned
+from tests.unit.pulsar_cluster.test_moving import BUNDLES, plan_of
+
+SWITCH = f"/admin/v2/brokers/configuration/{SHEDDING}"
+
+
+class FakeCluster:
+    """A cluster that moves what it is asked to, and keeps every request that is not a question.
+
+    `faults` maps a bundle to what happens when it is to move.
+    """
+
+    def __init__(self, faults: dict[str, str] | None = None) -> None:
+        self.sent: list[str] = []
+        self.members = list(BROKERS)
+        self.leader = "a:8080"
+        self.settings = {SHEDDING: "true"}
+        self.dynamic: dict[str, str] = {}
+        self.news = deque[tuple[str, StateRecord | None]]()
+        self.faults = faults or {}
+        self.admin = self.new_admin()
+
+    def new_admin(self) -> PulsarAdmin:
+        return PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(self.answer))
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        path = request.url.path.removeprefix("/admin/v2")
+        if request.method != "GET":
+            self.sent.append(f"{request.method} {request.url.raw_path.decode()}")
+        match request.method, path:
+            case "GET", "/brokers":
+                return httpx.Response(200, json=self.members)
+            case "GET", "/brokers/leaderBroker":
+                return httpx.Response(200, json={"brokerId": self.leader})
+            case "GET", "/brokers/configuration/runtime":
+                return httpx.Response(200, json=self.settings | self.dynamic)
+            case "GET", "/brokers/configuration/values":
+                return httpx.Response(200, json=self.dynamic)
+            case "POST", _:
+                _, name, value = path.rsplit("/", 2)
+                self.dynamic[name] = value
+            case "DELETE", _:
+                self.dynamic.pop(path.rpartition("/")[2])
+            case "PUT", _:
+                bundle = path.removeprefix("/namespaces/").removesuffix("/unload")
+                return self.move(bundle, request.url.params["destinationBroker"])
+            case _:
+                return httpx.Response(404)
+        return httpx.Response(204)
+
+    def move(self, bundle: str, to: str) -> httpx.Response:
+        fault = self.faults.get(bundle)
+        if fault == "refuse":
+            return httpx.Response(412, json={"reason": "no"})
+        if fault == "silent":
+            raise httpx.ReadTimeout("slow")
+        if fault == "split":
+            self.news.append((bundle, StateRecord("Splitting", None, "a:8080", force=False, version=3)))
+            return httpx.Response(204)
+        if fault == "vanish":
+            self.members.remove("c:8080")
+        if fault == "leader":
+            self.leader = "b:8080"
+        if fault == "foreign":
+            self.news.append((BUNDLES[7], StateRecord("Releasing", "c:8080", "a:8080", force=False, version=3)))
+        for version, state in enumerate(("Releasing", "Assigning", "Owned"), 3):
+            self.news.append((bundle, StateRecord(state, to, "a:8080", force=False, version=version)))
+        return httpx.Response(204)
+
+
+def run(cluster: FakeCluster, audit: AuditFile, plan: SavedPlan | None = None, **options: object) -> list[Outcome | str]:
+    table = Table()
+    for number, bundle in enumerate(BUNDLES):
+        table.fold(owned(bundle, "a:8080", offset=number))
+    offsets = iter(range(len(BUNDLES), 1_000))
+
+    def read() -> list[Message]:
+        return [Message(next(offsets), "1:1", *_popped(cluster.news)) for _ in range(len(cluster.news))]
+
+    plan = plan_of() if plan is None else plan
+    watch = Watch(cluster.admin, LoadReports(), plan.moves)
+    defaults: dict[str, object] = {"at_once": 2, "timeout_ms": 300}
+    return list(apply_plan(plan, cluster.admin, table=table, read=read, look=watch, audit=audit, **(defaults | options)))  # type: ignore[arg-type]
+
+
+def _popped(news: deque[tuple[str, StateRecord | None]]) -> tuple[str, int, StateRecord | None]:
+    bundle, record = news.popleft()
+    return bundle, 0, record
+
+
+@pytest.fixture(autouse=True)
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equipoise.pulsar_cluster.applying._LOOK_S", 0.0)
+
+
+@pytest.fixture
+def audit(tmp_path: Path) -> Iterator[AuditFile]:
+    with audit_file(tmp_path / "audit.jsonl") as lines:
+        yield lines
+
+
+def lines_of(audit: AuditFile) -> list[dict[str, object]]:
+    return [json.loads(line) for line in audit.path.read_text().splitlines()]
+
+
+def unload(bundle: str) -> str:
+    return f"PUT /admin/v2/namespaces/{bundle}/unload?destinationBroker=b%3A8080"
+
+
+def test_the_unloads_of_the_plan_are_sent_and_nothing_else(audit: AuditFile) -> None:
+    cluster = FakeCluster()
+    events = run(cluster, audit)
+    assert sorted(map(unload, BUNDLES[:4])) == sorted(cluster.sent)
+    assert ["moved"] * 4 == [event.status for event in events if isinstance(event, Outcome)]
+    told = lines_of(audit)
+    assert ("begin", "end") == (told[0]["event"], told[-1]["event"])
+    for event in ("request", "answer", "moved"):
+        assert sorted(BUNDLES[:4]) == sorted(str(line["bundle"]) for line in told if line["event"] == event)
+    first = {bundle: next(line["event"] for line in told if line.get("bundle") == bundle) for bundle in BUNDLES[:4]}
+    assert {"request"} == set(first.values())
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("refuse", "was refused: cannot move"),
+        ("silent", "did not answer in time"),
+        ("split", "is Splitting at a:8080"),
+        ("vanish", "the broker c:8080 is gone"),
+        ("leader", "the leader is b:8080 now"),
+        ("foreign", "somebody else moves bundles"),
+    ],
+)
+def test_what_the_plan_did_not_foresee_stops_it(audit: AuditFile, fault: str, told: str) -> None:
+    """With one move at a time, no further one is requested."""
+    cluster = FakeCluster({BUNDLES[0]: fault})
+    events = run(cluster, audit, at_once=1)
+    assert [unload(BUNDLES[0])] == cluster.sent
+    assert told in str(events[-1])
+    assert told in str(lines_of(audit)[-1]["stopped"])
+    assert 4 == sum(isinstance(event, Outcome) for event in events)
+
+
+def test_an_interrupt_waits_for_what_is_under_way(audit: AuditFile) -> None:
+    cluster = FakeCluster()
+    events = run(cluster, audit, at_once=1, is_interrupted=lambda: bool(cluster.sent))
+    assert [unload(BUNDLES[0])] == cluster.sent
+    assert ["moved", *["left out"] * 3] == [event.status for event in events if isinstance(event, Outcome)]
+    assert "it was interrupted" == events[-1]
+
+
+def test_nothing_is_sent_without_an_audit_file(audit: AuditFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = FakeCluster()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OperatorError, match=r"audit\.jsonl cannot be written: No space left on device"):
+        run(cluster, audit)
+    assert [] == cluster.sent
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=8, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(BUNDLES), st.sampled_from(["refuse", "silent", "split", "vanish", "leader", "foreign"]), max_size=3
+    ).filter(lambda faults: list(faults.values()).count("vanish") < 2),
+    st.integers(1, 4),
+)
+def test_whatever_fails_only_unloads_of_the_plan_are_sent_and_each_is_in_the_audit_file(
+    audit: AuditFile, faults: dict[str, str], at_once: int
+) -> None:
+    cluster = FakeCluster(faults)
+    begin = len(lines_of(audit))
+    run(cluster, audit, at_once=at_once, timeout_ms=30)
+    assert set(cluster.sent) <= set(map(unload, BUNDLES[:4]))
+    assert len(cluster.sent) == len(set(cluster.sent))
+    told = [unload(str(line["bundle"])) for line in lines_of(audit)[begin:] if line["event"] == "request"]
+    assert sorted(cluster.sent) == sorted(told)
+
+
+def test_a_second_apply_at_the_same_time_is_refused(audit: AuditFile) -> None:
+    with pytest.raises(PeerError, match="another process applies a plan"), audit_file(audit.path):
+        pass
+
+
+def test_an_audit_file_that_was_cut_off_goes_on_in_a_new_line(tmp_path: Path) -> None:
+    path = tmp_path / "cut.jsonl"
+    path.write_text('{"event": "beg')
+    with audit_file(path) as lines:
+        lines.note("end")
+        assert lines.unrestored() is None
+    assert ['{"event": "beg', "end"] == [path.read_text().splitlines()[0], json.loads(path.read_text().splitlines()[1])["event"]]
+
+
+# --- the watch ---
+
+
+def test_a_watch_counts_what_is_published_and_not_acknowledged() -> None:
+    """A topic that moves has no figures for a moment. A broker that is away cannot be watched."""
+    stats: dict[str, httpx.Response] = {}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        path = request.url.path.removeprefix("/admin/v2")
+        if path == "/persistent/public/default":
+            return httpx.Response(200, json=["persistent://public/default/x", "persistent://public/default/y"])
+        if path == "/metrics/":
+            return httpx.Response(200, text='pulsar_broker_publish_latency{cluster="x",quantile="0.99"} 12.5')
+        if path.endswith("/stats"):
+            if "away" in stats:
+                raise httpx.ConnectError("refused")
+            return stats.get(path.split("/")[-2], httpx.Response(503, json={"reason": "it moves"}))
+        return httpx.Response(200, json=BROKERS) if path == "/brokers" else httpx.Response(404)
+
+    admin = PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer))
+    watch = Watch(admin, LoadReports(), plan_of(1).moves)
+    stats["x"] = httpx.Response(200, json={"msgInCounter": 5, "subscriptions": {"s": {"msgBacklog": 3}, "t": {"msgBacklog": 4}}})
+    first = watch()
+    assert (BROKERS, None, 7, 12.5) == (first.members, first.leader, first.health.backlog, first.health.latency_ms)
+    assert first.health.published == 0.0 or first.health.published is None
+    stats["x"] = httpx.Response(200, json={"msgInCounter": 1_000_005, "subscriptions": {}})
+    second = watch()
+    assert second.health.published is not None
+    assert second.health.published > 0
+    stats["away"] = httpx.Response(503)
+    with pytest.raises(PeerError, match="cannot be reached"):
+        watch()
+
+
+# --- Pulsar's own shedding ---
+
+
+def test_shedding_is_on_unless_it_or_the_balancer_is_off() -> None:
+    assert [True, False, False] == [is_shedding(each) for each in ({}, {SHEDDING: "false"}, {"loadBalancerEnabled": "false"})]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_shedding_is_off_meanwhile_and_restored_whatever_happens(audit: AuditFile, fails: bool) -> None:
+    cluster = FakeCluster()
+
+    def body() -> None:
+        with shedding_off(cluster.admin, audit):
+            assert {SHEDDING: "false"} == cluster.dynamic
+            if fails:
+                raise KeyboardInterrupt
+
+    if fails:
+        with pytest.raises(KeyboardInterrupt):
+            body()
+    else:
+        body()
+    assert {} == cluster.dynamic
+    assert [f"POST {SWITCH}/false", f"POST {SWITCH}/true", f"DELETE {SWITCH}"] == cluster.sent
+    assert ["shedding switched off", "shedding restored"] == [line["event"] for line in lines_of(audit)]
+
+
+def test_a_dynamic_setting_gets_its_value_back(audit: AuditFile) -> None:
+    cluster = FakeCluster()
+    cluster.dynamic = {SHEDDING: "true"}
+    with shedding_off(cluster.admin, audit):
+        pass
+    assert {SHEDDING: "true"} == cluster.dynamic
+
+
+def test_a_switch_that_a_killed_process_left_off_is_found_and_restored(audit: AuditFile) -> None:
+    cluster = FakeCluster()
+    audit.note("shedding switched off", dynamic=None, value="true")
+    cluster.dynamic = {SHEDDING: "false"}
+    before = audit.unrestored()
+    assert before is not None
+    restore_shedding(cluster.admin, audit, before)
+    assert ({}, None) == (cluster.dynamic, audit.unrestored())
+
+
+def test_shedding_that_cannot_be_restored_is_an_error_with_the_command(audit: AuditFile) -> None:
+    cluster = FakeCluster()
+    answer: Callable[[httpx.Request], httpx.Response] = lambda _: httpx.Response(503, json={"reason": "away"})  # noqa: E731
+    gone = PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer))
+    with pytest.raises(OperatorError, match=f"pulsar-admin brokers update-dynamic-config --config {SHEDDING} --value true"):
+        restore_shedding(gone, audit, {"dynamic": None, "value": "true"})
+    assert [] == cluster.sent
