@@ -6,14 +6,13 @@ bundle that no report names.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from equipoise.channel.core.errors import CallerError
 from equipoise.lab.traces import Trace, TraceBroker
-from equipoise.shedder.load_reports import Summary
 from equipoise.shedder.snapshot import IDLE_COST, Snapshot
 
 _USE = 0.5  # The assumed mean use of brokers that report none.
@@ -35,10 +34,12 @@ class Recording:
         """The number of steps recorded so far."""
         return len(self._loads)
 
-    def note(self, snapshot: Snapshot, summaries: Iterable[Summary]) -> None:
-        """Add a step. Brokers whose report does not count weigh their bundles by the reports of others."""
+    def note(self, snapshot: Snapshot, used: Mapping[str, float]) -> None:
+        """Add a step. `used` is the reported use of brokers (1.0 = 100 %).
+
+        Brokers whose report does not count weigh their bundles by the reports of others.
+        """
         step, loads = len(self._loads), dict[str, float]()
-        used = {summary.broker: summary.load.averages.weighted_max for summary in summaries}
         for broker in snapshot.brokers:
             self._members.setdefault(broker.broker, []).append(step)
             self._capacities[broker.broker] = broker.capacity

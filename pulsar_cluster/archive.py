@@ -103,6 +103,11 @@ class Archive:
         row = self._connection.execute("SELECT at_ms, leader, brokers FROM members ORDER BY id DESC LIMIT 1").fetchone()
         return None if row is None else Members(row[0], row[1], tuple(orjson.loads(row[2])))
 
+    def every_members(self) -> Iterator[Members]:
+        """Yield the brokers and their leader, at each change."""
+        for at_ms, leader, brokers in self._connection.execute("SELECT at_ms, leader, brokers FROM members ORDER BY id"):
+            yield Members(at_ms, leader, tuple(orjson.loads(brokers)))
+
     def messages(self, *, after: int = -1) -> Iterator[Message]:
         """Yield the messages behind an offset in order."""
         for row in self._connection.execute(f"SELECT {_COLUMNS} FROM messages WHERE offset > ? ORDER BY offset", (after,)):  # noqa: S608

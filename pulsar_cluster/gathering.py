@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from equipoise.channel.core.ranges import namespace_in
 from equipoise.channel.core.snapshot_store import Progress
 from equipoise.channel.system.deadline import Deadline
-from equipoise.pulsar_cluster.archive import Archive
+from equipoise.pulsar_cluster.archive import Archive, Members
 from equipoise.pulsar_cluster.loads import BUNDLES_MAX, LoadMessage, LoadReports
 from equipoise.pulsar_cluster.placement_rules import ClusterPolicies
 from equipoise.pulsar_cluster.planning import Cluster, holder_of
@@ -96,6 +96,30 @@ def archived(archive: Archive) -> tuple[Table, LoadReports]:
     return table, reports
 
 
+def replayed(archive: Archive, *, step_ms: int) -> Iterator[tuple[int, Cluster]]:
+    """Yield the cluster every `step_ms`, from the first load report of an archive to the last, each with its Unix time.
+
+    Its tables change from step to step: use a cluster before the next one. It has no policies.
+    """
+    table, reports = Table(), LoadReports()
+    messages, members = archive.messages(), archive.every_members()
+    message, next_members, present = next(messages, None), next(members, None), None
+    at_ms = 0
+    for report in archive.reports():
+        at_ms = at_ms or report.at_ms + step_ms
+        while at_ms <= report.at_ms:
+            while message is not None and message.published_ms <= at_ms:
+                table.fold(message)
+                message = next(messages, None)
+            while next_members is not None and next_members.at_ms <= at_ms:
+                present, next_members = next_members, next(members, None)
+            yield at_ms, _unruled(table, reports, present)
+            at_ms += step_ms
+        topic = _TOPICS.get(report.topic)
+        if topic is not None:
+            reports.take(LoadMessage(topic, report.broker, report.at_ms, report.value))
+
+
 def cluster_of(table: Table, reports: LoadReports, admin: PulsarAdmin, *, may_measure: bool) -> Cluster:
     """Return what to plan from, with the members, the policies and the measured loads of the admin API.
 
@@ -128,7 +152,10 @@ def cluster_of(table: Table, reports: LoadReports, admin: PulsarAdmin, *, may_me
 
 def cluster_in(archive: Archive, table: Table, reports: LoadReports) -> Cluster:
     """Return what to plan from with an archive alone: its members, or else every broker that has a bundle. It has no policies."""
-    members = archive.members()
+    return _unruled(table, reports, archive.members())
+
+
+def _unruled(table: Table, reports: LoadReports, members: Members | None) -> Cluster:
     holders = sorted({broker for message in table.bundles.values() if (broker := holder_of(message.record)) is not None})
     return Cluster(
         members=tuple(holders) if members is None else members.brokers,

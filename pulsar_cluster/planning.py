@@ -7,6 +7,7 @@ who asks for a plan wants moves now. No bundle moves twice. Bundles of Pulsar's 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median_low
@@ -87,34 +88,13 @@ def holder_of(record: StateRecord | None) -> str | None:
 
 def plan_moves(cluster: Cluster, settings: BalancingSettings, *, now_ms: int) -> Planned:
     """Return the plan of the policy that `settings` name for `cluster` at `now_ms` (Unix time)."""
-    held: dict[str, list[Held]] = {broker: [] for broker in sorted(cluster.members)}
-    notes: list[str] = []
-    lost: dict[str, int] = {}
-    for bundle in sorted(cluster.bundles):
-        message = cluster.bundles[bundle]
-        broker = holder_of(message.record)
-        if broker in held:
-            held[broker].append(Held(bundle, message.published_ms))
-        elif broker is not None:
-            lost[broker] = lost.get(broker, 0) + 1
-    notes += [f"{broker} is no broker of the cluster any more, and still has {count} bundles" for broker, count in sorted(lost.items())]
-    kinds = {namespace: cluster.policies.kind_of(namespace) for namespace in dict.fromkeys(map(namespace_in, cluster.bundles))}
-    weighed = weigh(
-        held,
-        cluster.reports,
-        now_ms=now_ms,
-        age_ms_max=settings.transfer.load_ttl_ms,
-        bundles_max=cluster.bundles_max,
-        with_policies=frozenset(bundle for bundle in cluster.bundles if kinds[namespace_in(bundle)] is not None),
-        measured=cluster.measured,
-    )
-    predicted = _Predicted(cluster, held, weighed, {name: kind for name, kind in kinds.items() if kind is not None})
-    begin = predicted.snapshot(now_ms)
+    predicted = _Predicted(cluster, now_ms=now_ms, age_ms_max=settings.transfer.load_ttl_ms)
+    begin, weighed = predicted.snapshot(now_ms), predicted.weighed
     plan = _all_rounds(predicted, settings, now_ms)
     measure: Measure = "cost" if settings.balancing.shedder == "BalancedShedder" else "use"
     # A forecast shows the loads of all bundles, and the reports name only the busiest.
     all_named = {
-        broker: replace(load, bundles=tuple(weighed.bundles[each.bundle] for each in held[broker]))
+        broker: replace(load, bundles=tuple(weighed.bundles[each.bundle] for each in predicted.held[broker]))
         for broker, load in weighed.loads.items()
     }
     forecast = forecast_of(
@@ -124,7 +104,29 @@ def plan_moves(cluster: Cluster, settings: BalancingSettings, *, now_ms: int) ->
         ttl_ms=settings.transfer.load_ttl_ms,
     )
     versions = {move.bundle: record.version for move in plan.moves if (record := cluster.bundles[move.bundle].record) is not None}
+    lost = Counter(broker for bundle in cluster.bundles if (broker := holder_of(cluster.bundles[bundle].record)) not in cluster.members)
+    notes = [
+        f"{broker} is no broker of the cluster any more, and still has {count} bundles" for broker, count in sorted(lost.items()) if broker
+    ]
     return Planned(forecast=forecast, notes=(*notes, *weighed.notes), versions=versions)
+
+
+def snapshot_of(cluster: Cluster, *, now_ms: int, age_ms_max: int) -> Snapshot:
+    """Return the cluster at `now_ms` (Unix time) as policies take it. Reports older than `age_ms_max` do not count."""
+    return _Predicted(cluster, now_ms=now_ms, age_ms_max=age_ms_max).snapshot(now_ms)
+
+
+def _weighed(cluster: Cluster, held: Mapping[str, Sequence[Held]], *, now_ms: int, age_ms_max: int) -> Weighed:
+    has_policy = {name: cluster.policies.kind_of(name) is not None for name in dict.fromkeys(map(namespace_in, cluster.bundles))}
+    return weigh(
+        held,
+        cluster.reports,
+        now_ms=now_ms,
+        age_ms_max=age_ms_max,
+        bundles_max=cluster.bundles_max,
+        with_policies=frozenset(bundle for bundle in cluster.bundles if has_policy[namespace_in(bundle)]),
+        measured=cluster.measured,
+    )
 
 
 def command_of(move: Move) -> str:
@@ -157,15 +159,28 @@ def _all_rounds(predicted: _Predicted, settings: BalancingSettings, now_ms: int)
     )
 
 
+def _held_in(cluster: Cluster) -> dict[str, list[Held]]:
+    """Return the bundles of each live broker."""
+    held: dict[str, list[Held]] = {broker: [] for broker in sorted(cluster.members)}
+    for bundle in sorted(cluster.bundles):
+        message = cluster.bundles[bundle]
+        broker = holder_of(message.record)
+        if broker in held:
+            held[broker].append(Held(bundle, message.published_ms))
+    return held
+
+
 class _Predicted:
     """The cluster as the moves planned so far should leave it."""
 
-    def __init__(self, cluster: Cluster, held: Mapping[str, Sequence[Held]], weighed: Weighed, kinds: Mapping[str, str]) -> None:
-        """`held` are the bundles of each live broker, `kinds` the kind of policy of each namespace that has one."""
+    def __init__(self, cluster: Cluster, *, now_ms: int, age_ms_max: int) -> None:
+        """Begin with the cluster as it is. `held` are the bundles of each live broker, `weighed` their loads."""
+        self.held = held = _held_in(cluster)
+        self.weighed = weighed = _weighed(cluster, held, now_ms=now_ms, age_ms_max=age_ms_max)
+        kinds = {name: cluster.policies.kind_of(name) for name in dict.fromkeys(map(namespace_in, cluster.bundles))}
         self._held = {broker: {each.bundle: None for each in bundles} for broker, bundles in held.items()}
         self._owners = {each.bundle: broker for broker, bundles in held.items() for each in bundles}
-        self._weighed = weighed
-        self._kinds = kinds
+        self._kinds = {name: kind for name, kind in kinds.items() if kind is not None}
         self._loads = dict(weighed.loads)
         self._costs = _costs_of(weighed.bundles)
         self._barred = {bundle: why for bundle in self._owners if (why := _why_barred(bundle, cluster.bundles[bundle].record)) is not None}
@@ -183,7 +198,7 @@ class _Predicted:
                 broker=broker,
                 capacity=self._capacities[broker],
                 bundles=tuple(WeighedBundle(name=bundle, cost=self._costs[bundle], barred=resting.get(bundle)) for bundle in bundles),
-                barred=self._weighed.apart.get(broker),
+                barred=self.weighed.apart.get(broker),
             )
             for broker, bundles in self._held.items()
         )
@@ -191,7 +206,7 @@ class _Predicted:
             brokers=brokers,
             now_ms=now_ms,
             live=tuple(self._held),
-            apart=self._weighed.apart,
+            apart=self.weighed.apart,
             loads=dict(self._loads),
             owners=dict(self._owners),
             resting=resting,
@@ -207,7 +222,7 @@ class _Predicted:
         """
         accepted = []
         for move in moves:
-            allowed = [broker for broker in self._rules.candidates(move.bundle).allowed if broker not in self._weighed.apart]
+            allowed = [broker for broker in self._rules.candidates(move.bundle).allowed if broker not in self.weighed.apart]
             destination = move.destination or min(
                 (broker for broker in allowed if broker != move.source), key=lambda broker: (self._fill(broker), broker), default=None
             )
@@ -230,7 +245,7 @@ class _Predicted:
         giver, taker = self._loads.get(source), self._loads.get(destination)
         if giver is None or taker is None:
             return
-        traffic = self._weighed.bundles[bundle]
+        traffic = self.weighed.bundles[bundle]
         carried = traffic.traffic.bytes_per_second / giver.traffic.bytes_per_second if giver.traffic.bytes_per_second > 0 else 0.0
         use = giver.averages.weighted_max * min(1.0, carried)
         kept = None if giver.bundles is None else tuple(each for each in giver.bundles if each.bundle != bundle)

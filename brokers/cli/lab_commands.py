@@ -237,7 +237,8 @@ def _recorded(log: str, *, steps: int, step_s: float, timeout_s: int) -> Recordi
                 summaries = bus.latest()
                 settings = settings_in(access.view, BalancingSettings())
                 now_ms = time.time_ns() // 1_000_000
-                recording.note(cluster_snapshot_of(access.view, summaries, settings, now_ms=now_ms).snapshot, summaries)
+                used = {summary.broker: summary.load.averages.weighted_max for summary in summaries}
+                recording.note(cluster_snapshot_of(access.view, summaries, settings, now_ms=now_ms).snapshot, used)
                 note(step + 1, steps)
         except KeyboardInterrupt:
             if not recording.steps:

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -24,16 +23,25 @@ from equipoise.brokers.cli.options import TIMEOUT_S, TIMEOUT_S_MAX, BrokerConfOp
 from equipoise.brokers.cli.outcome import ExitCode
 from equipoise.brokers.cli.output import Row, print_fact, print_heading, print_json, print_line, print_wrapped
 from equipoise.brokers.cli.progress import progress
-from equipoise.brokers.cli.pulsar_commands import CaFileOption, ServiceUrlOption, SourceOption, TokenFileOption, app
+from equipoise.brokers.cli.pulsar_commands import (
+    AdminOption,
+    CaFileOption,
+    ServiceUrlOption,
+    SourceOption,
+    TokenFileOption,
+    address_of,
+    app,
+    opened_admin,
+)
 from equipoise.brokers.errors import InvalidRequest, NoFreshLoad
-from equipoise.channel.core.errors import CallerError, missing_extra
+from equipoise.channel.core.errors import CallerError
 from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.stop_signals import first_stop_signal
 from equipoise.pulsar_cluster.archive import open_archive
 from equipoise.pulsar_cluster.audit_file import audit_file
 from equipoise.pulsar_cluster.moving import Outcome, Status
 from equipoise.pulsar_cluster.planning import Cluster, Planned, command_of, plan_moves
-from equipoise.pulsar_cluster.reading import OPERATION_S, SCHEMES, Address
+from equipoise.pulsar_cluster.reading import SCHEMES, Address
 from equipoise.pulsar_cluster.saved_plans import SavedPlan, changes, read_plan
 
 if TYPE_CHECKING:
@@ -44,11 +52,6 @@ _AT_ONCE: Final = 3
 _AT_ONCE_MAX: Final = 64
 _WAIT_S: Final = 70
 """Brokers report their load once a minute by default."""
-
-AdminOption = Annotated[
-    list[str] | None,
-    typer.Option("--admin", metavar="URL", help="The cluster's admin API: http://HOST:PORT. Repeatable.", show_default=False),
-]
 
 
 @app.command()
@@ -87,9 +90,9 @@ def plan(
     may_measure = settings.balancing.shedder == "BalancedShedder"
     deadline = Deadline.after(timeout_ms=timeout * 1_000)
     with ExitStack() as stack:
-        asked = None if not admin else stack.enter_context(_admin(admin, token_file, ca_file, timeout))
+        asked = None if not admin else stack.enter_context(opened_admin(admin, token_file, ca_file, timeout))
         cluster, notes = _gathered(
-            source, asked, _address(source, token_file, ca_file, timeout), deadline, wait * 1_000, may_measure=may_measure
+            source, asked, address_of(source, token_file, ca_file, timeout), deadline, wait * 1_000, may_measure=may_measure
         )
         now_ms = time.time_ns() // 1_000_000
         planned = plan_moves(cluster, settings, now_ms=now_ms)
@@ -152,8 +155,8 @@ def apply(
     except ValueError as error:
         raise InvalidRequest(what=f"the plan {path}", problem=str(error)) from error
     deadline = Deadline.after(timeout_ms=timeout * 1_000)
-    address = _address(source, token_file, ca_file, timeout)
-    with _admin(admin, token_file, ca_file, timeout) as asked, _live(address, deadline) as cluster:
+    address = address_of(source, token_file, ca_file, timeout)
+    with opened_admin(admin, token_file, ca_file, timeout) as asked, _live(address, deadline) as cluster:
         problem = _why_not(saved, asked, cluster, may_switch=switch_shedding_off)
         if not send:
             _print_dry_run(saved, problem, as_json=as_json)
@@ -254,27 +257,10 @@ def _gathered(
         ]
 
 
-@contextmanager
-def _admin(urls: list[str], token_file: Path | None, ca_file: Path | None, timeout_s: int) -> Iterator[PulsarAdmin]:
-    try:
-        from equipoise.pulsar_cluster.admin import PulsarAdmin
-    except ImportError as error:
-        raise missing_extra(what="asking the admin API of a Pulsar cluster", extra="pulsar-cluster") from error
-    admin = PulsarAdmin(urls, token_file=token_file, ca_file=ca_file, timeout_s=timeout_s)
-    try:
-        yield admin
-    finally:
-        admin.close()
-
-
 def _live(address: Address, deadline: Deadline) -> AbstractContextManager[LiveCluster]:
     from equipoise.pulsar_cluster.gathering import live_cluster
 
     return live_cluster(address, deadline)
-
-
-def _address(source: str, token_file: Path | None, ca_file: Path | None, timeout_s: int) -> Address:
-    return Address(service_url=source, token_file=token_file, ca_file=ca_file, timeout_s=min(timeout_s, OPERATION_S))
 
 
 def _document(saved: SavedPlan, settings: BalancingSettings, planned: Planned, notes: list[str]) -> Row:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -19,11 +21,11 @@ from equipoise.brokers.cli.options import TIMEOUT_S, JsonOption, TimeoutOption, 
 from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import print_document, print_fact, print_json, print_line, print_rows
 from equipoise.brokers.cli.progress import progress
-from equipoise.channel.core.errors import NotFound
+from equipoise.channel.core.errors import NotFound, missing_extra
 from equipoise.channel.core.ranges import HASH_MAX, BundleName, namespace_in, parse_bundle, parse_topic, topic_hash
 from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.stop_signals import hear_interrupts
-from equipoise.pulsar_cluster.archive import open_archive
+from equipoise.pulsar_cluster.archive import Members, open_archive
 from equipoise.pulsar_cluster.conflicts import Rejection
 from equipoise.pulsar_cluster.reading import OPERATION_S, Address, connected
 from equipoise.pulsar_cluster.recording import follow
@@ -42,9 +44,16 @@ from equipoise.pulsar_cluster.story import Writers, as_document, describe, stand
 from equipoise.pulsar_cluster.table import Change, Table
 from equipoise.pulsar_cluster.verify import ADVICE, Audit, Result, Spans
 
+if TYPE_CHECKING:
+    from equipoise.pulsar_cluster.admin import PulsarAdmin
+
 app = group("See, audit and balance an Apache Pulsar cluster.")
 
 _LINES: Final = 20
+_STEP_S: Final = 60.0
+_EVERY_S_MAX: Final = 86_400
+REPORT_AGE_MS: Final = 900_000
+"""Pulsar's brokers report at least every 15 minutes (`loadBalancerReportUpdateMaxIntervalMinutes`)."""
 _LINES_MAX: Final = 1_000_000
 _BOUNCING_SHOWN: Final = 10
 _FOR_EVER_S: Final = 10 * 365 * 86_400.0
@@ -69,6 +78,12 @@ TokenFileOption = Annotated[
 CaFileOption = Annotated[
     Path | None,
     typer.Option("--ca-file", metavar="FILE", exists=True, dir_okay=False, help="A PEM file with trusted authorities.", show_default=False),
+]
+
+
+AdminOption = Annotated[
+    list[str] | None,
+    typer.Option("--admin", metavar="URL", help="The cluster's admin API: http://HOST:PORT. Repeatable.", show_default=False),
 ]
 
 
@@ -285,6 +300,7 @@ def record(
     ],
     *,
     source: ServiceUrlOption,
+    admin: AdminOption = None,
     once: Annotated[bool, typer.Option("--once", help="Stop at the end of the channel.")] = False,
     length: Annotated[
         int | None,
@@ -297,21 +313,24 @@ def record(
 ) -> None:
     """Follow the channel and the load reports of a cluster into an archive, until Ctrl-C.
 
-    A later recording into the same file goes on after the last record. Load reports that nobody records are lost: Pulsar keeps none.
+    A later recording into the same file goes on after the last record. Load reports that nobody records are lost: Pulsar keeps none. With
+    --admin it also records which brokers there are, and which one leads.
     """
     hear_interrupts()
     until_s = time.monotonic() + (_FOR_EVER_S if length is None else length / 1_000)
     deadline = Deadline.after(timeout_ms=timeout * 1_000)
     with (
         open_archive(archive, create_for=source) as opened_archive,
-        connected(_address(source, token_file, ca_file, timeout)) as client,
+        connected(address_of(source, token_file, ca_file, timeout)) as client,
         progress("recording") as note,
+        ExitStack() as stack,
     ):
+        asked = None if not admin else stack.enter_context(opened_admin(admin, token_file, ca_file, timeout))
         begin = opened_archive.end
         try:
             record_all(opened_archive, client, deadline=deadline, note=note)
             if not once:
-                follow(opened_archive, client, members=None, until_s=until_s, note=note)
+                follow(opened_archive, client, members=None if asked is None else partial(_members, asked), until_s=until_s, note=note)
         except KeyboardInterrupt:
             pass
         added, end = opened_archive.end - begin, opened_archive.end
@@ -322,12 +341,67 @@ def record(
     )
 
 
+@app.command()
+def trace(
+    output: Annotated[Path, typer.Argument(metavar="FILE", parser=file, help="The load trace: .csv or .parquet.", show_default=False)],
+    *,
+    source: SourceOption,
+    every: Annotated[float, typer.Option(metavar="SECONDS", min=1, max=_EVERY_S_MAX, help="Length of a step.")] = _STEP_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a load trace from the load reports of an archive.
+
+    `equipoise lab` replays it with any policy: it shows what another policy would have done. The load of a
+    bundle is that of its owner's newest report.
+    """
+    try:
+        from equipoise.lab.recording import Recording
+        from equipoise.lab.trace_files import check_suffix, path_of_brokers, write_trace
+    except ImportError as error:
+        raise missing_extra(what="a load trace", extra="lab") from error
+    from equipoise.pulsar_cluster.gathering import replayed
+    from equipoise.pulsar_cluster.planning import snapshot_of
+
+    check_suffix(output)
+    age_ms_max, recording = max(REPORT_AGE_MS, round(2_000 * every)), Recording(step_s=every)
+    with open_archive(Path(source)) as archive, progress("reading", unit="steps") as note:
+        for now_ms, cluster in replayed(archive, step_ms=round(every * 1_000)):
+            used = {broker: load.averages.weighted_max for broker, load in cluster.reports.loads.items()}
+            recording.note(snapshot_of(cluster, now_ms=now_ms, age_ms_max=age_ms_max), used)
+            note(recording.steps, None)
+    made = recording.trace(output.stem)
+    write_trace(made, output)
+    brokers_file = path_of_brokers(output)
+    facts = {"trace": str(output), "brokers_file": str(brokers_file), "steps": len(made.loads), "bundles": len(made.bundles)}
+    sentence = f"wrote {len(made.loads)} steps of {len(made.bundles)} bundles to {output}, and their brokers to {brokers_file}"
+    print_fact(sentence, facts, as_json=as_json)
+
+
+def _members(admin: PulsarAdmin) -> Members:
+    return Members(time.time_ns() // 1_000_000, admin.leader(), admin.brokers())
+
+
 def _history(source: str, token_file: Path | None, ca_file: Path | None, timeout_s: int) -> AbstractContextManager[History]:
-    return opened(_address(source, token_file, ca_file, timeout_s), deadline=Deadline.after(timeout_ms=timeout_s * 1_000))
+    return opened(address_of(source, token_file, ca_file, timeout_s), deadline=Deadline.after(timeout_ms=timeout_s * 1_000))
 
 
-def _address(source: str, token_file: Path | None, ca_file: Path | None, timeout_s: int) -> Address:
+def address_of(source: str, token_file: Path | None, ca_file: Path | None, timeout_s: int) -> Address:
+    """Return where a cluster is, and who asks."""
     return Address(service_url=source, token_file=token_file, ca_file=ca_file, timeout_s=min(timeout_s, OPERATION_S))
+
+
+@contextmanager
+def opened_admin(urls: list[str], token_file: Path | None, ca_file: Path | None, timeout_s: int) -> Iterator[PulsarAdmin]:
+    """Open the admin API of a cluster. Raises `CallerError` without the extra `pulsar-cluster`, and what `PulsarAdmin` raises."""
+    try:
+        from equipoise.pulsar_cluster.admin import PulsarAdmin
+    except ImportError as error:
+        raise missing_extra(what="asking the admin API of a Pulsar cluster", extra="pulsar-cluster") from error
+    admin = PulsarAdmin(urls, token_file=token_file, ca_file=ca_file, timeout_s=timeout_s)
+    try:
+        yield admin
+    finally:
+        admin.close()
 
 
 def _folded(history: History) -> Table:

@@ -1,7 +1,8 @@
 """How fast a million records of a Pulsar channel are read: `make bench BENCH=pulsar_archive` prints one JSON line.
 
-The archive has 1,000,000 records of 20,000 bundles in 20 namespaces, mostly transfers. `append` writes it, as `pulsar record` does. `verify` reads,
-parses, folds and audits all records. `why` is the whole command in a process of its own, for the bundle with the longest history.
+The archive has 1,000,000 records of 20,000 bundles in 20 namespaces, mostly transfers. `append` writes it, as `pulsar record` does.
+`verify` reads, parses, folds and audits all records. `why` is the whole command in a process of its own, for the bundle with the longest
+history.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def short_recording(*_: object, **__: object) -> Recording:
     """One step of a cluster with one bundle."""
     recording = Recording(step_s=1.0)
     broker = WeighedBroker(broker="a", capacity=100, bundles=(WeighedBundle(name="b", cost=20.0),))
-    recording.note(Snapshot(brokers=(broker,)), [])
+    recording.note(Snapshot(brokers=(broker,)), {})
     return recording
 
 

@@ -115,9 +115,10 @@ _LINES: Final[Mapping[str, str]] = {
     "pulsar tail": f"{_PULSAR} --lines 5 --timeout 5 --json",
     "pulsar verify": f"{_PULSAR} --timeout 5 --json",
     "pulsar record": (
-        "{folder}/recorded.db --source pulsar://127.0.0.1:1 --once --for 1s --token-file {folder}/token --ca-file {folder}/ca "
-        "--timeout 1 --json"
+        "{folder}/recorded.db --source pulsar://127.0.0.1:1 --admin http://127.0.0.1:1 --once --for 1s --token-file {folder}/token "
+        "--ca-file {folder}/ca --timeout 1 --json"
     ),
+    "pulsar trace": "{folder}/trace.csv --source {folder}/pulsar.db --every 60 --json",
     "pulsar plan": (
         f"{_PULSAR} --admin http://127.0.0.1:1 --shedder TransferShedder --set balanced.calm=true "
         "--broker-conf {folder}/broker.conf --output {folder}/pulsar.plan --wait 0 --timeout 1 --json"

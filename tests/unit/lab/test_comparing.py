@@ -14,7 +14,6 @@ from equipoise.lab.comparing import OURS, Comparison, Policy, compare, settings_
 from equipoise.lab.page import write_page
 from equipoise.lab.recording import Recording
 from equipoise.lab.traces import Shape, Trace, generated
-from equipoise.shedder.load_reports import Sample, Summary, summarized
 from equipoise.shedder.snapshot import IDLE_COST, Snapshot, WeighedBroker, WeighedBundle
 from tests.unit.cli.fabricated import run
 
@@ -79,10 +78,6 @@ def test_the_command_line_runs_compares_and_refuses(tmp_path: Path) -> None:
     assert "there is no trace 'stedy': name a file (.csv, .parquet), or one of steady, drifting" in refused.stderr
 
 
-def reported(broker: str, used: float) -> Summary:
-    return summarized(None, Sample(broker=broker, at_ms=0, used=used))
-
-
 def test_a_recorded_trace_has_the_costs_and_members_of_each_step() -> None:
     """Capacities are such that a broker is used as much as it reported. A broker that has gone leaves."""
     recording = Recording(step_s=10.0)
@@ -93,9 +88,9 @@ def test_a_recorded_trace_has_the_costs_and_members_of_each_step() -> None:
         bundles = tuple(WeighedBundle(name=bundle, cost=IDLE_COST + cost) for bundle, cost in costs.items())
         return WeighedBroker(broker=name, capacity=100, bundles=bundles)
 
-    both = [reported("a", 0.25), reported("b", 0.25)]
+    both = {"a": 0.25, "b": 0.25}
     recording.note(Snapshot(brokers=(broker("a", x=30.0), broker("b", y=20.0))), both)
-    recording.note(Snapshot(brokers=(broker("a", x=30.0, z=20.0),)), both[:1])
+    recording.note(Snapshot(brokers=(broker("a", x=30.0, z=20.0),)), {"a": 0.25})
     trace = recording.trace("live")
     assert (("x", "y", "z"), [[30, 20, 0], [30, 0, 20]]) == (trace.bundles, trace.loads.tolist())
     assert [("a", 0.0, None), ("b", 0.0, 10.0)] == [(each.broker, each.joins_s, each.leaves_s) for each in trace.brokers]

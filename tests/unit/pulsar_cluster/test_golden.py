@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from equipoise.channel.core.ranges import parse_bundle
+from equipoise.pulsar_cluster.archive import Report, open_archive
 from equipoise.pulsar_cluster.conflicts import Rejection
 from equipoise.pulsar_cluster.reading import Read
-from equipoise.pulsar_cluster.records import Message, message_of
+from equipoise.pulsar_cluster.records import BROKER_LOAD_TOPIC, TOP_BUNDLES_TOPIC, Message, message_of
 from equipoise.pulsar_cluster.story import Writers, story_of
 from equipoise.pulsar_cluster.table import Table, server_of
 from equipoise.pulsar_cluster.verify import Audit, Kind, Result
+from tests.unit.cli.fabricated import run
 
 GOLDEN = Path(__file__).parents[2] / "golden/pulsar"
 
@@ -76,6 +78,32 @@ def test_the_compacted_channel_leads_to_the_same_table() -> None:
     assert {name: message.record for name, message in full.bundles.items()} == {
         name: message.record for name, message in compacted.bundles.items()
     }
+
+
+@pytest.fixture(name="archive", scope="module")
+def archive_of_the_golden_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `pulsar record` keeps of the real cluster."""
+    path = tmp_path_factory.mktemp("golden") / "pulsar.db"
+    with open_archive(path, create_for="pulsar://127.0.0.1:6650") as archive:
+        archive.append(reads())
+        topics = {"broker_load": BROKER_LOAD_TOPIC, "top_bundles": TOP_BUNDLES_TOPIC}
+        reports = [
+            Report(read.published_ms, topic.rpartition("/")[2], read.key, read.value)
+            for name, topic in topics.items()
+            for read in reads(f"{name}.jsonl")
+        ]
+        archive.add_reports(sorted(reports, key=lambda report: report.at_ms))
+    return path
+
+
+def test_the_recorded_load_is_a_trace_for_the_laboratory(archive: Path, tmp_path: Path) -> None:
+    """Each bundle under traffic has its load, wherever it is, and any policy can be run on it."""
+    trace = tmp_path / "golden.parquet"
+    made = json.loads(run("pulsar", "trace", str(trace), "--source", str(archive), "--every", "10", "--json").stdout)
+    assert made["steps"] > 10
+    assert made["bundles"] >= 16
+    told = json.loads(run("lab", "run", str(trace), "--policy", "TransferShedder", "--json").stdout)
+    assert 0 <= told["unevenness"]
 
 
 def test_every_bundle_that_ever_was_has_a_story() -> None:
