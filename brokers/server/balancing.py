@@ -152,11 +152,7 @@ class Balancing:
         awaited = self._scheduler.awaited(now_ms)
         if not awaited or not self._worker.agent.leads:
             return
-        try:
-            summaries = await asyncio.to_thread(self._bus.latest)
-        except EquipoiseError:
-            return  # The next round reads the bus, too, and logs its failure.
-        brokers = self._worker.view.brokers
+        summaries, brokers = await self._between_rounds(), self._worker.view.brokers
         newcomers = [summary for summary in summaries if summary.broker in awaited and summary.broker in brokers]
         self._scheduler.reported([each.broker for each in newcomers if each.load.taken_ms >= brokers[each.broker].joined.timestamp_ms])
 
@@ -167,12 +163,16 @@ class Balancing:
         if not self._outcomes or now_ms - self._measured_ms < interval_ms:
             return
         self._measured_ms = now_ms
-        try:
-            summaries = await asyncio.to_thread(self._bus.latest)
-        except EquipoiseError:
-            return  # The next round reads the bus, too, and logs its failure.
+        summaries = await self._between_rounds()
         for outcome in self._outcomes.measured(summaries, broker=self._worker.broker_id, now_ms=self._worker.clock.now().wall_ms):
             self._decided(outcome)
+
+    async def _between_rounds(self) -> Sequence[Summary]:
+        """Return the load reports; none if they cannot be read. The next round reads them, too, and logs why."""
+        try:
+            return await asyncio.to_thread(self._bus.latest)
+        except Exception:  # noqa: BLE001 - as in `_turn`.
+            return ()
 
     def _drop(self) -> None:
         """Drop the moves that have not started, and reset the hits: balancing is off or paused, or another broker leads."""

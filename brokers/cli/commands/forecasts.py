@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Final, TypeVar
 
 from equipoise.brokers.balancing.controls import Controls
@@ -143,6 +144,7 @@ def _move_row(each: MoveForecast) -> Row:
         "placed": each.move.destination is None,
         "reason": each.move.reason,
         "cause": each.move.cause,
+        "predicted": None if each.move.predicted is None else asdict(each.move.predicted),
         "bytes_per_second": each.bytes_per_second,
         "messages_per_second": each.messages_per_second,
     }
@@ -224,8 +226,9 @@ def _preface(seen: Seen, settings: BalancingSettings) -> Iterator[str]:
         reason = f": {last.reason}" if last.reason else ""
         yield f"last decision: {ago(seen.at_ms - last.at_ms)} by {last.broker} ({last.strategy}): {what}{reason}"
     if outcome is not None:
-        measured = "; ".join(each.sentence for each in outcome.brokers[:_NAMED_MAX]) or "no move was done"
-        yield f"last outcome of moves: {ago(seen.at_ms - outcome.at_ms)}: {measured}"
+        took = f"took {median(outcome.durations_ms.values()):.0f} ms at the median" if outcome.durations_ms else "were not done"
+        loads = "".join(f"; {each.sentence}" for each in outcome.brokers[:_NAMED_MAX])
+        yield f"last outcome: {ago(seen.at_ms - outcome.at_ms)}: the moves {took}{loads}"
 
 
 def _print_brokers(forecast: Forecast) -> None:

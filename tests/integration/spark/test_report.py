@@ -81,9 +81,9 @@ def story() -> Channel:
     return channel
 
 
-def decision(result: str) -> bytes:
+def decision(result: str, kind: str = "unload") -> bytes:
     """Return a decision with the fields that tables read."""
-    return orjson.dumps({"broker": "b1", "kind": "unload", "strategy": "transfer", "result": result, "cause": "Overloaded"})
+    return orjson.dumps({"broker": "b1", "kind": kind, "strategy": "transfer", "result": result, "cause": "Overloaded"})
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +94,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     beside = [
         Arrival(Source.LOADS, 1, at(2), encode_summary(summarized(None, SAMPLE))),
         *(Arrival(Source.DECISIONS, number, at(3), decision(result)) for number, result in enumerate(("Success", "Skip", "Skip"))),
+        Arrival(Source.DECISIONS, 3, at(3), decision("Success", "outcome")),  # It is no round, and does not count.
     ]
     with open_sink(folder, writer="archive", log=LOG, url=URL) as sink:
         for number, (offset, data) in enumerate(story().entries):

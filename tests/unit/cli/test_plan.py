@@ -11,7 +11,7 @@ import time
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -161,8 +161,17 @@ def test_the_last_outcome_is_shown(log: str) -> None:
         "a had 160 % of the mean load, 120 % was predicted, 125 % was measured; "
         "b had 40 % of the mean load, 80 % was predicted, not measured: t/n/7 moved, too"
     )
-    assert f"last outcome of moves: 2 m ago: {loads}\n" in run("plan", log=log).stdout
-    assert 1.25 == json.loads(run("plan", "--json", log=log).stdout)["last_outcome"]["brokers"][0]["measured"]
+    assert f"last outcome: 2 m ago: the moves took 12 ms at the median; {loads}\n" in run("plan", log=log).stdout
+    open_decision_log(log).write(replace(outcome(time.time_ns() // 1_000_000 - 65_000), moves=(), brokers=(), durations_ms={}))
+    assert "last outcome: 1 m ago: the moves were not done\n" in run("plan", log=log).stdout
+
+
+def test_a_program_gets_predictions_and_the_last_outcome(log: str) -> None:
+    open_decision_log(log).write(outcome())
+    document = json.loads(run("plan", "--json", log=log).stdout)
+    assert 1.25 == document["last_outcome"]["brokers"][0]["measured"]
+    assert all(move["predicted"]["source"][0] > move["predicted"]["source"][1] for move in document["moves"])
+    assert document["moves"]
 
 
 def test_a_plan_does_not_need_readable_decisions(log: str) -> None:
