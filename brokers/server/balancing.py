@@ -28,7 +28,7 @@ from equipoise.brokers.balancing.planning import (
     stale_moves,
 )
 from equipoise.brokers.balancing.policies import Control
-from equipoise.brokers.balancing.round_outcomes import RoundOutcomes
+from equipoise.brokers.balancing.round_outcomes import RoundOutcomes, plausible
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, placement_of, shedder_of
 from equipoise.brokers.balancing.settings.settings_records import KEY, problems_in, settings_in
 from equipoise.brokers.operations.in_worker import Operations
@@ -163,9 +163,10 @@ class Balancing:
         if not self._outcomes or now_ms - self._measured_ms < interval_ms:
             return
         self._measured_ms = now_ms
-        summaries = await self._between_rounds()
+        summaries = await asyncio.to_thread(plausible, await self._between_rounds())
         for outcome in self._outcomes.measured(summaries, broker=self._worker.broker_id, now_ms=self._worker.clock.now().wall_ms):
             self._decided(outcome)
+            await asyncio.sleep(0)
 
     async def _between_rounds(self) -> Sequence[Summary]:
         """Return the load reports; none if they cannot be read. The next round reads them, too, and logs why."""

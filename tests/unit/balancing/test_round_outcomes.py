@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.brokers.balancing.decisions import Decision
-from equipoise.brokers.balancing.round_outcomes import ROUNDS_MAX, WAIT_MS, RoundOutcomes, ends_of, predicted_loads
+from equipoise.brokers.balancing.round_outcomes import ROUNDS_MAX, WAIT_MS, RoundOutcomes, ends_of, plausible, predicted_loads
 from equipoise.channel.core import propose
 from equipoise.channel.core.ranges import HASH_MAX, even_boundaries
 from equipoise.channel.core.records import AnyRecord
@@ -45,7 +45,7 @@ class Watched:
         """Let all brokers report so long after the end, and measure."""
         at_ms = END_MS + after_ms
         summaries = [summarized(None, Sample(broker=broker, at_ms=at_ms, cost=cost)) for broker, cost in self.costs.items()]
-        return list(self.outcomes.measured(summaries, broker="a", now_ms=at_ms))
+        return list(self.outcomes.measured(plausible(summaries), broker="a", now_ms=at_ms))
 
     def measure_twice(self) -> list[Decision]:
         """Let all brokers report twice."""
