@@ -50,12 +50,16 @@ def assignments(changes: Changes) -> list[str]:
     return [f"{name}={format_value(value)}" for name, value in changes.items()]
 
 
+def run_options(policy: str, settings: Iterable[str]) -> str:
+    """Return the options of `equipoise lab run` for a policy and texts `NAME=VALUE`."""
+    return " ".join([f"--policy {policy}", *(f"--set {text}" for text in settings)])
+
+
 def lines(candidates: Iterable[Candidate]) -> Iterator[str]:
     """Yield a heading, and a line for each candidate that ends with its options for `equipoise lab run`."""
     yield "unevenness  load moved  settings"
     for each in candidates:
-        options = " ".join([f"--policy {each.policy}", *(f"--set {text}" for text in assignments(each.changes))])
-        yield f"{each.unevenness:10.4f}  {each.load_moved:10.4f}  {options}"
+        yield f"{each.unevenness:10.4f}  {each.load_moved:10.4f}  {run_options(each.policy, assignments(each.changes))}"
 
 
 def searched(policy: str, given: Changes) -> dict[str, SearchRange]:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Final
 
 import orjson
 from py4j.protocol import Py4JError
+from pyspark import AccumulatorParam
 from pyspark.errors import PySparkException
 
-from equipoise.channel.core.errors import OperatorError
+from equipoise.channel.core.errors import OperatorError, PeerError
 from equipoise.lab.comparing import settings_of
 from equipoise.lab.grid import Finished, FrontPoint, Planned, fronts, planned_runs
 from equipoise.lab.results import Metrics
 from equipoise.lab.running import run
+from equipoise.lab.search import run_options
 from equipoise.lab.trace_files import traces_named
 from equipoise.lab.traces import Traces
 from equipoise.spark_jobs.streams.causes import cause_of, spark_failed
@@ -23,7 +26,6 @@ from equipoise.spark_jobs.streams.options import LabOptions, Screen, counting
 from equipoise.spark_jobs.streams.session import spark_session
 
 if TYPE_CHECKING:
-    from pyspark import Accumulator
     from pyspark.sql import SparkSession
 
 RUNS: Final = "runs.parquet"
@@ -50,14 +52,7 @@ def run_lab(options: LabOptions, screen: Screen) -> int:
     planned = planned_runs(options.traces, options.policies, options.values, seeds=options.seeds)
     traces = traces_named(options.traces, options.shape)
     spark = spark_session("equipoise-lab", master=options.master, note=screen.note)
-    done = spark.sparkContext.accumulator(0)
-    with counting(screen, "running", total=len(planned), unit="runs") as report:
-        job = interruptible(
-            lambda: _work(spark, planned, traces, options, done),
-            cancel=spark.sparkContext.cancelAllJobs,
-            meanwhile=lambda: report(done.value),
-        )
-    finished, front = job.result()
+    finished, front = _run_all(spark, planned, traces, options, screen)
     failed = [each for each in finished if each.error is not None]
     if failed:
         screen.note(f"{len(failed)} of {len(finished)} runs failed; the first error: {failed[0].error}")
@@ -71,26 +66,59 @@ def run_lab(options: LabOptions, screen: Screen) -> int:
     return len(failed)
 
 
-def _work(
-    spark: SparkSession, planned: Sequence[Planned], traces: Mapping[str, Traces], options: LabOptions, done: Accumulator[int]
+def _run_all(
+    spark: SparkSession, planned: Sequence[Planned], traces: Mapping[str, Traces], options: LabOptions, screen: Screen
 ) -> tuple[list[Finished], list[FrontPoint]]:
-    """Do all runs in parallel, each in a task, and write the tables. Return the runs in order, and the front."""
-    # Written before the runs too, which may take hours: a folder that cannot be written is reported now.
-    _write(spark, options.output, [Finished(run=each, error=_NOT_FINISHED) for each in planned], [])
-    sent = spark.sparkContext.broadcast(traces)  # A trace of a file goes to each worker once, not with each run.
+    """Do all runs in parallel, each in a task, and write the tables, also if Ctrl-C or Spark ends the job early.
 
-    def work(each: Planned) -> Finished:
-        result = finished_run(each, sent.value, every_s=options.every_s)
-        done.add(1)
-        return result
+    Return the runs in order, and the front. A run that was not done has an error.
+    """
+    context = spark.sparkContext
+    done = context.accumulator(list[Finished](), _Results())
+    sent = context.broadcast(traces)  # A trace of a file goes to each worker once, not with each run.
 
+    def work(each: Planned) -> None:
+        done.add([finished_run(each, sent.value, every_s=options.every_s)])
+
+    def write() -> tuple[list[Finished], list[FrontPoint]]:
+        found = {each.run: each for each in done.value}
+        finished = [found.get(each) or Finished(run=each, error=_NOT_FINISHED) for each in planned]
+        front = fronts(finished)
+        _write_table(spark, _path(options.output, RUNS), [_row(each) for each in finished], RUNS_DDL)
+        _write_table(spark, _path(options.output, FRONT), [tuple(asdict(each).values()) for each in front], FRONT_DDL)
+        return finished, front
+
+    # The runs may take hours, so a folder that cannot be written is reported before them.
+    interruptible(write, cancel=context.cancelAllJobs).result()
     try:
-        finished = spark.sparkContext.parallelize(planned, len(planned)).map(work).collect()
-    except (PySparkException, Py4JError) as error:
-        raise spark_failed("lab", str(error)) from error
-    front = fronts(finished)
-    _write(spark, options.output, finished, front)
-    return finished, front
+        with counting(screen, "running", total=len(planned), unit="runs") as report:
+            job = interruptible(
+                lambda: context.parallelize(planned, len(planned)).foreach(work),
+                cancel=context.cancelAllJobs,
+                meanwhile=lambda: report(len(done.value)),
+            )
+        failure = job.exception()
+        if isinstance(failure, Exception):
+            raise spark_failed("lab", str(failure)) from failure
+    except (KeyboardInterrupt, PeerError):
+        screen.note(f"the job ended early: writing {len(done.value)} of {len(planned)} runs")
+        with suppress(OperatorError):  # What ended the job is the error to report.
+            interruptible(write, cancel=context.cancelAllJobs).result()
+        raise
+    return interruptible(write, cancel=context.cancelAllJobs).result()
+
+
+class _Results(AccumulatorParam[list[Finished]]):
+    """Collect the results of tasks as each ends. Spark counts a task that it repeats once."""
+
+    def zero(self, value: list[Finished]) -> list[Finished]:
+        """Return what a worker begins with."""
+        return value[:0]
+
+    def addInPlace(self, value1: list[Finished], value2: list[Finished]) -> list[Finished]:  # noqa: N802 - the name is Spark's
+        """Append the results of another task."""
+        value1 += value2
+        return value1
 
 
 def finished_run(planned: Planned, traces: Mapping[str, Traces], *, every_s: float | None = None) -> Finished:
@@ -109,17 +137,12 @@ def lines(front: Sequence[FrontPoint]) -> Iterator[str]:
     width = max((len(each.trace) for each in front), default=0)
     yield f"{'trace':{width}}  unevenness  load moved  settings"
     for each in front:
-        options = " ".join([f"--policy {each.policy}", *(f"--set {text}" for text in each.settings)])
+        options = run_options(each.policy, each.settings)
         yield f"{each.trace:{width}}  {each.unevenness:10.4f}  {each.load_moved:10.4f}  {options}"
 
 
-def _write(spark: SparkSession, output: str, runs: Sequence[Finished], front: Sequence[FrontPoint]) -> None:
-    """Write both tables, each as one file, in place of earlier ones."""
-    _write_table(spark, _path(output, RUNS), [_row(each) for each in runs], RUNS_DDL)
-    _write_table(spark, _path(output, FRONT), [tuple(asdict(each).values()) for each in front], FRONT_DDL)
-
-
 def _write_table(spark: SparkSession, path: str, rows: Sequence[tuple[object, ...]], ddl: str) -> None:
+    """Write a table as one file, in place of an earlier one."""
     try:
         spark.createDataFrame(rows, ddl).coalesce(1).write.mode("overwrite").parquet(path)
         written = spark.read.schema(ddl).parquet(path).count()

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import orjson
 import pytest
 
-from equipoise.channel.core.errors import OperatorError
+from equipoise.channel.core.errors import OperatorError, PeerError
 from equipoise.lab.comparing import settings_of
 from equipoise.lab.running import run
 from equipoise.lab.trace_files import read_trace, write_trace
-from equipoise.lab.traces import Shape, generated
+from equipoise.lab.traces import Shape, Trace, generated
+from equipoise.spark_jobs import laboratory
 from equipoise.spark_jobs.laboratory import run_lab
 from equipoise.spark_jobs.streams.options import LabOptions, Screen
 
@@ -31,6 +34,10 @@ def lab(options: LabOptions) -> tuple[int, list[str], list[str]]:
     """Run the job. Return its result, its output and its notes."""
     printed, noted = list[str](), list[str]()
     return run_lab(options, Screen(result=printed.append, note=noted.append)), printed, noted
+
+
+def steady(shape: Shape, seed: int) -> Trace:
+    return generated("steady", shape, seed=seed)
 
 
 def test_tables_have_each_run_with_its_figures_or_its_error(spark: SparkSession, tmp_path: Path) -> None:
@@ -82,3 +89,18 @@ def test_a_folder_that_cannot_be_written_is_named_before_the_runs(spark: SparkSe
     options = LabOptions(traces=("steady",), shape=SHAPE, policies=("AvgShedder",), values={}, output=str(tmp_path / "file" / "out"))
     with pytest.raises(OperatorError, match=r"the table .*/file/out/runs.parquet cannot be written: .*; name another folder with --output"):
         lab(options)
+
+
+def test_runs_that_ended_are_kept_when_spark_fails(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trace ends the process of its worker."""
+    assert spark.sparkContext.defaultParallelism > 0
+    traces = {"steady": partial(steady, replace(SHAPE, brokers=3)), "deadly": os._exit}
+    monkeypatch.setattr(laboratory, "traces_named", lambda *_: traces)
+    options = LabOptions(traces=tuple(traces), shape=SHAPE, policies=("AvgShedder",), values={}, output=str(tmp_path))
+    with pytest.raises(PeerError, match=r"the Spark job lab failed: .*; fix that, and start the job again"):
+        lab(options)
+    kept = spark.read.parquet(str(tmp_path / "runs.parquet")).collect()
+    assert [("steady", True, None), ("deadly", False, "the job ended before this run")] == [
+        (row.trace, row.unevenness is not None, row.error) for row in kept
+    ]
+    assert ["steady"] == [row.trace for row in spark.read.parquet(str(tmp_path / "front.parquet")).collect()]
