@@ -16,7 +16,7 @@ SIMULATING := tests/mutants tests/property tests/scenarios tests/simulation
 # The unit tests of what decides.
 DECIDING := $(addprefix tests/unit/,agent balancing compaction core operations shedder simulation)
 # These tests wait for processes most of the time: one after another they leave two cores 70 % idle.
-WAITING := -m integration -n 4 $(SPREAD)
+WAITING := -m "integration and not soak" -n 4 $(SPREAD)
 FAST := EQUIPOISE_TEST_FAST=1 $(BIN)/python -m pytest --quiet -rfE -m "not integration and not slow" -n auto $(SPREAD)
 TEST_LOG := $(if $(LOG),EQUIPOISE_TEST_LOG="$(LOG)")
 
@@ -104,7 +104,9 @@ mutants: setup ## Apply each mutant of the protocol and print the seed that catc
 	@echo "== mutants: each patch of $(or $(DIR),tests/mutants) must be caught"
 	@$(BIN)/python -m tests.mutants $(if $(DIR),"$(DIR)")
 
-soak: setup ## Simulate one seed after another for an hour: make soak [HOURS=1]
+soak: setup ## Test with a cluster of real Pulsar, and simulate one seed after another for an hour: make soak [HOURS=1]
+	@echo "== soak: tests with real Pulsar, which Maven fetches once (245 MB)"
+	@$(BIN)/python -m pytest --quiet -m soak tests/integration
 	@echo "== soak: simulating for $(or $(HOURS),1) h"
 	@$(BIN)/python -m equipoise.brokers.testing.simulation --soak-hours "$(or $(HOURS),1)"
 

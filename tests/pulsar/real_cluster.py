@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import shutil
 import subprocess
 import time
@@ -12,11 +13,16 @@ from pathlib import Path
 from typing import Final
 
 import httpx
+import jwt
 
+from compose.local_kafka.locked import locked
 from equipoise.channel.system.free_ports import HOST, are_free, free_ports
 from tests.pulsar.programs import server
 
 CLUSTER: Final = "local"
+ADMIN: Final = "admin"
+"""The superuser of a cluster with a key."""
+
 CHANNEL: Final = "persistent://pulsar/system/loadbalancer-service-unit-state"
 BROKER_LOAD: Final = "non-persistent://pulsar/system/loadbalancer-broker-load-data"
 TOP_BUNDLES: Final = "non-persistent://pulsar/system/loadbalancer-top-bundles-load-data"
@@ -28,14 +34,15 @@ QUICK_REPORTS: Final[Mapping[str, str]] = {
 }
 """Settings for load reports every few seconds. Rates are 2 s old at most; CPU and memory are measured once a minute, as always."""
 
-READY_S: Final = 180.0
-"""Three brokers are ready after 30 to 40 s on two quiet cores."""
+READY_S: Final = 420.0
+"""Three brokers are ready after 15 s on two quiet cores, without archives after 35, and after ten times as long on busy ones."""
 
 ADMIN_S: Final = 60.0
 """How long a request may take. A lookup waits 30 s for a bundle that moves; an unload, for its topics to close."""
 
 _SETUP_S: Final = 120.0  # 3 s on two quiet cores.
-_STOP_S: Final = 60.0  # A broker that stops cleanly hands its bundles over first; its own limit is 60 s.
+# A broker that stops cleanly hands its bundles over first; its own limit is 60 s. To write an archive of classes takes 10 s.
+_STOP_S: Final = 120.0
 _KILL_S: Final = 15.0
 _LOOK_S: Final = 0.1
 _PRINTED_BYTES: Final = 4_000
@@ -149,12 +156,14 @@ class Broker:
 class RealCluster:
     """A running cluster, from `real_cluster`. Brokers keep their numbers, from 0, also when they are gone."""
 
-    def __init__(self, folder: Path, group: int, settings: Mapping[str, str]) -> None:
-        """All processes join the process group `group`."""
+    def __init__(self, folder: Path, group: int, settings: Mapping[str, str], key: bytes | None, sharing: str) -> None:
+        """All processes join the process group `group`. `sharing` is Java's option for archives of classes, before their folder."""
         self.brokers: list[Broker] = []
         self._folder = folder
         self._group = group
         self._settings = settings
+        self._key = key
+        self._sharing = sharing
         self._processes: list[subprocess.Popen[bytes]] = []
         self._zookeeper_port, self._bookie_port = free_ports(2)
 
@@ -206,6 +215,12 @@ class RealCluster:
             raise self._failure(broker.name, f"did not stop within {_STOP_S:.0f} s") from error
         return broker
 
+    def end_cleanly(self) -> None:
+        """Ask all processes to end, those first that need others, and wait. Raises `subprocess.TimeoutExpired`."""
+        for process in reversed(self._processes):
+            process.terminate()
+            process.wait(_STOP_S)
+
     def wait_ended(self) -> None:
         """Wait until all processes are gone, once they were killed. Raises `subprocess.TimeoutExpired`."""
         for process in self._processes:
@@ -221,10 +236,16 @@ class RealCluster:
             raise RealClusterError(f"{method} {path} was answered {answer.status_code}: {answer.text}")
         return answer.json() if answer.content else None
 
-    def ask(self, method: str, path: str, body: object = None, *, broker: int | None = None) -> httpx.Response:
-        """Return the answer of a request as it is. See `admin`."""
+    def ask(self, method: str, path: str, body: object = None, *, broker: int | None = None, role: str = ADMIN) -> httpx.Response:
+        """Return the answer of a request as it is, with the token of a role if the cluster has a key. See `admin`."""
         url = self.admin_url if broker is None else self.brokers[broker].admin_url
-        return httpx.request(method, f"{url}/admin/v2{path}", json=body, timeout=ADMIN_S, follow_redirects=True)
+        headers = {"Authorization": f"Bearer {self.token(role)}"} if self._key and role else {}
+        return httpx.request(method, f"{url}/admin/v2{path}", json=body, headers=headers, timeout=ADMIN_S, follow_redirects=True)
+
+    def token(self, role: str) -> str:
+        """Return a token of a role, for a cluster with a key."""
+        assert self._key is not None, "the cluster was started with a key"
+        return jwt.encode({"sub": role}, self._key, algorithm="HS256")
 
     def owners(self, namespace: str) -> dict[str, str]:
         """Return the broker id of each owned bundle of a namespace, as the brokers report it. Raises `RealClusterError`."""
@@ -293,6 +314,7 @@ class RealCluster:
             "configurationMetadataStoreUrl": store,
             "brokerServicePort": str(service_port),
             "webServicePort": str(web_port),
+            **(self._authentication() if self._key else {}),
             **self._settings,
         }
         words = ["org.apache.pulsar.PulsarBrokerStarter", "--broker-conf", self._configured(name, settings)]
@@ -301,10 +323,22 @@ class RealCluster:
         self.brokers.append(broker)
         return broker
 
+    def _authentication(self) -> Mapping[str, str]:
+        assert self._key is not None, "the caller has looked"
+        return {
+            "authenticationEnabled": "true",
+            "authorizationEnabled": "true",
+            "authenticationProviders": "org.apache.pulsar.broker.authentication.AuthenticationProviderToken",
+            "tokenSecretKey": f"data:;base64,{base64.b64encode(self._key).decode()}",
+            "superUserRoles": ADMIN,
+            "brokerClientAuthenticationPlugin": "org.apache.pulsar.client.impl.auth.AuthenticationToken",
+            "brokerClientAuthenticationParameters": f"token:{self.token(ADMIN)}",
+        }
+
     def _wait_ready(self, broker: Broker) -> None:
         def ready() -> bool:
             try:
-                return httpx.get(f"{broker.admin_url}/admin/v2/brokers/ready", timeout=ADMIN_S).is_success
+                return self.ask("GET", "/brokers/ready", broker=self.brokers.index(broker)).is_success
             except httpx.TransportError:
                 return False
 
@@ -319,7 +353,8 @@ class RealCluster:
     def _started(self, name: str, words: list[str]) -> subprocess.Popen[bytes]:
         home = server()
         log4j = (f"-Dlog4j2.configurationFile={home}/conf/log4j2.yaml", "-Dpulsar.log.appender=Console", f"-Dpulsar.log.dir={self._folder}")
-        command = ["java", *_JAVA_OPTIONS, *log4j, "-cp", f"{home}/lib/*", *words]
+        archive = f"{self._sharing}/{name.partition('-')[0]}.jsa"
+        command = ["java", *_JAVA_OPTIONS, archive, *log4j, "-cp", f"{home}/lib/*", *words]
         with self._log(name).open("wb") as log:
             process = subprocess.Popen(
                 command, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=self._group
@@ -345,19 +380,44 @@ class RealCluster:
 
 
 @contextmanager
-def real_cluster(folder: Path, *, brokers: int = 3, settings: Mapping[str, str] | None = None) -> Iterator[RealCluster]:
+def real_cluster(
+    folder: Path, *, brokers: int = 3, settings: Mapping[str, str] | None = None, key: bytes | None = None
+) -> Iterator[RealCluster]:
     """Start a cluster below a folder, and end it, and remove its data, after the body. Raises as `RealCluster.start` does.
 
     `settings` are lines of broker.conf for all brokers, such as `loadBalancerSheddingEnabled` (here off by default) and `QUICK_REPORTS`.
+    With a `key` of at least 32 bytes brokers demand tokens that it signed; `ADMIN` is the one role that may do everything.
     The processes end with this one too, however it dies.
     """
+    with _running(folder, f"-XX:SharedArchiveFile={_archives()}", settings or {}, key) as cluster:
+        cluster.start(brokers)
+        yield cluster
+
+
+def _archives() -> Path:
+    """Return the folder of archives of loaded classes, with which a start costs a third. Makes them if there are none, by a first cluster.
+
+    Java ignores those of another version of itself.
+    """
+    folder = server().parent / "archives"
+    with locked(folder.parent):
+        if not folder.exists():
+            draft = folder.with_name("draft")
+            with _running(draft, f"-XX:ArchiveClassesAtExit={draft}", {}, None) as cluster:
+                cluster.start(1)
+                cluster.end_cleanly()
+            draft.rename(folder)
+    return folder
+
+
+@contextmanager
+def _running(folder: Path, sharing: str, settings: Mapping[str, str], key: bytes | None) -> Iterator[RealCluster]:
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     # The first process of the group ends it: when its input does, which this process holds.
     leash = subprocess.Popen(["sh", "-c", "cat; kill -9 0"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0)
-    cluster = RealCluster(folder, leash.pid, settings or {})
+    cluster = RealCluster(folder, leash.pid, settings, key, sharing)
     try:
-        cluster.start(brokers)
         yield cluster
     finally:
         leash.communicate(timeout=_KILL_S)

@@ -1,0 +1,106 @@
+"""Run a cluster of real Pulsar, move bundles as its own tool does, and read its channel."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import orjson
+import pulsar  # type: ignore[import-untyped] # It ships no types.
+import pytest
+
+from tests.pulsar.programs import is_required
+from tests.pulsar.real_cluster import CHANNEL, RealCluster, RealClusterError, real_cluster
+
+# The first run fetches 245 MB.
+pytestmark = [pytest.mark.integration, pytest.mark.soak, pytest.mark.timeout(1_200)]
+
+NAMESPACE = "acme/shop"
+PATIENCE_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster]:
+    """Three brokers, and a namespace of 16 bundles."""
+    if not (shutil.which("java") and shutil.which("mvn")):
+        (pytest.fail if is_required() else pytest.skip)(
+            "real Pulsar needs java and mvn; on Debian: apt-get install default-jre-headless maven"
+        )
+    with real_cluster(tmp_path_factory.mktemp("pulsar")) as cluster:
+        cluster.admin("PUT", "/tenants/acme", {"allowedClusters": ["local"]})
+        cluster.admin("PUT", f"/namespaces/{NAMESPACE}", {"bundles": {"numBundles": 16}})
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster: RealCluster) -> Iterator[pulsar.Client]:
+    """A client that knows all brokers."""
+    client = pulsar.Client(cluster.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    yield client
+    client.close()
+
+
+def test_moved_bundles_are_on_the_channel(cluster: RealCluster, client: pulsar.Client) -> None:
+    """Read from its first record with Python's client, it has the story of each bundle, and ends with its owner."""
+    for number in range(32):
+        client.create_producer(f"persistent://{NAMESPACE}/t{number}").send(b"hello")
+    before = cluster.owners(NAMESPACE)
+    targets = {}
+    for bundle in sorted(before)[:4]:
+        targets[bundle] = next(broker for broker in cluster.brokers if broker.id != before[bundle])
+        cluster.transfer(NAMESPACE, bundle, targets[bundle])
+    wait(lambda: {bundle: cluster.owners(NAMESPACE).get(bundle) for bundle in targets} == {key: to.id for key, to in targets.items()})
+
+    stories: dict[str, list[dict[str, object]]] = {}
+    reader = client.create_reader(CHANNEL, pulsar.MessageId.earliest)
+    while reader.has_message_available():
+        message = reader.read_next(10_000)
+        stories.setdefault(message.partition_key(), []).append(orjson.loads(message.data()))
+    for bundle, to in targets.items():
+        story = stories[f"{NAMESPACE}/{bundle}"]
+        assert ["Releasing", "Assigning", "Owned"] == [record["state"] for record in story[-3:]]
+        assert {(to.id, before[bundle])} == {(record["dstBroker"], record["sourceBroker"]) for record in story[-3:]}
+
+
+def test_brokers_join_and_are_killed(cluster: RealCluster) -> None:
+    """The killed broker's bundles get other owners."""
+    added = cluster.add_broker()
+    moved = sorted(cluster.owners(NAMESPACE))[:3]
+    for bundle in moved:
+        cluster.transfer(NAMESPACE, bundle, added)
+    wait(lambda: {added.id} == {cluster.owners(NAMESPACE).get(bundle) for bundle in moved})
+    cluster.kill_broker(len(cluster.brokers) - 1)
+    wait(lambda: set(moved) <= set(cluster.owners(NAMESPACE)))
+    assert added.id not in cluster.owners(NAMESPACE).values()
+
+
+def test_a_refused_request_is_an_error_with_the_answer(cluster: RealCluster) -> None:
+    with pytest.raises(
+        RealClusterError, match=r"PUT /namespaces/acme/none/0x00000000_0xffffffff/unload was answered 404: .*Namespace not found"
+    ):
+        cluster.admin("PUT", "/namespaces/acme/none/0x00000000_0xffffffff/unload")
+
+
+def test_a_cluster_with_a_key_refuses_other_roles(tmp_path: Path) -> None:
+    with real_cluster(tmp_path, brokers=1, key=b"k" * 32) as cluster:
+        assert [cluster.brokers[0].id] == cluster.admin("GET", "/brokers/local")
+        refused = cluster.ask("GET", "/brokers/local", role="stranger")
+        assert (401, True) == (refused.status_code, "clientAppId [stranger]" in refused.text)
+
+
+def test_a_broker_that_does_not_start_is_an_error_with_its_log(tmp_path: Path) -> None:
+    with (
+        pytest.raises(RealClusterError, match=r"(?s)broker-0 .*brokerServicePort"),
+        real_cluster(tmp_path, brokers=1, settings={"brokerServicePort": "none"}),
+    ):
+        pytest.fail("it started")
+
+
+def wait(is_true: Callable[[], bool]) -> None:
+    """Wait until a condition is true."""
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not is_true():
+        assert time.monotonic() < give_up_s, f"not within {PATIENCE_S:.0f} s"
+        time.sleep(0.5)
