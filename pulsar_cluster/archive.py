@@ -142,6 +142,11 @@ class Archive:
         for row in self._connection.execute("SELECT at_ms, topic, broker, value FROM reports ORDER BY id"):
             yield Report(*row)
 
+    def reports_end(self) -> int:
+        """Return the id of the newest load report, 0 without reports."""
+        (number,) = self._connection.execute("SELECT coalesce(max(id), 0) FROM reports").fetchone()
+        return int(number)
+
     def _last(self) -> int:
         (offset,) = self._connection.execute("SELECT coalesce(max(offset), -1) FROM messages").fetchone()
         return int(offset)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from equipoise.pulsar_cluster.conflicts import Rejection
 from equipoise.pulsar_cluster.records import ASSIGNING, DELETED, IN_FLIGHT, INIT, OWNED, RELEASING, SPLITTING, STATES, Message, StateRecord
-from equipoise.pulsar_cluster.story import Writers
+from equipoise.pulsar_cluster.story import Writers, state_of
 from equipoise.pulsar_cluster.table import Change, server_of
 
 FINDINGS_MAX: Final = 1_000
@@ -216,7 +216,12 @@ class Audit:
             self._find(Kind.UNREADABLE, message, message.problem)
             return
         held, record = None if before is None else before.record, message.record
-        if rejection is not Rejection.OLD_VERSION or held is None or record is None:
+        if held is None or record is None:
+            return
+        if rejection is not Rejection.OLD_VERSION:
+            if record.state == OWNED:
+                # Its writer had read the newest record, so it did not just come late.
+                self._find(Kind.SECOND_OWNER, message, f"{record.destination} claims it, and it is {state_of(held)}")
             return
         reached_ms = self._bundles[message.bundle].reached.get(record.version)
         if reached_ms is not None and message.published_ms - reached_ms <= RACE_MS:

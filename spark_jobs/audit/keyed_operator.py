@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Final, Protocol
-from zlib import crc32
 
 import orjson
 import pandas as pd
@@ -25,8 +24,6 @@ from equipoise.spark_jobs.sequence.emitted import EMITTED_DDL, Table
 
 LATENESS: Final = "1 second"
 """Delay of the watermark. `at` never falls, so nothing is late, but Spark does not handle zero well."""
-
-_ORDINALS: Final = 1 << 31
 
 
 class Value(Protocol):
@@ -118,14 +115,6 @@ class KeyedProcessor(StatefulProcessor):
         yield from emitted(findings)
 
 
-def _ordinal(finding: Finding) -> int:
-    """Return an ordinal that does not depend on the batch: the findings of one record come from many tasks.
-
-    It ignores the time: evidence is checked at the end of a batch, and another run may cut batches elsewhere.
-    """
-    return crc32(orjson.dumps([finding.rule, finding.subject, finding.text])) % _ORDINALS
-
-
 def emitted(findings: list[Finding]) -> Iterator[pd.DataFrame]:
     """Yield one frame with the rows of all findings, if there are any."""
     if not findings:
@@ -135,7 +124,7 @@ def emitted(findings: list[Finding]) -> Iterator[pd.DataFrame]:
         "table": [Table.FINDINGS.value] * len(findings),
         "subject": [finding.subject for finding in findings],
         "offset": [finding.offsets[-1] for finding in findings],
-        "ordinal": [_ordinal(finding) for finding in findings],
+        "ordinal": [finding.ordinal for finding in findings],
         "at": pd.to_datetime([finding.at_ms for finding in findings], unit="ms"),
         "kind": [finding.rule for finding in findings],
         "publisher": [finding.publisher for finding in findings],

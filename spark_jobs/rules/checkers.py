@@ -18,6 +18,7 @@ from equipoise.spark_jobs.rules.facts import Fact
 from equipoise.spark_jobs.rules.log import LogMemory
 from equipoise.spark_jobs.rules.memory import Memory
 from equipoise.spark_jobs.rules.namespace import NamespaceMemory
+from equipoise.spark_jobs.rules.pulsar import BundleAudit as _PulsarRules  # noqa: F401 - its rules are among `RULES`
 from equipoise.spark_jobs.rules.rule import RULES, Finding, audit_broken
 
 __all__ = ("MEMORIES", "NO_OFFSET", "RULES", "SubjectAudit")

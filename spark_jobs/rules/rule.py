@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from shlex import quote
 from typing import Any, Final, Literal, NamedTuple, get_args
+from zlib import crc32
 
 import orjson
 
@@ -28,6 +29,8 @@ STOP_THE_WRITER: Final = "Find out who wrote the record, and stop that process. 
 REPORT_A_BUG: Final = "Run `equipoise channel verify`. Keep the log as it is, and report the two verdicts as a bug."
 CHECK_THE_BROKER: Final = "Look at the log lines and the clock of the broker that is named."
 RESTRICT_WRITERS: Final = "Find out who can write to the log, and revoke this permission where it is not needed."
+
+_ORDINALS: Final = 1 << 31
 
 # --- findings ---------------------------------------------------------------------------------------------------------------
 
@@ -54,6 +57,14 @@ class Finding:
     def to_bytes(self) -> bytes:
         """Return it as the body of a row of `Table.FINDINGS` and of a message on the findings topic."""
         return orjson.dumps(self)
+
+    @property
+    def ordinal(self) -> int:
+        """An ordinal that does not depend on the batch: the findings of one record come from many tasks.
+
+        It ignores the time: evidence is checked at the end of a batch, and another run may cut batches elsewhere.
+        """
+        return crc32(orjson.dumps([self.rule, self.subject, self.text])) % _ORDINALS
 
 
 def parse_finding(body: bytes) -> Finding:
@@ -113,6 +124,7 @@ class Rule:
     """One rule. `says` states it, `means` is the consequence of a violation, `remedy` what to do.
 
     * `subject`: the kind of subject under which the reference lists it. Findings may be about others.
+    * `source`: the documents of Pulsar that state a rule of its channel. Rules of our own channel have none.
     * `accepted_instead_of`: verdicts, each alone or as `FORM: VERDICT`. The rule is also broken if the fold accepts a record that gets this
       verdict from the audit. If the rule has no function, that is all that it checks.
     """
@@ -123,6 +135,7 @@ class Rule:
     says: str
     means: str
     remedy: str
+    source: str = ""
     accepted_instead_of: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -135,6 +135,16 @@ class ReportOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PulsarOptions:
+    """Options of `run_pulsar`, which audits the `recording` of a Pulsar cluster and writes its tables to `archive`."""
+
+    recording: Path
+    archive: Path
+    master: str | None = None
+    as_json: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompactOptions:
     """Options of `run_compact`, which compacts the small files of `archive`."""
 

@@ -53,14 +53,19 @@ CACHED_MAX: Final = 2
 """Sequences that one worker caches. The sequence of an ended query is dropped when the next two arrive."""
 
 # Times are numbers, because Spark converts timestamps from Python to the session's time zone.
-_ROWS_DDL: Final = EMITTED_DDL.replace("at TIMESTAMP", "at_ms BIGINT")
+ROWS_DDL: Final = EMITTED_DDL.replace("at TIMESTAMP", "at_ms BIGINT")
+"""The columns of `frames`."""
 _TYPES: Final = {"STRING": pa.string(), "BIGINT": pa.int64(), "INT": pa.int32(), "BINARY": pa.binary()}
-_COLUMNS: Final = {name: _TYPES[kind] for name, kind in (column.split() for column in _ROWS_DDL.split(", "))}
+_COLUMNS: Final = {name: _TYPES[kind] for name, kind in (column.split() for column in ROWS_DDL.split(", "))}
 
 
 def sequence_operator(frame: DataFrame, processor: SequentialProcessor) -> DataFrame:
     """Return the rows (`EMITTED_DDL`) that `processor` makes of a streaming frame of arrivals (`FRAME_DDL`)."""
-    rows = packed(frame).groupBy("log").transformWithStateInPandas(processor, _ROWS_DDL, "Append", "None")
+    return with_time(packed(frame).groupBy("log").transformWithStateInPandas(processor, ROWS_DDL, "Append", "None"))
+
+
+def with_time(rows: DataFrame) -> DataFrame:
+    """Return rows of `ROWS_DDL` as rows of `EMITTED_DDL`."""
     return rows.select(
         "table", "subject", "offset", "ordinal", F.timestamp_millis("at_ms").alias("at"), "kind", "publisher", "verdict", "body"
     )
@@ -118,7 +123,7 @@ class SequentialProcessor(StatefulProcessor):
         kept = self._take()
         gc.disable()  # A batch makes a million values without cycles. Searching for cycles costs a fifth of its time.
         try:
-            yield from _frames(kept.sequence.feed(unpacked(pack for frame in rows for pack in frame["pack"])))
+            yield from frames(kept.sequence.feed(unpacked(pack for frame in rows for pack in frame["pack"])))
         finally:
             gc.enable()
         self._keep(kept)
@@ -174,7 +179,7 @@ def _put(rows: dict[str, bytes], changed: Iterable[StateRow]) -> None:
             rows[key] = data
 
 
-def _frames(rows: Iterable[Emitted]) -> Iterator[pd.DataFrame]:
+def frames(rows: Iterable[Emitted]) -> Iterator[pd.DataFrame]:
     """Yield the rows as frames of bounded size."""
     chunk: list[Emitted] = []
     chunk_bytes = 0

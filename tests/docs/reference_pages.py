@@ -266,8 +266,21 @@ def findings_page() -> str:
         ),
     ]
     for kind, about in FINDINGS_ABOUT.items():
-        rows = [(f"`{rule.name}`", rule.severity, rule.says, rule.means, rule.remedy) for rule in RULES.values() if rule.subject == kind]
+        rows = [
+            (f"`{rule.name}`", rule.severity, rule.says, rule.means, rule.remedy)
+            for rule in RULES.values()
+            if rule.subject == kind and not rule.source
+        ]
         parts += [f"## {about}", table(("rule", "severity", "what must hold", "if it is broken", "what to do"), rows)]
+    sourced = [(f"`{rule.name}`", rule.severity, rule.says, rule.source, rule.means, rule.remedy) for rule in RULES.values() if rule.source]
+    parts += [
+        "## The channel of a Pulsar cluster",
+        (
+            "`equipoise spark pulsar` checks a recording of a real Pulsar cluster by these rules. Each comes from Pulsar's design "
+            "documents (PIPs) or from the class that is named."
+        ),
+        table(("rule", "severity", "what must hold", "source", "if it is broken", "what an operator of Pulsar can do"), sourced),
+    ]
     return "\n\n".join(parts) + "\n"
 
 

@@ -30,6 +30,7 @@ from equipoise.spark_jobs.streams.options import (
     AuditOptions,
     CompactOptions,
     LabOptions,
+    PulsarOptions,
     ReportOptions,
     Screen,
     VerifyOptions,
@@ -197,6 +198,31 @@ def report(
         _begin(log)
     options = ReportOptions(out=out, archive=archive, log_url=log, from_ms=from_ms, to_ms=to_ms, master=master, as_json=as_json)
     _end(run_report(options, _screen()))
+
+
+@app.command()
+def pulsar(
+    recording: Annotated[
+        Path, typer.Argument(metavar="FILE", parser=file, help="A recording of `equipoise pulsar record`.", show_default=False)
+    ],
+    *,
+    archive: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", parser=directory, help="Folder of the archive.  [default: FILE.archive]", show_default=False),
+    ] = None,
+    master: MasterOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Audit a recorded Pulsar cluster by rules from Pulsar's design documents, and write its history as an archive for `spark report`.
+
+    It prints findings, each with what an operator of Pulsar can do. A later run reads the whole recording again. The exit code is 1 if it
+    found something.
+    """
+    with _importing():
+        from equipoise.spark_jobs.audit.pulsar import run_pulsar
+
+    into = archive or Path(f"{recording}.archive")
+    _end(run_pulsar(PulsarOptions(recording=recording, archive=into, master=master, as_json=as_json), _screen()))
 
 
 @app.command()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -85,6 +85,24 @@ class Sink:
         if after != before:
             write_manifest(self.archive, after)
             self.manifest = after
+
+    def replace(self, parts: Iterable[pa.Table]) -> None:
+        """Write rows in place of all that this writer has written. Until all are there, readers see the older ones.
+
+        Raises `OperatorError` if the archive cannot be written.
+        """
+        batch = -1
+        for batch, rows in enumerate(parts):
+            for schema, table in by_table(rows, base=0):
+                _write_batch(self.archive, schema, table, generation=self.manifest.generation, batch=batch)
+                self.rows_written += table.num_rows
+        self.manifest = replace(self.manifest, batch=batch, finished={})
+        write_manifest(self.archive, self.manifest)
+        for path in [path for table in WRITTEN_BY[self.manifest.writer] for path in (self.archive / table).glob("day=*/*")]:
+            name = parse_name(path.name)
+            if name is not None and name.generation < self.manifest.generation:
+                with write_errors(self.archive, path):
+                    path.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self

@@ -156,6 +156,7 @@ _LINES: Final[Mapping[str, str]] = {
     ),
     "spark verify": "--archive {folder}/archive --from -2h --to 2030-01-31T12:34 --master local[1] --json",
     "spark report": "--log {log} --from -2h --to 2030-01-31T12:34 --out {folder}/report.html --master local[1] --json",
+    "spark pulsar": "{folder}/pulsar.db --archive {folder}/archive --master local[1] --json",
     "spark compact": "--archive {folder}/archive --json",
     "spark lab": (
         "steady --output {folder}/lab --policy AvgShedder --set average.low_percent=10,20 --every 30 --seeds 2 --brokers 2 --bundles 8 "
