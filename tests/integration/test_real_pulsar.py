@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import orjson
-import pulsar  # type: ignore[import-untyped] # It ships no types.
+import pulsar
 import pytest
 
 from tests.pulsar.programs import is_required
