@@ -367,7 +367,7 @@ def _period(report: Report) -> Period:
 
 def _time_axis(axes: Axes, period: Period, zone: tzinfo) -> None:
     axes.set_xlim(_at(period.from_ms, zone), _at(period.to_ms, zone))
-    locator = AutoDateLocator(minticks=5, maxticks=10)  # type: ignore[no-untyped-call] # Not typed yet.
+    locator = AutoDateLocator(minticks=4, maxticks=10)  # type: ignore[no-untyped-call] # Not typed yet.
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call] # The same.
 
