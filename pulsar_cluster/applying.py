@@ -205,7 +205,7 @@ def is_shedding(settings: Mapping[str, str]) -> bool:
 
 @contextmanager
 def shedding_off(admin: PulsarAdmin, audit: AuditFile) -> Iterator[None]:
-    """Switch Pulsar's own shedding off, and restore its setting after the body, whatever happens in it.
+    """Switch Pulsar's own shedding off, and restore its setting after the body, also after an error.
 
     A setting that was dynamic before gets its value back. One that was not is set to its former value, which every broker takes at once,
     and then removed. Raises as `PulsarAdmin` does, and `OperatorError` if it cannot be restored, with the command that does.

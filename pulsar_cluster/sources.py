@@ -42,7 +42,7 @@ class History(Protocol):
 
 @contextmanager
 def opened(source: Address, *, deadline: Deadline) -> Iterator[History]:
-    """Open the history of a cluster, or of an archive whose name stands in place of the service URL.
+    """Open the history of a cluster, or of an archive: then its name is in the place of the service URL.
 
     Raises as `connected` and `open_archive` do.
     """

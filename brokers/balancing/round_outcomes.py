@@ -181,7 +181,7 @@ def ends_of(move: Move) -> tuple[str, ...]:
 def predicted_loads(moves: Iterable[Move], *, done: Container[str]) -> Mapping[str, tuple[float, float]]:
     """Return the load of each broker before the moves of a plan, and after those of the bundles `done`, by their predictions.
 
-    A broker without such a move is left out.
+    A broker without one is left out.
     """
     before, after = dict[str, float](), dict[str, float]()
     for move in moves:
