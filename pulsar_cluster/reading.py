@@ -213,7 +213,7 @@ def _explained(topic: str, error: Exception) -> OperatorError | PeerError:
             f"the cluster does not let this client read {topic}: {error}; give it a token (--token-file) with the permission to consume "
             "from the namespace pulsar/system"
         )
-    if isinstance(error, pulsar.TopicNotFound | pulsar.NotFound):
+    if isinstance(error, pulsar.TopicNotFound):
         return OperatorError(f"{no_channel()} ({error})")
     return PeerError(f"the cluster did not answer while {topic} was read: {error}; check the service URL, or try again later")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -10,9 +11,11 @@ from pathlib import Path
 import orjson
 import pulsar
 import pytest
+from typer.testing import Result
 
 from tests.pulsar.programs import is_required
 from tests.pulsar.real_cluster import CHANNEL, RealCluster, RealClusterError, real_cluster
+from tests.unit.cli.fabricated import run
 
 # The first run fetches 245 MB.
 pytestmark = [pytest.mark.integration, pytest.mark.soak, pytest.mark.timeout(1_200)]
@@ -64,6 +67,50 @@ def test_moved_bundles_are_on_the_channel(cluster: RealCluster, client: pulsar.C
         assert {(to.id, before[bundle])} == {(record["dstBroker"], record["sourceBroker"]) for record in story[-3:]}
 
 
+def test_our_commands_read_it_and_an_archive_goes_on_exactly(cluster: RealCluster, tmp_path: Path) -> None:
+    """Also after Pulsar has compacted its channel."""
+    archive = tmp_path / "pulsar.db"
+
+    def pulsar_command(*words: str, source: str = cluster.service_url) -> Result:
+        result = run("pulsar", *words, "--source", source)
+        assert 0 == result.exit_code, result.output
+        return result
+
+    def rows(source: str) -> list[dict[str, object]]:
+        found: list[dict[str, object]] = json.loads(pulsar_command("bundles", NAMESPACE, "--json", source=source).stdout)
+        return [{name: value for name, value in row.items() if name != "last"} for row in found]
+
+    assert "all is in order" in pulsar_command("verify").stdout
+    pulsar_command("record", str(archive), "--once")
+    bundle = min(cluster.owners(NAMESPACE))
+    to = next(broker for broker in cluster.brokers if broker.id != cluster.owners(NAMESPACE)[bundle])
+    cluster.transfer(NAMESPACE, bundle, to)
+    wait(lambda: cluster.owners(NAMESPACE).get(bundle) == to.id)
+    added = json.loads(pulsar_command("record", str(archive), "--once", "--json").stdout)["added"]
+    assert 3 == added
+    assert 0 == json.loads(pulsar_command("record", str(archive), "--once", "--json").stdout)["added"]
+    assert rows(str(archive)) == rows(cluster.service_url)
+    assert cluster.owners(NAMESPACE) == {str(row["bundle"]).rpartition("/")[2]: row["serves"] for row in rows(cluster.service_url)}
+    told = pulsar_command("why", f"{NAMESPACE}/{bundle}").stdout.splitlines()
+    assert ["transfer", "closed", "own"] == [line.split()[2] for line in told[-4:-1]]
+    assert told[-1].startswith(f"now {NAMESPACE}/{bundle} is Owned by {to.id}")
+
+    before = rows(cluster.service_url)
+    cluster.admin("PUT", "/persistent/pulsar/system/loadbalancer-service-unit-state/compaction")
+    compaction = "/persistent/pulsar/system/loadbalancer-service-unit-state/compaction"
+    wait(lambda: "SUCCESS" in str(cluster.admin("GET", compaction)))
+    assert before == rows(cluster.service_url)
+
+
+def test_a_cluster_without_a_channel_is_said_to_have_none(tmp_path: Path) -> None:
+    """The modular load manager writes no states of bundles."""
+    modular = {"loadManagerClassName": "org.apache.pulsar.broker.loadbalance.impl.ModularLoadManagerImpl"}
+    with real_cluster(tmp_path, brokers=1, settings=modular) as cluster:
+        result = run("pulsar", "status", "--source", cluster.service_url)
+        assert (4, "") == (result.exit_code, result.stdout), result.output
+        assert "the cluster has no topic persistent://pulsar/system/loadbalancer-service-unit-state" in result.stderr
+
+
 def test_brokers_join_and_are_killed(cluster: RealCluster) -> None:
     """The killed broker's bundles get other owners."""
     added = cluster.add_broker()
@@ -88,6 +135,10 @@ def test_a_cluster_with_a_key_refuses_other_roles(tmp_path: Path) -> None:
         assert [cluster.brokers[0].id] == cluster.admin("GET", "/brokers/local")
         refused = cluster.ask("GET", "/brokers/local", role="stranger")
         assert (401, True) == (refused.status_code, "clientAppId [stranger]" in refused.text)
+        (tmp_path / "token").write_text(cluster.token("stranger"))
+        result = run("pulsar", "status", "--source", cluster.service_url, "--token-file", str(tmp_path / "token"))
+        assert 4 == result.exit_code, result.output
+        assert "with the permission to consume from the namespace pulsar/system" in result.stderr
 
 
 def test_a_broker_that_does_not_start_is_an_error_with_its_log(tmp_path: Path) -> None:
