@@ -73,7 +73,8 @@ class PulsarAdmin:
             problem = error.strerror or str(error)
             raise OperatorError(f"a file for the admin API cannot be read: {problem}; check --token-file and --ca-file") from error
         self._http = httpx.Client(
-            headers={} if token is None else {"Authorization": f"Bearer {token}"},
+            # Brokers write the name of the program into their logs of requests.
+            headers={"User-Agent": "equipoise", **({} if token is None else {"Authorization": f"Bearer {token}"})},
             verify=trusted,
             timeout=timeout_s,
             transport=transport,

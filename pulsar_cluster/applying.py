@@ -212,12 +212,20 @@ def shedding_off(admin: PulsarAdmin, audit: AuditFile) -> Iterator[None]:
     """
     before = {"dynamic": admin.dynamic_settings().get(SHEDDING), "value": admin.settings().get(SHEDDING, "true")}
     audit.note(SWITCHED_OFF, **before)
+    is_switched = True
     try:
-        admin.set_dynamic(SHEDDING, "false")
+        try:
+            admin.set_dynamic(SHEDDING, "false")
+        except (PeerError, OperatorError) as error:
+            is_switched = isinstance(error, RequestFailed) and error.in_doubt
+            raise
         _await_setting(admin, "false")
         yield
     finally:
-        restore_shedding(admin, audit, before)
+        if is_switched:
+            restore_shedding(admin, audit, before)
+        else:
+            audit.note(RESTORED, **before, problem="it was never switched off")
 
 
 def restore_shedding(admin: PulsarAdmin, audit: AuditFile, before: Mapping[str, object]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 _POLL_MS: Final = 50
 _BATCH: Final = 1_000
+_STATS_S: Final = 60
+_STATS_ROUNDS: Final = 3
+"""A broker has renewed the figures of its topics after so many of its intervals, even if it is busy."""
 _TOPICS: Final = {topic.rpartition("/")[2]: topic for topic in (BROKER_LOAD_TOPIC, TOP_BUNDLES_TOPIC)}
 
 
@@ -131,13 +134,10 @@ def cluster_of(table: Table, reports: LoadReports, admin: PulsarAdmin, *, may_me
     measured: dict[str, BundleTraffic] = {}
     now_ms = time.time_ns() // 1_000_000
     for broker in members:
-        figures = admin.bundle_loads(broker)
-        held = [bundle for bundle, message in table.bundles.items() if holder_of(message.record) == broker]
-        # A bundle without topics has no figures, and no load.
-        idle = {bundle: BundleTraffic(bundle=bundle) for bundle in held if bundle not in figures}
-        loads = idle | {bundle: load for bundle, load in figures.items() if load is not None}
+        held = {bundle: message for bundle, message in table.bundles.items() if holder_of(message.record) == broker}
+        loads = measured_loads(held, admin.bundle_loads(broker), settled_ms=now_ms - _STATS_ROUNDS * _stats_interval_ms(settings))
         measured |= loads
-        if may_measure:
+        if may_measure and held.keys() <= loads.keys():
             reports.measure(broker, tuple(loads.values()), now_ms)
     bundles_max = settings.get("loadBalancerMaxNumberOfBundlesInBundleLoadReport", "")
     return Cluster(
@@ -148,6 +148,24 @@ def cluster_of(table: Table, reports: LoadReports, admin: PulsarAdmin, *, may_me
         measured=measured,
         bundles_max=int(bundles_max) if bundles_max.isdecimal() else BUNDLES_MAX,
     )
+
+
+def measured_loads(
+    held: Mapping[str, Message], figures: Mapping[str, BundleTraffic | None], *, settled_ms: int
+) -> dict[str, BundleTraffic]:
+    """Return the known loads of the bundles that a broker holds, by its `figures` of topics.
+
+    A bundle without topics has no figures, and no load. So has one that came to the broker after it renewed them: if its record is younger
+    than `settled_ms` (Unix time), or there are no figures at all, its load is unknown.
+    """
+    known = {bundle: load for bundle, load in figures.items() if load is not None}
+    idle = [bundle for bundle, message in held.items() if bundle not in figures and message.published_ms < settled_ms]
+    return known | ({bundle: BundleTraffic(bundle=bundle) for bundle in idle} if figures else {})
+
+
+def _stats_interval_ms(settings: Mapping[str, str]) -> int:
+    interval_s = settings.get("statsUpdateFrequencyInSecs", "")
+    return 1_000 * (int(interval_s) if interval_s.isdecimal() else _STATS_S)
 
 
 def cluster_in(archive: Archive, table: Table, reports: LoadReports) -> Cluster:

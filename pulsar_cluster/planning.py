@@ -21,6 +21,7 @@ from equipoise.pulsar_cluster.loads import BUNDLES_MAX, Held, LoadReports, Weigh
 from equipoise.pulsar_cluster.placement_rules import ClusterPolicies, PlacementRules
 from equipoise.pulsar_cluster.records import ASSIGNING, IN_FLIGHT, OWNED, RELEASING, SPLITTING, Message, StateRecord
 from equipoise.pulsar_cluster.table import is_of_system
+from equipoise.shedder.balanced import BalancedShedder
 from equipoise.shedder.loads import RATES, Averages, BrokerLoad, BundleTraffic, Traffic
 from equipoise.shedder.plan import Move, Plan
 from equipoise.shedder.snapshot import (
@@ -34,6 +35,9 @@ from equipoise.shedder.snapshot import (
 
 ROUNDS_MAX: Final = 64
 """How often a policy is asked for one plan."""
+
+EVEN: Final = BalancingSettings(balanced=BalancedShedder(start_ratio=0.05, settle_ratio=0.04))
+"""The settings of a plan. It evens out more than a balancer that acts all the time: nothing moves again when the load changes a little."""
 
 _IDLE_SHARE: Final = 0.02
 """The cost of a bundle without load, as a share of the mean: bundles spread by number under no load, and by load under any."""

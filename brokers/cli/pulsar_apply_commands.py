@@ -40,7 +40,7 @@ from equipoise.channel.system.stop_signals import first_stop_signal
 from equipoise.pulsar_cluster.archive import open_archive
 from equipoise.pulsar_cluster.audit_file import audit_file
 from equipoise.pulsar_cluster.moving import Outcome, Status
-from equipoise.pulsar_cluster.planning import Cluster, Planned, command_of, plan_moves
+from equipoise.pulsar_cluster.planning import EVEN, Cluster, Planned, command_of, plan_moves
 from equipoise.pulsar_cluster.reading import SCHEMES, Address
 from equipoise.pulsar_cluster.saved_plans import SavedPlan, changes, read_plan
 
@@ -83,7 +83,7 @@ def plan(
     Exit code 1: no broker has sent a load report that counts.
     """
     given = pairs("--set", changes_to or ()) | {"balancing.shedder": shedder}
-    base = with_values(BalancingSettings(), {} if broker_conf is None else balancing_settings_of(broker_conf))
+    base = with_values(EVEN, {} if broker_conf is None else balancing_settings_of(broker_conf))
     settings = with_values(base, given)
     # The settings of the cluster's own balancer say whether it acts. An operator's plan always does.
     settings = replace(settings, balancing=replace(settings.balancing, enabled=True, shedding=True))

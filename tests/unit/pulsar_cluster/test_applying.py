@@ -296,6 +296,18 @@ def test_a_switch_that_a_killed_process_left_off_is_found_and_restored(audit: Au
     assert ({}, None) == (cluster.dynamic, audit.unrestored())
 
 
+def test_a_switch_that_is_refused_leaves_nothing_to_restore(audit: AuditFile) -> None:
+    cluster = FakeCluster()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return cluster.answer(request) if request.method == "GET" else httpx.Response(403, json={"reason": "no"})
+
+    refusing = PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer))
+    with pytest.raises(OperatorError, match=f"does not let this client set {SHEDDING} to false"), shedding_off(refusing, audit):
+        pass
+    assert audit.unrestored() is None
+
+
 def test_shedding_that_cannot_be_restored_is_an_error_with_the_command(audit: AuditFile) -> None:
     cluster = FakeCluster()
     answer: Callable[[httpx.Request], httpx.Response] = lambda _: httpx.Response(503, json={"reason": "away"})  # noqa: E731

@@ -9,6 +9,7 @@ import pytest
 from equipoise.pulsar_cluster.loads import Held, LoadMessage, LoadReports, Weighed, weigh
 from equipoise.pulsar_cluster.records import BROKER_LOAD_TOPIC, TOP_BUNDLES_TOPIC
 from equipoise.shedder.loads import BundleTraffic, Traffic
+from tests.house.house_rules import ROOT
 from tests.unit.pulsar_cluster.made_clusters import BROKERS, NOW_MS, broker_load, names, reports_of, stats, top_bundles
 
 BUNDLES = names(16)
@@ -125,3 +126,25 @@ def test_an_absurd_bundle_is_left_out_until_it_is_reported_well() -> None:
     assert (f"{BUNDLES[0]}: {told}",) == found.notes
     reports.take(top_bundles("a:8080", {BUNDLES[0]: 3.0}))
     assert () == weighed({"a:8080": BUNDLES[:2]}, reports).notes
+
+
+def test_the_reports_of_a_real_cluster_are_read() -> None:
+    """A machine without a network card that knows its speed reports a negative limit."""
+    reports, last_ms = LoadReports(), 0
+    lines = [
+        (line["published_ms"], topic, line)
+        for name, topic in (("broker_load", BROKER_LOAD_TOPIC), ("top_bundles", TOP_BUNDLES_TOPIC))
+        for line in map(json.loads, (ROOT / "tests" / "golden" / "pulsar" / f"{name}.jsonl").read_text().splitlines())
+    ]
+    for published_ms, topic, line in sorted(lines, key=lambda each: each[0]):
+        value = None if line["value"] is None else json.dumps(line["value"]).encode()
+        reports.take(LoadMessage(topic, line["key"], published_ms, value))
+        assert {} == reports.problems
+        last_ms = published_ms
+    held = {broker: [Held(each.traffic.bundle, 0) for each in top] for broker, top in reports.top.items()}
+    found = weigh(held, reports, now_ms=last_ms, age_ms_max=30_000)
+    busy = [broker for broker, load in found.loads.items() if load.traffic.messages_per_second > 0]
+    assert 2 == len(busy)
+    for broker in busy:
+        named = sum(found.bundles[each.bundle].traffic.messages_per_second for each in held[broker])
+        assert named == pytest.approx(found.loads[broker].traffic.messages_per_second, rel=0.1)  # They are some seconds apart.

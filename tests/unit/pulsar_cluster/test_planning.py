@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings
 from equipoise.brokers.balancing.settings.setting_values import with_values
+from equipoise.pulsar_cluster.gathering import measured_loads
 from equipoise.pulsar_cluster.loads import LoadReports
 from equipoise.pulsar_cluster.placement_rules import ClusterPolicies, parse_isolation
-from equipoise.pulsar_cluster.planning import Cluster, Planned, command_of, holder_of, plan_moves
+from equipoise.pulsar_cluster.planning import EVEN, Cluster, Planned, command_of, holder_of, plan_moves
 from equipoise.pulsar_cluster.records import StateRecord
+from equipoise.shedder.loads import BundleTraffic, Traffic
 from equipoise.shedder.plan import Move
 from tests.unit.pulsar_cluster.made_clusters import BROKERS, NOW_MS, bundles_at, names, owned, reports_of
 
 BUNDLES = names(16)
-EVEN = BalancingSettings()
 
 
 def by(shedder: str) -> BalancingSettings:
@@ -122,6 +125,28 @@ def test_a_group_is_never_put_together_although_one_round_would() -> None:
     )
     after = carried(plan_moves(cluster, EVEN, now_ms=NOW_MS), dict.fromkeys(bundles, 1.0), dict.fromkeys(bundles, "a:8080"))
     assert {2.0} == set(after.values())
+
+
+def test_a_bundle_without_figures_is_idle_only_if_its_broker_has_renewed_them_since_it_came() -> None:
+    """A broker renews the figures of its topics once a minute, and has none for a while after it started."""
+    idle, busy, new, come = (owned(bundle, "a:8080") for bundle in BUNDLES[:4])
+    held = {idle.bundle: idle, busy.bundle: busy, new.bundle: new, come.bundle: come._replace(published_ms=NOW_MS)}
+    load = BundleTraffic(bundle=busy.bundle, traffic=Traffic(messages_in_per_second=9.0))
+    figures = {busy.bundle: load, new.bundle: None}
+    found = measured_loads(held, figures, settled_ms=NOW_MS - 1)
+    assert {busy.bundle: load, idle.bundle: BundleTraffic(bundle=idle.bundle)} == found
+    assert {} == measured_loads(held, {}, settled_ms=NOW_MS - 1)
+
+
+def test_a_broker_that_sent_no_report_counts_by_its_measured_bundles() -> None:
+    cluster = piled()
+    for broker in BROKERS:
+        del cluster.reports.loads[broker]
+    measured = {bundle: BundleTraffic(bundle=bundle, traffic=Traffic(messages_in_per_second=40.0)) for bundle in BUNDLES}
+    cluster.reports.measure("a:8080", tuple(measured.values()), NOW_MS)
+    cluster.reports.measure("b:8080", (), NOW_MS)
+    planned = plan_moves(replace(cluster, measured=measured), EVEN, now_ms=NOW_MS)
+    assert ({"b:8080"}, 8) == ({move.destination for move in planned.moves}, len(planned.moves))
 
 
 def test_idle_bundles_spread_by_number_under_no_load() -> None:
