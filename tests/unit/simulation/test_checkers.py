@@ -689,7 +689,7 @@ def test_recovery_waits_for_a_drain_as_far_as_others_take_what_is_there() -> Non
 
     def process(name: str, status: str, *, takes: bool) -> Process:
         handles = {entry.name: Fake(token=entry.token, passes=lambda _now: True) for entry in history.view.bundles_of(NAMESPACE)}
-        agent = Fake(entry=Fake(status=status), handle=handles.get)
+        agent = Fake(drains=status == "draining", handle=handles.get)
         service = Fake(takes=lambda _namespace: takes)
         return cast("Process", Fake(alive=True, asked=set(), host=Fake(name=name, now=lambda: NOW), agent=agent, service=service))
 
