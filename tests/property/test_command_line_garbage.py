@@ -28,6 +28,7 @@ from tests.channels.folding import Channel
 from tests.channels.ruled import set_policy
 from tests.unit.cli.command_lines import LINES, tree
 from tests.unit.cli.fabricated import owned_channel, run, view_of, write
+from tests.unit.pulsar_cluster.test_moving import plan_of
 from tests.unit.pulsar_cluster.written import a_life
 
 PLACES = [(name, place) for name, line in LINES.items() for place in range(len(line))]
@@ -94,6 +95,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (folder / name).write_text("x", encoding="ascii")
     with open_archive(folder / "pulsar.db", create_for="pulsar://127.0.0.1:1") as archive:
         archive.append(a_life().reads)
+    (folder / "pulsar.plan").write_text(plan_of().text(), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         # A client of Pulsar has threads of its own, and seconds of patience.
