@@ -22,7 +22,7 @@ from equipoise.channel.core.records import Document
 from equipoise.lab.recording import Recording
 from equipoise.lab.results import Result
 from equipoise.lab.traces import Trace
-from equipoise.pulsar_cluster.archive import open_archive
+from equipoise.pulsar_cluster.archive import Report, open_archive
 from equipoise.shedder.snapshot import Snapshot, WeighedBroker, WeighedBundle
 from tests.channels.folding import Channel
 from tests.channels.ruled import set_policy
@@ -95,6 +95,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (folder / name).write_text("x", encoding="ascii")
     with open_archive(folder / "pulsar.db", create_for="pulsar://127.0.0.1:1") as archive:
         archive.append(a_life().reads)
+        archive.add_reports(
+            [Report(at_ms, "loadbalancer-broker-load-data", "a:80", None) for at_ms in (1_795_445_190_000, 1_795_445_260_000)]
+        )
     (folder / "pulsar.plan").write_text(plan_of().text(), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
