@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, Literal
 
 from equipoise.channel.core.errors import OperatorError, PeerError
 
@@ -50,19 +50,32 @@ class AuditFile:
 
 
 @contextmanager
-def audit_file(path: Path) -> Iterator[AuditFile]:
-    """Open and lock an audit file; make it if there is none. Raises `PeerError` if another process has it, and `OperatorError`."""
+def audit_file(path: Path, *, plan: Path) -> Iterator[AuditFile]:
+    """Open and lock an audit file, and lock the file of the `plan`; make an audit file if there is none.
+
+    Raises `PeerError` if another process has one of them, and `OperatorError`.
+    """
+    with (
+        _locked(plan, "rb", f"another process applies the plan {plan}; wait until it has ended"),
+        _locked(path, "a+b", f"another process applies a plan with the audit file {path}; wait until it has ended") as file,
+    ):
+        if file.tell() and not _ends_whole(file):
+            file.write(b"\n")
+        yield AuditFile(file, path)
+
+
+def _locked(path: Path, mode: Literal["rb", "a+b"], held: str) -> BinaryIO:
+    """Open a file that is locked until it is closed. Raises `PeerError` with the text `held` if another process has the lock."""
     try:
-        with path.open("a+b") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise PeerError(f"another process applies a plan with the audit file {path}; wait until it has ended") from error
-            if file.tell() and not _ends_whole(file):
-                file.write(b"\n")
-            yield AuditFile(file, path)
+        file = path.open(mode)
     except OSError as error:
-        raise OperatorError(f"the audit file {path} cannot be opened: {error.strerror}; name another one with --audit") from error
+        raise OperatorError(f"the file {path} cannot be opened: {error.strerror}; name another one") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise PeerError(held) from error
+    return file
 
 
 def _ends_whole(file: BinaryIO) -> bool:

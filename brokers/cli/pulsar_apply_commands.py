@@ -38,7 +38,7 @@ from equipoise.channel.core.errors import CallerError
 from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.stop_signals import first_stop_signal
 from equipoise.pulsar_cluster.archive import open_archive
-from equipoise.pulsar_cluster.audit_file import audit_file
+from equipoise.pulsar_cluster.audit_file import AuditFile, audit_file
 from equipoise.pulsar_cluster.moving import Outcome, Status
 from equipoise.pulsar_cluster.planning import EVEN, Cluster, Planned, command_of, plan_moves
 from equipoise.pulsar_cluster.reading import SCHEMES, Address
@@ -163,7 +163,10 @@ def apply(
         elif problem is not None:
             print_fact(f"nothing was sent: {problem}", {"plan": saved.id, "stopped": problem}, as_json=as_json)
         else:
-            problem = _send(saved, asked, cluster, audit, at_once=at_once, timeout_s=timeout, switch=switch_shedding_off, as_json=as_json)
+            with audit_file(audit, plan=path) as lines:
+                problem = _send(
+                    saved, asked, cluster, lines, at_once=at_once, timeout_s=timeout, switch=switch_shedding_off, as_json=as_json
+                )
     if problem is not None:
         raise typer.Exit(ExitCode.REFUSED)
 
@@ -181,13 +184,21 @@ def _why_not(saved: SavedPlan, admin: PulsarAdmin, cluster: LiveCluster, *, may_
 
 
 def _send(
-    saved: SavedPlan, admin: PulsarAdmin, cluster: LiveCluster, audit: Path, *, at_once: int, timeout_s: int, switch: bool, as_json: bool
+    saved: SavedPlan,
+    admin: PulsarAdmin,
+    cluster: LiveCluster,
+    lines: AuditFile,
+    *,
+    at_once: int,
+    timeout_s: int,
+    switch: bool,
+    as_json: bool,
 ) -> str | None:
     """Carry out a plan, print the outcomes, and return why it stopped, or None."""
     from equipoise.pulsar_cluster.applying import SHEDDING, Watch, apply_plan, is_shedding, restore_shedding, shedding_off
 
     stopped = None
-    with audit_file(audit) as lines, first_stop_signal() as interrupted, ExitStack() as stack:
+    with first_stop_signal() as interrupted, ExitStack() as stack:
         unrestored = lines.unrestored()
         if unrestored is not None and switch:
             restore_shedding(admin, lines, unrestored)

@@ -118,7 +118,8 @@ def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def audit(tmp_path: Path) -> Iterator[AuditFile]:
-    with audit_file(tmp_path / "audit.jsonl") as lines:
+    (tmp_path / "even.plan").touch()
+    with audit_file(tmp_path / "audit.jsonl", plan=tmp_path / "even.plan") as lines:
         yield lines
 
 
@@ -203,15 +204,20 @@ def test_whatever_fails_only_unloads_of_the_plan_are_sent_and_each_is_in_the_aud
     assert sorted(cluster.sent) == sorted(told)
 
 
-def test_a_second_apply_at_the_same_time_is_refused(audit: AuditFile) -> None:
-    with pytest.raises(PeerError, match="another process applies a plan"), audit_file(audit.path):
+def test_a_second_apply_at_the_same_time_is_refused(audit: AuditFile, tmp_path: Path) -> None:
+    """Of the same plan, or with the same audit file."""
+    (tmp_path / "other.plan").touch()
+    with pytest.raises(PeerError, match="another process applies a plan with"), audit_file(audit.path, plan=tmp_path / "other.plan"):
+        pass
+    with pytest.raises(PeerError, match="another process applies the plan"), audit_file(tmp_path / "b", plan=tmp_path / "even.plan"):
         pass
 
 
 def test_an_audit_file_that_was_cut_off_goes_on_in_a_new_line(tmp_path: Path) -> None:
     path = tmp_path / "cut.jsonl"
+    path.with_suffix(".plan").touch()
     path.write_text('{"event": "beg')
-    with audit_file(path) as lines:
+    with audit_file(path, plan=path.with_suffix(".plan")) as lines:
         lines.note("end")
         assert lines.unrestored() is None
     assert ['{"event": "beg', "end"] == [path.read_text().splitlines()[0], json.loads(path.read_text().splitlines()[1])["event"]]
