@@ -149,7 +149,8 @@ def _severity(rule: str) -> str:
 def _statement_and_remedy(rule: str) -> tuple[str, str]:
     if rule not in RULES:
         return "This version does not know this rule.", "Upgrade Equipoise, and read the table findings."
-    return RULES[rule].says, RULES[rule].remedy
+    says, source = RULES[rule].says, RULES[rule].source
+    return f"{says} Source: {source}." if source else says, RULES[rule].remedy
 
 
 def _cards(report: Report) -> Html:

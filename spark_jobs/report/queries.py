@@ -51,6 +51,9 @@ Shown = TypeVar("Shown", bound="DataclassInstance")
 _NUMBERS: Final = r"0x[0-9a-fA-F]+|[0-9][0-9.,]*"
 """Differences between reasons that mean the same: figures, and numbers in names."""
 
+_TAKEOVER: Final = "3 minutes"
+"""Bundles of one broker that are taken with longer breaks were lost in different deaths. Pulsar's leader looks every minute."""
+
 
 def extent(archive: Archive, spark: SparkSession) -> Period | None:
     """Return the period from the first to the last time in an archive; None if it is empty."""
@@ -266,6 +269,8 @@ class Queries:
     def deaths(self) -> Few[Death]:
         """Return the latest ends of brokers in log order, with the time until their bundles had owners again."""
         latest, count = _first(self._ends_of_brokers(), (F.desc("offset"),), figures.DEATHS_MAX)
+        if not latest:
+            return self._takeovers()
         healing = self._healing([row["offset"] for row in latest])
         shown = []
         for row in reversed(latest):
@@ -403,6 +408,21 @@ class Queries:
         sums = each.groupBy("death").agg(F.count("ms").alias("healed"), F.max("ms").alias("ms"))
         rows = lost.groupBy("death").agg(F.count("*").alias("bundles")).join(sums, "death", "left").collect()
         return {row["death"]: (row["bundles"], row["bundles"] - (row["healed"] or 0), row["ms"]) for row in rows}
+
+    def _takeovers(self) -> Few[Death]:
+        """Return the deaths in a Pulsar cluster. No record states one: the leader takes the bundles of the broker one by one."""
+        taken = self._within(Table.OWNERSHIP_INTERVALS).where(F.col("how") == "died")
+        groups = taken.groupBy("broker", F.session_window("at", _TAKEOVER)).agg(
+            F.lit("down").alias("kind"),
+            F.min(_ms("at")).alias("at_ms"),
+            F.min("offset").alias("offset"),
+            F.lit(None).cast("string").alias("publisher"),
+            F.count_distinct("bundle").alias("bundles"),
+            F.lit(0).alias("waiting"),
+            (F.max(_ms("at")) - F.min(_ms("at"))).alias("healed_ms"),
+        )
+        found = _few(Death, groups, (F.desc("offset"),), figures.DEATHS_MAX)
+        return replace(found, shown=found.shown[::-1])
 
     def _greatest(self, frame: DataFrame, name: str, weight: Column) -> tuple[list[str], int]:
         """Return the names with the greatest weights, sorted by name, and the number of further names."""

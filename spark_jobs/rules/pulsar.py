@@ -42,7 +42,7 @@ second_owner: Final = _rule(
     source='PIP-192, "Bundle Transfer Example"; PIP-307, "High Level Design"',
     says="A broker takes a bundle only after its owner released it to this broker, or was gone.",
     means="Two brokers may have served the bundle at the same time.",
-    remedy="Look for the bundle in the logs of both brokers, then unload it once: `pulsar-admin namespaces unload --bundle`.",
+    remedy="Look for the bundle in the logs of both brokers, and unload it once: `pulsar-admin namespaces unload NAMESPACE -b RANGE`.",
 )
 revived_parent: Final = _rule(
     "revived_parent",
@@ -64,7 +64,7 @@ old_version: Final = _rule(
     "old_version",
     "warning",
     source=f'PIP-192, "Conflict State Resolution"; {_RESOLVER}',
-    says="A broker writes the version that follows the one it read. Whoever is late loses by seconds, not more.",
+    says="A broker writes the version that follows the one it read. A record that loses a race is late by seconds.",
     means="The table of the writer was far behind. Pulsar's brokers ignore the record, but not after a tombstone.",
     remedy="Look for a long pause or a lost connection of the writing broker at that time. After a tombstone, unload the bundle once.",
 )

@@ -51,7 +51,6 @@ _USES: Final = {
     "bandwidthOut": "bandwidth_out",
 }
 _UNREADABLE: Final = Rejection.UNREADABLE.value
-_FORCED: Final = "forced: the leader took it from a broker that was gone, or its broker stops"
 
 
 class _Standing(NamedTuple):
@@ -122,7 +121,7 @@ class PulsarRows:
         if served_by != serves:
             ended = self._ownerships.pop(name, None)
             if ended is not None:
-                yield Table.OWNERSHIP_INTERVALS, name, _ended_ownership(ended, _how_ended(served_by, record), message)
+                yield Table.OWNERSHIP_INTERVALS, name, _ended_ownership(ended, _how_ended(held, record), message)
             if serves is not None and record is not None:
                 self._ownerships[name] = _Ownership(serves, record.version, message.offset, message.published_ms)
         yield from self._moved(message, record)
@@ -135,8 +134,7 @@ class PulsarRows:
         if move is not None:
             yield Table.TRANSFERS, message.bundle, _ended_move(move, record, message)
         if record is not None and record.state == RELEASING:
-            reason = _FORCED if record.force else None
-            self._moves[message.bundle] = _Move(record.source, record.destination, reason, message.offset, message.published_ms)
+            self._moves[message.bundle] = _Move(record.source, record.destination, _reason(record), message.offset, message.published_ms)
 
 
 def finding_row(finding: Finding) -> Emitted:
@@ -170,7 +168,7 @@ def _transition(before: _Standing, after: _Standing, message: Message, *, kind: 
         "source_after": after.source,
         "token": None if record is None else record.version,
         "kind": kind or _kind(message),
-        "reason": _FORCED if record is not None and record.force else None,
+        "reason": _reason(record),
     }
 
 
@@ -179,14 +177,23 @@ def _ended_ownership(ended: _Ownership, how: str, message: Message) -> dict[str,
     return {**ended._asdict(), "to_offset": message.offset, "to_at": at_ms, "how": how, "duration_ms": at_ms - ended.from_at}
 
 
-def _how_ended(served_by: str | None, record: StateRecord | None) -> str:
+def _how_ended(held: StateRecord | None, record: StateRecord | None) -> str:
     if record is None:
         return "deleted"
     if record.state == DELETED:
         return "split"
-    if record.state == FREE:
-        return "unloaded"
-    return "died" if record.force and record.state in (OWNED, SPLITTING) and served_by != record.destination else "transferred"
+    if record.force and held is not None and held.state in (OWNED, SPLITTING):
+        return "died"
+    return "unloaded" if record.state == FREE else "transferred"
+
+
+def _reason(record: StateRecord | None) -> str | None:
+    """Return why a record is forced. No other record has a reason."""
+    if record is None or not record.force:
+        return None
+    if record.state == RELEASING:
+        return "its namespace is deleted" if record.destination is None else "its broker stops"
+    return "forced, as the step before or by the leader, which ends what a broker that is gone or late has not done"
 
 
 def _ended_move(move: _Move, record: StateRecord | None, message: Message) -> dict[str, Any]:

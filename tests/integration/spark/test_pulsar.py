@@ -71,8 +71,11 @@ def test_a_recording_becomes_an_archive_and_a_page(spark: SparkSession, tmp_path
     assert 175 == report.moves.pause_max_ms
     assert 4 == report.splits_and_merges.count
     assert {(1, 2)} == {(each.before_count, each.after_count) for each in report.splits_and_merges.shown}
+    assert [("127.0.0.1:19043", 4), ("127.0.0.1:12088", 3)] == [(each.broker, each.bundles) for each in report.deaths.shown]
     assert 6 == len(report.cpu.brokers)
     assert {*report.owned.brokers} <= {*report.cpu.brokers}
     assert report.unserved_ms < 10_000
     assert 0 == run_report(ReportOptions(out=page, archive=archive.path), Screen(result=lambda _line: None, note=lambda _line: None))
-    assert "pulsar_gone_broker" in page.read_text(encoding="utf-8")
+    shown = page.read_text(encoding="utf-8")
+    assert "pulsar_gone_broker" in shown
+    assert "Source: PIP-192" in shown

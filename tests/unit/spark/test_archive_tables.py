@@ -331,6 +331,23 @@ def test_findings_of_two_generations_are_read_once(tmp_path: Path) -> None:
     assert 2 == Archive(tmp_path).table(Table.FINDINGS, columns=reading.FINDING).num_rows
 
 
+def test_rows_are_replaced_at_once(tmp_path: Path) -> None:
+    """Until all new rows are there, readers see the older ones. Files that are left over are removed."""
+    for last in (3, 5):
+        seen: list[list[int]] = []
+        with sink_of(tmp_path) as sink:
+
+            def parts(last: int = last, seen: list[list[int]] = seen) -> Iterator[pa.Table]:
+                for offset in range(last):
+                    seen.append(offsets(Archive(tmp_path)))
+                    yield as_rows([record(offset, at_ms=NOON_MS if last > offset + 1 else NOON_MS + last * 86_400_000)])
+
+            sink.replace(parts())
+        assert [[] if last == 3 else [0, 1, 2]] * last == seen
+        assert list(range(last)) == offsets(Archive(tmp_path))
+    assert 5 == len(list(tmp_path.glob("records/*/*.parquet")))
+
+
 @pytest.fixture
 def _next_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make a version of the product whose records have another column."""
