@@ -9,16 +9,19 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
+from urllib.parse import quote
 
 import orjson
 
-from equipoise.channel.core.errors import CallerError, OperatorError
+from equipoise.channel.core.errors import CallerError, OperatorError, PeerError
 from equipoise.pulsar_cluster.reading import Read
 from equipoise.pulsar_cluster.records import Message, message_of
 
@@ -28,7 +31,7 @@ _TABLES: Final = f"""
 CREATE TABLE archive (service_url TEXT NOT NULL, position BLOB);
 CREATE TABLE messages (
     offset INTEGER PRIMARY KEY, message_id TEXT NOT NULL, bundle TEXT NOT NULL, producer TEXT NOT NULL, published_ms INTEGER NOT NULL,
-    value BLOB
+    value BLOB, begins_anew INTEGER NOT NULL
 );
 CREATE INDEX messages_of_bundle ON messages (bundle, offset);
 CREATE TABLE reports (id INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, topic TEXT NOT NULL, broker TEXT NOT NULL, value BLOB);
@@ -36,7 +39,7 @@ CREATE TABLE members (id INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, leader TEX
 PRAGMA application_id = {_APPLICATION_ID};
 PRAGMA user_version = {_FORMAT};
 """
-_COLUMNS: Final = "offset, message_id, bundle, published_ms, value, producer"
+_COLUMNS: Final = "offset, message_id, bundle, published_ms, value, producer, begins_anew"
 _LOCK_WAIT_S: Final = 10.0
 _POLL_S: Final = 0.5
 
@@ -76,14 +79,17 @@ class Archive:
         if not reads:
             return ()
         rows = [
-            (self.end + place, read.message_id, read.key, read.producer, read.published_ms, read.value)
+            (self.end + place, read.message_id, read.key, read.producer, read.published_ms, read.value, read.begins_anew)
             for place, read in enumerate(reads, 1)
         ]
         with self._transaction():
-            self._connection.executemany("INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?)", rows)
+            self._connection.executemany("INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
             self._connection.execute("UPDATE archive SET position = ?", (reads[-1].position,))
         self.end, self.position = self.end + len(reads), reads[-1].position
-        return [message_of((offset, place, bundle, at_ms, value, producer)) for offset, place, bundle, producer, at_ms, value in rows]
+        return [
+            message_of((offset, place, bundle, at_ms, value, producer), begins_anew=anew)
+            for offset, place, bundle, producer, at_ms, value, anew in rows
+        ]
 
     def add_reports(self, reports: Sequence[Report]) -> None:
         """Add load reports."""
@@ -111,14 +117,13 @@ class Archive:
     def messages(self, *, after: int = -1) -> Iterator[Message]:
         """Yield the messages behind an offset in order."""
         for row in self._connection.execute(f"SELECT {_COLUMNS} FROM messages WHERE offset > ? ORDER BY offset", (after,)):  # noqa: S608
-            yield message_of(row)
+            yield message_of(row[:6], begins_anew=bool(row[6]))
 
-    def news(self) -> Iterator[Message]:
-        """Yield the messages that a recording adds from now on, without end."""
-        end = self._last()
+    def news(self, *, after: int) -> Iterator[Message]:
+        """Yield the messages behind an offset as a recording adds them, without end."""
         while True:
-            for message in self.messages(after=end):
-                end = message.offset
+            for message in self.messages(after=after):
+                after = message.offset
                 yield message
             time.sleep(_POLL_S)
 
@@ -129,13 +134,29 @@ class Archive:
         rows = self._connection.execute("SELECT DISTINCT bundle FROM messages WHERE bundle >= ? AND bundle < ?", (low, high))
         return [name for (name,) in rows]
 
+    def beginnings(self) -> list[tuple[int, int]]:
+        """Return the offset and the time of each message before which messages are lost."""
+        return self._connection.execute("SELECT offset, published_ms FROM messages WHERE begins_anew ORDER BY offset").fetchall()
+
     def messages_of(self, bundles: Sequence[str]) -> Iterator[Message]:
-        """Yield the messages of some bundles in order."""
+        """Yield the messages of some bundles in order.
+
+        A bundle that is not among the messages after a loss is gone. It gets a tombstone at the offset where they begin.
+        """
         rows = []
         for bundle in bundles:
             rows += self._connection.execute(f"SELECT {_COLUMNS} FROM messages WHERE bundle = ?", (bundle,)).fetchall()  # noqa: S608 - constants
-        for row in sorted(rows):
-            yield message_of(row)
+        rows.sort()
+        beginnings = self.beginnings()
+        for offset, at_ms in beginnings:
+            before, after = ({row[2] for row in rows if (row[0] >= offset) is later} for later in (False, True))
+            rows += [(offset, "", bundle, at_ms, None, "", 0) for bundle in sorted(before - after)]
+        rows.sort(key=lambda row: row[0])
+        for row in rows:
+            begins_anew = bool(beginnings) and row[0] >= beginnings[0][0]
+            while beginnings and row[0] >= beginnings[0][0]:
+                del beginnings[0]
+            yield message_of(row[:6], begins_anew=begins_anew)
 
     def reports(self) -> Iterator[Report]:
         """Yield all load reports in the order of their arrival."""
@@ -169,30 +190,60 @@ def open_archive(path: Path, *, create_for: str | None = None) -> Iterator[Archi
 
     Raises `CallerError` if there is none and none is to be created, if it is another file, or if it holds another cluster.
     """
-    is_new = not path.exists() or not path.stat().st_size
-    if is_new and create_for is None:
+    if create_for is None and not path.exists():
         raise CallerError(f"there is no archive {path}: make it with `equipoise pulsar record {path}`, or check the name")
-    try:
-        connection = sqlite3.connect(path, timeout=_LOCK_WAIT_S, isolation_level=None)
-    except sqlite3.Error as error:
-        raise OperatorError(f"the archive {path} cannot be opened: {error}; check its folder and permissions") from error
-    try:
+    with ExitStack() as stack:
         try:
+            if create_for is not None:
+                stack.enter_context(_locked(path))
+            connection = sqlite3.connect(_uri(path, writes=create_for is not None), uri=True, timeout=_LOCK_WAIT_S, isolation_level=None)
+            stack.callback(connection.close)
+            # A recorder that was killed may have left a file without tables.
+            is_new = create_for is not None and not connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
             if is_new:
-                connection.executescript(f"PRAGMA journal_mode = WAL; BEGIN; {_TABLES} COMMIT;")
-                connection.execute("INSERT INTO archive VALUES (?, NULL)", (create_for,))
-            (application_id,), (number,) = (connection.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version"))
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.executescript(f"BEGIN; {_TABLES} COMMIT;")
+            if create_for is not None:
+                connection.execute("INSERT INTO archive SELECT ?, NULL WHERE NOT EXISTS (SELECT * FROM archive)", (create_for,))
+            yield _checked(path, connection, create_for)
         except sqlite3.Error as error:
             raise OperatorError(
-                f"the file {path} cannot be read as an archive: {error}; name a file of `equipoise pulsar record`"
+                f"the file {path} cannot be used as an archive: {error}; name a file of `equipoise pulsar record`, and check its "
+                "permissions and its disk"
             ) from error
-        if application_id != _APPLICATION_ID:
-            raise CallerError(f"the file {path} is no archive of a Pulsar cluster; name a file of `equipoise pulsar record`")
-        if number != _FORMAT:
-            raise OperatorError(f"the archive {path} has format {number}, and this program knows {_FORMAT}; use a newer equipoise")
-        archive = Archive(path, connection)
-        if create_for is not None and archive.service_url != create_for:
-            raise CallerError(f"the archive {path} holds the cluster at {archive.service_url}, not {create_for}; name another file")
-        yield archive
-    finally:
-        connection.close()
+
+
+def _checked(path: Path, connection: sqlite3.Connection, create_for: str | None) -> Archive:
+    (application_id,), (number,) = (connection.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version"))
+    if application_id != _APPLICATION_ID:
+        raise CallerError(f"the file {path} is no archive of a Pulsar cluster; name a file of `equipoise pulsar record`")
+    if number != _FORMAT:
+        raise OperatorError(f"the archive {path} has format {number}, and this program knows {_FORMAT}; use a newer equipoise")
+    archive = Archive(path, connection)
+    if create_for is not None and archive.service_url != create_for:
+        raise CallerError(f"the archive {path} holds the cluster at {archive.service_url}, not {create_for}; name another file")
+    return archive
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Let no other process record into the file meanwhile. The lock is not one of SQLite's. It ends with the process."""
+    # Closed after the connection: to close a descriptor of a database ends SQLite's own locks.
+    try:
+        file = path.open("ab")
+    except OSError as error:
+        raise OperatorError(f"the archive {path} cannot be written: {error.strerror}; name another file") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise PeerError(f"another `equipoise pulsar record` writes to {path}; wait until it has ended, or name another file") from error
+        yield
+
+
+def _uri(path: Path, *, writes: bool) -> str:
+    """Return SQLite's name of the file. A reader without the right to write cannot make the files beside it, and needs none of them."""
+    options = "mode=rwc" if writes else "mode=rw"
+    if not writes and not os.access(path, os.W_OK) and not Path(f"{path}-wal").exists():
+        options = "mode=ro&immutable=1"
+    return f"file:{quote(os.fsencode(path))}?{options}"

@@ -39,12 +39,13 @@ class LiveCluster:
         """Read the channel up to its end. Raises what `read_channel` and `TopicReader` raise."""
         self.table = Table()
         self.reports = LoadReports()
-        self._loads = load_readers(client)  # First, so that no report is missed.
         position = None
         for read in read_channel(client, deadline=deadline):
             position = read.position
             self.table.fold(message_of((self.table.offset + 1, read.message_id, read.key, read.published_ms, read.value, read.producer)))
         self._channel = TopicReader(client, CHANNEL_TOPIC, after=position)
+        # Last: to open them may create them, and a cluster without a channel has none.
+        self._loads = load_readers(client)
         self._offset = self.table.offset
 
     def read(self) -> list[Message]:

@@ -47,6 +47,7 @@ class Read(NamedTuple):
     * `message_id`: `LEDGER:ENTRY`, and `:PLACE` in a batch.
     * `position`: the same for the client, to go on after this message.
     * `value`: None for a tombstone.
+    * `begins_anew`: messages before this one are lost: Pulsar compacted and deleted them unread. From here on all records follow again.
     """
 
     message_id: str
@@ -55,6 +56,7 @@ class Read(NamedTuple):
     producer: str
     published_ms: int
     value: bytes | None
+    begins_anew: bool = False
 
 
 @contextmanager
@@ -74,15 +76,22 @@ def connected(address: Address) -> Iterator[pulsar.Client]:
         ca_file = None if address.ca_file is None else str(address.ca_file.resolve(strict=True))
     except OSError as error:
         raise OperatorError(f"the file {error.filename} cannot be read: {error.strerror}; check --token-file and --ca-file") from error
-    client = pulsar.Client(
-        address.service_url,
-        authentication=None if token is None else pulsar.AuthenticationToken(token),
-        operation_timeout_seconds=address.timeout_s,
-        tls_trust_certs_file_path=ca_file,
-        tls_validate_hostname=True,
-        # The client logs each connection. What matters to us comes as an error.
-        logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
-    )
+    except UnicodeDecodeError as error:
+        raise OperatorError(f"the file {address.token_file} holds no token: it is no text; check --token-file") from error
+    try:
+        client = pulsar.Client(
+            address.service_url,
+            authentication=None if token is None else pulsar.AuthenticationToken(token),
+            operation_timeout_seconds=address.timeout_s,
+            tls_trust_certs_file_path=ca_file,
+            tls_validate_hostname=True,
+            # The client logs each connection. What matters to us comes as an error.
+            logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
+        )
+    except ValueError as error:
+        raise CallerError(
+            f"{address.service_url!r} is not the service URL of a Pulsar cluster: {error}; write pulsar://HOST:PORT"
+        ) from error
     try:
         yield client
     finally:
@@ -153,31 +162,37 @@ class TopicReader:
 
 
 def read_channel(client: pulsar.Client, *, after: bytes | None = None, deadline: Deadline) -> Iterator[Read]:
-    """Yield the messages of the channel up to its end.
+    """Yield the messages of the channel after the position `after`, or all, up to its end.
 
-    Pulsar compacts the channel, and then deletes the oldest messages. What is left of them in its compacted part comes first.
+    Pulsar compacts the channel, and then deletes the oldest messages. What is left of them in its compacted part comes first. If messages
+    after `after` were deleted, the whole compacted part comes, and its first message has `begins_anew`.
 
-    Raises `TimeExpired` after the deadline, and what `TopicReader` raises.
+    Raises `PeerError` after the deadline, and what `TopicReader` raises.
     """
     reader = TopicReader(client, CHANNEL_TOPIC, after=after)
     try:
-        if reader.at_end():
-            return
-        first = _next(reader, deadline)
-        if after is None:
-            yield from _compacted_before(client, first, deadline)
-        yield first
+        first = None if reader.at_end() else _next(reader, deadline)
+        # A reader of the compacted part that begins at `after` sees an older message than `first` only if that was deleted from the topic.
+        is_hole = after is not None and next(_compacted_before(client, first, after, deadline), None) is not None
+        if after is None or is_hole:
+            for number, read in enumerate(_compacted_before(client, first, None, deadline)):
+                yield read._replace(begins_anew=is_hole and not number)
+        if first is not None:
+            yield first
         while not reader.at_end():
             yield _next(reader, deadline)
     finally:
         reader.close()
 
 
-def _compacted_before(client: pulsar.Client, first: Read, deadline: Deadline) -> Iterator[Read]:
-    """Yield the messages of the compacted part that are older than `first`, the oldest message that the topic still has."""
-    end, reader = _order_of(first), TopicReader(client, CHANNEL_TOPIC, after=None, compacted=True)
+def _compacted_before(client: pulsar.Client, first: Read | None, after: bytes | None, deadline: Deadline) -> Iterator[Read]:
+    """Yield the messages of the compacted part after the position `after` that are older than `first`, the next message of the topic."""
+    reader = TopicReader(client, CHANNEL_TOPIC, after=after, compacted=True)
     try:
-        while not reader.at_end() and _order_of(read := _next(reader, deadline)) < end:
+        while not reader.at_end():
+            read = _next(reader, deadline)
+            if first is not None and _order_of(read) >= _order_of(first):
+                return
             yield read
     finally:
         reader.close()
@@ -189,11 +204,14 @@ def _order_of(read: Read) -> tuple[int, ...]:
 
 
 def _next(reader: TopicReader, deadline: Deadline) -> Read:
-    while True:
-        deadline.check(f"reading {reader.topic}")
+    while deadline.remaining_ms() > 0:
         read = reader.next()
         if read is not None:
             return read
+    raise PeerError(
+        f"{reader.topic} was not read to its end in time; give the command more time (--timeout), or record the cluster first "
+        "(equipoise pulsar record)"
+    )
 
 
 def load_readers(client: pulsar.Client) -> tuple[TopicReader, TopicReader]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.snapshot_store import Progress
 from equipoise.channel.system.deadline import Deadline
 from equipoise.pulsar_cluster.archive import Archive, Members, Report
@@ -52,8 +54,10 @@ def follow(archive: Archive, client: pulsar.Client, *, members: Callable[[], Mem
             if reports:
                 archive.add_reports(reports)
             if members is not None and now_s - asked_s >= _MEMBERS_EVERY_S:
-                archive.add_members(members())
                 asked_s = now_s
+                # A broker may start again right now. The next answer counts.
+                with suppress(PeerError):
+                    archive.add_members(members())
     finally:
         for reader in (channel, *loads):
             reader.close()

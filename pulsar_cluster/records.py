@@ -66,6 +66,7 @@ class Message(NamedTuple):
     * `published_ms`: Unix time of the broker that stored it.
     * `record`: None for a tombstone, or if there is a `problem`: why the value is not a record.
     * `producer`: the name that Pulsar gave to the writer's connection; each broker has its own, and a new one after a restart.
+    * `begins_anew`: messages before it are lost. What brokers hold is known again from this one on.
     """
 
     offset: int
@@ -75,6 +76,7 @@ class Message(NamedTuple):
     record: StateRecord | None
     problem: str = ""
     producer: str = ""
+    begins_anew: bool = False
 
     @property
     def is_tombstone(self) -> bool:
@@ -82,7 +84,7 @@ class Message(NamedTuple):
         return self.record is None and not self.problem
 
 
-def message_of(row: tuple[int, str, str, int, bytes | None, str]) -> Message:
+def message_of(row: tuple[int, str, str, int, bytes | None, str], *, begins_anew: bool = False) -> Message:
     """Return a message from its offset, id, bundle, time, value and producer. A value that is not a record is named in `problem`."""
     offset, message_id, bundle, published_ms, value, producer = row
     record, problem = None, ""
@@ -91,7 +93,7 @@ def message_of(row: tuple[int, str, str, int, bytes | None, str]) -> Message:
             record = parse_record(value)
         except InvalidStateRecord as error:
             problem = str(error)
-    return Message(offset, message_id, bundle, published_ms, record, problem, producer)
+    return Message(offset, message_id, bundle, published_ms, record, problem, producer, begins_anew)
 
 
 def parse_record(value: bytes | str) -> StateRecord:

@@ -83,7 +83,9 @@ class _Live:
 
     def _next(self, read: Read) -> Message:
         self._offset, self._position = self._offset + 1, read.position
-        return message_of((self._offset, read.message_id, read.key, read.published_ms, read.value, read.producer))
+        return message_of(
+            (self._offset, read.message_id, read.key, read.published_ms, read.value, read.producer), begins_anew=read.begins_anew
+        )
 
 
 class _Archived:
@@ -92,12 +94,15 @@ class _Archived:
     def __init__(self, archive: Archive) -> None:
         self.name = str(archive.path)
         self._archive = archive
+        self._offset = -1
 
     def messages(self) -> Iterator[Message]:
-        return self._archive.messages()
+        for message in self._archive.messages():
+            self._offset = message.offset
+            yield message
 
     def messages_of(self, bundle: BundleName) -> Iterator[Message]:
         return self._archive.messages_of(overlapping(self._archive.bundles(bundle.namespace), bundle))
 
     def news(self) -> Iterator[Message]:
-        return self._archive.news()
+        return self._archive.news(after=self._offset)

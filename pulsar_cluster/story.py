@@ -51,6 +51,8 @@ def describe(change: Change, writers: Writers) -> list[str]:
     message, rejection = change.message, change.rejection
     verb, detail, more = _action(change)
     author = writers.of(message)
+    if message.begins_anew:
+        more.append("messages before this one are lost: Pulsar compacted its channel while nobody recorded it")
     outcome = "" if rejection is None else f"rejected: {rejection}"
     if rejection is not None:
         more.append(f"{rejection}: {_meaning(change, rejection)}")

@@ -38,6 +38,8 @@ class Table:
         """Take or reject the next message. One at or below `offset` is a fault of the caller."""
         assert message.offset > self.offset, "messages are folded in order, and once"
         self.offset = message.offset
+        if message.begins_anew:
+            self.bundles.clear()
         before = self.bundles.get(message.bundle)
         if message.problem:
             return Change(message, before, Rejection.UNREADABLE)

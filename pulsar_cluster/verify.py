@@ -14,7 +14,7 @@ from statistics import quantiles
 from typing import Final, NamedTuple
 
 from equipoise.pulsar_cluster.conflicts import Rejection
-from equipoise.pulsar_cluster.records import ASSIGNING, DELETED, IN_FLIGHT, INIT, OWNED, RELEASING, SPLITTING, STATES, Message, StateRecord
+from equipoise.pulsar_cluster.records import ASSIGNING, DELETED, INIT, OWNED, RELEASING, SPLITTING, STATES, Message, StateRecord
 from equipoise.pulsar_cluster.story import Writers, state_of
 from equipoise.pulsar_cluster.table import Change, server_of
 
@@ -86,7 +86,9 @@ class Result:
 
     * `messages`, `accepted`, `tombstones`, `rejected` (by cause): counts. `lost_races` are the rejections that are normal: another
       broker was first by less than `RACE_MS`.
-    * `without_owner`: how long bundles had none; `unowned` those that have none now, with the Unix time since when.
+    * `losses`: how often messages are missing, because Pulsar deleted them before they were recorded.
+    * `without_owner`: how long bundles had none that were assigned to a broker; `unowned` those of them that have none now, with the Unix
+      time since when.
     * `in_state`: how long bundles stayed in each state. `transfers`: from `Releasing` to `Owned`.
     * `bounced`: moves back within `BOUNCE_MS` by bundle. `splits`: finished splits. `forced`: records that the leader or a broker that
       shuts down forced.
@@ -95,6 +97,7 @@ class Result:
     """
 
     messages: int
+    losses: int
     accepted: int
     tombstones: int
     rejected: Mapping[str, int]
@@ -120,7 +123,8 @@ class Result:
 class _Bundle:
     """What the audit remembers of a bundle: times in ms."""
 
-    since_ms: int
+    message: Message
+    """Its newest accepted message."""
     unowned_since_ms: int | None = None
     releasing_since_ms: int | None = None
     server: str | None = None
@@ -156,11 +160,17 @@ class Audit:
         self._split: dict[str, tuple[str, ...]] = {}
         self._forgotten: set[str] = set()
         self._findings: list[Finding] = []
+        self._newest_ms = 0
 
     def see(self, change: Change) -> None:
         """Take the next change."""
         message, record = change.message, change.message.record
         self._counts["messages"] += 1
+        self._newest_ms = max(self._newest_ms, message.published_ms)
+        if message.begins_anew:
+            self._counts["losses"] += 1
+            for known in (self._bundles, self._split, self._forgotten):
+                known.clear()
         self._counts["tombstones"] += message.is_tombstone
         self._writers.learn(message)
         self._see_gone(change)
@@ -172,10 +182,24 @@ class Audit:
         self._check(change)
         self._measure(change)
 
-    def result(self) -> Result:
-        """Return what was found up to the last message."""
+    def result(self, *, now_ms: int = 0) -> Result:
+        """Return what was found up to the last message. `now_ms` (Unix time) counts if it is later: what is stuck has no next message."""
+        now_ms = max(now_ms, self._newest_ms)
+        in_flight = [
+            bundle.message for bundle in self._bundles.values() if _is_stuck(bundle.message.record, now_ms - bundle.message.published_ms)
+        ]
+        stuck = [
+            Finding(
+                Kind.STUCK,
+                message.offset,
+                message.bundle,
+                f"it has been {state_of(message.record)} for {_seconds(now_ms - message.published_ms)}",
+            )
+            for message in in_flight
+        ]
         return Result(
             messages=self._counts["messages"],
+            losses=self._counts["losses"],
             accepted=self._counts["accepted"],
             tombstones=self._counts["tombstones"],
             rejected={cause.value: self._rejected[cause] for cause in sorted(self._rejected)},
@@ -188,24 +212,25 @@ class Audit:
             splits=self._counts["splits"],
             forced=self._counts["forced"],
             vanished=dict(self._vanished),
-            findings_count=self._counts["findings"],
-            findings=tuple(self._findings),
+            findings_count=self._counts["findings"] + len(stuck),
+            findings=(*self._findings, *stuck)[:FINDINGS_MAX],
         )
 
     def _see_gone(self, change: Change) -> None:
-        """Find records of brokers that were gone. One that takes what it was assigned, over a new connection, has come back."""
+        """Find records of brokers that were gone. One that takes what it was assigned since then has come back."""
         message, record = change.message, change.message.record
+        held = None if change.before is None else change.before.record
+        is_taken = record is not None and record.state == OWNED and not record.force
+        is_assigned = held is not None and record is not None and held.state == ASSIGNING and held.destination == record.destination
+        if is_taken and is_assigned and record is not None and record.destination in self._gone:
+            del self._gone[record.destination]
+            return
         if message.producer:
             for broker, gone in self._gone.items():
                 if message.producer in gone.producers:
                     self._find(Kind.GONE_BROKER, message, f"{broker} wrote it, whose bundles the leader took at offset {gone.offset}")
                     return
-        if record is None or record.state != OWNED or record.force or record.destination not in self._gone:
-            return
-        held = None if change.before is None else change.before.record
-        if held is not None and held.state == ASSIGNING and held.destination == record.destination:
-            del self._gone[record.destination]
-        else:
+        if is_taken and record is not None and record.destination in self._gone:
             offset = self._gone[record.destination].offset
             self._find(Kind.GONE_BROKER, message, f"{record.destination} owns it, whose bundles the leader took at offset {offset}")
 
@@ -238,9 +263,9 @@ class Audit:
             self._find(Kind.UNKNOWN_STATE, message, f"the state {record.state} is unknown")
         held = None if change.before is None else change.before.record
         server, now = server_of(held), server_of(record)
-        child = next((child for child in self._split.get(message.bundle, ()) if child in self._bundles), None)
+        child = next((child for child in self._split.get(message.bundle, ()) if self._is_served(child)), None)
         if child is not None:
-            self._find(Kind.SECOND_OWNER, message, f"it was split, and is {record.state} again, although there is its child {child}")
+            self._find(Kind.SECOND_OWNER, message, f"it was split, and is {record.state} again, although its child {child} is served")
         elif held is None and message.bundle in self._forgotten and record.state != ASSIGNING and record.version > 1 and not record.force:
             text = f"{record.state} with version {record.version}, after a tombstone had ended the bundle's versions"
             self._find(Kind.OLD_VERSION, message, text)
@@ -255,15 +280,18 @@ class Audit:
         elif held is not None and record.version > held.version + 1:
             self._find(Kind.GAP, message, f"its version goes from {held.version} to {record.version}")
 
+    def _is_served(self, name: str) -> bool:
+        return name in self._bundles and server_of(self._bundles[name].message.record) is not None
+
     def _measure(self, change: Change) -> None:
         message, record = change.message, change.message.record
         held = None if change.before is None else change.before.record
         bundle = self._bundles.get(message.bundle)
         if bundle is None:
-            bundle = self._bundles[message.bundle] = _Bundle(message.published_ms)
+            bundle = self._bundles[message.bundle] = _Bundle(message)
         else:
             self._measure_state(bundle, held, message)
-        bundle.since_ms = message.published_ms
+        bundle.message = message
         self._measure_serving(bundle, server_of(held), message)
         if record is None:
             del self._bundles[message.bundle]
@@ -285,13 +313,14 @@ class Audit:
             self._counts["splits"] += 1
 
     def _measure_serving(self, bundle: _Bundle, before: str | None, message: Message) -> None:
-        """Measure for how long nobody served a bundle that had a server. One that was split, or is forgotten, needs none."""
+        """Measure for how long nobody served a bundle that somebody waits for: while it is assigned. No client waits for a free one."""
         record, at_ms = message.record, message.published_ms
         server = server_of(record)
         if server is not None and bundle.unowned_since_ms is not None:
             self._span("without owner", at_ms - bundle.unowned_since_ms)
+        if record is None or record.state != ASSIGNING:
             bundle.unowned_since_ms = None
-        if server is None and before is not None and record is not None and record.state != DELETED:
+        elif bundle.unowned_since_ms is None:
             bundle.unowned_since_ms = at_ms
         if record is not None and record.state == OWNED:
             self._notice_bounce(bundle, message, record)
@@ -301,10 +330,10 @@ class Audit:
 
     def _measure_state(self, bundle: _Bundle, held: StateRecord | None, message: Message) -> None:
         state = INIT if held is None else held.state
-        spent_ms = message.published_ms - bundle.since_ms
+        spent_ms = message.published_ms - bundle.message.published_ms
         self._span(state, spent_ms)
-        if state in IN_FLIGHT and state != SPLITTING and spent_ms > STUCK_MS:
-            self._find(Kind.STUCK, message, f"it was {state} for {spent_ms / 1_000:.0f} s")
+        if _is_stuck(held, spent_ms):
+            self._find(Kind.STUCK, message, f"it was {state} for {_seconds(spent_ms)}")
 
     def _notice_bounce(self, bundle: _Bundle, message: Message, record: StateRecord) -> None:
         left_ms = None if record.destination is None else bundle.left.pop(record.destination, None)
@@ -323,6 +352,14 @@ class Audit:
         self._counts["findings"] += 1
         if len(self._findings) < FINDINGS_MAX:
             self._findings.append(Finding(kind, message.offset, message.bundle, text))
+
+
+def _is_stuck(record: StateRecord | None, spent_ms: int) -> bool:
+    return record is not None and record.state in {ASSIGNING, RELEASING} and spent_ms > STUCK_MS
+
+
+def _seconds(spent_ms: int) -> str:
+    return f"{spent_ms / 1_000:.0f} s"
 
 
 def _takes_over(held: StateRecord, record: StateRecord) -> bool:

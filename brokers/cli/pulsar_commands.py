@@ -27,7 +27,7 @@ from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.stop_signals import hear_interrupts
 from equipoise.pulsar_cluster.archive import Members, open_archive
 from equipoise.pulsar_cluster.conflicts import Rejection
-from equipoise.pulsar_cluster.reading import OPERATION_S, Address, connected
+from equipoise.pulsar_cluster.reading import OPERATION_S, SCHEMES, Address, connected
 from equipoise.pulsar_cluster.recording import follow
 from equipoise.pulsar_cluster.recording import record as record_all
 from equipoise.pulsar_cluster.rows import (
@@ -221,6 +221,8 @@ def diff(
             if was is None and _is_after(first, message.offset, message.published_ms):
                 was = table_document(table)
             if _is_after(second, message.offset, message.published_ms):
+                if was is None:
+                    raise typer.BadParameter(f"{second.text} is before {first.text}; give the earlier moment first")
                 break
             table.fold(message)
     difference = difference_of(table_document(table) if was is None else was, table_document(table))
@@ -284,7 +286,7 @@ def verify(
             audit.see(table.fold(message))
             if not message.offset % 10_000:
                 note(message.offset, None)
-    result = audit.result()
+    result = audit.result(now_ms=time.time_ns() // 1_000_000 if source.startswith(SCHEMES) else 0)
     if as_json:
         print_json(_as_json(result))
     else:
@@ -464,6 +466,8 @@ def _as_json(result: Result) -> dict[str, object]:
 def _print_result(result: Result) -> None:
     rejected = ", ".join(f"{count} {cause}" for cause, count in result.rejected.items()) or "none"
     print_line(f"{result.messages} records: {result.accepted} accepted, {result.tombstones} of them tombstones; rejected: {rejected}")
+    if result.losses:
+        print_line(f"records are missing at {result.losses} places: Pulsar compacted its channel while nobody recorded it")
     if result.lost_races:
         print_line(f"lost races (another broker was first, which is normal): {result.lost_races}")
     print_line(f"bundles without an owner: {_spans(result.without_owner)}")

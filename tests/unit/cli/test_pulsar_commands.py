@@ -76,6 +76,7 @@ def test_at_and_diff_show_the_past(archive: Path) -> None:
     assert "offset: 4 -> 13" == lines[0]
     assert f"+ bundle {CHILD}: state Owned, owner a:80, source -, version 1" in lines
     assert "nothing changed" == pulsar(archive, "diff", "13", "now").stdout.splitlines()[-1]
+    assert "4 is before 13" in pulsar(archive, "diff", "13", "4").stderr
     found = document(archive, "diff", "4", "13")
     assert isinstance(found, dict)
     assert [BUNDLE] == [row["bundle"] for row in found["bundles"]["removed"]]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import sqlite3
 from pathlib import Path
 
 import pytest
 
-from equipoise.channel.core.errors import CallerError, OperatorError
+from equipoise.channel.core.errors import CallerError, OperatorError, PeerError
 from equipoise.channel.core.ranges import parse_bundle
+from equipoise.channel.system.deadline import Deadline
 from equipoise.pulsar_cluster.archive import Members, Report, open_archive
+from equipoise.pulsar_cluster.reading import Address
 from equipoise.pulsar_cluster.records import Message, message_of
 from equipoise.pulsar_cluster.rows import table_document
+from equipoise.pulsar_cluster.sources import opened
 from equipoise.pulsar_cluster.story import Writers, as_document, overlapping, story_of
 from equipoise.pulsar_cluster.table import Table
 from equipoise.pulsar_cluster.verify import Audit, Kind, Result
@@ -30,11 +36,11 @@ def told(written: Written, bundle: str = BUNDLE) -> list[str]:
     return [" | ".join(text) for _, text in story_of(messages(written), parse_bundle(bundle), Writers())]
 
 
-def audited(written: Written) -> Result:
+def audited(written: Written, *, now_ms: int = 0) -> Result:
     table, audit = Table(), Audit()
     for message in messages(written):
         audit.see(table.fold(message))
-    return audit.result()
+    return audit.result(now_ms=now_ms)
 
 
 def kinds(written: Written) -> list[Kind]:
@@ -109,8 +115,8 @@ def test_a_healthy_channel_is_in_order() -> None:
     assert result.in_order
     assert (1, 1, {"old version": 1}) == (result.splits, result.lost_races, dict(result.rejected))
     assert (1, 2 * SECOND_MS) == (result.transfers.number, result.transfers.max)
-    # In the transfer for one second, and after the release for two.
-    assert (2, 2 * SECOND_MS) == (result.without_owner.number, result.without_owner.max)
+    # When it was placed, in the transfer, and when it was placed again, each for a second. While it was free, nobody waited.
+    assert (3, SECOND_MS) == (result.without_owner.number, result.without_owner.max)
     assert {"Assigning", "Free", "Owned", "Releasing", "Splitting", "Deleted"} <= result.in_state.keys()
 
 
@@ -119,7 +125,24 @@ def test_a_bundle_that_nobody_took_is_named() -> None:
     written.assign(BUNDLE, "a:80")
     written.add(BUNDLE, "leader:80", "Releasing", source="a:80")
     written.add(BUNDLE, "a:80", "Free", source="a:80")
+    assert {} == audited(written).unowned
+    written.add(BUNDLE, "b:80", "Assigning", to="c:80")
     assert {BUNDLE: written.now_ms} == audited(written).unowned
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+def test_a_move_that_is_stuck_now_is_found(is_live: bool) -> None:
+    """It has no next record: now is the present, or the end of the archive."""
+    written = Written()
+    written.assign(BUNDLE, "a:80")
+    written.add(BUNDLE, "leader:80", "Releasing", source="a:80", to="b:80")
+    assert audited(written).in_order
+    if not is_live:
+        written.now_ms += 60_000
+        written.assign("public/other/0x00000000_0xffffffff", "a:80")
+    result = audited(written, now_ms=written.now_ms + 60_000 if is_live else 0)
+    assert [Kind.STUCK] == [finding.kind for finding in result.findings]
+    assert "it has been Releasing to b:80 from a:80 for 6" in result.findings[0].text
 
 
 def test_an_old_version_is_found() -> None:
@@ -157,7 +180,17 @@ def test_a_parent_that_comes_back_after_its_split_is_found() -> None:
     written.add(BUNDLE, "b:80", "Owned", to="b:80", version=1)
     result = audited(written)
     assert [Kind.SECOND_OWNER] == [finding.kind for finding in result.findings]
-    assert f"although there is its child public/default/{LEFT}" in result.findings[0].text
+    assert f"although its child public/default/{LEFT} is served" in result.findings[0].text
+
+
+def test_a_namespace_that_is_made_again_is_in_order() -> None:
+    """Pulsar forgets free children up to an hour later."""
+    written = a_life()
+    for child in (LEFT, RIGHT):
+        written.add(f"public/default/{child}", "a:80", "Releasing", source="a:80", force=True)
+        written.add(f"public/default/{child}", "a:80", "Free", source="a:80")
+    written.assign(BUNDLE, "b:80")
+    assert [] == kinds(written)
 
 
 def taken_over() -> Written:
@@ -180,6 +213,15 @@ def test_a_record_of_a_broker_that_was_gone_is_found() -> None:
     written = taken_over()
     written.add(BUNDLE, "nobody", "Owned", to="a:80", version=9)
     assert {Kind.GONE_BROKER, Kind.SECOND_OWNER} == set(kinds(written))
+
+
+def test_a_broker_that_lost_its_session_may_go_on() -> None:
+    """The leader took its bundles, and it takes others over its old connection."""
+    written = taken_over()
+    written.assign("public/other/0x00000000_0xffffffff", "a:80", by="b:80")
+    written.transfer(BUNDLE, "b:80", "a:80")
+    written.transfer(BUNDLE, "a:80", "c:80")
+    assert [] == kinds(written)
 
 
 def test_a_broker_that_came_back_may_take_bundles() -> None:
@@ -240,6 +282,64 @@ def test_an_archive_keeps_everything_and_goes_on_exactly(tmp_path: Path) -> None
         assert Members(8, "a:80", ("a:80", "b:80")) == archive.members()
 
 
+def test_what_was_lost_between_two_recordings_is_no_gap(tmp_path: Path) -> None:
+    """Pulsar compacted its channel meanwhile. All that its brokers hold follows again, and bundles that do not follow are gone."""
+    other, written = "public/other/0x00000000_0xffffffff", Written()
+    written.assign(BUNDLE, "a:80")
+    written.assign(other, "a:80")
+    old = written.reads
+    written.reads = []
+    written.add(BUNDLE, "c:80", "Owned", to="c:80", version=9)
+    written.reads[0] = written.reads[0]._replace(begins_anew=True)
+    written.transfer(BUNDLE, "c:80", "b:80")
+    table, audit = Table(), Audit()
+    with open_archive(tmp_path / "pulsar.db", create_for=URL) as archive:
+        archive.append(old)
+        archive.append(written.reads)
+        for message in archive.messages():
+            audit.see(table.fold(message))
+        result = audit.result()
+        assert ([BUNDLE], 1, True) == (list(table.bundles), result.losses, result.in_order)
+        of_bundle = [" | ".join(text) for _, text in story_of(archive.messages_of([BUNDLE]), parse_bundle(BUNDLE), Writers())]
+        assert "messages before this one are lost" in of_bundle[2]
+        assert ["own", "transfer", "closed", "own"] == [line.split()[0] for line in of_bundle[2:]]
+        assert ["assign", "own", "forget"] == [
+            text[0].split()[0] for _, text in story_of(archive.messages_of([other]), parse_bundle(other), Writers())
+        ]
+        assert [4] == [offset for offset, _ in archive.beginnings()]
+
+
+def test_two_recorders_of_one_archive_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pulsar.db"
+    with open_archive(path, create_for=URL) as archive, open_archive(path) as read:
+        archive.append(a_life().reads)
+        assert 14 == len(list(read.messages()))
+        with pytest.raises(PeerError, match="another `equipoise pulsar record` writes"), open_archive(path, create_for=URL):
+            pass
+
+
+@pytest.mark.parametrize("script", ["PRAGMA journal_mode = WAL", ""])
+def test_a_recorder_that_was_killed_at_its_start_may_begin_again(tmp_path: Path, script: str) -> None:
+    path = tmp_path / "pulsar.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute(script)
+    with open_archive(path, create_for=URL) as archive:
+        archive.append(a_life().reads)
+    with open_archive(path) as archive:
+        assert (URL, 13) == (archive.service_url, archive.end)
+
+
+def test_a_follower_of_an_archive_misses_nothing(tmp_path: Path) -> None:
+    """What is added between the two reads is among the news."""
+    path, written = tmp_path / "pulsar.db", a_life()
+    with open_archive(path, create_for=URL) as archive:
+        archive.append(written.reads[:5])
+        with opened(Address(service_url=str(path)), deadline=Deadline.after(timeout_ms=1_000)) as history:
+            assert 5 == len(list(history.messages()))
+            archive.append(written.reads[5:7])
+            assert [5, 6] == [message.offset for message in itertools.islice(history.news(), 2)]
+
+
 def test_an_archive_follows_one_cluster(tmp_path: Path) -> None:
     path = tmp_path / "pulsar.db"
     with pytest.raises(CallerError, match="there is no archive"), open_archive(path):
@@ -254,7 +354,7 @@ def test_an_archive_follows_one_cluster(tmp_path: Path) -> None:
 def test_another_file_is_no_archive(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "pulsar.db"
     path.write_bytes(content)
-    with pytest.raises(OperatorError, match="cannot be read as an archive"), open_archive(path):
+    with pytest.raises(OperatorError, match="cannot be used as an archive"), open_archive(path):
         pass
     assert content == path.read_bytes()
 

@@ -1,0 +1,97 @@
+"""What is read of a channel that Pulsar compacts, and how the client's errors are explained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from equipoise.channel.core.errors import CallerError, OperatorError, PeerError
+from equipoise.channel.system.deadline import Deadline
+from equipoise.pulsar_cluster import reading
+from equipoise.pulsar_cluster.reading import Address, Read, connected, read_channel
+
+
+def read(place: str, key: str = "a") -> Read:
+    return Read(place, place.encode(), key, "", 0, b"{}")
+
+
+class Topic:
+    """A topic as the client reads it: its messages, and those of its compacted part. A compacted reader gets these before newer ones."""
+
+    def __init__(self, plain: list[str], compacted: list[str]) -> None:
+        self.plain, self.compacted = plain, compacted
+
+    def reader(self, _client: object, _topic: str, *, after: bytes | None, compacted: bool = False) -> Reader:
+        newer = [place for place in self.plain if not self.compacted or order(place) > order(self.compacted[-1])]
+        places = [*self.compacted, *newer] if compacted else self.plain
+        return Reader([read(place) for place in places if after is None or order(place) > order(after.decode())])
+
+
+class Reader:
+    def __init__(self, reads: list[Read]) -> None:
+        self.topic = "channel"
+        self._reads = reads
+
+    def at_end(self) -> bool:
+        return not self._reads
+
+    def next(self) -> Read | None:
+        return self._reads.pop(0)
+
+    def close(self) -> None:
+        pass
+
+
+def order(place: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in place.split(":"))
+
+
+@pytest.mark.parametrize(
+    ("plain", "compacted", "after", "expected"),
+    [
+        # Never compacted.
+        (["0:0", "0:1", "1:0"], [], None, ["0:0", "0:1", "1:0"]),
+        (["0:0", "0:1", "1:0"], [], "0:0", ["0:1", "1:0"]),
+        # Compacted, and all messages are still there.
+        (["0:0", "0:1", "0:2"], ["0:1"], None, ["0:0", "0:1", "0:2"]),
+        (["0:0", "0:1", "0:2"], ["0:1"], "0:0", ["0:1", "0:2"]),
+        # The oldest were deleted.
+        (["2:0", "2:1"], ["0:5", "1:3"], None, ["0:5", "1:3", "2:0", "2:1"]),
+        (["2:0", "2:1"], ["0:5", "1:3"], "2:0", ["2:1"]),
+        (["2:0", "2:1"], ["0:5", "1:3"], "1:7", ["2:0", "2:1"]),
+        # All were deleted.
+        ([], ["0:5", "1:3"], None, ["0:5", "1:3"]),
+        ([], ["0:5", "1:3"], "1:3", []),
+        # Some were deleted that nobody had read: all begins anew.
+        (["2:0"], ["0:5", "1:3"], "0:7", ["!0:5", "1:3", "2:0"]),
+        ([], ["0:5", "1:3"], "0:7", ["!0:5", "1:3"]),
+    ],
+)
+def test_what_is_read_of_a_compacted_channel(
+    monkeypatch: pytest.MonkeyPatch, plain: list[str], compacted: list[str], after: str | None, expected: list[str]
+) -> None:
+    monkeypatch.setattr(reading, "TopicReader", Topic(plain, compacted).reader)
+    found = read_channel(None, after=None if after is None else after.encode(), deadline=Deadline.after(timeout_ms=1_000))
+    assert expected == [("!" if each.begins_anew else "") + each.message_id for each in found]
+
+
+def test_a_channel_that_is_not_read_in_time_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "TopicReader", Topic(["0:0"], []).reader)
+    with pytest.raises(PeerError, match=r"give the command more time \(--timeout\)"):
+        list(read_channel(None, deadline=Deadline.after(timeout_ms=0)))
+
+
+@pytest.mark.parametrize("url", ["http://broker:8080", "pulsar://BROKER:PORT", "kafka://broker:9092/x", ""])
+def test_another_url_is_refused(url: str) -> None:
+    with pytest.raises(CallerError, match="is not the service URL of a Pulsar cluster"), connected(Address(service_url=url)):
+        pass
+
+
+def test_a_token_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(OperatorError, match="holds no token"), connected(Address(service_url="pulsar://127.0.0.1:1", token_file=path)):
+        pass
+    with pytest.raises(OperatorError, match="cannot be read"), connected(Address(service_url="pulsar://127.0.0.1:1", token_file=tmp_path)):
+        pass
