@@ -7,7 +7,7 @@ concerns brokers then passes through one task. Each run reads the whole recordin
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -57,12 +57,15 @@ def run_pulsar(options: PulsarOptions, screen: Screen) -> int:
     """
     with open_archive(options.recording) as recording:
         cluster, messages, reports = recording.service_url, recording.end + 1, recording.reports_end()
+        beginnings = [offset for offset, _ in recording.beginnings()]
     spark = spark_session("equipoise pulsar", master=options.master, note=screen.note)
     screen.note(f"auditing {options.recording}: {messages:,} messages of {cluster}")
     opened = partial(open_sink, options.archive, log=f"pulsar:{cluster}", url=str(options.recording))
     with opened(writer="archive") as tables, opened(writer="audit") as audited:
         job = interruptible(
-            lambda: _write(audited_rows(spark, options.recording, messages=messages, reports=reports), tables, audited),
+            lambda: _write(
+                audited_rows(spark, options.recording, messages=messages, reports=reports, beginnings=beginnings), tables, audited
+            ),
             cancel=spark.sparkContext.cancelAllJobs,
         )
         found = job.result()
@@ -87,13 +90,19 @@ def _write(rows: DataFrame, tables: Sink, audited: Sink) -> list[Finding]:
     return [parse_finding(body) for body in findings.sort_by([("offset", "ascending"), ("ordinal", "ascending")])["body"].to_pylist()]
 
 
-def audited_rows(spark: SparkSession, recording: Path, *, messages: int, reports: int) -> DataFrame:
-    """Return the rows (`EMITTED_DDL`) of the first `messages` and of the load reports with ids up to `reports`."""
+def audited_rows(spark: SparkSession, recording: Path, *, messages: int, reports: int, beginnings: Sequence[int] = ()) -> DataFrame:
+    """Return the rows (`EMITTED_DDL`) of the first `messages` and of the load reports with ids up to `reports`.
+
+    `beginnings` are the offsets before which messages are lost.
+    """
     path = str(recording.absolute())
     read = _ranges(spark, messages).mapInPandas(partial(_read_messages, path), _MESSAGES_DDL)
     namespace = F.regexp_extract("bundle", "^(.*)/", 1)
     bundles = (
-        read.repartition(namespace).sortWithinPartitions("offset").mapInPandas(_audit_bundles, ROWS_DDL).persist(StorageLevel.DISK_ONLY)
+        read.repartition(namespace)
+        .sortWithinPartitions("offset")
+        .mapInPandas(partial(_audit_bundles, beginnings), ROWS_DDL)
+        .persist(StorageLevel.DISK_ONLY)
     )
     sightings = bundles.where(F.col("table") == Table.FACTS.value).repartition(1).sortWithinPartitions("offset")
     loads = _ranges(spark, reports + 1).mapInPandas(partial(_read_loads, path), ROWS_DDL)
@@ -123,8 +132,8 @@ def _chunks(path: str, query: str, firsts: Iterable[pd.DataFrame]) -> Iterator[l
                 yield connection.execute(query, (int(first), int(first) + CHUNK - 1)).fetchall()
 
 
-def _audit_bundles(batches: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-    rows = PulsarRows()
+def _audit_bundles(beginnings: Sequence[int], batches: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    rows = PulsarRows(beginnings)
     for batch in batches:
         columns = (batch[name].tolist() for name in _COLUMNS)
         yield from frames(found for row in zip(*columns, strict=True) for found in rows.feed(row))

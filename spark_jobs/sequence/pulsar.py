@@ -6,7 +6,7 @@ records name no author and no reason, and a broker has no incarnation: these col
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -79,8 +79,12 @@ class _Move(NamedTuple):
 class PulsarRows:
     """Makes the rows of messages in the order of their offsets. All bundles of a namespace must come to the same object."""
 
-    def __init__(self) -> None:
-        """Begin before the first message."""
+    def __init__(self, beginnings: Sequence[int] = ()) -> None:
+        """Begin before the first message. `beginnings` are the offsets before which messages are lost, rising."""
+        self._beginnings = list(beginnings)
+        self._begin()
+
+    def _begin(self) -> None:
         self._bundles = Bundles()
         self._audit = rules.BundleAudit()
         self._ownerships: dict[str, _Ownership] = {}
@@ -90,6 +94,10 @@ class PulsarRows:
     def feed(self, row: MessageRow) -> Iterator[Emitted]:
         """Yield the rows of one message."""
         message = message_of(row)
+        # What was open when messages were lost has no known end.
+        while self._beginnings and message.offset >= self._beginnings[0]:
+            del self._beginnings[0]
+            self._begin()
         change = self._bundles.fold(message)
         verdict = ACCEPTED if change.rejection is None else change.rejection.value
         yield _record(message, row[4], verdict)

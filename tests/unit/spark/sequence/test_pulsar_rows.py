@@ -17,8 +17,8 @@ from tests.unit.pulsar_cluster.written import BUNDLE, LEFT, RIGHT, SECOND_MS, Wr
 Row = dict[str, Any]
 
 
-def emitted(reads: Sequence[Read]) -> list[Emitted]:
-    rows = PulsarRows()
+def emitted(reads: Sequence[Read], beginnings: Sequence[int] = ()) -> list[Emitted]:
+    rows = PulsarRows(beginnings)
     return [
         row
         for offset, read in enumerate(reads)
@@ -38,6 +38,15 @@ def test_each_message_is_kept_with_its_verdict() -> None:
     assert [read.value for read in written.reads] == [body for _, _, body in records]
     assert [("Assigning", "accepted"), ("Owned", "accepted"), ("Releasing", "accepted")] == [each[:2] for each in records[:3]]
     assert [("tombstone", "accepted"), ("Assigning", "accepted"), (None, "not a record")] == [each[:2] for each in records[-3:]]
+
+
+def test_after_a_loss_all_that_brokers_hold_is_new() -> None:
+    """Pulsar compacted its channel before it was read. The same records follow again, and none is rejected."""
+    written = a_life()
+    held = [*written.reads[:2], *written.reads[:2]]
+    verdicts = [row.verdict for row in emitted(held, [2]) if row.table == Table.RECORDS]
+    assert ["accepted"] * 4 == verdicts
+    assert "old version" in {row.verdict for row in emitted(held) if row.table == Table.RECORDS}
 
 
 def test_numbers_distinguish_the_rows_of_a_message() -> None:
