@@ -158,6 +158,11 @@ class Archive:
                 del beginnings[0]
             yield message_of(row[:6], begins_anew=begins_anew)
 
+    def last_report_ms(self) -> int:
+        """Return the time of the last load report, 0 without any."""
+        row = self._connection.execute("SELECT at_ms FROM reports ORDER BY id DESC LIMIT 1").fetchone()
+        return 0 if row is None else int(row[0])
+
     def reports(self) -> Iterator[Report]:
         """Yield all load reports in the order of their arrival."""
         for row in self._connection.execute("SELECT at_ms, topic, broker, value FROM reports ORDER BY id"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,10 @@ class History(Protocol):
     @property
     def name(self) -> str:
         """The service URL or the archive, for messages."""
+        ...
+
+    def now_ms(self) -> int:
+        """Return the Unix time up to which the cluster is known: now, or that of the last load report in an archive (0: no report)."""
         ...
 
     def messages(self) -> Iterator[Message]:
@@ -64,6 +69,9 @@ class _Live:
         self._offset = -1
         self._position: bytes | None = None
 
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
     def messages(self) -> Iterator[Message]:
         for read in read_channel(self._client, deadline=self._deadline):
             yield self._next(read)
@@ -95,6 +103,9 @@ class _Archived:
         self.name = str(archive.path)
         self._archive = archive
         self._offset = -1
+
+    def now_ms(self) -> int:
+        return self._archive.last_report_ms()
 
     def messages(self) -> Iterator[Message]:
         for message in self._archive.messages():

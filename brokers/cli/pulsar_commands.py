@@ -27,7 +27,7 @@ from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.stop_signals import hear_interrupts
 from equipoise.pulsar_cluster.archive import Members, open_archive
 from equipoise.pulsar_cluster.conflicts import Rejection
-from equipoise.pulsar_cluster.reading import OPERATION_S, SCHEMES, Address, connected
+from equipoise.pulsar_cluster.reading import OPERATION_S, Address, connected
 from equipoise.pulsar_cluster.recording import follow
 from equipoise.pulsar_cluster.recording import record as record_all
 from equipoise.pulsar_cluster.rows import (
@@ -286,7 +286,7 @@ def verify(
             audit.see(table.fold(message))
             if not message.offset % 10_000:
                 note(message.offset, None)
-    result = audit.result(now_ms=time.time_ns() // 1_000_000 if source.startswith(SCHEMES) else 0)
+        result = audit.result(now_ms=history.now_ms())
     if as_json:
         print_json(_as_json(result))
     else:

@@ -47,6 +47,9 @@ PART: Final = 200_000
 _MESSAGES_DDL: Final = "offset BIGINT, message_id STRING, bundle STRING, published_ms BIGINT, value BINARY, producer STRING"
 _MESSAGES: Final = "SELECT offset, message_id, bundle, published_ms, value, producer FROM messages WHERE offset BETWEEN ? AND ?"
 _REPORTS: Final = "SELECT id, at_ms, topic, broker, value FROM reports WHERE id BETWEEN ? AND ? ORDER BY id"
+_NEWEST: Final = (
+    "SELECT max(coalesce((SELECT published_ms FROM messages WHERE offset = ?), 0), coalesce((SELECT at_ms FROM reports WHERE id = ?), 0))"
+)
 _COLUMNS: Final = tuple(column.split()[0] for column in _MESSAGES_DDL.split(", "))
 
 
@@ -96,14 +99,10 @@ def audited_rows(spark: SparkSession, recording: Path, *, messages: int, reports
     `beginnings` are the offsets before which messages are lost.
     """
     path = str(recording.absolute())
-    read = _ranges(spark, messages).mapInPandas(partial(_read_messages, path), _MESSAGES_DDL)
+    read = _ranges(spark, messages).mapInPandas(partial(read_messages, path), _MESSAGES_DDL)
+    audit = partial(audit_bundles, newest_ms(path, messages=messages, reports=reports), beginnings=beginnings)
     namespace = F.regexp_extract("bundle", "^(.*)/", 1)
-    bundles = (
-        read.repartition(namespace)
-        .sortWithinPartitions("offset")
-        .mapInPandas(partial(_audit_bundles, beginnings), ROWS_DDL)
-        .persist(StorageLevel.DISK_ONLY)
-    )
+    bundles = read.repartition(namespace).sortWithinPartitions("offset").mapInPandas(audit, ROWS_DDL).persist(StorageLevel.DISK_ONLY)
     sightings = bundles.where(F.col("table") == Table.FACTS.value).repartition(1).sortWithinPartitions("offset")
     loads = _ranges(spark, reports + 1).mapInPandas(partial(_read_loads, path), ROWS_DDL)
     return with_time(bundles.union(sightings.mapInPandas(_audit_brokers, ROWS_DDL)).union(loads))
@@ -114,7 +113,15 @@ def _ranges(spark: SparkSession, end: int) -> DataFrame:
     return spark.range(0, end, CHUNK).withColumnRenamed("id", "first")
 
 
-def _read_messages(path: str, firsts: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+def newest_ms(path: str, *, messages: int, reports: int) -> int:
+    """Return the Unix time of the last message or load report, whichever is later, 0 without any."""
+    with _opened(path) as connection:
+        (newest,) = connection.execute(_NEWEST, (messages - 1, reports)).fetchone()
+    return int(newest)
+
+
+def read_messages(path: str, firsts: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    """Yield the messages of the chunks that begin at these offsets."""
     for rows in _chunks(path, _MESSAGES, firsts):
         yield pd.DataFrame(rows, columns=list(_COLUMNS))
 
@@ -126,17 +133,23 @@ def _read_loads(path: str, firsts: Iterable[pd.DataFrame]) -> Iterator[pd.DataFr
 
 def _chunks(path: str, query: str, firsts: Iterable[pd.DataFrame]) -> Iterator[list[tuple[Any, ...]]]:
     """Yield the rows of each chunk. The file is opened here, because Spark sends this function to other processes."""
-    with closing(sqlite3.connect(f"{Path(path).as_uri()}?mode=ro", uri=True)) as connection:
+    with _opened(path) as connection:
         for frame in firsts:
             for first in frame["first"]:
                 yield connection.execute(query, (int(first), int(first) + CHUNK - 1)).fetchall()
 
 
-def _audit_bundles(beginnings: Sequence[int], batches: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+def _opened(path: str) -> closing[sqlite3.Connection]:
+    return closing(sqlite3.connect(f"{Path(path).as_uri()}?mode=ro", uri=True))
+
+
+def audit_bundles(newest: int, batches: Iterable[pd.DataFrame], *, beginnings: Sequence[int] = ()) -> Iterator[pd.DataFrame]:
+    """Yield the rows of messages, which come in order. `newest` is the newest time of the recording (Unix time in ms)."""
     rows = PulsarRows(beginnings)
     for batch in batches:
         columns = (batch[name].tolist() for name in _COLUMNS)
         yield from frames(found for row in zip(*columns, strict=True) for found in rows.feed(row))
+    yield from frames(rows.end(newest))
 
 
 def _audit_brokers(batches: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:

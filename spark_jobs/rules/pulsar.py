@@ -26,7 +26,7 @@ STUCK_MS: Final = 30_000
 REJECTED: Final = "rejected"
 
 _INT64: Final = range(-(1 << 63), 1 << 63)
-_IN_FLIGHT: Final = ("Assigning", "Releasing", "Splitting")
+_MOVING: Final = ("Assigning", "Releasing")
 _RESOLVER: Final = "ServiceUnitStateDataConflictResolver of Pulsar 4.0.8"
 
 # --- rules ------------------------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ gone_broker: Final = _rule(
     "gone_broker",
     "alarm",
     source='PIP-192, "When a broker is down"',
-    says="A broker whose bundles the leader took writes no more, until it has started again and is assigned a bundle.",
+    says="A broker whose bundles the leader took writes no more, until it takes a bundle that it was assigned later.",
     means="The leader thought that the broker was gone, but it ran on and may have served its bundles. A long pause does that.",
     remedy="Look at that broker's log for pauses and lost ZooKeeper sessions. Restart it if it still runs with the old session.",
 )
@@ -202,7 +202,7 @@ class Sighting(NamedTuple):
     """What a message says about brokers, for `GoneBrokers`.
 
     * `owner`: the broker that wrote `Owned` without force, so that the producer is its own.
-    * `is_assigned`: whether the bundle was assigned to `owner`.
+    * `assigned_at`: the offset at which the bundle was assigned to `owner`, if that then took it.
     * `taken_from`: the broker from which the leader took the bundle.
     """
 
@@ -211,7 +211,7 @@ class Sighting(NamedTuple):
     published_ms: int
     producer: str
     owner: str | None = None
-    is_assigned: bool = False
+    assigned_at: int | None = None
     taken_from: str | None = None
 
     def to_bytes(self) -> bytes:
@@ -230,7 +230,10 @@ class _Bundle:
 
 
 class BundleAudit:
-    """Audits messages in the order of their offsets. All bundles of a namespace must come to the same audit."""
+    """Audits messages in the order of their offsets. All bundles of a namespace must come to the same audit.
+
+    Call `end` after the last message.
+    """
 
     def __init__(self) -> None:
         """Begin before the first message."""
@@ -252,8 +255,8 @@ class BundleAudit:
         is_rejected = keeps_left(held, right)
         found = _differing(message, verdict, REJECTED if is_rejected else ACCEPTED)
         if right is not None and right.state == "Owned" and not right.force:
-            is_assigned = held is not None and held.state == "Assigning" and held.dst == right.dst
-            sighting = sighting._replace(owner=right.dst, is_assigned=is_assigned)
+            is_assigned = not is_rejected and held is not None and held.state == "Assigning" and held.dst == right.dst
+            sighting = sighting._replace(owner=right.dst, assigned_at=bundle.offset if is_assigned else None)
         if is_rejected and held is not None and right is not None:
             return found + list(_of_rejected(bundle, held, right, message)), sighting
         found += self._of_accepted(bundle, right, message)
@@ -263,16 +266,24 @@ class BundleAudit:
         self._take(bundle, right, message)
         return found, sighting
 
+    def end(self, newest_ms: int) -> Iterator[Finding]:
+        """Yield the findings of bundles that are stuck at `newest_ms`, the newest time of the recording (Unix time)."""
+        for name, bundle in self._bundles.items():
+            step = _stuck_step(bundle, newest_ms)
+            if step is not None:
+                yield _finding(stuck, Sighting(bundle.offset, name, newest_ms, producer=""), f"it has been {step}")
+
     def _of_accepted(self, bundle: _Bundle, right: State | None, message: Message) -> Iterator[Finding]:
         held = bundle.held
-        spent_ms = message.published_ms - bundle.since_ms
-        if held is not None and held.state in ("Assigning", "Releasing") and spent_ms > STUCK_MS:
-            yield _finding(stuck, message, f"it was {held.state} for {spent_ms / 1_000:.0f} s", bundle.offset)
+        step = _stuck_step(bundle, message.published_ms)
+        if step is not None:
+            yield _finding(stuck, message, f"it was {step}", bundle.offset)
         if right is None:
             return
         if right.state not in STATES:
             yield _finding(unknown_state, message, f"the state {right.state[:64]} is unknown")
-        child = next((child for child in self._children.get(message.bundle, ()) if child in self._bundles), None)
+        children = self._children.get(message.bundle, ())
+        child = next((child for child in children if self._is_served(child)), None)
         if child is not None:
             yield _finding(revived_parent, message, f"it was split, and is {right.state} again beside its child {child}")
         elif held is None and message.bundle in self._ended and right.version > 1 and right.state != "Assigning" and not right.force:
@@ -287,6 +298,10 @@ class BundleAudit:
         elif right.version > held.version + 1:
             yield _finding(version_gap, message, f"its version goes from {held.version} to {right.version}", bundle.offset)
 
+    def _is_served(self, name: str) -> bool:
+        bundle = self._bundles.get(name)
+        return bundle is not None and bundle.held is not None and _server(bundle.held) is not None
+
     def _take(self, bundle: _Bundle, right: State | None, message: Message) -> None:
         if right is None:
             self._bundles.pop(message.bundle, None)
@@ -300,6 +315,14 @@ class BundleAudit:
         bundle.reached = {version: at_ms for version, at_ms in bundle.reached.items() if at_ms >= earliest_ms}
         bundle.reached[right.version] = message.published_ms
         self._bundles[message.bundle] = bundle
+
+
+def _stuck_step(bundle: _Bundle, at_ms: int) -> str | None:
+    """Return the state that a bundle has had for too long at `at_ms`, and for how long."""
+    held, spent_ms = bundle.held, at_ms - bundle.since_ms
+    if held is None or held.state not in _MOVING or spent_ms <= STUCK_MS:
+        return None
+    return f"{held.state} for {spent_ms / 1_000:.0f} s"
 
 
 def _of_rejected(bundle: _Bundle, held: State, right: State, message: Message) -> Iterator[Finding]:
@@ -356,6 +379,8 @@ class GoneBrokers:
         owner, producer = sighting.owner, sighting.producer
         if owner is not None and producer:
             self._writers[producer] = owner
+        if owner in self._gone and sighting.assigned_at is not None and sighting.assigned_at > self._gone[owner][0]:
+            del self._gone[owner]  # It has come back.
         for broker, (offset, producers) in self._gone.items():
             if producer in producers:
                 text = f"{broker} wrote it, whose bundles the leader took at offset {offset}"
@@ -364,11 +389,8 @@ class GoneBrokers:
         else:
             if owner in self._gone:
                 offset = self._gone[owner][0]
-                if sighting.is_assigned:
-                    del self._gone[owner]  # It has come back, over a new connection.
-                else:
-                    text = f"{owner} owns it, whose bundles the leader took at offset {offset}"
-                    yield _finding(gone_broker, sighting, text, offset, publisher=owner)
+                text = f"{owner} owns it, whose bundles the leader took at offset {offset}"
+                yield _finding(gone_broker, sighting, text, offset, publisher=owner)
         taken = sighting.taken_from
         if taken is not None and taken not in self._gone:
             producers = frozenset(producer for producer, broker in self._writers.items() if broker == taken)

@@ -113,6 +113,10 @@ class PulsarRows:
                 body = {"namespace": name.rpartition("/")[0], "bundle": name, **columns}
                 yield _emitted(table, message, ordinal, orjson.dumps(body))
 
+    def end(self, newest_ms: int) -> Iterator[Emitted]:
+        """Yield the findings that show only after the last message. `newest_ms` is the newest time of the recording (Unix time)."""
+        yield from map(finding_row, self._audit.end(newest_ms))
+
     def _rows(self, change: Change) -> Iterator[tuple[Table, str, dict[str, Any]]]:
         message, name = change.message, change.message.bundle
         held, record = None if change.before is None else change.before.record, message.record

@@ -27,8 +27,8 @@ VERSIONS = st.sampled_from([VERSION_MIN, 1, 2, 3, 4, VERSION_MAX])
 RECORDS = st.none() | st.builds(State, st.sampled_from((*STATES, "Warming")), BROKERS, BROKERS, st.booleans(), VERSIONS)
 
 
-def findings(written: Sequence[Read], verdict: str | None = None) -> list[Finding]:
-    """The findings of a channel, as the Spark job makes them; those about brokers come last."""
+def findings(written: Sequence[Read], verdict: str | None = None, later_ms: int = 0) -> list[Finding]:
+    """The findings of a channel whose recording goes on for `later_ms`, as the Spark job makes them; those about brokers come last."""
     rows, brokers, found = PulsarRows(), GoneBrokers(), list[Finding]()
     audit, gone = BundleAudit(), list[Finding]()
     for offset, read in enumerate(written):
@@ -38,6 +38,7 @@ def findings(written: Sequence[Read], verdict: str | None = None) -> list[Findin
         of_bundle, sighting = audit.check(Message(offset, read.key, read.published_ms, read.producer, read.value), verdict or folded)
         found += of_bundle
         gone += brokers.check(parse_sighting(sighting.to_bytes()))
+    found += audit.end(max(read.published_ms for read in written) + later_ms)
     return found + gone
 
 
@@ -115,6 +116,22 @@ def test_a_parent_that_comes_back_is_found() -> None:
     assert [(pulsar.revived_parent.name, 7), (pulsar.revived_parent.name, 8)] == broken(written.reads)
 
 
+def test_a_parent_whose_namespace_was_deleted_and_created_again_is_not_found() -> None:
+    """The children stay `Free` for up to an hour, until they get tombstones. One that somebody serves counts."""
+    written = Written()
+    written.assign(BUNDLE, "a:80")
+    written.split(BUNDLE, "a:80", LEFT, RIGHT)
+    for child in (LEFT, RIGHT):
+        written.add(f"public/default/{child}", "a:80", "Releasing", source="a:80", force=True)
+        written.add(f"public/default/{child}", "a:80", "Free", source="a:80", force=True)
+    written.assign(BUNDLE, "b:80")
+    assert [] == broken(written.reads)
+    written.add(f"public/default/{LEFT}", "a:80", "Assigning", to="a:80")
+    written.add(f"public/default/{LEFT}", "a:80", "Owned", to="a:80")
+    written.add(BUNDLE, "leader:80", "Releasing", source="b:80")
+    assert [(pulsar.revived_parent.name, len(written.reads) - 1)] == broken(written.reads)
+
+
 def test_a_step_that_nobody_ends_is_found_and_names_where_it_began() -> None:
     written = Written()
     written.assign(BUNDLE, "a:80")
@@ -122,6 +139,24 @@ def test_a_step_that_nobody_ends_is_found_and_names_where_it_began() -> None:
     [finding] = findings(written.reads)
     assert ("pulsar_stuck", (2, 3), "it was Releasing for 31 s") == (finding.rule, finding.offsets, finding.text)
     assert f"equipoise pulsar why {BUNDLE} --source {{log}}" == finding.command
+
+
+@pytest.mark.parametrize("to", [None, "b:80"])
+def test_a_step_that_has_not_ended_when_the_recording_ends_is_found(to: str | None) -> None:
+    written = Written()
+    written.assign(BUNDLE, "a:80")
+    written.add(BUNDLE, "leader:80", "Releasing", to=to, source="a:80")
+    assert [] == findings(written.reads, later_ms=30_000)
+    [finding] = findings(written.reads, later_ms=31_000)
+    assert ("pulsar_stuck", (2,), "it has been Releasing for 31 s") == (finding.rule, finding.offsets, finding.text)
+    assert written.now_ms + 31_000 == finding.at_ms
+
+
+def test_a_bundle_with_an_owner_or_a_tombstone_is_not_stuck_when_the_recording_ends() -> None:
+    written = a_life()
+    written.add(f"{BUNDLE.rpartition('/')[0]}/{LEFT}", "leader:80", "Releasing", source="a:80")
+    written.add(f"{BUNDLE.rpartition('/')[0]}/{LEFT}", "a:80", None)
+    assert [] == findings(written.reads, later_ms=3_600_000)
 
 
 def test_a_gap_a_new_state_and_garbage_are_found() -> None:
@@ -135,15 +170,30 @@ def test_a_gap_a_new_state_and_garbage_are_found() -> None:
 
 
 def test_a_broker_that_started_again_is_not_gone() -> None:
-    """It takes what it is assigned over a new connection. What its old connection writes is found."""
+    """It takes what it is assigned, over a new connection or, after a lost ZooKeeper session, over the old one."""
     written = Written()
     written.assign(BUNDLE, "a:80")
     written.add(BUNDLE, "leader:80", "Owned", to="b:80", source="a:80", force=True)
     written.transfer(BUNDLE, "b:80", "a:80")
-    written.reads[-1] = written.reads[-1]._replace(producer="producer-a:80-again")
+    written.transfer(BUNDLE, "a:80", "b:80")
     assert [] == broken(written.reads)
-    ghost = written.reads[-1]._replace(producer="producer-a:80")
-    assert [] != broken([*written.reads[:-1], ghost])
+    again = [read._replace(producer="producer-a:80-again") if offset >= 5 else read for offset, read in enumerate(written.reads)]
+    assert [] == broken(again)
+
+
+def test_a_broker_is_gone_until_it_takes_what_it_was_assigned_after_the_takeover() -> None:
+    other = "public/default/0x40000000_0x80000000"
+    written = Written()
+    written.assign(BUNDLE, "a:80")
+    written.add(other, "leader:80", "Assigning", to="a:80")
+    written.add(BUNDLE, "leader:80", "Owned", to="b:80", source="a:80", force=True)
+    written.add(other, "a:80", "Owned", to="a:80")  # It was assigned before.
+    written.add(BUNDLE, "leader:80", "Releasing", to="a:80", source="b:80")
+    written.add(BUNDLE, "b:80", "Assigning", to="a:80", source="b:80")
+    written.add(BUNDLE, "a:80", "Owned", to="a:80", version=2)  # It is late, and ignored.
+    written.add(BUNDLE, "a:80", "Owned", to="a:80", source="b:80")
+    written.add(BUNDLE, "a:80", "Splitting", source="a:80")
+    assert [(pulsar.gone_broker.name, 4), (pulsar.gone_broker.name, 7)] == broken(written.reads)
 
 
 def test_a_fold_that_decides_otherwise_is_found() -> None:
