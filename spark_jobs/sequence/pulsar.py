@@ -115,7 +115,8 @@ class PulsarRows:
 
     def end(self, newest_ms: int) -> Iterator[Emitted]:
         """Yield the findings that show only after the last message. `newest_ms` is the newest time of the recording (Unix time)."""
-        yield from map(finding_row, self._audit.end(newest_ms))
+        if not self._beginnings:  # Else messages were lost after the last one here, so nothing is known of its bundles.
+            yield from map(finding_row, self._audit.end(newest_ms))
 
     def _rows(self, change: Change) -> Iterator[tuple[Table, str, dict[str, Any]]]:
         message, name = change.message, change.message.bundle
