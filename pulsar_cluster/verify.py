@@ -169,7 +169,7 @@ class Audit:
         self._newest_ms = max(self._newest_ms, message.published_ms)
         if message.begins_anew:
             self._counts["losses"] += 1
-            for known in (self._bundles, self._split, self._forgotten):
+            for known in (self._bundles, self._split, self._forgotten, self._gone):
                 known.clear()
         self._counts["tombstones"] += message.is_tombstone
         self._writers.learn(message)
@@ -219,20 +219,26 @@ class Audit:
     def _see_gone(self, change: Change) -> None:
         """Find records of brokers that were gone. One that takes what it was assigned since then has come back."""
         message, record = change.message, change.message.record
-        held = None if change.before is None else change.before.record
-        is_taken = record is not None and record.state == OWNED and not record.force
-        is_assigned = held is not None and record is not None and held.state == ASSIGNING and held.destination == record.destination
-        if is_taken and is_assigned and record is not None and record.destination in self._gone:
-            del self._gone[record.destination]
+        taker = record.destination if record is not None and record.state == OWNED and not record.force else None
+        gone = None if taker is None else self._gone.get(taker)
+        if taker is not None and gone is not None and self._was_assigned(change, taker, since=gone.offset):
+            del self._gone[taker]
             return
         if message.producer:
-            for broker, gone in self._gone.items():
-                if message.producer in gone.producers:
-                    self._find(Kind.GONE_BROKER, message, f"{broker} wrote it, whose bundles the leader took at offset {gone.offset}")
+            for broker, each in self._gone.items():
+                if message.producer in each.producers:
+                    self._find(Kind.GONE_BROKER, message, f"{broker} wrote it, whose bundles the leader took at offset {each.offset}")
                     return
-        if is_taken and record is not None and record.destination in self._gone:
-            offset = self._gone[record.destination].offset
-            self._find(Kind.GONE_BROKER, message, f"{record.destination} owns it, whose bundles the leader took at offset {offset}")
+        if gone is not None:
+            self._find(Kind.GONE_BROKER, message, f"{taker} owns it, whose bundles the leader took at offset {gone.offset}")
+
+    @staticmethod
+    def _was_assigned(change: Change, taker: str, *, since: int) -> bool:
+        """Return whether a broker takes a bundle that was assigned to it after the offset `since`."""
+        before = change.before
+        held = None if before is None else before.record
+        is_later = before is not None and before.offset > since
+        return change.rejection is None and is_later and held is not None and held.state == ASSIGNING and held.destination == taker
 
     def _see_rejected(self, change: Change, rejection: Rejection) -> None:
         self._rejected[rejection] += 1
