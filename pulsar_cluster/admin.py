@@ -26,6 +26,10 @@ _REASON_CHARACTERS_MAX: Final = 300
 _SUPER_USER: Final = "the role of a super-user"
 _TENANT_ADMIN: Final = "the role of a super-user, or of an administrator of its tenant"
 _LATENCY: Final = "pulsar_broker_publish_latency"
+_BROKER_CONNECT_S: Final = 5.0
+_PORT_MAX: Final = 65_535
+_METRICS_S: Final = 2.0
+_WITHOUT_FIGURES_MAX: Final = 3
 _find_message: Final = re.compile(r"\nMessage: (.+)").search
 _find_latency: Final = re.compile(_LATENCY + r'\{[^}]*quantile="0\.99"[^}]*\} ([0-9.eE+-]+)').search
 _NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
@@ -63,12 +67,17 @@ class PulsarAdmin:
         Raises `CallerError` for another URL, and `OperatorError` for a file that cannot be read.
         """
         for url in urls:
-            if not url.startswith(("http://", "https://")):
+            if not _is_url(url):
                 raise CallerError(f"{url!r} is not the URL of an admin API: write http://HOST:PORT or https://HOST:PORT")
         self._urls = [url.rstrip("/") for url in urls]
+        self._timeout_s = timeout_s
+        self.without_figures: dict[str, str] = {}
+        """The brokers for which `bundle_loads` found no figures, and why."""
         try:
-            token = None if token_file is None else token_file.read_text(encoding="utf-8").strip()
+            token = None if token_file is None else token_file.read_text(encoding="ascii").strip()
             trusted = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
+        except UnicodeDecodeError as error:
+            raise OperatorError(f"the file {token_file} holds no token: it has other characters than ASCII; check --token-file") from error
         except (OSError, ssl.SSLError) as error:
             problem = error.strerror or str(error)
             raise OperatorError(f"a file for the admin API cannot be read: {problem}; check --token-file and --ca-file") from error
@@ -76,7 +85,6 @@ class PulsarAdmin:
             # Brokers write the name of the program into their logs of requests.
             headers={"User-Agent": "equipoise", **({} if token is None else {"Authorization": f"Bearer {token}"})},
             verify=trusted,
-            timeout=timeout_s,
             transport=transport,
             # A redirect keeps the token, which the library would drop, and changes nothing but the broker.
             follow_redirects=False,
@@ -98,9 +106,10 @@ class PulsarAdmin:
         broker = found.get("brokerId") if isinstance(found, Mapping) else None
         return broker if isinstance(broker, str) else None
 
-    def settings(self) -> Mapping[str, str]:
-        """Return the settings of the broker that answers, as it runs."""
-        return _settings(self._get("/brokers/configuration/runtime", what="read the settings of a broker", right=_SUPER_USER))
+    def settings(self, broker: str | None = None) -> Mapping[str, str]:
+        """Return the settings of a broker as it runs. None: the one that answers."""
+        what = f"read the settings of {broker or 'a broker'}"
+        return _settings(self._get("/brokers/configuration/runtime", what=what, right=_SUPER_USER, at=broker))
 
     def dynamic_settings(self) -> Mapping[str, str]:
         """Return the settings that were changed while the cluster runs."""
@@ -147,11 +156,19 @@ class PulsarAdmin:
     def bundle_loads(self, broker: str) -> Mapping[str, BundleTraffic | None]:
         """Return the load of each bundle with topics that a broker serves, from their figures, which the broker renews once a minute.
 
-        None: its clients connected since then, so it has no figures yet.
+        None: its clients connected since then, so it has no figures yet. A broker that does not answer has none at all, and is in
+        `without_figures`: its own address may be hidden by a proxy. After 3 of them, no further one is asked.
         """
         found: dict[str, BundleTraffic | None] = {}
         what = f"read the figures of the topics of {broker}"
-        namespaces = _mapping(self._get("/broker-stats/topics", what=what, right=_SUPER_USER, at=broker))
+        if len(self.without_figures) >= _WITHOUT_FIGURES_MAX:
+            self.without_figures[broker] = f"it was not asked, after {_WITHOUT_FIGURES_MAX} brokers had not answered"
+            return {}
+        try:
+            namespaces = _mapping(self._get("/broker-stats/topics", what=what, right=_SUPER_USER, at=broker))
+        except RequestFailed as error:
+            self.without_figures[broker] = error.problem
+            return {}
         for namespace, bundles in namespaces.items():
             for key_range, domains in _mapping(bundles).items():
                 topics = [_mapping(topic) for domain in _mapping(domains).values() for topic in _mapping(domain).values()]
@@ -160,10 +177,10 @@ class PulsarAdmin:
         return found
 
     def publish_latency_ms(self, broker: str) -> float | None:
-        """Return the time that 99 % of the publishes at a broker take at most; None if it does not say."""
+        """Return the time that 99 % of the publishes at a broker take at most; None if it does not say. Waits 2 s for it."""
         what = f"read the metrics of {broker}"
         # The path lies outside of the admin API, and brokers redirect it to the one with a slash.
-        answer = self._answer("GET", "/metrics/", {}, what, at=broker, api="")
+        answer = self._answer("GET", "/metrics/", {}, what, at=broker, api="", timeout_s=_METRICS_S)
         _check(answer, what, "access to the metrics")
         found = _find_latency(answer.text)
         return None if found is None or not math.isfinite(float(found[1])) else float(found[1])
@@ -211,13 +228,25 @@ class PulsarAdmin:
         _check(self._answer(method, path, params, what), what, right)
 
     def _answer(
-        self, method: str, path: str, params: Mapping[str, str], what: str, *, at: str | None = None, api: str = _API
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str],
+        what: str,
+        *,
+        at: str | None = None,
+        api: str = _API,
+        timeout_s: float | None = None,
     ) -> httpx.Response:
         """Return the answer of the broker `at`, or of the first URL that can be reached. No request that may have arrived is sent again."""
         problem = "no URL of an admin API was given"
-        for url in self._urls if at is None else [f"{self._urls[0].partition('://')[0]}://{at}"]:
+        limit_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
+        timeout = httpx.Timeout(limit_s, connect=limit_s if at is None else min(_BROKER_CONNECT_S, limit_s))
+        for url in self._urls if at is None else self._urls_of(at):
             try:
-                return self._followed(method, url, api + path, params, what)
+                return self._followed(method, url, api + path, params, what, timeout=timeout)
+            except httpx.InvalidURL as error:
+                raise RequestFailed(what=what, problem=f"{url}, or where it redirects to, is no URL: {error}") from error
             except _NOT_SENT as error:
                 problem = f"{url} cannot be reached: {error}"
             except httpx.TransportError as error:
@@ -225,7 +254,15 @@ class PulsarAdmin:
                 raise RequestFailed(what=what, problem=f"{url} {kind}", in_doubt=method != "GET") from error
         raise RequestFailed(what=what, problem=f"{problem}; check --admin, or try again later")
 
-    def _followed(self, method: str, url: str, path: str, params: Mapping[str, str], what: str) -> httpx.Response:
+    def _urls_of(self, broker: str) -> Sequence[str]:
+        """Return where a broker may be reached. Its id has the port without TLS if it has both; all brokers then have one port with TLS."""
+        url = httpx.URL(self._urls[0])
+        of_id = f"{url.scheme}://{broker}"
+        return [of_id] if url.scheme == "http" else [of_id, f"https://{broker.rpartition(':')[0]}:{url.port or 443}"]
+
+    def _followed(
+        self, method: str, url: str, path: str, params: Mapping[str, str], what: str, *, timeout: httpx.Timeout
+    ) -> httpx.Response:
         """Return the answer of the broker that a redirect names at last: the owner of the bundle, for most requests.
 
         Only the broker and the parameter `authoritative` are taken from a redirect. So it cannot turn one request into another.
@@ -233,7 +270,7 @@ class PulsarAdmin:
         base, query = url, dict(params)
         for _ in range(_REDIRECTS_MAX):
             try:
-                answer = self._http.request(method, f"{base}{path}", params=query)
+                answer = self._http.request(method, f"{base}{path}", params=query, timeout=timeout)
             except _NOT_SENT as error:
                 if base == url:
                     raise
@@ -251,6 +288,14 @@ class PulsarAdmin:
         raise RequestFailed(
             what=what, problem=f"the brokers redirect from one to another without an end, the last to {base}; try again later"
         )
+
+
+def _is_url(text: str) -> bool:
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL:
+        return False
+    return url.scheme in {"http", "https"} and bool(url.host) and (url.port or 0) <= _PORT_MAX
 
 
 def _check(answer: httpx.Response, what: str, right: str) -> None:

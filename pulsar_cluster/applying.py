@@ -16,7 +16,7 @@ from equipoise.channel.system.deadline import Deadline
 from equipoise.pulsar_cluster.admin import PulsarAdmin, RequestFailed
 from equipoise.pulsar_cluster.audit_file import RESTORED, SWITCHED_OFF, AuditFile
 from equipoise.pulsar_cluster.loads import LoadReports
-from equipoise.pulsar_cluster.moving import Health, Look, Moving, Outcome, published_between
+from equipoise.pulsar_cluster.moving import Health, Look, Moving, Outcome, Reading, published_between
 from equipoise.pulsar_cluster.records import Message
 from equipoise.pulsar_cluster.saved_plans import SavedPlan
 from equipoise.pulsar_cluster.table import Table
@@ -63,24 +63,20 @@ class Watch:
         self._destinations = sorted({move.destination for move in moves if move.destination is not None})
         self._latency_ms: float | None = None
         self._timed_s = -_LATENCY_S
-        self._counts: Mapping[str, int] = {}
-        self._counted_ns = 0
+        self._readings: dict[str, Reading] = {}
 
     def __call__(self) -> Look:
-        """See `Looking`. The rate of publishing is that since the look before, and None at the first."""
+        """See `Looking`. The rate of publishing is None at the first look. Each topic's counts from its last reading."""
         members, leader = self._admin.brokers(), self._admin.leader()
         uses = {broker: load.resources.max_use for broker, load in self._reports.loads.items() if broker in members}
-        counts, backlog = dict[str, int](), 0
+        readings: dict[str, Reading] = {}
         for topic in self._topics:
             stats = self._stats_of(topic)
             if stats is not None:
-                counts[topic] = _whole(stats, "msgInCounter")
-                subscriptions = stats.get("subscriptions")
-                if isinstance(subscriptions, Mapping):
-                    backlog += sum(_whole(each, "msgBacklog") for each in subscriptions.values() if isinstance(each, Mapping))
-        now_ns = time.monotonic_ns()
-        published = published_between(self._counts, counts, (now_ns - self._counted_ns) // 1_000_000)
-        self._counts, self._counted_ns = counts, now_ns
+                readings[topic] = _reading_of(stats, time.monotonic_ns())
+        published = published_between(self._readings, readings)
+        self._readings |= readings  # A topic that cannot be read for a moment keeps its last reading.
+        backlog = sum(reading.backlog for reading in self._readings.values())
         return Look(members, leader, Health(uses, published, backlog, self._latency()))
 
     def _stats_of(self, topic: str) -> Mapping[str, object] | None:
@@ -93,16 +89,29 @@ class Watch:
             return None
 
     def _latency(self) -> float | None:
-        """Return the slowest publishes at the destinations. A broker computes all its metrics for it, so it is asked rarely."""
+        """Return the slowest publishes at the destinations. A broker computes all its metrics for it, so it is asked rarely.
+
+        A broker that does not answer is asked no more: each attempt delays the look.
+        """
         if time.monotonic() - self._timed_s >= _LATENCY_S:
             found: list[float] = []
-            for broker in self._destinations:
-                # Metrics may need another right, or be closed to this machine. The other figures are watched in any case.
-                with suppress(PeerError, OperatorError):
+            for broker in tuple(self._destinations):
+                try:
                     latency_ms = self._admin.publish_latency_ms(broker)
+                except (PeerError, OperatorError):
+                    # Metrics may need another right, or be closed to this machine. The other figures are watched in any case.
+                    self._destinations.remove(broker)
+                else:
                     found += [] if latency_ms is None else [latency_ms]
             self._latency_ms, self._timed_s = max(found, default=None), time.monotonic()
         return self._latency_ms
+
+
+def _reading_of(stats: Mapping[str, object], at_ns: int) -> Reading:
+    subscriptions = stats.get("subscriptions")
+    each = subscriptions.values() if isinstance(subscriptions, Mapping) else ()
+    backlog = sum(_whole(subscription, "msgBacklog") for subscription in each if isinstance(subscription, Mapping))
+    return Reading(at_ns, _whole(stats, "msgInCounter"), backlog)
 
 
 def _whole(document: Mapping[str, object], field: str) -> int:
@@ -139,17 +148,18 @@ def apply_plan(
         while not moving.is_over:
             if is_interrupted():
                 moving.stop("it was interrupted")
-            _fold(moving, table, read)
             if time.monotonic() - looked_s >= _LOOK_S:
                 _look(moving, look)
                 looked_s = time.monotonic()
+            # A look may take long. What arrived meanwhile is read before a move is given up.
+            _fold(moving, table, read)
+            moving.expire(_now_ms(), table.bundles)
             for move in moving.due(table.bundles, _now_ms()):
                 assert move.destination is not None, "each move of a saved plan has one"
                 audit.note("request", plan=plan.id, bundle=move.bundle, source=move.source, destination=move.destination)
                 requests[move.bundle] = threads.submit(admin.unload, move.bundle, move.destination)
             for bundle in [bundle for bundle, request in requests.items() if request.done()]:
                 _answered(moving, audit, bundle, requests.pop(bundle))
-            moving.expire(_now_ms(), table.bundles)
             yield from _decided(moving, audit)
         # Requests that nobody waits for any more end by their own time limits.
         for bundle, request in requests.items():
@@ -203,6 +213,15 @@ def is_shedding(settings: Mapping[str, str]) -> bool:
     return settings.get(BALANCING, "true") == "true" and settings.get(SHEDDING, "true") == "true"
 
 
+def settings_of_leader(admin: PulsarAdmin) -> Mapping[str, str]:
+    """Return the settings of the leader, which is the broker that sheds; those of the given broker if the leader cannot be reached."""
+    leader = admin.leader()
+    if leader is not None:
+        with suppress(RequestFailed):
+            return admin.settings(leader)
+    return admin.settings()
+
+
 @contextmanager
 def shedding_off(admin: PulsarAdmin, audit: AuditFile) -> Iterator[None]:
     """Switch Pulsar's own shedding off, and restore its setting after the body, also after an error.
@@ -210,7 +229,7 @@ def shedding_off(admin: PulsarAdmin, audit: AuditFile) -> Iterator[None]:
     A setting that was dynamic before gets its value back. One that was not is set to its former value, which every broker takes at once,
     and then removed. Raises as `PulsarAdmin` does, and `OperatorError` if it cannot be restored, with the command that does.
     """
-    before = {"dynamic": admin.dynamic_settings().get(SHEDDING), "value": admin.settings().get(SHEDDING, "true")}
+    before = {"dynamic": admin.dynamic_settings().get(SHEDDING), "value": settings_of_leader(admin).get(SHEDDING, "true")}
     audit.note(SWITCHED_OFF, **before)
     is_switched = True
     try:
@@ -233,8 +252,8 @@ def restore_shedding(admin: PulsarAdmin, audit: AuditFile, before: Mapping[str, 
     dynamic, value = before.get("dynamic"), str(before.get("dynamic") or before.get("value") or "true")
     try:
         admin.set_dynamic(SHEDDING, value)
+        _await_setting(admin, value)
         if dynamic is None:
-            _await_setting(admin, value)
             admin.delete_dynamic(SHEDDING)
     except (PeerError, OperatorError) as error:
         audit.note("shedding not restored", problem=str(error))
@@ -245,7 +264,7 @@ def restore_shedding(admin: PulsarAdmin, audit: AuditFile, before: Mapping[str, 
 
 def _await_setting(admin: PulsarAdmin, value: str) -> None:
     deadline = Deadline.after(timeout_ms=_SWITCH_MS)
-    while admin.settings().get(SHEDDING) != value:
+    while settings_of_leader(admin).get(SHEDDING) != value:
         deadline.check(f"the change of {SHEDDING} to {value}")
         time.sleep(_SWITCH_POLL_S)
 

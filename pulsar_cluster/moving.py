@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -22,7 +22,9 @@ from equipoise.shedder.reported import format_duration, format_percent
 _USE_HIGH: Final = 0.85
 _USE_RISE: Final = 0.15
 _PUBLISHED_LEFT: Final = 0.5
+_PUBLISHED_MIN: Final = 10.0
 _BACKLOG_S: Final = 30
+_BACKLOG_RISE: Final = 500
 _LATENCY_RATIO: Final = 3.0
 _LATENCY_RISE_MS: Final = 100.0
 _BAD_LOOKS: Final = 2
@@ -62,6 +64,14 @@ class Health(NamedTuple):
     latency_ms: float | None = None
 
 
+class Reading(NamedTuple):
+    """The figures of a topic at `at_ns` (any clock): the messages published since it was opened, and those not acknowledged."""
+
+    at_ns: int
+    published: int
+    backlog: int
+
+
 class Look(NamedTuple):
     """The cluster as seen at one moment: its live brokers, its leader, and how it does."""
 
@@ -74,18 +84,19 @@ def why_worse(before: Health, now: Health) -> tuple[str, str] | None:
     """Return what got worse, as its kind and a sentence; None if nothing did.
 
     * A broker uses 85 % of a resource, and 15 points more than before.
-    * Less than half is published.
-    * The backlog is more than double, by more than is published in 30 s.
+    * Less than half is published, of at least 10 messages/s.
+    * The backlog is more than double, by more than 500 messages and more than is published in 30 s.
     * Publishing takes 3 times as long, and 100 ms more.
     """
     for broker, use in sorted(now.uses.items()):
         was = before.uses.get(broker)
         if was is not None and use >= _USE_HIGH and use > was + _USE_RISE:
             return "use", f"{broker} uses {format_percent(use)} of its busiest resource (before: {format_percent(was)})"
-    if before.published and now.published is not None and now.published < _PUBLISHED_LEFT * before.published:
-        return "published", f"clients publish {now.published:.0f} messages/s on the bundles of the plan (before: {before.published:.0f})"
+    published = before.published or 0.0
+    if published >= _PUBLISHED_MIN and now.published is not None and now.published < _PUBLISHED_LEFT * published:
+        return "published", f"clients publish {now.published:.0f} messages/s on the bundles of the plan (before: {published:.0f})"
     if before.backlog is not None and now.backlog is not None:
-        allowed = max(2 * before.backlog, before.backlog + _BACKLOG_S * (before.published or 0.0))
+        allowed = max(2 * before.backlog, before.backlog + max(_BACKLOG_RISE, _BACKLOG_S * published))
         if now.backlog > allowed:
             return "backlog", f"the backlog of the bundles of the plan is {now.backlog} messages (before: {before.backlog})"
     if before.latency_ms is not None and now.latency_ms is not None:
@@ -243,17 +254,17 @@ class Moving:
         self.decided.append(Outcome(step.move, status, text, took_ms))
 
 
-def published_between(before: Mapping[str, int], now: Mapping[str, int], elapsed_ms: int) -> float | None:
-    """Return the messages per second between two readings of the counters of topics; None without time or topics.
+def published_between(before: Mapping[str, Reading], now: Mapping[str, Reading]) -> float | None:
+    """Return the messages per second between two readings of topics; None if no topic was read twice.
 
-    A topic that moved begins again at 0.
+    The counter of a topic that moved begins again at 0.
     """
-    if elapsed_ms <= 0 or not now:
-        return None
-    counts: Iterable[int] = (
-        count - before[topic] if count >= before.get(topic, 0) else count for topic, count in now.items() if topic in before
-    )
-    return 1_000 * sum(counts) / elapsed_ms
+    rates = [
+        1e9 * (reading.published - was.published if reading.published >= was.published else reading.published) / (reading.at_ns - was.at_ns)
+        for topic, reading in now.items()
+        if (was := before.get(topic)) is not None and reading.at_ns > was.at_ns
+    ]
+    return sum(rates) if rates else None
 
 
 def _other_mover(bundle: str, record: StateRecord) -> str:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 _AT_ONCE: Final = 3
 _AT_ONCE_MAX: Final = 64
+_HOUR_MS: Final = 3_600_000
 _WAIT_S: Final = 70
 """Brokers report their load once a minute by default."""
 
@@ -91,10 +92,9 @@ def plan(
     deadline = Deadline.after(timeout_ms=timeout * 1_000)
     with ExitStack() as stack:
         asked = None if not admin else stack.enter_context(opened_admin(admin, token_file, ca_file, timeout))
-        cluster, notes = _gathered(
+        cluster, notes, now_ms = _gathered(
             source, asked, address_of(source, token_file, ca_file, timeout), deadline, wait * 1_000, may_measure=may_measure
         )
-        now_ms = time.time_ns() // 1_000_000
         planned = plan_moves(cluster, settings, now_ms=now_ms)
         leader = None if asked is None else asked.leader()
     if planned.forecast.before is None:
@@ -103,7 +103,7 @@ def plan(
         raise NoFreshLoad(log=source, problem=apart[0] if apart else "no broker is alive", advice=advice)
     saved = SavedPlan(
         source=source,
-        made_ms=now_ms,
+        made_ms=_now_ms(),
         leader=leader,
         members=tuple(sorted(cluster.members)),
         moves=planned.moves,
@@ -173,12 +173,12 @@ def apply(
 
 def _why_not(saved: SavedPlan, admin: PulsarAdmin, cluster: LiveCluster, *, may_switch: bool) -> str | None:
     """Return why the plan must not be applied now; None if it may."""
-    from equipoise.pulsar_cluster.applying import SHEDDING, is_shedding
+    from equipoise.pulsar_cluster.applying import SHEDDING, is_shedding, settings_of_leader
 
     changed = changes(saved, cluster.table.bundles, admin.brokers(), admin.leader())
     if changed is not None:
         return f"the cluster has changed since the plan: {changed}; make a new plan"
-    if not may_switch and is_shedding(admin.settings()):
+    if not may_switch and is_shedding(settings_of_leader(admin)):
         return f"Pulsar's own shedding is on ({SHEDDING}), and two balancers would fight; use --switch-shedding-off, or switch it off"
     return None
 
@@ -195,7 +195,15 @@ def _send(
     as_json: bool,
 ) -> str | None:
     """Carry out a plan, print the outcomes, and return why it stopped, or None."""
-    from equipoise.pulsar_cluster.applying import SHEDDING, Watch, apply_plan, is_shedding, restore_shedding, shedding_off
+    from equipoise.pulsar_cluster.applying import (
+        SHEDDING,
+        Watch,
+        apply_plan,
+        is_shedding,
+        restore_shedding,
+        settings_of_leader,
+        shedding_off,
+    )
 
     stopped = None
     with first_stop_signal() as interrupted, ExitStack() as stack:
@@ -207,7 +215,7 @@ def _send(
             command = f"pulsar-admin brokers update-dynamic-config --config {SHEDDING} --value {value}"
             sentence = f"Pulsar's own shedding is still off, because an earlier apply was killed; switch it on afterwards: {command}"
             print_fact(sentence, {"plan": saved.id, "warning": sentence}, as_json=as_json)
-        if switch and is_shedding(admin.settings()):
+        if switch and is_shedding(settings_of_leader(admin)):
             stack.enter_context(shedding_off(admin, lines))
         watch = Watch(admin, cluster.reports, saved.moves)
         for event in apply_plan(
@@ -249,8 +257,8 @@ def _print_dry_run(saved: SavedPlan, problem: str | None, *, as_json: bool) -> N
 
 def _gathered(
     source: str, admin: PulsarAdmin | None, address: Address, deadline: Deadline, wait_ms: int, *, may_measure: bool
-) -> tuple[Cluster, list[str]]:
-    """Return what to plan from, and what is not known."""
+) -> tuple[Cluster, list[str], int]:
+    """Return what to plan from, what is not known, and as of when to plan: Unix time."""
     from equipoise.pulsar_cluster.gathering import archived, cluster_in, cluster_of
 
     if source.startswith(SCHEMES):
@@ -258,14 +266,30 @@ def _gathered(
             raise CallerError("a plan for a running cluster needs its admin API, for its policies: name it with --admin")
         with _live(address, deadline) as live, progress("waiting for load reports", unit="brokers") as note:
             live.await_reports(admin, wait_ms, note)
-            return cluster_of(live.table, live.reports, admin, may_measure=may_measure), []
+            return cluster_of(live.table, live.reports, admin, may_measure=may_measure), _unknown(admin), _now_ms()
     with open_archive(Path(source)) as archive:
         table, reports = archived(archive)
         if admin is not None:
-            return cluster_of(table, reports, admin, may_measure=may_measure), []
-        return cluster_in(archive, table, reports), [
-            "isolation policies and anti-affinity groups are not known, because --admin was not given: check each move"
-        ]
+            return cluster_of(table, reports, admin, may_measure=may_measure), _unknown(admin), _now_ms()
+        notes = ["isolation policies and anti-affinity groups are not known, because --admin was not given: check each move"]
+        last_ms = max((report.at_ms for report in archive.reports()), default=None)
+        if last_ms is None:
+            return cluster_in(archive, table, reports), notes, _now_ms()
+        age_h = (_now_ms() - last_ms) / _HOUR_MS
+        notes += [f"the plan is as of the last load report in the archive, at {local_time(last_ms)}, {age_h:.1f} hours ago"]
+        return cluster_in(archive, table, reports), notes, last_ms
+
+
+def _unknown(admin: PulsarAdmin) -> list[str]:
+    """Return which brokers' figures could not be read."""
+    if not admin.without_figures:
+        return []
+    brokers, why = ", ".join(admin.without_figures), next(iter(admin.without_figures.values()))
+    return [f"the figures of the topics of {brokers} are not known, so the plan uses their load reports: {why}"]
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _live(address: Address, deadline: Deadline) -> AbstractContextManager[LiveCluster]:

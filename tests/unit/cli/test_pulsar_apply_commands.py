@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 from typer.testing import Result
 
+from equipoise.pulsar_cluster.admin import PulsarAdmin
 from equipoise.pulsar_cluster.applying import SHEDDING
 from equipoise.pulsar_cluster.archive import Members, Report, open_archive
 from equipoise.pulsar_cluster.loads import LoadReports
@@ -28,8 +30,12 @@ SOURCE = "pulsar://127.0.0.1:1"
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    """Eight bundles on one of three brokers, of which the first has a quarter of the load."""
-    now_ms, written, path = time.time_ns() // 1_000_000, Written(), tmp_path / "pulsar.db"
+    return recorded(tmp_path / "pulsar.db", time.time_ns() // 1_000_000)
+
+
+def recorded(path: Path, now_ms: int) -> Path:
+    """Record eight bundles on one of three brokers, of which the first has a quarter of the load."""
+    written = Written()
     for bundle in BUNDLES:
         written.assign(bundle, BROKERS[0])
     rates = {bundle: 60.0 if bundle == BUNDLES[0] else 25.0 for bundle in BUNDLES}
@@ -62,6 +68,17 @@ def test_a_plan_by_pulsars_policy_and_the_settings_of_its_brokers(archive: Path,
     assert ("TransferShedder", "0.07") == (found["shedder"], found["settings"]["transfer.target_deviation"]["value"])
     assert "the balancer moves nothing" not in found["conclusion"]
     assert {"bundle", "source", "destination", "reason"} <= set(found["moves"][0]) if found["moves"] else True
+
+
+def test_an_old_archive_is_planned_for_as_of_its_last_report(tmp_path: Path) -> None:
+    old = recorded(tmp_path / "old.db", time.time_ns() // 1_000_000 - 3 * 86_400_000)
+    result = run("pulsar", "plan", "--source", str(old), "--json")
+    assert 0 == result.exit_code, result.output
+    found = json.loads(result.stdout)
+    assert found["moves"]
+    assert found["made_ms"] > time.time_ns() // 1_000_000 - 60_000
+    assert "72.0 hours ago" in " ".join(found["notes"])
+    assert "the plan is as of the last load report in the archive, at " in " ".join(found["notes"])
 
 
 def test_an_archive_without_reports_makes_no_plan(tmp_path: Path) -> None:
@@ -135,6 +152,25 @@ def test_with_send_the_plan_is_carried_out(cluster: FakeCluster) -> None:
     assert ["moved"] * 4 == [json.loads(line)["status"] for line in result.stdout.splitlines()]
     assert sorted(map(unload, BUNDLES[:4])) == sorted(cluster.sent)
     assert Path("pulsar-moves.jsonl").exists()
+
+
+def test_a_plan_names_the_brokers_whose_figures_cannot_be_read(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made from their reports."""
+    cluster = FakeCluster()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.host == "b":
+            raise httpx.ConnectError("refused")
+        return httpx.Response(200, json={}) if "/broker-stats/" in request.url.path else cluster.answer(request)
+
+    found = PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer))
+    monkeypatch.setattr("equipoise.pulsar_cluster.admin.PulsarAdmin", lambda *_, **__: found)
+    result = run("pulsar", "plan", "--source", str(archive), "--admin", "http://a:8080", "--json")
+    assert 0 == result.exit_code, result.output
+    document = json.loads(result.stdout)
+    assert document["moves"]
+    told = " ".join(document["notes"])
+    assert "the figures of the topics of b:8080 are not known, so the plan uses their load reports: http://b:8080 cannot be reached" in told
 
 
 def test_it_is_refused_while_pulsar_sheds_unless_that_is_switched_off(cluster: FakeCluster) -> None:

@@ -75,6 +75,42 @@ def test_the_figures_of_topics_add_up_to_loads_of_bundles() -> None:
     assert found["t/n/0x2_0x3"] is not None
 
 
+def test_a_broker_whose_own_address_cannot_be_reached_has_no_figures() -> None:
+    """A missing right is an error as ever. After 3 such brokers no further one is asked: a proxy hides them all."""
+    asked = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url.host))
+        if request.url.host == "d":
+            return httpx.Response(403)
+        raise httpx.ConnectTimeout("filtered")
+
+    found = admin(answer)
+    with pytest.raises(OperatorError):
+        found.bundle_loads("d:8080")
+    for broker in ("a:8080", "b:8080", "c:8080", "e:8080"):
+        assert {} == found.bundle_loads(broker)
+    assert ["d", "a", "b", "c"] == asked
+    assert ["a:8080", "b:8080", "c:8080", "e:8080"] == list(found.without_figures)
+    assert "http://a:8080 cannot be reached: filtered" in found.without_figures["a:8080"]
+
+
+def test_with_tls_a_broker_is_asked_at_the_port_of_the_given_url_too() -> None:
+    """The id of a broker with both ports has the one without TLS."""
+    asked = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(str(request.url.copy_with(path="/")))
+        if request.url.port == 8080:
+            raise httpx.ConnectError("wrong version number")
+        return httpx.Response(200, json={})
+
+    found = admin(answer, urls=("https://a:8443",))
+    assert {} == found.bundle_loads("b:8080")
+    assert ["https://b:8080/", "https://b:8443/"] == asked
+    assert {} == found.without_figures
+
+
 def test_the_latency_of_publishes_is_found_among_the_metrics() -> None:
     lines = [
         f'pulsar_broker_publish_latency{{cluster="x",quantile="{quantile}"}} {value}' for quantile, value in (("0.5", 1), ("0.99", 39.2))
@@ -215,6 +251,20 @@ def test_a_name_that_is_no_bundle_is_never_sent(call: Callable[[PulsarAdmin], No
 def test_wrong_urls_and_files_are_errors(tmp_path: Path) -> None:
     with pytest.raises(CallerError, match="'pulsar://a:6650' is not the URL of an admin API"):
         PulsarAdmin(["pulsar://a:6650"])
+    for url in ("http://BROKER:PORT", "http://", "http://a:99999999"):
+        with pytest.raises(CallerError, match="is not the URL of an admin API"):
+            PulsarAdmin([url])
+    for number, token in enumerate((b"\xff\xfe", "t\u00f6ken".encode())):
+        path = tmp_path / f"token{number}"
+        path.write_bytes(token)
+        with pytest.raises(OperatorError, match="it has other characters than ASCII; check --token-file"):
+            PulsarAdmin(["http://a"], token_file=path)
     for option in ("token_file", "ca_file"):
         with pytest.raises(EquipoiseError, match="check --token-file and --ca-file"):
             PulsarAdmin(["http://a"], **{option: tmp_path / "gone"})  # type: ignore[arg-type]
+
+
+def test_a_redirect_to_what_is_no_url_is_an_error() -> None:
+    found = admin(lambda _: httpx.Response(307, headers={"Location": "http://b:PORT/"}))
+    with pytest.raises(RequestFailed, match="Invalid port"):
+        found.brokers()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from equipoise.channel.core.errors import OperatorError, PeerError
 from equipoise.pulsar_cluster.admin import PulsarAdmin
-from equipoise.pulsar_cluster.applying import SHEDDING, Watch, apply_plan, is_shedding, restore_shedding, shedding_off
+from equipoise.pulsar_cluster.applying import SHEDDING, Watch, apply_plan, is_shedding, restore_shedding, settings_of_leader, shedding_off
 from equipoise.pulsar_cluster.audit_file import AuditFile, audit_file
 from equipoise.pulsar_cluster.loads import LoadReports
 from equipoise.pulsar_cluster.moving import Outcome
@@ -257,7 +258,111 @@ def test_a_watch_counts_what_is_published_and_not_acknowledged() -> None:
         watch()
 
 
+def watched(stats: dict[str, httpx.Response], asked: list[str]) -> Watch:
+    """Return a watch on two topics with these figures, at a destination whose metrics cannot be read."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        path = request.url.path.removeprefix("/admin/v2")
+        if path == "/metrics/":
+            asked.append(f"{request.url.host} within {request.extensions['timeout']['read']} s")
+            raise httpx.ConnectTimeout("filtered")
+        if path == "/persistent/public/default":
+            return httpx.Response(200, json=["persistent://public/default/x", "persistent://public/default/y"])
+        if path.endswith("/stats"):
+            return stats.get(path.split("/")[-2], httpx.Response(503, json={"reason": "it moves"}))
+        return httpx.Response(200, json=BROKERS) if path == "/brokers" else httpx.Response(404)
+
+    return Watch(PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer)), LoadReports(), plan_of(1).moves)
+
+
+def figures(count: int, backlog: int) -> httpx.Response:
+    return httpx.Response(200, json={"msgInCounter": count, "subscriptions": {"s": {"msgBacklog": backlog}}})
+
+
+def test_a_topic_that_cannot_be_read_for_a_moment_is_in_the_next_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its backlog is the one read last meanwhile."""
+    now_ns = 0
+    monkeypatch.setattr("time.monotonic_ns", lambda: now_ns)
+    stats = {"x": figures(100, 3), "y": figures(100, 4)}
+    watch = watched(stats, [])
+    assert watch().health.published is None
+    now_ns, stats["x"] = 2_000_000_000, figures(140, 3)
+    del stats["y"]
+    second = watch().health
+    assert (20.0, 7) == (second.published, second.backlog)
+    now_ns, stats["x"], stats["y"] = 4_000_000_000, figures(180, 3), figures(180, 4)
+    assert 40.0 == watch().health.published
+
+
+def test_metrics_that_cannot_be_read_are_asked_for_once_and_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equipoise.pulsar_cluster.applying._LATENCY_S", 0.0)
+    asked: list[str] = []
+    watch = watched({}, asked)
+    watch()
+    assert watch().health.latency_ms is None
+    assert ["b within 2.0 s"] == asked
+
+
+def test_a_move_that_arrived_during_a_slow_look_has_moved(audit: AuditFile) -> None:
+    """The look takes longer than the move may."""
+    cluster = FakeCluster()
+    held: list[tuple[str, StateRecord | None]] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET" and held:
+            time.sleep(0.6)
+            cluster.news.extend(held)
+            held.clear()
+        found = cluster.answer(request)
+        if request.method == "PUT":
+            held.extend(_emptied(cluster.news))
+        return found
+
+    cluster.admin = PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer))
+    events = run(cluster, audit, plan_of(1), timeout_ms=500)
+    assert ["moved"] == [event.status for event in events if isinstance(event, Outcome)]
+
+
+def _emptied(news: deque[tuple[str, StateRecord | None]]) -> list[tuple[str, StateRecord | None]]:
+    return [news.popleft() for _ in range(len(news))]
+
+
 # --- Pulsar's own shedding ---
+
+
+def test_the_leader_is_asked_whether_it_sheds() -> None:
+    """If its address cannot be reached, the given broker is asked."""
+    cluster = FakeCluster()
+    cluster.leader = "b:8080"
+    is_away = False
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.host == "b" and is_away:
+            raise httpx.ConnectError("refused")
+        found = cluster.answer(request)
+        is_leader = request.url.host == "b"
+        return httpx.Response(200, json={SHEDDING: str(is_leader).lower()}) if request.url.path.endswith("/runtime") else found
+
+    found = PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer))
+    assert {SHEDDING: "true"} == settings_of_leader(found)
+    is_away = True
+    assert {SHEDDING: "false"} == settings_of_leader(found)
+
+
+def test_a_dynamic_setting_is_restored_once_the_broker_has_it(audit: AuditFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker takes a moment. Until then it would say that it does not shed."""
+    cluster = FakeCluster()
+    stale = ["false", "false"]
+    monkeypatch.setattr("equipoise.pulsar_cluster.applying._SWITCH_POLL_S", 0.0)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/runtime") and stale:
+            return httpx.Response(200, json={SHEDDING: stale.pop()})
+        return cluster.answer(request)
+
+    slow = PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer))
+    restore_shedding(slow, audit, {"dynamic": "true", "value": "true"})
+    assert is_shedding(settings_of_leader(slow))
 
 
 def test_shedding_is_on_unless_it_or_the_balancer_is_off() -> None:

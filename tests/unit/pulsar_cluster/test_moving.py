@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.pulsar_cluster.moving import Health, Look, Moving, Status, published_between, why_worse
+from equipoise.pulsar_cluster.moving import Health, Look, Moving, Reading, Status, published_between, why_worse
 from equipoise.pulsar_cluster.records import Message, StateRecord
 from equipoise.pulsar_cluster.saved_plans import SavedPlan, changes, read_plan
 from equipoise.pulsar_cluster.table import Table
@@ -217,6 +217,23 @@ def test_what_is_worse_is_named(health: Health, told: str | None) -> None:
     assert told == (None if worse is None else worse[1])
 
 
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (Health({}, published=0.4, backlog=0), Health({}, published=0.0, backlog=1)),
+        (Health({}, published=9.0, backlog=0), Health({}, published=1.0, backlog=500)),
+        (Health({}, backlog=3), Health({}, backlog=503)),
+        (Health({}, latency_ms=0.1), Health({}, latency_ms=99.0)),
+    ],
+)
+def test_a_cluster_with_little_load_does_not_get_worse_by_a_few_messages(before: Health, now: Health) -> None:
+    assert why_worse(before, now) is None
+
+
+def test_a_backlog_that_grows_without_a_known_rate_is_named() -> None:
+    assert why_worse(Health({}, backlog=3), Health({}, backlog=504)) is not None
+
+
 def test_a_cluster_must_be_worse_twice_in_a_row_to_stop_a_plan() -> None:
     """Clients need a moment to connect again. Meanwhile no further move is requested."""
     run = Run().begin()
@@ -238,8 +255,18 @@ def test_a_first_report_during_the_plan_is_what_later_ones_are_compared_with() -
 
 
 def test_the_rate_of_publishing_counts_a_topic_that_moved_from_0() -> None:
-    assert 30.0 == published_between({"x": 100, "y": 100}, {"x": 140, "y": 20, "new": 999}, 2_000)
-    assert published_between({}, {}, 2_000) is None
+    before = {"x": Reading(0, 100, 0), "y": Reading(0, 100, 0)}
+    now = {"x": Reading(2_000_000_000, 140, 0), "y": Reading(2_000_000_000, 20, 0), "new": Reading(2_000_000_000, 999, 0)}
+    assert 30.0 == published_between(before, now)
+    assert published_between({}, {}) is None
+    assert published_between({}, now) is None
+
+
+def test_the_rate_of_a_topic_counts_from_its_own_last_reading() -> None:
+    """The one that could not be read for a moment was read longer ago."""
+    before = {"x": Reading(0, 100, 0), "y": Reading(2_000_000_000, 100, 0)}
+    now = {topic: Reading(4_000_000_000, 140, 0) for topic in before}
+    assert 10.0 + 20.0 == published_between(before, now)
 
 
 STEPS = st.lists(
