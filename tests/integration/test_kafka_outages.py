@@ -291,7 +291,8 @@ def test_kafka_is_slow(tmp_path: Path, own_kafka: OwnKafka) -> None:
                 lasts = [worker.agent.entry.last for worker in cluster.workers if worker.agent.entry is not None]
                 async with asking(cluster) as asked:
                     await until(lambda: _have_renewed(cluster, lasts, times=2), "renewals through a slow Kafka")
-                    assert [True, True] == cluster.has_leases()
+                    # On a busy machine a renewal may be late once. Nobody is fenced for it.
+                    await until(lambda: [True, True] == cluster.has_leases(), "leases through a slow Kafka")
                     own_kafka.proxy.heal()
             records = await asyncio.to_thread(lambda: list(history(cluster.log_url)))
             check_settled_once(asked, records)
