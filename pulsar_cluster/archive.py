@@ -74,10 +74,10 @@ class Archive:
         self.end = self._last()
         """The offset of the last message, -1 without messages."""
 
-    def append(self, reads: Sequence[Read]) -> Sequence[Message]:
-        """Add messages of the channel, and return them with their offsets. They are on the disk when it returns."""
+    def append(self, reads: Sequence[Read]) -> None:
+        """Add messages of the channel. They are on the disk when it returns."""
         if not reads:
-            return ()
+            return
         rows = [
             (self.end + place, read.message_id, read.key, read.producer, read.published_ms, read.value, read.begins_anew)
             for place, read in enumerate(reads, 1)
@@ -86,10 +86,6 @@ class Archive:
             self._connection.executemany("INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
             self._connection.execute("UPDATE archive SET position = ?", (reads[-1].position,))
         self.end, self.position = self.end + len(reads), reads[-1].position
-        return [
-            message_of((offset, place, bundle, at_ms, value, producer), begins_anew=anew)
-            for offset, place, bundle, producer, at_ms, value, anew in rows
-        ]
 
     def add_reports(self, reports: Sequence[Report]) -> None:
         """Add load reports."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from equipoise.channel.core.errors import InvalidName
-from equipoise.channel.core.ranges import BundleName, parse_bundle
+from equipoise.channel.core.ranges import BundleName
+from equipoise.channel.inspect.story import one_line, overlaps
 from equipoise.pulsar_cluster.conflicts import Rejection
 from equipoise.pulsar_cluster.records import ASSIGNING, DELETED, FREE, INIT, OWNED, RELEASING, SPLITTING, Message, StateRecord
 from equipoise.pulsar_cluster.table import Change, Table, server_of
@@ -58,7 +58,7 @@ def describe(change: Change, writers: Writers) -> list[str]:
         more.append(f"{rejection}: {_meaning(change, rejection)}")
     by = "" if author is None or detail == f"by {author}" else f"by {author}"
     columns = (f"{verb:{_VERB_CHARACTERS}}", message.bundle, detail, by, outcome)
-    return [_one_line(line) for line in ("  ".join(column for column in columns if column), *more)]
+    return [one_line(line) for line in ("  ".join(column for column in columns if column), *more)]
 
 
 def as_document(change: Change, writers: Writers) -> dict[str, object]:
@@ -96,7 +96,7 @@ def state_of(record: StateRecord | None) -> str:
 
 def overlapping(bundles: Iterable[str], wanted: BundleName) -> list[str]:
     """Return the bundles that share points with `wanted`: its parents, children and itself, as splits made them."""
-    return [name for name in bundles if _overlaps(name, wanted)]
+    return [name for name in bundles if overlaps(name, wanted)]
 
 
 def story_of(messages: Iterable[Message], wanted: BundleName, writers: Writers) -> Iterator[tuple[Change, list[str]]]:
@@ -106,18 +106,10 @@ def story_of(messages: Iterable[Message], wanted: BundleName, writers: Writers) 
         writers.learn(message)
         concerns = known.get(message.bundle)
         if concerns is None:
-            concerns = known[message.bundle] = _overlaps(message.bundle, wanted)
+            concerns = known[message.bundle] = overlaps(message.bundle, wanted)
         if concerns:
             change = table.fold(message)
             yield change, describe(change, writers)
-
-
-def _overlaps(name: str, bundle: BundleName) -> bool:
-    try:
-        other = parse_bundle(name)
-    except InvalidName:
-        return False
-    return other.namespace == bundle.namespace and max(other.low, bundle.low) < min(other.high, bundle.high)
 
 
 def _action(change: Change) -> tuple[str, str, list[str]]:
@@ -177,8 +169,3 @@ def _meaning(change: Change, rejection: Rejection) -> str:
         standing=state_of(held),
         problem=message.problem,
     )
-
-
-def _one_line(text: str) -> str:
-    """Escape what could break the line or control the terminal: messages hold untrusted text."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -157,14 +157,14 @@ def describe(folded: Folded, view: View, names: Names) -> list[str]:
         outcome = "diverged"
         more.append("diverged: the publisher's view has another digest than this view")
     columns = (f"{verb:{_VERB_CHARACTERS}}", key, detail, f"by {names.requester_of(record)}", outcome)
-    return [_one_line(line) for line in ("  ".join(column for column in columns if column), *more)]
+    return [one_line(line) for line in ("  ".join(column for column in columns if column), *more)]
 
 
 def explain(folded: Folded, view: View, names: Names) -> str:
     """Return why a record was rejected, such as `b is not alive`. See `describe` for the arguments."""
     record, verdict = folded.record, folded.verdict
     assert verdict.reason is not None, "an accepted record needs no excuse"
-    return _one_line(verdict.problem or _meaning(record, verdict.reason, view, names))
+    return one_line(verdict.problem or _meaning(record, verdict.reason, view, names))
 
 
 def as_document(folded: Folded, lines: Sequence[str]) -> dict[str, object]:
@@ -194,12 +194,12 @@ def concerns(folded: Folded, bundle: BundleName) -> bool:
         return _is_quarantine_of(record.key, bundle)
     if verdict.accepted:
         return any(
-            change.name == bundle.namespace if isinstance(change, NamespaceChanged) else _overlaps(change.name, bundle)
+            change.name == bundle.namespace if isinstance(change, NamespaceChanged) else overlaps(change.name, bundle)
             for change in verdict.changes
             if isinstance(change, BundleChanged | NamespaceChanged)
         )
     if isinstance(record, BundleTransition | Split | Merge):
-        return _overlaps(record.key, bundle) or (isinstance(record, Merge) and _overlaps(record.right, bundle))
+        return overlaps(record.key, bundle) or (isinstance(record, Merge) and overlaps(record.right, bundle))
     return isinstance(record, NamespaceRecord) and record.key == bundle.namespace
 
 
@@ -224,10 +224,10 @@ def ending_of(bundle: BundleName, view: View, names: Names) -> list[str]:
 def _is_quarantine_of(key: str, bundle: BundleName) -> bool:
     """Return whether a policy keeps a bundle that shares points with `bundle` from every broker."""
     name = key.removeprefix(_QUARANTINE)
-    return name != key and _overlaps(name, bundle)
+    return name != key and overlaps(name, bundle)
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """Escape what could break the line or control the terminal: records contain untrusted text."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
@@ -351,7 +351,7 @@ def _effects(folded: Folded, bundle: BundleName, names: Names) -> list[str]:
         f"{change.name}: {_state(change.before, names)} -> {_state(change.after, names)}"
         + (f", token {change.after.token}" if change.after else "")
         for change in _bundle_changes(folded)
-        if _overlaps(change.name, bundle)
+        if overlaps(change.name, bundle)
     ]
 
 
@@ -429,7 +429,8 @@ def _subject_of(record: Record, view: View, names: Names) -> tuple[str, int]:
     return (names.broker(record.key) if record.key in view.brokers else _ABSENT), view.last_of_broker(record.key)
 
 
-def _overlaps(name: str, bundle: BundleName) -> bool:
+def overlaps(name: str, bundle: BundleName) -> bool:
+    """Return whether the bundle `name` shares points with `bundle`. A name of another form shares none."""
     try:
         other = parse_bundle(name)
     except InvalidName:

@@ -272,7 +272,8 @@ def test_an_archive_keeps_everything_and_goes_on_exactly(tmp_path: Path) -> None
     with open_archive(path, create_for=URL) as archive:
         assert (written.reads[4].position, 4) == (archive.position, archive.end)
         archive.append(())
-        assert messages(written)[5:] == archive.append(written.reads[5:])
+        archive.append(written.reads[5:])
+        assert messages(written)[5:] == list(archive.messages(after=4))
     with open_archive(path) as archive:
         assert messages(written) == list(archive.messages())
         names = archive.bundles("public/default")
