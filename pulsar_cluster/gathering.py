@@ -15,7 +15,7 @@ from equipoise.pulsar_cluster.loads import BUNDLES_MAX, LoadMessage, LoadReports
 from equipoise.pulsar_cluster.placement_rules import ClusterPolicies
 from equipoise.pulsar_cluster.planning import Cluster, holder_of
 from equipoise.pulsar_cluster.reading import Address, TopicReader, connected, load_readers, read_channel
-from equipoise.pulsar_cluster.records import BROKER_LOAD_TOPIC, CHANNEL_TOPIC, TOP_BUNDLES_TOPIC, Message, message_of
+from equipoise.pulsar_cluster.records import BROKER_LOAD_TOPIC, CHANNEL_TOPIC, TOP_BUNDLES_TOPIC, Message
 from equipoise.pulsar_cluster.table import Table, is_of_system
 from equipoise.shedder.loads import BundleTraffic
 
@@ -42,7 +42,7 @@ class LiveCluster:
         position = None
         for read in read_channel(client, deadline=deadline):
             position = read.position
-            self.table.fold(message_of((self.table.offset + 1, read.message_id, read.key, read.published_ms, read.value, read.producer)))
+            self.table.fold(read.message(self.table.offset + 1))
         self._channel = TopicReader(client, CHANNEL_TOPIC, after=position)
         # Last: to open them may create them, and a cluster without a channel has none.
         self._loads = load_readers(client)
@@ -53,7 +53,7 @@ class LiveCluster:
         found: list[Message] = []
         while len(found) < _BATCH and (read := self._channel.next(1 if found else _POLL_MS)) is not None:
             self._offset += 1
-            found.append(message_of((self._offset, read.message_id, read.key, read.published_ms, read.value, read.producer)))
+            found.append(read.message(self._offset))
         for reader in self._loads:
             while (report := reader.next(1)) is not None:
                 self.reports.take(LoadMessage(reader.topic, report.key, report.published_ms, report.value))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from equipoise.channel.core.errors import CallerError, OperatorError, PeerError, missing_extra
 from equipoise.channel.system.deadline import Deadline
-from equipoise.pulsar_cluster.records import BROKER_LOAD_TOPIC, CHANNEL_TOPIC, TOP_BUNDLES_TOPIC
+from equipoise.pulsar_cluster.records import BROKER_LOAD_TOPIC, CHANNEL_TOPIC, TOP_BUNDLES_TOPIC, Message, message_of
 
 if TYPE_CHECKING:
     import pulsar
@@ -57,6 +57,11 @@ class Read(NamedTuple):
     published_ms: int
     value: bytes | None
     begins_anew: bool = False
+
+    def message(self, offset: int) -> Message:
+        """Return the message at its place among those that were read, with its value parsed."""
+        row = (offset, self.message_id, self.key, self.published_ms, self.value, self.producer)
+        return message_of(row, begins_anew=self.begins_anew)
 
 
 @contextmanager

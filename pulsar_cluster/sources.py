@@ -13,7 +13,7 @@ from equipoise.channel.core.ranges import BundleName
 from equipoise.channel.system.deadline import Deadline
 from equipoise.pulsar_cluster.archive import Archive, open_archive
 from equipoise.pulsar_cluster.reading import SCHEMES, Address, Read, TopicReader, connected, no_channel, read_channel
-from equipoise.pulsar_cluster.records import CHANNEL_TOPIC, Message, message_of
+from equipoise.pulsar_cluster.records import CHANNEL_TOPIC, Message
 from equipoise.pulsar_cluster.story import overlapping
 
 if TYPE_CHECKING:
@@ -91,9 +91,7 @@ class _Live:
 
     def _next(self, read: Read) -> Message:
         self._offset, self._position = self._offset + 1, read.position
-        return message_of(
-            (self._offset, read.message_id, read.key, read.published_ms, read.value, read.producer), begins_anew=read.begins_anew
-        )
+        return read.message(self._offset)
 
 
 class _Archived:
