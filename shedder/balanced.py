@@ -39,10 +39,10 @@ LOOKS_MAX: Final = 500_000
 
 _GROSS_RATIO: Final = 0.25  # A broker further from the mean is relieved or filled at once.
 _WOBBLE_RATIO: Final = 0.50
-_NOISES: Final = 2.0  # A difference of fewer standard errors is chance.
+_NOISES: Final = 2.2  # A difference of fewer standard errors is chance.
 _NOISE_SHARE_MAX: Final = 1.0  # More noise than the mean load is not believed, so that a liar is relieved, too.
 _NOISE_SHARE: Final = 0.2  # The noise of a broker while no broker knows its own, as a share of its cost.
-_CALM: Final = 1.6  # How much wider all bands are with `calm`.
+_CALM: Final = 1.7  # How much wider all bands are with `calm`.
 _NEED_SHARE_MIN: Final = 0.02  # A smaller bundle than this share of the best is not worth a pause.
 _LIGHT_RATIO: Final = 0.3  # A bundle with less of the needed cost than this is too light: it would take many.
 _MOVES_MAX: Final = 64  # The moves of a round. The next round sees what they have changed.
@@ -61,8 +61,8 @@ class BalancedShedder:
     """
 
     moves_max: int = 4
-    start_ratio: float = 0.09
-    settle_ratio: float = 0.075
+    start_ratio: float = 0.085
+    settle_ratio: float = 0.074
     calm: bool = False
     patience_ms: int = 120_000
     churn_max: float = 1.0

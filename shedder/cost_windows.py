@@ -6,7 +6,8 @@ Theory of operation:
 * The cost of a bundle is the mean of the middle of these loads: the highest and the lowest `_CUT` of them do not count. So a burst that
   lasts less than a third of the window moves nothing, and a load that has changed for good counts in full after two thirds of the window.
   A decaying average would do neither.
-* The certainty comes from the spread of the same loads, because a difference that is chance must not move a bundle either.
+* If the loads in the window hardly differ, the cost is the mean of the newest. They are certain enough, and they follow a slow change.
+* The certainty comes from the spread of the loads that count, because a difference that is chance must not move a bundle either.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Final, NamedTuple
 
 _PARTS: Final = 24
 _CUT: Final = 0.35
+_NEWEST: Final = 9
+_STEADY: Final = 0.4  # The loads of a bundle hardly differ if their standard deviation is below this share of their mean.
 _KNOWN: Final = 3  # Loads from which the spread of a bundle's loads is known.
 _ROUNDING: Final = 1e-12
 
@@ -89,11 +92,18 @@ class CostWindows:
 
 
 def _cost_of(loads: list[float]) -> _Cost:
-    number, in_order = len(loads), sorted(loads)
+    number, variance, mean = len(loads), _variance(loads), sum(loads) / len(loads)
+    if number > _NEWEST and variance < (_STEADY * mean) ** 2:
+        newest = loads[-_NEWEST:]
+        return _Cost(cost=sum(newest) / _NEWEST, variance=_variance(newest) / _NEWEST, loads=number)
     cut = min(int(_CUT * number), (number - 1) // 2)
-    middle = in_order[cut : number - cut]
-    total = sum(loads)
+    middle = sorted(loads)[cut : number - cut]
+    return _Cost(cost=sum(middle) / len(middle), variance=variance / number, loads=number)
+
+
+def _variance(loads: list[float]) -> float:
+    """Return the variance of these loads; 0 of one load."""
+    number, total = len(loads), sum(loads)
     # Not the sum of squared differences, which takes several times as long. What rounding leaves of equal loads is nothing.
     squares = sum(map(mul, loads, loads)) - total * total / number
-    spread = squares / (number - 1) if squares > _ROUNDING * total * total else 0.0
-    return _Cost(cost=sum(middle) / len(middle), variance=spread / number, loads=number)
+    return squares / (number - 1) if squares > _ROUNDING * total * total else 0.0

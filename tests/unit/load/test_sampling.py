@@ -66,6 +66,15 @@ def test_a_short_burst_does_not_change_a_cost_and_a_lasting_change_does() -> Non
     assert [IDLE_COST + 90] == costs_after(*calm, *(90.0,) * 16).costs
 
 
+def test_a_cost_follows_a_slow_change_of_a_load_that_hardly_varies() -> None:
+    """It is the mean of the newest nine loads. Loads that vary much, or at first, count in the whole window."""
+    rising = [100.0 + number for number in range(24)]
+    assert [IDLE_COST + 119] == costs_after(*rising).costs
+    varying = [10.0, 200.0, 100.0] * 8
+    assert [IDLE_COST + 100] == pytest.approx(costs_after(*varying).costs)
+    assert [IDLE_COST + 104] == costs_after(*rising[:9]).costs
+
+
 def test_the_cost_of_a_new_bundle_is_the_middle_of_its_loads() -> None:
     """Its first load covers only part of a period, and counts until there is another."""
     assert [IDLE_COST + 10] == costs_after(10).costs
