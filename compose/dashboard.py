@@ -191,7 +191,7 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
         ),
         Panel(
             title="Lease left",
-            about="Time for which a broker may serve without a renewal. If it falls towards 0, the broker is cut off or stalls.",
+            about="How long a broker may serve without a renewal. If it falls towards 0, the broker is cut off or stalls.",
             queries={"{{broker}}": "equipoise_lease_left_seconds"},
             unit="s",
         ),

@@ -72,7 +72,7 @@ class PulsarAdmin:
         self._urls = [url.rstrip("/") for url in urls]
         self._timeout_s = timeout_s
         self.without_figures: dict[str, str] = {}
-        """The brokers for which `bundle_loads` found no figures, and why."""
+        """The brokers without figures in `bundle_loads`, and why."""
         try:
             token = None if token_file is None else token_file.read_text(encoding="ascii").strip()
             trusted = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))

@@ -92,7 +92,7 @@ class PasswordVerifier:
         # Digests of good credentials, and when they are forgotten. A key of this process: digests are worthless elsewhere.
         self._key = secrets.token_bytes(32)
         self._good = OrderedDict[bytes, float]()
-        # The hashes that are not yet computed, and for which client. A caller that goes away does not end a hash that has begun.
+        # The hashes that are not yet computed, and their clients. A caller that goes away does not end a hash that has begun.
         self._hashes: list[tuple[str, concurrent.futures.Future[Identity | Refusal]]] = []
 
     def check(self, credentials: Credentials, now_s: float) -> Identity | Refusal | None:

@@ -48,7 +48,7 @@ _PROBLEMS: Final[Mapping[str, str]] = {
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the presented certificate has expired; renew it",
 }
 
-# Contexts of clients: the files of the settings, or `True`, for which HTTP clients trust the CAs of the system.
+# Contexts of clients: the files of the settings, or `True`: HTTP clients then trust the CAs of the system.
 ClientTls = ssl.SSLContext | Literal[True]
 
 

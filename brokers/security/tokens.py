@@ -110,7 +110,7 @@ def unchecked(token: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 
 
 class TokenVerifier:
-    """Checks tokens by one key or several, each of which may have signed a token."""
+    """Checks tokens by one key or several. Each may have signed a token."""
 
     __slots__ = ("_audience", "_claim", "_keys", "_options")
 
@@ -122,7 +122,7 @@ class TokenVerifier:
         self._options: Any = {**_UNCHECKED, "verify_aud": audience is not None}
 
     def check(self, credentials: Credentials, now_s: float) -> Identity | Refusal:
-        """Return who sent a token, or why it is refused. `now_s` is Unix time. Never raises, whatever a client sends."""
+        """Return who sent a token, or why it is refused. `now_s` is Unix time. Never raises: a client can send anything."""
         if not credentials.data:
             return Refusal(fault=Fault.MISSING, problem="there is no token; send one")
         if len(credentials.data) > TOKEN_BYTES_MAX:

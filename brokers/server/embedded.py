@@ -327,7 +327,7 @@ class Worker:
         1. The worker drains.
         2. The program continues to answer for `linger_ms`. Callers follow its redirects and learn the new owners, and load balancers see
            that `/ready` answers 503. This step is left out if no other broker takes the bundles.
-        3. Long polls and streams of `asgi()` end, for which the server would wait. Then the server handles the signal.
+        3. Long polls and streams of `asgi()` end, because the server would wait for them. Then the server handles the signal.
 
         A second signal goes to the server at once. It works under uvicorn, also as a worker of gunicorn, and in programs that handle the
         signals with `signal.signal`. In a thread it does nothing, because threads get no signals.

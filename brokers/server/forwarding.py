@@ -24,7 +24,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 T = TypeVar("T")
 
-# Headers of one connection (RFC 9110, section 7.6.1), and what the HTTP client or server beside it answers for.
+# Headers of one connection (RFC 9110, section 7.6.1), and those that the HTTP client or server sets.
 _HOP_BY_HOP: Final = frozenset(
     {"connection", "expect", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
     | {ARRIVED_AT.lower(), CALLED_FROM.lower()}

@@ -66,7 +66,7 @@ class Broker:
         """`services` maps patterns of namespaces to services.
 
         The caller ends the process once `stopping` is set: a start no longer waits for the log, and a request to shut down sets it. Without
-        it, the process belongs to another program, and such a request is refused.
+        it, the process belongs to another program, and the request is refused.
 
         `listens`: whether to serve its ports. `socket_path`: a Unix socket at which to serve HTTP instead, for a program that forwards to
         it. `advertised_addresses`: where the program itself serves clients.
@@ -128,7 +128,7 @@ class Broker:
         await self._parts.__aexit__(kind, error, trace)
 
     async def end_waits(self) -> None:
-        """End long polls and streams, and later ones at once. A server may wait for their answers before it tells the program to stop."""
+        """End long polls and streams, and later ones at once. A server may wait for their answers before it stops the program."""
         if self._app is not None:
             await self._app.shutdown()
 

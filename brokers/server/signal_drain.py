@@ -21,7 +21,7 @@ _logger: Final = logging.getLogger(__name__)
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
-# Where event loops keep the functions that stand for their own handlers. Those run at once, whoever handles the signal beside them.
+# Where event loops keep the functions that stand for their own handlers. Those run at once, even if others handle the signal, too.
 _LOOPS: Final = ("asyncio", "uvloop")
 
 

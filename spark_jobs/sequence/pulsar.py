@@ -1,6 +1,6 @@
 """Make the archive's rows from the messages of a recorded Pulsar cluster: fold them, and audit each by the rules written a second time.
 
-`spark_jobs.archive.tables.schema` defines the columns. So the page of `equipoise spark report` is the same for such a cluster. Pulsar's
+`spark_jobs.archive.tables.schema` defines the columns. `equipoise spark report` draws the same page for a cluster of Pulsar. Pulsar's
 records name no author and no reason, and a broker has no incarnation: these columns are null.
 """
 
@@ -126,7 +126,7 @@ class PulsarRows:
         yield Table.TRANSITIONS, name, _transition(before, after, message, kind="split" if is_split else None)
         for child in self._children.pop(name, ()) if is_split else ():
             there = self._bundles.bundles.get(child)
-            if there is not None:  # Its own first record has the true beginning. This row tells whose child it is.
+            if there is not None:  # Its own first record has the true beginning. This row names its parent.
                 yield Table.TRANSITIONS, child, _transition(_standing(None), _standing(there.record), message, kind="split")
         if record is not None and record.state == SPLITTING:
             self._children[name] = tuple(f"{name.rpartition('/')[0]}/{child}" for child in record.children)
@@ -140,7 +140,7 @@ class PulsarRows:
         yield from self._moved(message, record)
 
     def _moved(self, message: Message, record: StateRecord | None) -> Iterator[tuple[Table, str, dict[str, Any]]]:
-        """Begin a move with `Releasing`. End it with whatever follows, but not with `Assigning`: it is the middle of a transfer."""
+        """Begin a move with `Releasing`. End it with the next record. An `Assigning` does not end it: it is the middle of a transfer."""
         if record is not None and record.state == ASSIGNING:
             return
         move = self._moves.pop(message.bundle, None)

@@ -157,7 +157,7 @@ class LabOptions:
     """Options of `run_lab`, which runs each of `policies` on each of `traces` and writes its tables to the folder `output`.
 
     * `traces`: kinds of generated traces of this `shape`, and files.
-    * `values`: the values of each setting, of which every combination runs.
+    * `values`: the values of each setting. Every combination runs.
     * `every_s`: the time between two rounds, in seconds; None for the policy's own.
     * `seeds`: runs use the seeds 1 to `seeds`.
     * `output`: a folder, or a URL that Spark can write to.

@@ -115,9 +115,9 @@ def settings_of_key(key: str, value: str) -> Mapping[str, Value]:
 def keys_of_settings(values: Mapping[str, Value]) -> Mapping[str, str]:
     """Return values by setting as Pulsar's keys and texts. A setting without a key, or only with others of its key, keeps its name."""
     keys = {key: row for key, row in TAKEN.items() if all(setting in values for setting in row.settings)}
-    told = {key: express(row, values[row.settings[0]]) for key, row in keys.items()}
+    expressed = {key: express(row, values[row.settings[0]]) for key, row in keys.items()}
     covered = {setting for row in keys.values() for setting in row.settings}
-    return told | {setting: format_value(value) for setting, value in values.items() if setting not in covered}
+    return expressed | {setting: format_value(value) for setting, value in values.items() if setting not in covered}
 
 
 def names_of_key(key: str) -> tuple[str, ...]:

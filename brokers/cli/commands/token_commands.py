@@ -28,7 +28,7 @@ app = group("Make and check keys and tokens for authentication.")
 
 
 class Algorithm(StrEnum):
-    """The algorithms for which a key pair is made."""
+    """The algorithms that use a key pair."""
 
     RS256 = "RS256"
     ES256 = "ES256"

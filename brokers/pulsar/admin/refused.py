@@ -14,7 +14,7 @@ from equipoise.brokers.runtime.service import pulsar_address
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.ranges import parse_topic
 
-# aiohttp prefers a path whose fixed start is longer, so all these go before the paths of both domains, whatever order they are added in.
+# aiohttp prefers a path whose fixed start is longer, so all these go before the paths of both domains, in any order.
 _TOPIC: Final = f"/admin/v2/{PERSISTENT}/{{tenant}}/{{namespace}}/{{topic}}"
 
 

@@ -319,7 +319,7 @@ class KeySharing:
 
 
 def _room_for(entries: Sequence[Sent], consumers: Iterable[Consumer | None]) -> int:
-    """Return how many entries fit into the permits of these consumers, any of which may take any entry."""
+    """Return how many entries fit into the permits of these consumers. Each may take any entry."""
     messages, permits = sum(entry.messages for entry in entries), 0
     for each in consumers:
         if each is not None and each.is_ready:

@@ -24,7 +24,7 @@ _MILLISECONDS_PER_SECOND: Final = 1_000
 _DEBT_PERIODS_MAX: Final = 10
 
 TURN_LOST_MS: Final = 1_000
-"""How long the others wait for a producer whose turn it is. Producers that wait ask twice as often."""
+"""How long the others wait for the producer that is next. Producers that wait ask twice as often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class Turns:
         return 0
 
     def _first(self, producer: Producer, now_ms: int) -> Producer:
-        """Return whose turn it is. Drop those that ask no longer."""
+        """Return the next producer. Drop those that ask no longer."""
         while (first := next(iter(self._asked_ms), producer)) is not producer and now_ms - self._asked_ms[first] >= TURN_LOST_MS:
             del self._asked_ms[first]
         return first

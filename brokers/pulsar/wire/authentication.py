@@ -76,7 +76,7 @@ class Authentication:
             self._challenge_ms = self._expires_ms - min(REFRESH_MS, checked.valid_ms // 2)
 
     def challenge_due(self, now_ms: int) -> str | None:
-        """Return the method for which a challenge must be sent now, or None. Raise `PulsarProtocolError` once the credentials expired."""
+        """Return the method of the challenge that must be sent now, or None. Raise `PulsarProtocolError` once the credentials expired."""
         if self.identity is None or self._expires_ms is None or self._challenge_ms is None:
             return None
         if now_ms >= self._expires_ms:

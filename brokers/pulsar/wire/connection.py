@@ -62,7 +62,7 @@ _OF_MESSAGES: Final = frozenset(
     }
 )
 
-# The violations that a client is told of before its connection ends.
+# A client gets a message about these violations before its connection ends.
 _LAST_ANSWERS: Final = {
     Violation.UNSUPPORTED_VERSION: ServerError.UNSUPPORTED_VERSION,
     Violation.NOT_AUTHENTICATED: ServerError.AUTHENTICATION_ERROR,

@@ -64,7 +64,7 @@ class FrameReader:
         # The start of a frame, and how many bytes of it are needed to read on.
         self._unfinished = bytearray()
         self._needed_bytes = 0
-        # A chunk of which `feed` left frames for later, and where they begin.
+        # A chunk with frames that `feed` left for later, and where they begin.
         self._left = b""
         self._left_at = 0
         self._cost = 0
@@ -89,7 +89,7 @@ class FrameReader:
 
     def keep(self, data: bytes) -> None:
         """Leave `data` for a later `feed`. The last `feed` must have ended at its `cost_max`."""
-        assert not self._unfinished, "such a feed begins no frame"
+        assert not self._unfinished, "a feed without a length begins no frame"
         self._left += data
 
     def feed(self, data: bytes, *, cost_max: int | None = None) -> list[Frame]:
