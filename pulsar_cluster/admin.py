@@ -9,6 +9,7 @@ import math
 import re
 import ssl
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -153,11 +154,12 @@ class PulsarAdmin:
         found = self._get(path, what=f"read the figures of {topic}", right=_TENANT_ADMIN, absent=True)
         return found if isinstance(found, Mapping) else None
 
-    def bundle_loads(self, broker: str) -> Mapping[str, BundleTraffic | None]:
+    def bundle_loads(self, broker: str, *, settled_ms: int) -> Mapping[str, BundleTraffic | None]:
         """Return the load of each bundle with topics that a broker serves, from their figures, which the broker renews once a minute.
 
-        None: its clients connected since then, so it has no figures yet. A broker that does not answer has none at all, and is in
-        `without_figures`: its own address may be hidden by a proxy. After 3 of them, no further one is asked.
+        None: it has no traffic, and a client that connected after `settled_ms` (Unix time), so its figures may be older than its clients.
+        A broker that does not answer has none at all, and is in `without_figures`: its own address may be hidden by a proxy. After 3 of
+        them, no further one is asked.
         """
         found: dict[str, BundleTraffic | None] = {}
         what = f"read the figures of the topics of {broker}"
@@ -173,7 +175,10 @@ class PulsarAdmin:
             for key_range, domains in _mapping(bundles).items():
                 topics = [_mapping(topic) for domain in _mapping(domains).values() for topic in _mapping(domain).values()]
                 load = _load_of(f"{namespace}/{key_range}", topics)
-                found[load.bundle] = load if load.traffic.messages_per_second > 0 or not load.producers + load.consumers else None
+                has_figures = (
+                    load.traffic.messages_per_second > 0 or _settled_sessions(topics, settled_ms) >= load.producers + load.consumers
+                )
+                found[load.bundle] = load if has_figures else None
         return found
 
     def publish_latency_ms(self, broker: str) -> float | None:
@@ -340,13 +345,29 @@ def _load_of(bundle: str, topics: Sequence[Mapping[str, object]]) -> BundleTraff
         messages_in_per_second=total("msgRateIn"),
         messages_out_per_second=total("msgRateOut"),
     )
-    consumers = sum(
-        len(readers)
-        for topic in topics
-        for subscription in _mapping(topic.get("subscriptions")).values()
-        if isinstance(readers := _mapping(subscription).get("consumers"), list)
-    )
+    consumers = sum(len(_consumers_of(topic)) for topic in topics)
     return BundleTraffic(bundle=bundle, traffic=traffic, topics=len(topics), producers=int(total("producerCount")), consumers=consumers)
+
+
+def _consumers_of(topic: Mapping[str, object]) -> list[object]:
+    lists = [_mapping(subscription).get("consumers") for subscription in _mapping(topic.get("subscriptions")).values()]
+    return [consumer for consumers in lists if isinstance(consumers, list) for consumer in consumers]
+
+
+def _settled_sessions(topics: Sequence[Mapping[str, object]], settled_ms: int) -> int:
+    """Return how many producers and consumers of topics connected before `settled_ms`. Some brokers name no producers."""
+    publishers = [topic.get("publishers") for topic in topics]
+    clients = [client for each in publishers if isinstance(each, list) for client in each]
+    clients += [client for topic in topics for client in _consumers_of(topic)]
+    return sum(_connected_ms(client) < settled_ms for client in clients)
+
+
+def _connected_ms(client: object) -> float:
+    """Return when a client connected (Unix time), or infinity if its figures do not say."""
+    try:
+        return datetime.fromisoformat(str(_mapping(client).get("connectedSince"))).timestamp() * 1_000
+    except ValueError:
+        return math.inf
 
 
 def _texts(value: object) -> list[str]:

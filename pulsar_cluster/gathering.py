@@ -136,9 +136,11 @@ def cluster_of(table: Table, reports: LoadReports, admin: PulsarAdmin, *, may_me
     now_ms = time.time_ns() // 1_000_000
     for broker in members:
         held = {bundle: message for bundle, message in table.bundles.items() if holder_of(message.record) == broker}
-        loads = measured_loads(held, admin.bundle_loads(broker), settled_ms=now_ms - _STATS_ROUNDS * _stats_interval_ms(settings))
+        settled_ms = now_ms - _STATS_ROUNDS * _stats_interval_ms(settings)
+        loads = measured_loads(held, admin.bundle_loads(broker, settled_ms=settled_ms), settled_ms=settled_ms)
         measured |= loads
-        if may_measure and held.keys() <= loads.keys():
+        # Bundles of Pulsar itself do not move.
+        if may_measure and all(bundle in loads or is_of_system(bundle) for bundle in held):
             reports.measure(broker, tuple(loads.values()), now_ms)
     bundles_max = settings.get("loadBalancerMaxNumberOfBundlesInBundleLoadReport", "")
     return Cluster(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import urlsplit
 
 from equipoise.channel.core.errors import CallerError, OperatorError, PeerError, missing_extra
 from equipoise.channel.system.deadline import Deadline
@@ -16,7 +18,9 @@ from equipoise.pulsar_cluster.records import BROKER_LOAD_TOPIC, CHANNEL_TOPIC, T
 if TYPE_CHECKING:
     import pulsar
 
-SCHEMES: Final = ("pulsar://", "pulsar+ssl://")
+_SCHEMES: Final = ("pulsar://", "pulsar+ssl://")
+_PORTS: Final = {"pulsar": 6650, "pulsar+ssl": 6651}
+_CONNECT_S: Final = 5
 
 _QUEUE: Final = 10_000
 """Messages that the client fetches ahead: 3 MB of records."""
@@ -64,13 +68,19 @@ class Read(NamedTuple):
         return message_of(row, begins_anew=self.begins_anew)
 
 
+def is_url(source: str) -> bool:
+    """Return whether a source is meant as a URL, and not as the name of an archive."""
+    return "://" in source
+
+
 @contextmanager
 def connected(address: Address) -> Iterator[pulsar.Client]:
     """Open a client. It connects when it is used.
 
-    Raises `OperatorError` for a file that cannot be read, and `CallerError` for another URL or without the extra `pulsar-cluster`.
+    Raises `OperatorError` for a file that cannot be read, `CallerError` for another URL or without the extra `pulsar-cluster`, and
+    `PeerError` if no broker of the URL can be reached: the client itself would try for `timeout_s`.
     """
-    if not address.service_url.startswith(SCHEMES):
+    if not address.service_url.startswith(_SCHEMES):
         raise CallerError(f"{address.service_url!r} is not the service URL of a Pulsar cluster: write pulsar://HOST:PORT")
     try:
         import pulsar
@@ -83,6 +93,7 @@ def connected(address: Address) -> Iterator[pulsar.Client]:
         raise OperatorError(f"the file {error.filename} cannot be read: {error.strerror}; check --token-file and --ca-file") from error
     except UnicodeDecodeError as error:
         raise OperatorError(f"the file {address.token_file} holds no token: it is no text; check --token-file") from error
+    _check_reachable(address)
     try:
         client = pulsar.Client(
             address.service_url,
@@ -101,6 +112,25 @@ def connected(address: Address) -> Iterator[pulsar.Client]:
         yield client
     finally:
         client.close()
+
+
+def _check_reachable(address: Address) -> None:
+    """Raise `PeerError` if no broker of a service URL accepts a connection. What is no URL is left to the client."""
+    scheme, _, hosts = address.service_url.partition("://")
+    problems = []
+    for host in hosts.partition("/")[0].split(","):
+        try:
+            parts = urlsplit(f"//{host}")
+            name, port = parts.hostname or "", parts.port or _PORTS[scheme]
+        except ValueError:
+            return
+        try:
+            socket.create_connection((name, port), min(_CONNECT_S, address.timeout_s)).close()
+        except OSError as error:
+            problems.append(f"{name}:{port}: {error.strerror or error}")
+        else:
+            return
+    raise PeerError(f"no broker of {address.service_url} can be reached ({', '.join(problems)}); check the service URL, or try again later")
 
 
 class TopicReader:

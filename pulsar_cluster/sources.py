@@ -12,7 +12,7 @@ from equipoise.channel.core.errors import OperatorError
 from equipoise.channel.core.ranges import BundleName
 from equipoise.channel.system.deadline import Deadline
 from equipoise.pulsar_cluster.archive import Archive, open_archive
-from equipoise.pulsar_cluster.reading import SCHEMES, Address, Read, TopicReader, connected, no_channel, read_channel
+from equipoise.pulsar_cluster.reading import Address, Read, TopicReader, connected, is_url, no_channel, read_channel
 from equipoise.pulsar_cluster.records import CHANNEL_TOPIC, Message
 from equipoise.pulsar_cluster.story import overlapping
 
@@ -51,7 +51,7 @@ def opened(source: Address, *, deadline: Deadline) -> Iterator[History]:
 
     Raises as `connected` and `open_archive` do.
     """
-    if source.service_url.startswith(SCHEMES):
+    if is_url(source.service_url):
         with connected(source) as client:
             yield _Live(client, source.service_url, deadline)
     else:

@@ -177,9 +177,10 @@ class BalancedShedder:
             if load.broker in given:
                 continue
             carries = f"load is {_percent(load.fill, cluster.mean)} of the mean"
-            if load.fill <= cluster.mean or cluster.excess(load, self.start_ratio) <= 0:
-                most = cluster.mean + cluster.band(load, self.start_ratio) / load.capacity
-                yield Stay(subject=load.broker, reason=f"{carries} (allowed: up to {_percent(most, cluster.mean)})")
+            is_outside = cluster.excess(load, self.start_ratio) > 0
+            if load.fill <= cluster.mean or not is_outside:
+                helpless = ", but no move would help" if is_outside and load.is_stuck else ""
+                yield Stay(subject=load.broker, reason=f"{carries} (allowed: {cluster.allowed(load, self.start_ratio)}){helpless}")
                 continue
             for bundle in load.barred:
                 yield Stay(subject=bundle.name, reason=f"{bundle.barred}, although the load of {load.broker} is too high")
@@ -263,6 +264,11 @@ class _Cluster:
     def excess(self, load: _LoadedBroker, ratio: float) -> float:
         """Return how far the cost of a broker is outside its band; at most 0 inside."""
         return abs(load.cost - self.mean * load.capacity) - self.band(load, ratio)
+
+    def allowed(self, load: _LoadedBroker, ratio: float) -> str:
+        """Return the band of a broker, in shares of the mean load."""
+        band = self.band(load, ratio) / load.capacity
+        return f"{_percent(max(0.0, self.mean - band), self.mean)} to {_percent(self.mean + band, self.mean)}"
 
     def is_gross(self, load: _LoadedBroker) -> bool:
         """Return whether a broker is so far from the mean that it is helped at once."""

@@ -33,7 +33,7 @@ from equipoise.brokers.cli.pulsar_commands import (
     app,
     opened_admin,
 )
-from equipoise.brokers.errors import InvalidRequest, NoFreshLoad
+from equipoise.brokers.errors import InvalidRequest, NoFreshLoad, counted
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.stop_signals import first_stop_signal
@@ -41,7 +41,7 @@ from equipoise.pulsar_cluster.archive import open_archive
 from equipoise.pulsar_cluster.audit_file import AuditFile, audit_file
 from equipoise.pulsar_cluster.moving import Outcome, Status
 from equipoise.pulsar_cluster.planning import EVEN, Cluster, Planned, command_of, plan_moves
-from equipoise.pulsar_cluster.reading import SCHEMES, Address
+from equipoise.pulsar_cluster.reading import Address, is_url
 from equipoise.pulsar_cluster.saved_plans import SavedPlan, changes, read_plan
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ _AT_ONCE: Final = 3
 _AT_ONCE_MAX: Final = 64
 _HOUR_MS: Final = 3_600_000
 _WAIT_S: Final = 70
-"""Brokers report their load once a minute by default."""
+"""Brokers measure their load once a minute by default, and report it if it has changed."""
 
 
 @app.command()
@@ -205,7 +205,7 @@ def _send(
         shedding_off,
     )
 
-    stopped = None
+    stopped, moved = None, 0
     with first_stop_signal() as interrupted, ExitStack() as stack:
         unrestored = lines.unrestored()
         if unrestored is not None and switch:
@@ -234,6 +234,9 @@ def _send(
             else:
                 stopped = event
                 print_fact(f"stopped: {event}", {"plan": saved.id, "stopped": event}, as_json=as_json)
+            moved += isinstance(event, Outcome) and event.status is Status.MOVED
+    if not as_json:
+        print_heading(f"{moved} of {counted(len(saved.moves), 'move')} done; each request and its outcome is a line of {lines.path}")
     return stopped
 
 
@@ -261,7 +264,7 @@ def _gathered(
     """Return what to plan from, what is not known, and as of when to plan: Unix time."""
     from equipoise.pulsar_cluster.gathering import archived, cluster_in, cluster_of
 
-    if source.startswith(SCHEMES):
+    if is_url(source):
         if admin is None:
             raise CallerError("a plan for a running cluster needs its admin API, for its policies: name it with --admin")
         with _live(address, deadline) as live, progress("waiting for load reports", unit="brokers") as note:

@@ -30,6 +30,7 @@ from equipoise.pulsar_cluster.conflicts import Rejection
 from equipoise.pulsar_cluster.reading import OPERATION_S, Address, connected
 from equipoise.pulsar_cluster.recording import follow
 from equipoise.pulsar_cluster.recording import record as record_all
+from equipoise.pulsar_cluster.records import Message
 from equipoise.pulsar_cluster.rows import (
     BROKER_COLUMNS,
     BUNDLE_COLUMNS,
@@ -43,6 +44,7 @@ from equipoise.pulsar_cluster.sources import History, opened
 from equipoise.pulsar_cluster.story import Writers, as_document, describe, standing, story_of
 from equipoise.pulsar_cluster.table import Change, Table
 from equipoise.pulsar_cluster.verify import ADVICE, Audit, Result, Spans
+from equipoise.shedder.reported import format_duration
 
 if TYPE_CHECKING:
     from equipoise.pulsar_cluster.admin import PulsarAdmin
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 app = group("See, audit and balance an Apache Pulsar cluster.")
 
 _LINES: Final = 20
+_LONG_MS: Final = 10_000
 _STEP_S: Final = 60.0
 _EVERY_S_MAX: Final = 86_400
 REPORT_AGE_MS: Final = 900_000
@@ -116,6 +119,7 @@ def status(
     print_document({name: value for name, value in document.items() if not isinstance(value, list)}, as_json=False)
     print_line("")
     print_rows(broker_rows(table), columns=BROKER_COLUMNS, as_json=False, nothing="no brokers")
+    print_line("(the channel does not name brokers without bundles)")
     print_line("")
     print_rows(namespace_rows(table), columns=NAMESPACE_COLUMNS, as_json=False, nothing="no namespaces")
 
@@ -182,9 +186,10 @@ def at(
     as_json: JsonOption = False,
 ) -> None:
     """Show brokers, namespaces and bundles as they were at an offset or at a time."""
-    then, table = _moment(place), Table()
+    then, table, first = _moment(place), Table(), None
     with _history(source, token_file, ca_file, timeout) as history:
         for message in history.messages():
+            first = first or message
             if _is_after(then, message.offset, message.published_ms):
                 break
             table.fold(message)
@@ -193,6 +198,7 @@ def at(
         print_json(document)
         return
     print_line(f"offset: {table.offset}")
+    _print_if_unknown(table.offset, first)
     for rows, columns, what in (
         (broker_rows(table), BROKER_COLUMNS, "brokers"),
         (namespace_rows(table), NAMESPACE_COLUMNS, "namespaces"),
@@ -215,11 +221,12 @@ def diff(
 ) -> None:
     """Show what changed between two moments."""
     first, second, table = _moment(before), _moment(after), Table()
-    was = None
+    was, was_offset, oldest = None, 0, None
     with _history(source, token_file, ca_file, timeout) as history:
         for message in history.messages():
+            oldest = oldest or message
             if was is None and _is_after(first, message.offset, message.published_ms):
-                was = table_document(table)
+                was, was_offset = table_document(table), table.offset
             if _is_after(second, message.offset, message.published_ms):
                 if was is None:
                     raise typer.BadParameter(f"{second.text} is before {first.text}; give the earlier moment first")
@@ -229,6 +236,7 @@ def diff(
     if as_json:
         print_json(difference)
         return
+    _print_if_unknown(was_offset, oldest)
     for line in lines_of(difference):
         print_line(line, color={"+": typer.colors.GREEN, "-": typer.colors.RED, "~": typer.colors.YELLOW}.get(line[:1]))
     if nothing_changed(difference):
@@ -414,10 +422,13 @@ def _folded(history: History) -> Table:
 
 
 def _about(what: str) -> BundleName:
-    """Return the range of hash points that `why` is about. Raise `InvalidName` for a name of another form."""
-    if "://" not in what:
+    """Return the range of hash points that `why` is about. Raise `InvalidName` for a name of another form.
+
+    A topic without a domain is persistent, as for the tools of Pulsar.
+    """
+    if "://" not in what and what.rpartition("/")[2].startswith("0x"):
         return parse_bundle(what)
-    topic = parse_topic(what)
+    topic = parse_topic(what if "://" in what else f"persistent://{what}")
     low = min(topic_hash(topic.full), HASH_MAX - 1)  # The last bundle contains its upper end.
     return BundleName(topic.namespace, low, low + 1)
 
@@ -428,6 +439,11 @@ def _moment(text: str) -> Moment:
 
 def _is_after(then: Moment, offset: int, published_ms: int) -> bool:
     return offset > then.offset if then.offset is not None else then.time_ms is not None and published_ms >= then.time_ms
+
+
+def _print_if_unknown(offset: int, oldest: Message | None) -> None:
+    if offset < 0 and oldest is not None:
+        print_line(f"nothing is known before {local_time(oldest.published_ms)}, when the first record was written")
 
 
 class _Page:
@@ -470,12 +486,13 @@ def _print_result(result: Result) -> None:
         print_line(f"records are missing at {result.losses} places: Pulsar compacted its channel while nobody recorded it")
     if result.lost_races:
         print_line(f"lost races (another broker was first, which is normal): {result.lost_races}")
-    print_line(f"bundles without an owner: {_spans(result.without_owner)}")
+    print_line(f"pauses without an owner: {_spans(result.without_owner)}")
+    print_line(f"bundles without an owner now: {len(result.unowned)}")
     for name, since_ms in result.unowned.items():
-        print_line(f"  {name} has had none since {local_time(since_ms)}")
+        print_line(f"  {name}: since {local_time(since_ms)}")
     print_line(f"transfers, from Releasing to Owned: {_spans(result.transfers)}")
     for state, spans in result.in_state.items():
-        print_line(f"time in {state}: {_spans(spans)}")
+        print_line(f"stays in {state}: {_spans(spans)}")
     print_line(f"splits: {result.splits}; records that were forced: {result.forced}")
     print_line(f"moves back within 10 minutes: {sum(result.bounced.values())}")
     for name, count in sorted(result.bounced.items(), key=lambda each: -each[1])[:_BOUNCING_SHOWN]:
@@ -495,4 +512,5 @@ def _print_result(result: Result) -> None:
 def _spans(spans: Spans) -> str:
     if not spans.number:
         return "none"
-    return f"{spans.number} (p50 {spans.p50:.0f} ms, p95 {spans.p95:.0f} ms, max {spans.max:.0f} ms)"
+    p50, p95, longest = (f"{span:.0f} ms" if span < _LONG_MS else format_duration(round(span)) for span in spans[1:])
+    return f"{spans.number} (p50 {p50}, p95 {p95}, max {longest})"

@@ -154,6 +154,11 @@ def test_with_send_the_plan_is_carried_out(cluster: FakeCluster) -> None:
     assert Path("pulsar-moves.jsonl").exists()
 
 
+def test_the_last_line_of_an_apply_is_its_sum(cluster: FakeCluster) -> None:
+    result = apply("--send")
+    assert "4 of 4 moves done; each request and its outcome is a line of pulsar-moves.jsonl" == result.stdout.splitlines()[-1]
+
+
 def test_a_plan_names_the_brokers_whose_figures_cannot_be_read(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is made from their reports."""
     cluster = FakeCluster()

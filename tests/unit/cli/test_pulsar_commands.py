@@ -64,6 +64,12 @@ def test_why_of_a_topic_is_that_of_its_bundle(archive: Path) -> None:
     assert 2 == len(json.loads(lines[-1])["ending"])
 
 
+def test_why_takes_a_topic_as_pulsars_tools_do(archive: Path) -> None:
+    short, full = (pulsar(archive, "why", topic) for topic in ("public/default/t10", "persistent://public/default/t10"))
+    assert (0, full.stdout) == (short.exit_code, short.stdout)
+    assert CHILD in short.stdout
+
+
 def test_why_of_an_unknown_bundle_is_refused(archive: Path) -> None:
     result = pulsar(archive, "why", "public/other/0x00000000_0xffffffff")
     assert (2, "") == (result.exit_code, result.stdout)
@@ -82,6 +88,14 @@ def test_at_and_diff_show_the_past(archive: Path) -> None:
     assert [BUNDLE] == [row["bundle"] for row in found["bundles"]["removed"]]
 
 
+def test_a_time_before_the_first_record_is_not_known(archive: Path) -> None:
+    told = "nothing is known before 20"
+    assert told in pulsar(archive, "at", "2020-01-01T00:00").stdout
+    assert told in pulsar(archive, "diff", "2020-01-01T00:00", "now").stdout
+    assert told not in pulsar(archive, "at", "4").stdout
+    assert told not in pulsar(archive, "diff", "4", "now").stdout
+
+
 def test_tail_prints_the_newest(archive: Path) -> None:
     assert ["forget"] == [line.split()[2] for line in pulsar(archive, "tail", "-n", "1").stdout.splitlines()[1:]]
 
@@ -90,6 +104,7 @@ def test_verify_finds_nothing_in_a_healthy_channel(archive: Path) -> None:
     result = pulsar(archive, "verify")
     assert (0, "all is in order") == (result.exit_code, result.stdout.splitlines()[-1])
     assert "transfers, from Releasing to Owned: 1 (p50 2000 ms, p95 2000 ms, max 2000 ms)" in result.stdout
+    assert "\nbundles without an owner now: 0\n" in result.stdout
 
 
 def test_verify_names_findings_with_advice(tmp_path: Path) -> None:
@@ -103,6 +118,12 @@ def test_verify_names_findings_with_advice(tmp_path: Path) -> None:
     found = document(archive, "verify")
     assert isinstance(found, dict)
     assert "two brokers may have served it" in found["findings"][0]["advice"]
+
+
+def test_another_url_is_no_name_of_an_archive() -> None:
+    result = run("pulsar", "status", "--source", "http://broker:8080")
+    assert 2 == result.exit_code
+    assert "'http://broker:8080' is not the service URL of a Pulsar cluster: write pulsar://HOST:PORT" in result.stderr
 
 
 def test_a_source_that_is_no_archive_is_told(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from equipoise.pulsar_cluster.admin import PulsarAdmin, RequestFailed
 
 BUNDLE = "public/default/0x00000000_0x40000000"
 UNLOAD = "/admin/v2/namespaces/public/default/0x00000000_0x40000000/unload"
+SETTLED_MS = 1_795_870_200_000
+BEFORE, AFTER = ("2026-11-28T12:49:59.59259189Z", "2026-11-28T12:50:01.073532374Z")
 Answer = Callable[[httpx.Request], httpx.Response]
 
 
@@ -59,9 +61,17 @@ def test_the_figures_of_topics_add_up_to_loads_of_bundles() -> None:
     """A broker renews the rates once a minute. Until then a bundle whose clients have just connected has none."""
     topic = {"msgRateIn": 20.0, "msgRateOut": 5.0, "msgThroughputIn": 4_000.0, "msgThroughputOut": 1_000.0, "producerCount": 2}
     topic |= {"subscriptions": {"s": {"consumers": [{}, {}]}}}  # type: ignore[dict-item]
-    new = {"msgRateIn": 0.0, "producerCount": 1}
-    stats = {"t/n": {"0x0_0x1": {"persistent": {"x": topic, "y": topic}}, "0x1_0x2": {"persistent": {"z": new}}, "0x2_0x3": {}}}
-    found = admin(by_path({"/broker-stats/topics": stats})).bundle_loads("b:8080")
+    new, idle = ({"msgRateIn": 0.0, "producerCount": 1, "publishers": [{"connectedSince": since}]} for since in (AFTER, BEFORE))
+    nameless = {"msgRateIn": 0.0, "producerCount": 1}
+    bundles = {
+        "0x0_0x1": {"x": topic, "y": topic},
+        "0x1_0x2": {"z": new},
+        "0x2_0x3": {},
+        "0x3_0x4": {"z": idle},
+        "0x4_0x5": {"z": nameless},
+    }
+    stats = {"t/n": {key_range: {"persistent": topics} for key_range, topics in bundles.items()}}
+    found = admin(by_path({"/broker-stats/topics": stats})).bundle_loads("b:8080", settled_ms=SETTLED_MS)
     load = found["t/n/0x0_0x1"]
     assert load is not None
     assert (50.0, 10_000.0, 2, 4, 4) == (
@@ -73,6 +83,8 @@ def test_the_figures_of_topics_add_up_to_loads_of_bundles() -> None:
     )
     assert found["t/n/0x1_0x2"] is None
     assert found["t/n/0x2_0x3"] is not None
+    assert (0.0, 1) == ((idle_load := found["t/n/0x3_0x4"]) and (idle_load.traffic.messages_per_second, idle_load.producers))
+    assert found["t/n/0x4_0x5"] is None
 
 
 def test_a_broker_whose_own_address_cannot_be_reached_has_no_figures() -> None:
@@ -87,9 +99,9 @@ def test_a_broker_whose_own_address_cannot_be_reached_has_no_figures() -> None:
 
     found = admin(answer)
     with pytest.raises(OperatorError):
-        found.bundle_loads("d:8080")
+        found.bundle_loads("d:8080", settled_ms=SETTLED_MS)
     for broker in ("a:8080", "b:8080", "c:8080", "e:8080"):
-        assert {} == found.bundle_loads(broker)
+        assert {} == found.bundle_loads(broker, settled_ms=SETTLED_MS)
     assert ["d", "a", "b", "c"] == asked
     assert ["a:8080", "b:8080", "c:8080", "e:8080"] == list(found.without_figures)
     assert "http://a:8080 cannot be reached: filtered" in found.without_figures["a:8080"]
@@ -106,7 +118,7 @@ def test_with_tls_a_broker_is_asked_at_the_port_of_the_given_url_too() -> None:
         return httpx.Response(200, json={})
 
     found = admin(answer, urls=("https://a:8443",))
-    assert {} == found.bundle_loads("b:8080")
+    assert {} == found.bundle_loads("b:8080", settled_ms=SETTLED_MS)
     assert ["https://b:8080/", "https://b:8443/"] == asked
     assert {} == found.without_figures
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings
 from equipoise.brokers.balancing.settings.setting_values import with_values
-from equipoise.pulsar_cluster.gathering import measured_loads
+from equipoise.pulsar_cluster.admin import PulsarAdmin
+from equipoise.pulsar_cluster.gathering import cluster_of, measured_loads
 from equipoise.pulsar_cluster.loads import LoadReports
 from equipoise.pulsar_cluster.placement_rules import ClusterPolicies, parse_isolation
 from equipoise.pulsar_cluster.planning import EVEN, Cluster, Planned, command_of, holder_of, plan_moves
 from equipoise.pulsar_cluster.records import StateRecord
+from equipoise.pulsar_cluster.table import Table
 from equipoise.shedder.loads import BundleTraffic, Traffic
 from equipoise.shedder.plan import Move
 from tests.unit.pulsar_cluster.made_clusters import BROKERS, NOW_MS, bundles_at, names, owned, reports_of
@@ -146,6 +149,27 @@ def test_a_broker_that_sent_no_report_counts_by_its_measured_bundles() -> None:
     cluster.reports.measure("a:8080", tuple(measured.values()), NOW_MS)
     cluster.reports.measure("b:8080", (), NOW_MS)
     planned = plan_moves(replace(cluster, measured=measured), EVEN, now_ms=NOW_MS)
+    assert ({"b:8080"}, 8) == ({move.destination for move in planned.moves}, len(planned.moves))
+
+
+def test_a_broker_that_has_only_bundles_of_pulsar_itself_takes_part_without_a_report() -> None:
+    """A broker reports only when its load changes, so an idle one may be silent for a quarter of an hour."""
+    own = {"topic": {"msgRateIn": 0.0, "producerCount": 1}}
+    busy = {"topic": {"msgRateIn": 40.0}}
+    figures = {"a": {"public/default": {bundle.rpartition("/")[2]: {"persistent": busy} for bundle in BUNDLES}}}
+    figures["b"] = {"pulsar/system": {"0x00000000_0x10000000": {"persistent": own}}}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        paths: dict[str, object] = {"/brokers": ["a:8080", "b:8080"], "/broker-stats/topics": figures[request.url.host]}
+        return httpx.Response(200, json=paths.get(request.url.path.removeprefix("/admin/v2"), {}))
+
+    table, reports = Table(), LoadReports()
+    system = "pulsar/system/0x00000000_0x10000000"
+    for number, message in enumerate([*bundles_at({"a:8080": BUNDLES}).values(), owned(system, "b:8080")]):
+        table.fold(message._replace(offset=number))
+    admin = PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer))
+    cluster = cluster_of(table, reports, admin, may_measure=True)
+    planned = plan_moves(cluster, EVEN, now_ms=max(load.taken_ms for load in reports.loads.values()))
     assert ({"b:8080"}, 8) == ({move.destination for move in planned.moves}, len(planned.moves))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,18 @@ def test_a_channel_that_is_not_read_in_time_is_an_error(monkeypatch: pytest.Monk
     monkeypatch.setattr(reading, "TopicReader", Topic(["0:0"], []).reader)
     with pytest.raises(PeerError, match=r"give the command more time \(--timeout\)"):
         list(read_channel(None, deadline=Deadline.after(timeout_ms=0)))
+
+
+def test_a_cluster_that_cannot_be_reached_is_told_at_once() -> None:
+    """The client itself tries for half a minute. One broker of the URL is enough."""
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_server(("127.0.0.1", 0)) as closed:
+        open_port, closed_port = listening.getsockname()[1], closed.getsockname()[1]
+        closed.close()
+        wanted = rf"no broker of pulsar://127.0.0.1:{closed_port} can be reached \(127.0.0.1:{closed_port}: Connection refused\); check the"
+        with pytest.raises(PeerError, match=wanted), connected(Address(service_url=f"pulsar://127.0.0.1:{closed_port}")):
+            pass
+        with connected(Address(service_url=f"pulsar://127.0.0.1:{closed_port},127.0.0.1:{open_port}")):
+            pass
 
 
 @pytest.mark.parametrize("url", ["http://broker:8080", "pulsar://BROKER:PORT", "kafka://broker:9092/x", ""])
