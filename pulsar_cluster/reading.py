@@ -26,6 +26,7 @@ _QUEUE: Final = 10_000
 """Messages that the client fetches ahead: 3 MB of records."""
 
 _POLL_MS: Final = 100
+_READY_MS: Final = 20
 OPERATION_S: Final = 30
 
 
@@ -206,7 +207,7 @@ def read_channel(client: pulsar.Client, *, after: bytes | None = None, deadline:
     """
     reader = TopicReader(client, CHANNEL_TOPIC, after=after)
     try:
-        first = None if reader.at_end() else _next(reader, deadline)
+        first = next(_up_to_end(reader, deadline), None)
         # A reader of the compacted part that begins at `after` sees an older message than `first` only if that was deleted from the topic.
         is_hole = after is not None and next(_compacted_before(client, first, after, deadline), None) is not None
         if after is None or is_hole:
@@ -214,8 +215,7 @@ def read_channel(client: pulsar.Client, *, after: bytes | None = None, deadline:
                 yield read._replace(begins_anew=is_hole and not number)
         if first is not None:
             yield first
-        while not reader.at_end():
-            yield _next(reader, deadline)
+            yield from _up_to_end(reader, deadline)
     finally:
         reader.close()
 
@@ -224,8 +224,7 @@ def _compacted_before(client: pulsar.Client, first: Read | None, after: bytes | 
     """Yield the messages of the compacted part after the position `after` that are older than `first`, the next message of the topic."""
     reader = TopicReader(client, CHANNEL_TOPIC, after=after, compacted=True)
     try:
-        while not reader.at_end():
-            read = _next(reader, deadline)
+        for read in _up_to_end(reader, deadline):
             if first is not None and _order_of(read) >= _order_of(first):
                 return
             yield read
@@ -238,11 +237,14 @@ def _order_of(read: Read) -> tuple[int, ...]:
     return tuple(int(part) for part in read.message_id.split(":")[:2])
 
 
-def _next(reader: TopicReader, deadline: Deadline) -> Read:
+def _up_to_end(reader: TopicReader, deadline: Deadline) -> Iterator[Read]:
+    """Yield the messages up to the present end of a topic. Asking for the end costs more than a message: only a wait leads to it."""
     while deadline.remaining_ms() > 0:
-        read = reader.next()
+        read = reader.next(_READY_MS)
         if read is not None:
-            return read
+            yield read
+        elif reader.at_end():
+            return
     raise PeerError(
         f"{reader.topic} was not read to its end in time; give the command more time (--timeout), or record the cluster first "
         "(equipoise pulsar record)"

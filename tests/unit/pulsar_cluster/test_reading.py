@@ -22,23 +22,27 @@ class Topic:
 
     def __init__(self, plain: list[str], compacted: list[str]) -> None:
         self.plain, self.compacted = plain, compacted
+        self.readers: list[Reader] = []
 
     def reader(self, _client: object, _topic: str, *, after: bytes | None, compacted: bool = False) -> Reader:
         newer = [place for place in self.plain if not self.compacted or order(place) > order(self.compacted[-1])]
         places = [*self.compacted, *newer] if compacted else self.plain
-        return Reader([read(place) for place in places if after is None or order(place) > order(after.decode())])
+        self.readers.append(Reader([read(place) for place in places if after is None or order(place) > order(after.decode())]))
+        return self.readers[-1]
 
 
 class Reader:
     def __init__(self, reads: list[Read]) -> None:
         self.topic = "channel"
+        self.asked = 0
         self._reads = reads
 
     def at_end(self) -> bool:
+        self.asked += 1
         return not self._reads
 
-    def next(self) -> Read | None:
-        return self._reads.pop(0)
+    def next(self, _timeout_ms: int) -> Read | None:
+        return self._reads.pop(0) if self._reads else None
 
     def close(self) -> None:
         pass
@@ -75,6 +79,14 @@ def test_what_is_read_of_a_compacted_channel(
     monkeypatch.setattr(reading, "TopicReader", Topic(plain, compacted).reader)
     found = read_channel(None, after=None if after is None else after.encode(), deadline=Deadline.after(timeout_ms=1_000))
     assert expected == [("!" if each.begins_anew else "") + each.message_id for each in found]
+
+
+def test_the_end_is_asked_for_only_when_no_message_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The question costs more than a message."""
+    topic = Topic([f"0:{number}" for number in range(100)], [])
+    monkeypatch.setattr(reading, "TopicReader", topic.reader)
+    assert 100 == len(list(read_channel(None, deadline=Deadline.after(timeout_ms=10_000))))
+    assert [1, 0] == [reader.asked for reader in topic.readers]
 
 
 def test_a_channel_that_is_not_read_in_time_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
