@@ -29,10 +29,9 @@ from equipoise.channel.core.log import FIRST_OFFSET, READ_ENTRIES_MAX
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.snapshot_store import CompactedSnapshot, SnapshotRow
 from equipoise.channel.core.view import View
-from equipoise.channel.snapshots.history_snapshot import FoundSnapshot, history_snapshot_of
+from equipoise.channel.snapshots.history_snapshot import FoundSnapshot, has_whole_channel, history_snapshot_of
 from equipoise.channel.snapshots.restore import Restoration
 from equipoise.channel.snapshots.snapshot_rows import Marker, encode_marker, marker_of, rows_of, view_of
-from equipoise.channel.snapshots.whole import has_whole_channel
 from equipoise.compaction.writing import HISTORY, Scribe, Step
 
 

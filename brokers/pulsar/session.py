@@ -17,8 +17,8 @@ from equipoise.brokers.pulsar.answers import Answers
 from equipoise.brokers.pulsar.hosting import Served
 from equipoise.brokers.pulsar.service import now_ms, send_active_changes
 from equipoise.brokers.pulsar.topics.dispatch import Consumer
-from equipoise.brokers.pulsar.topics.patience import Patience
 from equipoise.brokers.pulsar.topics.producers import Producer
+from equipoise.brokers.pulsar.topics.throttling import Patience
 from equipoise.brokers.pulsar.topics.topic import Receipt
 from equipoise.brokers.pulsar.wire.connection import Connection
 from equipoise.brokers.pulsar.wire.errors import PulsarProtocolError, Violation

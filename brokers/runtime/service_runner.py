@@ -23,9 +23,8 @@ from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.errors import invalid_service
 from equipoise.brokers.runtime.clock import Clock
 from equipoise.brokers.runtime.failures import error_text
-from equipoise.brokers.runtime.handover import KEPT_BYTES_MAX, Note, Spilled, digest_of, is_like_a_note, note_in
 from equipoise.brokers.runtime.service import Admitted, Bundle, Ownership, Peer, Service
-from equipoise.brokers.runtime.state_stream import Departures, Pieces
+from equipoise.brokers.runtime.state_stream import KEPT_BYTES_MAX, Departures, Note, Pieces, Spilled, digest_of, is_like_a_note, note_in
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.errors import EquipoiseError, OperatorError
 from equipoise.channel.core.ranges import parse_bundle

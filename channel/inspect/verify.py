@@ -35,9 +35,8 @@ from equipoise.channel.core.records import QUIET_REASONS, Genesis, Joined, Reaso
 from equipoise.channel.core.snapshot_store import Check, Progress, unchecked, unwatched
 from equipoise.channel.core.view import View
 from equipoise.channel.inspect.findings import Finding, Findings, Kind
-from equipoise.channel.snapshots.history_snapshot import FoundSnapshot, history_snapshot_of
+from equipoise.channel.snapshots.history_snapshot import FoundSnapshot, history_snapshot_of, is_whole
 from equipoise.channel.snapshots.snapshot_rows import Marker, check_log, decode_marker, view_of
-from equipoise.channel.snapshots.whole import is_whole
 
 FINDINGS_MAX: Final = 100
 """Findings that are kept; the rest is counted. One damaged record may invalidate all later ones."""

@@ -16,9 +16,8 @@ from equipoise.channel.core.log import FIRST_OFFSET, Log
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.snapshot_store import LOADS_MAX, Check, CompactedSnapshot, Progress, unchecked, unwatched
 from equipoise.channel.core.view import View
-from equipoise.channel.snapshots.history_snapshot import history_snapshot_of
+from equipoise.channel.snapshots.history_snapshot import base_of, has_whole_channel, history_snapshot_of, is_whole
 from equipoise.channel.snapshots.snapshot_rows import Marker, check_log, decode_marker, view_of
-from equipoise.channel.snapshots.whole import base_of, has_whole_channel, is_whole
 
 _logger: Final = logging.getLogger(__name__)
 

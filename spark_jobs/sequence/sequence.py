@@ -1,6 +1,6 @@
 """Turn the whole log into rows and facts in batches, with a state that outlives the process.
 
-* `folding` folds the channel, `log_time` keeps its time, and `state_rows` stores the view.
+* `folding` folds the channel, `LogTime` keeps its time, and `state_rows` stores the view.
 * `subjects` chooses the facts of a record. `spark_jobs.rules.membership` adds the audit's own view to them.
 * `histories` makes the rows of transitions, ownership intervals and transfers. `notes` handles notes.
 
@@ -16,6 +16,7 @@ Guarantees:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 import orjson
@@ -36,7 +37,6 @@ from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.folding import Folding, Lost
 from equipoise.spark_jobs.sequence.histories import Histories
-from equipoise.spark_jobs.sequence.log_time import LogTime
 from equipoise.spark_jobs.sequence.notes import Now, rows_of_note
 from equipoise.spark_jobs.sequence.snapshots import packed
 from equipoise.spark_jobs.sequence.state_rows import ViewRows, view_from
@@ -52,6 +52,51 @@ from equipoise.spark_jobs.sequence.subjects import (
     short,
     verdict_text,
 )
+
+TIME_MS_MAX: Final = 9_223_372_036_854
+"""The last time, in the year 2262, that a pandas frame holds. A later time is from a damaged entry and is ignored."""
+
+LEAP_MS_MIN: Final = 60_000
+"""A shorter step ahead is a pause of the writers."""
+
+LEAPS_MAX: Final = 8
+"""Leaps to remember. A clock that is ahead may write with pauses, and each pause looks like a leap."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LogTime:
+    """The log's time, which never falls: the greatest time of all entries so far.
+
+    * `behind_ms`: how much older the last entry is than the log's time.
+    * `before_leaps_ms`: the log's times before its last leaps ahead, rising; empty once a leap is reported.
+    """
+
+    now_ms: int = 0
+    behind_ms: int = 0
+    before_leaps_ms: list[int] = field(default_factory=list)
+
+    def advance(self, at_ms: int) -> list[Raw]:
+        """Take the time of the next entry. Return the events that it shows: the time fell, or an earlier entry let it leap."""
+        events: list[Raw] = []
+        if self.now_ms < at_ms <= TIME_MS_MAX:
+            if self.now_ms and at_ms - self.now_ms > LEAP_MS_MIN:
+                self.before_leaps_ms = [*self.before_leaps_ms[1 - LEAPS_MAX :], self.now_ms]
+            self.now_ms = at_ms
+        elif at_ms < self.now_ms:
+            events = self._fallen(at_ms)
+        self.behind_ms = max(0, self.now_ms - at_ms)
+        return events
+
+    def _fallen(self, at_ms: int) -> list[Raw]:
+        by_ms = self.now_ms - at_ms
+        events: list[Raw] = [{"event": "time_fell", "by_ms": by_ms}]
+        # A leap may be a night without writers. It was a wrong clock if the time is now nearer to the time before the leap.
+        before_ms = next((before for before in reversed(self.before_leaps_ms) if -LEAP_MS_MIN < at_ms - before < by_ms), None)
+        if before_ms is not None:
+            self.before_leaps_ms = []
+            events.append({"event": "time_leapt", "by_ms": self.now_ms - before_ms, "stands_ms": by_ms})
+        return events
+
 
 STATE_KEY: Final = "sequence:"
 """Key of the state row with the sequence's own position."""

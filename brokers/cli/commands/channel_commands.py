@@ -1,7 +1,6 @@
 """Define `equipoise channel`: read records, explain a bundle's history, and verify the log.
 
-`time_travel`, `copy_commands`, `compact_command` and `kafka_acls` add further commands to this group. `channel.inspect.story` describes
-records.
+`time_travel`, `copy_commands` and `compact_command` add further commands to this group. `channel.inspect.story` describes records.
 """
 
 from __future__ import annotations
@@ -18,25 +17,28 @@ import typer
 from equipoise.brokers.balancing.named import no_bundle
 from equipoise.brokers.cli.commands.compact_command import compact
 from equipoise.brokers.cli.commands.copy_commands import copy, export, import_export
-from equipoise.brokers.cli.commands.history import entries, gone, unknown_offset
 from equipoise.brokers.cli.commands.time_travel import at, diff
-from equipoise.brokers.cli.kafka_acls import acls
+from equipoise.brokers.cli.history import entries, gone, unknown_offset
 from equipoise.brokers.cli.moments import TimeCommand, time_of
 from equipoise.brokers.cli.options import TIMEOUT_S, JsonOption, LogOption, TimeoutOption, handle, unread
 from equipoise.brokers.cli.outcome import ExitCode, group, print_error
-from equipoise.brokers.cli.output import print_document, print_json, print_line
+from equipoise.brokers.cli.output import print_document, print_json, print_line, print_rows
 from equipoise.brokers.cli.progress import progress
 from equipoise.brokers.decision_log import open_decision_log
 from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.operations.access import folded_to_end, follow
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BundleChanged
-from equipoise.channel.core.errors import LogClosed, PeerError
+from equipoise.channel.core.errors import LogClosed, PeerError, invalid_log_url, missing_extra
 from equipoise.channel.core.ranges import HASH_MAX, BundleName, check_namespace, key_hash, parse_bundle, parse_topic, topic_hash
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import INTEGER_MAX, QUIET_REASONS, Renewed
 from equipoise.channel.core.view import View
 from equipoise.channel.inspect.story import Names, as_document, describe, ending_of, standing, story_of
+from equipoise.channel.kafka.answers import KafkaFailed
+from equipoise.channel.kafka.rights import Right, Role, rights_of
+from equipoise.channel.kafka.settings import KafkaAddress, address_of
+from equipoise.channel.log.open_log import kafka_settings
 from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.stop_signals import hear_interrupts
 
@@ -209,6 +211,47 @@ def verify_channel(
         _print_findings(findings)
     if not findings.in_order:
         raise typer.Exit(ExitCode.REFUSED)
+
+
+def acls(
+    role: Annotated[Role, typer.Argument(metavar="ROLE", help="broker, operator, reader, audit or load-worker.", show_default=False)],
+    principal: Annotated[str, typer.Argument(metavar="User:NAME", help="Kafka's user that gets the rights.", show_default=False)],
+    *,
+    log: LogOption,
+    apply: Annotated[bool, typer.Option("--apply", help="Grant the rights, as a user of Kafka with Alter on the cluster.")] = False,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the rights that a program needs on Kafka, and with --apply grant them.
+
+    Each row is one access control entry for each of its operations: allow, from any host, for the resource with exactly this name.
+    Other rights of the user are not touched.
+    """
+    if not log.startswith("kafka:"):
+        problem = "only a log on Kafka has access control entries; the files of any other log have modes"
+        raise invalid_log_url(url=log, problem=problem)
+    if not principal.removeprefix("User:") or not principal.startswith("User:"):
+        raise typer.BadParameter(f"{principal!r} is not a user of Kafka; write User:NAME")
+    address = address_of(log)
+    rights = rights_of(role, address.topic)
+    if apply:
+        _grant(address, rights, principal, log=log, timeout_ms=timeout * 1_000)
+    rows = [{"resource": right.resource.value, "name": right.name, "operations": list(right.operations)} for right in rights]
+    print_rows(rows, columns=("resource", "name", "operations"), as_json=as_json, nothing="no rights")
+
+
+def _grant(address: KafkaAddress, rights: list[Right], principal: str, *, log: str, timeout_ms: int) -> None:
+    try:
+        from equipoise.channel.kafka.client import Clients
+    except ModuleNotFoundError as error:
+        if error.name != "confluent_kafka":
+            raise
+        raise missing_extra(what=f"to grant rights on {log}", extra="kafka") from error
+    try:
+        with Clients(servers=address.servers, settings=kafka_settings()).administrator() as administrator:
+            administrator.grant(rights, principal=principal, timeout_ms=timeout_ms)
+    except KafkaFailed as failed:
+        raise failed.as_error(log=log, in_doubt=True) from failed
 
 
 app.command("at", cls=TimeCommand)(at)

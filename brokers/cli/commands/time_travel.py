@@ -10,8 +10,8 @@ from typing import cast
 
 import typer
 
-from equipoise.brokers.cli.commands.history import fold_to
 from equipoise.brokers.cli.differences import difference_of, lines_of, nothing_changed
+from equipoise.brokers.cli.history import fold_to
 from equipoise.brokers.cli.moments import Moment, MomentArgument, moment
 from equipoise.brokers.cli.options import TIMEOUT_S, JsonOption, LogOption, TimeoutOption, unread
 from equipoise.brokers.cli.output import Row, print_document, print_json, print_line, print_rows

@@ -1,25 +1,31 @@
-"""Put together all paths of a broker that need Pulsar's topics."""
+"""Put together all paths of a broker that need Pulsar's topics, and refuse those of persistent topics and of WebSocket clients."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Final
 
 from aiohttp import web
 
 from equipoise.brokers.http.admin.absent import Absent
+from equipoise.brokers.http.errors import problem_answer
 from equipoise.brokers.pulsar.admin.absent_of_topics import FEATURES_OF_TOPICS
 from equipoise.brokers.pulsar.admin.lists import Lists
 from equipoise.brokers.pulsar.admin.namespaces import NamespacesWithTopics
 from equipoise.brokers.pulsar.admin.partitions import Partitions
 from equipoise.brokers.pulsar.admin.policies import TopicPolicies
-from equipoise.brokers.pulsar.admin.refused import Refused
 from equipoise.brokers.pulsar.admin.schemas import SchemaPaths
 from equipoise.brokers.pulsar.admin.topics import Topics
 from equipoise.brokers.pulsar.server import Server
-from equipoise.brokers.pulsar.topics.names import served_topic
+from equipoise.brokers.pulsar.topics.names import PERSISTENT, not_stored, served_topic
 from equipoise.brokers.runtime.lookups import Lookups
+from equipoise.brokers.runtime.service import pulsar_address
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.channel.core.ranges import TopicName
+from equipoise.channel.core.ranges import TopicName, parse_topic
+
+# aiohttp prefers a path whose fixed start is longer, so all these go before the paths of both domains, in any order.
+_PERSISTENT_TOPIC: Final = f"/admin/v2/{PERSISTENT}/{{tenant}}/{{namespace}}/{{topic}}"
 
 
 class PulsarAdmin:
@@ -51,3 +57,29 @@ class PulsarAdmin:
     async def all_fetched(self) -> None:
         """Wait until next owners have fetched what they need over HTTP. Call this before HTTP ends."""
         await self._server.service.all_fetched()
+
+
+class Refused:
+    """The paths that one broker refuses with one sentence."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """Return the routes. Lists of persistent topics are not among them: they are empty."""
+        return (
+            web.route("*", f"{_PERSISTENT_TOPIC}/{{rest:.*}}", self.persistent),
+            *(web.route(method, _PERSISTENT_TOPIC, self.persistent) for method in ("PUT", "POST", "DELETE")),
+            web.route("*", "/ws/{path:.*}", self.websocket),
+        )
+
+    async def persistent(self, request: web.Request) -> web.Response:
+        """Refuse a persistent topic. The reason names the topic to use."""
+        named = request.match_info
+        raise not_stored(parse_topic(f"{PERSISTENT}://{named['tenant']}/{named['namespace']}/{named['topic']}"))
+
+    async def websocket(self, request: web.Request) -> web.Response:
+        """Refuse a WebSocket client with 501."""
+        url = pulsar_address(self._worker.profile.addresses) or "the broker's Pulsar address"
+        reason = f"this server has no WebSocket interface; use a client of Pulsar's binary protocol at {url}"
+        return problem_answer(request, HTTPStatus.NOT_IMPLEMENTED, reason, "NotSupported")

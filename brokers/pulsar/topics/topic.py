@@ -27,11 +27,10 @@ from typing import NamedTuple
 from equipoise.brokers.pulsar.topics.arrivals import Arrivals, Entry
 from equipoise.brokers.pulsar.topics.dispatch import PERMITS_MAX, ActiveChange, Consumer, Refusal, wants_stripes
 from equipoise.brokers.pulsar.topics.keys import slot_of
-from equipoise.brokers.pulsar.topics.patience import Patience
 from equipoise.brokers.pulsar.topics.producers import Producer, Producers
 from equipoise.brokers.pulsar.topics.rates import Meter
 from equipoise.brokers.pulsar.topics.subscription import Delivery, Slots, Subscription
-from equipoise.brokers.pulsar.topics.throttling import Bucket, DispatchThrottle, Rate, Throttled, Turns
+from equipoise.brokers.pulsar.topics.throttling import Bucket, DispatchThrottle, Patience, Rate, Throttled, Turns
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
 

@@ -18,7 +18,7 @@ import uvicorn
 from aiohttp import web
 
 from equipoise import Worker
-from equipoise.brokers.http import limits
+from equipoise.brokers.http import authentication
 from equipoise.brokers.http.caller import CALLED_FROM, address_of
 from equipoise.brokers.http.connections import Connection, Connections
 from equipoise.brokers.runtime import worker
@@ -46,7 +46,7 @@ GREEDY, MODEST = bearer(token("greedy")), bearer(token("modest"))
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Time stands still for the limits, unless a test lets it pass."""
     made = Clock()
-    monkeypatch.setattr(limits, "now_ms", lambda: made.now_ms)
+    monkeypatch.setattr(authentication, "now_ms", lambda: made.now_ms)
     return made
 
 

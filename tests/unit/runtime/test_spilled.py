@@ -8,9 +8,9 @@ import pytest
 
 from equipoise.brokers.agent.effects import Close
 from equipoise.brokers.agent.events import Closed
-from equipoise.brokers.runtime.handover import Note, Spilled
 from equipoise.brokers.runtime.service import Peer
 from equipoise.brokers.runtime.service_runner import FetchSpilled
+from equipoise.brokers.runtime.state_stream import Note, Spilled
 from equipoise.channel.core.errors import PeerError
 from tests.channels.folding import channel_with
 from tests.unit.runtime.service_bench import BUNDLE, Bench, settled

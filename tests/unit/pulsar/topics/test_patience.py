@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from equipoise.brokers.pulsar.topics.patience import Patience
 from equipoise.brokers.pulsar.topics.producers import Producer
-from equipoise.brokers.pulsar.topics.throttling import Bucket, Rate
+from equipoise.brokers.pulsar.topics.throttling import Bucket, Patience, Rate
 from equipoise.brokers.pulsar.topics.topic import Topic, TopicLimits
 from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
 from tests.pulsar.pulsar_speech import entry

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.brokers.pulsar.topics.arrivals import Entry
-from equipoise.brokers.pulsar.topics.patience import Patience
-from equipoise.brokers.pulsar.topics.throttling import TURN_LOST_MS, Bucket, Rate, Turns
+from equipoise.brokers.pulsar.topics.throttling import TURN_LOST_MS, Bucket, Patience, Rate, Turns
 from equipoise.brokers.pulsar.topics.topic import TopicLimits
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind

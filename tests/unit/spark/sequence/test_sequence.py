@@ -22,8 +22,7 @@ from equipoise.spark_jobs.rules.rule import NOT_FOLDED
 from equipoise.spark_jobs.sequence.arrivals import Arrival
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.folding import Lost
-from equipoise.spark_jobs.sequence.log_time import LEAP_MS_MIN, LEAPS_MAX
-from equipoise.spark_jobs.sequence.sequence import Sequence
+from equipoise.spark_jobs.sequence.sequence import LEAP_MS_MIN, LEAPS_MAX, Sequence
 from tests.channels.folding import CLUSTER, MIDDLE, NAMESPACE, Channel, channel_in, channel_with, raise_level
 from tests.unit.spark.sequence.test_loads import REPORT
 
