@@ -108,19 +108,6 @@ class UnknownNamespace(NotFound):
         )
 
 
-class BundleQuarantined(PeerError):
-    """Nobody serves the bundle, because it broke its owners, until an operator releases it."""
-
-    def __init__(self, *, bundle: str, problem: str) -> None:
-        """`problem` is why `bundle` is in quarantine."""
-        self.bundle = bundle
-        self.problem = problem
-        super().__init__(
-            f"nobody serves {bundle}, because it is in quarantine: {problem}; "
-            f"an operator can release it: equipoise bundles quarantine release {bundle}"
-        )
-
-
 class DataDirectoryUnusable(OperatorError):
     """A broker's data directory cannot be created, read or written, or is not the one that was locked."""
 
@@ -279,6 +266,14 @@ class NoFreshLoad(OperatorError):
 def invalid_service(service: str, problem: str) -> CallerError:
     """Return the error for an object that is no service, or cannot be loaded or served."""
     return CallerError(f"the service {service!r} cannot be used: {problem}; correct that, and start again")
+
+
+def quarantined(*, bundle: str, problem: str) -> PeerError:
+    """Return the error for a bundle that nobody serves until an operator releases it: it broke its owners because of `problem`."""
+    return PeerError(
+        f"nobody serves {bundle}, because it is in quarantine: {problem}; "
+        f"an operator can release it: equipoise bundles quarantine release {bundle}"
+    )
 
 
 def cannot_listen(address: str, problem: str, *, setting: str = "http_port") -> OperatorError:

@@ -5,7 +5,7 @@ This module only re-exports names.
 
 from equipoise.brokers.errors import BrokerUnreachable, InvalidConfig, InvalidRequest, NotProposed, Rejected, UnknownNamespace
 from equipoise.brokers.runtime.service import OwnershipLost, WorkerEnded
-from equipoise.brokers.testing.virtual_cluster import NotServed, NotSplit
+from equipoise.brokers.testing.virtual_cluster import NotServed
 from equipoise.channel.core.errors import (
     Bug,
     CallerError,
@@ -33,7 +33,6 @@ __all__ = [
     "NotFound",
     "NotProposed",
     "NotServed",
-    "NotSplit",
     "OperatorError",
     "OutcomeUnknown",
     "Overloaded",

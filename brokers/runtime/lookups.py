@@ -39,8 +39,8 @@ class Lookups:
         """Return the bundle at `point` and its broker. Wait up to `lookup_ms` for one. Count the outcome.
 
         After a loss of the channel, only lookups of namespaces that serve on are answered, and marked. `started_ns` is the request's
-        monotonic time. Raise `UnknownNamespace`, `BundleQuarantined`, `DeadlineExceeded` (`ChannelLost` if that is the cause),
-        and `Overloaded` if too many wait.
+        monotonic time. Raise `UnknownNamespace`, `PeerError` for a bundle in quarantine, `DeadlineExceeded` (`ChannelLost` if
+        that is the cause), and `Overloaded` if too many wait.
         """
         outcome = LookupOutcome.REFUSED
         try:

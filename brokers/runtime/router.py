@@ -14,7 +14,7 @@ from equipoise.brokers.agent.events import Instant, Wanted
 from equipoise.brokers.balancing.named import server_of
 from equipoise.brokers.balancing.namespace_policies import serves_on
 from equipoise.brokers.balancing.quarantine import why_quarantined
-from equipoise.brokers.errors import BundleQuarantined, ChannelLost, UnknownNamespace
+from equipoise.brokers.errors import ChannelLost, UnknownNamespace, quarantined
 from equipoise.brokers.runtime.clock import Clock
 from equipoise.brokers.runtime.service import Ownership, Peer
 from equipoise.brokers.runtime.service_runner import peer_of
@@ -76,7 +76,7 @@ class Router:
     async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
         """Return this broker's ownership of `key`, or the broker that serves it. Wait while no broker does.
 
-        Raise `BundleQuarantined` if nobody may serve it, as `locate` does.
+        Raise `PeerError` if the bundle is in quarantine, as `locate` does.
         """
         ownership = self.ownership(namespace, key)
         if ownership is not None:
@@ -115,9 +115,9 @@ class Router:
                 raise UnknownNamespace(namespace=namespace)
             return None  # It may be in records that are not read yet.
         if bundle.phase == "free":
-            quarantined = why_quarantined(view, bundle.name)
-            if quarantined is not None:
-                raise BundleQuarantined(bundle=bundle.name, problem=quarantined)
+            problem = why_quarantined(view, bundle.name)
+            if problem is not None:
+                raise quarantined(bundle=bundle.name, problem=problem)
             self._step(Wanted(bundle=bundle.name))
         server = server_of(view, bundle)
         if server is not None and goes_on(self._agent, namespace, now):

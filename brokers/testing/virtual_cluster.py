@@ -60,16 +60,6 @@ class NotServed(PeerError):
         super().__init__(f"{bundle} is not served by {broker or 'any broker'}: {problem}")
 
 
-class NotSplit(PeerError):
-    """A split was accepted but not made: the bundle is unchanged."""
-
-    def __init__(self, *, bundle: str, problem: str) -> None:
-        """`bundle` was to be split. `problem` describes the actual state."""
-        self.bundle = bundle
-        self.problem = problem
-        super().__init__(f"{bundle} was not split: {problem}")
-
-
 class Cluster(Generic[S]):
     """Brokers of one cluster, each with a service of its own, in virtual time, for tests of that service.
 
@@ -243,13 +233,13 @@ class Cluster(Generic[S]):
     def split(self, bundle: str, *, algorithm: str = RANGE_EQUALLY_DIVIDE, positions: tuple[int, ...] | None = None) -> None:
         """Have the owner of a bundle split it.
 
-        Raises `NotFound`; `Rejected`; `CallerError` for positions that the algorithm does not take; `NotSplit` if the owner
+        Raises `NotFound`; `Rejected`; `CallerError` for positions that the algorithm does not take; `PeerError` if the owner
         did not split the bundle, because its service does not know the algorithm or takes longer.
         """
         self._bundle(bundle)
         self._operate(verbs.split(bundle, algorithm, positions, wait=False, reason="split by the test"))
         if bundle in self._view.bundles:
-            raise NotSplit(bundle=bundle, problem=self._state_of(bundle))
+            raise PeerError(f"{bundle} was not split: {self._state_of(bundle)}")
 
     def merge(self, left: str) -> None:
         """Merge `left` with its right neighbour, which must have the same owner. Raises `NotFound`, `Rejected`."""

@@ -42,7 +42,6 @@ from equipoise.errors import (
     NotFound,
     NotProposed,
     NotServed,
-    NotSplit,
     OperatorError,
     OutcomeUnknown,
     Overloaded,
@@ -148,7 +147,7 @@ def advice(error: EquipoiseError) -> str | None:
             return f"{assert_type(error.waited_ms, int)} ms"
         case Overloaded():
             return f"{assert_type(error.limit, int)}"
-        case OwnershipLost() | NotServed() | NotSplit():
+        case OwnershipLost() | NotServed():
             return assert_type(error.bundle, str)
         case BrokerUnreachable():
             return f"{assert_type(error.in_doubt, bool)}"

@@ -9,7 +9,7 @@ import pytest
 from equipoise.brokers.agent.intents import CreateNamespace, SetClusterPolicy
 from equipoise.brokers.balancing.policies import quarantine_key
 from equipoise.brokers.balancing.quarantine import is_quarantined
-from equipoise.brokers.errors import BundleQuarantined
+from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.ranges import even_boundaries
 from tests.unit.http.cluster import PATIENCE_MS, cluster, until
 
@@ -25,7 +25,7 @@ async def test_a_bundle_that_nobody_opens_is_refused_until_it_is_released(tmp_pa
         for broker in brokers.brokers:
             broker.service.refuses.add(bundle)
         await first.worker.request(CreateNamespace(name=BAD, boundaries=even_boundaries(1)), timeout_ms=PATIENCE_MS)
-        with pytest.raises(BundleQuarantined, match="3 opens in a row failed"):
+        with pytest.raises(PeerError, match=r"in quarantine: .*3 opens in a row failed"):
             await first.worker.locate(BAD, 0, timeout_ms=PATIENCE_MS)
         await until(lambda: is_quarantined(brokers.view, bundle))
         answer = await first.get(f"/lookup/v2/topic/non-persistent/{BAD}/x")

@@ -18,9 +18,8 @@ from equipoise.brokers.runtime.service import Bundle, Ownership, OwnershipLost, 
 from equipoise.brokers.testing.virtual_cluster import (
     Cluster,
     NotServed,
-    NotSplit,
 )
-from equipoise.channel.core.errors import CallerError, DeadlineExceeded, InvalidName, NotFound
+from equipoise.channel.core.errors import CallerError, DeadlineExceeded, InvalidName, NotFound, PeerError
 from equipoise.channel.system.deadline import Deadline
 
 NAMESPACE = "shop/orders"
@@ -259,7 +258,7 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[[Cluster[Diary]], object
         lambda cluster: cluster.split(whole(cluster), positions=(7,)),
     ),
     "an unknown algorithm": (
-        NotSplit,
+        PeerError,
         "was not split: it is owned, served by a",
         lambda cluster: cluster.split(whole(cluster), algorithm="by_the_moon"),
     ),
