@@ -28,9 +28,9 @@ def print_json(document: object) -> None:
     typer.echo(json.dumps(document))
 
 
-def print_line(text: str, *, color: str | None = None, bold: bool = False) -> None:
-    """Print one line with unprintable characters escaped. Color and bold apply on a terminal only."""
-    typer.secho(printable(text), fg=color, bold=bold or None)
+def print_line(text: str, *, color: str | None = None) -> None:
+    """Print one line with unprintable characters escaped. Color applies on a terminal only."""
+    typer.secho(printable(text), fg=color)
 
 
 def print_heading(text: str) -> None:

@@ -61,9 +61,9 @@ def handler_for(stream: TextIO) -> logging.Handler:
     return handler
 
 
-def configure(stream: TextIO, *, level: int = logging.INFO) -> None:
+def configure(stream: TextIO) -> None:
     """Send all logs of this process to `stream`, replacing earlier handlers. For our own programs only."""
-    logging.basicConfig(handlers=[handler_for(stream)], level=level, force=True)
+    logging.basicConfig(handlers=[handler_for(stream)], level=logging.INFO, force=True)
 
 
 def _message(record: logging.LogRecord) -> str:

@@ -68,20 +68,18 @@ def propose(
     *,
     publisher: str,
     deadline: Deadline,
-    listener: Listener = ignore,
 ) -> Folded:
     """Read to the end, let `make_record` make a record against the view, append it, and return its verdict.
 
     * `publisher` is `admin:NAME`.
     * A rejection is a result, not an error. After `Reason.STALE` the caller may propose again with the same reader.
     * If `make_record` raises, nothing is appended and the error is passed on.
-    * `listener` gets every record that is folded on the way.
 
     Raises `OutcomeUnknown` if the verdict is not known by the deadline, `LogUnavailable` if nothing was appended, and what `read_on` and
     `Log.append` raise.
     """
-    author = author_now(log, reader, publisher=publisher, deadline=deadline, listener=listener)
-    return append(log, reader, make_record(reader.view, author), deadline=deadline, listener=listener)
+    author = author_now(log, reader, publisher=publisher, deadline=deadline)
+    return append(log, reader, make_record(reader.view, author), deadline=deadline)
 
 
 def author_now(log: Log, reader: Reader, *, publisher: str, deadline: Deadline, listener: Listener = ignore) -> Author:

@@ -13,7 +13,7 @@ from typing import Final, Self
 
 from compose.local_kafka.errors import LocalKafkaError, NoCluster
 from compose.local_kafka.jars import class_archive, class_path, locked, tool
-from compose.local_kafka.node import READY_S, STOP_S, Node
+from compose.local_kafka.node import STOP_S, Node
 from compose.local_kafka.server_properties import HOST, Ports, server_properties
 from equipoise.channel.system.free_ports import are_free, free_ports
 
@@ -141,7 +141,7 @@ class Cluster:
             )
             node.configure(properties)
 
-    def start(self, *, timeout_s: float = READY_S) -> None:
+    def start(self) -> None:
         """Start the nodes that do not run, and wait until they serve.
 
         Raises `LocalKafkaError`, after killing the nodes that it started, and `NotInstalled`.
@@ -157,7 +157,7 @@ class Cluster:
                 for node in starting:  # Start all before waiting: none is ready without a majority.
                     node.begin()
                 for node in starting:
-                    node.wait_ready(timeout_s=timeout_s)
+                    node.wait_ready()
             except BaseException:
                 for node in starting:
                     node.kill()

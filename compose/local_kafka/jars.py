@@ -63,14 +63,14 @@ def class_path(*, home: Path = HOME, note: Callable[[str], None] = lambda _: Non
         return kept.read_text().strip()
 
 
-def class_archive(java: str, path: str, *, home: Path = HOME) -> Path:
+def class_archive(java: str, path: str) -> Path:
     """Return the file of the archive of Kafka's classes, which one Java program uses for one class path. It may not exist.
 
     `Cluster.archive_classes` writes it.
     """
     program = Path(java).resolve()
     digest = hashlib.sha256(f"{program} {program.stat().st_mtime_ns} {path}".encode()).hexdigest()[:16]
-    return home / f"classes-{digest}.jsa"
+    return HOME / f"classes-{digest}.jsa"
 
 
 def _is_whole(kept: Path) -> bool:

@@ -101,11 +101,11 @@ class Node:
                 raise self._failure(f"was not ready within {timeout_s:.0f} s")
             time.sleep(_LOOK_S)
 
-    def start(self, *, timeout_s: float = READY_S) -> None:
+    def start(self) -> None:
         """Start it with its former data, unless it runs. Raises `LocalKafkaError`, `NotInstalled`."""
         if self.pid is None:
             self.begin()
-            self.wait_ready(timeout_s=timeout_s)
+            self.wait_ready()
 
     def ask_to_stop(self) -> None:
         """Ask it to stop cleanly, without waiting."""

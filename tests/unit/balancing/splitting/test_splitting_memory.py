@@ -16,7 +16,6 @@ from tests.channels.folding import Channel, channel_with
 
 LIMITS = BundleLimits(messages_per_second_max=100)
 SPLITS = SplitSettings(limits=LIMITS, hits_threshold=1)
-MERGES = MergeSettings(limits=LIMITS, hits_threshold=1, bundles_min=1)
 REST_MS = 1_000
 
 
