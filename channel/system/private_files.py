@@ -25,7 +25,7 @@ def make(path: Path) -> None:
 
 
 def writable_by_all(log: Path | None, folder: Path) -> Iterator[tuple[Path, int]]:
-    """Yield what every user of this machine may write, with its mode: of a log, the files beside it, its folder, and `folder`.
+    """Yield what every user of this machine may write, with its mode: a log, its companion files, its folder, and `folder`.
 
     A folder with the sticky bit is not among them: users can replace only their own files there. Skips paths that cannot be
     read.
