@@ -44,7 +44,7 @@ class Topics(TopicPaths):
     async def create(self, request: web.Request) -> web.Response:
         """Create a topic without clients. It goes when no client has used it for a minute.
 
-        The body has its properties. There can be none.
+        A body may only be empty: topics here have no properties.
         """
         topic = topic_of(request)
         if await body_of(request, _PROPERTIES_BODY):
