@@ -131,6 +131,18 @@ class Source:
         """All functions and methods, including nested ones."""
         return tuple(node for node in ast.walk(self.tree) if isinstance(node, FunctionNode))
 
+    @cached_property
+    def imports(self) -> frozenset[str]:
+        """The dotted names that a module imports. `from a import b` counts as `a` and `a.b`, because b may be a module."""
+        found = set[str]()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                found.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module)
+                found.update(f"{node.module}.{alias.name}" for alias in node.names)
+        return frozenset(found)
+
 
 Rule = Callable[[Source], Iterator[str]]
 
@@ -145,18 +157,6 @@ def is_pure(name: str) -> bool:
     return within(name, PURE) and not name.endswith((".__main__", "_pb2"))
 
 
-def imports(source: Source) -> frozenset[str]:
-    """Return the dotted names that a module imports. `from a import b` counts as `a` and `a.b`, because b may be a module."""
-    found = set[str]()
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return frozenset(found)
-
-
 def roots(names: Iterable[str]) -> list[str]:
     """Return the first parts of dotted names, sorted and without duplicates."""
     return sorted({name.split(".")[0] for name in names})
@@ -164,7 +164,7 @@ def roots(names: Iterable[str]) -> list[str]:
 
 def impure_roots(source: Source, *, seeded: bool) -> list[str]:
     """Return the impure imports of a module. A seeded module may import `random`."""
-    return [root for root in roots(imports(source)) if root in IMPURE_IMPORTS and not (seeded and root == "random")]
+    return [root for root in roots(source.imports) if root in IMPURE_IMPORTS and not (seeded and root == "random")]
 
 
 def short_functions(source: Source) -> Iterator[str]:
@@ -190,21 +190,21 @@ def telling_names(source: Source) -> Iterator[str]:
 
 def one_door(source: Source) -> Iterator[str]:
     """Limit each client of another system to its modules, and keep the tests out of the product."""
-    for root in roots(imports(source)):
+    for root in roots(source.imports):
         if root in ONLY_IN and not within(source.name, ONLY_IN[root]):
             yield f"{source.name} imports {root}, which only {' and '.join(ONLY_IN[root])} may"
 
 
 def one_name(source: Source) -> Iterator[str]:
     """Require imports of product modules by their name below `equipoise`."""
-    for root in roots(imports(source)):
+    for root in roots(source.imports):
         if root in LINKED:
             yield f"{source.name} imports {root}; import equipoise.{root}"
 
 
 def impartial_checker(source: Source) -> Iterator[str]:
     """Keep the checker free of imports from the product that it checks."""
-    for root in roots(imports(source)) if within(source.name, (CHECKER,)) else ():
+    for root in roots(source.imports) if within(source.name, (CHECKER,)) else ():
         if root in PRODUCT:
             yield f"{source.name} imports {root}; the checker shares nothing with what it checks"
 
@@ -376,7 +376,7 @@ def way_to_impurity(name: str, known: dict[str, Source]) -> tuple[str, ...]:
     for way in ways:  # The list grows during the loop: breadth-first search.
         for root in impure_roots(known[way[-1]], seeded=within(name, SEEDED)):
             return (*way, root)
-        onwards = sorted(imports(known[way[-1]]) & known.keys() - seen)
+        onwards = sorted(known[way[-1]].imports & known.keys() - seen)
         seen.update(onwards)
         ways += [(*way, other) for other in onwards]
     return ()
