@@ -23,7 +23,7 @@ from tests.spark.spark_pipeline import findings_of
 
 KINDS_MIN = 30
 MUTANTS_MIN = 10
-PLACES = 2
+PLACES = 1
 SECONDS = 8
 pytestmark = pytest.mark.slow
 
