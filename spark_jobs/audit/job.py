@@ -84,7 +84,7 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
             run_stream(spark, stream, watch)
         finally:
             watch.show()
-            watch.note(_summary(watch, older))
+            watch.note(summary(watch, older))
     return watch.findings.total()
 
 
@@ -172,7 +172,8 @@ def kept_findings(archive: Path, note: Callable[[str], None]) -> int:
     return kept
 
 
-def _summary(watch: Watch, older: int) -> str:
+def summary(watch: Watch, older: int) -> str:
+    """Return the last line of a run."""
     findings: Mapping[str, int] = watch.findings
     rules = ", ".join(f"{rule} {count:,}" for rule, count in sorted(findings.items()))
     total = watch.findings.total()

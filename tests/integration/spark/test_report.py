@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
@@ -21,6 +22,7 @@ from equipoise.spark_jobs.archive.tables.sink import open_sink
 from equipoise.spark_jobs.archive.tables.small_files import run_compact
 from equipoise.spark_jobs.report.figures import BINS, Broken, BrokerMoves, Counted, Decided, Period, Report, SplitOrMerge
 from equipoise.spark_jobs.report.job import made_report, run_report
+from equipoise.spark_jobs.report.queries import Queries
 from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
@@ -188,9 +190,10 @@ def test_a_broker_that_reports_in_time_is_not_silent(spark: SparkSession, tmp_pa
     ]
     with open_sink(tmp_path / "archive", writer="archive", log=LOG, url=URL) as sink:
         sink.write(0, as_rows(sequence.feed(loads)))
-    report = made_report(Archive(tmp_path / "archive"), spark, ReportOptions(out=Path("unused.html"), archive=tmp_path))
-    assert ("b1", "b2") == report.cpu.brokers
-    (silent, healthy), columns = report.cpu.rows, 117_001 // 5_000
+    with closing(Queries(Archive(tmp_path / "archive"), spark, Period(from_ms=BEGAN_MS, to_ms=BEGAN_MS + 117_001))) as queries:
+        cpu = queries.cpu()
+    assert ("b1", "b2") == cpu.brokers
+    (silent, healthy), columns = cpu.rows, 117_001 // 5_000
     assert [columns] * 2 == [len(silent), len(healthy)]
     assert None not in healthy
     assert [(number < 9 or number >= 17) for number in range(columns)] == [cell is not None for cell in silent]
@@ -230,7 +233,7 @@ def test_an_unreadable_file_is_named(spark: SparkSession, archive: Path, tmp_pat
     options = ReportOptions(out=Path("unused.html"), archive=path)
     with pytest.raises(ArchiveFileGone, match=r"an archive/records/.*lost\.parquet no longer exists"):
         made_report(Lost(path), spark, options)
-    file = Archive(path).files(Table.TRANSFERS)[0]
+    file = Archive(path).files(Table.RECORDS)[0]  # The first table that a report reads.
     file.write_bytes(file.read_bytes()[:-4])
     with pytest.raises(ArchiveDamaged, match=rf"its file {file} cannot be read: .*; restore it from a copy"):
         made_report(Archive(path), spark, options)
@@ -251,8 +254,8 @@ def test_an_ownership_whose_beginning_was_not_archived(spark: SparkSession, tmp_
         arrivals = [Arrival(Source.CHANNEL, offset, at(offset), data) for offset, data in some]
         with open_sink(tmp_path, writer="archive", log=LOG, url=URL) as sink:
             sink.write(0, as_rows(sequence.feed(arrivals)))
-    made = made_report(Archive(tmp_path), spark, ReportOptions(out=Path("unused.html"), archive=tmp_path))
-    served = next(lane for lane in made.lanes.shown if lane.bundle == LEFT_HALF)
+    with closing(Queries(Archive(tmp_path), spark, PERIOD)) as queries:
+        served = next(lane for lane in queries.lanes().shown if lane.bundle == LEFT_HALF)
     assert [("b1", at(6), at(11)), ("b2", at(11), at(16))] == [(each.broker, each.from_ms, each.to_ms) for each in served.ownerships]
 
 

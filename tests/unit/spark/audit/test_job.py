@@ -14,7 +14,7 @@ from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.sink import open_sink
 from equipoise.spark_jobs.archive.tables.small_files import FILES_MAX
 from equipoise.spark_jobs.audit.findings_out import Numbered, not_published
-from equipoise.spark_jobs.audit.job import JOB, PRINTED_MAX, kept_findings, taker
+from equipoise.spark_jobs.audit.job import JOB, PRINTED_MAX, kept_findings, summary, taker
 from equipoise.spark_jobs.rules.checkers import RULES
 from equipoise.spark_jobs.rules.rule import Finding, parse_finding
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
@@ -61,6 +61,7 @@ def test_findings_are_printed_once_although_publishing_fails(tmp_path: Path) -> 
         assert ["alarm hole at 3, namespace t/n: a hole", f"  look at {URL}"] == said
         take(0, rows())
         assert ([9], 1) == (out.put_numbers, watch.findings.total())
+        assert "audited 0 entries: 1 finding (hole 1); the archive holds 2 older" == summary(watch, 2)
     assert (["alarm hole at 3, namespace t/n: a hole", f"  look at {URL}"], 1) == (said, Archive(tmp_path).table(Table.FINDINGS).num_rows)
 
 
@@ -98,7 +99,7 @@ def test_a_damaged_file_of_older_findings_does_not_stop_the_audit(tmp_path: Path
     notes: list[str] = []
     screen = Screen(result=lambda _line: None, note=notes.append)
     with open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink, watching(JOB, screen, rules=RULES) as watch:
-        assert 0 == kept_findings(tmp_path, notes.append)
+        assert (0, "audited 0 entries: no findings") == (kept_findings(tmp_path, notes.append), summary(watch, 0))
         taker(sink, Away(refusals=0), watch, log=URL, as_json=False)(0, rows())
         assert (1, []) == (kept_findings(tmp_path, notes.append), notes)
         (file,) = Archive(tmp_path).files(Table.FINDINGS)
