@@ -123,8 +123,8 @@ def test_a_compactor_dies_at_each_of_its_steps(log: Log, url: str) -> None:
         assert run(url, kept=1) is not None
         channel.check()
         assert [] == untold(log)
-        channel.go_on()
-        compacts_whole(channel, url)
+    channel.go_on()
+    compacts_whole(channel, url)
     assert all_of(channel.fold_from_zero()) == all_of(restored_to_end(log))
 
 
