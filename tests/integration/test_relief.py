@@ -38,7 +38,7 @@ BURN_MORE_MS = 5_000
 
 
 async def test_a_broker_whose_process_tree_burns_cpu_is_relieved(tmp_path: Path) -> None:
-    """It loses at least half of its bundles, each with that reason, and no call is lost."""
+    """It loses at least half of its bundles, as the decisions say, and no call is lost. Other load on the machine may move others, too."""
     settings = counters(tmp_path, brokers=BROKERS, evidence=True, cpu_cores=1)
     cluster = LocalCluster(replace(settings, services=(BURNING,)))
     history = tmp_path / "history.jsonl"
@@ -61,7 +61,8 @@ async def test_a_broker_whose_process_tree_burns_cpu_is_relieved(tmp_path: Path)
             await asyncio.sleep(LOOK_S)
         await callers.stop()
     decisions = [decision for decision in log.newest(1_000) if decision.at_ms >= began_ms and decision.moves]
-    assert {("TransferShedder", burning)} == {(decision.strategy, move.source) for decision in decisions for move in decision.moves}
+    assert {"TransferShedder"} == {decision.strategy for decision in decisions}
+    assert held // 2 <= sum(move.source == burning for decision in decisions for move in decision.moves)
     verdict = check_calls([history], store=tmp_path / "counter.db", evidence=cluster.evidence())
     assert verdict.is_clean, verdict
 
