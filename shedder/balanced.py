@@ -37,7 +37,7 @@ ASKED_MAX: Final = 500_000
 LOOKS_MAX: Final = 500_000
 """The most lookups of cached answers per plan. Each takes half a microsecond."""
 
-_GROSS_RATIO: Final = 0.25  # A broker further from the mean is relieved or filled at once.
+_GROSS_RATIO: Final = 0.20  # A broker further from the mean is relieved or filled at once.
 _WOBBLE_RATIO: Final = 0.50
 _NOISES: Final = 2.2  # A difference of fewer standard errors is chance.
 _NOISE_SHARE_MAX: Final = 1.0  # More noise than the mean load is not believed, so that a liar is relieved, too.
@@ -62,7 +62,7 @@ class BalancedShedder:
 
     moves_max: int = 4
     start_ratio: float = 0.085
-    settle_ratio: float = 0.074
+    settle_ratio: float = 0.072
     calm: bool = False
     patience_ms: int = 120_000
     churn_max: float = 1.0
