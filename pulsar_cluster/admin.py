@@ -157,7 +157,8 @@ class PulsarAdmin:
     def bundle_loads(self, broker: str, *, settled_ms: int) -> Mapping[str, BundleTraffic | None]:
         """Return the load of each bundle with topics that a broker serves, from their figures, which the broker renews once a minute.
 
-        None: it has no traffic, and a client that connected after `settled_ms` (Unix time), so its figures may be older than its clients.
+        None: it has no traffic, and a client that connected after `settled_ms` (Unix time), or at an unknown time. So its figures may be
+        older than its clients.
         A broker that does not answer has none at all, and is in `without_figures`: its own address may be hidden by a proxy. After 3 of
         them, no further one is asked.
         """

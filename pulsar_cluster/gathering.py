@@ -134,13 +134,14 @@ def cluster_of(table: Table, reports: LoadReports, admin: PulsarAdmin, *, may_me
     namespaces = sorted({namespace_in(bundle) for bundle in table.bundles if not is_of_system(bundle)})
     measured: dict[str, BundleTraffic] = {}
     now_ms = time.time_ns() // 1_000_000
+    settled_ms = now_ms - _STATS_ROUNDS * _stats_interval_ms(settings)
     for broker in members:
         held = {bundle: message for bundle, message in table.bundles.items() if holder_of(message.record) == broker}
-        settled_ms = now_ms - _STATS_ROUNDS * _stats_interval_ms(settings)
         loads = measured_loads(held, admin.bundle_loads(broker, settled_ms=settled_ms), settled_ms=settled_ms)
         measured |= loads
         # Bundles of Pulsar itself do not move.
-        if may_measure and all(bundle in loads or is_of_system(bundle) for bundle in held):
+        is_measured = broker not in admin.without_figures and all(bundle in loads or is_of_system(bundle) for bundle in held)
+        if may_measure and is_measured:
             reports.measure(broker, tuple(loads.values()), now_ms)
     bundles_max = settings.get("loadBalancerMaxNumberOfBundlesInBundleLoadReport", "")
     return Cluster(

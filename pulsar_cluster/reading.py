@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 _SCHEMES: Final = ("pulsar://", "pulsar+ssl://")
 _PORTS: Final = {"pulsar": 6650, "pulsar+ssl": 6651}
 _CONNECT_S: Final = 5
+_CONNECT_LEAST_S: Final = 0.1
 
 _QUEUE: Final = 10_000
 """Messages that the client fetches ahead: 3 MB of records."""
 
 _POLL_MS: Final = 100
 _READY_MS: Final = 20
+_ASK_MS: Final = 1_000
 OPERATION_S: Final = 30
 
 
@@ -116,7 +118,8 @@ def connected(address: Address) -> Iterator[pulsar.Client]:
 
 
 def _check_reachable(address: Address) -> None:
-    """Raise `PeerError` if no broker of a service URL accepts a connection. What is no URL is left to the client."""
+    """Raise `PeerError` if no broker of a service URL accepts a connection in time. Leave a malformed URL to the client."""
+    deadline = Deadline.after(timeout_ms=round(1_000 * min(_CONNECT_S, address.timeout_s)))
     scheme, _, hosts = address.service_url.partition("://")
     problems = []
     for host in hosts.partition("/")[0].split(","):
@@ -126,7 +129,9 @@ def _check_reachable(address: Address) -> None:
         except ValueError:
             return
         try:
-            socket.create_connection((name, port), min(_CONNECT_S, address.timeout_s)).close()
+            socket.create_connection((name, port), max(_CONNECT_LEAST_S, deadline.remaining_ms() / 1_000)).close()
+        except UnicodeError:
+            return
         except OSError as error:
             problems.append(f"{name}:{port}: {error.strerror or error}")
         else:
@@ -238,13 +243,19 @@ def _order_of(read: Read) -> tuple[int, ...]:
 
 
 def _up_to_end(reader: TopicReader, deadline: Deadline) -> Iterator[Read]:
-    """Yield the messages up to the present end of a topic. Asking for the end costs more than a message: only a wait leads to it."""
+    """Yield the messages up to the present end of a topic.
+
+    Ask for the end only while no message is ready, and every second of a topic that never pauses: it costs more than a message.
+    """
+    asked = Deadline.after(timeout_ms=_ASK_MS)
     while deadline.remaining_ms() > 0:
         read = reader.next(_READY_MS)
         if read is not None:
             yield read
-        elif reader.at_end():
-            return
+        if read is None or not asked.remaining_ms():
+            if reader.at_end():
+                return
+            asked = Deadline.after(timeout_ms=_ASK_MS)
     raise PeerError(
         f"{reader.topic} was not read to its end in time; give the command more time (--timeout), or record the cluster first "
         "(equipoise pulsar record)"

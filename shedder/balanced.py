@@ -5,7 +5,7 @@ Theory of operation:
 * A broker's fill is the cost of its bundles divided by its capacity. The mean is the total cost divided by the total capacity.
 * Each broker has a band around the mean: `settle_ratio` of the mean, and `_NOISES` standard errors of its reported cost.
 * A broker is helped if it is further from the mean than `start_ratio` and its noise, for at least `patience_ms`. A broker further away than
-  `_GROSS_RATIO` is helped at once.
+  `_GROSS_RATIO` and its noise is helped at once.
 * A move brings a broker to the edge of its band, not to the mean. Of all ways to lower the spread, this moves the least load: the load
   between the edge and the mean is the most expensive to even out. So a bundle that is a little too light is better than one that is a
   little too heavy: a further bundle can fill the gap.
@@ -177,10 +177,8 @@ class BalancedShedder:
             if load.broker in given:
                 continue
             carries = f"load is {_percent(load.fill, cluster.mean)} of the mean"
-            is_outside = cluster.excess(load, self.start_ratio) > 0
-            if load.fill <= cluster.mean or not is_outside:
-                helpless = ", but no move would help" if is_outside and load.is_stuck else ""
-                yield Stay(subject=load.broker, reason=f"{carries} (allowed: {cluster.allowed(load, self.start_ratio)}){helpless}")
+            if load.fill <= cluster.mean or cluster.excess(load, self.start_ratio) <= 0:
+                yield Stay(subject=load.broker, reason=f"{carries} (allowed: {cluster.allowed(load, self.start_ratio)})")
                 continue
             for bundle in load.barred:
                 yield Stay(subject=bundle.name, reason=f"{bundle.barred}, although the load of {load.broker} is too high")

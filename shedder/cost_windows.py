@@ -4,9 +4,10 @@ Theory of operation:
 
 * The time is cut into parts, `_PARTS` in a window. The load of a bundle in a part is the mean of its samples.
 * The cost of a bundle is the mean of the middle of these loads: the highest and the lowest `_CUT` of them do not count. So a burst that
-  lasts less than a third of the window moves nothing, and a load that has changed for good counts in full after two thirds of the window.
+  lasts less than a third of the window does not count, and a load that has changed for good counts in full after two thirds of the window.
   A decaying average would do neither.
-* If the loads in the window hardly differ, the cost is the mean of the newest. They are certain enough, and they follow a slow change.
+* If the loads in the window hardly differ, and the mean of the newest is near that cost, it is the cost. It is certain enough, and follows
+  a slow change. So a burst changes a cost by at most `_NEAR`.
 * The certainty comes from the spread of the loads that count, because a difference that is chance must not move a bundle either.
 """
 
@@ -22,6 +23,7 @@ _PARTS: Final = 24
 _CUT: Final = 0.35
 _NEWEST: Final = 9
 _STEADY: Final = 0.4  # The loads of a bundle hardly differ if their standard deviation is below this share of their mean.
+_NEAR: Final = 0.2  # The newest loads count alone if their mean is at most so far from the middle loads, as a share of it.
 _KNOWN: Final = 3  # Loads from which the spread of a bundle's loads is known.
 _ROUNDING: Final = 1e-12
 
@@ -92,13 +94,14 @@ class CostWindows:
 
 
 def _cost_of(loads: list[float]) -> _Cost:
-    number, variance, mean = len(loads), _variance(loads), sum(loads) / len(loads)
-    if number > _NEWEST and variance < (_STEADY * mean) ** 2:
-        newest = loads[-_NEWEST:]
-        return _Cost(cost=sum(newest) / _NEWEST, variance=_variance(newest) / _NEWEST, loads=number)
+    number, variance = len(loads), _variance(loads)
     cut = min(int(_CUT * number), (number - 1) // 2)
     middle = sorted(loads)[cut : number - cut]
-    return _Cost(cost=sum(middle) / len(middle), variance=variance / number, loads=number)
+    cost, newest = sum(middle) / len(middle), loads[-_NEWEST:]
+    latest = sum(newest) / len(newest)
+    if number > _NEWEST and variance < (_STEADY * sum(loads) / number) ** 2 and abs(latest - cost) <= _NEAR * cost:
+        return _Cost(cost=latest, variance=_variance(newest) / _NEWEST, loads=number)
+    return _Cost(cost=cost, variance=variance / number, loads=number)
 
 
 def _variance(loads: list[float]) -> float:

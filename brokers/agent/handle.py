@@ -91,5 +91,5 @@ class Handle:
         return self.is_open and (self.lease.good(now) or (self.serves_on and self.lease.is_attended(now)))
 
     def settles(self, now: Instant) -> bool:
-        """Return whether work may be answered now that the release waits for. None may start."""
+        """Return whether work that the release waits for may be answered now. None may start."""
         return self.is_settling and self.lease.good(now)

@@ -443,7 +443,7 @@ def _is_after(then: Moment, offset: int, published_ms: int) -> bool:
 
 def _print_if_unknown(offset: int, oldest: Message | None) -> None:
     if offset < 0 and oldest is not None:
-        print_line(f"nothing is known before {local_time(oldest.published_ms)}, when the first record was written")
+        print_line(f"the oldest record that is left is of {local_time(oldest.published_ms)}; nothing is known before it")
 
 
 class _Page:

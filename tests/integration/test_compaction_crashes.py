@@ -120,7 +120,9 @@ def test_a_compactor_dies_at_each_of_its_steps(log: Log, url: str) -> None:
             channel.check()
         channel.go_on()
         # As many as the one that died kept: of more, some would lie below the floor that it moved.
-        assert run(url, kept=1) is not None
+        lived = run(url, kept=1)
+        assert lived is not None, f"a compactor died after {step}"
+        assert lived.error is None, f"after {step}: {lived.error}"
         channel.check()
         assert [] == untold(log)
     channel.go_on()

@@ -70,6 +70,8 @@ def test_an_audit_reports_findings_everywhere_and_continues(spark: SparkSession,
         assert 1 == run_audit(options, said.screen())
         assert any("continued from the last run" in note for note in said.notes)
         assert said.notes[-1].endswith(" entries: 1 finding (malformed 1); the archive holds 1 older")
+        said = Said()
+        assert 0 == run_audit(options, said.screen()), "nothing is wrong with what came since"
         assert [second] == [orjson.loads(document)["offsets"][-1] for document in kept(tmp_path / "log.observations")[1:]]
     assert [first, second] == [row["offset"] for row in findings(archive)]
 

@@ -89,7 +89,7 @@ def test_at_and_diff_show_the_past(archive: Path) -> None:
 
 
 def test_a_time_before_the_first_record_is_not_known(archive: Path) -> None:
-    told = "nothing is known before 20"
+    told = "; nothing is known before it"
     assert told in pulsar(archive, "at", "2020-01-01T00:00").stdout
     assert told in pulsar(archive, "diff", "2020-01-01T00:00", "now").stdout
     assert told not in pulsar(archive, "at", "4").stdout

@@ -67,9 +67,11 @@ def test_a_short_burst_does_not_change_a_cost_and_a_lasting_change_does() -> Non
 
 
 def test_a_cost_follows_a_slow_change_of_a_load_that_hardly_varies() -> None:
-    """It is the mean of the newest nine loads. Loads that vary much, or at first, count in the whole window."""
+    """It is the mean of the newest nine loads. Loads that vary much, or at first, count in the whole window. A burst counts little."""
     rising = [100.0 + number for number in range(24)]
     assert [IDLE_COST + 119] == costs_after(*rising).costs
+    for burst in (1, 2, 6):
+        assert abs(costs_after(*(100.0,) * 24, *(200.0,) * burst).costs[0] - IDLE_COST - 100) <= 20, burst
     varying = [10.0, 200.0, 100.0] * 8
     assert [IDLE_COST + 100] == pytest.approx(costs_after(*varying).costs)
     assert [IDLE_COST + 104] == costs_after(*rising[:9]).costs

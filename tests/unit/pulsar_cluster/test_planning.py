@@ -152,14 +152,17 @@ def test_a_broker_that_sent_no_report_counts_by_its_measured_bundles() -> None:
     assert ({"b:8080"}, 8) == ({move.destination for move in planned.moves}, len(planned.moves))
 
 
-def test_a_broker_that_has_only_bundles_of_pulsar_itself_takes_part_without_a_report() -> None:
-    """A broker reports only when its load changes, so an idle one may be silent for a quarter of an hour."""
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_a_broker_that_has_only_bundles_of_pulsar_itself_takes_part_without_a_report(is_hidden: bool) -> None:
+    """A broker reports only when its load changes, so an idle one may be silent for long. If it is hidden, nothing is known."""
     own = {"topic": {"msgRateIn": 0.0, "producerCount": 1}}
     busy = {"topic": {"msgRateIn": 40.0}}
     figures = {"a": {"public/default": {bundle.rpartition("/")[2]: {"persistent": busy} for bundle in BUNDLES}}}
     figures["b"] = {"pulsar/system": {"0x00000000_0x10000000": {"persistent": own}}}
 
     def answer(request: httpx.Request) -> httpx.Response:
+        if is_hidden and request.url.host == "b":
+            raise httpx.ConnectError("filtered", request=request)
         paths: dict[str, object] = {"/brokers": ["a:8080", "b:8080"], "/broker-stats/topics": figures[request.url.host]}
         return httpx.Response(200, json=paths.get(request.url.path.removeprefix("/admin/v2"), {}))
 
@@ -169,6 +172,9 @@ def test_a_broker_that_has_only_bundles_of_pulsar_itself_takes_part_without_a_re
         table.fold(message._replace(offset=number))
     admin = PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer))
     cluster = cluster_of(table, reports, admin, may_measure=True)
+    assert is_hidden == ("b:8080" not in reports.loads)
+    if is_hidden:
+        return
     planned = plan_moves(cluster, EVEN, now_ms=max(load.taken_ms for load in reports.loads.values()))
     assert ({"b:8080"}, 8) == ({move.destination for move in planned.moves}, len(planned.moves))
 

@@ -89,6 +89,24 @@ def test_the_end_is_asked_for_only_when_no_message_is_ready(monkeypatch: pytest.
     assert [1, 0] == [reader.asked for reader in topic.readers]
 
 
+def test_the_end_of_a_topic_that_never_pauses_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a storm of unloads, a message follows another. What was there is read, and the command ends."""
+
+    class Storm(Reader):
+        def at_end(self) -> bool:
+            self.asked += 1
+            return True
+
+        def next(self, timeout_ms: int) -> Read | None:
+            self._reads.append(read(f"0:{len(self._reads)}"))
+            return super().next(timeout_ms)
+
+    storms = [Storm([]), Reader([])]
+    monkeypatch.setattr(reading, "_ASK_MS", 1)
+    monkeypatch.setattr(reading, "TopicReader", lambda *_args, **_options: storms.pop(0))
+    assert next(iter(list(read_channel(None, deadline=Deadline.after(timeout_ms=60_000)))))
+
+
 def test_a_channel_that_is_not_read_in_time_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "TopicReader", Topic(["0:0"], []).reader)
     with pytest.raises(PeerError, match=r"give the command more time \(--timeout\)"):
