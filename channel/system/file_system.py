@@ -1,4 +1,4 @@
-"""Find the file system of a path, and refuse file systems that two kernels may share.
+"""Find the file system of a path, refuse file systems that two kernels may share, and lock a folder.
 
 SQLite's WAL and exclusive locks need reliable locks and shared memory. On a shared file system two machines can both believe
 that they hold the lock.
@@ -6,8 +6,11 @@ that they hold the lock.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -84,3 +87,12 @@ def file_system_type(path: str, *, mounts: str) -> str:
 
 _MOUNT_POINT: Final = 4  # The fifth field of a line.
 _OCTAL_ESCAPE: Final = re.compile(r"\\([0-7]{3})")  # Encodes space, tab, newline and backslash.
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder during the block. Create the folder if needed. The operating system releases the lock of a dead process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

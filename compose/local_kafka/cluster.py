@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Final, Self
 
 from compose.local_kafka.errors import LocalKafkaError, NoCluster
-from compose.local_kafka.jars import class_archive, class_path, locked, tool
+from compose.local_kafka.jars import class_archive, class_path, tool
 from compose.local_kafka.node import STOP_S, Node
 from compose.local_kafka.server_properties import HOST, Ports, server_properties
+from equipoise.channel.system.file_system import locked
 from equipoise.channel.system.free_ports import are_free, free_ports
 
 NODES: Final = (1, 3)

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from compose.local_kafka.errors import NotInstalled
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder during the block. Creates the folder if needed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
+from equipoise.channel.system.file_system import locked
 
 HOME: Final = Path(__file__).resolve().parents[2] / ".kafka"
 """The folder that all local clusters of this clone share, beside the Makefile."""

@@ -5,15 +5,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -21,6 +19,7 @@ from typing import Final
 from xml.sax.saxutils import escape
 
 from equipoise.channel.core.errors import OperatorError
+from equipoise.channel.system.file_system import locked
 
 CACHE_VARIABLE: Final = "XDG_CACHE_HOME"
 
@@ -74,7 +73,7 @@ def connector_jars(*, note: Callable[[str], None] = lambda _: None) -> tuple[Pat
     """Return the verified jars, after fetching missing ones (reported to `note`). Raise `OperatorError`."""
     folder = cache_folder()
     jars = jars_of_connector()
-    with _locked(folder):
+    with locked(folder):
         missing = [jar for jar in jars if not (folder / jar.file_name).is_file()]
         if missing:
             _fetch(missing, folder, note)
@@ -94,15 +93,6 @@ def check_jar(path: Path, jar: Jar) -> None:
             f"{path} is not the expected jar: its SHA-256 is {digest.hexdigest()}, expected {jar.sha256}; remove it and run "
             "`equipoise spark jars`, and find out who put it there"
         )
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock for fetching into the folder. The operating system releases it when the process ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _fetch(jars: Sequence[Jar], folder: Path, note: Callable[[str], None]) -> None:

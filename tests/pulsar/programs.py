@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from enum import StrEnum
 from functools import cache
 from importlib.util import find_spec
@@ -20,6 +18,8 @@ from typing import Final
 
 import orjson
 import pytest
+
+from equipoise.channel.system.file_system import locked
 
 HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parent.parent
@@ -172,7 +172,7 @@ def _linked() -> str:
 
 def _build(project: Path, words: Sequence[str]) -> None:
     """Build a project, unless its last build had the same sources and command."""
-    with _locked(project):
+    with locked(project / "build"):  # Runs of the tests share it.
         stamp, digest = project / "build" / "sources.sha256", _digest(project, words)
         if stamp.exists() and stamp.read_text() == digest:
             return
@@ -189,15 +189,6 @@ def _run(words: Sequence[str], project: Path) -> str:
     if done.returncode:
         raise BuildFailedError(f"{shlex.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     return done.stdout
-
-
-@contextmanager
-def _locked(project: Path) -> Iterator[None]:
-    """Allow one build of a project at a time, because runs of the tests share it."""
-    (project / "build").mkdir(exist_ok=True)
-    with (project / "build" / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _digest(project: Path, words: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from typing import Final
 import httpx
 import jwt
 
-from compose.local_kafka.jars import locked
+from equipoise.channel.system.file_system import locked
 from equipoise.channel.system.free_ports import HOST, are_free, free_ports
 from tests.pulsar.programs import server
 
