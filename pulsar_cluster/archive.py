@@ -243,7 +243,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _uri(path: Path, *, writes: bool) -> str:
-    """Return SQLite's name of the file. A reader without the right to write cannot make the files beside it, and needs none of them."""
+    """Return SQLite's name of the file. A reader without the right to write cannot make SQLite's other files, and needs none of them."""
     options = "mode=rwc" if writes else "mode=rw"
     if not writes and not os.access(path, os.W_OK) and not Path(f"{path}-wal").exists():
         options = "mode=ro&immutable=1"

@@ -94,19 +94,20 @@ class CostWindows:
 
 
 def _cost_of(loads: list[float]) -> _Cost:
-    number, variance = len(loads), _variance(loads)
+    number, mean = len(loads), sum(loads) / len(loads)
+    variance = _variance(loads, mean)
     cut = min(int(_CUT * number), (number - 1) // 2)
     middle = sorted(loads)[cut : number - cut]
     cost, newest = sum(middle) / len(middle), loads[-_NEWEST:]
     latest = sum(newest) / len(newest)
-    if number > _NEWEST and variance < (_STEADY * sum(loads) / number) ** 2 and abs(latest - cost) <= _NEAR * cost:
-        return _Cost(cost=latest, variance=_variance(newest) / _NEWEST, loads=number)
+    if number > _NEWEST and variance < (_STEADY * mean) ** 2 and abs(latest - cost) <= _NEAR * cost:
+        return _Cost(cost=latest, variance=_variance(newest, latest) / _NEWEST, loads=number)
     return _Cost(cost=cost, variance=variance / number, loads=number)
 
 
-def _variance(loads: list[float]) -> float:
-    """Return the variance of these loads; 0 of one load."""
-    number, total = len(loads), sum(loads)
+def _variance(loads: list[float], mean: float) -> float:
+    """Return the variance of loads with this mean; 0 of one load."""
+    number, total = len(loads), mean * len(loads)
     # Not the sum of squared differences, which takes several times as long. What rounding leaves of equal loads is nothing.
     squares = sum(map(mul, loads, loads)) - total * total / number
     return squares / (number - 1) if squares > _ROUNDING * total * total else 0.0

@@ -121,7 +121,7 @@ MEANINGS: Final[Mapping[str, Meaning]] = MappingProxyType(
         "balanced.start_ratio": _meaning("Distance from the mean at which a broker is helped, as a fraction of the mean.", Range()),
         "balanced.settle_ratio": _meaning("Distance from the mean to which a round brings brokers, as a fraction of the mean.", Range()),
         "balanced.calm": _meaning("Widens all bands by 70 %: less load moves, and the load is less even."),
-        "balanced.patience_ms": _meaning("How long a broker waits that is less than 20 % too far from the mean."),
+        "balanced.patience_ms": _meaning("How long a broker that is less than 20 % from the mean, but too far, waits for help."),
         "balanced.churn_max": _meaning("Share of all load that may move in an hour.", Range()),
         "transfer.target_deviation": _meaning("Standard deviation of the brokers' use above which bundles move, as a fraction.", Range()),
         "transfer.hit_count_threshold": _meaning("Number of uneven rounds in a row before bundles move."),

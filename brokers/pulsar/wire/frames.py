@@ -89,7 +89,7 @@ class FrameReader:
 
     def keep(self, data: bytes) -> None:
         """Leave `data` for a later `feed`. The last `feed` must have ended at its `cost_max`."""
-        assert not self._unfinished, "a feed without a length begins no frame"
+        assert not self._unfinished, "a feed that ended at its cost_max begins no frame"
         self._left += data
 
     def feed(self, data: bytes, *, cost_max: int | None = None) -> list[Frame]:

@@ -104,7 +104,7 @@ def test_the_end_of_a_topic_that_never_pauses_is_found(monkeypatch: pytest.Monke
     storms = [Storm([]), Reader([])]
     monkeypatch.setattr(reading, "_ASK_MS", 1)
     monkeypatch.setattr(reading, "TopicReader", lambda *_args, **_options: storms.pop(0))
-    assert next(iter(list(read_channel(None, deadline=Deadline.after(timeout_ms=60_000)))))
+    assert ["0:0"] == [each.message_id for each in read_channel(None, deadline=Deadline.after(timeout_ms=60_000))][:1]
 
 
 def test_a_channel_that_is_not_read_in_time_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
