@@ -41,8 +41,8 @@ class Messaging:
 class BundleLoad:
     """The cost of a bundle for its broker: rates per second over the last sample, and the number of open sessions.
 
-    `bytes_per_second` counts both directions. `messaging` holds the details of a bundle of topics. Raises `CallerError` for a number that
-    is negative or not finite.
+    `bytes_per_second` counts both directions. A batch of messages is one call. `messaging` holds the details of a bundle of topics. Raises
+    `CallerError` for a number that is negative or not finite.
     """
 
     calls_per_second: float = 0.0

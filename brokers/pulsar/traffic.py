@@ -14,26 +14,37 @@ from equipoise.shedder.bundle_load import BundleLoad, Messaging
 class Totals(NamedTuple):
     """The counters of a topic since it was created here."""
 
-    messages_in: int
-    bytes_in: int
-    messages_out: int
-    bytes_out: int
+    entries_in: int = 0
+    messages_in: int = 0
+    bytes_in: int = 0
+    entries_out: int = 0
+    messages_out: int = 0
+    bytes_out: int = 0
 
 
-_NOTHING: Final = Totals(0, 0, 0, 0)
+_NOTHING: Final = Totals()
 
 
 def totals_of(topic: Topic) -> Totals:
     """Return the current counters of a topic."""
-    return Totals(topic.published.messages, topic.published.bytes, topic.delivered.messages, topic.delivered.bytes)
+    published, delivered = topic.published, topic.delivered
+    return Totals(
+        entries_in=published.entries,
+        messages_in=published.messages,
+        bytes_in=published.bytes,
+        entries_out=delivered.entries,
+        messages_out=delivered.messages,
+        bytes_out=delivered.bytes,
+    )
 
 
 def load_of(topics: Iterable[Served], before: Mapping[str, Totals], now: Mapping[str, Totals], seconds: float) -> BundleLoad:
     """Return the load of a bundle with these topics over the last `seconds`, from the difference of `now` and `before` (by full name).
 
-    A message counts once when it comes in, and once for each subscription that it is delivered to.
+    Messages and entries count once when they come in, and once for each subscription that they are delivered to. An entry is a call: a
+    batch of many messages takes the broker about as long as one message of the same size (`make bench BENCH=costs`).
     """
-    rates = [0.0, 0.0, 0.0, 0.0]
+    rates = [0.0] * len(_NOTHING)
     producers = consumers = count = 0
     for served in topics:
         count += 1
@@ -43,9 +54,9 @@ def load_of(topics: Iterable[Served], before: Mapping[str, Totals], now: Mapping
         for place, total in enumerate(now[served.name]):
             # A lower count means that the topic left and came back.
             rates[place] += max(total - earlier[place], 0) / seconds
-    messages_in, bytes_in, messages_out, bytes_out = rates
+    entries_in, messages_in, bytes_in, entries_out, messages_out, bytes_out = rates
     return BundleLoad(
-        calls_per_second=messages_in + messages_out,
+        calls_per_second=entries_in + entries_out,
         bytes_per_second=bytes_in + bytes_out,
         sessions=producers + consumers,
         messaging=Messaging(

@@ -29,8 +29,8 @@ _STALL_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BalancingRound:
-    """What one round came to: messages that reached the consumer, and what they took; CPU is that of the broker's process."""
+class Round:
+    """What reached the consumer in a round, and what it took. CPU is that of the broker's process."""
 
     messages: int
     wall_s: float
@@ -40,9 +40,9 @@ class BalancingRound:
 class Stream:
     """One producer and one consumer of one topic, each on a connection of its own, that go at full speed."""
 
-    def __init__(self, producing: Wire, consuming: Wire, *, messages: int) -> None:
-        """Each entry holds so many messages."""
-        one = send(messages=messages, message_bytes=MESSAGE_BYTES)
+    def __init__(self, producing: Wire, consuming: Wire, *, messages: int, message_bytes: int) -> None:
+        """Each entry holds so many messages of this size."""
+        one = send(messages=messages, message_bytes=message_bytes)
         self._producing, self._consuming = producing, consuming
         self._messages = messages
         self._window = max(WINDOW_BYTES // len(one), 1)
@@ -89,20 +89,20 @@ class Stream:
             self._unused += PERMITS
 
 
-def rounds(address: tuple[str, int], pid: int, *, messages: int) -> list[BalancingRound]:
-    """Go at full speed several times, on one topic."""
-    topic = f"non-persistent://{NAMESPACE}/{messages}"
-    done: list[BalancingRound] = []
+def rounds(address: tuple[str, int], pid: int, *, messages: int, message_bytes: int = MESSAGE_BYTES, repeats: int = ROUNDS) -> list[Round]:
+    """Go at full speed several times, on one topic. Each entry holds so many messages of this size."""
+    topic = f"non-persistent://{NAMESPACE}/{messages}-of-{message_bytes}"
+    done: list[Round] = []
     with Wire(address) as producing, Wire(address) as consuming:
         consuming.ask(consumer(topic), BaseCommand.SUCCESS)
         producing.ask(producer(topic), BaseCommand.PRODUCER_SUCCESS)
-        stream = Stream(producing, consuming, messages=messages)
+        stream = Stream(producing, consuming, messages=messages, message_bytes=message_bytes)
         stream.run(WARM_UP_S)
-        for _ in range(ROUNDS):
+        for _ in range(repeats):
             began, used, before = time.monotonic(), cpu_s(pid), stream.received
             stream.run(ROUND_S)
             took_s = time.monotonic() - began
-            done.append(BalancingRound(messages=(stream.received - before) * messages, wall_s=took_s, cpu_s=cpu_s(pid) - used))
+            done.append(Round(messages=(stream.received - before) * messages, wall_s=took_s, cpu_s=cpu_s(pid) - used))
         assert stream.received == stream.sent, f"{stream.sent} entries were sent, and {stream.received} received"
     return done
 

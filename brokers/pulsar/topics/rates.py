@@ -1,4 +1,4 @@
-"""Count messages and bytes, and compute their rates per window."""
+"""Count entries, messages and bytes, and compute rates per window."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ _MILLISECONDS_PER_SECOND: Final = 1_000
 
 
 class Meter:
-    """Total messages and bytes, and their rates per second over the last closed window.
+    """Total entries, messages and bytes, and the rates per second of messages and bytes over the last closed window.
+
+    An entry is what a producer sends at once: one message, or a batch.
 
     A window lasts from one `roll` to the next. The rates are 0 until the first `roll`, as in Pulsar. Callers add to the counts in place
     (`meter.messages += n`), because a call per message costs more than the addition.
     """
 
-    __slots__ = ("_bytes_before", "_messages_before", "_rolled_ms", "byte_rate", "bytes", "message_rate", "messages")
+    __slots__ = ("_bytes_before", "_messages_before", "_rolled_ms", "byte_rate", "bytes", "entries", "message_rate", "messages")
 
     def __init__(self, *, now_ms: int) -> None:
         """Start the first window at `now_ms`."""
+        self.entries = 0
         self.messages = 0
         self.bytes = 0
         self.message_rate = 0.0
