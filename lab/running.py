@@ -176,12 +176,12 @@ class _Run:
         names = [self._channel.names[column] for column in columns]
         loads = {name: self._loads[column] for name, column in zip(names, columns, strict=True)}
         elapsed_ms = now_ms - reporter.sampled_ms
-        carried = reporter.averages.update(names, loads, elapsed_ms=elapsed_ms, cost_window_ms=rules.cost_window_ms)
+        load = sum(each.calls_per_second for each in loads.values())
+        use = min(1.0, load / self._trace.brokers[reporter.number].capacity)
+        carried = reporter.averages.update(names, loads, cpu_use=use, elapsed_ms=elapsed_ms, cost_window_ms=rules.cost_window_ms)
         reporter.sampled_ms, reporter.row = now_ms, self._row
         reporter.columns = [] if carried.newcomers else columns  # The figures of newcomers are complete at the next sample.
-        load = sum(each.calls_per_second for each in loads.values())
-        use = min(100.0, 100 * load / self._trace.brokers[reporter.number].capacity)
-        at_ms, resources = _EPOCH_MS + now_ms, Resources(cpu=Use(used=use, limit=100))
+        at_ms, resources = _EPOCH_MS + now_ms, Resources(cpu=Use(used=100 * use, limit=100))
         sample = sampled(carried, broker=broker, at_ms=at_ms, resources=resources, settings=self._settings)
         report = Report(sample=sample, at_ms=now_ms, open_bundles=carried.settled)
         if report_due(last, report, rules):

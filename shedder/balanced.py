@@ -188,7 +188,7 @@ class BalancedShedder:
         for load in cluster.loads:
             if load.broker in given:
                 continue
-            carries = f"load is {_percent(load.fill, cluster.mean)} of the mean"
+            carries = f"load is {_percent(load.fill, cluster.mean)} of the mean{load.beside}"
             if load.fill <= cluster.mean or cluster.excess(load, self.start_ratio) <= 0:
                 yield Stay(subject=load.broker, reason=f"{carries} (allowed: {cluster.allowed(load, self.start_ratio)})")
                 continue
@@ -207,7 +207,7 @@ class _LoadedBroker:
     """One broker during a plan. `movable`: bundles that it may still give, by cost and name.
 
     * `noise`: the standard error of its cost. `taken`: the bundles that it takes in this plan.
-    * `settle_ratio`: how far from the mean a move may leave it.
+    * `settle_ratio`: how far from the mean a move may leave it. `other_work`: the share of its CPU that other work takes.
     * `is_stuck`: no move helps it in this plan. `waits`: brokers that could help take no more bundles in this round.
     * `kept`: the first thing that kept a bundle from a destination.
     """
@@ -219,6 +219,7 @@ class _LoadedBroker:
     movable: list[WeighedBundle]
     barred: list[WeighedBundle]
     taken: int = 0
+    other_work: float = 0.0
     settle_ratio: float = 0.0
     is_stuck: bool = False
     waits: bool = False
@@ -228,6 +229,11 @@ class _LoadedBroker:
     def fill(self) -> float:
         """Cost divided by capacity."""
         return self.cost / self.capacity
+
+    @property
+    def beside(self) -> str:
+        """The other work of its CPU, for a reason; empty if there is none."""
+        return f" for what other work leaves: that takes {format_percent(self.other_work)} of its CPU" if self.other_work else ""
 
     def helpful(self, cost: float, cost_max: float) -> Iterator[WeighedBundle]:
         """Yield the movable bundles of at most `cost_max`, the best first: of at most `cost`, heavier, and much lighter than `cost`."""
@@ -362,7 +368,17 @@ def _loads_of(brokers: Sequence[WeighedBroker]) -> list[_LoadedBroker]:
             noise = cost * (median(shares) if shares else _NOISE_SHARE)
         movable = [bundle for bundle in bundles if bundle.barred is None]
         barred = [bundle for bundle in bundles if bundle.barred is not None]
-        loads.append(_LoadedBroker(broker=broker.broker, capacity=broker.capacity, cost=cost, noise=noise, movable=movable, barred=barred))
+        loads.append(
+            _LoadedBroker(
+                broker=broker.broker,
+                capacity=broker.capacity,
+                cost=cost,
+                noise=noise,
+                movable=movable,
+                barred=barred,
+                other_work=broker.other_work,
+            )
+        )
     return loads
 
 
@@ -376,7 +392,7 @@ def _move_of(bundle: WeighedBundle, source: _LoadedBroker, destination: _LoadedB
         tuple(format_percent(share) for share in shares) for shares in zip(predicted.source, predicted.destination, strict=True)
     )
     reason = (
-        f"balanced: {source.broker} has {before[0]} of the mean load, {destination.broker} has {before[1]}; "
+        f"balanced: {source.broker} has {before[0]} of the mean load{source.beside}, {destination.broker} has {before[1]}; "
         f"the bundle brings them to {after[0]} and {after[1]}, "
         f"and is {_percent(bundle.cost, source.cost + bundle.cost)} of the load of {source.broker}"
     )

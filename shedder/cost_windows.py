@@ -24,7 +24,7 @@ _CUT: Final = 0.35
 _NEWEST: Final = 9
 _STEADY: Final = 0.4  # The loads of a bundle hardly differ if their standard deviation is below this share of their mean.
 _NEAR: Final = 0.2  # The newest loads count alone if their mean is at most so far from the middle loads, as a share of it.
-_KNOWN: Final = 3  # Loads from which the spread of a bundle's loads is known.
+_KNOWN: Final = 3
 _ROUNDING: Final = 1e-12
 
 
@@ -39,7 +39,9 @@ class _Cost(NamedTuple):
 class CostWindows:
     """The loads of the bundles of one broker, part by part. Costs are in calls per second (see `shedder.snapshot`)."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, known: int = _KNOWN) -> None:
+        """`known`: the loads from which the spread of a bundle's loads is known."""
+        self._known = known
         self._sums: dict[str, float] = {}  # In the part that has not ended, by bundle: load times milliseconds.
         self._sampled_ms: dict[str, int] = {}
         self._part_ms = 0
@@ -88,7 +90,7 @@ class CostWindows:
         """Return the standard error of the sum of `costs`; None while their loads are too few on average, weighted by cost."""
         found = [self._costs.get(name) for name in names]
         counted = sum(cost * each.loads for cost, each in zip(costs, found, strict=True) if each is not None)
-        if counted < _KNOWN * sum(costs):
+        if counted < self._known * sum(costs):
             return None
         return math.sqrt(sum(each.variance for each in found if each is not None))
 

@@ -35,6 +35,7 @@ class Sample:
     * `traffic`, `bundle_count`, `topics`, `cost`: of all open bundles.
     * `bundles`: its busiest, lightest first. `column`: the costs of all bundles, see `shedder.cost_column`.
     * `noise`: the standard error of `cost`, see `shedder.cost_windows`; None: not known yet.
+    * `cpu_use`: the CPU use in the time that `cost` is of, a fraction of the limit; None: not known yet.
     * `history`: the configured share of an average that remains after `shedder.loads.STEP_MS`.
     """
 
@@ -49,6 +50,7 @@ class Sample:
     bundles: tuple[BundleTraffic, ...] = ()
     column: bytes = b""
     noise: float | None = 0.0
+    cpu_use: float | None = None
     history: float = 0.9
 
 
@@ -56,7 +58,7 @@ class Sample:
 class Summary:
     """The known load of one broker: its last sample, and averages of all samples. `cost` is the total of all its bundles.
 
-    `column` and `noise` are as in `Sample`.
+    `column`, `noise` and `cpu_use` are as in `Sample`.
     """
 
     broker: str
@@ -64,6 +66,7 @@ class Summary:
     cost: float
     column: bytes = b""
     noise: float | None = 0.0
+    cpu_use: float | None = None
 
     @property
     def costs(self) -> Mapping[str, float]:
@@ -99,7 +102,7 @@ def summarized(before: Summary | None, sample: Sample) -> Summary:
         topics=sample.topics,
         bundles=bundles,
     )
-    return Summary(broker=sample.broker, load=load, cost=sample.cost, column=sample.column, noise=sample.noise)
+    return Summary(broker=sample.broker, load=load, cost=sample.cost, column=sample.column, noise=sample.noise, cpu_use=sample.cpu_use)
 
 
 def blended(before: BundleTraffic | None, bundle: BundleTraffic, *, kept: float) -> BundleTraffic:
@@ -132,6 +135,8 @@ def fault_of_summary(summary: Summary) -> str | None:
         return fault
     if summary.noise is not None and not 0 <= summary.noise <= FIGURE_MAX:
         return f"the noise of its cost is {summary.noise!r}"
+    if summary.cpu_use is not None and not 0 <= summary.cpu_use <= USE_MAX:
+        return f"its CPU use is {summary.cpu_use!r}"
     costs = (("it", summary.cost), *summary.costs.items())
     return next((f"{name} costs {cost!r}" for name, cost in costs if not 0 <= cost <= FIGURE_MAX), None)
 

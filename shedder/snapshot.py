@@ -30,6 +30,9 @@ SESSIONS_PER_CALL: Final = 100
 # nothing.
 IDLE_COST: Final = 10.0
 
+_OTHER_WORK_MIN: Final = 0.2  # A smaller share of the CPU is chance, or what the leader does.
+_CAPACITY_SHARE_MIN: Final = 0.1  # However much CPU a broker says it uses.
+
 # Enough for a median that one slow move does not change.
 _DURATIONS_MAX: Final = 32
 
@@ -95,7 +98,8 @@ class WeighedBundle:
 class WeighedBroker:
     """One live broker and its bundles, by name. `barred`: why it neither gives nor takes now, or None.
 
-    `noise`: the standard error of the total cost; None: not known yet.
+    * `capacity`: what `other_work`, a share of the CPU, leaves of it.
+    * `noise`: the standard error of the total cost; None: not known yet.
     """
 
     broker: str
@@ -103,6 +107,7 @@ class WeighedBroker:
     bundles: tuple[WeighedBundle, ...]
     noise: float | None = 0.0
     barred: str | None = None
+    other_work: float = 0.0
 
 
 class WeighedBrokers:
@@ -225,7 +230,29 @@ def _weighed(
     """Return the live brokers, by id, weighed by the plausible `recent` summaries."""
     scales = _Scales([summary for summary in recent if fault_of_summary(summary) is None])
     brokers = sorted(view.live_brokers(), key=lambda broker: broker.broker)
-    return tuple(_weigh(view, broker, by_broker.get(broker.broker), scales, barred, apart=apart.get(broker.broker)) for broker in brokers)
+    weighed = [_weigh(view, broker, by_broker.get(broker.broker), scales, barred, apart=apart.get(broker.broker)) for broker in brokers]
+    uses = {name: summary.cpu_use for name, summary in scales.by_broker.items() if summary.cpu_use is not None}
+    return tuple(less_other_work(weighed, uses))
+
+
+def less_other_work(brokers: Sequence[WeighedBroker], uses: Mapping[str, float]) -> list[WeighedBroker]:
+    """Return the brokers with the capacity that other work leaves them. `uses`: their CPU use in the time of their costs, fractions.
+
+    Use is in proportion to cost per capacity, as at the median broker. What a broker uses beyond is other work: a process that its services
+    started, or calls that cost more than others. Only what exceeds `_OTHER_WORK_MIN` counts, so that a small change has a small effect.
+    """
+    if all(use <= _OTHER_WORK_MIN for use in uses.values()):
+        return list(brokers)
+    fills = {broker.broker: sum(bundle.cost for bundle in broker.bundles) / broker.capacity for broker in brokers if broker.broker in uses}
+    rates = sorted(uses[name] / fill for name, fill in fills.items() if fill > 0)
+    rate = rates[(len(rates) - 1) // 2] if rates else 0.0
+    others = {name: uses[name] - rate * fill for name, fill in fills.items() if fill > 0}
+    return [
+        replace(broker, other_work=other, capacity=max(1, round(broker.capacity * max(1 - (other - _OTHER_WORK_MIN), _CAPACITY_SHARE_MIN))))
+        if (other := others.get(broker.broker, 0.0)) > _OTHER_WORK_MIN
+        else broker
+        for broker in brokers
+    ]
 
 
 class _Scales:

@@ -24,6 +24,7 @@ from equipoise.shedder.top_bundles import BundleFigures, busiest_places
 HALF_LIFE_MS: Final = 10_000
 
 _RATES: Final = 4  # Of `Traffic`.
+_CPU_KNOWN: Final = 12  # Half of a window. A broker that has just started works hard at first.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,7 @@ class Carried:
     """The load of a broker's bundles. Place i of each column is of the bundle `names[i]`. Rates are averages, per second.
 
     * `costs` and `noise`: see `shedder.cost_windows`.
+    * `cpu_use`: the CPU use of the broker over the same time, a fraction of its limit; None: not known yet.
     * `newcomers` arrived during the period that their figures cover, so their figures are too low.
     """
 
@@ -42,6 +44,7 @@ class Carried:
     messages_out: Sequence[float] = ()
     costs: Sequence[float] = ()
     noise: float | None = None
+    cpu_use: float | None = None
     topics: Sequence[int] = ()
     consumers: Sequence[int] = ()
     producers: Sequence[int] = ()
@@ -111,10 +114,14 @@ class BundleAverages:
         self._newcomers: frozenset[str] = frozenset()
         self._columns: Sequence[Sequence[float]] = ((),) * _RATES
         self._windows = CostWindows()
+        self._cpu = CostWindows(known=_CPU_KNOWN)
 
-    def update(self, names: Sequence[str], loads: Mapping[str, BundleLoad], *, elapsed_ms: int, cost_window_ms: int) -> Carried:
+    def update(
+        self, names: Sequence[str], loads: Mapping[str, BundleLoad], *, cpu_use: float = 0.0, elapsed_ms: int, cost_window_ms: int
+    ) -> Carried:
         """Return the averages of the bundles `names` after `loads`, taken `elapsed_ms` after the previous loads.
 
+        * `cpu_use` is the broker's in this time, a fraction of its limit.
         * A bundle without a load is idle. A bundle that is not in `names` is forgotten.
         * The first load of a bundle is its average, so a bundle that has just moved is known at once. The second load replaces it: the
           first covers only part of a period.
@@ -134,6 +141,7 @@ class BundleAverages:
         costs, noise = self._windows.update(
             names, columns.costs, newcomers=self._newcomers, elapsed_ms=max(elapsed_ms, 1), window_ms=cost_window_ms
         )
+        (cpu,), cpu_noise = self._cpu.update(("cpu",), (cpu_use,), newcomers=(), elapsed_ms=max(elapsed_ms, 1), window_ms=cost_window_ms)
         bytes_in, bytes_out, messages_in, messages_out = updated
         topics, consumers, producers = columns.counts
         return Carried(
@@ -145,6 +153,7 @@ class BundleAverages:
             messages_out=messages_out,
             costs=costs,
             noise=noise,
+            cpu_use=cpu if cpu_noise is not None and cpu > 0 else None,
             topics=topics,
             consumers=consumers,
             producers=producers,
@@ -228,6 +237,7 @@ def sampled(carried: Carried, *, broker: str, at_ms: int, resources: Resources, 
         bundles=carried.busiest(rules.bundles_max),
         column=pack(carried.names, carried.costs),
         noise=carried.noise,
+        cpu_use=carried.cpu_use,
         history=rules.history,
     )
 

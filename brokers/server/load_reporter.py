@@ -87,10 +87,16 @@ class LoadReporter:
     ) -> tuple[Carried, Sample | None]:
         """Return the load of the bundles, and the sample to report; None at the first look, which has no earlier counters."""
         elapsed_ms, self._services_at_ms = services.at_ms - self._services_at_ms, services.at_ms
-        carried = self._averages.update(open_bundles, services.loads, elapsed_ms=elapsed_ms, cost_window_ms=settings.reports.cost_window_ms)
         bytes_in, bytes_out = carried_bytes(services.loads)
         resources = self._use.look(
             at_ms=now.boot_ms, reported_in=bytes_in, reported_out=bytes_out, nic_speed_gbps=settings.reports.nic_speed_gbps
+        )
+        carried = self._averages.update(
+            open_bundles,
+            services.loads,
+            cpu_use=0.0 if resources is None else resources.cpu.percent / 100,
+            elapsed_ms=elapsed_ms,
+            cost_window_ms=settings.reports.cost_window_ms,
         )
         if resources is None:
             return carried, None

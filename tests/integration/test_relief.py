@@ -22,7 +22,7 @@ from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core.ranges import key_hash
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.deadline import Deadline
-from tests.load.cluster import BY_USE, counters, running
+from tests.load.cluster import counters, running
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
@@ -44,7 +44,7 @@ async def test_a_broker_whose_process_tree_burns_cpu_is_relieved(tmp_path: Path)
     history = tmp_path / "history.jsonl"
     async with AsyncExitStack() as parts:
         table, http = await parts.enter_async_context(running(cluster, NAMESPACE, bundles=BUNDLES))
-        await asyncio.to_thread(tune, cluster.log_url, {**QUICK, **BY_USE, "transfer.target_deviation": "0.2"})
+        await asyncio.to_thread(tune, cluster.log_url, QUICK)
         streams = tuple(Stream(key=f"{NAMESPACE}/{key}", calls_per_second=3.0) for key in even_keys(table))
         callers = await parts.enter_async_context(CallerProcess(Plan(brokers=cluster.addresses, streams=streams, history=history)))
         burning = cluster.broker_ids[1]
@@ -61,7 +61,7 @@ async def test_a_broker_whose_process_tree_burns_cpu_is_relieved(tmp_path: Path)
             await asyncio.sleep(LOOK_S)
         await callers.stop()
     decisions = [decision for decision in log.newest(1_000) if decision.at_ms >= began_ms and decision.moves]
-    assert {"TransferShedder"} == {decision.strategy for decision in decisions}
+    assert {"BalancedShedder"} == {decision.strategy for decision in decisions}
     sources = {move.bundle: move.source for decision in reversed(decisions) for move in decision.moves}
     assert burning == Counter(sources.values()).most_common(1)[0][0]
     verdict = check_calls([history], store=tmp_path / "counter.db", evidence=cluster.evidence())

@@ -59,6 +59,7 @@ def light(sample: Sample) -> Sample:
         traffic=_rounded_traffic(sample.traffic),
         cost=_rounded(sample.cost),
         noise=None if sample.noise is None else _rounded(sample.noise),
+        cpu_use=None if sample.cpu_use is None else _rounded(sample.cpu_use),
         bundles=(),
     )
     room = SAMPLE_BYTES_MAX - len(encode_sample(rounded))
@@ -86,6 +87,7 @@ def encode_sample(sample: Sample) -> bytes:
             "topics": sample.topics,
             "cost": sample.cost,
             "noise": sample.noise,
+            "cpu_use": sample.cpu_use,
             "column": b64encode(sample.column).decode(),
             "bundles": [_row_of_bundle(bundle) for bundle in sample.bundles],
         }
@@ -106,6 +108,7 @@ def encode_summary(summary: Summary) -> bytes:
             "topics": load.topics,
             "cost": summary.cost,
             "noise": summary.noise,
+            "cpu_use": summary.cpu_use,
             "column": b64encode(summary.column).decode(),
             "bundles": [_row_of_bundle(bundle) for bundle in load.bundles or ()],
         }
@@ -153,7 +156,8 @@ def _sample(document: object) -> Sample:
         bundle_count=integer(raw, "bundle_count"),
         topics=integer(raw, "topics"),
         cost=_figure(raw.get("cost"), "cost"),
-        noise=_noise(raw),
+        noise=_unless_null(raw, "noise"),
+        cpu_use=_unless_null(raw, "cpu_use"),
         column=_column(raw),
         bundles=_bundles(raw),
         history=history,
@@ -176,14 +180,15 @@ def _summary(document: object) -> Summary:
         broker=_broker(raw),
         load=load,
         cost=_figure(raw.get("cost"), "cost"),
-        noise=_noise(raw),
+        noise=_unless_null(raw, "noise"),
+        cpu_use=_unless_null(raw, "cpu_use"),
         column=_column(raw),
     )
 
 
-def _noise(raw: Raw) -> float | None:
-    noise = raw.get("noise")
-    return None if noise is None else _figure(noise, "noise")
+def _unless_null(raw: Raw, name: str) -> float | None:
+    value = raw.get(name)
+    return None if value is None else _figure(value, name)
 
 
 def _column(raw: Raw) -> bytes:

@@ -98,6 +98,15 @@ def test_noise_is_unknown_at_first_and_then_falls_with_the_number_of_loads() -> 
     assert 0 < long < short
 
 
+def test_cpu_use_is_known_after_half_a_window_and_leaves_out_bursts() -> None:
+    """A broker that starts, or burns a processor for a moment, is not busier for it."""
+    averages, found = BundleAverages(), list[float | None]()
+    for cpu_use in (4.0, 3.0, *(0.25,) * 15, 9.0, 9.0):
+        carried = averages.update([], {}, cpu_use=cpu_use, elapsed_ms=COST_WINDOW_MS // 24, cost_window_ms=COST_WINDOW_MS)
+        found.append(carried.cpu_use)
+    assert [*(None,) * 11, *(0.25,) * 8] == found
+
+
 def test_a_load_without_messaging_figures_is_converted() -> None:
     """A call counts as an incoming message, a session as a consumer. Without bytes, each call counts as bytes, but not on the network."""
     loads = {"a": BundleLoad(calls_per_second=2, bytes_per_second=500, sessions=7), "b": BundleLoad(calls_per_second=2)}

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from equipoise.channel.core import propose
 from equipoise.channel.core.lifecycle import Phase
@@ -14,7 +16,18 @@ from equipoise.shedder.balanced import BalancedShedder
 from equipoise.shedder.bundle_load import BundleLoad
 from equipoise.shedder.load_reports import Summary
 from equipoise.shedder.loads import Averages, BrokerLoad
-from equipoise.shedder.snapshot import IDLE_COST, Candidates, Memory, Snapshot, WeighedBroker, WeighedBrokers, WeighedBundle, costs_of, take
+from equipoise.shedder.snapshot import (
+    IDLE_COST,
+    Candidates,
+    Memory,
+    Snapshot,
+    WeighedBroker,
+    WeighedBrokers,
+    WeighedBundle,
+    costs_of,
+    less_other_work,
+    take,
+)
 from equipoise.shedder.transfer import TransferShedder
 from tests.channels.folding import NAMESPACE, Channel, channel_in, channel_with
 from tests.channels.ruled import Member, ruled_channel
@@ -93,8 +106,8 @@ def test_a_former_owners_report_counts_until_the_new_owner_reports(channel: Chan
 
 def test_of_two_former_owners_the_newer_report_counts(channel: Channel) -> None:
     reports = (report("a"), report("b", right=1, left=3), report("c", at_ms=NOW_MS - 1, left=2))
-    for given in (reports, tuple(reversed(reports))):
-        assert (IDLE_COST + 3,) == tuple(bundle.cost for bundle in broker_of(taken(channel, *given), "a").bundles)
+    for order in (reports, tuple(reversed(reports))):
+        assert (IDLE_COST + 3,) == tuple(bundle.cost for bundle in broker_of(taken(channel, *order), "a").bundles)
 
 
 @pytest.mark.parametrize("at_ms", [NOW_MS - AGE_MS_MAX - 1, NOW_MS + AGE_MS_MAX + 1])
@@ -234,3 +247,32 @@ def test_cleared_brokers_are_weighed_again(channel: Channel) -> None:
     assert isinstance(snapshot.brokers, WeighedBrokers)
     snapshot.brokers.clear()
     assert (before, True) == (tuple(snapshot.brokers), bool(before))
+
+
+def test_cpu_use_that_cost_does_not_explain_lowers_the_capacity(channel: Channel) -> None:
+    """Broker a uses 90 % of its CPU, where the median explains 15 %. What is above 20 % counts, and the reasons name it."""
+    reports = [
+        replace(report(name, **calls), cpu_use=use)
+        for name, calls, use in (("a", {"left": 290}, 0.9), ("b", {"right": 290}, 0.15), ("c", dict[str, float](), 3.0))
+    ]
+    snapshot = taken(channel, *reports)
+    capacities = {each.broker: (each.capacity, round(each.other_work, 2)) for each in snapshot.brokers}
+    assert {"a": (45, 0.75), "b": (100, 0.0), "c": (100, 0.0)} == capacities, "of c, without cost, nothing is known"
+    (stay,) = (stay for stay in BalancedShedder(patience_ms=0).plan(snapshot).stays if stay.subject == "a")
+    assert stay.reason.startswith("load is 272 % of the mean for what other work leaves: that takes 75 % of its CPU")
+
+
+@given(
+    costs=st.lists(st.floats(0, 1e6), min_size=1, max_size=6),
+    uses=st.lists(st.floats(1e-9, 1_000), min_size=6, max_size=6),
+    capacity=st.integers(10, 10_000),
+)
+def test_no_cpu_use_takes_all_capacity_of_a_broker_or_of_most(costs: list[float], uses: list[float], capacity: int) -> None:
+    """A liar keeps a tenth. At least half of the brokers keep all."""
+    brokers = [
+        WeighedBroker(broker=str(number), capacity=capacity, bundles=(WeighedBundle(name="x", cost=cost),) if cost else ())
+        for number, cost in enumerate(costs)
+    ]
+    after = less_other_work(brokers, {str(number): use for number, use in enumerate(uses[: len(costs)])})
+    assert all(capacity / 10 - 1 <= each.capacity <= capacity for each in after)
+    assert 2 * sum(each.capacity == capacity for each in after) >= len(after)
