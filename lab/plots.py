@@ -73,7 +73,8 @@ def overview_plot(comparisons: Sequence[Comparison]) -> bytes:
         for moved, unevenness, trace in points:
             if (moved, unevenness) != _REFERENCE:
                 axes.annotate(trace, (moved, unevenness), xytext=(5, 3), textcoords="offset points", fontsize=8)
-    axes.axvline(_TARGET[0], color="#8C8C8C", linewidth=0.8)
+    target = f"target: {_TARGET[1]:g} of the unevenness, for {_TARGET[0]:g} times the load moved"
+    axes.axvline(_TARGET[0], color="#8C8C8C", linewidth=0.8, label=target)
     axes.axhline(_TARGET[1], color="#8C8C8C", linewidth=0.8)
     axes.set_xscale("symlog", linthresh=_TICKS[4])
     most = 1.2 * max([_TICKS[4], *(moved for row in rows if isinstance(moved := row["moved_ratio"], float))])

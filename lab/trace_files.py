@@ -148,7 +148,7 @@ def _steps(table: _Table, times: Loads) -> tuple[Loads, float]:
     if len(starts) < 2:  # noqa: PLR2004 - with one step there is no length
         raise table.mistake(0, "there are fewer than two steps; a trace needs at least two values of time_s")
     lengths = np.diff(starts)
-    step_s = float(np.median(lengths))
+    step_s = float(np.quantile(lengths, 0.5, method="lower"))  # A length that occurs, for the message.
     uneven = np.flatnonzero(np.abs(lengths - step_s) > step_s / 100)
     if len(uneven):
         place = int(uneven[0]) + 1

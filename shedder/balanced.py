@@ -5,8 +5,8 @@ Theory of operation:
 * A broker's fill is the cost of its bundles divided by its capacity. The mean is the total cost divided by the total capacity.
 * Each broker has a band around the mean: `settle_ratio` of the mean, and `_NOISES` standard errors of its reported cost.
 * A broker is helped if it is further from the mean than `start_ratio` and its noise, for at least `patience_ms`. A broker further away than
-  `_GROSS_RATIO` and its noise is helped at once. If it has too much, it is at first relieved only to `_RELIEF_RATIO`: the rest may be a
-  burst, and waits as any small difference does.
+  `_GROSS_RATIO` and its noise is helped at once. If it has too much, it is at first relieved only to `_RELIEF_RATIO` and its noise: the
+  rest may be a burst, and is small enough to wait for. A broker that has too little gets all that it lacks, also from such a broker.
 * A move brings a broker to the edge of its band, not to the mean. Of all ways to lower the spread, this moves the least load: the load
   between the edge and the mean is the most expensive to even out. So a bundle that is a little too light is better than one that is a
   little too heavy: a further bundle can fill the gap.
@@ -39,7 +39,7 @@ LOOKS_MAX: Final = 500_000
 """The most lookups of cached answers per plan. Each takes half a microsecond."""
 
 _GROSS_RATIO: Final = 0.20  # A broker further from the mean is relieved or filled at once.
-_RELIEF_RATIO: Final = 0.12  # How far from the mean a broker that is relieved at once stays.
+_RELIEF_RATIO: Final = 0.12  # Relief at once stops this far above the mean.
 _WOBBLE_RATIO: Final = 0.50
 _NOISES: Final = 2.2  # A difference of fewer standard errors is chance.
 _NOISE_SHARE_MAX: Final = 1.0  # More noise than the mean load is not believed, so that a liar is relieved, too.
@@ -56,7 +56,7 @@ class BalancedShedder:
     """The strategy and its settings. Ratios are relative to the mean load.
 
     * `moves_max`: the bundles that one broker takes in a round, so that a new broker fills step by step.
-    * `start_ratio`, `settle_ratio`: the distance from the mean at which a round starts, and the one that it leaves.
+    * `start_ratio`, `settle_ratio`: the distance from the mean at which a broker is helped, and the one that is left.
     * `calm`: wider bands. Less load moves, and the load is less even.
     * `patience_ms`: how long a broker must be too far from the mean, if it is not very far.
     * `churn_max`: the share of all load that may move in an hour.

@@ -89,7 +89,7 @@ def duration(text: str) -> int:
     """Parse a duration, and return it in milliseconds. Raise `typer.BadParameter`."""
     match = _match_duration(text)
     if match is None or not int(match[1]):
-        raise typer.BadParameter(f"{text!r} is no duration: write a number and a unit (30d; s, m, h, d, w, y)")
+        raise typer.BadParameter(f"{text!r} is no duration above 0: write a number and a unit (30m; s, m, h, d, w, y)")
     return int(match[1]) * UNITS_MS.get(match[2], _YEAR_MS)
 
 

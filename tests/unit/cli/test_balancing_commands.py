@@ -358,7 +358,7 @@ def test_a_namespace_is_frozen_shown_and_unfrozen(log: str) -> None:
     [
         (("balancing", "resume"), 2, "balancing is not paused"),
         (("balancing", "pause", "--reason", "", "--for", "30m"), 2, "reason is '', and must be a text"),
-        (("balancing", "pause", "--reason", "upgrade", "--for", "soon"), 2, "'soon' is no duration"),
+        (("balancing", "pause", "--reason", "upgrade", "--for", "soon"), 2, "'soon' is no duration above 0"),
         (("namespaces", "freeze", "no/where", "--reason", "a sale"), 2, "no/where"),
         (("namespaces", "unfreeze", "no/where"), 2, "namespace 'no/where' is not frozen"),
     ],

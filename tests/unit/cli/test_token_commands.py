@@ -60,7 +60,7 @@ def test_a_key_file_is_never_overwritten(tmp_path: Path) -> None:
         (("create", "--subject", "me", "--secret-key", "!"), 2, "--secret-key: it is neither"),
         (("create", "--subject", "me", "--private-key", SECRET_URL), 2, "--private-key: it is no private key"),
         (("create", "--subject", "", "--secret-key", SECRET_URL), 2, "--subject takes a name"),
-        (("create", "--subject", "me", "--secret-key", SECRET_URL, "--expiry-time", "soon"), 2, "'soon' is no duration"),
+        (("create", "--subject", "me", "--secret-key", SECRET_URL, "--expiry-time", "soon"), 2, "'soon' is no duration above 0"),
         (("show", "nonsense"), 2, "no JSON web token"),
     ],
 )

@@ -55,6 +55,7 @@ def test_without_a_file_of_brokers_equal_ones_are_half_used(tmp_path: Path) -> N
         (f"{HEADER}0,a,1\n0,b,1\n1,a,1\n", "line 4: after it, b has no load at 1 s; write 0 for a bundle without load"),
         (f"{HEADER}0,a,1\n0,a,1\n1,a,1\n", "line 3: a has a second load at 0 s"),
         (f"{HEADER}0,a,1\n1,a,1\n3,a,1\n4,a,1\n", "line 4: the step before 3 s lasts 2 s, most last 1 s; steps must be equal"),
+        (f"{HEADER}0,a,1\n10,a,1\n30,a,1\n", "line 4: the step before 30 s lasts 20 s, most last 10 s; steps must be equal"),
         (f"{HEADER}0,a,1\n", "line 2: there are fewer than two steps"),
         (HEADER, "line 2: there are no rows"),
         ("time_s,bundle,load,cpu\n0,a,1,1\n", "line 1: there is an unknown column 'cpu'; the columns are time_s, bundle, load"),

@@ -52,6 +52,18 @@ def test_a_batch_is_one_call_and_many_messages() -> None:
     assert (100.0, 200.0) == (load.messaging.messages_in_per_second, load.messaging.messages_out_per_second)
 
 
+def test_a_batch_that_was_not_written_counts_nowhere() -> None:
+    """A consumer's connection may end before a delivery is written. The topic takes the batch back."""
+    batched = served(0)
+    before = totals_of(batched.topic)
+    outcome = send(batched.topic, next(iter(batched.topic.producers.values())), sequence_id=1, messages=100)
+    for consumer, entry in outcome.deliveries:
+        batched.topic.take_back(consumer, entry)
+    after = totals_of(batched.topic)
+    assert (1, 100) == (after.entries_in - before.entries_in, after.messages_in - before.messages_in)
+    assert before[3:] == after[3:], "what went out"
+
+
 def test_only_new_messages_are_load() -> None:
     """A topic whose counters are lower than before has no load."""
     quiet, anew = served(0), served(1)
