@@ -5,8 +5,7 @@ Theory of operation:
 * A broker's fill is the cost of its bundles divided by its capacity. The mean is the total cost divided by the total capacity.
 * Each broker has a band around the mean: `settle_ratio` of the mean, and `_NOISES` standard errors of its reported cost.
 * A broker is helped if it is further from the mean than `start_ratio` and its noise, for at least `patience_ms`. A broker further away than
-  `_GROSS_RATIO` and its noise is helped at once. If it has too much, it is at first relieved only to `_RELIEF_RATIO` and its noise: the
-  rest may be a burst, and is small enough to wait for. A broker that has too little gets all that it lacks, also from such a broker.
+  `_GROSS_RATIO` and its noise is helped at once.
 * A move brings a broker to the edge of its band, not to the mean. Of all ways to lower the spread, this moves the least load: the load
   between the edge and the mean is the most expensive to even out. So a bundle that is a little too light is better than one that is a
   little too heavy: a further bundle can fill the gap.
@@ -39,7 +38,6 @@ LOOKS_MAX: Final = 500_000
 """The most lookups of cached answers per plan. Each takes half a microsecond."""
 
 _GROSS_RATIO: Final = 0.20  # A broker further from the mean is relieved or filled at once.
-_RELIEF_RATIO: Final = 0.12  # Relief at once stops this far above the mean.
 _WOBBLE_RATIO: Final = 0.50
 _NOISES: Final = 2.2  # A difference of fewer standard errors is chance.
 _NOISE_SHARE_MAX: Final = 1.0  # More noise than the mean load is not believed, so that a liar is relieved, too.
@@ -96,25 +94,15 @@ class BalancedShedder:
         )
 
     def _remember(self, snapshot: Snapshot, cluster: _Cluster) -> tuple[Memory, Mapping[str, int]]:
-        """Return the memory at the start of this round, and for each broker outside its band how long it still waits, in milliseconds.
-
-        Set the distance from the mean that each broker is brought to.
-        """
+        """Return the memory at the start of this round, and for each broker outside its band how long it still waits, in milliseconds."""
         now_ms, memory = snapshot.now_ms, snapshot.memory
         elapsed_ms = max(0, now_ms - memory.churn_ms)  # A clock that was set back adds no budget.
         churn = max(0.0, memory.churn - self.churn_max * elapsed_ms / _HOUR_MS)
-        since_ms, waits_ms = dict[str, int](), dict[str, int]()
-        for load in cluster.loads:
-            load.settle_ratio = self.settle_ratio
-            if cluster.excess(load, self.start_ratio) <= 0:
-                continue
-            since_ms[load.broker] = min(memory.uneven_since_ms.get(load.broker, now_ms), now_ms)
-            wait_ms = max(0, self.patience_ms - (now_ms - since_ms[load.broker]))
-            if wait_ms and cluster.excess(load, _GROSS_RATIO) > 0:
-                wait_ms = 0
-                if load.fill > cluster.mean:
-                    load.settle_ratio = max(self.settle_ratio, _RELIEF_RATIO)
-            waits_ms[load.broker] = wait_ms
+        outside = [load for load in cluster.loads if cluster.excess(load, self.start_ratio) > 0]
+        since_ms = {load.broker: min(memory.uneven_since_ms.get(load.broker, now_ms), now_ms) for load in outside}
+        waits_ms = {
+            load.broker: 0 if cluster.is_gross(load) else max(0, self.patience_ms - (now_ms - since_ms[load.broker])) for load in outside
+        }
         return replace(memory, churn=churn, churn_ms=now_ms, uneven_since_ms=since_ms), waits_ms
 
     def _moves(
@@ -127,7 +115,7 @@ class BalancedShedder:
         moves: list[Move] = []
         moved = 0.0
         while len(moves) < _MOVES_MAX:
-            worst = cluster.worst(helped)
+            worst = cluster.worst(helped, self.settle_ratio)
             if worst is None:
                 break
             found = self._best_move(worst, cluster, rules, budget=budget - moved)
@@ -163,7 +151,7 @@ class BalancedShedder:
         else:
             pairs = []
         for source, destination in pairs:
-            need = max(cluster.excess(source, source.settle_ratio), cluster.excess(destination, destination.settle_ratio))
+            need = max(cluster.excess(source, self.settle_ratio), cluster.excess(destination, self.settle_ratio))
             bundle = _worth_moving(source, destination, rules, need=need, budget=budget)
             if bundle is not None:
                 return bundle, source, destination
@@ -207,7 +195,7 @@ class _LoadedBroker:
     """One broker during a plan. `movable`: bundles that it may still give, by cost and name.
 
     * `noise`: the standard error of its cost. `taken`: the bundles that it takes in this plan.
-    * `settle_ratio`: how far from the mean a move may leave it. `other_work`: the share of its CPU that other work takes.
+    * `other_work`: the share of its CPU that other work takes.
     * `is_stuck`: no move helps it in this plan. `waits`: brokers that could help take no more bundles in this round.
     * `kept`: the first thing that kept a bundle from a destination.
     """
@@ -220,7 +208,6 @@ class _LoadedBroker:
     barred: list[WeighedBundle]
     taken: int = 0
     other_work: float = 0.0
-    settle_ratio: float = 0.0
     is_stuck: bool = False
     waits: bool = False
     kept: str | None = None
@@ -288,12 +275,14 @@ class _Cluster:
         band = self.band(load, ratio) / load.capacity
         return f"{_percent(max(0.0, self.mean - band), self.mean)} to {_percent(self.mean + band, self.mean)}"
 
-    def worst(self, loads: Iterable[_LoadedBroker]) -> _LoadedBroker | None:
+    def is_gross(self, load: _LoadedBroker) -> bool:
+        """Return whether a broker is so far from the mean that it is helped at once."""
+        return self.excess(load, _GROSS_RATIO) > 0
+
+    def worst(self, loads: Iterable[_LoadedBroker], ratio: float) -> _LoadedBroker | None:
         """Return the one of these brokers whose fill is furthest outside its band, unless it is stuck; ties by name."""
-        excess = {load.broker: self.excess(load, load.settle_ratio) / load.capacity for load in loads if not load.is_stuck}
-        return min(
-            (load for load in loads if excess.get(load.broker, 0.0) > 0), key=lambda load: (-excess[load.broker], load.broker), default=None
-        )
+        outside = [load for load in loads if not load.is_stuck and self.excess(load, ratio) > 0]
+        return min(outside, key=lambda load: (-self.excess(load, ratio) / load.capacity, load.broker), default=None)
 
     @property
     def deviation(self) -> float:

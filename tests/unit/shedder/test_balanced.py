@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -212,22 +211,6 @@ def test_a_small_imbalance_must_last_and_a_gross_one_need_not() -> None:
     even = "the load is even"
     assert ["the load is a little uneven", even, *("the load is a little uneven",) * 3, "moves"] == waited
     assert shedder.plan(uneven(by=0.3)).moves
-
-
-def test_relief_at_once_leaves_what_may_be_a_burst() -> None:
-    """A broker at 130 % of the mean is brought to 112 % at once, and to its band after the wait. An empty broker gets its share at once."""
-    shedder = BalancedShedder(moves_max=64)
-    others = [broker(name, *(1.0,) * 92, 0.5) for name in "bcde"]
-    hot, relieved = broker("a", *(1.0,) * 130), broker("a", *(1.0,) * 112)
-    first = shedder.plan(Snapshot(brokers=(hot, *others)))
-    assert {"a": 18} == Counter(move.source for move in first.moves)
-    filled = [broker(name, *(1.0,) * 97) for name in "bcde"]
-    early, late = (
-        shedder.plan(Snapshot(brokers=(relieved, *filled), memory=first.memory, now_ms=now_ms)).moves for now_ms in (119_999, 120_000)
-    )
-    assert (0, 5) == (len(early), len(late))
-    even = [broker(name, *(5.0,) * 20) for name in "abcd"]
-    assert 15 == len(shedder.plan(Snapshot(brokers=(*even, broker("e")))).moves)
 
 
 def test_each_broker_waits_for_itself() -> None:
