@@ -36,6 +36,7 @@ class Sample:
     * `bundles`: its busiest, lightest first. `column`: the costs of all bundles, see `shedder.cost_column`.
     * `noise`: the standard error of `cost`, see `shedder.cost_windows`; None: not known yet.
     * `cpu_use`: the CPU use in the time that `cost` is of, a fraction of the limit; None: not known yet.
+    * `cpu_cost`: the cost of the bundles that it had in this time. Some may have left since.
     * `history`: the configured share of an average that remains after `shedder.loads.STEP_MS`.
     """
 
@@ -51,6 +52,7 @@ class Sample:
     column: bytes = b""
     noise: float | None = 0.0
     cpu_use: float | None = None
+    cpu_cost: float = 0.0
     history: float = 0.9
 
 
@@ -58,7 +60,7 @@ class Sample:
 class Summary:
     """The known load of one broker: its last sample, and averages of all samples. `cost` is the total of all its bundles.
 
-    `column`, `noise` and `cpu_use` are as in `Sample`.
+    `column`, `noise`, `cpu_use` and `cpu_cost` are as in `Sample`.
     """
 
     broker: str
@@ -67,6 +69,7 @@ class Summary:
     column: bytes = b""
     noise: float | None = 0.0
     cpu_use: float | None = None
+    cpu_cost: float = 0.0
 
     @property
     def costs(self) -> Mapping[str, float]:
@@ -102,7 +105,15 @@ def summarized(before: Summary | None, sample: Sample) -> Summary:
         topics=sample.topics,
         bundles=bundles,
     )
-    return Summary(broker=sample.broker, load=load, cost=sample.cost, column=sample.column, noise=sample.noise, cpu_use=sample.cpu_use)
+    return Summary(
+        broker=sample.broker,
+        load=load,
+        cost=sample.cost,
+        column=sample.column,
+        noise=sample.noise,
+        cpu_use=sample.cpu_use,
+        cpu_cost=sample.cpu_cost,
+    )
 
 
 def blended(before: BundleTraffic | None, bundle: BundleTraffic, *, kept: float) -> BundleTraffic:
@@ -137,7 +148,7 @@ def fault_of_summary(summary: Summary) -> str | None:
         return f"the noise of its cost is {summary.noise!r}"
     if summary.cpu_use is not None and not 0 <= summary.cpu_use <= USE_MAX:
         return f"its CPU use is {summary.cpu_use!r}"
-    costs = (("it", summary.cost), *summary.costs.items())
+    costs = (("it", summary.cost), ("what it had", summary.cpu_cost), *summary.costs.items())
     return next((f"{name} costs {cost!r}" for name, cost in costs if not 0 <= cost <= FIGURE_MAX), None)
 
 

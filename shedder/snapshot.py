@@ -231,22 +231,29 @@ def _weighed(
     scales = _Scales([summary for summary in recent if fault_of_summary(summary) is None])
     brokers = sorted(view.live_brokers(), key=lambda broker: broker.broker)
     weighed = [_weigh(view, broker, by_broker.get(broker.broker), scales, barred, apart=apart.get(broker.broker)) for broker in brokers]
-    uses = {name: summary.cpu_use for name, summary in scales.by_broker.items() if summary.cpu_use is not None}
+    uses = {name: (summary.cpu_use, summary.cpu_cost) for name, summary in scales.by_broker.items() if summary.cpu_use is not None}
     return tuple(less_other_work(weighed, uses))
 
 
-def less_other_work(brokers: Sequence[WeighedBroker], uses: Mapping[str, float]) -> list[WeighedBroker]:
-    """Return the brokers with the capacity that other work leaves them. `uses`: their CPU use in the time of their costs, fractions.
+def less_other_work(brokers: Sequence[WeighedBroker], uses: Mapping[str, tuple[float, float]]) -> list[WeighedBroker]:
+    """Return the brokers with the capacity that other work leaves them.
+
+    `uses`: the CPU use of a broker, a fraction of its limit, and the cost of the bundles that it had in this time.
 
     Use is in proportion to cost per capacity, as at the median broker. What a broker uses beyond is other work: a process that its services
     started, or calls that cost more than others. Only what exceeds `_OTHER_WORK_MIN` counts, so that a small change has a small effect.
     """
-    if all(use <= _OTHER_WORK_MIN for use in uses.values()):
+    known = {
+        broker.broker: (use, cost / broker.capacity)
+        for broker in brokers
+        for use, cost in (uses.get(broker.broker, (0.0, 0.0)),)
+        if cost > 0
+    }
+    if all(use <= _OTHER_WORK_MIN for use, _ in known.values()):
         return list(brokers)
-    fills = {broker.broker: sum(bundle.cost for bundle in broker.bundles) / broker.capacity for broker in brokers if broker.broker in uses}
-    rates = sorted(uses[name] / fill for name, fill in fills.items() if fill > 0)
-    rate = rates[(len(rates) - 1) // 2] if rates else 0.0
-    others = {name: uses[name] - rate * fill for name, fill in fills.items() if fill > 0}
+    rates = sorted(use / fill for use, fill in known.values())
+    rate = rates[(len(rates) - 1) // 2]
+    others = {name: use - rate * fill for name, (use, fill) in known.items()}
     return [
         replace(broker, other_work=other, capacity=max(1, round(broker.capacity * max(1 - (other - _OTHER_WORK_MIN), _CAPACITY_SHARE_MIN))))
         if (other := others.get(broker.broker, 0.0)) > _OTHER_WORK_MIN

@@ -32,7 +32,8 @@ class Carried:
     """The load of a broker's bundles. Place i of each column is of the bundle `names[i]`. Rates are averages, per second.
 
     * `costs` and `noise`: see `shedder.cost_windows`.
-    * `cpu_use`: the CPU use of the broker over the same time, a fraction of its limit; None: not known yet.
+    * `cpu_use`: the CPU use of the broker over the same time, a fraction of its limit; None: not known yet. `cpu_cost`: the cost of the
+      bundles that it had in this time.
     * `newcomers` arrived during the period that their figures cover, so their figures are too low.
     """
 
@@ -45,6 +46,7 @@ class Carried:
     costs: Sequence[float] = ()
     noise: float | None = None
     cpu_use: float | None = None
+    cpu_cost: float = 0.0
     topics: Sequence[int] = ()
     consumers: Sequence[int] = ()
     producers: Sequence[int] = ()
@@ -141,7 +143,9 @@ class BundleAverages:
         costs, noise = self._windows.update(
             names, columns.costs, newcomers=self._newcomers, elapsed_ms=max(elapsed_ms, 1), window_ms=cost_window_ms
         )
-        (cpu,), cpu_noise = self._cpu.update(("cpu",), (cpu_use,), newcomers=(), elapsed_ms=max(elapsed_ms, 1), window_ms=cost_window_ms)
+        (cpu, cpu_cost), cpu_noise = self._cpu.update(
+            ("use", "cost"), (cpu_use, sum(columns.costs)), newcomers=(), elapsed_ms=max(elapsed_ms, 1), window_ms=cost_window_ms
+        )
         bytes_in, bytes_out, messages_in, messages_out = updated
         topics, consumers, producers = columns.counts
         return Carried(
@@ -154,6 +158,7 @@ class BundleAverages:
             costs=costs,
             noise=noise,
             cpu_use=cpu if cpu_noise is not None and cpu > 0 else None,
+            cpu_cost=cpu_cost,
             topics=topics,
             consumers=consumers,
             producers=producers,
@@ -238,6 +243,7 @@ def sampled(carried: Carried, *, broker: str, at_ms: int, resources: Resources, 
         column=pack(carried.names, carried.costs),
         noise=carried.noise,
         cpu_use=carried.cpu_use,
+        cpu_cost=carried.cpu_cost,
         history=rules.history,
     )
 

@@ -57,6 +57,7 @@ SAMPLES = st.builds(
     cost=FIGURES,
     noise=FIGURES,
     cpu_use=st.none() | FIGURES,
+    cpu_cost=FIGURES,
     column=st.binary(max_size=COSTS_MAX * ENTRY_BYTES),
     bundles=st.lists(BUNDLES, max_size=20, unique_by=lambda bundle: bundle.bundle).map(tuple),
     history=st.floats(0, 1),

@@ -60,6 +60,7 @@ def light(sample: Sample) -> Sample:
         cost=_rounded(sample.cost),
         noise=None if sample.noise is None else _rounded(sample.noise),
         cpu_use=None if sample.cpu_use is None else _rounded(sample.cpu_use),
+        cpu_cost=_rounded(sample.cpu_cost),
         bundles=(),
     )
     room = SAMPLE_BYTES_MAX - len(encode_sample(rounded))
@@ -88,6 +89,7 @@ def encode_sample(sample: Sample) -> bytes:
             "cost": sample.cost,
             "noise": sample.noise,
             "cpu_use": sample.cpu_use,
+            "cpu_cost": sample.cpu_cost,
             "column": b64encode(sample.column).decode(),
             "bundles": [_row_of_bundle(bundle) for bundle in sample.bundles],
         }
@@ -109,6 +111,7 @@ def encode_summary(summary: Summary) -> bytes:
             "cost": summary.cost,
             "noise": summary.noise,
             "cpu_use": summary.cpu_use,
+            "cpu_cost": summary.cpu_cost,
             "column": b64encode(summary.column).decode(),
             "bundles": [_row_of_bundle(bundle) for bundle in load.bundles or ()],
         }
@@ -158,6 +161,7 @@ def _sample(document: object) -> Sample:
         cost=_figure(raw.get("cost"), "cost"),
         noise=_unless_null(raw, "noise"),
         cpu_use=_unless_null(raw, "cpu_use"),
+        cpu_cost=_figure(raw.get("cpu_cost"), "cpu_cost"),
         column=_column(raw),
         bundles=_bundles(raw),
         history=history,
@@ -182,6 +186,7 @@ def _summary(document: object) -> Summary:
         cost=_figure(raw.get("cost"), "cost"),
         noise=_unless_null(raw, "noise"),
         cpu_use=_unless_null(raw, "cpu_use"),
+        cpu_cost=_figure(raw.get("cpu_cost"), "cpu_cost"),
         column=_column(raw),
     )
 

@@ -99,3 +99,12 @@ def test_no_run_is_evener_than_the_floor() -> None:
         moved = [point.load_moved for point in points]
         assert (sorted(unevenness), sorted(moved, reverse=True), 0.0) == (unevenness, moved, moved[-1])
         assert unevenness[-1] == floor_at(points, 0.0)
+
+
+def test_a_broker_that_has_given_most_of_its_load_is_not_taken_to_do_other_work() -> None:
+    """It fills two that join. Its CPU use falls later than its cost: with the bundles of now, it would give too many away."""
+    loads = 100 * np.random.default_rng(1).lognormal(0, 1, 60)
+    brokers = tuple(TraceBroker(broker=name, capacity=1.1 * loads.sum(), joins_s=0.0 if name == "a" else 400.0) for name in "abc")
+    bundles = tuple(f"bundle-{number}" for number in range(len(loads)))
+    result = run(Trace(name="pile", step_s=10.0, bundles=bundles, brokers=brokers, loads=np.tile(loads, (180, 1))))
+    assert result.unevenness[-60:].max() < 0.03, "with too many given away it is 0.05"

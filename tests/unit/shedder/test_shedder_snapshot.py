@@ -252,14 +252,24 @@ def test_cleared_brokers_are_weighed_again(channel: Channel) -> None:
 def test_cpu_use_that_cost_does_not_explain_lowers_the_capacity(channel: Channel) -> None:
     """Broker a uses 90 % of its CPU, where the median explains 15 %. What is above 20 % counts, and the reasons name it."""
     reports = [
-        replace(report(name, **calls), cpu_use=use)
-        for name, calls, use in (("a", {"left": 290}, 0.9), ("b", {"right": 290}, 0.15), ("c", dict[str, float](), 3.0))
+        replace(report(name, **calls), cpu_use=use, cpu_cost=cost)
+        for name, calls, use, cost in (
+            ("a", {"left": 290}, 0.9, 300),
+            ("b", {"right": 290}, 0.15, 300),
+            ("c", dict[str, float](), 3.0, 0),
+        )
     ]
     snapshot = taken(channel, *reports)
     capacities = {each.broker: (each.capacity, round(each.other_work, 2)) for each in snapshot.brokers}
     assert {"a": (45, 0.75), "b": (100, 0.0), "c": (100, 0.0)} == capacities, "of c, without cost, nothing is known"
     (stay,) = (stay for stay in BalancedShedder(patience_ms=0).plan(snapshot).stays if stay.subject == "a")
     assert stay.reason.startswith("load is 272 % of the mean for what other work leaves: that takes 75 % of its CPU")
+
+
+def test_what_a_broker_has_just_given_away_is_no_other_work() -> None:
+    """Its CPU use is of the time before, too. So the cost that it is compared with is of that time."""
+    brokers = [WeighedBroker(broker=name, capacity=100, bundles=(WeighedBundle(name=name, cost=300),)) for name in "abc"]
+    assert brokers == less_other_work(brokers, {"a": (0.9, 900), "b": (0.02, 20), "c": (0.02, 20)})
 
 
 @given(
@@ -269,10 +279,7 @@ def test_cpu_use_that_cost_does_not_explain_lowers_the_capacity(channel: Channel
 )
 def test_no_cpu_use_takes_all_capacity_of_a_broker_or_of_most(costs: list[float], uses: list[float], capacity: int) -> None:
     """A liar keeps a tenth. At least half of the brokers keep all."""
-    brokers = [
-        WeighedBroker(broker=str(number), capacity=capacity, bundles=(WeighedBundle(name="x", cost=cost),) if cost else ())
-        for number, cost in enumerate(costs)
-    ]
-    after = less_other_work(brokers, {str(number): use for number, use in enumerate(uses[: len(costs)])})
+    brokers = [WeighedBroker(broker=str(number), capacity=capacity, bundles=()) for number in range(len(costs))]
+    after = less_other_work(brokers, {str(number): (use, cost) for number, (use, cost) in enumerate(zip(uses, costs, strict=False))})
     assert all(capacity / 10 - 1 <= each.capacity <= capacity for each in after)
     assert 2 * sum(each.capacity == capacity for each in after) >= len(after)
