@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import socket
 import sys
@@ -32,7 +31,7 @@ from equipoise.brokers.runtime.worker import Worker as Host
 from equipoise.brokers.server.by_key import AsgiApp, ByKey
 from equipoise.brokers.server.main import Broker
 from equipoise.brokers.server.mounted import MountedHttp
-from equipoise.brokers.server.signal_drain import draining
+from equipoise.brokers.server.signal_drain import draining, lingered
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded, without_password
 from equipoise.channel.core.ranges import check_namespace, even_boundaries
 from equipoise.channel.core.view import View
@@ -339,7 +338,7 @@ class Worker:
         async def drain() -> None:
             try:
                 if await self.drain():
-                    await asyncio.sleep(linger_ms / 1_000)
+                    await lingered(linger_ms)
             finally:
                 if self._broker is not None:
                     await self._broker.end_waits()

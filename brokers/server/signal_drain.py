@@ -24,6 +24,8 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 # Where event loops keep the functions that stand for their own handlers. Those run at once, even if others handle the signal, too.
 _LOOPS: Final = ("asyncio", "uvloop")
 
+_LINGER_PARTS: Final = 20
+
 
 @contextmanager
 def draining(drain: Callable[[], Awaitable[None]]) -> Iterator[None]:
@@ -68,3 +70,9 @@ def draining(drain: Callable[[], Awaitable[None]]) -> Iterator[None]:
         restore()
         for task in tasks:
             task.cancel()
+
+
+async def lingered(linger_ms: float) -> None:
+    """Wait for `linger_ms` in parts, with turns of the event loop between. A process that stalls answers nobody: it loses one part only."""
+    for _ in range(_LINGER_PARTS):
+        await asyncio.sleep(linger_ms / _LINGER_PARTS / 1_000)

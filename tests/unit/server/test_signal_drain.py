@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from equipoise.brokers.server.signal_drain import draining
+from equipoise.brokers.server.signal_drain import draining, lingered
 from equipoise.channel.core.errors import CallerError, PeerError
 
 pytestmark = pytest.mark.integration
@@ -110,3 +111,14 @@ async def test_in_a_thread_nothing_is_handled(story: Story) -> None:
             return signal.getsignal(signal.SIGTERM)
 
     assert story.server == await asyncio.to_thread(lambda: asyncio.run(run()))
+
+
+async def test_a_stall_does_not_use_up_the_time_to_answer() -> None:
+    """What arrived while the process stood still is answered in the turns that are left."""
+    lingering = asyncio.create_task(lingered(100))
+    await asyncio.sleep(0)
+    time.sleep(0.2)  # noqa: ASYNC251 - the stall
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not lingering.done()
+    await lingering
