@@ -10,7 +10,7 @@ _MILLISECONDS_PER_SECOND: Final = 1_000
 class Meter:
     """Total entries, messages and bytes, and the rates per second of messages and bytes over the last closed window.
 
-    An entry is what a producer sends at once: one message, or a batch.
+    An entry is what a producer sends at once: one message, or a batch. Only the meters of a topic count entries; nothing else needs them.
 
     A window lasts from one `roll` to the next. The rates are 0 until the first `roll`, as in Pulsar. Callers add to the counts in place
     (`meter.messages += n`), because a call per message costs more than the addition.

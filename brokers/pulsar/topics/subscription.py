@@ -297,23 +297,22 @@ class Subscription:
         size = len(block)
         consumer.permits -= messages
         for meter in (consumer.delivered, self.delivered, self._topic_delivered):
-            meter.entries += 1
             meter.messages += messages
             meter.bytes += size
+        self._topic_delivered.entries += 1
         deliveries.append((consumer, entry))
 
     def take_back(self, consumer: Consumer, entry: Entry) -> None:
         """Undo a delivery that was not written, and drop the entry."""
         consumer.permits += entry.messages
         for meter in (consumer.delivered, self.delivered, self._topic_delivered):
-            meter.entries -= 1
             meter.messages -= entry.messages
             meter.bytes -= len(entry.block)
+        self._topic_delivered.entries -= 1
         self.drop(entry)
 
     def drop(self, entry: Entry) -> int:
         """Count an entry that no consumer gets. Return the number of its messages."""
-        self.dropped.entries += 1
         self.dropped.messages += entry.messages
         self.dropped.bytes += len(entry.block)
         return entry.messages

@@ -411,9 +411,9 @@ class Topic:
         if self.publish_bucket is not None:
             self.publish_bucket.spend(total_messages, total_bytes)
         for meter in (producer.published, self.published):
-            meter.entries += len(entries)
             meter.messages += total_messages
             meter.bytes += total_bytes
+        self.published.entries += len(entries)
         return outcome
 
     def flow(self, consumer: Consumer, permits: int, now_ms: int) -> Outcome:
