@@ -47,8 +47,8 @@ READY_MS_MAX: Final = 60_000
 ROUTE_MS: Final = 10_000
 CREATE_MS: Final = 10_000
 
-LINGER_MS: Final = 1_000
-"""How long a drained program continues to answer by default: many times what callers and other brokers need to learn the new owners."""
+LINGER_MS: Final = 3_000
+"""How long a drained program continues to answer by default. Callers on a busy machine may arrive more than a second late."""
 
 
 class Worker:
