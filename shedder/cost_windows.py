@@ -24,7 +24,7 @@ _CUT: Final = 0.35
 _NEWEST: Final = 9
 _STEADY: Final = 0.4  # The loads of a bundle hardly differ if their standard deviation is below this share of their mean.
 _NEAR: Final = 0.2  # The newest loads count alone if their mean is at most so far from the middle loads, as a share of it.
-_KNOWN: Final = 3
+_KNOWN: Final = 9  # A burst can fill fewer, and then their spread says that the load is certain.
 _ROUNDING: Final = 1e-12
 
 

@@ -247,7 +247,7 @@ def less_other_work(brokers: Sequence[WeighedBroker], uses: Mapping[str, tuple[f
         broker.broker: (use, cost / broker.capacity)
         for broker in brokers
         for use, cost in (uses.get(broker.broker, (0.0, 0.0)),)
-        if cost > 0
+        if cost >= IDLE_COST  # Of less, nothing can be concluded.
     }
     if all(use <= _OTHER_WORK_MIN for use, _ in known.values()):
         return list(brokers)

@@ -90,9 +90,9 @@ def test_the_cost_of_a_new_bundle_is_the_middle_of_its_loads() -> None:
 
 
 def test_noise_is_unknown_at_first_and_then_falls_with_the_number_of_loads() -> None:
-    assert None is costs_after(50.0, 50.0).noise
+    assert None is costs_after(*(50.0,) * 8).noise
     assert 0 == costs_after(*(50.0,) * 9).noise
-    short, long = (costs_after(*(0.0, 100.0) * turns).noise for turns in (3, 12))
+    short, long = (costs_after(*(0.0, 100.0) * turns).noise for turns in (5, 12))
     assert short is not None
     assert long is not None
     assert 0 < long < short

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from equipoise.channel.core import propose
@@ -272,6 +272,7 @@ def test_what_a_broker_has_just_given_away_is_no_other_work() -> None:
     assert brokers == less_other_work(brokers, {"a": (0.9, 900), "b": (0.02, 20), "c": (0.02, 20)})
 
 
+@example(costs=[5e-324], uses=[1.0] * 6, capacity=10)
 @given(
     costs=st.lists(st.floats(0, 1e6), min_size=1, max_size=6),
     uses=st.lists(st.floats(1e-9, 1_000), min_size=6, max_size=6),
