@@ -140,7 +140,8 @@ def _change(log: str, admin: str | None, timeout: int, changes: Changes, *, as_j
     if as_json:
         print_json(change.document)
         return
-    print_line(f"accepted at offset {change.offset}: {counted(len(change.made), 'setting')} changed")
+    made = f"{counted(len(change.made), 'setting')} changed" if change.made else "nothing changed, the channel had this already"
+    print_line(f"accepted at offset {change.offset}: {made}")
     for one in change.made:
         print_line(str(one))
 

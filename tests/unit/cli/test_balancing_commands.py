@@ -59,7 +59,7 @@ def test_balancing_is_turned_off_and_on(log: str) -> None:
     assert ["accepted at offset 10: 1 setting changed", "balancing.enabled: true (default) -> false"] == balancing(log, "off").splitlines()
     assert False is settings_in(view_of(log), BalancingSettings()).balancing.enabled
     assert ["accepted at offset 11: 1 setting changed", "balancing.enabled: false -> true"] == balancing(log, "on").splitlines()
-    assert "accepted at offset 12: 0 settings changed\n" == balancing(log, "on")
+    assert "accepted at offset 12: nothing changed, the channel had this already\n" == balancing(log, "on")
     assert True is settings_in(view_of(log), BalancingSettings()).balancing.enabled
 
 
