@@ -61,8 +61,8 @@ class BalancedShedder:
     """
 
     moves_max: int = 4
-    start_ratio: float = 0.084
-    settle_ratio: float = 0.071
+    start_ratio: float = 0.083
+    settle_ratio: float = 0.070
     calm: bool = False
     patience_ms: int = 120_000
     churn_max: float = 1.0

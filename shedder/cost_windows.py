@@ -8,7 +8,8 @@ Theory of operation:
   A decaying average would do neither.
 * If the loads in the window hardly differ, and the mean of the newest is near that cost, it is the cost. It is certain enough, and follows
   a slow change. So a burst changes a cost by at most `_NEAR`.
-* The certainty comes from the spread of the loads that count, because a difference that is chance must not move a bundle either.
+* The certainty comes from the spread of the loads that count, because a difference that is chance must not move a bundle either. While
+  there are few loads, a burst may have filled them all, and their spread says nothing. So the standard error has a least value at first.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _CUT: Final = 0.35
 _NEWEST: Final = 9
 _STEADY: Final = 0.4  # The loads of a bundle hardly differ if their standard deviation is below this share of their mean.
 _NEAR: Final = 0.2  # The newest loads count alone if their mean is at most so far from the middle loads, as a share of it.
-_KNOWN: Final = 9  # A burst can fill fewer, and then their spread says that the load is certain.
+_ENOUGH: Final = 12  # Loads that one burst does not fill.
+_DOUBT: Final = 0.2  # The least standard error without loads, as a share of the cost. It falls to 0 with `_ENOUGH` loads.
 _ROUNDING: Final = 1e-12
 
 
@@ -39,8 +41,8 @@ class _Cost(NamedTuple):
 class CostWindows:
     """The loads of the bundles of one broker, part by part. Costs are in calls per second (see `shedder.snapshot`)."""
 
-    def __init__(self, *, known: int = _KNOWN) -> None:
-        """`known`: the loads from which the spread of a bundle's loads is known."""
+    def __init__(self, *, known: int = 1) -> None:
+        """`known`: the loads, on average, from which the standard error is known."""
         self._known = known
         self._sums: dict[str, float] = {}  # In the part that has not ended, by bundle: load times milliseconds.
         self._sampled_ms: dict[str, int] = {}
@@ -90,9 +92,11 @@ class CostWindows:
         """Return the standard error of the sum of `costs`; None while their loads are too few on average, weighted by cost."""
         found = [self._costs.get(name) for name in names]
         counted = sum(cost * each.loads for cost, each in zip(costs, found, strict=True) if each is not None)
-        if counted < self._known * sum(costs):
+        total = sum(costs)
+        if counted < self._known * total:
             return None
-        return math.sqrt(sum(each.variance for each in found if each is not None))
+        doubt = _DOUBT * (total - counted / _ENOUGH)
+        return max(doubt, math.sqrt(sum(each.variance for each in found if each is not None)))
 
 
 def _cost_of(loads: list[float]) -> _Cost:

@@ -10,6 +10,7 @@ import pytest
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, ReportRules
 from equipoise.brokers.load.sampling import HALF_LIFE_MS, BundleAverages, Carried, carried_bytes, sampled
 from equipoise.shedder.bundle_load import BundleLoad, Messaging
+from equipoise.shedder.cost_windows import CostWindows
 from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use, Weights
 from equipoise.shedder.snapshot import BYTES_PER_CALL, IDLE_COST, costs_of
 
@@ -90,9 +91,11 @@ def test_the_cost_of_a_new_bundle_is_the_middle_of_its_loads() -> None:
 
 
 def test_noise_is_unknown_at_first_and_then_falls_with_the_number_of_loads() -> None:
-    assert None is costs_after(*(50.0,) * 8).noise
-    assert 0 == costs_after(*(50.0,) * 9).noise
-    short, long = (costs_after(*(0.0, 100.0) * turns).noise for turns in (5, 12))
+    assert None is CostWindows().update(["b"], [50.0], newcomers=["b"], elapsed_ms=1_000, window_ms=COST_WINDOW_MS)[1]
+    assert [0.2 * (IDLE_COST + 50) * share for share in (11 / 12, 1 / 2, 0)] == pytest.approx(
+        [costs_after(*(50.0,) * n).noise for n in (1, 6, 12)]
+    )
+    short, long = (costs_after(*(0.0, 100.0) * turns).noise for turns in (6, 12))
     assert short is not None
     assert long is not None
     assert 0 < long < short
