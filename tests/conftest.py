@@ -14,6 +14,7 @@ import pytest
 from coverage import Coverage
 from hypothesis import settings
 
+from equipoise.channel.system import free_ports
 from tests.channels.log_fixtures import leave_out_all_but_some_on_kafka, log_kind, log_place, log_url, run_on_kinds
 from tests.kafka.fixtures import kafka, own_kafka, own_kafka_of_module, three_kafkas, three_kafkas_of_module
 from tests.planted import Watch
@@ -41,6 +42,11 @@ settings.load_profile("unhurried")
 os.environ.setdefault(
     "SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
+
+# Workers that draw from one range sometimes start two servers on the same port.
+_worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_part = len(free_ports.PORTS) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+free_ports.PORTS = free_ports.PORTS[_worker * _part : (_worker + 1) * _part]
 
 UNTRACED: Final = ("tests/property/", "tests/house/test_house_rules.py")
 """Tests that tracing slows down two- to threefold, and that cover no further lines, except `ALONE`."""

@@ -14,13 +14,13 @@ from equipoise.channel.core.errors import OperatorError
 HOST: Final = "127.0.0.1"
 
 # Below the ports that Linux gives to outgoing connections. One of those could take a process's port while the process is down.
-_PORTS: Final = range(10_000, 32_000)
+PORTS = range(10_000, 32_000)
 _TRIES_MAX: Final = 1_000
 
 
 def free_ports(count: int, *, besides: Collection[int] = ()) -> list[int]:
     """Return ports that are free now and not in `besides`. Raises `OperatorError`."""
-    tried = random.sample(_PORTS, _TRIES_MAX)
+    tried = random.sample(PORTS, _TRIES_MAX)
     found = list(islice((port for port in tried if port not in besides and are_free(port)), count))
     if len(found) < count:
         raise _none_free(count)
@@ -29,7 +29,7 @@ def free_ports(count: int, *, besides: Collection[int] = ()) -> list[int]:
 
 def free_row(count: int) -> int:
     """Return the first of `count` consecutive ports that are free now. Raises `OperatorError`."""
-    for first in random.sample(_PORTS, _TRIES_MAX):
+    for first in random.sample(PORTS, _TRIES_MAX):
         if are_free(*range(first, first + count)):
             return first
     raise _none_free(count)

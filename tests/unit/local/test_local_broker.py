@@ -103,6 +103,7 @@ def test_no_free_port_is_drawn_twice(monkeypatch: pytest.MonkeyPatch) -> None:
             """Nothing is held."""
 
     monkeypatch.setattr("equipoise.channel.system.free_ports.socket", SimpleNamespace(create_server=Server))
+    monkeypatch.setattr("equipoise.channel.system.free_ports.PORTS", range(10_000, 20_000))
     monkeypatch.setattr("equipoise.channel.system.free_ports.random", SimpleNamespace(sample=lambda ports, count: ports[:count]))
     assert [(10_000, 10_003), (10_002, 10_004)] == ports_of(0, 0, 2)
     assert [(10_002, 10_000), (10_003, 10_001)] == ports_of(0, 10_000, 2)
