@@ -25,8 +25,8 @@ _CUT: Final = 0.35
 _NEWEST: Final = 9
 _STEADY: Final = 0.4  # The loads of a bundle hardly differ if their standard deviation is below this share of their mean.
 _NEAR: Final = 0.2  # The newest loads count alone if their mean is at most so far from the middle loads, as a share of it.
-_ENOUGH: Final = 12  # Loads that one burst does not fill.
-_DOUBT: Final = 0.2  # The least standard error without loads, as a share of the cost. It falls to 0 with `_ENOUGH` loads.
+_ENOUGH: Final = 0.5  # A share of the window that no burst fills.
+_DOUBT: Final = 0.2  # The least standard error at first, as a share of the cost. It falls to 0 while loads fill `_ENOUGH`.
 _ROUNDING: Final = 1e-12
 
 
@@ -41,8 +41,8 @@ class _Cost(NamedTuple):
 class CostWindows:
     """The loads of the bundles of one broker, part by part. Costs are in calls per second (see `shedder.snapshot`)."""
 
-    def __init__(self, *, known: int = 1) -> None:
-        """`known`: the loads, on average, from which the standard error is known."""
+    def __init__(self, *, known: float = 0.0) -> None:
+        """`known`: the share of the window that loads must fill, on average, until the standard error is known."""
         self._known = known
         self._sums: dict[str, float] = {}  # In the part that has not ended, by bundle: load times milliseconds.
         self._sampled_ms: dict[str, int] = {}
@@ -70,7 +70,7 @@ class CostWindows:
         if self._part_ms >= window_ms / _PARTS:
             self._end_part(window_ms)
         costs = [self._cost(name, load) for name, load in now.items()]
-        return costs, self._noise(names, costs)
+        return costs, self._noise(names, costs, window_ms)
 
     def _cost(self, name: str, load: float) -> float:
         """Return the cost of a bundle. Before its first part has ended, that is the mean of its samples; without one it is `load`."""
@@ -88,14 +88,17 @@ class CostWindows:
         self._costs = {name: _cost_of(loads) for name, loads in self._loads.items()}
         self._sums, self._sampled_ms, self._part_ms = {}, {}, 0
 
-    def _noise(self, names: Sequence[str], costs: Sequence[float]) -> float | None:
-        """Return the standard error of the sum of `costs`; None while their loads are too few on average, weighted by cost."""
+    def _noise(self, names: Sequence[str], costs: Sequence[float], window_ms: int) -> float | None:
+        """Return the standard error of the sum of `costs`; None while their loads fill too little on average, weighted by cost."""
         found = [self._costs.get(name) for name in names]
         counted = sum(cost * each.loads for cost, each in zip(costs, found, strict=True) if each is not None)
         total = sum(costs)
-        if counted < self._known * total:
+        if counted < total:
             return None
-        doubt = _DOUBT * (total - counted / _ENOUGH)
+        filled = counted / total * sum(self._parts) / len(self._parts) / window_ms if total else 1.0
+        if filled + _ROUNDING < self._known:
+            return None
+        doubt = _DOUBT * total * (1 - filled / _ENOUGH)
         return max(doubt, math.sqrt(sum(each.variance for each in found if each is not None)))
 
 

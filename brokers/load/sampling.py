@@ -24,7 +24,7 @@ from equipoise.shedder.top_bundles import BundleFigures, busiest_places
 HALF_LIFE_MS: Final = 10_000
 
 _RATES: Final = 4  # Of `Traffic`.
-_CPU_KNOWN: Final = 12  # Half of a window. A broker that has just started works hard at first.
+_CPU_KNOWN: Final = 0.5  # Of a window. A broker that has just started works hard at first.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,6 +95,7 @@ def test_noise_is_unknown_at_first_and_then_falls_with_the_number_of_loads() -> 
     assert [0.2 * (IDLE_COST + 50) * share for share in (11 / 12, 1 / 2, 0)] == pytest.approx(
         [costs_after(*(50.0,) * n).noise for n in (1, 6, 12)]
     )
+    assert 0 == pytest.approx(costs_after(*(50.0,) * 6, seconds=20).noise)  # A busy broker has fewer samples.
     short, long = (costs_after(*(0.0, 100.0) * turns).noise for turns in (6, 12))
     assert short is not None
     assert long is not None
