@@ -590,7 +590,7 @@ def start_maintenance(subject: str, *, reason: str, until_ms: int = 0, of_domain
     accepted = yield from Propose(intent=SetClusterPolicy(policy=key, document=document))
     if wait:
         yield from Until(condition=partial(_hold_nothing, incarnations=frozenset(live)), what=f"the maintenance of {subject}")
-    gives = f"{counted(bundles, 'bundle')} of {counted(len(live), 'broker')} {'moved' if wait else 'move'} away"
+    gives = f"{counted(bundles, 'bundle')} of {counted(len(live), 'broker')} {'moved' if wait else 'will move'} away"
     sentence = f"{subject} is in maintenance: {gives}"
     return _accepted(accepted.offset, sentence, policy=key, brokers=sorted(names), bundles=bundles, until_ms=until_ms or None, done=wait)
 

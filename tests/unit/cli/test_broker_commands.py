@@ -142,7 +142,7 @@ def test_maintenance_is_started_listed_and_ended(tmp_path: Path) -> None:
     set_domain = run("policies", "set-failure-domain", "rack", "--brokers", "b", log=log)
     assert 0 == set_domain.exit_code
     started = run("brokers", "maintenance", "start", "a", "--reason", "new disks", "--no-wait", log=log)
-    assert ("a is in maintenance: 1 bundle of 1 broker move away\n", "", 0) == (
+    assert ("a is in maintenance: 1 bundle of 1 broker will move away\n", "", 0) == (
         started.stdout.partition(": ")[2],
         started.stderr,
         started.exit_code,
