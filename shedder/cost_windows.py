@@ -25,7 +25,7 @@ _CUT: Final = 0.35
 _NEWEST: Final = 9
 _STEADY: Final = 0.4  # The loads of a bundle hardly differ if their standard deviation is below this share of their mean.
 _NEAR: Final = 0.2  # The newest loads count alone if their mean is at most so far from the middle loads, as a share of it.
-_ENOUGH: Final = 0.5  # A share of the window that no burst fills.
+_ENOUGH: Final = _NEWEST / _PARTS  # A share of the window that no burst fills.
 _DOUBT: Final = 0.2  # The least standard error at first, as a share of the cost. It falls to 0 while loads fill `_ENOUGH`.
 _ROUNDING: Final = 1e-12
 

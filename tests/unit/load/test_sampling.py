@@ -92,8 +92,8 @@ def test_the_cost_of_a_new_bundle_is_the_middle_of_its_loads() -> None:
 
 def test_noise_is_unknown_at_first_and_then_falls_with_the_number_of_loads() -> None:
     assert None is CostWindows().update(["b"], [50.0], newcomers=["b"], elapsed_ms=1_000, window_ms=COST_WINDOW_MS)[1]
-    assert [0.2 * (IDLE_COST + 50) * share for share in (11 / 12, 1 / 2, 0)] == pytest.approx(
-        [costs_after(*(50.0,) * n).noise for n in (1, 6, 12)]
+    assert [0.2 * (IDLE_COST + 50) * share for share in (8 / 9, 1 / 3, 0)] == pytest.approx(
+        [costs_after(*(50.0,) * n).noise for n in (1, 6, 9)]
     )
     assert 0 == pytest.approx(costs_after(*(50.0,) * 6, seconds=20).noise)  # A busy broker has fewer samples.
     short, long = (costs_after(*(0.0, 100.0) * turns).noise for turns in (6, 12))
