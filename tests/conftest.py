@@ -1,4 +1,4 @@
-"""Configure pytest: shared fixtures, time limits and coverage for all tests."""
+"""Configure pytest: shared fixtures and time limits for all tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Generator, Iterator
 from typing import Final
 
 import pytest
-from coverage import Coverage
 from hypothesis import settings
 
 from equipoise.channel.system import free_ports
@@ -47,11 +46,6 @@ os.environ.setdefault(
 _worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _part = len(free_ports.PORTS) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 free_ports.PORTS = free_ports.PORTS[_worker * _part : (_worker + 1) * _part]
-
-UNTRACED: Final = ("tests/property/", "tests/house/test_house_rules.py")
-"""Tests that tracing slows down two- to threefold, and that cover no further lines, except `ALONE`."""
-
-ALONE: Final = ("tests/property/test_command_line_garbage.py",)
 
 
 @pytest.fixture
@@ -98,23 +92,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """See `leave_out_all_but_some_on_kafka`, `hurry`, `start_slow_ones_first` and `UNTRACED`."""
+    """See `leave_out_all_but_some_on_kafka`, `hurry` and `start_slow_ones_first`."""
     leave_out_all_but_some_on_kafka(config, items)
     hurry(items)
     start_slow_ones_first(items)
-    for item in items:
-        if item.nodeid.startswith(UNTRACED) and not item.nodeid.startswith(ALONE):
-            item.add_marker("no_cover")
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> GroupScheduling | None:
     """See `GroupScheduling`. It replaces xdist's own grouping by scope."""
     return GroupScheduling(config, log) if config.getoption("dist") == "loadscope" else None
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Stop pytest-cov's tracing in an xdist worker. Its own hook runs next and starts tracing again, and `no_cover` stops only that."""
-    traced = Coverage.current()
-    if hasattr(session.config, "workerinput") and traced is not None:
-        traced.stop()

@@ -9,7 +9,6 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 import pytest
-from coverage import Coverage
 
 from tests.house.house_rules import (
     FOLDER_MODULES_MAX,
@@ -55,11 +54,6 @@ def test_every_module_keeps_the_rule(rule: Rule) -> None:
 def test_every_text_keeps_the_rule(rule: Rule) -> None:
     """Every text of the project, be it code or not, keeps the rules for texts."""
     assert [] == [finding for text in texts() for finding in rule(text)]
-
-
-def test_what_is_not_to_be_traced_is_not() -> None:
-    """In a worker of xdist, too, nobody traces a test that `tests.conftest.UNTRACED` names."""
-    assert Coverage.current() is None
 
 
 def test_pure_modules_reach_no_impure_one() -> None:
