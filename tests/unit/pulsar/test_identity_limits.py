@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -174,7 +175,7 @@ async def test_a_client_without_a_handshake_is_disconnected(tmp_path: Path, monk
         head = iter(connect()[:-1])
         while not client.is_closed:
             if is_dripping:
-                client.write(bytes([next(head)]))
+                client.write(bytes(islice(head, 1)))  # Nothing when a busy machine has sent all.
             await asyncio.sleep(0.005)
         assert 1 == await member.metric("disconnections_total", reason="no_handshake")
 

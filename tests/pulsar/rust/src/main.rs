@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::StreamExt;
-use pulsar::{producer, Consumer, ProducerOptions, Pulsar, SubType, TokioExecutor};
+use pulsar::{producer, ConnectionRetryOptions, Consumer, ProducerOptions, Pulsar, SubType, TokioExecutor};
 use rustix::time::{clock_gettime, ClockId};
 use serde_json::{json, Value};
 use tokio::sync::{mpsc, watch};
@@ -20,6 +20,8 @@ const KEYS: usize = 8;
 const UNRECEIPTED_MAX: usize = 10_000;
 const RECEIPTS_WAIT: Duration = Duration::from_secs(10);
 const BATCH_DELAY: Duration = Duration::from_millis(10);
+// How long a topic lacks a consumer after the retries are over. The library's default is 30 s.
+const TOPIC_REFRESH: Duration = Duration::from_secs(1);
 
 static IS_READY: AtomicBool = AtomicBool::new(false);
 
@@ -46,7 +48,9 @@ async fn run(ended: watch::Receiver<bool>) -> Result<(), Error> {
     }
     // The library takes one host.
     let url = option(&given, "url")?.split(',').next().unwrap_or_default().to_owned();
-    let client = Pulsar::builder(url, TokioExecutor).build().await?;
+    // By default, a consumer tries a dead broker 12 times, which takes up to a minute.
+    let retries = ConnectionRetryOptions { max_retries: 3, ..Default::default() };
+    let client = Pulsar::builder(url, TokioExecutor).with_connection_retry_options(retries).build().await?;
     match task.as_str() {
         "produce" => produce(ended, client, &given).await,
         "consume" => consume(ended, client, &given).await,
@@ -140,6 +144,7 @@ async fn consume(mut ended: watch::Receiver<bool>, client: Client, given: &HashM
         .with_consumer_name(&name)
         .with_subscription(&subscription)
         .with_subscription_type(kind)
+        .with_topic_refresh(TOPIC_REFRESH)
         .build()
         .await?;
     say(json!({
