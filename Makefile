@@ -34,7 +34,7 @@ setup: $(STAMP) ## Make .venv with all that the product, its checks and its test
 
 # Only when the lock file or the project file changes.
 $(STAMP): pyproject.toml uv.lock
-	@echo "== setup: making .venv and installing what uv.lock names (once, and again when it changes)"
+	@echo "== setup: making .venv and installing what uv.lock names (once, and again when it changes)" >&2
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Equipoise needs Python 3.11 or newer; $(PYTHON) is older or missing. Name another: make PYTHON=python3.12 ..."; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv \

@@ -1,4 +1,4 @@
-"""The fold's rules that its model does not know or a small cluster does not meet: test_view_by_model.py has all others."""
+"""The fold's rules that its model does not know or a small cluster does not meet: tests/property/test_view_by_model.py has all others."""
 
 from __future__ import annotations
 
