@@ -6,8 +6,8 @@ Theory of operation:
 * The cost of a bundle is the mean of the middle of these loads: the highest and the lowest `_CUT` of them do not count. So a burst that
   lasts less than a third of the window does not count, and a load that has changed for good counts in full after two thirds of the window.
   A decaying average would do neither.
-* If the loads in the window hardly differ, and the mean of the newest is near that cost, it is the cost. It is certain enough, and follows
-  a slow change. So a burst changes a cost by at most `_NEAR`.
+* If the loads in the window hardly differ, and the mean of the newest is near that cost, this mean is the cost. It is certain enough, and
+  follows a slow change. A burst changes a cost by at most `_NEAR`.
 * The certainty comes from the spread of the loads that count, because a difference that is chance must not move a bundle either. While
   there are few loads, a burst may have filled them all, and their spread says nothing. So the standard error has a least value at first.
 """
