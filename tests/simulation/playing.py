@@ -1,4 +1,4 @@
-"""Runs of the simulation in other processes, so that they use all cores, and go untraced by the measurement of coverage."""
+"""Runs of the simulation in other processes, so that they use all cores."""
 
 from __future__ import annotations
 
