@@ -107,7 +107,9 @@ class Hosting:
         """
         hosted = self._bundles[ownership.bundle.name] = Hosted(ownership=ownership)
         return tuple(
-            self._add(hosted, name, state, now_ms) for name, state in states.items() if ownership.bundle.contains(topic_hash(name))
+            self._add(hosted, name, state, now_ms)
+            for name, state in states.items()
+            if ownership.bundle.contains(ownership.bundle.namespace, name)
         )
 
     def close(self, bundle: str) -> Sequence[Served]:
@@ -125,7 +127,7 @@ class Hosting:
         for child in children:
             self._bundles[child.bundle.name] = Hosted(ownership=child)
         for each in served:
-            child = next(child for child in children if child.bundle.contains(each.point))
+            child = next(child for child in children if child.bundle.contains(child.bundle.namespace, each.name))
             each.ownership = child
             self._bundles[child.bundle.name].topics[each.name] = each
 

@@ -41,7 +41,7 @@ from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError
 from equipoise.brokers.pulsar.wire.requests import Sent
 from equipoise.brokers.runtime.service import Bundle, Ownership, OwnershipLost, Peer, Service, Work, pulsar_address
 from equipoise.channel.core.errors import EquipoiseError
-from equipoise.channel.core.ranges import TopicName, topic_hash
+from equipoise.channel.core.ranges import TopicName
 from equipoise.channel.system.deadline import Deadline
 from equipoise.shedder.bundle_load import BundleLoad
 
@@ -213,9 +213,9 @@ class PulsarService(Service):
         handed over, so that the topic is known not to exist. Raises `UnknownNamespace`, `DeadlineExceeded`, `NotServed` and `Overloaded`.
         """
         deadline = Deadline.after(timeout_ms=self.settings.hold_ms)
-        point, is_checked = topic_hash(topic.full), False
+        is_checked = False
         while True:
-            await self._warmed(topic.namespace, point, deadline)
+            await self._warmed(topic, deadline)
             routed = await self.host.route(topic.namespace, topic.full, timeout_ms=deadline.remaining_ms())
             if isinstance(routed, Peer):
                 return routed
@@ -491,10 +491,10 @@ class PulsarService(Service):
         self._redirecting.add(task)
         task.add_done_callback(self._redirecting.discard)
 
-    async def _warmed(self, namespace: str, point: int, deadline: Deadline) -> None:
-        """Wait while the bundle at `point` is moving here, so that clients are not sent back to a source that is releasing it."""
+    async def _warmed(self, topic: TopicName, deadline: Deadline) -> None:
+        """Wait while the bundle of a topic is moving here, so that clients are not sent back to a source that is releasing it."""
         for bundle, arrived in list(self._warming.values()):
-            if bundle.namespace == namespace and bundle.contains(point):
+            if bundle.contains(topic.namespace, topic.full):
                 timeout_s = min(self.settings.warming_hold_ms, deadline.remaining_ms()) / 1_000
                 await asyncio.wait([arrived], timeout=timeout_s)
 

@@ -38,9 +38,12 @@ class Bundle:
     low: int
     high: int
 
-    def contains(self, point: int) -> bool:
-        """Return whether a hash point, such as the `key_hash` of a key, lies in the bundle."""
-        return bundle_contains(self.low, self.high, point)
+    def contains(self, namespace: str, key: str) -> bool:
+        """Return whether the bundle holds `key` of `namespace`.
+
+        One service serves the bundles of all namespaces, whose ranges are the same. So a hash alone does not tell whose key it is.
+        """
+        return namespace == self.namespace and bundle_contains(self.low, self.high, key_hash(key))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,22 +132,22 @@ class Admitted:
     """The admitted work of one broker: a bundle that moves is closed when its own has ended. Any thread may add and remove work."""
 
     def __init__(self) -> None:
-        # The namespace and the hash point of each piece of work, and its end.
-        self._works: dict[Work, tuple[str, int, concurrent.futures.Future[None]]] = {}
+        # The namespace of each piece of work, and its end.
+        self._works: dict[Work, tuple[str, concurrent.futures.Future[None]]] = {}
 
-    def add(self, work: Work, namespace: str, point: int) -> None:
+    def add(self, work: Work, namespace: str) -> None:
         """Note work that begins."""
-        self._works[work] = namespace, point, concurrent.futures.Future()
+        self._works[work] = namespace, concurrent.futures.Future()
 
     def remove(self, work: Work) -> None:
         """Note that work has ended. You may repeat it."""
         if work in self._works:
-            self._works.pop(work)[2].set_result(None)
+            self._works.pop(work)[1].set_result(None)
 
     async def all_ended(self, bundle: Bundle, *, timeout_ms: int) -> None:
         """Wait until the work on a bundle has ended, at most `timeout_ms`."""
-        works = list(self._works.values())
-        ends = [asyncio.wrap_future(ended) for namespace, point, ended in works if namespace == bundle.namespace and bundle.contains(point)]
+        works = list(self._works.items())
+        ends = [asyncio.wrap_future(ended) for work, (namespace, ended) in works if bundle.contains(namespace, work.key)]
         if ends:
             await asyncio.wait(ends, timeout=timeout_ms / 1_000)
 
@@ -318,7 +321,7 @@ class Work:
 
     def __enter__(self) -> Self:
         if self._admitted is not None:
-            self._admitted.add(self, self._handle.namespace, self._point)
+            self._admitted.add(self, self._handle.namespace)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -375,6 +378,8 @@ class Service(ABC):
     @abstractmethod
     async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
         """Stop serving: settle what was accepted, redirect clients to `moved_to`, and return the state for the next owner.
+
+        The state is that of the bundle's keys: `bundle.contains(namespace, key)` tells them from those of other bundles and namespaces.
 
         Up to 16 KiB go on the channel. This broker keeps larger state for 30 s, up to 64 MiB for all bundles together, and the
         next owner's broker fetches it. If this broker serves no peers, larger state is lost, and the next owner gets the reason.

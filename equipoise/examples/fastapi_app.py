@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from equipoise import Bundle, Deadline, Ownership, Peer, Service, Worker, key_hash
+from equipoise import Bundle, Deadline, Ownership, Peer, Service, Worker
 
 NAMESPACE = "web/pages"
 
@@ -30,7 +30,7 @@ class Visits(Service):
 
     async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
         """Hand over the counts of this bundle. Splits and merges of bundles need no extra code."""
-        leaving = {page: count for page, count in self.counts.items() if bundle.contains(key_hash(page))}
+        leaving = {page: count for page, count in self.counts.items() if bundle.contains(NAMESPACE, page)}
         for page in leaving:
             del self.counts[page]
         return json.dumps(leaving).encode()

@@ -6,6 +6,7 @@ Memory stays small on both sides: a chunk is read when the next owner has writte
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import quote
 
 from equipoise import Bundle, Deadline, Ownership, Peer, Service
 
@@ -21,7 +22,7 @@ class Files(Service):
 
     def path(self, bundle: str) -> Path:
         """Return the file of a bundle."""
-        return self.folder / bundle.replace("/", "_")
+        return self.folder / quote(bundle, safe="")  # One file for each name: `a/b_c` and `a_b/c` are two.
 
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
         """Receive the former owner's file beside our own, and let it take its place once it is whole. If none comes, keep our own."""

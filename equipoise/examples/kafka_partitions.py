@@ -15,7 +15,7 @@ from pathlib import Path
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
 
-from equipoise import Bundle, Deadline, Ownership, Peer, Service, key_hash
+from equipoise import Bundle, Deadline, Ownership, Peer, Service
 from equipoise.errors import PeerError
 
 RECORDS_MAX, WAIT_SECONDS = 500, 0.1  # Of one round. A move waits for the round under way.
@@ -72,12 +72,14 @@ class Results:
 
 
 class Partitions(Service):
-    """Processes the partitions whose numbers, as keys, lie in the bundles of its broker. Splits and merges need no extra code."""
+    """Processes the partitions whose numbers, as keys of `namespace`, lie in its broker's bundles. Splits and merges need no extra code."""
 
-    def __init__(self, kafka: Mapping[str, str], topic: str, partitions: int, results: Path, process: Callable[[Message], str]) -> None:
+    def __init__(
+        self, namespace: str, topic: str, partitions: int, *, kafka: Mapping[str, str], results: Path, process: Callable[[Message], str]
+    ) -> None:
         """`kafka` are settings of librdkafka. `process` returns the result of a record, and has no other effect: it may run twice."""
         self._consumer = Consumer({**kafka, "group.id": "unused", "enable.auto.commit": False, "auto.offset.reset": "error"})
-        self._topic, self._partitions, self._process = topic, range(partitions), process
+        self._namespace, self._topic, self._partitions, self._process = namespace, topic, range(partitions), process
         self._results = Results(results)
         self.tokens: dict[int, int] = {}  # Of the partitions that this program processes.
         self._rounds: asyncio.Task[None] | None = None
@@ -102,7 +104,7 @@ class Partitions(Service):
         self._results.close()
 
     def _partitions_of(self, bundle: Bundle) -> Sequence[int]:
-        return [partition for partition in self._partitions if bundle.contains(key_hash(str(partition)))]
+        return [partition for partition in self._partitions if bundle.contains(self._namespace, str(partition))]
 
     async def _in_thread(self, work: Callable[[], None]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._thread, work)

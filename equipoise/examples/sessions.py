@@ -12,7 +12,7 @@ from typing import Final
 
 from aiohttp import web
 
-from equipoise import Bundle, Deadline, Ownership, Peer, Service, key_hash
+from equipoise import Bundle, Deadline, Ownership, Peer, Service
 from equipoise.errors import EquipoiseError
 
 GO_ON: Final = 1012
@@ -61,7 +61,7 @@ class Sessions(Service):
 
     async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
         """Hand over the sessions of this bundle, and send their clients to the next owner."""
-        keys = [key for namespace, key in self.sessions if namespace == bundle.namespace and bundle.contains(key_hash(key))]
+        keys = [key for namespace, key in self.sessions if bundle.contains(namespace, key)]
         leaving = {key: self.sessions.pop((bundle.namespace, key)) for key in keys}
         for session in leaving.values():
             session.moved = moved_to.http_url if moved_to else ""

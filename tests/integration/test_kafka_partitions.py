@@ -56,7 +56,8 @@ class Group:
             self.processed.append((partition, value))
             return value
 
-        service = Partitions({"bootstrap.servers": self.address}, self.topic, PARTITIONS, self.folder / "results.db", process)
+        kafka, results = {"bootstrap.servers": self.address}, self.folder / "results.db"
+        service = Partitions(NAMESPACE, self.topic, PARTITIONS, kafka=kafka, results=results, process=process)
         own = {"log_url": f"sqlite:{self.folder / 'channel.db'}", "data_dir": self.folder / f"b{number}", "broker_id": f"b{number}"}
         worker = Worker(WorkerConfig.model_validate(own), {"*": service}, addresses={})
         self.services.append(service)

@@ -65,7 +65,8 @@ class Notes(Service):
 
     async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
         """Use what a bundle, a peer and a deadline have."""
-        assert_type(bundle.contains(key_hash(bundle.name)), bool)
+        assert_type(bundle.contains(bundle.namespace, bundle.name), bool)
+        assert_type(key_hash(bundle.name), int)
         if moved_to is not None:
             assert_type(moved_to.addresses, Mapping[str, str])
         return await deadline.wait(self.flush(), what="the flush")

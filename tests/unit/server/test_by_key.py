@@ -16,7 +16,6 @@ from equipoise.brokers.client.attempts import FORWARDED_BY, OUTCOME, Outcome, ou
 from equipoise.brokers.server.by_key import ByKey
 from equipoise.brokers.server.forwarding import Message, Receive, Send
 from equipoise.channel.core.errors import CallerError, InvalidName
-from equipoise.channel.core.ranges import key_hash
 from equipoise.pytest import MakeCluster, MovesAtEveryAwait
 
 NAMESPACE = "web/pages"
@@ -35,7 +34,7 @@ class Pages(Service):
             self.counts[page] = int(count)
 
     async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
-        leaving = [page for page in self.counts if bundle.contains(key_hash(page))]
+        leaving = [page for page in self.counts if bundle.contains(NAMESPACE, page)]
         return "\n".join(f"{page} {self.counts.pop(page)}" for page in leaving).encode()
 
     async def visit(self, page: str) -> int:

@@ -16,7 +16,6 @@ from equipoise.brokers.testing.moving_cluster import MovingCluster, moves_at_eve
 from equipoise.brokers.testing.virtual_cluster import Cluster
 from equipoise.brokers.testing.virtual_member import Member
 from equipoise.channel.core.errors import CallerError
-from equipoise.channel.core.ranges import key_hash
 from equipoise.channel.system.deadline import Deadline
 
 NAMESPACE, ITEM = "shop/stock", "tea"
@@ -32,7 +31,7 @@ class Stock(Service):
         self.sold.update(json.loads(handover or b"{}"))
 
     async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
-        leaving = {item: self.sold.pop(item) for item in list(self.sold) if bundle.contains(key_hash(item))}
+        leaving = {item: self.sold.pop(item) for item in list(self.sold) if bundle.contains(NAMESPACE, item)}
         return json.dumps(leaving).encode()
 
     async def sell(self, ownership: Ownership, item: str) -> int:
