@@ -5,10 +5,10 @@ Brokers act in order of age. Acting twice is harmless: the expected offset lets 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Final
 
 from equipoise.brokers.agent.core import Core
@@ -61,13 +61,15 @@ class Leading:
         self._membership = membership
         self.placement = placement
         self._batches = batches
-        # Per unsettled bundle: (last, boot time since which it is so).
-        self._since: dict[str, tuple[int, int]] = {}
+        # The boot time since which a bundle is free, or in a move, oldest first. So a step looks only at those that are due: with all of
+        # 28,000 in each step, the steps of one creation took longer than a lease.
+        self._free_since: dict[str, int] = {}
+        self._moving_since: dict[str, int] = {}
         self._refusals = Refusals()
         # When an elder was last seen placing. While it places, this broker waits.
         self._elder_placed_ms = -NEVER_MS
         self._gone_since_ms: dict[str, int] = {}
-        self._knows_the_gone = False
+        self._knows_the_snapshot = False
         self._controls: ReadControls | None = None  # None before they are read, and after a change.
         self._suspicions = Suspicions()
         self._settings = settings  # Those of this broker; the channel's come first.
@@ -146,10 +148,10 @@ class Leading:
 
     def _note_bundle(self, change: BundleChanged) -> None:
         name, after = change.name, change.after
-        if after is None or after.phase == "owned":
-            self._since.pop(name, None)
-        else:
-            self._since[name] = (after.last, self._core.now.boot_ms)
+        self._free_since.pop(name, None)
+        self._moving_since.pop(name, None)
+        if after is not None and after.phase != "owned":
+            self._since(after)[name] = self._core.now.boot_ms
         if after is None:
             self._refusals.forget(name)
             if is_quarantined(self._core.view, name):
@@ -169,7 +171,7 @@ class Leading:
             return
         earliest_ms = 0 if self._standing() == 0 else self._core.timing.leader_first_ms
         if self._waited_ms(bundle) >= earliest_ms:
-            free = (each for each in self._core.view.unsettled() if each.phase == "free" and self._waited_ms(each) >= earliest_ms)
+            free = takewhile(lambda each: self._waited_ms(each) >= earliest_ms, self._bundles(self._free_since))
             batch = {each.name: each for each in (bundle, *islice(free, self._batches.placements_max))}
             self._place(list(batch.values()))
 
@@ -178,24 +180,21 @@ class Leading:
         if not self._has_news and self._core.now.boot_ms < self.wake_at_ms:
             return
         self._has_news = False
-        self._note_the_gone_of_the_snapshot()
+        self._note_the_snapshot()
         self.wake_at_ms = NEVER_MS
         if not self._may_act():
             self.wake_at_ms = self._core.now.boot_ms + _ROUND_MS
             return
         standing = self._standing()
         self._quarantine(standing)
-        free = []
-        for bundle in self._core.view.unsettled():
-            if bundle.phase == "free":
-                free.append(bundle)
-            else:
-                self._unstick(bundle, standing)
-        self._place([bundle for bundle in free if self._is_due(bundle, standing)])
+        stuck_ms = self._core.timing.patience_ms + standing * _STEP_IN_MS
+        for bundle in takewhile(lambda each: self._waited_ms(each) >= stuck_ms, self._bundles(self._moving_since)):
+            self._unstick(bundle)
+        self._place_due(standing)
         reason = self._why_it_gives()
         if reason is not None:
             self._give_away(reason)
-        if self._core.view.unsettled() or reason is not None:
+        if self._free_since or self._moving_since or reason is not None:
             self.wake_at_ms = self._core.now.boot_ms + _ROUND_MS
         if standing == 0:
             self._forget_the_gone()
@@ -219,11 +218,14 @@ class Leading:
         return broker is not None and self._comes_first(broker)
 
     def _waited_ms(self, bundle: BundleEntry) -> int:
-        last, since_ms = self._since.get(bundle.name, (-1, 0))
-        if last != bundle.last:
-            since_ms = self._core.now.boot_ms
-            self._since[bundle.name] = (bundle.last, since_ms)
-        return self._core.now.boot_ms - since_ms
+        now_ms = self._core.now.boot_ms
+        return now_ms - self._since(bundle).get(bundle.name, now_ms)
+
+    def _since(self, bundle: BundleEntry) -> dict[str, int]:
+        return self._free_since if bundle.phase == "free" else self._moving_since
+
+    def _bundles(self, names: Iterable[str]) -> Iterator[BundleEntry]:
+        return map(self._core.view.bundles.__getitem__, names)
 
     def _is_due(self, bundle: BundleEntry, standing: int) -> bool:
         """Return whether this broker must place a free bundle: no elder has placed it or is placing others.
@@ -234,12 +236,22 @@ class Leading:
         idle_ms = self._core.now.boot_ms - self._elder_placed_ms
         return min(waited_ms, idle_ms) >= deadline_ms or waited_ms >= self._core.timing.patience_ms + deadline_ms
 
-    def _place(self, bundles: list[BundleEntry]) -> None:
-        """Assign the first of `bundles` that can be placed."""
+    def _place_due(self, standing: int) -> None:
+        """Assign the first batch of free bundles of which any can be placed. The rest follows when that batch is read back."""
+        due = takewhile(lambda each: self._is_due(each, standing), self._bundles(self._free_since))
+        assignable = filter(self._may_be_assigned, due)
+        while batch := list(islice(assignable, self._batches.placements_max)):
+            if self._place(batch):
+                break
+
+    def _place(self, bundles: list[BundleEntry]) -> bool:
+        """Assign the first of `bundles` that can be placed. Return whether there are any."""
         view = self._core.view
         fit = [bundle for bundle in bundles if self._may_be_assigned(bundle)]
-        for name, owner in self._destinations(fit, at_most=self._batches.placements_max).items():
+        destinations = self._destinations(fit, at_most=self._batches.placements_max)
+        for name, owner in destinations.items():
             self._core.propose(partial(propose.assign, bundle=view.bundles[name], owner=owner))
+        return bool(destinations)
 
     def _may_be_assigned(self, bundle: BundleEntry) -> bool:
         """Return whether somebody may have it: the log refuses it while its namespace is being deleted, and a quarantine forbids it."""
@@ -261,13 +273,10 @@ class Leading:
         avoid = self._refusals.to_avoid([bundle.name for bundle in bundles], self._core.now.boot_ms)
         return self.placement.place(self._core.view, bundles, avoid=avoid, at_most=at_most)
 
-    def _unstick(self, bundle: BundleEntry, standing: int) -> None:
+    def _unstick(self, bundle: BundleEntry) -> None:
         """Cancel a slow move, or assign the bundle elsewhere, where the log allows it without the actor."""
         core = self._core
-        waited_ms = self._waited_ms(bundle)
-        if waited_ms < core.timing.patience_ms + standing * _STEP_IN_MS:
-            return
-        reason = f"nothing happened for {waited_ms} ms"
+        reason = f"nothing happened for {self._waited_ms(bundle)} ms"
         if bundle.phase in ("transferring", "splitting"):
             core.propose(partial(propose.cancel, bundle=bundle, reason=reason))
         elif bundle.phase == "assigning" and bundle.owner is not None and self._may_be_assigned(bundle):
@@ -330,13 +339,15 @@ class Leading:
 
     # --- brokers long gone ---
 
-    def _note_the_gone_of_the_snapshot(self) -> None:
-        """Date brokers that were gone before this start from now: no record reports them."""
-        if not self._knows_the_gone:
-            self._knows_the_gone = True
+    def _note_the_snapshot(self) -> None:
+        """Date what a snapshot holds from now: no record reports it."""
+        if not self._knows_the_snapshot:
+            self._knows_the_snapshot = True
             for broker in self._core.view.brokers.values():
                 if not broker.live:
                     self._gone_since_ms.setdefault(broker.broker, self._core.now.boot_ms)
+            for bundle in self._core.view.unsettled():
+                self._since(bundle).setdefault(bundle.name, self._core.now.boot_ms)
 
     def _forget_the_gone(self) -> None:
         core = self._core

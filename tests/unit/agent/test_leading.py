@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from equipoise.brokers.agent import leading
 from equipoise.brokers.agent.intents import SetClusterPolicy
 from equipoise.brokers.balancing.placement import FewestBundles
 from equipoise.brokers.balancing.policies import control_document
+from equipoise.brokers.balancing.quarantine import is_quarantined
 from equipoise.channel.core.codec import decode
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.records import BrokerRecord, BundleTransition, PolicyRecord
@@ -32,6 +34,20 @@ def test_placements_per_step_are_bounded() -> None:
     perform(stage, "release a")
     assert {"owned"} == {bundle.phase for bundle in stage.view.bundles.values()}
     assert [150, 150] == [stage.view.held_count(broker.incarnation) for broker in stage.view.live_brokers()]
+
+
+def test_a_step_looks_at_one_batch_of_free_bundles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that look at all of thousands take so long that a broker loses its lease."""
+    stage = play("brokers a b", "hold a", "namespace t/n with 4096 bundles by admin")
+    looked: list[str] = []
+
+    def noted(view: View, bundle: str) -> bool:
+        looked.append(bundle)
+        return is_quarantined(view, bundle)
+
+    monkeypatch.setattr(leading, "is_quarantined", noted)
+    perform(stage, "deliver 1 of a")
+    assert set(looked) == {bundle.name for bundle in stage.view.bundles_of("t/n")[1 : 1 + PLACEMENTS_MAX]}
 
 
 def test_concurrent_transfers_of_a_draining_broker_are_bounded() -> None:
