@@ -64,10 +64,11 @@ class Imported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The head of an export. `start`, `end` and `folded_from`, where its verdicts begin, are physical offsets."""
+    """The head of an export. `identity` is the log's. `start`, `end` and `folded_from`, where its verdicts begin, are physical offsets."""
 
     format: int
     log: str
+    identity: str
     start: int
     end: int
     folded_from: int
@@ -143,10 +144,15 @@ class Export:
             known = f"{FORMAT_WITHOUT_CHECKSUM} and {FORMAT}"
             raise self._refusal(f"it is of format {line.get('format')!r}, and this version reads formats {known}")
         match line:
-            case {"format": int(form), "log": str(log), "start": int(start), "end": int(end), "folded_from": int(folded_from)} if (
-                0 < start <= folded_from <= end + 1 <= OFFSET_MAX
-            ):
-                return Head(format=form, log=log, start=start, end=end, folded_from=folded_from)
+            case {
+                "format": int(form),
+                "log": str(log),
+                "identity": str(identity),
+                "start": int(start),
+                "end": int(end),
+                "folded_from": int(folded_from),
+            } if 0 < start <= folded_from <= end + 1 <= OFFSET_MAX and identity.isascii() and identity.isprintable():
+                return Head(format=form, log=log, identity=identity, start=start, end=end, folded_from=folded_from)
         raise self._refusal("it does not name its log and its range of offsets")
 
     def _read_snapshot(self) -> CompactedSnapshot | None:
@@ -271,6 +277,7 @@ def _copied_view(export: Export, entries: Iterator[Entry], *, ahead: int) -> Vie
 def _make_same(target: Skipping, export: Export, entries: Iterator[Entry], *, deadline: Deadline, ahead: int) -> None:
     log, head = target, export.head
     compacted_snapshot = empty_target(log, deadline=deadline)
+    log.descend(head.identity, timeout_ms=deadline.remaining_ms())
     if export.image is not None:
         marker = replace(decode_marker(export.image.marker), log=log.identity)
         rows = [SnapshotRow(key, data) for key, data in export.image.rows.items()]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from equipoise.brokers.agent.core import Core, Profile
+from equipoise.brokers.agent.core import NEVER_MS, Core, Profile
 from equipoise.brokers.agent.effects import Alarm, AlarmName, Answered, Effect, Stop
 from equipoise.brokers.agent.events import (
     AppendFailed,
@@ -22,6 +22,7 @@ from equipoise.brokers.agent.events import (
     DrainRequested,
     Event,
     Instant,
+    MarkWritten,
     NonceWritten,
     OpenContinues,
     Opened,
@@ -36,7 +37,7 @@ from equipoise.brokers.agent.events import (
 )
 from equipoise.brokers.agent.handle import Handle, Lease
 from equipoise.brokers.agent.leading import Batches, Leading
-from equipoise.brokers.agent.membership import NEVER_MS, Membership
+from equipoise.brokers.agent.membership import Membership
 from equipoise.brokers.agent.ownerships import Ownerships
 from equipoise.brokers.agent.requests import record_of
 from equipoise.brokers.agent.timing import Timing
@@ -152,7 +153,8 @@ class Agent:
         if self._core.stopped:
             return NEVER_MS
         drain_ms = NEVER_MS if self._drain is None else self._core.now.boot_ms + _DRAIN_ROUND_MS
-        return min(self._membership.wake_at_ms, self._ownerships.wake_at_ms, self._leading.wake_at_ms, drain_ms)
+        parts_ms = (self._membership.wake_at_ms, self._ownerships.wake_at_ms, self._leading.wake_at_ms)
+        return min(*parts_ms, self._core.mark.wake_at_ms, drain_ms)
 
     def handle(self, bundle: str) -> Handle | None:
         """Return the handle of a bundle that is open or opening here; None otherwise."""
@@ -184,6 +186,9 @@ class Agent:
             # Do not propose again at once what the log has just refused: a leaving broker would loop.
             if type(event) is not AppendFailed:
                 self._leave_if_due()
+            mark = core.mark.due(core.view, now)
+            if mark is not None:
+                core.effects.append(mark)
         return core.effects
 
     def _attend(self, event: Event) -> None:
@@ -273,6 +278,10 @@ class Agent:
         message = f"the proposal about {key} at offset {folded.offset} was rejected: {verdict.reason}"
         self._core.effects.append(Alarm(name=AlarmName.REJECTED, message=message, key=key, offset=folded.offset, reason=verdict.reason))
 
+    def _mark_written(self, event: MarkWritten) -> None:
+        self._core.mark.written(event.offset)
+        self._ownerships.tokens_noted()
+
     def _append_failed(self, event: AppendFailed) -> None:
         self._core.append_failed(event.attempt, event.error, in_doubt=event.in_doubt)
         self._membership.append_failed()
@@ -345,6 +354,7 @@ _HANDLERS: Final[dict[type, Callable[..., None]]] = {
     Tick: lambda _agent, _event: None,
     AppendFailed: Agent._append_failed,  # noqa: SLF001
     NonceWritten: lambda agent, event: agent._membership.nonce_written(event.nonce),  # noqa: SLF001
+    MarkWritten: Agent._mark_written,  # noqa: SLF001
     Prepared: lambda agent, event: agent._ownerships.prepared(event.bundle, event.problem),  # noqa: SLF001
     OpenContinues: lambda agent, event: agent._ownerships.open_continues(event.bundle),  # noqa: SLF001
     Opened: lambda agent, event: agent._ownerships.opened(event.bundle, event.problem),  # noqa: SLF001

@@ -38,6 +38,14 @@ class ForgetNonces:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WriteMark:
+    """Write and fsync that the log was read up to the logical `offset`, then send `MarkWritten`. `base` is that of the log."""
+
+    offset: int
+    base: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare:
     """Warm up for `bundle`, which `source` serves now (None: no broker), then send `Prepared`."""
 
@@ -161,6 +169,7 @@ Effect = (
     Append
     | WriteNonce
     | ForgetNonces
+    | WriteMark
     | Prepare
     | Open
     | Close

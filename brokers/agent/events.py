@@ -60,6 +60,13 @@ class NonceWritten:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MarkWritten:
+    """The broker's data directory durably notes that the log was read up to `offset`."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """The service is warm for `bundle`, or refuses it because of `problem`."""
 
@@ -156,6 +163,7 @@ Event = (
     | Tick
     | AppendFailed
     | NonceWritten
+    | MarkWritten
     | Prepared
     | Opened
     | OpenContinues

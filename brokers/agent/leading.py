@@ -11,9 +11,9 @@ from functools import partial
 from itertools import islice, takewhile
 from typing import Final
 
-from equipoise.brokers.agent.core import Core
+from equipoise.brokers.agent.core import NEVER_MS, Core
 from equipoise.brokers.agent.effects import Alarm, AlarmName
-from equipoise.brokers.agent.membership import NEVER_MS, Membership
+from equipoise.brokers.agent.membership import Membership
 from equipoise.brokers.agent.refusals import Refusals
 from equipoise.brokers.balancing.controls import ReadControls, freeze_key, is_control, read_controls
 from equipoise.brokers.balancing.failure_domains import maintenance_of

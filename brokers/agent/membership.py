@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from equipoise.brokers.agent.core import Core
+from equipoise.brokers.agent.core import NEVER_MS, Core
 from equipoise.brokers.agent.effects import ForgetNonces, Refold, Stop, WriteNonce
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.handle import Lease
@@ -36,8 +36,6 @@ _RENEWALS_OF_A_LIVING_STRANGER: Final = 3
 # Remembered own instance ids: over an hour at one attempt per second. A forgotten one that is accepted counts as a stranger's, which
 # silence ends.
 _OWN_NONCES_MAX: Final = 4_096
-
-NEVER_MS: Final = 2**62
 
 
 class Membership:

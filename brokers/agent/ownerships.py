@@ -18,11 +18,10 @@ from functools import partial
 from itertools import pairwise
 from typing import Final
 
-from equipoise.brokers.agent.core import Core
+from equipoise.brokers.agent.core import NEVER_MS, Core
 from equipoise.brokers.agent.effects import Abandon, Close, Discard, FindCuts, Open, Prepare, Reshaped
 from equipoise.brokers.agent.events import CutsFound
 from equipoise.brokers.agent.handle import Handle
-from equipoise.brokers.agent.membership import NEVER_MS
 from equipoise.brokers.balancing.namespace_policies import serves_on
 from equipoise.channel.core import propose
 from equipoise.channel.core.difference import Resync
@@ -101,6 +100,7 @@ class Ownerships:
         self._core = core
         self._ownerships: dict[str, Ownership] = {}
         self._pending: dict[str, None] = {}
+        self._unnoted: dict[str, None] = {}  # To open once the data directory notes their tokens.
         self._sweep_ms = _SWEEP_MS
         self._sweep_at_ms = NEVER_MS
         self.wake_at_ms = NEVER_MS
@@ -247,6 +247,12 @@ class Ownerships:
             ownership.handle = None
         self._reconcile(bundle)
 
+    def tokens_noted(self) -> None:
+        """Open what waited until the data directory notes its token."""
+        waiting, self._unnoted = self._unnoted, {}
+        for name in waiting:
+            self._reconcile(name)
+
     # --- what is due ---
 
     def tick(self) -> None:
@@ -383,6 +389,9 @@ class Ownerships:
     def _open(self, bundle: BundleEntry, prepared: Ownership | None) -> None:
         core = self._core
         if self._is_overlapped(bundle):
+            return
+        if not core.mark.covers(bundle.token):
+            self._unnoted[bundle.name] = None
             return
         handle = self._new_handle(bundle, is_open=False)
         deadline_ms = core.now.boot_ms + core.timing.open_ms

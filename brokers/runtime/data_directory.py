@@ -9,9 +9,11 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
+from zlib import crc32
 
 from equipoise.brokers.errors import DataDirectoryUnusable
 from equipoise.channel.core.errors import Bug, EquipoiseError, OperatorError, Overloaded
@@ -23,9 +25,23 @@ NONCES_MAX: Final = 65_536
 to expire."""
 
 _LOCK: Final = "lock"
+_MARK: Final = "mark"
 _NONCES: Final = "nonces"
 _SNAPSHOT: Final = "snapshot"
 _PID_BYTES_MAX: Final = 20  # A process id has at most ten digits.
+
+
+# A mark is written over the older one of two, so that a power cut leaves the newer one. A page each, because disks write whole pages.
+_MARK_BYTES: Final = 4_096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogMark:
+    """How far a broker has read which log: the log's identity, the logical `offset`, and the storage's own (`physical`)."""
+
+    log: str
+    offset: int
+    physical: int
 
 
 class DataDirectory:
@@ -50,6 +66,7 @@ class DataDirectory:
                 os.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
                 # In a dict, because the oldest are dropped first.
                 self._nonces = dict.fromkeys(_read_nonces(path))
+                self._marks = _read_marks(path)
             except BaseException:
                 self.close()
                 raise
@@ -58,6 +75,28 @@ class DataDirectory:
     def nonces(self) -> frozenset[str]:
         """All instance ids: a dead process may have joined with any of them."""
         return frozenset(self._nonces)
+
+    @property
+    def mark(self) -> LogMark | None:
+        """How far the log was read at least; None if the directory is new."""
+        return max((mark for mark in self._marks if mark is not None), key=lambda mark: mark.offset, default=None)
+
+    def write_mark(self, mark: LogMark) -> None:
+        """Write and fsync a mark, unless the directory has a later one. A replay reads again what earlier runs have read."""
+        newest = self.mark
+        if newest is not None and mark.offset <= newest.offset:
+            return
+        text = f"{mark.log} {mark.offset} {mark.physical}".encode("ascii")
+        line = b"%s %08x\n" % (text, crc32(text))
+        if len(line) > _MARK_BYTES:
+            raise Bug(f"the mark of the log {mark.log} does not fit into {_MARK_BYTES} bytes")
+        with self._changing():
+            older = self._marks.index(None) if newest is None or None in self._marks else 1 - self._marks.index(newest)
+            is_new = not (self.path / _MARK).exists()
+            _write(self.path / _MARK, line, position=older * _MARK_BYTES)
+            if is_new:
+                _sync_folder(self.path)
+            self._marks[older] = mark
 
     def write_nonce(self, nonce: str) -> None:
         """Write and fsync an instance id, a word of printable ASCII."""
@@ -78,10 +117,11 @@ class DataDirectory:
         with self._changing():
             self._replace_nonces((keep,))
 
-    def save_snapshot(self, snapshot: bytes, *, log_identity: str) -> None:
-        """Replace the snapshot. `log_identity` is the `Log.identity` of its log."""
+    def save_snapshot(self, snapshot: bytes, mark: LogMark) -> None:
+        """Replace the snapshot, which was taken at `mark`. The mark comes first, so that no snapshot is ahead of it."""
+        self.write_mark(mark)
         with self._changing():
-            self._replace(_SNAPSHOT, b"%s\n%s" % (log_identity.encode(), snapshot))
+            self._replace(_SNAPSHOT, b"%s\n%s" % (mark.log.encode(), snapshot))
 
     def load_snapshot(self, *, log_identity: str) -> bytes | None:
         """Return the last snapshot; None if there is none, or if it is of another log."""
@@ -193,14 +233,34 @@ def _read_nonces(path: Path) -> list[str]:
     return [line for line in lines if _is_nonce(line)]
 
 
+def _read_marks(path: Path) -> list[LogMark | None]:
+    """Return both marks. None stands for one that was not written, or not to its end: no token was used on the strength of it."""
+    try:
+        data = (path / _MARK).read_bytes()
+    except FileNotFoundError:
+        return [None, None]
+    return [_mark_in(data[:_MARK_BYTES]), _mark_in(data[_MARK_BYTES:])]
+
+
+def _mark_in(data: bytes) -> LogMark | None:
+    text, _, checksum = data.partition(b"\n")[0].rpartition(b" ")
+    if checksum != b"%08x" % crc32(text):
+        return None
+    match text.decode("ascii", "replace").split(" "):
+        case [log, offset, physical] if offset.isdigit() and physical.isdigit():
+            return LogMark(log=log, offset=int(offset), physical=int(physical))
+    return None
+
+
 def _is_nonce(text: str) -> bool:
     return bool(text) and text.isascii() and text.isprintable() and " " not in text
 
 
-def _write(path: Path, data: bytes, *, flags: int) -> None:
+def _write(path: Path, data: bytes, *, flags: int = 0, position: int = 0) -> None:
     """Write and fsync."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o600)
     try:
+        os.lseek(file, position, os.SEEK_SET)
         written = 0
         while written < len(data):
             written += os.write(file, data[written:])

@@ -1,13 +1,22 @@
-"""Save and restore a broker's view in its data directory."""
+"""Save a broker's view and its position in the log in its data directory, and restore them for a log that goes on from there."""
 
 from __future__ import annotations
 
 import logging
 from typing import Final
 
-from equipoise.brokers.runtime.data_directory import DataDirectory, DirectoryThread
-from equipoise.channel.core.errors import EquipoiseError, LogUnavailable, SnapshotDamaged
-from equipoise.channel.core.log import Log
+from equipoise.brokers.runtime.data_directory import DataDirectory, DirectoryThread, LogMark
+from equipoise.channel.core.errors import (
+    EquipoiseError,
+    LogNotBegun,
+    LogTruncated,
+    LogUnavailable,
+    LogWentBack,
+    OperatorError,
+    SnapshotDamaged,
+    without_password,
+)
+from equipoise.channel.core.log import DESCENDS, Log
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.snapshot import from_bytes, still
 from equipoise.channel.core.snapshot_store import Progress, unwatched
@@ -24,6 +33,28 @@ _RECORDS_BETWEEN: Final = 20_000
 _READ_ENTRIES: Final = 4_096
 
 
+def open_marked(url: str, directory: DataDirectory) -> Log:
+    """Open the log. Make a missing one only for a broker that has read none: tokens of a second log would begin at 1 again.
+
+    Raise the errors of `open_log`, and `OperatorError` if the log that this broker has read is gone.
+    """
+    try:
+        return open_log(url, create=directory.mark is None)
+    except LogNotBegun as error:
+        raise _lost_log(directory, without_password(url), found=error.problem) from error
+
+
+def _lost_log(directory: DataDirectory, log: str, *, found: str) -> OperatorError:
+    mark = directory.mark
+    assert mark is not None, "a broker that has read no log has lost none"
+    return OperatorError(
+        f"the log {log} does not go on from offset {mark.offset}, which the data directory {directory.path} notes as read: {found}. "
+        "Tokens up to there are in use, and would be issued again. Stop all brokers of the log, and put its newest copy back, or correct "
+        "the URL. If no copy is newer, export the one that is left and import it into a new log (equipoise channel export, import). "
+        "To begin anew, with token 1, delete the data directories of all brokers"
+    )
+
+
 class Snapshots:
     """The snapshots of one log, identified by its `identity`, in one data directory."""
 
@@ -35,19 +66,32 @@ class Snapshots:
         self._records = 0
         self._is_writing = False
 
-    def reader(self, log: Log, *, progress: Progress = unwatched) -> Reader | None:
+    def reader(self, log: Log, *, progress: Progress = unwatched) -> Reader:
         """Return a reader from this broker's snapshot if it fits `log`, else from the channel's snapshot or the beginning.
 
-        If the log is away, use this broker's snapshot unchecked (the first reads find a misfit); without one return None. Blocks; call it
-        in a thread. `progress` counts the channel's snapshot rows. Raise the errors of `restored`, except `LogUnavailable`.
+        Blocks; call it in a thread. `progress` counts the channel's snapshot rows. Raise the errors of `restored`, and `OperatorError` if
+        the log does not go on from where this broker has read it.
         """
-        # A snapshot ahead of the log must not be hidden: the first read raises `LogWentBack`, because tokens would fall.
-        own = self._load()
+        reader = restored(log, cluster=self._cluster, own=self._load(), progress=progress)
+        self.check_goes_on(log, base=reader.view.base)
+        return reader
+
+    def check_goes_on(self, log: Log, *, base: int) -> None:
+        """Raise `OperatorError` if the log could issue a token again that this broker has used.
+
+        It cannot if it is the log of the mark, or an import of it, and has what the mark covers; or if it is a copy above the mark.
+        """
+        mark = self._directory.mark
+        if mark is None or base >= mark.offset:
+            return
+        if not (log.identity == mark.log or log.identity.startswith(f"{mark.log}{DESCENDS}")):
+            raise _lost_log(self._directory, log.name, found="it is another log")
         try:
-            return restored(log, cluster=self._cluster, own=own, progress=progress)
-        except LogUnavailable as error:
-            _logger.warning("waiting for the log: %s", error)
-            return None if own is None else Reader(log=log.name, cluster=self._cluster, view=own)
+            log.read(mark.physical + 1, limit=1)
+        except LogTruncated:
+            return
+        except LogWentBack as error:
+            raise _lost_log(self._directory, log.name, found=f"it ends at offset {error.end}, as an older copy does") from error
 
     def _load(self) -> View | None:
         data = self._directory.load_snapshot(log_identity=self._log)
@@ -68,7 +112,12 @@ class Snapshots:
         self._records = 0
         self._is_writing = True
         copy = still(view)
-        thread.write(lambda directory: directory.save_snapshot(copy.to_bytes(), log_identity=self._log), self._saved)
+        mark = self.mark(view.offset, base=view.base)
+        thread.write(lambda directory: directory.save_snapshot(copy.to_bytes(), mark), self._saved)
+
+    def mark(self, offset: int, *, base: int) -> LogMark:
+        """Return the mark of a logical offset, of a log with this base."""
+        return LogMark(log=self._log, offset=offset, physical=offset - base)
 
     def _saved(self, error: EquipoiseError | None) -> None:
         self._is_writing = False

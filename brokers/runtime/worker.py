@@ -19,11 +19,12 @@ from pydantic import SecretStr
 
 from equipoise.brokers.agent.agent import Agent
 from equipoise.brokers.agent.core import Profile
-from equipoise.brokers.agent.effects import Alarm, AlarmName, Answered, Append, Effect, ForgetNonces, Refold, Stop, WriteNonce
+from equipoise.brokers.agent.effects import Alarm, AlarmName, Answered, Append, Effect, ForgetNonces, Refold, Stop, WriteMark, WriteNonce
 from equipoise.brokers.agent.events import (
     AppendFailed,
     DrainRequested,
     Event,
+    MarkWritten,
     NonceWritten,
     OpenContinues,
     PlacementChosen,
@@ -53,7 +54,7 @@ from equipoise.brokers.runtime.replay import ReplayCheck, ReplayProgress
 from equipoise.brokers.runtime.router import Located, Router
 from equipoise.brokers.runtime.service import Ownership, Peer, Service, WorkerEnded, own_http
 from equipoise.brokers.runtime.service_runner import ServiceEffect, ServiceRunner, end_process, peer_of
-from equipoise.brokers.runtime.snapshots import Snapshots
+from equipoise.brokers.runtime.snapshots import Snapshots, open_marked
 from equipoise.brokers.runtime.state_stream import Arrival, Progress, over_http
 from equipoise.brokers.security.audit import Audit
 from equipoise.brokers.security.gate import Gate, Proofs
@@ -66,11 +67,11 @@ from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.errors import BegunAbove, Bug, DeadlineExceeded, EquipoiseError
 from equipoise.channel.core.log import Entry
-from equipoise.channel.core.reader import Folded, Reader
+from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.view import View
 from equipoise.channel.log.append_queue import Appended, AppendOutcome, InDoubt
-from equipoise.channel.log.open_log import log_path, open_log, opened_in_thread
-from equipoise.channel.log.subscription import FROM_NOTHING, Subscription
+from equipoise.channel.log.open_log import log_path, opened_in_thread
+from equipoise.channel.log.subscription import Subscription
 from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.private_files import writable_by_all
 from equipoise.shedder.loads import Resources
@@ -193,11 +194,10 @@ class Worker:
         directory = DataDirectory(self.config.data_dir)
         handle = None
         try:
-            handle = await opened_in_thread(partial(open_log, self.config.log_url))
+            handle = await opened_in_thread(partial(open_marked, self.config.log_url, directory))
             await asyncio.to_thread(self._warn_of_modes)
             self._snapshots = Snapshots(directory, log=handle.identity, cluster=self.config.cluster)
-            restored = await asyncio.to_thread(self._snapshots.reader, handle, progress=self.replay_progress.restored)
-            reader = restored or Reader(log=handle.name, cluster=self.config.cluster)
+            reader = await asyncio.to_thread(self._snapshots.reader, handle, progress=self.replay_progress.restored)
             self.agent = Agent(
                 broker=self.broker_id,
                 cluster=self.config.cluster,
@@ -227,7 +227,7 @@ class Worker:
         self._subscription = Subscription(
             lambda: handle,
             name=handle.name,
-            position=FROM_NOTHING if restored is None else reader.position,
+            position=reader.position,
             deliver=self._deliver,
             caught_up=self._caught_up_at,
             resynced=lambda reader: self._step(Resynced(reader=reader)),  # Restored after a truncation.
@@ -408,6 +408,11 @@ class Worker:
             self._runner.carry_out(effect)
         elif isinstance(effect, Answered):
             self._requests.answer(effect)
+        elif isinstance(effect, WriteMark):
+            mark = self._snapshots.mark(effect.offset, base=effect.base)
+            self._directory.write(
+                lambda directory: directory.write_mark(mark), partial(self._disk_answered, then=MarkWritten(offset=effect.offset))
+            )
         elif isinstance(effect, WriteNonce | ForgetNonces):
             self._keep_nonces(effect)
         elif isinstance(effect, Alarm):
@@ -451,7 +456,7 @@ class Worker:
 
     def _observe_resync(self, resync: Resync) -> None:
         if resync.before < 0:
-            return  # The log was away when this broker started; nothing was missed.
+            return  # A channel was copied to a log that was empty; nothing was missed.
         fields = {"broker": self.broker_id, "before": resync.before, "offset": resync.offset, "changes": len(resync.changes)}
         _logger.warning("resynced: records were truncated before they were read", extra=fields)
         self.metrics.resynced(resync)

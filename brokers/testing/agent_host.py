@@ -29,9 +29,10 @@ from equipoise.brokers.agent.effects import (
     Refold,
     Reshaped,
     Stop,
+    WriteMark,
     WriteNonce,
 )
-from equipoise.brokers.agent.events import AppendFailed, Event, Instant, NonceWritten, Read, Requested, Resynced
+from equipoise.brokers.agent.events import AppendFailed, Event, Instant, MarkWritten, NonceWritten, Read, Requested, Resynced
 from equipoise.brokers.agent.intents import Intent
 from equipoise.brokers.agent.leading import Batches
 from equipoise.brokers.agent.timing import Timing
@@ -55,9 +56,10 @@ ServiceEffect = Prepare | Open | Close | Discard | Abandon | FindCuts | Reshaped
 
 @dataclass(slots=True, kw_only=True)
 class Directory:
-    """A data directory: instance ids, and perhaps a snapshot of the first entries of the log, with their number."""
+    """A data directory: instance ids, how far the log was read, and perhaps a snapshot of its first entries, with their number."""
 
     nonces: dict[str, None] = field(default_factory=dict)
+    mark: int = -1
     snapshot: tuple[int, bytes] | None = None
 
 
@@ -206,6 +208,8 @@ class AgentHost(ABC):
                 self.after_sync(partial(self._nonce_written, effect.nonce))
             case ForgetNonces():
                 self.directory.nonces = {effect.keep: None}
+            case WriteMark():
+                self.after_sync(partial(self._mark_written, effect.offset))
             case Prepare() | Open() | Close() | Discard() | Abandon() | FindCuts() | Reshaped():
                 self.service.carry_out(effect)
             case Answered():
@@ -225,6 +229,11 @@ class AgentHost(ABC):
         if self.alive:
             self.directory.nonces[nonce] = None
             self.after_sync(partial(self.deliver, NonceWritten(nonce=nonce)))
+
+    def _mark_written(self, offset: int) -> None:
+        if self.alive:
+            self.directory.mark = max(self.directory.mark, offset)
+            self.deliver(MarkWritten(offset=offset))
 
     def _replay(self, check: Refold) -> None:
         """Fold the log from zero, and end this run if the live view differs."""

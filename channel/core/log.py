@@ -36,6 +36,10 @@ CLOCK_AHEAD_MS_MAX: Final = 600_000
 """How far the log's time may be ahead of a clock: ten minutes. Maintained clocks differ less, so beyond that one is wrong."""
 
 
+DESCENDS: Final = "."
+"""Stands in the identity of an imported log between that of the original and its own."""
+
+
 class Entry(NamedTuple):
     """One record as it stands on the log. A tuple, because a replay makes 120,000 of them per second."""
 
@@ -168,6 +172,10 @@ class Skipping(Log, Protocol):
 
     def skip(self, below: int, *, timeout_ms: int) -> None:
         """Issue no offsets below `below` from now on. Raises what `append` raises."""
+        ...
+
+    def descend(self, original: str, *, timeout_ms: int) -> None:
+        """Let `identity` say that this log goes on from the log with the identity `original`. Raises what `append` raises."""
         ...
 
 

@@ -29,7 +29,7 @@ from typing import Final
 from zlib import crc32
 
 from equipoise.channel.core.errors import LogDamaged, invalid_log_url
-from equipoise.channel.core.log import READ_BYTES_MAX, READ_ENTRIES_MAX, Entry, check_batch, check_position
+from equipoise.channel.core.log import DESCENDS, READ_BYTES_MAX, READ_ENTRIES_MAX, Entry, check_batch, check_position
 from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.channel.sqlite.file import BOOT_ID, this_boot, usable_path
 from equipoise.channel.sqlite.format import HISTORY
@@ -213,6 +213,13 @@ class SqliteLog:
         """See `Skipping.skip`."""
         with self._storage.transaction("BEGIN IMMEDIATE", timeout_ms=timeout_ms) as bounds:
             self._storage.connection.execute("UPDATE log SET end_offset = ?", (max(bounds.end, below - 1),))
+
+    def descend(self, original: str, *, timeout_ms: int) -> None:
+        """See `Skipping.descend`."""
+        identity = f"{original}{DESCENDS}{self.identity}"
+        with self._storage.transaction("BEGIN IMMEDIATE", timeout_ms=timeout_ms):
+            self._storage.connection.execute("UPDATE log SET identity = ?", (identity,))
+        self.identity = identity
 
     def check_storage(self) -> None:
         """Let SQLite check all its pages: with a damaged page, a read may silently omit entries.

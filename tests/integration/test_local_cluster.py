@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -15,7 +16,10 @@ from equipoise.brokers.local.local_broker import LocalBroker
 from equipoise.brokers.local.local_cluster import ClusterEvent, ClusterSettings, EventKind, LocalCluster
 from equipoise.brokers.operations.access import Access, opened, until
 from equipoise.brokers.operations.death_declaration import DeathDeclaration, declare_dead
+from equipoise.brokers.operations.on_channel import run
+from equipoise.brokers.operations.verbs import create_namespace
 from equipoise.channel.core.errors import Bug, LogStorageFull, OperatorError
+from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.view import View
 from tests.load.log_places import LogPlace, settled_ms
 
@@ -230,6 +234,35 @@ def test_a_start_that_fails_leaves_nothing(tmp_path: Path, log_url: str) -> None
     assert any(broker in str(caught.value) for broker in cluster.broker_ids)
     assert cluster.wait_until_all_ended(timeout_ms=0)
     assert [EventKind.ENDED] * 2 == [what for what in diary.kinds() if what is EventKind.ENDED]
+
+
+def test_a_log_that_went_back_is_refused_after_a_crash(tmp_path: Path) -> None:
+    """An older copy in its place, or none: its tokens would be issued a second time."""
+    log, copy = tmp_path / "log.db", tmp_path / "copy"
+    settings = ClusterSettings(directory=tmp_path, log_url=f"sqlite:{log}", brokers=2)
+
+    def files() -> list[Path]:
+        return [file for suffix in ("", "-wal", "-shm") if (file := Path(f"{log}{suffix}")).exists()]
+
+    with LocalCluster(settings) as cluster:
+        cluster.kill_all()
+        assert cluster.wait_until_all_ended(timeout_ms=PATIENCE_MS)
+    copy.mkdir()
+    for file in files():
+        shutil.copy(file, copy)
+    with LocalCluster(settings) as cluster:
+        with opened(cluster.log_url, timeout_ms=PATIENCE_MS) as access:
+            run(access, create_namespace("t/n", even_boundaries(8)))
+            until(access, lambda view: {bundle.phase for bundle in view.bundles.values()} == {"owned"} or None, what="owners of all")
+        cluster.kill_all()
+        assert cluster.wait_until_all_ended(timeout_ms=PATIENCE_MS)
+    for is_copied, found in ((True, "it ends at offset"), (False, "it is another log")):
+        for file in files():
+            file.unlink()
+        for file in copy.iterdir() if is_copied else ():
+            shutil.copy(file, tmp_path)
+        with pytest.raises(OperatorError, match=f"does not go on from offset .*{found}"), LocalCluster(settings):
+            raise AssertionError("it started")
 
 
 def test_a_declaration_that_fails_is_reported(tmp_path: Path, log_place: LogPlace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,8 +98,8 @@ def test_different_seeds_tell_different_stories() -> None:
 def test_serving_on_is_put_to_the_test() -> None:
     """Where a namespace serves on, calls are answered past the end of leases; where none does, never."""
     serving_on = replace(SCENARIOS["serving-on"], seconds=20)
-    assert simulate(serving_on, 2).calls_by_token > 100
-    outcome = simulate(replace(serving_on, serving_on=0), 2)
+    assert simulate(serving_on, 1).calls_by_token > 100
+    outcome = simulate(replace(serving_on, serving_on=0), 1)
     assert (None, 0) == (outcome.violation, outcome.calls_by_token)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from equipoise.brokers.agent.core import NEVER_MS
 from equipoise.brokers.agent.events import Tick
-from equipoise.brokers.agent.membership import NEVER_MS
 from tests.scenarios.language import perform, play
 from tests.scenarios.words import full_name
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.brokers.agent import core as cores
-from equipoise.brokers.agent.core import Core, Profile
+from equipoise.brokers.agent.core import Core, Mark, Profile
 from equipoise.brokers.agent.effects import Answered, Append
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.timing import Timing
@@ -246,3 +246,75 @@ def test_any_profile_can_be_read_back(addresses: dict[str, str], capacity: int, 
         return
     joined = profile.joined(key="a", based_on=0, nonce="n", timestamp_ms=0, timing=Timing())
     assert replace(joined, failure_domain=failure_domain or None) == decode(encode(joined))
+
+
+class Read:
+    """A mark, and what the log was read to."""
+
+    def __init__(self) -> None:
+        self.mark = Mark()
+        self.view = channel_with("a:1").view
+
+    def due(self, at_ms: int, *, offset: int) -> int | None:
+        """Return the offset to note now, if any."""
+        self.view.offset = offset
+        write = self.mark.due(self.view, Instant(at_ms, at_ms))
+        assert write is None or self.view.base == write.base
+        return None if write is None else write.offset
+
+
+def test_the_position_is_noted_once_a_second() -> None:
+    read = Read()
+    assert 5 == read.due(10_000, offset=5)
+    read.mark.written(5)
+    assert read.due(10_001, offset=6) is None
+    assert 11_000 == read.mark.wake_at_ms
+    assert read.due(10_999, offset=8) is None
+    assert 8 == read.due(11_000, offset=8)
+    read.mark.written(8)
+    assert read.due(20_000, offset=8) is None
+    assert cores.NEVER_MS == read.mark.wake_at_ms
+
+
+def test_new_tokens_are_noted_at_once_and_together() -> None:
+    """Those that come during a write wait for its end, and share the next one."""
+    read = Read()
+    assert 5 == read.due(10_000, offset=5)
+    read.mark.written(5)
+    assert [read.mark.covers(token) for token in (5, 6, 7)] == [True, False, False]
+    assert 7 == read.due(10_001, offset=7)
+    assert [read.mark.covers(token) for token in (7, 8, 9)] == [False, False, False]
+    assert read.due(10_002, offset=9) is None
+    read.mark.written(7)
+    assert read.mark.covers(7)
+    assert 9 == read.due(10_003, offset=9)
+
+
+def test_a_mark_that_was_not_written_is_repeated() -> None:
+    read = Read()
+    assert not read.mark.covers(5)
+    assert 5 == read.due(10_000, offset=5)
+    assert read.due(10_999, offset=5) is None
+    assert 5 == read.due(11_000, offset=5)
+
+
+@given(st.lists(st.sampled_from(("read", "want", "written", "second")), max_size=40))
+def test_no_token_above_the_last_written_mark_is_covered(steps: list[str]) -> None:
+    """And once writes succeed, every token is covered."""
+    read = Read()
+    asked, noted, now_ms, offset = [0], 0, 10_000, 1
+    for step in steps:
+        offset += step == "read"
+        now_ms += 1_000 if step == "second" else 1
+        if step == "written":
+            noted = max(noted, asked[-1])
+            read.mark.written(asked[-1])
+        if step == "want":
+            assert (offset <= noted) == read.mark.covers(offset)
+        asked += [due for due in [read.due(now_ms, offset=offset)] if due is not None]
+        assert asked[-1] <= offset
+    read.mark.written(asked[-1])
+    if not read.mark.covers(offset):
+        assert offset == read.due(now_ms + 1_000, offset=offset)
+        read.mark.written(offset)
+    assert read.mark.covers(offset)

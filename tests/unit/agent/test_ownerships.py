@@ -13,7 +13,7 @@ from equipoise.brokers.testing.agent_host import Failed
 from equipoise.channel.core.records import CUTS_MAX, TEXT_CHARACTERS_MAX
 from tests.scenarios.language import perform, play
 from tests.scenarios.stage import Link, Stage
-from tests.scenarios.words import full_name
+from tests.scenarios.words import full_name, shortened
 
 WHOLE = full_name("00_ff")
 HALVES = (full_name("00_80"), full_name("80_ff"))
@@ -58,6 +58,25 @@ def test_a_handle_passes_only_once_the_service_has_opened() -> None:
     assert ("owned", False) == (stage.view.bundles[WHOLE].phase, handle.passes(stage.hosts["a"].now()))
     perform(stage, "service a answers")
     assert handle.passes(stage.hosts["a"].now())
+
+
+def test_a_bundle_opens_once_the_data_directory_notes_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens that are read during a write share the next one. A bundle that the log takes away meanwhile is not opened."""
+    stage = play("cluster a b with 8 bundles")
+    process = stage.process("b")
+    writes: list[Callable[[], None]] = []
+    monkeypatch.setattr(process, "after_sync", writes.append)
+    given = [shortened(bundle.name) for bundle in stage.view.bundles.values() if bundle.owner != process.agent.incarnation]
+    for bundle in given:
+        lines = perform(stage, f"transfer {bundle} to b by admin")
+        assert [] == [line for line in lines if line.startswith("b opens")]
+    perform(stage, f"unload {given[2]} by admin")
+    opened = []
+    for _ in range(2):
+        (write,) = writes
+        writes.clear()
+        opened.append([line.split()[2] for line in finish(stage, write) if line.startswith("b opens")])
+    assert [given[:1], [given[1], *given[3:]]] == opened
 
 
 def test_an_opening_that_continues_has_its_deadline_again() -> None:

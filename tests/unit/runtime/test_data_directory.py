@@ -9,10 +9,11 @@ import pytest
 
 from equipoise.brokers.errors import DataDirectoryUnusable
 from equipoise.brokers.runtime import data_directory
-from equipoise.brokers.runtime.data_directory import DataDirectory, nonces_of_dead
+from equipoise.brokers.runtime.data_directory import DataDirectory, LogMark, nonces_of_dead
 from equipoise.channel.core.errors import Bug, OperatorError
 
-LOG = "identity of the log"
+LOG = "identity"
+MARK = LogMark(log=LOG, offset=7, physical=5)
 
 
 def lines(path: Path) -> list[bytes]:
@@ -91,8 +92,8 @@ def test_instance_ids_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_snapshot_belongs_to_its_log(tmp_path: Path) -> None:
     snapshot = b"checksum\n{\0}\n"
     with DataDirectory(tmp_path) as directory:
-        directory.save_snapshot(b"older", log_identity="another log")
-        directory.save_snapshot(snapshot, log_identity=LOG)
+        directory.save_snapshot(b"older", LogMark(log="another log", offset=4, physical=4))
+        directory.save_snapshot(snapshot, MARK)
     with DataDirectory(tmp_path) as directory:
         assert directory.load_snapshot(log_identity="another log") is None
         assert snapshot == directory.load_snapshot(log_identity=LOG)
@@ -108,11 +109,52 @@ def test_any_bytes_may_be_in_the_snapshot_file(tmp_path: Path, data: bytes) -> N
 
 def test_a_snapshot_torn_by_a_power_cut_leaves_the_one_before(tmp_path: Path) -> None:
     with DataDirectory(tmp_path) as directory:
-        directory.save_snapshot(b"whole", log_identity=LOG)
+        directory.save_snapshot(b"whole", MARK)
         (tmp_path / "snapshot.new").write_bytes(b"half and much longer than the next one")
         assert b"whole" == directory.load_snapshot(log_identity=LOG)
-        directory.save_snapshot(b"next", log_identity=LOG)
+        directory.save_snapshot(b"next", MARK)
         assert b"next" == directory.load_snapshot(log_identity=LOG)
+
+
+def test_the_mark_is_found_again_and_never_falls(tmp_path: Path) -> None:
+    """A replay reads again what earlier runs have read."""
+    with DataDirectory(tmp_path) as directory:
+        assert directory.mark is None
+        for mark in (MARK, LogMark(log=LOG, offset=6, physical=4), LogMark(log=LOG, offset=7, physical=7)):
+            directory.write_mark(mark)
+            assert MARK == directory.mark
+    with DataDirectory(tmp_path) as directory:
+        assert MARK == directory.mark
+        later = LogMark(log="a copy of it", offset=9, physical=1)
+        directory.write_mark(later)
+        assert later == directory.mark
+
+
+@pytest.mark.parametrize("written", range(1, 6))
+@pytest.mark.parametrize("kept", [0, 1, 8])
+def test_a_mark_torn_by_a_power_cut_leaves_the_one_before(tmp_path: Path, written: int, kept: int) -> None:
+    marks = [LogMark(log=LOG, offset=offset, physical=offset) for offset in range(10, 10 + written)]
+    with DataDirectory(tmp_path) as directory:
+        for mark in marks[:-1]:
+            directory.write_mark(mark)
+    before = (tmp_path / "mark").read_bytes() if marks[:-1] else b""
+    with DataDirectory(tmp_path) as directory:
+        directory.write_mark(marks[-1])
+    after = (tmp_path / "mark").read_bytes()
+    before = before.ljust(len(after), b"\0")
+    changed = next(at for at, (old, new) in enumerate(zip(before, after, strict=True)) if old != new)
+    (tmp_path / "mark").write_bytes(after[: changed + kept] + before[changed + kept :])
+    with DataDirectory(tmp_path) as directory:
+        assert directory.mark == (marks[-2] if marks[:-1] else None)
+
+
+@pytest.mark.parametrize("data", [b"", b"\n", b"log 1 1 00000000\n", b"\xff" * 9_000, b"x" * 4_096 + b" 00000000\n"])
+def test_any_bytes_may_be_in_the_file_of_marks(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "mark").write_bytes(data)
+    with DataDirectory(tmp_path) as directory:
+        assert directory.mark is None
+        directory.write_mark(MARK)
+        assert MARK == directory.mark
 
 
 def test_the_lock_excludes_others_and_names_its_holder(tmp_path: Path) -> None:
@@ -156,7 +198,7 @@ def test_a_directory_whose_lock_file_is_gone_is_not_written(tmp_path: Path, by: 
         with pytest.raises(DataDirectoryUnusable, match="deleted or replaced"):
             directory.write_nonce("one")
         with pytest.raises(DataDirectoryUnusable, match="deleted or replaced"):
-            directory.save_snapshot(b"", log_identity=LOG)
+            directory.save_snapshot(b"", MARK)
     assert not (tmp_path / "nonces").exists()
 
 

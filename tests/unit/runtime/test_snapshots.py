@@ -1,17 +1,22 @@
-"""The snapshots of a broker: the view with which it starts."""
+"""Where a broker starts, and the logs that it refuses: those that could issue a token again that it has used."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from equipoise.brokers.runtime.data_directory import DataDirectory
-from equipoise.brokers.runtime.snapshots import Snapshots
-from equipoise.channel.core.errors import LogUnavailable
+import pytest
+
+from equipoise.brokers.runtime.data_directory import DataDirectory, LogMark
+from equipoise.brokers.runtime.snapshots import Snapshots, open_marked
+from equipoise.channel.core.errors import LogUnavailable, OperatorError
 from equipoise.channel.core.snapshot import to_bytes
 from equipoise.channel.log.memory_log import MemoryLog
-from tests.channels.folding import channel_with
+from tests.channels.folding import Channel, channel_with
+from tests.channels.gap_log import GapLog
 
 LOG = "the identity of the log"
+CLUSTER = "test"
 
 
 class AwayLog(MemoryLog):
@@ -21,17 +26,99 @@ class AwayLog(MemoryLog):
         raise LogUnavailable(log=self.name, problem="it is away", in_doubt=False)
 
 
-def test_an_unavailable_log_does_not_hide_the_snapshot(tmp_path: Path) -> None:
-    """Otherwise a log that went back would not be noticed."""
-    view = channel_with("a:1").view
-    assert view.cluster is not None
-    directory = DataDirectory(tmp_path)
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[DataDirectory]:
+    with DataDirectory(tmp_path / "data") as directory:
+        yield directory
+
+
+def start(directory: DataDirectory, log: MemoryLog, *, identity: str = LOG) -> int:
+    """Start a broker on the log, as if it had this identity. Return the position at which it begins to read."""
+    log.identity = identity
     try:
-        snapshots = Snapshots(directory, log=LOG, cluster=view.cluster)
-        assert snapshots.reader(AwayLog(name="memory:away")) is None
-        directory.save_snapshot(to_bytes(view), log_identity=LOG)
-        reader = snapshots.reader(AwayLog(name="memory:away"))
-        assert reader is not None
-        assert (view.digest(), view.offset) == (reader.view.digest(), reader.view.offset)
+        return Snapshots(directory, log=identity, cluster=CLUSTER).reader(log).position
     finally:
-        directory.close()
+        log.close()
+
+
+def log_of(channel: Channel, *, records: int | None = None) -> GapLog:
+    log = GapLog()
+    log.put(*channel.entries[:records])
+    return log
+
+
+def mark_at(channel: Channel) -> LogMark:
+    return LogMark(log=LOG, offset=channel.view.offset, physical=channel.view.offset)
+
+
+def test_a_broker_begins_with_its_own_snapshot(directory: DataDirectory) -> None:
+    channel = channel_with("a:1")
+    directory.save_snapshot(to_bytes(channel.view), mark_at(channel))
+    assert channel.view.offset + 1 == start(directory, log_of(channel))
+
+
+def test_an_unavailable_log_is_waited_for(directory: DataDirectory) -> None:
+    """A broker that went on without a look at it would not notice that it went back."""
+    channel = channel_with("a:1")
+    directory.save_snapshot(to_bytes(channel.view), mark_at(channel))
+    with pytest.raises(LogUnavailable):
+        start(directory, AwayLog(name="memory:away"))
+
+
+@pytest.mark.parametrize("identity", [LOG, f"{LOG}.imported", f"{LOG}.imported.again"])
+@pytest.mark.parametrize("further", [0, 1, 1_000])
+def test_a_log_that_goes_on_is_accepted(directory: DataDirectory, identity: str, further: int) -> None:
+    """Also an import, which leaves out offsets above the original's."""
+    channel = channel_with("a:1")
+    directory.write_mark(mark_at(channel))
+    log = log_of(channel)
+    log.leap(log.end() + further)
+    assert 1 == start(directory, log, identity=identity)
+
+
+@pytest.mark.parametrize("identity", [LOG, f"{LOG}.imported"])
+def test_an_older_copy_is_refused(directory: DataDirectory, identity: str) -> None:
+    channel = channel_with("a:1")
+    directory.write_mark(mark_at(channel))
+    end = channel.view.offset - 1
+    with pytest.raises(OperatorError, match=f"from offset {end + 1}, .* it ends at offset {end}, as an older copy"):
+        start(directory, log_of(channel, records=-1), identity=identity)
+
+
+@pytest.mark.parametrize("identity", ["another", LOG[:-1], f"{LOG}x", f"x.{LOG}"])
+def test_another_log_is_refused_although_it_is_longer(directory: DataDirectory, identity: str) -> None:
+    """Other brokers have begun it. Its tokens up to there were in use on the former log, too."""
+    channel = channel_with("a:1", "b:1")
+    directory.write_mark(LogMark(log=LOG, offset=1, physical=1))
+    with pytest.raises(OperatorError, match=r"it is another log.*delete the data directories"):
+        start(directory, log_of(channel), identity=identity)
+
+
+@pytest.mark.parametrize(("above", "is_accepted"), [(-1, False), (0, True), (1, True)])
+def test_a_copy_is_accepted_if_it_goes_on_above_the_mark(directory: DataDirectory, above: int, is_accepted: bool) -> None:
+    channel = channel_with("a:1")
+    directory.write_mark(LogMark(log=LOG, offset=1_000, physical=1_000))
+    view = channel.view
+    view.go_on_above(1_000 + above, level=view.level, level_last=view.level_last)
+    snapshots = Snapshots(directory, log="the copy", cluster=CLUSTER)
+    log = MemoryLog(name="memory:copy")
+    log.identity = "the copy"
+    if is_accepted:
+        snapshots.check_goes_on(log, base=view.base)
+    else:
+        with pytest.raises(OperatorError, match="it is another log"):
+            snapshots.check_goes_on(log, base=view.base)
+    log.close()
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+def test_a_deleted_log_is_not_made_anew(tmp_path: Path, directory: DataDirectory, is_empty: bool) -> None:
+    path = tmp_path / "log.db"
+    open_marked(f"sqlite:{path}", directory).close()
+    directory.write_mark(LogMark(log=LOG, offset=7, physical=7))
+    path.unlink()
+    if is_empty:
+        path.touch()
+    with pytest.raises(OperatorError, match=f"log.db does not go on from offset 7, .* {directory.path} notes .*: .*(no file|empty)"):
+        open_marked(f"sqlite:{path}", directory)
+    assert is_empty == path.exists()

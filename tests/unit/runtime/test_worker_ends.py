@@ -12,13 +12,13 @@ import pytest
 from equipoise.brokers.agent.intents import CreateNamespace
 from equipoise.brokers.runtime import worker as workers
 from equipoise.brokers.runtime.config import WorkerConfig
-from equipoise.brokers.runtime.data_directory import DataDirectory
+from equipoise.brokers.runtime.data_directory import DataDirectory, LogMark
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core import propose
 from equipoise.channel.core.errors import LogReplaced, LogStorageFull, OperatorError
 from equipoise.channel.core.ranges import even_boundaries
 from tests.channels.troubled_log import TroubledLog
-from tests.unit.runtime.worker_bench import PATIENCE_MS, Bench, Benches, benches
+from tests.unit.runtime.worker_bench import NAMESPACE, PATIENCE_MS, Bench, Benches, benches
 
 __all__ = ["benches"]
 
@@ -129,6 +129,32 @@ async def test_a_joined_waits_for_its_instance_id_on_disk(benches: Benches, monk
         assert bench.worker.view.brokers["a"].joined.nonce in written
 
 
+async def test_a_token_waits_until_the_data_directory_notes_it(benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop goes on meanwhile. After a death the directory knows every token that the service was given."""
+    disk = threading.Event()
+    write_mark = DataDirectory.write_mark
+
+    def slow(directory: DataDirectory, mark: LogMark) -> None:
+        assert disk.wait(PATIENCE_MS / 1_000)
+        write_mark(directory, mark)
+
+    async with benches.started() as bench:
+        await bench.worker.ready(timeout_ms=PATIENCE_MS)
+        monkeypatch.setattr(DataDirectory, "write_mark", slow)
+        await bench.worker.request(CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(BUNDLES)), timeout_ms=PATIENCE_MS)
+        await bench.until(lambda: all(bundle.phase == "owned" for bundle in bench.worker.view.bundles_of(NAMESPACE)))
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        assert {} == bench.service.open_now
+        disk.set()
+        await bench.until(lambda: len(bench.worker.open_bundles) == BUNDLES)
+        tokens = [ownership.token for ownership in bench.service.open_now.values()]
+        await bench.worker.abort()
+        with DataDirectory(benches.folder) as directory:
+            assert directory.mark is not None
+            assert directory.mark.offset >= max(tokens)
+
+
 async def test_a_full_disk_keeps_a_broker_from_joining(
     benches: Benches, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -195,12 +221,12 @@ async def test_a_cancelled_start_closes_the_log_once_it_is_open(tmp_path: Path, 
     may_open = threading.Event()
     log = TroubledLog(name="memory:troubled")
 
-    def slowly(_url: str) -> TroubledLog:
+    def slowly(_url: str, _directory: DataDirectory) -> TroubledLog:
         assert may_open.wait(PATIENCE_MS / 1_000)
         return log
 
     bench = Bench(tmp_path)
-    monkeypatch.setattr(workers, "open_log", slowly)
+    monkeypatch.setattr(workers, "open_marked", slowly)
     starting = asyncio.ensure_future(bench.worker.start())
     await asyncio.sleep(0.01)
     starting.cancel()

@@ -16,7 +16,7 @@ from equipoise.brokers.operations.in_worker import Operations
 from equipoise.brokers.operations.verbs import split
 from equipoise.channel.core import propose
 from equipoise.channel.core.difference import Resync
-from equipoise.channel.core.errors import OutcomeUnknown
+from equipoise.channel.core.errors import LogUnavailable, OutcomeUnknown
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.records import AnyRecord
 from equipoise.channel.system.deadline import Deadline
@@ -130,22 +130,19 @@ async def test_a_worker_with_an_empty_directory_starts_from_the_snapshot(benches
             assert NAMESPACE in again.worker.view.namespaces
 
 
-async def test_a_start_waits_for_an_unavailable_log(benches: Benches, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """That is no resync."""
-    caplog.set_level(logging.WARNING, "equipoise.brokers.runtime.worker")
+async def test_no_start_without_a_look_at_the_log(benches: Benches) -> None:
+    """It may have gone back. The start can be repeated, as `Starting` does."""
     async with benches.started() as bench:
         await bench.serve()
         await bench.worker.stop()
-        again = Bench(tmp_path / "two", name=bench.name)
+        again = Bench(benches.folder, name=bench.name)
         again.log.read_error = again.away
-        async with benches.started(again):
-            assert not again.worker.agent.is_ready
-            again.log.read_error = None
+        with pytest.raises(LogUnavailable):
+            async with benches.started(again):
+                pass
+        async with benches.started(Bench(benches.folder, name=bench.name)) as again:
             await again.worker.ready(timeout_ms=PATIENCE_MS)
             assert NAMESPACE in again.worker.view.namespaces
-
-    assert "waiting for the log" in caplog.text
-    assert "truncated before" not in caplog.text
 
 
 async def test_a_worker_on_an_empty_log_resyncs_into_a_copy(benches: Benches, caplog: pytest.LogCaptureFixture) -> None:

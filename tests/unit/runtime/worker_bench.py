@@ -105,7 +105,7 @@ class Benches:
         """Start the worker of a bench, by default a new one, and stop it at the end."""
         bench = bench or Bench(self.folder)
         log = bench.log
-        self._patch.setattr(workers, "open_log", lambda _url: log)
+        self._patch.setattr(workers, "open_marked", lambda _url, _directory: log)
         await bench.worker.start()
         try:
             yield bench

@@ -131,7 +131,7 @@ async def test_a_low_limit_of_open_files_reduces_the_connections(
 async def announce(folder: Path, monkeypatch: pytest.MonkeyPatch, log: TroubledLog, after: Callable[[], bool]) -> None:
     """Start a worker whose log takes no records until `after` holds, and wait until it is ready or has ended."""
     monkeypatch.setattr(module, "_READY_MS", 10)
-    monkeypatch.setattr(workers, "open_log", lambda _url: log)
+    monkeypatch.setattr(workers, "open_marked", lambda _url, _directory: log)
     log.append_error = LogUnavailable(log=log.name, problem="it is locked", in_doubt=False)
     worker = Worker(WorkerConfig(log_url=log.name, data_dir=folder, broker_id="a"), {}, addresses={})
     await worker.start()

@@ -32,7 +32,7 @@ class Opening:
         self.error = error
         self.asked = 0
 
-    def __call__(self, url: str) -> TroubledLog:
+    def __call__(self, url: str, _directory: DataDirectory) -> TroubledLog:
         self.asked += 1
         if self.error is not None:
             raise self.error
@@ -43,7 +43,7 @@ class Opening:
 def opening(monkeypatch: pytest.MonkeyPatch) -> Opening:
     """Return a log that is unavailable, and is tried every millisecond."""
     opening = Opening(AWAY)
-    monkeypatch.setattr(workers, "open_log", opening)
+    monkeypatch.setattr(workers, "open_marked", opening)
     monkeypatch.setattr(starting, "_TRY_AGAIN_MS", 1)
     return opening
 

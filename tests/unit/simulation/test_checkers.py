@@ -18,6 +18,7 @@ from equipoise.brokers.agent.handle import Handle, Lease
 from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS
 from equipoise.brokers.errors import BrokerIdTaken
+from equipoise.brokers.testing.agent_host import Directory
 from equipoise.brokers.testing.simulation.checkers.agreement import Agreement, Answers, Beginnings, Settlement
 from equipoise.brokers.testing.simulation.checkers.coverage import Coverage, Tokens
 from equipoise.brokers.testing.simulation.checkers.membership import Leadership, Membership
@@ -103,7 +104,7 @@ def broker(name: str, incarnation: int) -> Broker:
     agent = Fake(lease=lease, view=view, incarnation=incarnation)
     host = Fake(name=name, now=lambda: NOW)
     service = Fake(left={})
-    process = Fake(agent=agent, host=host, held={}, alive=True, service=service)
+    process = Fake(agent=agent, host=host, held={}, alive=True, service=service, directory=Directory(mark=7))
     return Broker(process=cast("Process", process), lease=lease, view=view)
 
 
@@ -117,6 +118,11 @@ def owned(low: int, high: int, *, owner: int = 2, token: int = 10) -> BundleEntr
 
 
 # --- 1 one owner ---
+
+
+def test_a_token_that_no_data_directory_notes() -> None:
+    with pytest.raises(InvariantViolated, match=r"under token 8 of #1, but .* notes only offset 7"):
+        broker("a", 1).open(Ownership(), token=8)
 
 
 def test_two_brokers_pass_for_one_point() -> None:

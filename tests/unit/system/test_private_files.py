@@ -16,7 +16,7 @@ from equipoise.brokers.load.bus.files import FileLoadBus
 from equipoise.brokers.local.demo.callers import History
 from equipoise.brokers.local.local_broker import LocalBroker
 from equipoise.brokers.local.local_load_workers import LocalLoadWorkers
-from equipoise.brokers.runtime.data_directory import DataDirectory
+from equipoise.brokers.runtime.data_directory import DataDirectory, LogMark
 from equipoise.brokers.runtime.observations.evidence import EvidenceFile
 from equipoise.brokers.runtime.observations.records import Kind, Observation
 from equipoise.brokers.runtime.observations.stores import SqliteObservations
@@ -48,7 +48,7 @@ def data_directory(path: Path) -> None:
     """A data directory, with all that a broker keeps there."""
     with DataDirectory(path / "data") as directory:
         directory.write_nonce("nonce")
-        directory.save_snapshot(b"snapshot", log_identity="log")
+        directory.save_snapshot(b"snapshot", LogMark(log="log", offset=1, physical=1))
 
 
 def log(path: Path) -> None:

@@ -59,6 +59,7 @@ class Ownership:
         held = process.held
         for effect in effects:
             if type(effect) is Open:
+                _check_noted(effect.handle, process)
                 held[effect.handle] = False
             elif type(effect) is Reshaped:
                 held.update(dict.fromkeys(effect.children, False))
@@ -161,6 +162,15 @@ def _check_passing(handle: Handle, process: Process, now: Instant) -> None:
         raise InvariantViolated(
             invariant="section 4: past its lease a broker serves on only where it may",
             what=f"the lease of {process.host.name} has run out, and {_described(handle)} passes",
+        )
+
+
+def _check_noted(handle: Handle, process: Process) -> None:
+    """Check that the data directory notes a token before its first use: the next start would not refuse a log that issues it again."""
+    if process.directory.mark < handle.token:
+        raise InvariantViolated(
+            invariant="section 1: a log that went back is refused",
+            what=f"{process.host.name} opens {_described(handle)}, but its data directory notes only offset {process.directory.mark}",
         )
 
 
