@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-import ssl
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
@@ -18,6 +16,7 @@ import httpx
 
 from equipoise.channel.core.errors import CallerError, OperatorError, PeerError
 from equipoise.channel.core.ranges import parse_bundle
+from equipoise.pulsar_cluster.credentials import NOBODY, Credentials
 from equipoise.pulsar_cluster.placement_rules import ClusterPolicies, parse_isolation
 from equipoise.shedder.loads import BundleTraffic, Traffic
 
@@ -31,6 +30,8 @@ _BROKER_CONNECT_S: Final = 5.0
 _PORT_MAX: Final = 65_535
 _METRICS_S: Final = 2.0
 _WITHOUT_FIGURES_MAX: Final = 3
+_SLASHES: Final = 2
+"""How many a bundle's name has."""
 _find_message: Final = re.compile(r"\nMessage: (.+)").search
 _find_latency: Final = re.compile(_LATENCY + r'\{[^}]*quantile="0\.99"[^}]*\} ([0-9.eE+-]+)').search
 _NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
@@ -58,14 +59,13 @@ class PulsarAdmin:
         self,
         urls: Sequence[str],
         *,
-        token_file: Path | None = None,
-        ca_file: Path | None = None,
+        credentials: Credentials = NOBODY,
         timeout_s: float = 30.0,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         """`urls` are those of brokers or of a proxy: the first that answers is used. `transport` replaces the network in tests.
 
-        Raises `CallerError` for another URL, and `OperatorError` for a file that cannot be read.
+        Raises `CallerError` for another URL, and `OperatorError` for a PEM file that cannot be used.
         """
         for url in urls:
             if not _is_url(url):
@@ -74,18 +74,12 @@ class PulsarAdmin:
         self._timeout_s = timeout_s
         self.without_figures: dict[str, str] = {}
         """The brokers without figures in `bundle_loads`, and why."""
-        try:
-            token = None if token_file is None else token_file.read_text(encoding="ascii").strip()
-            trusted = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
-        except UnicodeDecodeError as error:
-            raise OperatorError(f"the file {token_file} holds no token: it has other characters than ASCII; check --token-file") from error
-        except (OSError, ssl.SSLError) as error:
-            problem = error.strerror or str(error)
-            raise OperatorError(f"a file for the admin API cannot be read: {problem}; check --token-file and --ca-file") from error
+        self._credentials = credentials
+        self._cluster: str | None = None
         self._http = httpx.Client(
             # Brokers write the name of the program into their logs of requests.
-            headers={"User-Agent": "equipoise", **({} if token is None else {"Authorization": f"Bearer {token}"})},
-            verify=trusted,
+            headers={"User-Agent": "equipoise"},
+            verify=credentials.tls(),
             transport=transport,
             # A redirect keeps the token, which the library would drop, and changes nothing but the broker.
             follow_redirects=False,
@@ -182,6 +176,33 @@ class PulsarAdmin:
                 found[load.bundle] = load if has_figures else None
         return found
 
+    def owned_by(self, broker: str) -> frozenset[str]:
+        """Return the bundles of namespaces that a broker owns, as it says itself."""
+        if self._cluster is None:
+            self._cluster = self.settings().get("clusterName", "")
+        path = f"/brokers/{quote(self._cluster, safe='')}/{broker}/ownedNamespaces"
+        what = f"list the bundles of {broker}"
+        try:
+            answer = self._answer("GET", path, {}, what, timeout_s=_BROKER_CONNECT_S)
+        except RequestFailed:
+            # Redirects lead to the port without TLS.
+            answer = self._answer("GET", path, {}, what, at=broker, timeout_s=_BROKER_CONNECT_S)
+        _check(answer, what, _SUPER_USER)
+        # The others are namespaces of the broker itself, which checks its own health there.
+        return frozenset(bundle for bundle in _mapping(_decoded(answer, what)) if ":" not in bundle and bundle.count("/") == _SLASHES)
+
+    def owned_bundles(self) -> Mapping[str, frozenset[str]]:
+        """Return the bundles that each live broker owns. One that cannot be reached is left out; after 3 of them, all others are, too."""
+        found: dict[str, frozenset[str]] = {}
+        silent = 0
+        for broker in self.brokers():
+            if silent < _WITHOUT_FIGURES_MAX:
+                try:
+                    found[broker] = self.owned_by(broker)
+                except RequestFailed:
+                    silent += 1
+        return found
+
     def publish_latency_ms(self, broker: str) -> float | None:
         """Return the time that 99 % of the publishes at a broker take at most; None if it does not say. Waits 2 s for it."""
         what = f"read the metrics of {broker}"
@@ -223,12 +244,7 @@ class PulsarAdmin:
         if absent and answer.status_code == httpx.codes.NOT_FOUND:
             return None
         _check(answer, what, right)
-        if not answer.content:
-            return None
-        try:
-            return answer.json()
-        except ValueError as error:
-            raise RequestFailed(what=what, problem=f"{answer.url.host} answered with no JSON; is it a Pulsar admin API?") from error
+        return _decoded(answer, what)
 
     def _send(self, method: str, path: str, params: Mapping[str, str], what: str, right: str) -> None:
         _check(self._answer(method, path, params, what), what, right)
@@ -276,7 +292,7 @@ class PulsarAdmin:
         base, query = url, dict(params)
         for _ in range(_REDIRECTS_MAX):
             try:
-                answer = self._http.request(method, f"{base}{path}", params=query, timeout=timeout)
+                answer = self._http.request(method, f"{base}{path}", params=query, headers=self._credentials.header(), timeout=timeout)
             except _NOT_SENT as error:
                 if base == url:
                     raise
@@ -311,12 +327,24 @@ def _check(answer: httpx.Response, what: str, right: str) -> None:
         return
     reason = _reason(answer)
     if status in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}:
-        raise OperatorError(f"the cluster does not let this client {what}: {reason}; give it a token (--token-file) with {right}")
+        raise OperatorError(
+            f"the cluster does not let this client {what}: {reason}; give it credentials (--token-file, --client-conf) with {right}"
+        )
     # A broker that fails may have begun.
     in_doubt = status >= httpx.codes.INTERNAL_SERVER_ERROR and answer.request.method != "GET"
     raise RequestFailed(
         what=what, problem=f"{answer.url.host}:{answer.url.port} answered {status}: {reason}", status=status, in_doubt=in_doubt
     )
+
+
+def _decoded(answer: httpx.Response, what: str) -> object:
+    """Return what an answer holds; None if it is empty."""
+    if not answer.content:
+        return None
+    try:
+        return answer.json()
+    except ValueError as error:
+        raise RequestFailed(what=what, problem=f"{answer.url.host} answered with no JSON; is it a Pulsar admin API?") from error
 
 
 def _reason(answer: httpx.Response) -> str:

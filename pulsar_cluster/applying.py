@@ -156,6 +156,11 @@ def apply_plan(
             moving.expire(_now_ms(), table.bundles)
             for move in moving.due(table.bundles, _now_ms()):
                 assert move.destination is not None, "each move of a saved plan has one"
+                elsewhere = _why_elsewhere(admin, move)
+                if elsewhere is not None:
+                    audit.note("not sent", plan=plan.id, bundle=move.bundle, problem=elsewhere)
+                    moving.answered(move.bundle, elsewhere, in_doubt=False, now_ms=_now_ms())
+                    break
                 audit.note("request", plan=plan.id, bundle=move.bundle, source=move.source, destination=move.destination)
                 requests[move.bundle] = threads.submit(admin.unload, move.bundle, move.destination)
             for bundle in [bundle for bundle, request in requests.items() if request.done()]:
@@ -185,6 +190,16 @@ def _look(moving: Moving, look: Looking) -> None:
         moving.look(look())
     except (PeerError, OperatorError) as error:
         moving.stop(f"the cluster cannot be watched: {error}")
+
+
+def _why_elsewhere(admin: PulsarAdmin, move: Move) -> str | None:
+    """Return why a move must not be sent: its source does not say itself that it owns the bundle. A channel can be a leftover."""
+    try:
+        if move.bundle not in admin.owned_by(move.source):
+            return f"{move.source} does not own it, as the topic says; see `equipoise pulsar status --admin`"
+    except (PeerError, OperatorError) as error:
+        return f"whether {move.source} owns it cannot be asked: {error}"
+    return None
 
 
 def _answered(moving: Moving, audit: AuditFile, bundle: str, request: Future[None]) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Final, Literal
 
@@ -38,27 +38,39 @@ class AuditFile:
     def unrestored(self) -> Mapping[str, object] | None:
         """Return the line of the last switch of Pulsar's shedding, if it was never switched on again: that process was killed."""
         found: Mapping[str, object] | None = None
-        self._file.seek(0)
-        for line in self._file:
-            try:
-                entry = json.loads(line)
-            except ValueError:  # The last line of a process that was killed may be cut off.
-                continue
-            event = entry.get("event") if isinstance(entry, dict) else None
+        for entry in entries_in(self.path):
+            event = entry.get("event")
             found = entry if event == SWITCHED_OFF else None if event == RESTORED else found
         return found
 
 
+def entries_in(path: Path) -> list[Mapping[str, object]]:
+    """Return the lines of an audit file, none if there is no file. The last line of a process that was killed may be cut off."""
+    found: list[Mapping[str, object]] = []
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                with suppress(ValueError):
+                    entry = json.loads(line)
+                    found += [entry] if isinstance(entry, dict) else []
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise OperatorError(f"the audit file {path} cannot be read: {error.strerror}; name another one") from error
+    return found
+
+
 @contextmanager
-def audit_file(path: Path, *, plan: Path) -> Iterator[AuditFile]:
-    """Open and lock an audit file, and lock the file of the `plan`; make an audit file if there is none.
+def audit_file(path: Path, *, plan: Path | None) -> Iterator[AuditFile]:
+    """Open and lock an audit file, and lock the file of the `plan`, if it has one; make an audit file if there is none.
 
     Raises `PeerError` if another process has one of them, and `OperatorError`.
     """
-    with (
-        _locked(plan, "rb", f"another process applies the plan {plan}; wait until it has ended"),
-        _locked(path, "a+b", f"another process applies a plan with the audit file {path}; wait until it has ended") as file,
-    ):
+    with ExitStack() as stack:
+        if plan is not None:
+            stack.enter_context(_locked(plan, "rb", f"another process applies the plan {plan}; wait until it has ended"))
+        file = _locked(path, "a+b", f"another process applies a plan with the audit file {path}; wait until it has ended")
+        stack.enter_context(file)
         if file.tell() and not _ends_whole(file):
             file.write(b"\n")
         yield AuditFile(file, path)

@@ -11,10 +11,11 @@ from equipoise.channel.core.ranges import namespace_in
 from equipoise.channel.core.snapshot_store import Progress
 from equipoise.channel.system.deadline import Deadline
 from equipoise.pulsar_cluster.archive import Archive, Members
+from equipoise.pulsar_cluster.confirming import asking, confirm
 from equipoise.pulsar_cluster.loads import BUNDLES_MAX, LoadMessage, LoadReports
 from equipoise.pulsar_cluster.placement_rules import ClusterPolicies
 from equipoise.pulsar_cluster.planning import Cluster, holder_of
-from equipoise.pulsar_cluster.reading import Address, TopicReader, connected, load_readers, read_channel
+from equipoise.pulsar_cluster.reading import Address, TopicReader, connected, load_readers, moved_after, read_channel
 from equipoise.pulsar_cluster.records import BROKER_LOAD_TOPIC, CHANNEL_TOPIC, TOP_BUNDLES_TOPIC, Message
 from equipoise.pulsar_cluster.table import Table, is_of_system
 from equipoise.shedder.loads import BundleTraffic
@@ -35,14 +36,16 @@ _TOPICS: Final = {topic.rpartition("/")[2]: topic for topic in (BROKER_LOAD_TOPI
 class LiveCluster:
     """A cluster that is read while it runs: the `table` of its channel, and the `reports` of its load. For one thread."""
 
-    def __init__(self, client: pulsar.Client, deadline: Deadline) -> None:
-        """Read the channel up to its end. Raises what `read_channel` and `TopicReader` raise."""
+    def __init__(self, client: pulsar.Client, address: Address, admin: PulsarAdmin, deadline: Deadline) -> None:
+        """Read the channel up to its end. Raises what `read_channel`, `TopicReader` and `confirm` raise."""
         self.table = Table()
         self.reports = LoadReports()
         position = None
         for read in read_channel(client, deadline=deadline):
             position = read.position
             self.table.fold(read.message(self.table.offset + 1))
+        with asking(address, admin) as ask:
+            confirm(self.table.bundles, ask, moved_after(client, position, deadline))
         self._channel = TopicReader(client, CHANNEL_TOPIC, after=position)
         # Last: to open them may create them, and a cluster without a channel has none.
         self._loads = load_readers(client)
@@ -78,10 +81,10 @@ class LiveCluster:
 
 
 @contextmanager
-def live_cluster(address: Address, deadline: Deadline) -> Iterator[LiveCluster]:
+def live_cluster(address: Address, admin: PulsarAdmin, deadline: Deadline) -> Iterator[LiveCluster]:
     """Connect to a cluster and read its channel. Raises as `connected` and `LiveCluster` do."""
     with connected(address) as client:
-        cluster = LiveCluster(client, deadline)
+        cluster = LiveCluster(client, address, admin, deadline)
         try:
             yield cluster
         finally:

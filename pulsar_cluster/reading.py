@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from equipoise.channel.core.errors import CallerError, OperatorError, PeerError, missing_extra
 from equipoise.channel.system.deadline import Deadline
+from equipoise.pulsar_cluster.credentials import NOBODY, Credentials
 from equipoise.pulsar_cluster.records import BROKER_LOAD_TOPIC, CHANNEL_TOPIC, TOP_BUNDLES_TOPIC, Message, message_of
 
 if TYPE_CHECKING:
@@ -36,16 +36,23 @@ OPERATION_S: Final = 30
 class Address:
     """Where a cluster is, and who asks.
 
-    * `service_url`: `pulsar://HOST:PORT` or `pulsar+ssl://HOST:PORT`, several hosts separated by commas.
-    * `token_file`: a file with a JSON web token.
-    * `ca_file`: a PEM file with the authorities that may have signed the brokers' certificates.
+    * `service_url`: `pulsar://HOST:PORT` or `pulsar+ssl://HOST:PORT`, several hosts separated by commas; or the name of an archive.
+    * `admin_urls`: those of the admin API, if it may be asked.
+    * `credentials`: who asks, and which brokers are trusted.
     * `timeout_s`: the time for one question to the cluster, from connecting to the answer.
     """
 
     service_url: str
-    token_file: Path | None = None
-    ca_file: Path | None = None
+    admin_urls: tuple[str, ...] = ()
+    credentials: Credentials = NOBODY
     timeout_s: int = OPERATION_S
+
+    @property
+    def hosts(self) -> list[tuple[str, int]]:
+        """The hosts and ports of the service URL. Raises `ValueError` for one that is malformed."""
+        scheme, _, hosts = self.service_url.partition("://")
+        found = [urlsplit(f"//{host}") for host in hosts.partition("/")[0].split(",")]
+        return [(parts.hostname or "", parts.port or _PORTS[scheme]) for parts in found]
 
 
 class Read(NamedTuple):
@@ -89,21 +96,27 @@ def connected(address: Address) -> Iterator[pulsar.Client]:
         import pulsar
     except ImportError as error:
         raise missing_extra(what="reading a Pulsar cluster", extra="pulsar-cluster") from error
-    try:
-        token = None if address.token_file is None else address.token_file.read_text(encoding="utf-8").strip()
-        ca_file = None if address.ca_file is None else str(address.ca_file.resolve(strict=True))
-    except OSError as error:
-        raise OperatorError(f"the file {error.filename} cannot be read: {error.strerror}; check --token-file and --ca-file") from error
-    except UnicodeDecodeError as error:
-        raise OperatorError(f"the file {address.token_file} holds no token: it is no text; check --token-file") from error
+    who = address.credentials
+    who.method()  # What is missing is an error of this thread, and not one of the client's.
+    certificate, key = who.certificate or (None, None)
+    authentication: pulsar.Authentication | None = None
+    if who.token is not None:
+        authentication = pulsar.AuthenticationToken(who.token)
+    elif who.password is not None:
+        authentication = pulsar.AuthenticationBasic(*who.password)
+    elif who.is_role:
+        authentication = pulsar.AuthenticationTLS(certificate, key)
     _check_reachable(address)
     try:
         client = pulsar.Client(
             address.service_url,
-            authentication=None if token is None else pulsar.AuthenticationToken(token),
+            authentication=authentication,
             operation_timeout_seconds=address.timeout_s,
-            tls_trust_certs_file_path=ca_file,
-            tls_validate_hostname=True,
+            tls_trust_certs_file_path=who.ca_file,
+            tls_allow_insecure_connection=not who.checks_certificates,
+            tls_validate_hostname=who.checks_names and who.checks_certificates,
+            tls_certificate_file_path=certificate,
+            tls_private_key_file_path=key,
             # The client logs each connection. What matters to us comes as an error.
             logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
         )
@@ -120,14 +133,12 @@ def connected(address: Address) -> Iterator[pulsar.Client]:
 def _check_reachable(address: Address) -> None:
     """Raise `PeerError` if no broker of a service URL accepts a connection in time. Leave a malformed URL to the client."""
     deadline = Deadline.after(timeout_ms=round(1_000 * min(_CONNECT_S, address.timeout_s)))
-    scheme, _, hosts = address.service_url.partition("://")
+    try:
+        hosts = address.hosts
+    except ValueError:
+        return
     problems = []
-    for host in hosts.partition("/")[0].split(","):
-        try:
-            parts = urlsplit(f"//{host}")
-            name, port = parts.hostname or "", parts.port or _PORTS[scheme]
-        except ValueError:
-            return
+    for name, port in hosts:
         try:
             socket.create_connection((name, port), max(_CONNECT_LEAST_S, deadline.remaining_ms() / 1_000)).close()
         except UnicodeError:
@@ -262,6 +273,19 @@ def _up_to_end(reader: TopicReader, deadline: Deadline) -> Iterator[Read]:
     )
 
 
+def moved_after(client: pulsar.Client, position: bytes | None, deadline: Deadline) -> Callable[[], set[str]]:
+    """Return the question which bundles the channel has had messages about since `position`."""
+
+    def moved() -> set[str]:
+        reader = TopicReader(client, CHANNEL_TOPIC, after=position)
+        try:
+            return {read.key for read in _up_to_end(reader, deadline)}
+        finally:
+            reader.close()
+
+    return moved
+
+
 def load_readers(client: pulsar.Client) -> tuple[TopicReader, TopicReader]:
     """Return readers of the load reports of brokers and of their busiest bundles, from now on. Both topics keep nothing."""
     return (
@@ -276,8 +300,8 @@ def _explained(topic: str, error: Exception) -> OperatorError | PeerError:
 
     if isinstance(error, pulsar.AuthorizationError | pulsar.AuthenticationError):
         return OperatorError(
-            f"the cluster does not let this client read {topic}: {error}; give it a token (--token-file) with the permission to consume "
-            "from the namespace pulsar/system"
+            f"the cluster does not let this client read {topic}: {error}; give it credentials (--token-file, --client-conf) with the "
+            "permission to consume from the namespace pulsar/system"
         )
     if isinstance(error, pulsar.TopicNotFound):
         return OperatorError(f"{no_channel()} ({error})")

@@ -6,12 +6,12 @@ The file holds the exact moves: an operator applies what was shown, and nothing 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Final
+from typing import Final, NamedTuple
 
-from equipoise.channel.core.errors import InvalidName
+from equipoise.channel.core.errors import CallerError, InvalidName
 from equipoise.channel.core.ranges import parse_bundle
 from equipoise.pulsar_cluster.planning import command_of
 from equipoise.pulsar_cluster.records import OWNED, Message
@@ -28,6 +28,7 @@ class SavedPlan:
 
     * `source`: the service URL of the cluster, or the archive. `made_ms`: Unix time. `leader`: the leading broker then, if known.
     * `versions`: the version of the record of each bundle that moves. `members`: the live brokers then.
+    * `whole`: the id of the plan of which it is the rest; None if it is whole itself.
     """
 
     source: str
@@ -36,11 +37,12 @@ class SavedPlan:
     members: tuple[str, ...]
     moves: tuple[Move, ...]
     versions: Mapping[str, int]
+    whole: str | None = None
 
     @property
     def id(self) -> str:
-        """The digest of the content: 12 hexadecimal digits."""
-        return sha256(json.dumps(self._content(), sort_keys=True).encode()).hexdigest()[:12]
+        """The digest of the whole plan's content: 12 hexadecimal digits."""
+        return self.whole or sha256(json.dumps(self._content(), sort_keys=True).encode()).hexdigest()[:12]
 
     def text(self) -> str:
         """Return the content of the plan's file."""
@@ -107,3 +109,49 @@ def changes(plan: SavedPlan, bundles: Mapping[str, Message], members: Iterable[s
         found.append(f"the leader is {leader or 'nobody'} (in the plan: {plan.leader})")
     more = len(found) - _NAMED_MAX
     return f"{', '.join(found[:_NAMED_MAX])}{f' and {more} more changes' if more > 0 else ''}" if found else None
+
+
+class Now(NamedTuple):
+    """A cluster at one moment (`at_ms`, Unix time): the message of each bundle's record, the live brokers, and the leader."""
+
+    bundles: Mapping[str, Message]
+    members: tuple[str, ...]
+    leader: str | None
+    at_ms: int
+
+    def owned(self, bundle: str) -> tuple[str | None, int]:
+        """Return the broker that owns a bundle, None if nobody does, and the version of its record."""
+        message = self.bundles.get(bundle)
+        record = None if message is None else message.record
+        return (None, 0) if record is None else (record.destination if record.state == OWNED else None, record.version)
+
+
+def rest_of(plan: SavedPlan, entries: Iterable[Mapping[str, object]], now: Now) -> SavedPlan:
+    """Return what is left of a plan that stopped: without the moves that were requested and have arrived. Its brokers are those of now."""
+    requested = {str(entry["bundle"]) for entry in entries if entry.get("event") == "request" and entry.get("plan") == plan.id}
+    left = tuple(move for move in plan.moves if move.bundle not in requested or now.owned(move.bundle)[0] != move.destination)
+    return replace(plan, moves=left, members=now.members, leader=now.leader, whole=plan.id)
+
+
+def undoing(entries: Sequence[Mapping[str, object]], now: Now, source: str) -> tuple[SavedPlan, list[str]]:
+    """Return the plan that moves back what the last plan of an audit file moved, newest first, and what it leaves out, one sentence each.
+
+    Raises `CallerError` if no plan of the file has requested a move.
+    """
+    requests = [entry for entry in entries if entry.get("event") == "request"]
+    if not requests:
+        raise CallerError("the audit file has no request of a move, so there is nothing to undo; name that of the plan to undo")
+    last = requests[-1]["plan"]
+    moves, versions, notes = list[Move](), dict[str, int](), list[str]()
+    for entry in reversed([entry for entry in requests if entry["plan"] == last]):
+        bundle, begin, end = (str(entry[field]) for field in ("bundle", "source", "destination"))
+        owner, version = now.owned(bundle)
+        if owner == end and begin in now.members and bundle not in versions:
+            moves.append(Move(bundle=bundle, source=end, destination=begin, reason=f"it undoes plan {last}"))
+            versions[bundle] = version
+        elif owner not in {begin, end}:
+            notes.append(f"{bundle} is left out: plan {last} moved it to {end}, and now {owner or 'no broker'} owns it")
+        elif owner == end and begin not in now.members:
+            notes.append(f"{bundle} is left out: {begin}, from which plan {last} moved it, is no broker of the cluster any more")
+    plan = SavedPlan(source=source, made_ms=now.at_ms, leader=now.leader, members=now.members, moves=tuple(moves), versions=versions)
+    return plan, notes

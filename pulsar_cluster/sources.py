@@ -1,23 +1,44 @@
-"""Open the history of a Pulsar cluster, from the cluster itself or from an archive, under one interface."""
+"""Open the history of a Pulsar cluster, from the cluster itself or from an archive, and record it into one."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from equipoise.channel.core.errors import OperatorError
+from equipoise.channel.core.errors import OperatorError, PeerError, missing_extra
 from equipoise.channel.core.ranges import BundleName
+from equipoise.channel.core.snapshot_store import Progress
 from equipoise.channel.system.deadline import Deadline
-from equipoise.pulsar_cluster.archive import Archive, open_archive
-from equipoise.pulsar_cluster.reading import Address, Read, TopicReader, connected, is_url, no_channel, read_channel
+from equipoise.pulsar_cluster.archive import Archive, Members, Report, open_archive
+from equipoise.pulsar_cluster.confirming import asking, check_store, confirm
+from equipoise.pulsar_cluster.reading import (
+    Address,
+    Read,
+    TopicReader,
+    connected,
+    is_url,
+    load_readers,
+    moved_after,
+    no_channel,
+    read_channel,
+)
 from equipoise.pulsar_cluster.records import CHANNEL_TOPIC, Message
 from equipoise.pulsar_cluster.story import overlapping
+from equipoise.pulsar_cluster.table import Table
 
 if TYPE_CHECKING:
     import pulsar
+
+    from equipoise.pulsar_cluster.admin import PulsarAdmin
+
+_BATCH: Final = 5_000
+"""Messages in a transaction: 0.1 s of reading."""
+
+_MEMBERS_EVERY_S: Final = 10.0
+_POLL_MS: Final = 50
 
 
 class History(Protocol):
@@ -44,16 +65,42 @@ class History(Protocol):
         """Yield the messages after those that `messages` yielded, as they come, without end."""
         ...
 
+    def confirm(self, table: Table) -> None:
+        """Raise `OperatorError` if the brokers contradict `table`, which holds all of `messages`, and `PeerError` if they are away."""
+        ...
+
+
+@contextmanager
+def opened_admin(address: Address) -> Iterator[PulsarAdmin | None]:
+    """Open the admin API of a cluster that keeps its states in the topic, or yield None without a URL of it.
+
+    Raises `OperatorError` for a cluster that keeps them elsewhere, `CallerError` without the extra `pulsar-cluster`, and what `PulsarAdmin`
+    raises.
+    """
+    if not address.admin_urls:
+        yield None
+        return
+    try:
+        from equipoise.pulsar_cluster.admin import PulsarAdmin
+    except ImportError as error:
+        raise missing_extra(what="asking the admin API of a Pulsar cluster", extra="pulsar-cluster") from error
+    admin = PulsarAdmin(address.admin_urls, credentials=address.credentials, timeout_s=address.timeout_s)
+    try:
+        check_store(admin.settings())
+        yield admin
+    finally:
+        admin.close()
+
 
 @contextmanager
 def opened(source: Address, *, deadline: Deadline) -> Iterator[History]:
     """Open the history of a cluster, or of an archive: then its name is in the place of the service URL.
 
-    Raises as `connected` and `open_archive` do.
+    Raises as `connected`, `opened_admin` and `open_archive` do.
     """
     if is_url(source.service_url):
-        with connected(source) as client:
-            yield _Live(client, source.service_url, deadline)
+        with opened_admin(source) as admin, connected(source) as client:
+            yield _Live(client, source, admin, deadline)
     else:
         with open_archive(Path(source.service_url)) as archive:
             yield _Archived(archive)
@@ -62,9 +109,11 @@ def opened(source: Address, *, deadline: Deadline) -> Iterator[History]:
 class _Live:
     """A history as the cluster's topic holds it now."""
 
-    def __init__(self, client: pulsar.Client, name: str, deadline: Deadline) -> None:
-        self.name = name
+    def __init__(self, client: pulsar.Client, address: Address, admin: PulsarAdmin | None, deadline: Deadline) -> None:
+        self.name = address.service_url
         self._client = client
+        self._address = address
+        self._admin = admin
         self._deadline = deadline
         self._offset = -1
         self._position: bytes | None = None
@@ -88,6 +137,10 @@ class _Live:
             read = reader.next()
             if read is not None:
                 yield self._next(read)
+
+    def confirm(self, table: Table) -> None:
+        with asking(self._address, self._admin) as ask:
+            confirm(table.bundles, ask, moved_after(self._client, self._position, self._deadline))
 
     def _next(self, read: Read) -> Message:
         self._offset, self._position = self._offset + 1, read.position
@@ -115,3 +168,72 @@ class _Archived:
 
     def news(self) -> Iterator[Message]:
         return self._archive.news(after=self._offset)
+
+    def confirm(self, table: Table) -> None:
+        """Nobody can contradict the past."""
+
+
+# --- recording ---
+
+
+def record(
+    archive: Archive,
+    address: Address,
+    *,
+    deadline: Deadline,
+    until_s: float | None,
+    note: Progress,
+) -> None:
+    """Add what the channel has behind the archive's position, and then what comes until `time.monotonic()` is `until_s`, if it is given.
+
+    With the admin API it also adds who the brokers are. A recording goes on exactly where it stopped. Raises `OperatorError` if the brokers
+    do not go by the channel, and what `connected`, `opened_admin` and `TopicReader` raise.
+    """
+    begin = archive.end
+    with opened_admin(address) as admin, connected(address) as client:
+        batch = list[Read]()
+        for read in read_channel(client, after=archive.position, deadline=deadline):
+            batch.append(read)
+            if len(batch) == _BATCH:
+                archive.append(batch)
+                batch = []
+                note(archive.end - begin, None)
+        archive.append(batch)
+        table = Table()
+        for message in archive.messages():
+            table.fold(message)
+        with asking(address, admin) as ask:
+            confirm(table.bundles, ask, moved_after(client, archive.position, deadline))
+        if until_s is not None:
+            _follow(archive, client, admin, until_s=until_s, note=note)
+
+
+def _follow(archive: Archive, client: pulsar.Client, admin: PulsarAdmin | None, *, until_s: float, note: Progress) -> None:
+    begin, asked_s = archive.end, -_MEMBERS_EVERY_S
+    channel = TopicReader(client, CHANNEL_TOPIC, after=archive.position)
+    loads = load_readers(client)
+    try:
+        while (now_s := time.monotonic()) < until_s:
+            archive.append(_ready(channel, first_ms=_POLL_MS))
+            note(archive.end - begin, None)
+            at_ms = time.time_ns() // 1_000_000
+            reports = [Report(at_ms, reader.topic.rpartition("/")[2], each.key, each.value) for reader in loads for each in _ready(reader)]
+            if reports:
+                archive.add_reports(reports)
+            if admin is not None and now_s - asked_s >= _MEMBERS_EVERY_S:
+                asked_s = now_s
+                # A broker may start again right now. The next answer counts.
+                with suppress(PeerError):
+                    check_store(admin.settings())
+                    archive.add_members(Members(at_ms, admin.leader(), admin.brokers()))
+    finally:
+        for reader in (channel, *loads):
+            reader.close()
+
+
+def _ready(reader: TopicReader, *, first_ms: int = 1) -> list[Read]:
+    """Return the messages that are there, at most a batch, and wait `first_ms` for the first."""
+    found: list[Read] = []
+    while len(found) < _BATCH and (read := reader.next(first_ms if not found else 1)) is not None:
+        found.append(read)
+    return found

@@ -1,6 +1,6 @@
 """Compare two views of a channel: keys added, keys removed, and fields changed. Pure.
 
-The input is the result of `rows.view_document`, or of `pulsar_cluster.rows.table_document`, which has fewer kinds of keys and fields.
+The input is the result of `rows.view_document`, or of `pulsar_cluster.table.table_document`, which has fewer kinds of keys and fields.
 """
 
 from __future__ import annotations

@@ -19,30 +19,23 @@ from equipoise.brokers.cli.commands.broker import pairs
 from equipoise.brokers.cli.commands.forecasts import conclusion, differing, effect_document, print_effect
 from equipoise.brokers.cli.commands.plan import balancing_settings_of
 from equipoise.brokers.cli.moments import local_time
-from equipoise.brokers.cli.options import TIMEOUT_S, TIMEOUT_S_MAX, BrokerConfOption, JsonOption, TimeoutOption, file
+from equipoise.brokers.cli.options import TIMEOUT_S_MAX, BrokerConfOption, JsonOption, file
 from equipoise.brokers.cli.outcome import ExitCode
 from equipoise.brokers.cli.output import Row, print_fact, print_heading, print_json, print_line, print_wrapped
 from equipoise.brokers.cli.progress import progress
-from equipoise.brokers.cli.pulsar_commands import (
-    AdminOption,
-    CaFileOption,
-    ServiceUrlOption,
-    SourceOption,
-    TokenFileOption,
-    address_of,
-    app,
-    opened_admin,
-)
+from equipoise.brokers.cli.pulsar_commands import app
+from equipoise.brokers.cli.pulsar_options import Cluster, on_cluster
 from equipoise.brokers.errors import InvalidRequest, NoFreshLoad, counted
 from equipoise.channel.core.errors import CallerError
-from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.stop_signals import first_stop_signal
 from equipoise.pulsar_cluster.archive import open_archive
-from equipoise.pulsar_cluster.audit_file import AuditFile, audit_file
+from equipoise.pulsar_cluster.audit_file import AuditFile, audit_file, entries_in
 from equipoise.pulsar_cluster.moving import Outcome, Status
-from equipoise.pulsar_cluster.planning import EVEN, Cluster, Planned, command_of, plan_moves
-from equipoise.pulsar_cluster.reading import Address, is_url
-from equipoise.pulsar_cluster.saved_plans import SavedPlan, changes, read_plan
+from equipoise.pulsar_cluster.planning import EVEN, Planned, command_of, plan_moves
+from equipoise.pulsar_cluster.planning import Cluster as PlannedFor
+from equipoise.pulsar_cluster.reading import is_url
+from equipoise.pulsar_cluster.saved_plans import Now, SavedPlan, changes, read_plan, rest_of, undoing
+from equipoise.pulsar_cluster.sources import opened_admin
 
 if TYPE_CHECKING:
     from equipoise.pulsar_cluster.admin import PulsarAdmin
@@ -56,10 +49,10 @@ _WAIT_S: Final = 70
 
 
 @app.command()
+@on_cluster
 def plan(
     *,
-    source: SourceOption,
-    admin: AdminOption = None,
+    cluster: Cluster,
     shedder: Annotated[str, typer.Option(metavar="NAME", help=f"Plan with this policy: {', '.join(SHEDDERS)}.")] = "BalancedShedder",
     changes_to: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Override a setting. Repeatable.", show_default=False)
@@ -71,9 +64,6 @@ def plan(
     wait: Annotated[
         int, typer.Option(metavar="SECONDS", min=0, max=TIMEOUT_S_MAX, help="How long to wait for a load report of each broker.")
     ] = _WAIT_S,
-    token_file: TokenFileOption = None,
-    ca_file: CaFileOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
     """Plan the moves that even out the cluster, and show their reasons, the load before and after, and the commands of pulsar-admin.
@@ -89,14 +79,11 @@ def plan(
     # The settings of the cluster's own balancer say whether it acts. An operator's plan always does.
     settings = replace(settings, balancing=replace(settings.balancing, enabled=True, shedding=True))
     may_measure = settings.balancing.shedder == "BalancedShedder"
-    deadline = Deadline.after(timeout_ms=timeout * 1_000)
-    with ExitStack() as stack:
-        asked = None if not admin else stack.enter_context(opened_admin(admin, token_file, ca_file, timeout))
-        cluster, notes, now_ms = _gathered(
-            source, asked, address_of(source, token_file, ca_file, timeout), deadline, wait * 1_000, may_measure=may_measure
-        )
-        planned = plan_moves(cluster, settings, now_ms=now_ms)
-        leader = None if asked is None else asked.leader()
+    source = cluster.address.service_url
+    with opened_admin(cluster.address) as admin:
+        known, notes, now_ms = _gathered(cluster, admin, wait * 1_000, may_measure=may_measure)
+        planned = plan_moves(known, settings, now_ms=now_ms)
+        leader = None if admin is None else admin.leader()
     if planned.forecast.before is None:
         apart = [f"{broker.broker}: {broker.apart}" for broker in planned.forecast.brokers]
         advice = "wait longer for the reports of its brokers (--wait), or record them first (equipoise pulsar record)"
@@ -105,7 +92,7 @@ def plan(
         source=source,
         made_ms=_now_ms(),
         leader=leader,
-        members=tuple(sorted(cluster.members)),
+        members=tuple(sorted(known.members)),
         moves=planned.moves,
         versions=planned.versions,
     )
@@ -121,12 +108,21 @@ def plan(
 
 
 @app.command()
+@on_cluster
 def apply(
-    path: Annotated[Path, typer.Argument(metavar="FILE", parser=file, help="A plan that `plan --output` wrote.", show_default=False)],
+    path: Annotated[
+        Path | None, typer.Argument(metavar="FILE", parser=file, help="A plan that `plan --output` wrote.", show_default=False)
+    ] = None,
     *,
-    source: ServiceUrlOption,
-    admin: AdminOption = None,
+    cluster: Cluster,
     send: Annotated[bool, typer.Option("--send", help="Send the moves. Without it, only show what would be sent.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a plan that stopped: only with what was not moved yet.")] = False,
+    undo: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="AUDIT", exists=True, dir_okay=False, help="Move back what the last plan in this audit file moved.", show_default=False
+        ),
+    ] = None,
     at_once: Annotated[int, typer.Option(min=1, max=_AT_ONCE_MAX, metavar="N", help="The most moves at a time.")] = _AT_ONCE,
     audit: Annotated[
         Path, typer.Option(metavar="FILE", parser=file, help="Append a line for each request and outcome to this file.")
@@ -134,41 +130,53 @@ def apply(
     switch_shedding_off: Annotated[
         bool, typer.Option("--switch-shedding-off", help="Switch Pulsar's own shedding off, and restore it afterwards.")
     ] = False,
-    token_file: TokenFileOption = None,
-    ca_file: CaFileOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
     """Carry out a plan: a few moves at a time, each awaited on the channel, while the cluster is watched.
 
     Without --send it is a dry run. It stops when anything changes that the plan did not foresee, and when the cluster gets worse. Ctrl-C
-    stops after the moves under way. --timeout is the limit of each move.
+    stops after the moves under way. --timeout is the limit of each move. --resume and --undo go by the audit file of the former run, and by
+    where the bundles are now.
 
     Exit code 1: the cluster has changed since the plan, Pulsar's own shedding is on, or the plan stopped before its end.
     """
-    if not admin:
+    if (path is None) == (undo is None) or (undo is not None and resume):
+        raise typer.BadParameter("name one of: a plan, a plan with --resume, or an audit file with --undo")
+    if not cluster.address.admin_urls:
         raise typer.BadParameter("name the cluster's admin API with --admin: moves are sent there")
+    audit = audit if undo is None else undo
+    given = None if path is None else _plan_in(path)
+    with opened_admin(cluster.address) as admin:
+        assert admin is not None, "its URL was given"
+        with _live(cluster, admin) as live:
+            saved, notes = given, list[str]()
+            if saved is None or resume:
+                now = Now(live.table.bundles, admin.brokers(), admin.leader(), _now_ms())
+                entries = entries_in(audit)
+                saved, notes = undoing(entries, now, cluster.address.service_url) if saved is None else (rest_of(saved, entries, now), [])
+            for note in notes:
+                print_fact(note, {"plan": saved.id, "note": note}, as_json=as_json)
+            problem = _why_not(saved, admin, live, may_switch=switch_shedding_off)
+            if not send:
+                _print_dry_run(saved, problem, as_json=as_json)
+            elif problem is not None:
+                print_fact(f"nothing was sent: {problem}", {"plan": saved.id, "stopped": problem}, as_json=as_json)
+            else:
+                with audit_file(audit, plan=path) as lines:
+                    problem = _send(
+                        saved, admin, live, lines, at_once=at_once, timeout_s=cluster.timeout_s, switch=switch_shedding_off, as_json=as_json
+                    )
+    if problem is not None:
+        raise typer.Exit(ExitCode.REFUSED)
+
+
+def _plan_in(path: Path) -> SavedPlan:
     try:
-        saved = read_plan(path.read_bytes())
+        return read_plan(path.read_bytes())
     except OSError as error:
         raise InvalidRequest(what=f"the plan {path}", problem=f"its file cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise InvalidRequest(what=f"the plan {path}", problem=str(error)) from error
-    deadline = Deadline.after(timeout_ms=timeout * 1_000)
-    address = address_of(source, token_file, ca_file, timeout)
-    with opened_admin(admin, token_file, ca_file, timeout) as asked, _live(address, deadline) as cluster:
-        problem = _why_not(saved, asked, cluster, may_switch=switch_shedding_off)
-        if not send:
-            _print_dry_run(saved, problem, as_json=as_json)
-        elif problem is not None:
-            print_fact(f"nothing was sent: {problem}", {"plan": saved.id, "stopped": problem}, as_json=as_json)
-        else:
-            with audit_file(audit, plan=path) as lines:
-                problem = _send(
-                    saved, asked, cluster, lines, at_once=at_once, timeout_s=timeout, switch=switch_shedding_off, as_json=as_json
-                )
-    if problem is not None:
-        raise typer.Exit(ExitCode.REFUSED)
 
 
 def _why_not(saved: SavedPlan, admin: PulsarAdmin, cluster: LiveCluster, *, may_switch: bool) -> str | None:
@@ -258,16 +266,15 @@ def _print_dry_run(saved: SavedPlan, problem: str | None, *, as_json: bool) -> N
         print_wrapped(f"It would be refused now: {problem}")
 
 
-def _gathered(
-    source: str, admin: PulsarAdmin | None, address: Address, deadline: Deadline, wait_ms: int, *, may_measure: bool
-) -> tuple[Cluster, list[str], int]:
+def _gathered(cluster: Cluster, admin: PulsarAdmin | None, wait_ms: int, *, may_measure: bool) -> tuple[PlannedFor, list[str], int]:
     """Return what to plan from, what is not known, and as of when to plan: Unix time."""
     from equipoise.pulsar_cluster.gathering import archived, cluster_in, cluster_of
 
+    source = cluster.address.service_url
     if is_url(source):
         if admin is None:
             raise CallerError("a plan for a running cluster needs its admin API, for its policies: name it with --admin")
-        with _live(address, deadline) as live, progress("waiting for load reports", unit="brokers") as note:
+        with _live(cluster, admin) as live, progress("waiting for load reports", unit="brokers") as note:
             live.await_reports(admin, wait_ms, note)
             return cluster_of(live.table, live.reports, admin, may_measure=may_measure), _unknown(admin), _now_ms()
     with open_archive(Path(source)) as archive:
@@ -295,10 +302,10 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _live(address: Address, deadline: Deadline) -> AbstractContextManager[LiveCluster]:
+def _live(cluster: Cluster, admin: PulsarAdmin) -> AbstractContextManager[LiveCluster]:
     from equipoise.pulsar_cluster.gathering import live_cluster
 
-    return live_cluster(address, deadline)
+    return live_cluster(cluster.address, admin, cluster.deadline())
 
 
 def _document(saved: SavedPlan, settings: BalancingSettings, planned: Planned, notes: list[str]) -> Row:

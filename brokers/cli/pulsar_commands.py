@@ -7,47 +7,42 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
 from equipoise.brokers.cli.differences import difference_of, lines_of, nothing_changed
 from equipoise.brokers.cli.moments import Moment, MomentArgument, TimeCommand, duration, local_time, moment
-from equipoise.brokers.cli.options import TIMEOUT_S, JsonOption, TimeoutOption, file
+from equipoise.brokers.cli.options import JsonOption, file
 from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import print_document, print_fact, print_json, print_line, print_rows
 from equipoise.brokers.cli.progress import progress
+from equipoise.brokers.cli.pulsar_options import Cluster, on_cluster
 from equipoise.channel.core.errors import NotFound, missing_extra
 from equipoise.channel.core.ranges import HASH_MAX, BundleName, namespace_in, parse_bundle, parse_topic, topic_hash
-from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.stop_signals import hear_interrupts
-from equipoise.pulsar_cluster.archive import Members, open_archive
+from equipoise.pulsar_cluster.archive import open_archive
 from equipoise.pulsar_cluster.conflicts import Rejection
-from equipoise.pulsar_cluster.reading import OPERATION_S, Address, connected
-from equipoise.pulsar_cluster.recording import follow
-from equipoise.pulsar_cluster.recording import record as record_all
 from equipoise.pulsar_cluster.records import Message
-from equipoise.pulsar_cluster.rows import (
+from equipoise.pulsar_cluster.sources import History, opened
+from equipoise.pulsar_cluster.sources import record as record_all
+from equipoise.pulsar_cluster.story import Writers, as_document, describe, standing, story_of
+from equipoise.pulsar_cluster.table import (
     BROKER_COLUMNS,
     BUNDLE_COLUMNS,
     NAMESPACE_COLUMNS,
+    Change,
+    Table,
     broker_rows,
     bundle_row,
     namespace_rows,
     table_document,
 )
-from equipoise.pulsar_cluster.sources import History, opened
-from equipoise.pulsar_cluster.story import Writers, as_document, describe, standing, story_of
-from equipoise.pulsar_cluster.table import Change, Table
 from equipoise.pulsar_cluster.verify import ADVICE, Audit, Result, Spans
 from equipoise.shedder.reported import format_duration
-
-if TYPE_CHECKING:
-    from equipoise.pulsar_cluster.admin import PulsarAdmin
 
 app = group("See, audit and balance an Apache Pulsar cluster.")
 
@@ -61,50 +56,23 @@ _LINES_MAX: Final = 1_000_000
 _BOUNCING_SHOWN: Final = 10
 _FOR_EVER_S: Final = 10 * 365 * 86_400.0
 
-SourceOption = Annotated[
-    str,
-    typer.Option(
-        "--source",
-        metavar="URL|FILE",
-        envvar="EQUIPOISE_PULSAR",
-        help="The cluster's service URL (pulsar://HOST:PORT), or an archive.",
-    ),
-]
-ServiceUrlOption = Annotated[
-    str,
-    typer.Option("--source", metavar="URL", envvar="EQUIPOISE_PULSAR", help="The cluster's service URL: pulsar://HOST:PORT."),
-]
-TokenFileOption = Annotated[
-    Path | None,
-    typer.Option("--token-file", metavar="FILE", exists=True, dir_okay=False, help="A file with a token.", show_default=False),
-]
-CaFileOption = Annotated[
-    Path | None,
-    typer.Option("--ca-file", metavar="FILE", exists=True, dir_okay=False, help="A PEM file with trusted authorities.", show_default=False),
-]
-
-
-AdminOption = Annotated[
-    list[str] | None,
-    typer.Option("--admin", metavar="URL", help="The cluster's admin API: http://HOST:PORT. Repeatable.", show_default=False),
-]
+SourceOption = Annotated[str, typer.Option("--source", metavar="FILE", envvar="EQUIPOISE_PULSAR", help="An archive.")]
 
 
 @app.command()
+@on_cluster
 def status(
     *,
-    source: SourceOption,
-    token_file: TokenFileOption = None,
-    ca_file: CaFileOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
+    cluster: Cluster,
     as_json: JsonOption = False,
 ) -> None:
     """Show the brokers, the namespaces, and how many bundles each has."""
     table, last_ms = Table(), 0
-    with _history(source, token_file, ca_file, timeout) as history:
+    with _history(cluster) as history:
         for message in history.messages():
             table.fold(message)
             last_ms = message.published_ms
+        history.confirm(table)
     document = {
         "source": history.name,
         "messages": table.offset + 1,
@@ -125,49 +93,46 @@ def status(
 
 
 @app.command()
+@on_cluster
 def bundles(
     namespace: Annotated[
         str | None, typer.Argument(metavar="NAMESPACE", help="Only bundles of TENANT/NAMESPACE.", show_default=False)
     ] = None,
     *,
-    source: SourceOption,
-    token_file: TokenFileOption = None,
-    ca_file: CaFileOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
+    cluster: Cluster,
     as_json: JsonOption = False,
 ) -> None:
     """List the bundles that have a record, their states and their brokers."""
-    with _history(source, token_file, ca_file, timeout) as history:
+    with _history(cluster) as history:
         table = _folded(history)
     names = sorted(name for name in table.bundles if namespace in (None, namespace_in(name)))
     print_rows([bundle_row(table.bundles[name]) for name in names], columns=BUNDLE_COLUMNS, as_json=as_json, nothing="no bundles")
 
 
 @app.command()
+@on_cluster
 def why(
     what: Annotated[str, typer.Argument(metavar="BUNDLE|TOPIC", help="A bundle, or a topic in it.", show_default=False)],
     *,
-    source: SourceOption,
-    token_file: TokenFileOption = None,
-    ca_file: CaFileOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
+    cluster: Cluster,
     as_json: JsonOption = False,
 ) -> None:
     """Show the full history of a bundle, or of the bundles that held a topic.
 
     It continues through splits, and includes the records that Pulsar's brokers rejected, with their reasons.
     """
-    name, page, now, is_known = _about(what), _Page(as_json=as_json), dict[str, str](), False
-    with _history(source, token_file, ca_file, timeout) as history:
+    name, page, now, table = _about(what), _Page(as_json=as_json), dict[str, str](), Table()
+    with _history(cluster) as history:
         writers = Writers()
-        for change, text in story_of(history.messages_of(name), name, writers):
-            page.show(change, text, writers)
-            is_known = True
-            if change.rejection is None and change.message.record is not None:
-                now[change.message.bundle] = standing(change.message)
-            elif change.rejection is None:
-                now.pop(change.message.bundle, None)
-    if not is_known:
+        story = list(story_of(_folded_into(table, history.messages_of(name)), name, writers))
+        history.confirm(table)
+    for change, text in story:
+        page.show(change, text, writers)
+        if change.rejection is None and change.message.record is not None:
+            now[change.message.bundle] = standing(change.message)
+        elif change.rejection is None:
+            now.pop(change.message.bundle, None)
+    if not story:
         raise NotFound(f"no record names the bundle of {what}; list those that have one: equipoise pulsar bundles {name.namespace}")
     if as_json:
         print_json({"ending": list(now.values())})
@@ -176,23 +141,23 @@ def why(
 
 
 @app.command(cls=TimeCommand)
+@on_cluster
 def at(
     place: MomentArgument,
     *,
-    source: SourceOption,
-    token_file: TokenFileOption = None,
-    ca_file: CaFileOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
+    cluster: Cluster,
     as_json: JsonOption = False,
 ) -> None:
     """Show brokers, namespaces and bundles as they were at an offset or at a time."""
     then, table, first = _moment(place), Table(), None
-    with _history(source, token_file, ca_file, timeout) as history:
+    with _history(cluster) as history:
         for message in history.messages():
             first = first or message
             if _is_after(then, message.offset, message.published_ms):
                 break
             table.fold(message)
+        else:
+            history.confirm(table)
     document = table_document(table)
     if as_json:
         print_json(document)
@@ -209,20 +174,18 @@ def at(
 
 
 @app.command(cls=TimeCommand)
+@on_cluster
 def diff(
     before: MomentArgument,
     after: MomentArgument,
     *,
-    source: SourceOption,
-    token_file: TokenFileOption = None,
-    ca_file: CaFileOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
+    cluster: Cluster,
     as_json: JsonOption = False,
 ) -> None:
     """Show what changed between two moments."""
     first, second, table = _moment(before), _moment(after), Table()
     was, was_offset, oldest = None, 0, None
-    with _history(source, token_file, ca_file, timeout) as history:
+    with _history(cluster) as history:
         for message in history.messages():
             oldest = oldest or message
             if was is None and _is_after(first, message.offset, message.published_ms):
@@ -232,6 +195,8 @@ def diff(
                     raise typer.BadParameter(f"{second.text} is before {first.text}; give the earlier moment first")
                 break
             table.fold(message)
+        else:
+            history.confirm(table)
     difference = difference_of(table_document(table) if was is None else was, table_document(table))
     if as_json:
         print_json(difference)
@@ -244,14 +209,12 @@ def diff(
 
 
 @app.command()
+@on_cluster
 def tail(
     *,
-    source: SourceOption,
+    cluster: Cluster,
     follows: Annotated[bool, typer.Option("--follow", "-f", help="Print new records as they are written, until Ctrl-C.")] = False,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, max=_LINES_MAX, help="Print this many of the newest records.")] = _LINES,
-    token_file: TokenFileOption = None,
-    ca_file: CaFileOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
     """Print the newest records: offset, time, action, bundle, details, author.
@@ -262,11 +225,12 @@ def tail(
         hear_interrupts()
     page, writers, table = _Page(as_json=as_json), Writers(), Table()
 
-    with _history(source, token_file, ca_file, timeout) as history:
+    with _history(cluster) as history:
         newest: deque[Change] = deque(maxlen=lines)
         for message in history.messages():
             writers.learn(message)
             newest.append(table.fold(message))
+        history.confirm(table)
         for change in newest:
             page.show(change, describe(change, writers), writers)
         for message in history.news() if follows else ():
@@ -276,12 +240,10 @@ def tail(
 
 
 @app.command()
+@on_cluster
 def verify(
     *,
-    source: SourceOption,
-    token_file: TokenFileOption = None,
-    ca_file: CaFileOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
+    cluster: Cluster,
     as_json: JsonOption = False,
 ) -> None:
     """Fold the channel by Pulsar's rules, and tell what its brokers rejected, how long bundles had no owner, and what went wrong.
@@ -289,11 +251,12 @@ def verify(
     Exit code 1: there are findings.
     """
     table, audit = Table(), Audit()
-    with _history(source, token_file, ca_file, timeout) as history, progress("verifying", unit="records") as note:
+    with _history(cluster) as history, progress("verifying", unit="records") as note:
         for message in history.messages():
             audit.see(table.fold(message))
             if not message.offset % 10_000:
                 note(message.offset, None)
+        history.confirm(table)
         result = audit.result(now_ms=history.now_ms())
     if as_json:
         print_json(_as_json(result))
@@ -304,21 +267,18 @@ def verify(
 
 
 @app.command()
+@on_cluster
 def record(
     archive: Annotated[
         Path, typer.Argument(metavar="FILE", parser=file, help="The archive. It is made if there is none.", show_default=False)
     ],
     *,
-    source: ServiceUrlOption,
-    admin: AdminOption = None,
+    cluster: Cluster,
     once: Annotated[bool, typer.Option("--once", help="Stop at the end of the channel.")] = False,
     length: Annotated[
         int | None,
         typer.Option("--for", metavar="DURATION", parser=duration, help="How long to record (30m; s, m, h, d, w).", show_default=False),
     ] = None,
-    token_file: TokenFileOption = None,
-    ca_file: CaFileOption = None,
-    timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
     """Follow the channel and the load reports of a cluster into an archive, until Ctrl-C.
@@ -328,21 +288,11 @@ def record(
     """
     hear_interrupts()
     until_s = time.monotonic() + (_FOR_EVER_S if length is None else length / 1_000)
-    deadline = Deadline.after(timeout_ms=timeout * 1_000)
-    with (
-        open_archive(archive, create_for=source) as opened_archive,
-        connected(address_of(source, token_file, ca_file, timeout)) as client,
-        progress("recording") as note,
-        ExitStack() as stack,
-    ):
-        asked = None if not admin else stack.enter_context(opened_admin(admin, token_file, ca_file, timeout))
+    deadline = cluster.deadline()
+    with open_archive(archive, create_for=cluster.address.service_url) as opened_archive, progress("recording") as note:
         begin = opened_archive.end
-        try:
-            record_all(opened_archive, client, deadline=deadline, note=note)
-            if not once:
-                follow(opened_archive, client, members=None if asked is None else partial(_members, asked), until_s=until_s, note=note)
-        except KeyboardInterrupt:
-            pass
+        with suppress(KeyboardInterrupt):
+            record_all(opened_archive, cluster.address, deadline=deadline, until_s=None if once else until_s, note=note)
         added, end = opened_archive.end - begin, opened_archive.end
     print_fact(
         f"{added} records added to {archive}, which now has {end + 1}",
@@ -387,38 +337,22 @@ def trace(
     print_fact(sentence, facts, as_json=as_json)
 
 
-def _members(admin: PulsarAdmin) -> Members:
-    return Members(time.time_ns() // 1_000_000, admin.leader(), admin.brokers())
-
-
-def _history(source: str, token_file: Path | None, ca_file: Path | None, timeout_s: int) -> AbstractContextManager[History]:
-    return opened(address_of(source, token_file, ca_file, timeout_s), deadline=Deadline.after(timeout_ms=timeout_s * 1_000))
-
-
-def address_of(source: str, token_file: Path | None, ca_file: Path | None, timeout_s: int) -> Address:
-    """Return where a cluster is, and who asks."""
-    return Address(service_url=source, token_file=token_file, ca_file=ca_file, timeout_s=min(timeout_s, OPERATION_S))
-
-
-@contextmanager
-def opened_admin(urls: list[str], token_file: Path | None, ca_file: Path | None, timeout_s: int) -> Iterator[PulsarAdmin]:
-    """Open the admin API of a cluster. Raises `CallerError` without the extra `pulsar-cluster`, and what `PulsarAdmin` raises."""
-    try:
-        from equipoise.pulsar_cluster.admin import PulsarAdmin
-    except ImportError as error:
-        raise missing_extra(what="asking the admin API of a Pulsar cluster", extra="pulsar-cluster") from error
-    admin = PulsarAdmin(urls, token_file=token_file, ca_file=ca_file, timeout_s=timeout_s)
-    try:
-        yield admin
-    finally:
-        admin.close()
+def _history(cluster: Cluster) -> AbstractContextManager[History]:
+    return opened(cluster.address, deadline=cluster.deadline())
 
 
 def _folded(history: History) -> Table:
     table = Table()
-    for message in history.messages():
-        table.fold(message)
+    for _ in _folded_into(table, history.messages()):
+        pass
+    history.confirm(table)
     return table
+
+
+def _folded_into(table: Table, messages: Iterable[Message]) -> Iterator[Message]:
+    for message in messages:
+        table.fold(message)
+        yield message
 
 
 def _about(what: str) -> BundleName:

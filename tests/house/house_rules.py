@@ -57,7 +57,6 @@ PURE = (
     "equipoise.pulsar_cluster.placement_rules",
     "equipoise.pulsar_cluster.planning",
     "equipoise.pulsar_cluster.records",
-    "equipoise.pulsar_cluster.rows",
     "equipoise.pulsar_cluster.saved_plans",
     "equipoise.pulsar_cluster.story",
     "equipoise.pulsar_cluster.table",
@@ -92,7 +91,6 @@ ONLY_IN = {
     "pulsar": (
         "equipoise.pulsar_cluster.gathering",
         "equipoise.pulsar_cluster.reading",
-        "equipoise.pulsar_cluster.recording",
         "equipoise.pulsar_cluster.sources",
         "tests",
     ),

@@ -111,6 +111,29 @@ def test_a_cluster_without_a_channel_is_said_to_have_none(tmp_path: Path) -> Non
         assert "the cluster has no topic persistent://pulsar/system/loadbalancer-service-unit-state" in result.stderr
 
 
+def test_a_topic_that_the_brokers_do_not_go_by_any_more_is_refused(tmp_path: Path) -> None:
+    """They keep their states in the metadata store now. With the admin API the setting says it, and without it a lookup shows it."""
+    store = "org.apache.pulsar.broker.loadbalance.extensions.channel.ServiceUnitStateMetadataStoreTableViewImpl"
+    with real_cluster(tmp_path, brokers=2) as cluster:
+        cluster.admin("PUT", "/tenants/acme", {"allowedClusters": ["local"]})
+        cluster.admin("PUT", f"/namespaces/{NAMESPACE}", {"bundles": {"numBundles": 16}})
+        assert [0, 0] == [result.exit_code for result in statuses(cluster)]
+        cluster.restart({"loadManagerServiceUnitStateTableViewClassName": store})
+        by_lookups, by_setting = statuses(cluster)
+        assert [(4, ""), (4, "")] == [(result.exit_code, result.stdout) for result in (by_lookups, by_setting)]
+        assert "the cluster's brokers do not go by its topic" in by_lookups.stderr
+        assert "keeps the states of its bundles in the metadata store" in by_setting.stderr
+
+
+def statuses(cluster: RealCluster) -> list[Result]:
+    """Write to topics of a namespace, and return the status of the cluster without its admin API, and with it."""
+    client = pulsar.Client(cluster.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    for number in range(32):
+        client.create_producer(f"persistent://{NAMESPACE}/t{number}").send(b"hello")
+    client.close()
+    return [run("pulsar", "status", "--source", cluster.service_url, *more) for more in ((), ("--admin", cluster.admin_url))]
+
+
 def test_brokers_join_and_are_killed(cluster: RealCluster) -> None:
     """The killed broker's bundles get other owners."""
     added = cluster.add_broker()

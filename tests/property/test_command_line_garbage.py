@@ -91,6 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         set_policy(channel, key, document)
     write(channel.entries, folder)
     (folder / "broker.conf").write_text("loadBalancerEnabled=true\n", encoding="iso-8859-1")
+    (folder / "client.conf").write_text("webServiceUrl=http://127.0.0.1:1\n", encoding="iso-8859-1")
     for name in ("token", "ca"):
         (folder / name).write_text("x", encoding="ascii")
     with open_archive(folder / "pulsar.db", create_for="pulsar://127.0.0.1:1") as archive:
@@ -102,7 +103,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         # A client of Pulsar has threads of its own, and seconds of patience.
-        patch.setattr("equipoise.brokers.cli.pulsar_commands.connected", nobody_answers)
         patch.setattr("equipoise.pulsar_cluster.gathering.connected", nobody_answers)
         patch.setattr("equipoise.pulsar_cluster.sources.connected", nobody_answers)
         patch.setattr(channel_commands, "follow", lambda *_, **__: iter(()))
@@ -161,6 +161,7 @@ def test_every_option_of_every_command_is_garbled() -> None:
         "--usage-threshold",
         "--domain",
         "--apply",
+        "--undo",
     }
     assert {} == {
         name: missing

@@ -198,6 +198,13 @@ class RealCluster:
         self._wait_ready(broker)
         return broker
 
+    def restart(self, settings: Mapping[str, str]) -> None:
+        """Stop all brokers cleanly, and start as many with more lines of broker.conf. Raises `RealClusterError`."""
+        stopped = [self.stop_broker(self.brokers.index(broker)) for broker in self.running]
+        self._settings = {**self._settings, **settings}
+        for broker in [self._start_broker() for _ in stopped]:
+            self._wait_ready(broker)
+
     def kill_broker(self, number: int) -> Broker:
         """Kill a broker (`kill -9`), and wait until its process is gone. Raises `subprocess.TimeoutExpired`."""
         broker = self.brokers[number]

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 TOPIC: Final = f"non-persistent://{NAMESPACE}/orders"
 
-_PULSAR: Final = "--source {folder}/pulsar.db --token-file {folder}/token --ca-file {folder}/ca"
+_WHO: Final = "--client-conf {folder}/client.conf --token-file {folder}/token --ca-file {folder}/ca"
+_PULSAR: Final = f"--source {{folder}}/pulsar.db --admin http://127.0.0.1:1 {_WHO}"
 
 _LINES: Final[Mapping[str, str]] = {
     "broker": (
@@ -115,17 +116,16 @@ _LINES: Final[Mapping[str, str]] = {
     "pulsar tail": f"{_PULSAR} --lines 5 --timeout 5 --json",
     "pulsar verify": f"{_PULSAR} --timeout 5 --json",
     "pulsar record": (
-        "{folder}/recorded.db --source pulsar://127.0.0.1:1 --admin http://127.0.0.1:1 --once --for 1s --token-file {folder}/token "
-        "--ca-file {folder}/ca --timeout 1 --json"
+        f"{{folder}}/recorded.db --source pulsar://127.0.0.1:1 --admin http://127.0.0.1:1 --once --for 1s {_WHO} --timeout 1 --json"
     ),
     "pulsar trace": "{folder}/trace.csv --source {folder}/pulsar.db --every 60 --json",
     "pulsar plan": (
-        f"{_PULSAR} --admin http://127.0.0.1:1 --shedder TransferShedder --set balanced.calm=true "
+        f"{_PULSAR} --shedder TransferShedder --set balanced.calm=true "
         "--broker-conf {folder}/broker.conf --output {folder}/pulsar.plan --wait 0 --timeout 1 --json"
     ),
     "pulsar apply": (
-        "{folder}/pulsar.plan --source pulsar://127.0.0.1:1 --admin http://127.0.0.1:1 --send --at-once 2 --audit {folder}/moves.jsonl "
-        "--switch-shedding-off --token-file {folder}/token --ca-file {folder}/ca --timeout 1 --json"
+        "{folder}/pulsar.plan --source pulsar://127.0.0.1:1 --admin http://127.0.0.1:1 --send --resume --at-once 2 "
+        f"--audit {{folder}}/moves.jsonl --switch-shedding-off {_WHO} --timeout 1 --json"
     ),
     "channel tail": "--log {log} --from 3 --lines 5 --renewals --timeout 5 --json",
     "channel show": "7 --log {log} --timeout 5 --json",

@@ -108,7 +108,7 @@ class FakeLive:
         self.reports = LoadReports()
         self._cluster = cluster
         for number, bundle in enumerate(BUNDLES):
-            self.table.fold(owned(bundle, "a:8080", offset=number))
+            self.table.fold(owned(bundle, cluster.owners[bundle], version=cluster.versions[bundle], offset=number))
 
     def read(self) -> list[Message]:
         found: list[Message] = []
@@ -208,6 +208,57 @@ def test_shedding_that_a_killed_apply_left_off_is_told(cluster: FakeCluster) -> 
     line = {"at_ms": 0, "event": "shedding switched off", "dynamic": None, "value": "true"}
     Path("pulsar-moves.jsonl").write_text(json.dumps(line) + "\n")
     assert "Pulsar's own shedding is still off, because an earlier apply was killed" in apply("--send").stdout
+
+
+def sent_again(cluster: FakeCluster, *words: str) -> list[str]:
+    """Return what one more run sends."""
+    begin = len(cluster.sent)
+    result = run("pulsar", "apply", *words, "--source", SOURCE, "--admin", "http://a:8080", "--send", "--at-once", "1")
+    assert 0 == result.exit_code, result.output
+    return [request.rpartition("/unload?destinationBroker=")[0].rpartition("namespaces/")[2] for request in cluster.sent[begin:]]
+
+
+def test_a_plan_that_stopped_goes_on_with_what_was_not_moved(cluster: FakeCluster) -> None:
+    """Also with another leader: the operator has seen it. What a killed run had requested counts as it is found."""
+    cluster.faults = {BUNDLES[2]: "leader"}
+    assert 1 == apply("--send", "--at-once", "1").exit_code
+    assert (3, "b:8080") == (len(cluster.sent), cluster.leader)
+    cluster.faults = {}
+    assert [BUNDLES[3]] == sent_again(cluster, "even.plan", "--resume")
+    assert [] == sent_again(cluster, "even.plan", "--resume")
+    plans = {json.loads(line).get("plan") for line in Path("pulsar-moves.jsonl").read_text().splitlines()}
+    assert {plan_of().id} == plans
+
+
+def test_what_a_plan_moved_is_moved_back_newest_first(cluster: FakeCluster) -> None:
+    """Also what it moved after it was resumed, and back again by undoing that."""
+    cluster.faults = {BUNDLES[2]: "leader"}
+    apply("--send", "--at-once", "1")
+    cluster.faults = {}
+    sent_again(cluster, "even.plan", "--resume")
+    cluster.owners[BUNDLES[1]] = "c:8080"
+    result = run("pulsar", "apply", "--undo", "pulsar-moves.jsonl", "--source", SOURCE, "--admin", "http://a:8080")
+    assert f"{BUNDLES[1]} is left out: plan {plan_of().id} moved it to b:8080, and now c:8080 owns it" in result.stdout
+    assert [BUNDLES[3], BUNDLES[2], BUNDLES[0]] == sent_again(cluster, "--undo", "pulsar-moves.jsonl")
+    assert ["a:8080", "c:8080", "a:8080", "a:8080"] == [cluster.owners[bundle] for bundle in BUNDLES[:4]]
+    assert [BUNDLES[0], BUNDLES[2], BUNDLES[3]] == sent_again(cluster, "--undo", "pulsar-moves.jsonl")
+
+
+def test_without_a_request_there_is_nothing_to_undo(cluster: FakeCluster) -> None:
+    Path("empty.jsonl").touch()
+    result = run("pulsar", "apply", "--undo", "empty.jsonl", "--source", SOURCE, "--admin", "http://a:8080")
+    assert (2, True) == (result.exit_code, "there is nothing to undo" in result.stderr)
+    for words in ((), ("x", "--undo", "empty.jsonl"), ("--resume", "--undo", "empty.jsonl")):
+        result = run("pulsar", "apply", *words, "--source", SOURCE, "--admin", "http://a:8080")
+        assert (2, True) == (result.exit_code, "name one of: a plan" in result.stderr)
+
+
+def test_addresses_and_credentials_come_from_client_conf(cluster: FakeCluster) -> None:
+    Path("client.conf").write_text(f"webServiceUrl=http://a:8080\nbrokerServiceUrl={SOURCE}\n")
+    Path("even.plan").write_text(plan_of().text())
+    assert 0 == run("pulsar", "apply", "even.plan", "--client-conf", "client.conf").exit_code
+    result = run("pulsar", "apply", "even.plan", "--admin", "http://a:8080")
+    assert (2, True) == (result.exit_code, "brokerServiceUrl in --client-conf" in result.stderr.replace("\n", " "))
 
 
 def test_a_file_that_is_no_plan_and_a_missing_admin_url_are_usage_errors(cluster: FakeCluster) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import socket
-from pathlib import Path
 
 import pytest
 
-from equipoise.channel.core.errors import CallerError, OperatorError, PeerError
+from equipoise.channel.core.errors import CallerError, PeerError
 from equipoise.channel.system.deadline import Deadline
 from equipoise.pulsar_cluster import reading
 from equipoise.pulsar_cluster.reading import Address, Read, connected, read_channel
@@ -128,13 +127,4 @@ def test_a_cluster_that_cannot_be_reached_is_told_at_once() -> None:
 @pytest.mark.parametrize("url", ["http://broker:8080", "pulsar://BROKER:PORT", "kafka://broker:9092/x", ""])
 def test_another_url_is_refused(url: str) -> None:
     with pytest.raises(CallerError, match="is not the service URL of a Pulsar cluster"), connected(Address(service_url=url)):
-        pass
-
-
-def test_a_token_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    path.write_bytes(b"\xff\xfe")
-    with pytest.raises(OperatorError, match="holds no token"), connected(Address(service_url="pulsar://127.0.0.1:1", token_file=path)):
-        pass
-    with pytest.raises(OperatorError, match="cannot be read"), connected(Address(service_url="pulsar://127.0.0.1:1", token_file=tmp_path)):
         pass

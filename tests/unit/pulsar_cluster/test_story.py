@@ -15,10 +15,9 @@ from equipoise.channel.system.deadline import Deadline
 from equipoise.pulsar_cluster.archive import Members, Report, open_archive
 from equipoise.pulsar_cluster.reading import Address
 from equipoise.pulsar_cluster.records import Message, message_of
-from equipoise.pulsar_cluster.rows import table_document
 from equipoise.pulsar_cluster.sources import opened
 from equipoise.pulsar_cluster.story import Writers, as_document, overlapping, story_of
-from equipoise.pulsar_cluster.table import Table
+from equipoise.pulsar_cluster.table import Table, table_document
 from equipoise.pulsar_cluster.verify import Audit, Kind, Result
 from tests.unit.pulsar_cluster.written import BUNDLE, LEFT, RIGHT, SECOND_MS, Written, a_life
 
