@@ -269,10 +269,10 @@ def invalid_service(service: str, problem: str) -> CallerError:
 
 
 def quarantined(*, bundle: str, problem: str) -> PeerError:
-    """Return the error for a bundle that nobody serves until an operator releases it: it broke its owners because of `problem`."""
+    """Return the error for a bundle that nobody serves until its quarantine ends: it broke its owners because of `problem`."""
     return PeerError(
         f"nobody serves {bundle}, because it is in quarantine: {problem}; "
-        f"an operator can release it: equipoise bundles quarantine release {bundle}"
+        f"it ends by itself, and an operator can end it now: equipoise bundles quarantine release {bundle}"
     )
 
 

@@ -72,6 +72,7 @@ class Leading:
         self._knows_the_snapshot = False
         self._controls: ReadControls | None = None  # None before they are read, and after a change.
         self._suspicions = Suspicions()
+        self._held_since_ms: dict[str, int] = {}  # By the key of the quarantine: when this broker read it.
         self._settings = settings  # Those of this broker; the channel's come first.
         self._rules = settings_records.settings_in(core.view, settings).quarantine
         self._has_news = False
@@ -89,7 +90,7 @@ class Leading:
     def folded(self, folded: Folded) -> None:
         """Note changes. `tick` acts on the whole batch, so that a death is placed at once."""
         now_ms = self._core.now.boot_ms
-        if folded.verdict.changes:
+        if folded.verdict.accepted:
             self._suspicions.note(folded, self._core.view, self._rules)
         for change in folded.verdict.changes:
             self._has_news = True
@@ -112,8 +113,8 @@ class Leading:
     def resynced(self, resync: Resync) -> None:
         """Note what changed in skipped records, as if it had just happened."""
         self._has_news = True
+        self._suspicions.skipped(resync.changes)
         for change in resync.changes:
-            self._suspicions.changed(change)
             if isinstance(change, BrokerChanged):
                 self._note_broker(change)
             elif isinstance(change, BundleChanged):
@@ -128,8 +129,15 @@ class Leading:
             self._controls = None
         if change.name == settings_records.KEY:
             self._rules = settings_records.settings_in(self._core.view, self._settings).quarantine
-        if change.after is None and change.name.startswith(_QUARANTINE):
-            self._refusals.forget(change.name.removeprefix(_QUARANTINE))  # Whoever released it wants it served at once.
+        if change.name.startswith(_QUARANTINE):
+            self._note_quarantine(change)
+
+    def _note_quarantine(self, change: PolicyChanged) -> None:
+        if change.after is not None:
+            self._held_since_ms[change.name] = self._core.now.boot_ms
+        else:
+            self._held_since_ms.pop(change.name, None)
+            self._refusals.forget(change.name.removeprefix(_QUARANTINE))  # It is to be served at once.
 
     def _report_quarantine(self, folded: Folded, change: PolicyChanged) -> None:
         """Raise an alarm about a quarantine that this broker has set."""
@@ -137,7 +145,10 @@ class Leading:
         is_own = isinstance(record, PolicyRecord) and record.incarnation is not None and record.incarnation == self._core.incarnation
         if is_own and change.after is not None and change.name.startswith(_QUARANTINE):
             bundle, reason = change.name.removeprefix(_QUARANTINE), change.after.document.get("reason")
-            message = f"{bundle} is in quarantine: {reason}; nobody serves it until: equipoise bundles quarantine release {bundle}"
+            message = (
+                f"{bundle} is in quarantine: {reason}; nobody serves it until the quarantine ends "
+                f"(equipoise bundles quarantine list), or until: equipoise bundles quarantine release {bundle}"
+            )
             self._core.effects.append(Alarm(name=AlarmName.QUARANTINE, message=message, key=bundle, offset=folded.offset))
 
     def _note_broker(self, change: BrokerChanged) -> None:
@@ -262,8 +273,9 @@ class Leading:
     def _quarantine(self, standing: int) -> None:
         """Set the quarantines that are due, before their bundles are placed again."""
         view = self._core.view
-        for name, document in self._suspicions.due.items():
+        for name, accusation in self._suspicions.due.items():
             if self._waited_ms(view.bundles[name]) >= standing * _STEP_IN_MS:
+                document = accusation.document(self._core.now.wall_ms)
                 self._core.propose(partial(propose.set_policy, view=view, name=quarantine_key(name), document=document))
 
     def _destinations(self, bundles: Sequence[BundleEntry], *, at_most: int) -> dict[str, int]:
@@ -330,12 +342,14 @@ class Leading:
             core.propose(partial(propose.remove_policy, view=core.view, name=key))
         if controls.outlived:
             self.wake_at_ms = min(self.wake_at_ms, core.now.boot_ms + _ROUND_MS)
-        for control in controls.ending:
-            rest_ms = control.until_ms - core.now.wall_ms
-            if control.has_ended(core.now.wall_ms):
-                core.propose(partial(propose.remove_policy, view=core.view, name=control.name))
-                rest_ms = _ROUND_MS
-            self.wake_at_ms = min(self.wake_at_ms, core.now.boot_ms + rest_ms)
+        now_ms = core.now.boot_ms
+        ends_ms = [(control.name, now_ms + control.until_ms - core.now.wall_ms) for control in controls.ending]
+        # A broker that starts during a quarantine, from a snapshot, counts from its start.
+        ends_ms += [(each.name, self._held_since_ms.setdefault(each.name, now_ms) + each.hold_ms) for each in controls.quarantines]
+        for key, end_ms in ends_ms:
+            if end_ms <= now_ms:
+                core.propose(partial(propose.remove_policy, view=core.view, name=key))
+            self.wake_at_ms = min(self.wake_at_ms, end_ms if end_ms > now_ms else now_ms + _ROUND_MS)
 
     # --- brokers long gone ---
 

@@ -20,6 +20,7 @@ from equipoise.brokers.balancing.policies import (
     Control,
     FailureDomain,
     Maintenance,
+    Quarantine,
     is_maintenance,
     parse_policy,
 )
@@ -51,13 +52,14 @@ class ReadControls:
     """What the leader needs to know about controls until one changes.
 
     * `domains`: the failure domains of policies, by broker, if there are maintenances.
-    * `ending`: the controls that have an end.
+    * `ending`: the controls but quarantines that have an end.
     * `outlived`: the keys of quarantines and freezes whose bundle or namespace no longer exists.
     """
 
     maintenances: Sequence[Maintenance]
     domains: Mapping[str, FailureDomain]
     ending: Sequence[Control]
+    quarantines: Sequence[Quarantine]
     outlived: Sequence[str]
 
 
@@ -91,6 +93,7 @@ def read_controls(view: View) -> ReadControls:
         maintenances=maintenances,
         domains=domains_in(view) if maintenances else {},
         ending=[control for control in controls if control.until_ms],
+        quarantines=list(quarantined_in(view)),
         outlived=outlived,
     )
 

@@ -163,8 +163,12 @@ class Maintenance(Control):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantine(Control):
-    """The quarantine of the bundle `subject`. It has no end. `evidence` are the offsets of the records that show why."""
+    """The quarantine of the bundle `subject`. `evidence` are the offsets of the records that show why.
 
+    It lasts `hold_ms`, by the clock of each broker that reads it, because clocks differ. `until_ms` is for people.
+    """
+
+    hold_ms: int
     evidence: tuple[int, ...]
 
 
@@ -288,9 +292,9 @@ def quarantine_key(bundle: str) -> str:
     return f"{QUARANTINE}/{bundle}"
 
 
-def quarantine_document(reason: str, *, evidence: Iterable[int]) -> Document:
-    """Return the document of a quarantine, unchecked; `parse_policy` checks it."""
-    return {"reason": reason} | _numbered("evidence", evidence)
+def quarantine_document(reason: str, *, hold_ms: int, until_ms: int, evidence: Iterable[int]) -> Document:
+    """Return the document of a quarantine, unchecked; `parse_policy` checks it. `until_ms` is Unix time."""
+    return {"reason": reason, "until_ms": until_ms, "hold_ms": hold_ms, **_numbered("evidence", evidence)}
 
 
 def tenant_document(*, admin_roles: Iterable[str], allowed_clusters: Iterable[str]) -> Document:
@@ -406,7 +410,9 @@ def _freeze(key: str, fields: _Fields) -> Control:
 
 def _quarantine(key: str, fields: _Fields) -> Quarantine:
     fields.check_bundle(key.partition("/")[2])
-    return Quarantine(name=key, reason=fields.text("reason"), until_ms=0, evidence=fields.offsets("evidence"))
+    until_ms = fields.integer("until_ms", 0, least=1, most=_TIME_MAX_MS)
+    hold_ms = fields.integer("hold_ms", 0, least=1, most=_TIME_MAX_MS)
+    return Quarantine(name=key, reason=fields.text("reason"), until_ms=until_ms, hold_ms=hold_ms, evidence=fields.offsets("evidence"))
 
 
 def _tenant(key: str, fields: _Fields) -> Tenant:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
-from equipoise.brokers.balancing.controls import maintenance_documents, maintenances_in, why_frozen
+from equipoise.brokers.balancing.controls import maintenances_in, why_frozen
 from equipoise.brokers.balancing.destinations import Destinations
 from equipoise.brokers.balancing.failure_domains import domain_of, domains_in
 from equipoise.brokers.balancing.namespace_policies import on_channel_loss
@@ -37,7 +37,7 @@ from equipoise.channel.core.view import View
 BROKER_COLUMNS: Final = ("broker", "status", "leader", "incarnation", "bundles", "capacity", "http", "lease_ms")
 NAMESPACE_COLUMNS: Final = ("namespace", "status", "bundles", "owned", "moving", "free", "on_channel_loss")
 BUNDLE_COLUMNS: Final = ("bundle", "state", "owner", "source", "token", "last")
-QUARANTINE_COLUMNS: Final = ("bundle", "reason", "evidence", "state", "last")
+QUARANTINE_COLUMNS: Final = ("bundle", "reason", "until", "evidence", "state", "last")
 POLICY_COLUMNS: Final = ("policy", "namespaces", "brokers", "problem")
 MAINTENANCE_COLUMNS: Final = ("id", "of", "reason", "until", "bundles")
 DESTINATION_COLUMNS: Final = ("broker", "may_have_it", "owner", "why_not")
@@ -118,9 +118,8 @@ def control_line(control: Control) -> str:
     return f"{state}{f' until {local_time(control.until_ms)}' if control.until_ms else ''}: {control.reason}"
 
 
-def maintenance_rows(view: View) -> list[Row]:
-    """Describe what is in maintenance: why, until when, its brokers, and how many bundles these still have."""
-    documents = maintenance_documents(view)
+def control_rows(documents: Iterable[Mapping[str, object]]) -> list[Row]:
+    """Return documents of controls, with their end as people read it."""
     return [{**each, "until": local_time(until_ms) if isinstance(until_ms := each["until_ms"], int) else None} for each in documents]
 
 

@@ -232,7 +232,7 @@ def stands_still(pid: int | None) -> bool:
 
 async def stress(size: Size, directory: Path, log: LogPlace, *, seed: int, say: Callable[[str], None]) -> Result:
     """Run all of it in `directory`, on a new log, and have it checked. Raises what keeps the cluster from getting whole again."""
-    settings = {"quarantine.deaths": 0}  # The run kills brokers, not a bundle.
+    settings = {"quarantine.deaths": 0}  # The run kills brokers every few seconds, too soon for an owner to clear its bundles.
     declare_dead = seed % 2 == 0  # Every other run the brokers have to notice a death themselves.
     cluster = LocalCluster(counters(directory, brokers=size.brokers, log_url=log.url, declare_dead=declare_dead, evidence=True, **settings))
     history = directory / "history.jsonl"

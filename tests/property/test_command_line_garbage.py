@@ -62,7 +62,7 @@ WORDS = st.one_of(
 POLICIES: dict[str, Document] = {
     "isolation/x": isolation_document(namespaces=["shop/.*"], primary=["a"]),
     "pin/x": pin_document(namespace="shop/gone", brokers=["a"]),
-    "quarantine/tenant/ns/0x00000000_0x80000000": quarantine_document("opens failed", evidence=[1]),
+    "quarantine/tenant/ns/0x00000000_0x80000000": quarantine_document("opens failed", hold_ms=30_000, until_ms=30_000, evidence=[1]),
 }
 
 

@@ -152,18 +152,19 @@ class Process(AgentHost):
 class Service(StandInService):
     """The service of one process. It does everything at once and well, unless `moods` says otherwise for an operation.
 
-    `waiting` holds the operations that wait, by bundle.
+    `waiting` holds the operations that wait, by bundle. `poison` is the operation and the bundle that end the process.
     """
 
     def __init__(self, *, answer: Callable[[Event], None], die: Callable[[str], None]) -> None:
         super().__init__(answer=answer)
         self.moods: dict[str, str] = {}
         self.waiting: list[tuple[str, Callable[[], None]]] = []
+        self.poison: tuple[str, str] | None = None
         self._die = die
 
     def perform(self, work: Work, result: Callable[[str | None], Event]) -> None:
         verb = VERBS[type(work)]
-        mood = self.moods.get(verb)
+        mood = "dies" if self.poison == (verb, bundle_of(work)) else self.moods.get(verb)
         if mood == "dies":
             self._die(f"dies as its service is to {verb} a bundle")
         elif mood == "waits":

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 from equipoise.brokers.balancing.namespace_policies import NEW_BUNDLES_MAX
+from equipoise.brokers.balancing.quarantine import HOLD_MS_MAX, RENEWALS_MAX
 from equipoise.brokers.balancing.splitting.bundle_limits import MIB
 from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.shedder.loads import FIGURE_MAX
@@ -76,7 +77,7 @@ GROUPS: Final[Mapping[str, str]] = MappingProxyType(
         "placement": "The rules of every placement strategy.",
         "least_message_rate": "`LeastLongTermMessageRate`: Pulsar's placement by message rate.",
         "least_usage": "`LeastResourceUsageWithWeight`: Pulsar's placement by use.",
-        "quarantine": "When a bundle that breaks its owners is kept from every broker.",
+        "quarantine": "When a bundle that breaks its owners is kept from every broker, and for how long.",
     }
 )
 """The description of each group."""
@@ -183,12 +184,17 @@ MEANINGS: Final[Mapping[str, Meaning]] = MappingProxyType(
         "least_usage.difference_percent": _meaning(
             "Distance below the mean at which a broker is preferred, in percentage points.", Range()
         ),
-        "quarantine.deaths": _meaning("Number of owners in a row that died with a bundle before it goes into quarantine. 0: off."),
+        "quarantine.deaths": _meaning("Number of owners in a row that died soon with a bundle before it goes into quarantine. 0: off."),
         "quarantine.failed_opens": _meaning("Number of failed opens in a row before a bundle goes into quarantine. 0: off."),
-        "quarantine.deaths_ms": _meaning("Time within which these owners must die.", _SOME),
-        "quarantine.failed_opens_ms": _meaning("Time within which these opens must fail.", _SOME),
+        "quarantine.renewals": _meaning(
+            "Number of renewed leases with which an owner clears a bundle. One that dies before has died soon.",
+            Range(least=1, most=RENEWALS_MAX),
+        ),
+        "quarantine.hold_ms": _meaning(
+            "Length of the first quarantine of a bundle. Each further death or failed open doubles it.", Range(least=1, most=HOLD_MS_MAX)
+        ),
         "quarantine.share_percent": _meaning(
-            "Limit of bundles in quarantine, in percent of all bundles. For failed opens, one is always allowed.", Range(most=100)
+            "Limit of bundles in quarantine, in percent of all bundles. One is always allowed.", Range(most=100)
         ),
     }
 )

@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
-from equipoise.brokers.balancing.controls import maintenances_in
+from equipoise.brokers.balancing.controls import maintenance_documents, maintenances_in
 from equipoise.brokers.cli.moments import end_ms
 from equipoise.brokers.cli.options import (
     LOG_VARIABLE,
@@ -29,7 +29,7 @@ from equipoise.brokers.cli.options import (
 )
 from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import Row, print_fact, print_json, print_line, print_rows
-from equipoise.brokers.cli.rows import BROKER_COLUMNS, MAINTENANCE_COLUMNS, broker_row, maintenance_rows
+from equipoise.brokers.cli.rows import BROKER_COLUMNS, MAINTENANCE_COLUMNS, broker_row, control_rows
 from equipoise.brokers.errors import BrokerUnreachable, counted
 from equipoise.brokers.operations import verbs
 from equipoise.brokers.operations.asking import ask_at
@@ -201,7 +201,7 @@ def end_maintenance(
 def list_maintenance(*, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
     """List what is in maintenance, why and until when, and how many bundles its brokers still have."""
     with reading(log, timeout) as access:
-        rows = maintenance_rows(access.view)
+        rows = control_rows(maintenance_documents(access.view))
     print_rows(rows, columns=MAINTENANCE_COLUMNS, as_json=as_json, nothing="nothing is in maintenance")
 
 

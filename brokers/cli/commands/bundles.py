@@ -11,7 +11,7 @@ from equipoise.brokers.balancing.quarantine import why_quarantined
 from equipoise.brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, carry_out, reading
 from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import Row, print_document, print_fact, print_rows
-from equipoise.brokers.cli.rows import BUNDLE_COLUMNS, QUARANTINE_COLUMNS, bundle_row
+from equipoise.brokers.cli.rows import BUNDLE_COLUMNS, QUARANTINE_COLUMNS, bundle_row, control_rows
 from equipoise.brokers.operations import verbs
 from equipoise.brokers.runtime.service import http_address
 from equipoise.channel.core.entries import BundleEntry
@@ -113,7 +113,7 @@ def cancel(
 def list_quarantine(*, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
     """List the bundles that nobody may serve, why, and the offsets of the records that show it."""
     with reading(log, timeout) as access:
-        rows = quarantine_documents(access.view)
+        rows = control_rows(quarantine_documents(access.view))
     print_rows(rows, columns=QUARANTINE_COLUMNS, as_json=as_json, nothing="no bundle is in quarantine")
 
 

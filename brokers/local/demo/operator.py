@@ -41,7 +41,6 @@ QUICK: Final[Changes] = {
     "reports.history": "0.1",
     "reports.cost_window_ms": 12_000,
     "balanced.patience_ms": 1_000,
-    "quarantine.deaths": 0,  # The demo kills brokers itself. No bundle is guilty.
 }
 """A balancing round every second, each with fresh measurements."""
 

@@ -152,7 +152,7 @@ def test_a_bundle_in_quarantine_is_shown_until_it_is_released(tmp_path: Path) ->
     channel = owned_channel()
     channel.accept(propose.unload(channel.admin(), channel.bundle(MIDDLE)))
     channel.accept(propose.released(channel.author("b"), channel.bundle(MIDDLE)))
-    document = quarantine_document("2 owners in a row died", evidence=(3, 7))
+    document = quarantine_document("2 owners in a row died", hold_ms=60_000, until_ms=1_800_000_000_000, evidence=(3, 7))
     channel.accept(propose.set_policy(channel.admin(), channel.view, name=quarantine_key(RIGHT), document=document))
     log = write(channel.entries, tmp_path)
     (row,) = json.loads(run("bundles", "quarantine", "list", "--json", log=log).stdout)

@@ -194,13 +194,17 @@ def test_controls_are_shown_with_their_reasons(tmp_path: Path) -> None:
     for key, document in (
         ("freeze/tenant/ns", control_document("a sale")),
         ("maintenance/c", control_document("new disks")),
-        (quarantine_key(held), quarantine_document("2 owners in a row died", evidence=())),
+        (quarantine_key(held), quarantine_document("2 owners in a row died", hold_ms=60_000, until_ms=FAR_MS, evidence=())),
         ("pause/balancing", control_document("upgrade", until_ms=FAR_MS)),
     ):
         channel.accept(propose.set_policy(channel.admin(), channel.view, name=key, document=document))
     log = loaded(channel, tmp_path, UNEVEN)
     page = run("plan", log=log).stdout
-    stopped = ["tenant/ns is frozen: a sale", "c is in maintenance: new disks", f"{held} is in quarantine: 2 owners in a row died"]
+    stopped = [
+        "tenant/ns is frozen: a sale",
+        "c is in maintenance: new disks",
+        f"{held} is in quarantine until {local_time(FAR_MS)}: 2 owners in a row died",
+    ]
     assert f"balancing is paused until {local_time(FAR_MS)}: upgrade\n{chr(10).join(stopped)}\n" in page
     assert stopped == [line for line in run("balancing", "show", log=log).stdout.splitlines() if line in stopped]
     assert 4 == len(json.loads(run("plan", "--json", log=log).stdout)["controls"])

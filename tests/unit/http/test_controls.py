@@ -23,6 +23,7 @@ async def shown(broker: Broker) -> dict[str, object]:
     return document
 
 
+LATER_MS = 2_000_000_000_000
 NOTHING: dict[str, object] = {"pause": None, "freezes": [], "maintenances": [], "quarantines": []}
 
 
@@ -45,13 +46,15 @@ async def test_controls_are_set_shown_and_ended(tmp_path: Path) -> None:
             assert 204 == (await post(first, f"{CONTROLS}/{path}", {"reason": "a sale"})).status
         await until(lambda: not brokers.view.held_count(brokers.view.brokers[second.id].incarnation))
         bundle = brokers.bundles()[0]
-        quarantine = SetClusterPolicy(policy=quarantine_key(bundle), document=quarantine_document("it fails", evidence=[7]))
+        quarantine = SetClusterPolicy(
+            policy=quarantine_key(bundle), document=quarantine_document("it fails", hold_ms=60_000, until_ms=LATER_MS, evidence=[7])
+        )
         await first.worker.request(quarantine, timeout_ms=PATIENCE_MS)
         document = await shown(first)
         for kind, expected in (
             ("freezes", {"namespace": NAMESPACE, "reason": "a sale", "until_ms": None}),
             ("maintenances", {"id": second.id, "of": "broker", "reason": "a sale", "until_ms": None, "brokers": [second.id], "bundles": 0}),
-            ("quarantines", {"bundle": bundle, "reason": "it fails", "until_ms": None, "evidence": [7], "state": "owned"}),
+            ("quarantines", {"bundle": bundle, "reason": "it fails", "until_ms": LATER_MS, "evidence": [7], "state": "owned"}),
         ):
             controls = document[kind]
             assert isinstance(controls, list)

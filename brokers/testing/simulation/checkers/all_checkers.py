@@ -10,6 +10,7 @@ from equipoise.brokers.testing.simulation.checkers.agreement import Agreement, A
 from equipoise.brokers.testing.simulation.checkers.coverage import Coverage, Tokens
 from equipoise.brokers.testing.simulation.checkers.membership import Leadership, Membership
 from equipoise.brokers.testing.simulation.checkers.ownership import Ownership
+from equipoise.brokers.testing.simulation.checkers.quarantine import Quarantines
 from equipoise.brokers.testing.simulation.checkers.transfers import Handovers, Transfers, one_at_a_time
 from equipoise.brokers.testing.simulation.host import Process
 from equipoise.channel.core.entries import BundleChanged
@@ -36,6 +37,7 @@ class Checkers:
         self._settlement = Settlement()
         self._leadership = Leadership()
         self._transfers = Transfers()
+        self._quarantines = Quarantines()
 
     def folded(self, folded: Folded, view: View) -> None:
         """Check a record that was appended to the log."""
@@ -45,6 +47,8 @@ class Checkers:
         self._settlement.folded(folded, view)
         self._answers.folded(folded)
         self._leadership.folded(folded, view)
+        if folded.verdict.accepted:
+            self._quarantines.folded(folded, view)
         if folded.verdict.changes:
             self._coverage.folded(folded, view)
             self._tokens.folded(folded)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from equipoise.brokers.agent.timing import Timing
-from equipoise.brokers.balancing.quarantine import QuarantineRules, is_quarantined, quarantined_in
+from equipoise.brokers.balancing.quarantine import QuarantineRules
 from equipoise.brokers.testing.simulation.host import Process
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.view import View
@@ -24,31 +24,25 @@ def recovery_bound_ms(timing: Timing, *, brokers: int, late_ms: int) -> int:
     * A restarted process whose id still looks alive waits until its dead predecessor counts as silent, and joins.
     * It declares another one dead, after one grace period for each broker before it.
     * A freed bundle is placed, refused at its deadlines, cancelled by patience, and placed again.
+    * Faults look like a bundle that breaks its owners. Its first quarantine ends, at the latest after twice its length if there are others.
     """
     timing = timing.for_members(brokers + 1)
     silence_ms = timing.lease_ms + timing.margin_ms * (1 + brokers)
     service_ms = timing.prepare_ms + timing.open_ms + timing.close_ms
     bound_ms = late_ms + 2 * (silence_ms + timing.lease_ms) + 2 * (service_ms + timing.patience_ms) + 10 * timing.attempt_ms
+    bound_ms += 2 * QuarantineRules().hold_ms
     return bound_ms + bound_ms * 2 * timing.clock_rate_error_ppm // 1_000_000
 
 
 def not_recovered(view: View, processes: Iterable[Process], process_of: Callable[[int], Process | None]) -> str | None:
-    """Return a bundle that is not where it should be, or unanswered requests; None if the cluster has recovered.
-
-    A few bundles may be in quarantine: faults of the simulation look like theirs.
-    """
+    """Return a bundle that is not where it should be, or unanswered requests; None if the cluster has recovered."""
     processes = list(processes)
     for namespace in view.namespaces.values():
         if namespace.status == "created" and not _is_excused(namespace.name, processes):
             for bundle in view.bundles_of(namespace.name):
-                if bundle.phase == "free" and is_quarantined(view, bundle.name):
-                    continue  # It waits for an operator.
                 problem = _not_served(bundle, process_of) or _not_moved(bundle, process_of)
                 if problem is not None:
                     return f"{bundle.name} (offset {bundle.last}) {problem}"
-    quarantined = sum(policy.subject in view.bundles for policy in quarantined_in(view))
-    if quarantined > QuarantineRules().room(view, least=1):
-        return f"{quarantined} bundles of {len(view.bundles)} are in quarantine"
     for process in processes:
         if process.asked:
             return f"{process.host.name} has not answered {len(process.asked)} requests"
