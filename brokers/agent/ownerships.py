@@ -25,7 +25,7 @@ from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.balancing.namespace_policies import serves_on
 from equipoise.channel.core import propose
 from equipoise.channel.core.difference import Resync
-from equipoise.channel.core.entries import BundleChanged, BundleEntry, NamespaceChanged
+from equipoise.channel.core.entries import BrokerEntry, BundleChanged, BundleEntry, NamespaceChanged
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import CUTS_MAX, TEXT_CHARACTERS_MAX, BundleTransition, Merge, Split
 
@@ -77,6 +77,7 @@ class Ownership:
 
     * `deadline_ms`: of the current operation.
     * `problem`: why it was refused or failed.
+    * `released_by`: the `source`, if it lived when the log gave the bundle to this broker. It may leave before the bundle is opened.
     * `is_over`: the log has taken the bundle away. The next ownership takes nothing from this one.
     * `handover`: the newest state, from the former owner or the own service, and before it the token it goes on under.
     """
@@ -87,6 +88,7 @@ class Ownership:
     is_over: bool = False
     handle: Handle | None = None
     source: int | None = None
+    released_by: BrokerEntry | None = None
     handover: tuple[int, bytes] | None = None
     problem: str | None = None
     cuts_asked_at: int | None = None
@@ -390,13 +392,15 @@ class Ownerships:
         core = self._core
         if self._is_overlapped(bundle):
             return
+        if prepared is not None and prepared.source is not None and prepared.released_by is None:
+            prepared.released_by = core.view.live.get(prepared.source)
         if not core.mark.covers(bundle.token):
             self._unnoted[bundle.name] = None
             return
         handle = self._new_handle(bundle, is_open=False)
         deadline_ms = core.now.boot_ms + core.timing.open_ms
         self._ownerships[bundle.name] = Ownership(bundle=bundle.name, stage=Stage.OPENING, deadline_ms=deadline_ms, handle=handle)
-        source = None if prepared is None or prepared.source is None else core.view.live.get(prepared.source)
+        source = None if prepared is None else prepared.released_by
         core.effects.append(Open(handle=handle, source=source, handover=_handover(bundle, prepared), deadline_ms=deadline_ms))
 
     def _close(self, ownership: Ownership, bundle: BundleEntry | None) -> None:

@@ -72,20 +72,16 @@ class Snapshots:
         Blocks; call it in a thread. `progress` counts the channel's snapshot rows. Raise the errors of `restored`, and `OperatorError` if
         the log does not go on from where this broker has read it.
         """
+        mark = self._directory.mark
+        continues = mark is not None and f"{self._log}{DESCENDS}".startswith(f"{mark.log}{DESCENDS}")
+        if mark is not None and continues:
+            self._check_reaches(log, mark)
         reader = restored(log, cluster=self._cluster, own=self._load(), progress=progress)
-        self.check_goes_on(log, base=reader.view.base)
+        if mark is not None and not continues and reader.view.base < mark.offset:  # And no copy of the channel, which goes on above it.
+            raise _lost_log(self._directory, log.name, found="it is another log")
         return reader
 
-    def check_goes_on(self, log: Log, *, base: int) -> None:
-        """Raise `OperatorError` if the log could issue a token again that this broker has used.
-
-        It cannot if it is the log of the mark, or an import of it, and has what the mark covers; or if it is a copy above the mark.
-        """
-        mark = self._directory.mark
-        if mark is None or base >= mark.offset:
-            return
-        if not (log.identity == mark.log or log.identity.startswith(f"{mark.log}{DESCENDS}")):
-            raise _lost_log(self._directory, log.name, found="it is another log")
+    def _check_reaches(self, log: Log, mark: LogMark) -> None:
         try:
             log.read(mark.physical + 1, limit=1)
         except LogTruncated:

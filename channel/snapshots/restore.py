@@ -39,12 +39,21 @@ def restored(
 ) -> Reader:
     """Return a reader that can fold the rest of `log` and has read nothing of it yet.
 
-    It goes on from `own` (a view restored from a snapshot) if the log still has its position, else as `restoration`, whose
-    errors it raises.
+    It goes on from `own` (a view restored from a snapshot) if the log leads on from it, else as `restoration`. Raises what that
+    raises, and `LogWentBack`.
     """
-    if own is not None and own.offset >= 0 and own.offset - own.base + 1 >= log.start():
+    if own is not None and own.offset >= 0 and _leads_on(log, own.offset - own.base):
         return Reader(log=log.name, cluster=cluster, view=own)
     return restoration(log, cluster=cluster, check=check, progress=progress).reader
+
+
+def _leads_on(log: Log, last: int) -> bool:
+    """Return whether the log still has the entries above `last`, and the one at `last`, which a power failure may have undone."""
+    start = log.start()
+    if last + 1 <= start:
+        return last + 1 == start
+    entries = log.read(last, limit=1)
+    return bool(entries) and entries[0].offset == last
 
 
 def earliest(log: Log, *, cluster: str | None = None, check: Check = unchecked, progress: Progress = unwatched) -> Reader:

@@ -205,7 +205,8 @@ class SqliteStorage:
 
         1. Refuse a foreign or missing log before anything is written.
         2. Apply the settings of the connection and the file.
-        3. Create or upgrade the tables, or skip ahead. Check again under the write lock, since another process may do the same.
+        3. Create or upgrade the tables, or skip ahead. Check again under the write lock, since another process may do the same. Wait for
+           the disk, whatever the setting: a second power failure must not undo what guards against the first.
 
         Opening a log that needs none of this takes no lock.
         """
@@ -215,7 +216,7 @@ class SqliteStorage:
         [(journal_mode,)] = self.connection.execute("PRAGMA journal_mode = WAL").fetchall()  # 2.
         if journal_mode != b"wal":
             raise LogDamaged(log=self.name, problem=f"SQLite cannot use a WAL on {self._path}")
-        self._set_synchronous(self._synchronous)
+        self._set_synchronous(Synchronous.FULL)
         for setting in _SETTINGS:
             self.connection.execute(setting).fetchall()
         if file_format < FORMAT or is_of_other_boot(self.connection, boot):  # 3.
@@ -223,6 +224,7 @@ class SqliteStorage:
             self._make_up(boot)
             self.connection.execute("COMMIT")
             sync_folder(self._path)
+        self._set_synchronous(self._synchronous)
         self.bounds()
         [(identity,)] = self.connection.execute("SELECT identity FROM log").fetchall()
         if type(identity) is not bytes:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -64,14 +65,14 @@ class Members:
 
 @asynccontextmanager
 async def cluster(folder: Path, log_url: str, *brokers: str) -> AsyncIterator[Members]:
-    """Yield a cluster with one namespace of four bundles, all of them owned."""
+    """Yield a cluster with one namespace of four bundles, all of them open."""
     members = Members(folder, log_url)
     try:
         for broker in brokers:
             await members.join(broker)
         await members.workers[0].request(CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(4)), timeout_ms=PATIENCE_MS)
         for worker in members.workers:
-            await worker.until(all_owned, timeout_ms=PATIENCE_MS, what="all bundles being owned")
+            await worker.until(partial(all_open, worker), timeout_ms=PATIENCE_MS, what="all bundles being open")
         yield members
     finally:
         await asyncio.gather(*(worker.stop() for worker in members.workers))
@@ -81,6 +82,11 @@ def all_owned(view: View) -> bool | None:
     """Return whether every bundle is owned."""
     bundles = view.bundles_of(NAMESPACE)
     return (bool(bundles) and all(bundle.phase == "owned" for bundle in bundles)) or None
+
+
+def all_open(worker: Worker, view: View) -> bool | None:
+    """Return whether every bundle is owned, and open where it is this worker's."""
+    return (all_owned(view) and len(worker.open_bundles) == view.held_count(worker.agent.incarnation or 0)) or None
 
 
 @pytest.mark.on_every_log

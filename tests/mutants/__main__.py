@@ -1,6 +1,6 @@
 """`python -m tests.mutants [DIR]`: apply each patch of DIR to a copy of the product, and simulate until a checker catches it.
 
-Mutants of compaction, which the simulation has no part of, are hunted by tests/channels/compaction_hunt.py.
+Mutants of compaction and of the files of logs, which the simulation has no part of, are hunted by tests/channels/*_hunt.py.
 
 Exits with 0 if every mutant is caught by a checker within its budget.
 """
@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.channels.compaction_hunt import SCENARIO as COMPACTION
+from tests.channels import compaction_hunt, power_loss_hunt
 from tests.house.house_rules import LINKED, ROOT
 from tests.mutants.patching import Mutant, PatchDoesNotApplyError, apply, parse
 
@@ -28,6 +28,7 @@ SEEDS_MAX = 200
 # Of CPU time, so that a busy machine catches what a quiet one does; and of any time, because nothing waits for ever.
 BUDGET_SECONDS = 120
 PATIENCE_SECONDS = 10 * BUDGET_SECONDS
+HUNTS = {hunt.SCENARIO: (hunt.__name__,) for hunt in (compaction_hunt, power_loss_hunt)}
 _VIOLATION = re.compile(r"^VIOLATION of (.*)$", re.MULTILINE)
 _SEED = re.compile(r"^scenario \S+, seed (\d+);", re.MULTILINE)
 
@@ -75,11 +76,7 @@ def hunt(mutant: Mutant, texts: dict[str, str], *, seeds_max: int = SEEDS_MAX) -
 
 
 def _simulate(mutant: Mutant, folder: Path, seeds_max: int) -> tuple[bool, str]:
-    options = (
-        ("tests.channels.compaction_hunt",)
-        if mutant.scenario == COMPACTION
-        else ("equipoise.brokers.testing.simulation", "--quiet", "--scenario", mutant.scenario)
-    )
+    options = HUNTS.get(mutant.scenario) or ("equipoise.brokers.testing.simulation", "--quiet", "--scenario", mutant.scenario)
     command = [sys.executable, "-m", *options, "--seeds", str(seeds_max)]
     # The copy comes first on the path, before the product that is installed beside this interpreter, and before the tests.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT)))}

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.testing.simulation.scenario import SCENARIOS
-from tests.channels.compaction_hunt import SCENARIO as COMPACTION
-from tests.mutants.__main__ import hunt, mutants_of, product_texts
+from tests.mutants.__main__ import HUNTS, hunt, mutants_of, product_texts
 from tests.mutants.patching import Hunk, Mutant, PatchDoesNotApplyError, apply, parse
 
 MUTANTS_MIN = 20
@@ -34,12 +33,12 @@ def test_a_mutant_applies(mutant: Mutant) -> None:
     texts = product_texts()
     changed = apply(mutant, texts)
     assert [] == [path for path, text in changed.items() if text == texts[path]]
-    assert mutant.scenario in {*SCENARIOS, COMPACTION}
+    assert mutant.scenario in {*SCENARIOS, *HUNTS}
 
 
-def test_the_hunt_for_mutants_of_compaction_has_a_name_of_its_own() -> None:
+def test_the_hunts_for_other_mutants_have_names_of_their_own() -> None:
     """Under one name a scenario of the simulation would never be simulated, and its mutants pass for tests that nobody ran."""
-    assert COMPACTION not in SCENARIOS
+    assert not HUNTS.keys() & SCENARIOS.keys()
 
 
 def test_there_are_enough_mutants() -> None:

@@ -79,6 +79,16 @@ def test_a_bundle_opens_once_the_data_directory_notes_its_token(monkeypatch: pyt
     assert [given[:1], [given[1], *given[3:]]] == opened
 
 
+def test_the_state_of_a_source_that_leaves_meanwhile_is_fetched_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for that, at its end."""
+    stage = play("cluster a b with 1 bundle")
+    writes: list[Callable[[], None]] = []
+    monkeypatch.setattr(stage.process("b"), "after_sync", writes.append)
+    perform(stage, "leave a")
+    assert "left" == stage.view.brokers["a"].status
+    assert any(line.startswith("b opens 00_ff") and line.endswith("from a") for line in finish(stage, writes.pop()))
+
+
 def test_an_opening_that_continues_has_its_deadline_again() -> None:
     """Only while it opens, and not once the log has taken the bundle away."""
     stage = play("cluster a b with 1 bundle", "service b waits open", "transfer 00_ff to b by admin")

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from equipoise.channel.sqlite.log import TRUNCATE_STEP_ENTRIES
+from equipoise.channel.sqlite.storage import Synchronous
+from tests.channels import power_loss_hunt
 from tests.unit.sqlite.sqlite_files import TIMEOUT_MS, append, open_at
 
 RECORD = bytes(300)
@@ -113,3 +115,23 @@ def test_a_power_cut_takes_back_what_a_truncation_removed_and_nothing_else(tmp_p
     assert (len(offsets) - TRUNCATE_STEP_ENTRIES, len(kept)) == (left[0], left[-1]), "the cuts take back what came after the append"
     log.close()
     other.close()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_offset_is_issued_twice_whatever_the_power_takes(seed: int) -> None:
+    """Machines are restarted and lose power, logs are replaced by copies. See the mutants for what this catches."""
+    power_loss_hunt.hunt(seed)
+
+
+@pytest.mark.parametrize("synchronous", [Synchronous.NORMAL, Synchronous.FULL])
+@pytest.mark.parametrize("is_new", [True, False])
+def test_what_an_opening_writes_is_on_the_disk(traced: list[str], tmp_path: Path, synchronous: Synchronous, *, is_new: bool) -> None:
+    """Whatever the setting: otherwise a second power failure undoes the skip, or the identity of a new log."""
+    if not is_new:
+        (tmp_path / "boot").write_text("monday")
+        open_at(tmp_path / "log.db", boot_id=tmp_path / "boot").close()
+    (tmp_path / "boot").write_text("tuesday")
+    traced.clear()
+    open_at(tmp_path / "log.db", boot_id=tmp_path / "boot", synchronous=synchronous).close()
+    written = [] if is_new else ["UPDATE log"]
+    assert ["PRAGMA synchronous = FULL", *written, f"PRAGMA synchronous = {synchronous.value}"] == traced
