@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded, NotFound, OperatorError, PeerError
+from equipoise.channel.core.ranges import is_bundle_name
 from equipoise.channel.core.records import Reason
 
 _LOOK: Final = "look at its present state before you try again"
@@ -93,7 +94,15 @@ class Rejected(PeerError):
         self.offset = offset
         meaning, next_step = REFUSALS[reason]
         where = "" if offset is None else f" (refused at offset {offset})"
-        super().__init__(f"cannot {action} {key}: {problem or meaning}{where}; {advice or next_step}")
+        look = f": {_command_for(key)}" if next_step is _LOOK else ""
+        super().__init__(f"cannot {action} {key}: {problem or meaning}{where}; {advice or next_step + look}")
+
+
+def _command_for(key: str) -> str:
+    """Return the command that shows the present state of a key of the channel."""
+    if is_bundle_name(key):
+        return f"equipoise bundles show {key}"
+    return "equipoise channel tail" if "/" in key else "equipoise brokers list"
 
 
 class UnknownNamespace(NotFound):

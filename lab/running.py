@@ -204,7 +204,7 @@ class _Run:
         cluster = cluster_snapshot_of(view, summaries, self._settings, now_ms=wall_ms, resting=resting, memory=memory)
         plan = plan_round(cluster, self._settings, placement, resting=resting).plan
         self._memory = plan.memory
-        self._scheduler.planned(plan.moves)
+        self._scheduler.planned(plan.moves, fills=plan.fills)
         self._begin_moves(now_ms)
 
     def _begin_moves(self, now_ms: int) -> None:

@@ -12,6 +12,11 @@ Theory of operation:
 * A bundle moves only if the move would be right even if it weighed half as much again (`_WOBBLE_RATIO`). So a measurement with a smaller
   error does not bring it back.
 * A bundle moves only to a broker that the rules allow. A forbidden move would be undone, again and again.
+* A broker with far too little is filled: one that has just joined, or has less than half of its share. Moves that fill it are outside the
+  budget of moved load, and may take bundles that have moved lately. Its noise does not count. It is full when it has its share of the load,
+  less `settle_ratio`, or its share of the bundles. It gets no more than either, whatever the reports say.
+* Bundles that cost nearly the same (`_EQUAL_RATIO`) are evened out by number: each costs the mean, and each broker gets its share of them,
+  rounded down or up. Numbers have no noise, so no broker waits.
 
 The effect of moving a bundle of cost c from a source s to a destination d: unevenness is the sum of cost^2 / capacity, which is least when
 all fills are equal. Let P = fill(s) * capacity(d) - cost(d). Unevenness falls for 0 < c < 2x, and falls most for c = x = P * capacity(s) /
@@ -24,12 +29,12 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median
 from typing import Final
 
-from equipoise.shedder.plan import Idle, Move, Plan, Predicted, Stay
+from equipoise.shedder.plan import Budget, Idle, Move, Plan, Predicted, Stay
 from equipoise.shedder.reported import format_duration, format_percent
-from equipoise.shedder.snapshot import Memory, Snapshot, WeighedBroker, WeighedBundle
+from equipoise.shedder.snapshot import RESTS, Memory, Snapshot, WeighedBroker, WeighedBundle
 
 ASKED_MAX: Final = 500_000
 """The most checks of rules per plan: bundles times brokers. With a policy for each, a check takes half a microsecond per broker."""
@@ -37,6 +42,10 @@ ASKED_MAX: Final = 500_000
 LOOKS_MAX: Final = 500_000
 """The most lookups of cached answers per plan. Each takes half a microsecond."""
 
+_FAR_RATIO: Final = 0.5  # A broker with less than this part of its share, of load and of bundles, is filled.
+_EQUAL_RATIO: Final = (
+    0.15  # Costs are equal if their standard deviation is at most this share of their mean: counts of few calls vary as much.
+)
 _GROSS_RATIO: Final = 0.20  # A broker further from the mean is relieved or filled at once.
 _WOBBLE_RATIO: Final = 0.50
 _NOISES: Final = 2.2  # A difference of fewer standard errors is chance.
@@ -71,25 +80,28 @@ class BalancedShedder:
         """See `Shedder.plan`."""
         brokers = sorted(snapshot.brokers, key=lambda broker: broker.broker)
         taking_part = [broker for broker in brokers if broker.barred is None]
-        loads = _loads_of(taking_part)
         stays = [Stay(subject=broker.broker, reason=broker.barred) for broker in brokers if broker.barred is not None]
-        cluster = _Cluster(loads=loads, ratio=_CALM if self.calm else 1.0)
+        cluster = _cluster_of(taking_part, ratio=_CALM if self.calm else 1.0, settle_ratio=self.settle_ratio)
         memory, waits_ms = self._remember(snapshot, cluster)
         deviation, moves = cluster.deviation, list[Move]()
-        helped = [load for load in loads if waits_ms.get(load.broker) == 0]
+        helped = [load for load in cluster.loads if waits_ms.get(load.broker) == 0]
         if helped:
-            budget = (self.churn_max - memory.churn) * cluster.cost
+            cluster.budget = (self.churn_max - memory.churn) * cluster.cost
             duration_ms = median(memory.durations_ms) if memory.durations_ms else None
-            moves, moved = self._moves(cluster, helped, _Rules(snapshot), budget=budget, duration_ms=duration_ms)
-            memory = replace(memory, churn=memory.churn + (moved / cluster.cost if moved else 0.0))
+            moves = self._moves(cluster, helped, _Rules(snapshot), duration_ms=duration_ms)
+            costs = {**memory.costs, **cluster.filled}
+            memory = replace(memory, churn=memory.churn + (cluster.moved / cluster.cost if cluster.moved else 0.0), costs=costs)
+        budget = self._budget(cluster, memory)
         stays += self._stays(cluster, moves, waits_ms)
         in_order = tuple(sorted(stays, key=lambda stay: stay.subject))
         return Plan(
             moves=tuple(moves),
             stays=in_order,
-            idle=None if moves else self._idle(cluster, waits_ms),
+            idle=None if moves else self._idle(cluster, waits_ms, budget),
             deviation=deviation,
             deviation_after=cluster.deviation,
+            budget=budget,
+            fills=bool(cluster.filled),
             memory=memory,
         )
 
@@ -98,76 +110,86 @@ class BalancedShedder:
         now_ms, memory = snapshot.now_ms, snapshot.memory
         elapsed_ms = max(0, now_ms - memory.churn_ms)  # A clock that was set back adds no budget.
         churn = max(0.0, memory.churn - self.churn_max * elapsed_ms / _HOUR_MS)
+        for load in cluster.loads:
+            load.fills = cluster.is_short(load) and (load.is_new or load.broker in memory.filling or cluster.is_far_below(load))
+        filling = frozenset(load.broker for load in cluster.loads if load.fills)
+        costs = (
+            {bundle.name: bundle.cost for broker in snapshot.brokers for bundle in broker.bundles if bundle.rests} if memory.costs else {}
+        )
         outside = [load for load in cluster.loads if cluster.excess(load, self.start_ratio) > 0]
         since_ms = {load.broker: min(memory.uneven_since_ms.get(load.broker, now_ms), now_ms) for load in outside}
         waits_ms = {
             load.broker: 0 if cluster.is_gross(load) else max(0, self.patience_ms - (now_ms - since_ms[load.broker])) for load in outside
         }
-        return replace(memory, churn=churn, churn_ms=now_ms, uneven_since_ms=since_ms), waits_ms
+        return replace(memory, churn=churn, churn_ms=now_ms, filling=filling, costs=costs, uneven_since_ms=since_ms), waits_ms
 
-    def _moves(
-        self, cluster: _Cluster, helped: Sequence[_LoadedBroker], rules: _Rules, *, budget: float, duration_ms: float | None
-    ) -> tuple[list[Move], float]:
-        """Return the moves that bring the `helped` brokers into their bands, and the moved cost, at most `budget`. Apply them.
+    def _moves(self, cluster: _Cluster, helped: Sequence[_LoadedBroker], rules: _Rules, *, duration_ms: float | None) -> list[Move]:
+        """Return the moves that bring the `helped` brokers into their bands, within the budget of the cluster. Apply them.
 
         Each move is predicted to take `duration_ms`.
         """
         moves: list[Move] = []
-        moved = 0.0
         while len(moves) < _MOVES_MAX:
             worst = cluster.worst(helped, self.settle_ratio)
             if worst is None:
                 break
-            found = self._best_move(worst, cluster, rules, budget=budget - moved)
+            found = self._best_move(worst, cluster, rules)
             if found is None:
                 worst.is_stuck = True  # Later moves only make the differences smaller.
                 continue
             bundle, source, destination = found
             before = source.fill, destination.fill
-            source.give(bundle, destination)
-            moved += bundle.cost
+            cluster.move(bundle, source, destination)
             predicted = Predicted(
                 source=(before[0] / cluster.mean, source.fill / cluster.mean),
                 destination=(before[1] / cluster.mean, destination.fill / cluster.mean),
                 duration_ms=duration_ms,
             )
             moves.append(_move_of(bundle, source, destination, predicted))
-        return moves, moved
+        return moves
 
     def _best_move(
-        self, worst: _LoadedBroker, cluster: _Cluster, rules: _Rules, *, budget: float
+        self, worst: _LoadedBroker, cluster: _Cluster, rules: _Rules
     ) -> tuple[WeighedBundle, _LoadedBroker, _LoadedBroker] | None:
         """Return the bundle that helps `worst`, with its source and destination; None if no move helps.
 
         If `worst` is too full, it gives to the emptiest broker that can take. If it is too empty, the fullest that can give fills it.
         """
         if worst.fill > cluster.mean:
-            takers = sorted((load for load in cluster.loads if load.fill < cluster.mean), key=lambda load: (load.fill, load.broker))
+            low = (load for load in cluster.loads if load.fill < cluster.mean and not cluster.is_sated(load))
+            takers = sorted(low, key=lambda load: (load.fill, load.broker))
             pairs = [(worst, taker) for taker in takers if taker.taken < self.moves_max]
             worst.waits = len(pairs) < len(takers)
-        elif worst.taken < self.moves_max:
-            givers = sorted((load for load in cluster.loads if load.fill > cluster.mean), key=lambda load: (-load.fill, load.broker))
-            pairs = [(giver, worst) for giver in givers]
         else:
-            pairs = []
+            givers = sorted((load for load in cluster.loads if load.fill > cluster.mean), key=lambda load: (-load.fill, load.broker))
+            worst.waits = worst.taken >= self.moves_max
+            pairs = [] if worst.waits else [(giver, worst) for giver in givers]
         for source, destination in pairs:
-            need = max(cluster.excess(source, self.settle_ratio), cluster.excess(destination, self.settle_ratio))
-            bundle = _worth_moving(source, destination, rules, need=need, budget=budget)
+            bundle = _worth_moving(source, destination, cluster, rules, settle_ratio=self.settle_ratio)
             if bundle is not None:
                 return bundle, source, destination
         return None
 
-    def _idle(self, cluster: _Cluster, waits_ms: Mapping[str, int]) -> Idle:
+    def _budget(self, cluster: _Cluster, memory: Memory) -> Budget:
+        """Return the budget after the moves of this round, and when the lightest bundle that it blocks fits into it."""
+        if cluster.blocked is None:
+            return Budget(most=self.churn_max, used=memory.churn)
+        share = cluster.blocked / cluster.cost
+        free_in_ms = None
+        if share <= self.churn_max:
+            free_in_ms = math.ceil((share + memory.churn - self.churn_max) / self.churn_max * _HOUR_MS)
+        return Budget(most=self.churn_max, used=memory.churn, blocks=True, free_in_ms=free_in_ms)
+
+    def _idle(self, cluster: _Cluster, waits_ms: Mapping[str, int], budget: Budget) -> Idle:
         """Return why nothing moves, counted as `shedder.transfer` counts it."""
         if not cluster.loads:
             return Idle(result="Skip", cause="NoBrokers", reason="no broker has a fresh load report")
         if not waits_ms:
-            allowed = _percent(self.start_ratio * cluster.ratio, 1)
-            reason = f"the load is even: no broker is further from the mean than {allowed} of it and the noise of its reports"
-            return Idle(result="Skip", cause="HitCount", reason=reason)
+            return Idle(result="Skip", cause="HitCount", reason=f"the load is even: {cluster.why_even(self.start_ratio)}")
         wait_ms = min(waits_ms.values())
         if wait_ms == 0:
-            return Idle(result="Skip", cause="NoBundles", reason="the load is uneven, and no bundle can be moved: see each broker")
+            why = budget.reason if budget.blocks else "no bundle can be moved: see each broker"
+            return Idle(result="Skip", cause="NoBundles", reason=f"the load is uneven, and {why}")
         reason = f"the load is a little uneven: the round waits another {format_duration(wait_ms)}, in case it passes"
         return Idle(result="Skip", cause="HitCount", reason=reason)
 
@@ -176,26 +198,28 @@ class BalancedShedder:
         for load in cluster.loads:
             if load.broker in given:
                 continue
-            carries = f"load is {_percent(load.fill, cluster.mean)} of the mean{load.beside}"
-            if load.fill <= cluster.mean or cluster.excess(load, self.start_ratio) <= 0:
+            carries = f"load is {_percent(load.fill, cluster.mean)} of the mean{load.beside}{load.with_taken}"
+            if cluster.excess(load, self.start_ratio) <= 0:
                 yield Stay(subject=load.broker, reason=f"{carries} (allowed: {cluster.allowed(load, self.start_ratio)})")
                 continue
-            for bundle in load.barred:
-                yield Stay(subject=bundle.name, reason=f"{bundle.barred}, although the load of {load.broker} is too high")
+            is_full = load.fill > cluster.mean
+            for bundle in (*load.barred, *load.resting) if is_full else ():
+                yield Stay(subject=bundle.name, reason=f"{bundle.barred or RESTS}, although the load of {load.broker} is too high")
             if load.is_stuck and not load.waits:
-                yield Stay(subject=load.broker, reason=f"{carries}, but {load.why_stuck(cluster.mean)}")
+                yield Stay(subject=load.broker, reason=f"{carries}, but {cluster.why_stuck(load)}")
             elif waits_ms.get(load.broker):
                 yield Stay(subject=load.broker, reason=f"{carries}: too little and too short for a move yet")
             else:
-                yield Stay(subject=load.broker, reason=f"{carries}; it gives bundles in the next round")
+                yield Stay(subject=load.broker, reason=f"{carries}; it {'gives' if is_full else 'takes'} bundles in the next round")
 
 
 @dataclass(slots=True, kw_only=True)
 class _LoadedBroker:
-    """One broker during a plan. `movable`: bundles that it may still give, by cost and name.
+    """One broker during a plan. `movable`: bundles that it may still give, by cost and name; `resting`: only to fill a broker.
 
-    * `noise`: the standard error of its cost. `taken`: the bundles that it takes in this plan.
+    * `noise`: the standard error of its cost. `count`: its bundles. `taken`: the bundles that it takes in this plan.
     * `other_work`: the share of its CPU that other work takes.
+    * `is_new`: it has joined lately. `fills`: it is filled.
     * `is_stuck`: no move helps it in this plan. `waits`: brokers that could help take no more bundles in this round.
     * `kept`: the first thing that kept a bundle from a destination.
     """
@@ -203,11 +227,15 @@ class _LoadedBroker:
     broker: str
     capacity: int
     cost: float
+    count: int
     noise: float
     movable: list[WeighedBundle]
+    resting: list[WeighedBundle]
     barred: list[WeighedBundle]
     taken: int = 0
     other_work: float = 0.0
+    is_new: bool = False
+    fills: bool = False
     is_stuck: bool = False
     waits: bool = False
     kept: str | None = None
@@ -222,20 +250,32 @@ class _LoadedBroker:
         """The other work of its CPU, for a reason; empty if there is none."""
         return f" for what other work leaves: that takes {format_percent(self.other_work)} of its CPU" if self.other_work else ""
 
-    def helpful(self, cost: float, cost_max: float) -> Iterator[WeighedBundle]:
-        """Yield the movable bundles of at most `cost_max`, the best first: of at most `cost`, heavier, and much lighter than `cost`."""
-        end = bisect_right(self.movable, cost_max, key=_cost)
-        above = min(end, bisect_right(self.movable, cost, key=_cost))
-        light = min(above, bisect_left(self.movable, _LIGHT_RATIO * cost, key=_cost))
-        yield from reversed(self.movable[light:above])
-        yield from self.movable[above:end]
-        yield from reversed(self.movable[:light])
+    @property
+    def with_taken(self) -> str:
+        """The bundles that it takes, for a reason; empty if there are none."""
+        return f" with {self.taken} more bundle{'s' if self.taken > 1 else ''}" if self.taken else ""
+
+    def helpful(self, cost: float, cost_max: float, *, fills: bool) -> Iterator[WeighedBundle]:
+        """Yield the bundles of at most `cost_max`, the best first: of at most `cost`, heavier, and much lighter than `cost`.
+
+        Only a move that `fills` a broker takes a resting one, and of equally good ones the others first.
+        """
+        piles = (self.movable, self.resting) if fills else (self.movable,)
+        for pile in piles:
+            end = bisect_right(pile, cost_max, key=_cost)
+            above = min(end, bisect_right(pile, cost, key=_cost))
+            yield from reversed(pile[min(above, bisect_left(pile, _LIGHT_RATIO * cost, key=_cost)) : above])
+            yield from pile[above:end]
+        for pile in piles:
+            yield from reversed(pile[: bisect_left(pile, _LIGHT_RATIO * cost, hi=bisect_right(pile, cost_max, key=_cost), key=_cost)])
 
     def give(self, bundle: WeighedBundle, destination: _LoadedBroker) -> None:
         """Move a bundle to another load. It does not move again in this plan."""
-        self.movable.remove(bundle)
+        (self.resting if bundle.rests else self.movable).remove(bundle)
         self.cost -= bundle.cost
+        self.count -= 1
         destination.cost += bundle.cost
+        destination.count += 1
         destination.taken += 1
 
     def why_stuck(self, mean: float) -> str:
@@ -252,28 +292,92 @@ class _LoadedBroker:
 
 
 class _Cluster:
-    """The loads of the brokers that take part. `ratio` widens all bands. The mean does not change in a plan: moves keep the total."""
+    """The loads of the brokers that take part. `ratio` widens all bands. The mean does not change in a plan: moves keep the total.
 
-    def __init__(self, loads: Sequence[_LoadedBroker], *, ratio: float) -> None:
+    * `unit`: the cost of each bundle, if all cost the same; else None.
+    * `budget`: the cost that may still move. `moved`: what has moved of it.
+    * `filled`: the bundles that have filled a broker, and their costs.
+    * `blocked`: the cost of the lightest bundle that the budget keeps from a move.
+    """
+
+    def __init__(self, loads: Sequence[_LoadedBroker], *, ratio: float, settle_ratio: float, unit: float | None) -> None:
         self.loads = loads
         self.ratio = ratio
+        self.unit = unit
         self.cost = sum(load.cost for load in loads)
-        capacity = sum(load.capacity for load in loads)
-        self.mean = self.cost / capacity if capacity else 0.0
+        self.budget = self.moved = 0.0
+        self.filled: dict[str, float] = {}
+        self.blocked: float | None = None
+        self._settle_ratio = settle_ratio
+        self._count = sum(load.count for load in loads)
+        self._capacity = sum(load.capacity for load in loads)
+        self.mean = self.cost / self._capacity if self._capacity else 0.0
 
-    def band(self, load: _LoadedBroker, ratio: float) -> float:
-        """Return how far the cost of a broker may be from its share."""
+    def is_short(self, load: _LoadedBroker) -> bool:
+        """Return whether a broker has too little by number and by load, so that a bundle more is not too much by either."""
+        has_room = (load.count + 1) * self._capacity <= self._count * load.capacity
+        return has_room and (self.unit is not None or load.cost < (1 - self._settle_ratio) * self.mean * load.capacity)
+
+    def is_far_below(self, load: _LoadedBroker) -> bool:
+        """Return whether a broker has far too little by number and by load."""
+        is_few = load.count * self._capacity < _FAR_RATIO * self._count * load.capacity
+        return is_few and load.cost < _FAR_RATIO * self.mean * load.capacity
+
+    def is_filled(self, load: _LoadedBroker) -> bool:
+        """Return whether the next bundle of a broker fills it."""
+        return load.fills and self.is_short(load)
+
+    def is_sated(self, load: _LoadedBroker) -> bool:
+        """Return whether a broker has been filled in this plan. Only its next report shows whether it has too little load."""
+        return load.fills and not self.is_short(load)
+
+    def bounds(self, load: _LoadedBroker, ratio: float) -> tuple[float, float]:
+        """Return the least and the most cost that a broker may have."""
+        if self.unit is not None:
+            fair = self._count * load.capacity
+            return fair // self._capacity * self.unit, -(-fair // self._capacity) * self.unit
         share = self.mean * load.capacity
-        return self.ratio * (ratio * share + min(_NOISES * load.noise, _NOISE_SHARE_MAX * share))
+        band = self.ratio * (ratio * share + min(_NOISES * load.noise, _NOISE_SHARE_MAX * share))
+        if load.fills:
+            return 0.0 if self.is_sated(load) else (1 - self._settle_ratio) * share, share + band
+        return share - band, share + band
 
     def excess(self, load: _LoadedBroker, ratio: float) -> float:
-        """Return how far the cost of a broker is outside its band; at most 0 inside."""
-        return abs(load.cost - self.mean * load.capacity) - self.band(load, ratio)
+        """Return how far the cost of a broker is outside its bounds; at most 0 inside."""
+        least, most = self.bounds(load, ratio)
+        cost = load.cost if self.unit is None else load.count * self.unit  # Sums of costs are rounded.
+        return max(least - cost, cost - most)
 
     def allowed(self, load: _LoadedBroker, ratio: float) -> str:
-        """Return the band of a broker, in shares of the mean load."""
-        band = self.band(load, ratio) / load.capacity
-        return f"{_percent(max(0.0, self.mean - band), self.mean)} to {_percent(self.mean + band, self.mean)}"
+        """Return the bounds of a broker, in shares of the mean load."""
+        least, most = (bound / load.capacity for bound in self.bounds(load, ratio))
+        return f"{_percent(max(0.0, least), self.mean)} to {_percent(most, self.mean)}"
+
+    def move(self, bundle: WeighedBundle, source: _LoadedBroker, destination: _LoadedBroker) -> None:
+        """Move a bundle. What fills a broker is outside the budget."""
+        if self.is_filled(destination):
+            self.filled[bundle.name] = bundle.cost
+        else:
+            self.moved += bundle.cost
+        source.give(bundle, destination)
+
+    def why_even(self, ratio: float) -> str:
+        """Return in which way the load is even."""
+        if self.unit is not None:
+            return "its bundles cost the same, and each broker has its share of them"
+        furthest = max(self.loads, key=lambda load: (abs(load.fill - self.mean), load.broker))
+        allowed = self.ratio * ratio * self.mean
+        if abs(furthest.fill - self.mean) <= allowed:
+            return f"no broker is further from the mean than {_percent(allowed, self.mean)} of it"
+        carries = f"{furthest.broker} has {_percent(furthest.fill, self.mean)} of the mean load (allowed: {self.allowed(furthest, ratio)})"
+        return f"the load varies, and no broker is further from the mean than that explains: {carries}"
+
+    def why_stuck(self, load: _LoadedBroker) -> str:
+        """Return why no move helps a broker that has too much or too little."""
+        if load.fill > self.mean:
+            return load.why_stuck(self.mean)
+        giver = min((load for load in self.loads if load.fill > self.mean), key=lambda load: (-load.fill, load.broker), default=None)
+        return "no broker can give it a bundle" + ("" if giver is None else f": of {giver.broker}, {giver.why_stuck(self.mean)}")
 
     def is_gross(self, load: _LoadedBroker) -> bool:
         """Return whether a broker is so far from the mean that it is helped at once."""
@@ -319,12 +423,17 @@ class _Rules:
         return None if broker in allowed else refused.get(broker, f"the rules keep it from {broker}")
 
 
-def _worth_moving(source: _LoadedBroker, destination: _LoadedBroker, rules: _Rules, *, need: float, budget: float) -> WeighedBundle | None:
-    """Return the best movable bundle for a broker that needs `need`, within the bounds of the module."""
+def _worth_moving(
+    source: _LoadedBroker, destination: _LoadedBroker, cluster: _Cluster, rules: _Rules, *, settle_ratio: float
+) -> WeighedBundle | None:
+    """Return the best bundle for the one of two brokers that needs more, within the bounds of the module."""
+    fills = cluster.is_filled(destination)
+    budget = math.inf if fills else cluster.budget - cluster.moved
+    need = max(cluster.excess(source, settle_ratio), cluster.excess(destination, settle_ratio))
     pull = source.fill * destination.capacity - destination.cost
     best = pull * source.capacity / (source.capacity + destination.capacity)
     cost_max = min(pull, 2 * best) / (1 + _WOBBLE_RATIO)
-    for bundle in source.helpful(min(max(need, _NEED_SHARE_MIN * best), best), min(cost_max, budget)):
+    for bundle in source.helpful(min(max(need, _NEED_SHARE_MIN * best), best), min(cost_max, budget), fills=fills):
         refusal = rules.refusal(bundle.name, destination.broker)
         if refusal is None:
             return bundle
@@ -334,41 +443,60 @@ def _worth_moving(source: _LoadedBroker, destination: _LoadedBroker, rules: _Rul
         )
         if rules.has_reached_bound:
             break
-    if source.movable and budget < source.movable[0].cost:
+    if source.movable and budget < source.movable[0].cost <= cost_max:
         source.kept = source.kept or "the budget of moved load per hour is used up (balanced.churn_max)"
+        cluster.blocked = min(cluster.blocked or math.inf, source.movable[0].cost)
     return None
 
 
-def _loads_of(brokers: Sequence[WeighedBroker]) -> list[_LoadedBroker]:
+def _cluster_of(brokers: Sequence[WeighedBroker], *, ratio: float, settle_ratio: float) -> _Cluster:
     """Return the loads of brokers before the first move.
 
     A broker whose noise is not known yet is taken to be as noisy as others are at the median, relative to their cost. If no broker knows
     its noise, the cluster has just been started, and each load is taken to be uncertain.
     """
-    in_order = [sorted(broker.bundles, key=lambda bundle: bundle.name, reverse=True) for broker in brokers]
-    for bundles in in_order:
-        bundles.sort(key=_cost)  # Of equal bundles the last by name is first, because the heaviest are looked at first.
-    costs = [sum(bundle.cost for bundle in bundles) for bundles in in_order]
+    unit = _unit_of(brokers)
+    costs = [math.fsum(bundle.cost for bundle in broker.bundles) for broker in brokers]  # In any order the same.
     shares = [broker.noise / cost for broker, cost in zip(brokers, costs, strict=True) if broker.noise is not None and cost > 0]
     loads = list[_LoadedBroker]()
-    for broker, bundles, cost in zip(brokers, in_order, costs, strict=True):
+    for broker, cost in zip(brokers, costs, strict=True):
+        bundles = broker.bundles if unit is None else [replace(bundle, cost=unit) for bundle in broker.bundles]
+        # Of equal bundles the last by name is first, because the heaviest are looked at first.
+        in_order = sorted(sorted(bundles, key=lambda bundle: bundle.name, reverse=True), key=_cost)
         noise = broker.noise
         if noise is None:
             noise = cost * (median(shares) if shares else _NOISE_SHARE)
-        movable = [bundle for bundle in bundles if bundle.barred is None]
-        barred = [bundle for bundle in bundles if bundle.barred is not None]
         loads.append(
             _LoadedBroker(
                 broker=broker.broker,
                 capacity=broker.capacity,
-                cost=cost,
+                cost=cost if unit is None else unit * len(bundles),
+                count=len(bundles),
                 noise=noise,
-                movable=movable,
-                barred=barred,
+                movable=[bundle for bundle in in_order if bundle.barred is None and not bundle.rests],
+                resting=[bundle for bundle in in_order if bundle.barred is None and bundle.rests],
+                barred=[bundle for bundle in in_order if bundle.barred is not None],
                 other_work=broker.other_work,
+                is_new=broker.is_new,
             )
         )
-    return loads
+    return _Cluster(loads, ratio=ratio, settle_ratio=settle_ratio, unit=unit)
+
+
+def _unit_of(brokers: Sequence[WeighedBroker]) -> float | None:
+    """Return the mean cost of the bundles if all cost nearly the same; else None.
+
+    None, too, if a broker has other work, because measuring its capacity is not exact, and if not every broker can have a bundle, because
+    it may help to split one.
+    """
+    costs = [bundle.cost for broker in brokers for bundle in broker.bundles]
+    if len(costs) < max(1, len(brokers)) or any(broker.other_work for broker in brokers):
+        return None
+    mean = fmean(costs)
+    if not mean:
+        return None
+    spread = math.sqrt(fmean((cost / mean - 1) ** 2 for cost in costs))  # Not `pstdev`, which is exact and slow.
+    return mean if spread <= _EQUAL_RATIO else None
 
 
 def _cost(bundle: WeighedBundle) -> float:

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from equipoise.shedder.snapshot import Memory, Snapshot
 
 # Pulsar's names for the result and the cause of a round, as in its counters.
 Result = Literal["Success", "Skip", "Failure"]
+_LONG_MS: Final = 120_000  # From here on minutes are exact enough.
+
 Cause = Literal["Overloaded", "Underloaded", "HitCount", "NoBundles", "CoolDown", "OutDatedData", "NoLoadData", "NoBrokers", "Unknown"]
 
 
@@ -64,12 +66,33 @@ class Idle:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """The load that may move in an hour, as a share of all load: how much of it is used, and what that keeps from moving.
+
+    `blocks`: whether it keeps a bundle from a move that would help. `free_in_ms`: until the first such bundle may move; None: never.
+    """
+
+    most: float
+    used: float
+    blocks: bool = False
+    free_in_ms: int | None = None
+
+    @property
+    def reason(self) -> str:
+        """What a budget that `blocks` keeps from moving, and until when, in a sentence."""
+        when = "no bundle is light enough for it" if self.free_in_ms is None else f"the next bundle may move in {_minutes(self.free_in_ms)}"
+        return f"the budget of moved load, {100 * self.most:.0f} % of all load per hour (balanced.churn_max), is used up; {when}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The moves of one round, in the order in which they start, and the stays by subject.
 
     * `idle`: set by a policy that moves nothing.
     * `mean`, `deviation`: of the brokers' loads before. `deviation_after`: as the moves should leave it. All are fractions, or None if not
       computed.
+    * `budget`: None for a policy without one.
+    * `fills`: whether moves fill a broker that has too little: the next round follows at once.
     * `memory`: the input of the next round.
     """
 
@@ -79,6 +102,8 @@ class Plan:
     mean: float | None = None
     deviation: float | None = None
     deviation_after: float | None = None
+    budget: Budget | None = None
+    fills: bool = False
     memory: Memory = field(default_factory=Memory)
 
     def with_stays(self, more: Iterable[Stay]) -> Plan:
@@ -108,3 +133,7 @@ class Shedder(Protocol):
     def plan(self, snapshot: Snapshot) -> Plan:
         """Return the plan of this round. The fold may reject single moves; the next round sees the result."""
         ...
+
+
+def _minutes(duration_ms: int) -> str:
+    return f"{duration_ms / 1_000:.0f} s" if duration_ms < _LONG_MS else f"{duration_ms / 60_000:.0f} min"

@@ -24,7 +24,8 @@ class Scheduler:
     * Times are milliseconds of a clock that does not jump.
     * A round starts one interval after the last, but not while a move waits or is in flight: the cost of the bundle could not be assigned
       to either broker.
-    * When the first report of a broker that joined arrives, a round starts at once. While it finds moves, the next follows it.
+    * When the first report of a broker that joined arrives, a round starts at once. While it finds moves, the next follows it. So it does
+      while a broker is filled.
     * A bundle rests after every move, by any broker.
     """
 
@@ -66,10 +67,10 @@ class Scheduler:
         self._is_fill, self._fills = self._fills, False
         return True
 
-    def planned(self, moves: Iterable[Move]) -> None:
-        """Queue these moves, in their order. Without any, the brokers that joined are filled."""
+    def planned(self, moves: Iterable[Move], *, fills: bool = False) -> None:
+        """Queue these moves, in their order. Without any, the brokers that joined are filled. `fills` is as in `Plan`."""
         self._waiting = list(moves)
-        self._fills = self._fills or (self._is_fill and bool(self._waiting))
+        self._fills = self._fills or ((self._is_fill or fills) and bool(self._waiting))
         self._is_fill = False
 
     def dropped(self) -> tuple[Move, ...]:

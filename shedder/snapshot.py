@@ -2,6 +2,7 @@
 
 * The view defines the owner of a bundle, the reports its weight. So a bundle in transition already counts at its destination, and a report
   older than a move does no harm: the weight follows the bundle.
+* A bundle that has just filled a broker costs what it cost before. The first reports of that broker do not have it, or only seconds of it.
 * A report names only the busiest bundles, and carries the costs of many more in a column (`shedder.cost_column`). Each other bundle
   weighs an equal part of the rest of its broker's cost.
 * `BalancedShedder` uses the cost of every bundle; the strategies after Pulsar's use the brokers' reports.
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Final
 
-from equipoise.channel.core.entries import BrokerEntry, BundleEntry
+from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.view import View
 from equipoise.shedder.bundle_load import BundleLoad
 from equipoise.shedder.cost_column import tag_of, unpack
@@ -33,12 +34,18 @@ IDLE_COST: Final = 10.0
 _OTHER_WORK_MIN: Final = 0.2  # A smaller share of the CPU is chance, or what the leader does.
 _CAPACITY_SHARE_MIN: Final = 0.1  # However much CPU a broker says it uses.
 
+# So long a broker is new: long enough to be filled, also by a leader that takes over meanwhile.
+_NEW_MS: Final = 60_000
+
 # Enough for a median that one slow move does not change.
 _DURATIONS_MAX: Final = 32
 
 _Barred = Callable[[BundleEntry], str | None]
 
 _DRAINING: Final = "it drains, and moves its bundles away itself"
+
+RESTS: Final = "it has moved lately"
+"""Why a bundle that rests stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +58,8 @@ class Memory:
     * `low_hits`, `high_hits`: rounds in which a broker differed from its partner, at all and much (`AvgShedder`).
     * `uneven_since_ms`: since when a broker's load has been too far from the mean, Unix time (`BalancedShedder`).
     * `churn`: the share of all load that moved lately, as of `churn_ms`, Unix time (`BalancedShedder`).
+    * `filling`: the brokers that are filled until they have their share (`BalancedShedder`).
+    * `costs`: what each bundle cost before it moved to fill a broker, as long as it rests (`BalancedShedder`).
     * `durations_ms`: of the last moves, from the request until the destination owned the bundle (`BalancedShedder`).
     """
 
@@ -63,6 +72,8 @@ class Memory:
     uneven_since_ms: Mapping[str, int] = field(default_factory=dict)
     churn: float = 0.0
     churn_ms: int = 0
+    filling: frozenset[str] = frozenset()
+    costs: Mapping[str, float] = field(default_factory=dict)
     durations_ms: tuple[int, ...] = ()
 
     def without_hits(self) -> Memory:
@@ -87,11 +98,15 @@ def _of(live: Container[str], times: Mapping[str, int]) -> Mapping[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeighedBundle:
-    """One bundle and its cost, in calls per second. `barred`: why it must not move now, or None."""
+    """One bundle and its cost, in calls per second.
+
+    `barred`: why it must not move now, or None. `rests`: it has moved lately, so it moves only to fill a broker.
+    """
 
     name: str
     cost: float
     barred: str | None = None
+    rests: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +115,14 @@ class WeighedBroker:
 
     * `capacity`: what `other_work`, a share of the CPU, leaves of it.
     * `noise`: the standard error of the total cost; None: not known yet.
+    * `is_new`: it has joined lately.
     """
 
     broker: str
     capacity: int
     bundles: tuple[WeighedBundle, ...]
     noise: float | None = 0.0
+    is_new: bool = False
     barred: str | None = None
     other_work: float = 0.0
 
@@ -204,20 +221,21 @@ def take(
     """
     by_broker = {summary.broker: summary for summary in summaries}
     recent = [summary for summary in by_broker.values() if abs(now_ms - summary.load.taken_ms) <= age_ms_max]
-    barred = partial(_why_barred, view, frozenset(resting), frozen or {})
+    barred, rests = partial(_why_barred, view, frozen or {}), frozenset(resting)
+    costs = {} if memory is None else {name: cost for name, cost in memory.costs.items() if name in rests}
     brokers = sorted(view.live_brokers(), key=lambda broker: broker.broker)
     loads = {name: summary.load for name, summary in by_broker.items()}
     served = [view.bundles[each.bundle] for load in loads.values() for each in load.bundles or () if each.bundle in view.bundles]
     apart = {broker.broker: maintained[broker.broker] for broker in brokers if maintained and broker.broker in maintained}
     apart |= {broker.broker: _DRAINING for broker in brokers if broker.status == "draining"}
     return Snapshot(
-        brokers=WeighedBrokers(partial(_weighed, view, by_broker, recent, barred, apart)),
+        brokers=WeighedBrokers(partial(_weighed, view, by_broker, recent, barred, rests=rests, costs=costs, apart=apart, now_ms=now_ms)),
         now_ms=now_ms,
         live=tuple(broker.broker for broker in brokers),
         apart=apart,
         loads=loads,
         owners={bundle.name: view.live[bundle.server].broker for bundle in served if bundle.server is not None},
-        resting={bundle.name: why for bundle in served if (why := barred(bundle)) is not None},
+        resting={bundle.name: why for bundle in served if (why := barred(bundle) or (RESTS if bundle.name in rests else None)) is not None},
         policies=policies or {},
         rules=rules,
         memory=memory or Memory(),
@@ -225,12 +243,39 @@ def take(
 
 
 def _weighed(
-    view: View, by_broker: Mapping[str, Summary], recent: Iterable[Summary], barred: _Barred, apart: Mapping[str, str]
+    view: View,
+    by_broker: Mapping[str, Summary],
+    recent: Iterable[Summary],
+    barred: _Barred,
+    *,
+    rests: Collection[str],
+    costs: Mapping[str, float],
+    apart: Mapping[str, str],
+    now_ms: int,
 ) -> tuple[WeighedBroker, ...]:
-    """Return the live brokers, by id, weighed by the plausible `recent` summaries."""
+    """Return the live brokers, by id, weighed by the plausible `recent` summaries.
+
+    Each has the bundles that it owns or will own. A bundle on its way elsewhere counts there.
+    """
     scales = _Scales([summary for summary in recent if fault_of_summary(summary) is None])
     brokers = sorted(view.live_brokers(), key=lambda broker: broker.broker)
-    weighed = [_weigh(view, broker, by_broker.get(broker.broker), scales, barred, apart=apart.get(broker.broker)) for broker in brokers]
+    weighed = []
+    for broker in brokers:
+        owned = [bundle for bundle in view.held_by(broker.incarnation) if bundle.owner == broker.incarnation]
+        summary, is_counted = by_broker.get(broker.broker), broker.broker in scales.by_broker
+        weighed.append(
+            WeighedBroker(
+                broker=broker.broker,
+                capacity=broker.joined.capacity,
+                bundles=tuple(
+                    WeighedBundle(name=bundle.name, cost=costs.get(bundle.name, cost), barred=barred(bundle), rests=bundle.name in rests)
+                    for bundle, cost in zip(owned, scales.costs(owned, broker.broker), strict=True)
+                ),
+                noise=summary.noise if summary is not None and is_counted else 0.0,
+                is_new=0 <= now_ms - broker.joined.timestamp_ms < _NEW_MS,
+                barred=apart.get(broker.broker) or (None if is_counted else _why_uncounted(summary)),
+            )
+        )
     uses = {name: (summary.cpu_use, summary.cpu_cost) for name, summary in scales.by_broker.items() if summary.cpu_use is not None}
     return tuple(less_other_work(weighed, uses))
 
@@ -308,30 +353,9 @@ def _counted_cost(summary: Summary, column: Mapping[int, float]) -> float | None
     return (summary.cost - sum(named.values()) - sum(tagged.values())) / counted if counted > 0 else None
 
 
-def _weigh(
-    view: View, broker: BrokerEntry, summary: Summary | None, scales: _Scales, barred: _Barred, *, apart: str | None
-) -> WeighedBroker:
-    """Return one broker with the bundles that it owns or will own. A bundle on its way elsewhere counts there."""
-    owned = [bundle for bundle in view.held_by(broker.incarnation) if bundle.owner == broker.incarnation]
-    bundles = [
-        WeighedBundle(name=bundle.name, cost=cost, barred=barred(bundle))
-        for bundle, cost in zip(owned, scales.costs(owned, broker.broker), strict=True)
-    ]
-    is_counted = broker.broker in scales.by_broker
-    return WeighedBroker(
-        broker=broker.broker,
-        capacity=broker.joined.capacity,
-        bundles=tuple(bundles),
-        noise=summary.noise if summary is not None and is_counted else 0.0,
-        barred=apart or (None if is_counted else _why_uncounted(summary)),
-    )
-
-
-def _why_barred(view: View, resting: frozenset[str], frozen: Mapping[str, str], bundle: BundleEntry) -> str | None:
+def _why_barred(view: View, frozen: Mapping[str, str], bundle: BundleEntry) -> str | None:
     if bundle.phase != "owned":
         return f"it is {bundle.state} already"
-    if bundle.name in resting:
-        return "it has moved lately"
     if bundle.namespace in frozen:
         return frozen[bundle.namespace]
     return "its namespace is being deleted" if view.namespaces[bundle.namespace].status == "deleting" else None

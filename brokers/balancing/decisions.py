@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
-from equipoise.shedder.plan import Idle, Move, Plan, Stay
+from equipoise.shedder.plan import Budget, Idle, Move, Plan, Stay
 from equipoise.shedder.reported import format_percent
 
 Kind = Literal["shed", "split", "merge", "misplaced", "outcome"]
@@ -49,7 +49,7 @@ class Decision:
     * `at_ms`: Unix time.
     * `strategy`: the name of a shedder, or of a rule.
     * `counted`: what the round adds to the counters, by Pulsar's names of result and cause.
-    * `mean`, `deviation`, `deviation_after`: as in `Plan`.
+    * `mean`, `deviation`, `deviation_after`, `budget`: as in `Plan`.
     * `moves_left_out`, `stays_left_out`: how many were not kept.
     * `brokers`, `durations_ms`: only of an outcome: the loads of brokers, and how long each move took, by bundle. Its `moves` were done.
       Its `stays` are the moves that were not, and why.
@@ -68,6 +68,7 @@ class Decision:
     mean: float | None = None
     deviation: float | None = None
     deviation_after: float | None = None
+    budget: Budget | None = None
     brokers: tuple[BrokerOutcome, ...] = ()
     durations_ms: Mapping[str, int] = field(default_factory=dict)
 
@@ -128,6 +129,7 @@ def decision_of(plan: Plan, *, at_ms: int, broker: str, strategy: str, kind: Kin
         mean=plan.mean,
         deviation=plan.deviation,
         deviation_after=plan.deviation_after,
+        budget=plan.budget,
     )
 
 

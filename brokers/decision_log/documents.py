@@ -13,7 +13,7 @@ import orjson
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from equipoise.brokers.balancing.decisions import BrokerOutcome, Decision, Kind
-from equipoise.shedder.plan import Idle, Move, Stay
+from equipoise.shedder.plan import Budget, Idle, Move, Stay
 
 DOCUMENT_BYTES_MAX: Final = 256 * 1024
 """Room for a round of a thousand moves with their reasons. Further moves and stays are dropped and counted."""
@@ -44,6 +44,7 @@ class _Document(BaseModel):
     stays: tuple[Stay, ...]
     stays_left_out: int
     counted: tuple[_Count, ...]
+    budget: Budget | None = None
     brokers: tuple[BrokerOutcome, ...] = ()
     durations_ms: dict[str, int] = Field(default_factory=dict)
 
@@ -70,6 +71,7 @@ def document_of(decision: Decision) -> dict[str, object]:
         "counted": [
             {"result": result, "cause": cause, "number": decision.counted[result, cause]} for result, cause in sorted(decision.counted)
         ],
+        "budget": None if decision.budget is None else asdict(decision.budget),
         "brokers": [asdict(each) for each in decision.brokers],
         "durations_ms": dict(decision.durations_ms),
     }
@@ -116,6 +118,7 @@ def decode(data: bytes) -> Decision | None:
         mean=document.mean,
         deviation=document.deviation,
         deviation_after=document.deviation_after,
+        budget=document.budget,
         brokers=document.brokers,
         durations_ms=document.durations_ms,
     )

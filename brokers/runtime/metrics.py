@@ -31,6 +31,7 @@ from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import Reason, State
 from equipoise.channel.core.view import View
 from equipoise.shedder.loads import Resources
+from equipoise.shedder.plan import Budget
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -288,6 +289,7 @@ class BalancingMetrics(Collector):
         self._unloaded_brokers = 0
         self._refused: Tally[str] = Tally()
         self._under_way = 0
+        self._budget_blocks = False
         self._used_percent: Mapping[str, float] = {}
         self._used: Values = {}
         self._spread: Values = {}
@@ -315,6 +317,10 @@ class BalancingMetrics(Collector):
         known = mean is not None and deviation is not None
         self._spread = {("max_ema", "avg"): mean, ("max_ema", "std"): deviation} if known else {}  # type: ignore[dict-item] # both known
 
+    def budget(self, budget: Budget | None) -> None:
+        """Set the budget of moved load after the last round; None if this broker does not lead, or its policy has no budget."""
+        self._budget_blocks = budget is not None and budget.blocks
+
     def under_way(self, moves: int) -> None:
         """Set the number of unfinished moves that this broker requested."""
         self._under_way = moves
@@ -332,6 +338,10 @@ class BalancingMetrics(Collector):
             "equipoise_balancing_moves_under_way", "Moves that this broker requested and that have not ended.", labels=("broker",)
         )
         gauge.add_metric((self._broker,), self._under_way)
+        yield gauge
+        text = "1 if the budget of moved load (balanced.churn_max) kept bundles from moves in the leader's last round, else 0."
+        gauge = GaugeMetricFamily("equipoise_balancing_budget_blocks", text, labels=("broker",))
+        gauge.add_metric((self._broker,), self._budget_blocks)
         yield gauge
         for series in self._pulsars():
             yield _family(f"brk_{series.name}", series, {"broker": self._broker})

@@ -178,6 +178,7 @@ class Balancing:
     def _drop(self) -> None:
         """Drop the moves that have not started, and reset the hits: balancing is off or paused, or another broker leads."""
         self._memory = self._memory.without_hits()
+        self._metrics.budget(None)
         for move in self._scheduler.dropped():
             self._outcomes.ended(move.bundle, at_ms=self._worker.clock.now().wall_ms, problem="it was not started: balancing was stopped")
             _logger.info("move not started, because it is no longer needed", extra={"bundle": move.bundle, "destination": move.destination})
@@ -243,9 +244,10 @@ class Balancing:
             planned, faults = await asyncio.to_thread(plan)
         self._note_refused(faults)
         self._memory = planned.plan.memory
+        self._metrics.budget(planned.plan.budget)
         self._log(planned.plan)
         self._decide(planned.plan, planned.strategy, kind=planned.kind)
-        self._scheduler.planned(planned.plan.moves)
+        self._scheduler.planned(planned.plan.moves, fills=planned.plan.fills)
         self._outcomes.planned(planned.plan.moves, strategy=planned.strategy, capacities=planned.capacities)
         self._begin_or_drop()
 

@@ -120,6 +120,11 @@ def namespace_in(bundle: str) -> str:
     return bundle.rpartition("/")[0]
 
 
+def is_bundle_name(name: str) -> bool:
+    """Return whether a key of the channel is that of a bundle. Use `parse_bundle` for names from outside."""
+    return _match_bundle(name) is not None
+
+
 def parse_bundle(name: str) -> BundleName:
     """Parse a canonical bundle name. Raises `InvalidName` for any other form.
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from equipoise.brokers.balancing.controls import standing_controls
+from equipoise.brokers.balancing.controls import controls_in, standing_controls
+from equipoise.brokers.balancing.policies import Control
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.setting_values import CHOICES, SETTINGS, format_value, value_in
 from equipoise.brokers.balancing.settings.settings_records import (
@@ -49,6 +50,7 @@ from equipoise.brokers.operations.access import Access, folded_to_end
 from equipoise.brokers.operations.on_channel import run
 from equipoise.brokers.operations.verbs import change_settings, pause_balancing, resume_balancing
 from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.view import View
 
 app = group("Turn balancing on or off, and change its settings.")
 
@@ -58,12 +60,13 @@ _FIELD_CHARACTERS: Final = max(len(name.partition(".")[2]) for name in SETTINGS)
 _VALUE_CHARACTERS: Final = max(len(choice) for choices in CHOICES.values() for choice in choices)
 
 _ENABLED: Final = "balancing.enabled"
+_PARTS: Final = ("balancing.shedding", "balancing.splitting", "balancing.merging")
 _HISTORY_COLUMNS: Final = ("offset", "time", "by", "setting", "before", "after")
 
 
 @app.command()
 def on(*, log: LogOption, admin: AsOption = None, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
-    """Turn balancing on."""
+    """Turn balancing on, and show what stays off."""
     _change(log, admin, timeout, {_ENABLED: True}, as_json=as_json)
 
 
@@ -137,13 +140,28 @@ def unset(
 def _change(log: str, admin: str | None, timeout: int, changes: Changes, *, as_json: bool) -> None:
     with writing(log, admin, timeout) as access:
         change = run(access, change_settings(changes))
+        off, controls = _still_off(access.view) if changes.get(_ENABLED) else ((), ())
     if as_json:
-        print_json(change.document)
+        still = {"still_off": list(off), "controls": [asdict(control) for control in controls]} if changes.get(_ENABLED) else {}
+        print_json({**change.document, **still})
         return
     made = f"{counted(len(change.made), 'setting')} changed" if change.made else "nothing changed, the channel had this already"
     print_line(f"accepted at offset {change.offset}: {made}")
     for one in change.made:
         print_line(str(one))
+    for name in off:
+        print_line(f"{name} stays off: the channel has {name}=false; turn it on: equipoise balancing set {name}=true")
+    for control in controls:
+        print_line(f"still {control_line(control)}")
+
+
+def _still_off(view: View) -> tuple[Sequence[str], Sequence[Control]]:
+    """Return what the channel keeps from being balanced although balancing is on: settings, and the pause and freezes that count now."""
+    held, settings = settings_of(document_of(view)), settings_in(view, DEFAULTS)
+    controls = controls_in(view, time.time_ns() // 1_000_000)
+    paused = () if controls.pause is None else (controls.pause,)
+    off = [name for name in _PARTS if name in held and not value_in(settings, name)]
+    return off, (*paused, *(controls.frozen[name] for name in sorted(controls.frozen)))
 
 
 @app.command()

@@ -100,6 +100,7 @@ def effect_document(forecast: Forecast) -> Row:
         "forbidden": [asdict(each) for each in forecast.forbidden],
         "stays": [asdict(stay) for stay in plan.stays],
         "idle": None if plan.idle is None else asdict(plan.idle),
+        "budget": None if plan.budget is None else asdict(plan.budget),
     }
 
 
@@ -176,9 +177,13 @@ def print_effect(forecast: Forecast) -> None:
         print_heading("kept by policies")
         for each in forecast.forbidden:
             print_wrapped(_rule(each), indent=2)
-    reasons = _why_not_more(forecast)
-    if reasons:
+    reasons, budget = _why_not_more(forecast), forecast.plan.budget
+    # Without moves, it is the reason of the whole round.
+    blocked = budget.reason if budget is not None and budget.blocks and forecast.moves else None
+    if reasons or blocked:
         print_heading("why not more" if forecast.moves else "why not")
+        if blocked:
+            print_wrapped(blocked, indent=2)
         for subject, reason in list(reasons.items())[:_STAYS_MAX]:
             print_wrapped(f"{subject}: {reason}", indent=2)
         if len(reasons) > _STAYS_MAX:

@@ -53,6 +53,7 @@ from equipoise.channel.log.blocking_view import read_on
 from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.stop_signals import first_stop_signal
 from equipoise.shedder.plan import Move
+from equipoise.shedder.snapshot import Memory
 
 app = group("Show what the balancer would move now, and what blocks further moves.")
 
@@ -103,12 +104,12 @@ def plan(
         settings = with_values(settings_in(view, base), given)
         summaries = open_load_bus(log).latest()
         now_ms = time.time_ns() // 1_000_000
-        cluster = cluster_snapshot_of(view, summaries, settings, now_ms=now_ms)
+        newest = _newest_decisions(log)
+        cluster = cluster_snapshot_of(view, summaries, settings, now_ms=now_ms, memory=_memory(view, newest.get("shed")))
         placement = placement_of(settings, fresh(summaries, settings, now_ms=now_ms))
         strategy, forecast = foreseen(cluster, settings, placement)
         controls = standing_controls(view, now_ms)
-        leader, newest = _leader(view), _newest_decisions(log)
-        saved = saved_plan(view, forecast, settings.balancing)
+        saved, leader = saved_plan(view, forecast, settings.balancing), _leader(view)
         seen = Seen(
             plan=saved.id, log=log, at_ms=now_ms, offset=view.offset, leader=leader, newest=newest, strategy=strategy, controls=controls
         )
@@ -178,6 +179,15 @@ def balancing_settings_of(broker_conf: Path) -> Mapping[str, Value]:
 def _leader(view: View) -> str | None:
     leader = view.leader()
     return None if leader is None else leader.broker
+
+
+def _memory(view: View, decision: Decision | None) -> Memory:
+    """Return the memory of the leader as far as its last decision has it: what is used of the budget of moved load."""
+    leader = view.leader()
+    if leader is None or decision is None or decision.budget is None:
+        return Memory()
+    is_its_own = decision.broker == leader.broker and decision.at_ms >= leader.joined.timestamp_ms
+    return Memory(churn=decision.budget.used, churn_ms=decision.at_ms) if is_its_own else Memory()
 
 
 def _newest_decisions(log: str) -> Mapping[Kind, Decision]:

@@ -218,6 +218,10 @@ class Namespaces(Admin):
 
         409 if a destination refused a bundle that is now at its source or has no owner.
         """
+        for parameter in ("destinationBroker", "force"):
+            if parameter in request.query:
+                problem = "it is for the move of one bundle; name the bundle in the path"
+                raise InvalidRequest(what=f"the parameter {parameter}", problem=problem)
         answer = await self._run(request, verbs.unload_all(namespace_of(request)))
         stuck = [outcome.document() for outcome in answer.stuck]
         moved = len(answer.outcomes) - len(stuck)
@@ -246,6 +250,8 @@ class Namespaces(Admin):
         """
         name = bundle_of(request)
         destination, force = parameter_of(request, "destinationBroker"), flag_of(request, "force")
+        if force and destination is None:
+            raise InvalidRequest(what="the parameter force", problem="it is for a transfer; name a destinationBroker")
         if destination is not None:
             answer = await self._run(request, verbs.transfer(name, destination, force=force))
         elif bundle_named(ready_view(self._worker), name).phase == "free":

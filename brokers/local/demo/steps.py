@@ -14,7 +14,7 @@ from equipoise.brokers.balancing.decisions import Decision, Kind
 from equipoise.brokers.balancing.moves import MoveKind
 from equipoise.brokers.balancing.settings.settings_records import Changes
 from equipoise.brokers.decision_log import open_decision_log
-from equipoise.brokers.errors import BrokerUnreachable
+from equipoise.brokers.errors import BrokerUnreachable, counted
 from equipoise.brokers.local.demo import operator
 from equipoise.brokers.local.demo.demo import COUNTERS, MESSAGES, Demo, comes_true
 from equipoise.brokers.local.demo.figures import busiest
@@ -114,7 +114,8 @@ async def drain(demo: Demo) -> None:
     number = _follower(demo)
     broker, incarnation = demo.cluster.broker_ids[number], demo.incarnation(number)
     bundles = demo.table.view.held_count(incarnation)
-    demo.say(f"{broker} drains: its {bundles} bundles move away, and it takes no new ones")
+    gives = f"its {counted(bundles, 'bundle')} move away" if bundles else "it has no bundles"
+    demo.say(f"{broker} drains: {gives}, and it takes no new ones")
     problem = await operator.drain(demo.http, demo.cluster.addresses[number])
     if problem is not None:
         demo.say(f"{broker} does not drain: {problem}")

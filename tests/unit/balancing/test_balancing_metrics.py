@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from equipoise.brokers.runtime.metrics import Metrics
 from equipoise.shedder.loads import Resources, Use
-from equipoise.shedder.plan import Move
+from equipoise.shedder.plan import Budget, Move
 from tests.channels.folding import channel_with
 from tests.decisions import idle, move, outcome, shed
 
@@ -122,6 +123,14 @@ def test_moves_under_way_have_their_last_value() -> None:
     for moves in (3, 1):
         metrics.balancing.under_way(moves)
     assert 1 == value(metrics, "equipoise_balancing_moves_under_way")
+
+
+@pytest.mark.parametrize(("budget", "blocks"), [(Budget(most=1, used=1, blocks=True), 1), (Budget(most=1, used=1), 0), (None, 0)])
+def test_the_leader_exports_whether_the_budget_blocks_moves(budget: Budget | None, blocks: int) -> None:
+    metrics = Metrics(broker="b")
+    metrics.balancing.budget(Budget(most=1, used=1, blocks=not blocks))
+    metrics.balancing.budget(budget)
+    assert blocks == value(metrics, "equipoise_balancing_budget_blocks")
 
 
 def test_each_of_pulsars_series_has_a_counterpart() -> None:

@@ -63,6 +63,22 @@ def test_balancing_is_turned_off_and_on(log: str) -> None:
     assert True is settings_in(view_of(log), BalancingSettings()).balancing.enabled
 
 
+def test_balancing_on_says_what_stays_off(log: str) -> None:
+    """What the channel has as false, and the pause and the freezes that count now."""
+    balancing(log, "set", "balancing.shedding=false", "balancing.enabled=false")
+    run("namespaces", "freeze", NAMESPACE, "--reason", "a sale", log=log)
+    balancing(log, "pause", "--reason", "upgrade", "--for", "30m")
+    _, made, shedding, paused, frozen = balancing(log, "on").splitlines()
+    assert "balancing.enabled: false -> true" == made
+    assert (
+        "balancing.shedding stays off: the channel has balancing.shedding=false; "
+        "turn it on: equipoise balancing set balancing.shedding=true"
+    ) == shedding
+    assert (True, f"still {NAMESPACE} is frozen: a sale") == (paused.startswith("still balancing is paused until "), frozen)
+    document = json.loads(balancing(log, "on", "--json"))
+    assert (["balancing.shedding"], 2) == (document["still_off"], len(document["controls"]))
+
+
 def test_settings_are_set_and_removed_together(log: str) -> None:
     told = balancing(log, "set", "transfer.target_deviation=0.1", "balancing.shedder=TransferShedder", "--as", "erin", "--json")
     changes = {

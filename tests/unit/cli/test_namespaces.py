@@ -258,7 +258,11 @@ def test_a_transfer_to_an_unfit_broker_is_refused(case: str, tmp_path: Path) -> 
     url = write(channel.entries, tmp_path)
     out, error, code = unload(url, "--bundle", LEFT_RANGE, "-d", destination)
     assert ("", 1) == (out, code)
-    advice = "look at its present state" if case == "owner" else "name a broker that is up: equipoise brokers list\n"
+    advice = (
+        f"look at its present state before you try again: equipoise bundles show {LEFT}\n"
+        if case == "owner"
+        else "name a broker that is up: equipoise brokers list\n"
+    )
     assert f"error: cannot move {told.format(LEFT)}; {advice}" in error
     is_on_record = "refused at" in told
     assert is_on_record == (f"transfer   {LEFT}  a -> " in run("channel", "why", LEFT, log=url).stdout)
@@ -293,6 +297,9 @@ def test_an_unload_without_another_broker_waits_for_the_release(tmp_path: Path, 
         told = unload(url, "--bundle", LEFT_RANGE)
     assert (f"accepted at offset 12: a has released {LEFT}, and nobody owns it now: it is free\n", "", 0) == told
     assert "free" == view_of(url).bundles[LEFT].phase
+    *_, error, code = unload(url, "--bundle", LEFT_RANGE)
+    look = f"look at its present state before you try again: equipoise bundles show {LEFT}"
+    assert (f"error: cannot move {LEFT}: it is free, not owned; {look}\n", 1) == (error, code)
 
 
 def test_an_unload_without_a_bundle_unloads_all(tmp_path: Path) -> None:

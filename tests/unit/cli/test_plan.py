@@ -25,7 +25,7 @@ from equipoise.brokers.load.bus import open_load_bus
 from equipoise.channel.core import propose
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.log.open_log import log_path
-from equipoise.shedder.plan import Move
+from equipoise.shedder.plan import Budget, Move
 from tests.channels.folding import Channel
 from tests.decisions import idle, outcome, shed
 from tests.load.loaded import loaded, sample, uneven_channel
@@ -153,6 +153,20 @@ def test_the_last_decision_of_the_leader_is_shown(log: str) -> None:
     decisions.write(idle(now_ms - 125_000))
     assert "last decision: 2 m ago by a (TransferShedder): Skip, HitCount: the load is even\n" in run("plan", log=log).stdout
     assert "HitCount" == json.loads(run("plan", "--json", log=log).stdout)["last_decision"]["cause"]
+
+
+def test_a_plan_says_what_the_budget_blocks_and_until_when(tmp_path: Path) -> None:
+    """The last decision of the leader has what is used of it. That of a former leader does not count."""
+    log, now_ms = loaded(uneven_channel("aaaabb"), tmp_path, {"a": 90.0, "b": 35.0}), time.time_ns() // 1_000_000
+    assert "1 bundle would move" in run("plan", log=log).stdout
+    used = Budget(most=1.0, used=1.0)
+    open_decision_log(log).write(replace(idle(now_ms), broker="b", budget=used))
+    assert "1 bundle would move" in run("plan", log=log).stdout
+    open_decision_log(log).write(replace(idle(now_ms), broker="a", budget=used))
+    page = run("plan", log=log).stdout
+    assert "Nothing would move" in page
+    assert "the budget of moved load, 100 % of all load per hour (balanced.churn_max), is used up; the next bundle may move in " in page
+    assert json.loads(run("plan", "--json", log=log).stdout)["budget"]["blocks"]
 
 
 def test_the_last_outcome_is_shown(log: str) -> None:

@@ -210,7 +210,7 @@ class Alert:
     """A rule, the series that it looks at, values (one each 15 s) with which it fires after `minutes`, and others with which it does not.
 
     A counter fires with its first event, and not because of events of long ago.
-    `labels` choose the series on the page of a broker.
+    `labels` choose the series on the page of a broker. `beside` are further series, which do not change.
     """
 
     name: str
@@ -218,6 +218,7 @@ class Alert:
     fires: str = FIRST_EVENT
     quiet: str = "3x40"
     labels: Labels = field(default_factory=dict)
+    beside: Mapping[str, str] = field(default_factory=dict)
     minutes: int = 4
 
 
@@ -232,6 +233,13 @@ FIRING: Final = (
     ),
     Alert(name="EquipoiseLookupsTimeOut", metric="equipoise_lookup_duration_seconds_count", labels={"outcome": "timed_out"}),
     Alert(name="EquipoiseBundleQuarantined", metric="equipoise_bundles_quarantined", fires="0x3 1x20", quiet="0x20"),
+    Alert(
+        name="EquipoiseBrokerStarves",
+        metric="equipoise_balancing_budget_blocks",
+        fires="0x3 1x20",
+        quiet="0x11 1x2 0x20",
+        beside={f'equipoise_bundles_owned{{broker="{broker}"}}': f"{owned}x40" for broker, owned in (("a", 32), ("b", 32), ("c", 12))},
+    ),
     Alert(name="EquipoiseRecordsRejected", metric="equipoise_records_rejected_total", labels={"reason": "malformed"}),
     Alert(name="EquipoiseCompactionFails", metric="equipoise_compaction_failures_total", fires="0x3 1+1x4 5x20", quiet="0x3 1x20"),
     Alert(name="EquipoiseResyncs", metric="equipoise_reader_resyncs_total"),
@@ -266,7 +274,7 @@ def test_an_alert_fires_when_it_should_and_not_else(alert: Alert, pages: Pages, 
     tests = [
         {
             "interval": "15s",
-            "input_series": [{"series": series, "values": values}],
+            "input_series": [{"series": each, "values": of_each} for each, of_each in {series: values, **alert.beside}.items()],
             "promql_expr_test": [{"expr": firing, "eval_time": f"{alert.minutes}m", "exp_samples": expected}],
         }
         for values, expected in ((alert.fires, [{"labels": "{}", "value": 1}]), (alert.quiet, []))

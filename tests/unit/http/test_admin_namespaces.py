@@ -128,6 +128,19 @@ async def test_all_bundles_of_a_namespace_are_unloaded(tmp_path: Path) -> None:
         assert 404 == (await brokers.brokers[0].put(f"{NAMESPACES}/acme/nowhere/unload")).status
 
 
+async def test_an_unload_of_a_namespace_refuses_what_is_for_one_bundle(tmp_path: Path) -> None:
+    """As the command line does. It moves nothing."""
+    async with cluster(tmp_path, brokers=2) as brokers:
+        one, other = brokers.brokers
+        before = [(bundle.owner, bundle.token) for bundle in brokers.view.bundles_of(NAMESPACE)]
+        for query in (f"destinationBroker={other.id}", "force=true"):
+            answer = await one.put(f"{NAMESPACES}/{NAMESPACE}/unload?{query}")
+            assert (400, True) == (answer.status, "is for the move of one bundle; name the bundle in the path" in answer.reason)
+        refused = await one.put(f"{path_of(brokers.bundles()[0])}/unload?force=true")
+        assert (400, True) == (refused.status, "it is for a transfer; name a destinationBroker" in refused.reason)
+        assert before == [(bundle.owner, bundle.token) for bundle in brokers.view.bundles_of(NAMESPACE)]
+
+
 async def test_an_unload_of_a_free_bundle_succeeds_unless_it_names_a_destination(tmp_path: Path) -> None:
     async with cluster(tmp_path) as brokers:
         (broker,), bundle = brokers.brokers, brokers.bundles()[0]

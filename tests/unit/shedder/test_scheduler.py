@@ -84,6 +84,16 @@ def test_rounds_follow_each_other_while_a_broker_that_joined_is_filled(scheduler
     assert [False, True] == [due(scheduler, now_ms) for now_ms in (START_MS + 4, START_MS + 3 + INTERVAL_MS)]
 
 
+def test_rounds_follow_each_other_while_they_fill_a_broker(scheduler: Scheduler) -> None:
+    """Whoever it is: its maintenance may have ended."""
+    scheduler.planned(moves(("a", "b")), fills=True)
+    begun(scheduler)
+    scheduler.ended("0", START_MS)
+    assert due(scheduler, START_MS + 1)
+    scheduler.planned((), fills=True)
+    assert not due(scheduler, START_MS + 2)
+
+
 def test_a_round_for_a_broker_that_joined_is_not_repeated_if_nothing_was_planned(scheduler: Scheduler) -> None:
     """Balancing is off or paused, or the round failed. The next regular round comes after the interval."""
     scheduler.joined("b", START_MS)

@@ -190,11 +190,19 @@ def test_a_bundle_weighs_where_it_goes(phase: Phase, expected: tuple[str, str | 
     assert ([] if expected is None else [expected]) == found
 
 
-def test_bundles_that_rest_or_are_being_deleted_are_barred(channel: Channel) -> None:
+def test_bundles_that_rest_and_those_that_are_being_deleted_are_told_apart(channel: Channel) -> None:
+    """Only the first may fill a broker."""
     reports = (report("a", left=5), report("b", right=7), report("c"))
-    assert ("it has moved lately",) == tuple(b.barred for b in broker_of(taken(channel, *reports, resting=(LEFT,)), "a").bundles)
+    assert [(None, True)] == [(b.barred, b.rests) for b in broker_of(taken(channel, *reports, resting=(LEFT,)), "a").bundles]
     channel.accept(propose.start_deleting_namespace(channel.admin(), channel.view, name=NAMESPACE))
     assert ("its namespace is being deleted",) == tuple(b.barred for b in broker_of(taken(channel, *reports), "b").bundles)
+
+
+@pytest.mark.parametrize(("age_ms", "is_new"), [(-1, False), (0, True), (59_999, True), (60_000, False)])
+def test_a_broker_is_new_for_a_minute(channel: Channel, age_ms: int, is_new: bool) -> None:
+    joined_ms = channel.broker("a").joined.timestamp_ms
+    snapshot = take(channel.view, (), now_ms=joined_ms + age_ms, age_ms_max=AGE_MS_MAX)
+    assert {is_new} == {each.is_new for each in snapshot.brokers}
 
 
 def told_by(channel: Channel, *bundles: str) -> Snapshot:
