@@ -99,5 +99,8 @@ async def served(app: web.Application, listening: socket.socket, worker: Worker)
         await runner.cleanup()
 
 
-async def _signed(_request: web.Request, answer: web.StreamResponse) -> None:
+async def _signed(request: web.Request, answer: web.StreamResponse) -> None:
     answer.headers[hdrs.SERVER] = SERVER
+    if not request.content.is_eof():  # Nobody reads the rest of the body, so no other request can follow it.
+        answer.force_close()
+        answer.headers[hdrs.CONNECTION] = "close"  # aiohttp has decided on this header before.

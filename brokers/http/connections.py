@@ -36,6 +36,10 @@ PROBLEM: Final = "http"
 _REJECTION_S: Final = 1.0
 _REJECTIONS_MAX: Final = 16
 
+# An answer that does not wait for the body has this long to be read. If the socket were closed at once, with more of the body to come, the
+# system would drop the answer.
+_LINGER_S: Final = 1.0
+
 _LOG_INTERVAL_MS: Final = 10_000
 
 # How aiohttp reports the first bytes of a client that took this port for another one.
@@ -70,6 +74,9 @@ class Connections:
         """Return the protocol of the next connection."""
         # aiohttp's type for the access log lacks None, which it accepts.
         options: dict[str, Any] = {"access_log": None, "keepalive_timeout": self._worker.config.http_idle_ms / 1_000}
+        # aiohttp would decompress a body in the parser, before anyone knows whose it is, and go on for as long as there is input. The guard
+        # refuses bodies that are encoded.
+        options |= {"auto_decompress": False, "lingering_time": _LINGER_S}
         return Connection(self, self._server, loop=asyncio.get_running_loop(), **options)
 
     def admit(self, peer: str | None) -> Overload | str | None:

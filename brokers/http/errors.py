@@ -13,7 +13,7 @@ from functools import partial, wraps
 from http import HTTPStatus
 from typing import Final
 
-from aiohttp import HttpVersion11, web
+from aiohttp import HttpVersion11, hdrs, web
 
 from equipoise.brokers.errors import (
     Cancelled,
@@ -92,13 +92,12 @@ def typed(route: web.RouteDef) -> web.RouteDef:
     @wraps(handler)
     async def answered(request: web.Request) -> web.StreamResponse:
         try:
+            if request.version >= HttpVersion11 and hdrs.EXPECT in request.headers:
+                await _invite_body(request)
             return await handler(request)
         except web.HTTPRequestEntityTooLarge as error:
             reason = f"the body of {request.method} {request.path} is larger than {request.client_max_size} bytes, the maximum"
             return problem_answer(request, error.status, reason, "BodyTooLarge", error)
-        except web.RequestPayloadError as error:
-            reason = "the body cannot be read: it does not match its Content-Encoding, or is incomplete"
-            return problem_answer(request, HTTPStatus.BAD_REQUEST, reason, "UnreadableBody", error)
         except web.HTTPException:
             raise  # A redirect, or a service's own error: it already is an answer.
         except EquipoiseError as error:
@@ -147,16 +146,19 @@ def not_supported(request: web.Request, why: str, *, allow: str = "") -> web.Res
 
 
 async def _expected(request: web.Request) -> web.Response | None:
-    """Let a client that sends `Expect: 100-continue` send its body. Refuse any other expectation."""
+    """Refuse any expectation but `Expect: 100-continue`, which `_invite_body` fulfils behind all other checks."""
     expectation = request.headers.get("Expect", "")
     if request.version < HttpVersion11:
         return None  # RFC 9110: ignore it.
     if expectation.lower() != "100-continue":
         reason = f"the expectation {expectation[:_SHOWN_MAX]!r} is not supported; use 100-continue"
         return problem_answer(request, HTTPStatus.EXPECTATION_FAILED, reason, "UnknownExpectation")
+    return None
+
+
+async def _invite_body(request: web.Request) -> None:
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     request.writer.output_size = 0  # That was not the final answer.
-    return None
 
 
 def _shown(request: web.Request) -> str:

@@ -1,7 +1,7 @@
 """Refuse requests that a foreign web page, or a page under a foreign name, may have sent, and limit the time of a body.
 
 The guard checks Host, Origin and Content-Type. A loopback address is no protection: any page in an operator's browser may send requests to
-it.
+it. It also refuses compressed bodies, which no client of ours sends: a small one may stand for a very large one.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ _JSON_PATHS: Final = "/admin/"
 ARRIVED_AT: Final = "X-Equipoise-Arrived-At"
 """The local address at which a program got the request that it forwards. It counts only on a Unix socket, which only the program uses."""
 
+# What says in the header Content-Encoding that a body is not encoded.
+_PLAIN: Final = frozenset({"", "identity"})
+
 _PORT_OF_SCHEME: Final = {"http": 80, "https": 443}
 _SHOWN_MAX: Final = 256
 
@@ -48,6 +51,7 @@ class RequestHead:
     site: str | None = None
     has_body: bool = False
     content_type: str = JSON
+    encoding: str = ""
     opens_socket: bool = False
     arrived_at: str | None = None
 
@@ -75,6 +79,9 @@ class Guard:
         if foreign is not None:
             reason = f"{_shown(foreign)} (header Host) is not a name of this broker; use its address, or add the name to http_hosts"
             return Refusal(status=HTTPStatus.MISDIRECTED_REQUEST, error="UnknownHost", reason=reason)
+        if head.encoding.strip().lower() not in _PLAIN:
+            reason = f"the body is encoded ({_shown(head.encoding)}), and this broker decodes none; send it without Content-Encoding"
+            return Refusal(status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE, error="EncodedBody", reason=reason)
         if head.method in _READING and not head.opens_socket:
             return None
         if head.origin is not None and not any(_is_same_origin(head.origin, host) for host in head.hosts):
@@ -148,6 +155,7 @@ def _head_of(request: web.Request) -> RequestHead:
         site=headers.get("Sec-Fetch-Site"),
         has_body=request.body_exists,
         content_type=request.content_type if hdrs.CONTENT_TYPE in headers else "",
+        encoding=", ".join(headers.getall(hdrs.CONTENT_ENCODING, ())),
         opens_socket=headers.get(hdrs.UPGRADE, "").lower() == "websocket",
         arrived_at=address[0] if isinstance(address, tuple) else headers.get(ARRIVED_AT),
     )

@@ -6,7 +6,7 @@ Source: the ASGI specification, version 3, protocol HTTP.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
@@ -29,6 +29,8 @@ _HOP_BY_HOP: Final = frozenset(
     {"connection", "expect", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
     | {ARRIVED_AT.lower(), CALLED_FROM.lower()}
 )
+# The versions in which a request has its connection for itself.
+_WITH_CONNECTIONS: Final = ("1.0", "1.1")
 # What aiohttp would add to a request that lacks them.
 _AUTOMATIC: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
@@ -45,6 +47,10 @@ class Body:
         self._is_spent = False
         if not first.get("more_body"):
             self._is_read.set()
+
+    def ending(self, scope: Message) -> Sequence[tuple[bytes, bytes]]:
+        """Return the headers that end the connection after an answer that does not wait for the rest of the body. HTTP/2 has none."""
+        return () if self._is_read.is_set() or scope.get("http_version", "1.1") not in _WITH_CONNECTIONS else ((b"connection", b"close"),)
 
     @property
     def may_repeat(self) -> bool:
@@ -128,9 +134,9 @@ def forwarding_session(connector: aiohttp.BaseConnector, timeout: aiohttp.Client
     )
 
 
-async def send_answer(response: aiohttp.ClientResponse, send: Send) -> None:
-    """Send the answer of the other server to the client."""
-    await send({"type": "http.response.start", "status": response.status, "headers": end_to_end(response.raw_headers)})
+async def send_answer(response: aiohttp.ClientResponse, send: Send, further: Sequence[tuple[bytes, bytes]] = ()) -> None:
+    """Send the answer of the other server to the client, with `further` headers."""
+    await send({"type": "http.response.start", "status": response.status, "headers": [*end_to_end(response.raw_headers), *further]})
     async for piece in response.content.iter_any():
         await send({"type": "http.response.body", "body": piece, "more_body": True})
     await send({"type": "http.response.body", "body": b""})

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 import aiohttp
-from aiohttp import web
+from aiohttp import hdrs, web
 from yarl import URL
 
 from equipoise.brokers.http.caller import CALLED_FROM
@@ -88,7 +88,7 @@ class MountedHttp:
         try:
             async with self._response(target, headers, body.data()) as response:
                 has_answered = True
-                await send_answer(response, send)
+                await send_answer(response, send, body.ending(scope))
         except aiohttp.ClientError as error:
             if has_answered:  # Without the end of the answer, the server breaks the connection of the caller.
                 _logger.warning("broken answer: %s", error, extra={"method": target.method, "path": target.path})
@@ -102,16 +102,22 @@ class MountedHttp:
         target = _Target(request.method, request.rel_url.raw_path.removeprefix(prefix) or "/", request.rel_url.raw_query_string)
         server, client = (request.get_extra_info(name) for name in ("sockname", "peername"))
         headers = _request_headers(request.raw_headers, server=server, client=client)
+        # aiohttp decompresses as long as somebody reads, and the broker refuses such a body by its head.
+        is_encoded = request.body_exists and hdrs.CONTENT_ENCODING in request.headers
         answer: web.StreamResponse | None = None
         try:
-            async with self._response(target, headers, request.content if request.body_exists else None) as response:
+            async with self._response(target, headers, request.content if request.body_exists and not is_encoded else None) as response:
                 answer = web.StreamResponse(status=response.status, reason=response.reason)
                 for name, value in end_to_end(response.raw_headers):
                     answer.headers.add(name.decode("latin-1"), value.decode("utf-8", "surrogateescape"))
+                if is_encoded:
+                    answer.force_close()
                 await answer.prepare(request)
                 async for piece in response.content.iter_any():
                     await answer.write(piece)
                 await answer.write_eof()
+            if is_encoded:
+                request.protocol.force_close()  # Otherwise the server of the program would read the rest, and decompress it.
         except aiohttp.ClientError as error:
             if answer is None or not answer.prepared:
                 return problem_answer(request, HTTPStatus.SERVICE_UNAVAILABLE, _not_ready(error), "NotReady")

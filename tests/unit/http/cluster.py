@@ -195,6 +195,7 @@ async def started(folder: Path, log_url: str, settings: Mapping[str, object]) ->
     async with AsyncExitStack() as parts:
         session = await parts.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
         listening = parts.enter_context(socket.create_server(("127.0.0.1", 0)))
+        listening.setblocking(False)  # noqa: FBT003 - a method of sockets
         port = listening.getsockname()[1]
         config = WorkerConfig.model_validate(
             {"log_url": log_url, "data_dir": folder / str(port), "http_port": port, "drain_ms": 1_000, **settings}

@@ -167,7 +167,7 @@ BAD = (
     b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost\r\n\r\n",
     b"GET / HTTP/9.9\r\n\r\n",
     b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n",
-    UPLOAD + b"Content-Encoding: deflate\r\nContent-Length: 1\r\n\r\n\x06",
+    UPLOAD + b"Transfer-Encoding: chunked\r\n\r\nxyz\r\n",
 )
 
 
