@@ -1,7 +1,8 @@
 """Refuse requests that a foreign web page, or a page under a foreign name, may have sent, and limit the time of a body.
 
 The guard checks Host, Origin and Content-Type. A loopback address is no protection: any page in an operator's browser may send requests to
-it. It also refuses compressed bodies, which no client of ours sends: a small one may stand for a very large one.
+it. It also refuses compressed bodies, which no client of ours sends: a small one may stand for a very large one. And it refuses requests
+from other machines that a program without authentication passes on to its mounted broker, wherever the program says that it listens.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
 from equipoise.brokers.http.answers import JSON
+from equipoise.brokers.http.caller import CALLED_FROM
+from equipoise.brokers.http.connections import Connection
 from equipoise.brokers.http.errors import problem_answer
 from equipoise.brokers.runtime.config import WorkerConfig
 
@@ -39,10 +42,21 @@ _PLAIN: Final = frozenset({"", "identity"})
 _PORT_OF_SCHEME: Final = {"http": 80, "https": 443}
 _SHOWN_MAX: Final = 256
 
+# What a proxy before the program says about the callers of a request. Callers that write it themselves only lose by it.
+_PROXIED: Final = (hdrs.X_FORWARDED_FOR, hdrs.FORWARDED)
+
+_NOT_LOCAL: Final = (
+    "the request does not come from this machine, or does not say so, and this broker asks nobody who he is; set `authentication`, or have "
+    "the program listen on loopback only; or set `insecure` if the network itself keeps others out"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHead:
-    """The parts of a request that the guard checks. `arrived_at` is the local address of the connection."""
+    """The parts of a request that the guard checks. `arrived_at` is the local address of the connection.
+
+    `came_through` has, for a request to a mount, the addresses of its way, the local one too. None is an unknown one.
+    """
 
     method: str
     path: str
@@ -54,6 +68,7 @@ class RequestHead:
     encoding: str = ""
     opens_socket: bool = False
     arrived_at: str | None = None
+    came_through: tuple[str | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +86,13 @@ class Guard:
     def __init__(self, config: WorkerConfig, advertised: Sequence[str]) -> None:
         """The names are those of `http_hosts`, `host`, `advertised_host`, and the hosts of the `advertised` URLs."""
         own = (config.host, config.advertised_host or config.host, "localhost", *config.http_hosts)
+        self._takes_strangers = config.authentication or config.insecure
         self._names = frozenset(map(_plain, (*own, *filter(None, map(_host_in, advertised)))))
 
     def refusal(self, head: RequestHead) -> Refusal | None:
         """Return why a request is refused; None if a handler may have it."""
+        if not self._takes_strangers and not all(map(_is_loopback, head.came_through)):
+            return Refusal(status=HTTPStatus.FORBIDDEN, error="NotLocal", reason=_NOT_LOCAL)
         foreign = next((host for host in head.hosts if not self._is_own(host, head.arrived_at)), None)
         if foreign is not None:
             reason = f"{_shown(foreign)} (header Host) is not a name of this broker; use its address, or add the name to http_hosts"
@@ -145,8 +163,14 @@ def _once_open(limit: asyncio.Timeout) -> Callable[[], None]:
 
 
 def _head_of(request: web.Request) -> RequestHead:
-    headers, transport = request.headers, request.transport
-    address = None if transport is None else transport.get_extra_info("sockname")
+    headers, connection = request.headers, request.protocol
+    assert isinstance(connection, Connection), "`served` makes no other"
+    address = connection.sockname
+    arrived_at = address[0] if isinstance(address, tuple) else headers.get(ARRIVED_AT)
+    came_through: tuple[str | None, ...] = ()
+    if connection.peer is None:
+        proxied = (part.strip() for name in _PROXIED for given in headers.getall(name, ()) for part in given.split(","))
+        came_through = (arrived_at, headers.get(CALLED_FROM), *proxied)
     return RequestHead(
         method=request.method,
         path=request.path,
@@ -157,7 +181,8 @@ def _head_of(request: web.Request) -> RequestHead:
         content_type=request.content_type if hdrs.CONTENT_TYPE in headers else "",
         encoding=", ".join(headers.getall(hdrs.CONTENT_ENCODING, ())),
         opens_socket=headers.get(hdrs.UPGRADE, "").lower() == "websocket",
-        arrived_at=address[0] if isinstance(address, tuple) else headers.get(ARRIVED_AT),
+        arrived_at=arrived_at,
+        came_through=came_through,
     )
 
 
@@ -210,6 +235,11 @@ def _address(name: str) -> IPv4Address | IPv6Address | None:
     # An IPv6 socket reports an IPv4 address in this form.
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return address if mapped is None else mapped
+
+
+def _is_loopback(name: str | None) -> bool:
+    address = _address(name or "")
+    return address is not None and address.is_loopback
 
 
 def _shown(text: str) -> str:

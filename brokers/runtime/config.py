@@ -110,7 +110,8 @@ class WorkerConfig(BaseModel):
     http_port: int = Field(default=8080, ge=0, le=65_535, description="The HTTP port. 0 means any free port.")
     insecure: bool = Field(
         default=False,
-        description="Allow a `host` that other machines can reach, without TLS or without authentication.",
+        description="Allow a `host` that other machines can reach, without TLS or without authentication. A mounted broker without "
+        "authentication also needs it to answer requests from other machines.",
     )
     advertised_host: str | None = Field(
         default=None, description="The host that clients use. Default: `host`. Required if `host` stands for all addresses."

@@ -262,8 +262,8 @@ class Asked(Keeper):
 
 @pytest.mark.parametrize(("settings", "expected"), [({}, ""), (SETTINGS, "operator")])
 async def test_a_route_of_a_service_learns_the_role_of_its_caller(settings: dict[str, Any], expected: str) -> None:
-    app = (worker := Worker(memory(), Asked(), advertised_addresses={"http": "http://localhost"}, **settings)).asgi()
-    async with worker, httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+    app = (worker := Worker(memory(), Asked(), advertised_addresses={"http": "http://127.0.0.1"}, **settings)).asgi()
+    async with worker, httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
         assert expected == (await client.get("/role", headers=bearer(token("operator")))).text
 
 

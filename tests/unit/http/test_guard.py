@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import MutableMapping
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.http.guard import Guard, RequestHead
 from equipoise.brokers.runtime.config import WorkerConfig
-from tests.unit.http.cluster import Answer, Broker, cluster
+from equipoise.brokers.server.by_key import AsgiApp
+from equipoise.brokers.server.embedded import Worker
+from tests.unit.http.cluster import Answer, Broker, Gate, cluster
+from tests.unit.security.signing import SETTINGS
 
 ME = "127.0.0.1:8080"
 ORDER = "/admin/v2/brokers/drain"
@@ -106,6 +111,63 @@ def test_requests_that_a_foreign_page_could_send_are_refused(case: str) -> None:
     assert refusal is not None
     assert status == refusal.status
     assert told in refusal.reason
+
+
+HERE = ("127.0.0.1", 8000)
+AWAY = ("10.0.0.7", 8000)
+Address = tuple[str, int | None] | None
+
+ARRIVALS: dict[str, tuple[Address, Address, dict[str, str], int]] = {
+    "here": (HERE, ("::1", 1), {}, 204),
+    "at a socket of IPv6": (("::ffff:127.0.0.1", 8000), HERE, {}, 204),
+    "by a proxy for this machine": (HERE, HERE, {"X-Forwarded-For": "127.0.0.1, ::1"}, 204),
+    "at an address of the network": (AWAY, ("10.0.0.9", 1), {}, 403),
+    "at an address of the network, from this machine": (AWAY, AWAY, {}, 403),
+    "from another machine, as the server has learnt from a proxy": (HERE, ("10.0.0.9", 1), {}, 403),
+    "from another machine, as only a proxy says": (HERE, HERE, {"X-Forwarded-For": "10.0.0.9"}, 403),
+    "from two, as proxies say": (HERE, HERE, {"X-Forwarded-For": "10.0.0.9, 127.0.0.1"}, 403),
+    "by a proxy in the words of RFC 7239": (HERE, HERE, {"Forwarded": "for=10.0.0.9"}, 403),
+    "at a Unix socket": (("/run/program", None), None, {}, 403),
+    "nobody knows where": (None, HERE, {}, 403),
+    "nobody knows from where": (HERE, None, {}, 403),
+    "at a name, which a caller may have written": (("localhost", 8000), HERE, {}, 403),
+}
+
+
+async def asked(app: AsgiApp, server: Address, client: Address, headers: dict[str, str]) -> int:
+    """Create a tenant, as a server calls an ASGI program. Return the status."""
+    sent = [{"type": "http.request", "body": b"{}"}]
+    answers: list[MutableMapping[str, Any]] = []
+
+    async def receive() -> MutableMapping[str, Any]:
+        if not sent:
+            await asyncio.Event().wait()
+        return sent.pop()
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        answers.append(message)
+
+    given = {"Host": "127.0.0.1:8000", "Content-Type": "application/json", **headers}
+    encoded = [(name.lower().encode(), value.encode()) for name, value in given.items()]
+    scope = {"type": "http", "method": "PUT", "path": "/admin/v2/tenants/new", "query_string": b"", "headers": encoded}
+    await app({**scope, "server": server, "client": client}, receive, send)
+    return int(answers[0]["status"])
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("settings", [{}, {"insecure": True}, SETTINGS], ids=["open", "insecure", "authenticated"])
+async def test_an_open_mount_takes_requests_of_this_machine_only(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Wherever it says that it listens: a server may listen elsewhere. `insecure` takes all, and authentication asks them who they are."""
+    worker = Worker(
+        "memory:arrivals", Gate(), data_dir=tmp_path, broker_id="me", advertised_addresses={"http": "http://127.0.0.1"}, **settings
+    )
+    app, others = worker.asgi(), {"insecure": 204, "authentication": 401}
+    other = next((status for setting, status in others.items() if setting in settings), None)
+    async with worker:
+        found = {name: await asked(app, server, client, headers) for name, (server, client, headers, _) in ARRIVALS.items()}
+    taken = {409, 204}  # The first one creates the tenant.
+    expected = {name: status if other is None else other for name, (*_, status) in ARRIVALS.items()}
+    assert expected == {name: 204 if status in taken else status for name, status in found.items()}
 
 
 def test_http_hosts_takes_no_port() -> None:

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import aiohttp
@@ -178,7 +179,8 @@ async def test_bodies_beyond_the_rate_are_answered_429(tmp_path: Path) -> None:
 
 async def test_clients_of_a_mount_have_limits_by_the_address_that_the_program_reports() -> None:
     advertised = {"http": "http://127.0.0.1:8000"}
-    made = Worker("memory:limits-of-a-mount", Gate(), advertised_addresses=advertised, identity_requests_per_second_max=1)
+    settings: dict[str, Any] = {"identity_requests_per_second_max": 1, "insecure": True}
+    made = Worker("memory:limits-of-a-mount", Gate(), advertised_addresses=advertised, **settings)
     app = made.asgi()
     async with made:
         found = {}
