@@ -18,7 +18,7 @@ import uuid
 from pathlib import Path
 from typing import Final
 
-from equipoise.channel.core.errors import LogDamaged
+from equipoise.channel.core.errors import LogDamaged, OperatorError
 from equipoise.channel.core.log import FIRST_OFFSET
 
 APPLICATION_ID: Final = 0x45515053  # "EQPS"
@@ -57,7 +57,8 @@ _TABLES: Final = (_ENTRIES, _LOG, *_SNAPSHOT_TABLES)
 def found_format(connection: sqlite3.Connection, path: Path, *, log: str) -> int:
     """Return the format of the file, or 0 for an empty file. Reads in one transaction.
 
-    Raises `LogDamaged` for a file of another program, a newer format, or changed tables. `log` is the log's name.
+    Raises `LogDamaged` for a file of another program, a newer format, or changed tables, and `OperatorError` for a trigger. Ignores what
+    else is in the file. `log` is the log's name.
     """
     in_transaction = connection.in_transaction
     if not in_transaction:  # Another process may be creating the log between two reads.
@@ -71,7 +72,7 @@ def found_format(connection: sqlite3.Connection, path: Path, *, log: str) -> int
 
 def _format(connection: sqlite3.Connection, path: Path, *, log: str) -> int:
     [(application_id,)] = connection.execute("PRAGMA application_id").fetchall()
-    found = connection.execute("SELECT tbl_name, sql FROM sqlite_master ORDER BY name").fetchall()
+    found = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master").fetchall()
     if application_id == 0 and not found:
         return 0
     if application_id != APPLICATION_ID:
@@ -80,13 +81,22 @@ def _format(connection: sqlite3.Connection, path: Path, *, log: str) -> int:
     if file_format not in _TABLES_OF:
         problem = f"{path} has format {file_format}, and this version reads format {FORMAT_WITH_HISTORY} and older ones"
         raise LogDamaged(log=log, problem=problem)
-    tables = [statement for table, statement in found if table != DECISIONS.encode()]
-    if tables != [statement.encode() for statement in _TABLES_OF[file_format]]:
-        raise LogDamaged(log=log, problem=f"the tables in {path} were changed by another program")
+    tables = {name.decode(): statement.decode() for kind, name, _, statement in found if kind == b"table"}
+    ours = {statement.split()[2]: statement for statement in _TABLES_OF[file_format]}
+    changed = [name for name, statement in ours.items() if tables.get(name) != statement]
+    if changed:
+        raise LogDamaged(log=log, problem=f"another program has changed the table {changed[0]} in {path}")
+    # Statistics, replication and what else people keep beside our tables changes nothing. A trigger changes what we write.
+    triggers = [name.decode() for kind, name, table, _ in found if kind == b"trigger" and table.decode() in ours]
+    if triggers:
+        raise OperatorError(
+            f"the log {log} cannot be used: the trigger {triggers[0]} in {path} is not part of it, and would change what brokers write; "
+            f"drop the trigger (DROP TRIGGER {triggers[0]})"
+        )
     return int(file_format)
 
 
-_TABLES_OF: Final = {1: _TABLES_1, FORMAT: _TABLES, FORMAT_WITH_HISTORY: (_ENTRIES, *_HISTORY_TABLES, _LOG, *_SNAPSHOT_TABLES)}
+_TABLES_OF: Final = {1: _TABLES_1, FORMAT: _TABLES, FORMAT_WITH_HISTORY: (*_TABLES, *_HISTORY_TABLES)}
 
 
 def create(connection: sqlite3.Connection, *, boot: str) -> None:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.channel.core.errors import EquipoiseError, LogDamaged
+from equipoise.channel.core.errors import EquipoiseError, LogDamaged, OperatorError
 from equipoise.channel.core.log import FIRST_OFFSET
-from tests.unit.sqlite.sqlite_files import URL, append, edit, make, open_at
+from tests.unit.sqlite.sqlite_files import TIMEOUT_MS, URL, append, edit, make, open_at
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ UNUSABLE: dict[str, tuple[Callable[[Path], object], str]] = {
     "of another program": (lambda path: edit(path, "CREATE TABLE people (name TEXT)"), "another program"),
     "of another program, empty": (lambda path: edit(path, "PRAGMA application_id = 7"), "another program"),
     "of a newer format": (edited("PRAGMA user_version = 4"), "format 3"),
-    "without entries": (edited("DROP TABLE entries"), "changed by another program"),
-    "with another column": (edited("ALTER TABLE entries ADD COLUMN note TEXT"), "changed by another program"),
+    "without entries": (edited("DROP TABLE entries"), "another program has changed the table entries"),
+    "with another column": (edited("ALTER TABLE entries ADD COLUMN note TEXT"), "another program has changed the table entries"),
     "with a schema that is not text": (
         overwritten(lambda data: data.replace(b"CREATE TABLE entries", b"CREATE T\xc1BLE entries")),
         "not UTF-8",
@@ -84,6 +84,46 @@ def test_a_file_that_is_not_a_log_is_refused_and_left_alone(path: Path, damage: 
             log.close()
     assert URL == caught.value.log
     assert before == path.read_bytes()
+
+
+BESIDE = {
+    "statistics": ("ANALYZE",),
+    "Litestream": (
+        "CREATE TABLE _litestream_seq (id INTEGER PRIMARY KEY, seq INTEGER)",
+        "CREATE TABLE _litestream_lock (id INTEGER)",
+    ),
+    "a table and its trigger": (
+        "CREATE TABLE zzz (name TEXT)",
+        "CREATE TRIGGER grows AFTER INSERT ON zzz BEGIN DELETE FROM zzz; END",
+    ),
+    "an index": ("CREATE INDEX aaa ON entries (appended_ms)",),
+    "a view": ("CREATE VIEW newest AS SELECT max(offset) FROM entries",),
+}
+
+
+@pytest.mark.parametrize("beside", BESIDE)
+@pytest.mark.parametrize("has_history", [False, True])
+def test_what_others_keep_in_the_file_is_left_alone(path: Path, beside: str, *, has_history: bool) -> None:
+    make(path, b"a")
+    edit(path, *BESIDE[beside])
+    log = open_at(path)
+    if has_history:
+        log.history_snapshot().claim(timeout_ms=TIMEOUT_MS)
+        log.close()
+        log = open_at(path)
+    assert [2] == append(log, b"b")
+    assert [b"a", b"b"] == [entry.data for entry in log.read(FIRST_OFFSET, limit=3)]
+    log.close()
+
+
+def test_a_trigger_on_our_tables_is_refused(path: Path) -> None:
+    """It would change what is written, and the log need not be restored from a copy for it."""
+    make(path, b"a")
+    edit(path, "CREATE TRIGGER forgets AFTER INSERT ON entries BEGIN DELETE FROM entries; END")
+    with pytest.raises(OperatorError, match=r"the trigger forgets .* drop the trigger"):
+        open_at(path)
+    edit(path, "DROP TRIGGER forgets")
+    open_at(path).close()
 
 
 def test_a_changed_byte_is_found_where_it_is(path: Path) -> None:
