@@ -101,6 +101,13 @@ class SqliteLog:
     def read(self, position: int, *, limit: int) -> Sequence[Entry]:
         """See `Log.read`."""
         assert limit > 0, "a read of no entries cannot tell the end from a limit"
+        try:
+            return self._read(position, limit=limit)
+        except LogDamaged:  # Perhaps only what was read of it.
+            self._storage.reopen()
+            return self._read(position, limit=limit)
+
+    def _read(self, position: int, *, limit: int) -> Sequence[Entry]:
         entries: list[Entry] = []
         entries_bytes = 0
         with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX) as bounds:
@@ -227,9 +234,9 @@ class SqliteLog:
         Raises `LogDamaged` with the first problem, and what `read` raises.
         """
         with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX):
-            [(problem,)] = self._storage.connection.execute("PRAGMA quick_check(1)").fetchall()
-        if problem != b"ok":
-            raise LogDamaged(log=self.name, problem=" ".join(problem.decode("utf-8", "replace").split()))
+            problem = self._storage.problem()
+        if problem is not None:
+            raise LogDamaged(log=self.name, problem=problem)
 
     def close(self) -> None:
         """See `Log.close`."""

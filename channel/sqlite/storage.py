@@ -52,6 +52,9 @@ _SETTINGS: Final = (
     f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}",
 )
 
+_DOUBTFUL: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_MISREAD: Final = (*_DOUBTFUL, sqlite3.SQLITE_IOERR)
+
 _BUSY: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 
 Result = TypeVar("Result")
@@ -125,7 +128,7 @@ class SqliteStorage:
             self.connection.execute("COMMIT")
         except (sqlite3.Error, UnicodeDecodeError) as error:
             self._roll_back()
-            raise self._translated(error, in_doubt=committing and begin != "BEGIN") from error
+            raise self._failed(error, in_doubt=committing and begin != "BEGIN") from error
         except BaseException:
             self._roll_back()
             raise
@@ -154,22 +157,49 @@ class SqliteStorage:
             self.retry(lambda: self._set_synchronous(self._synchronous), timeout_ms=READ_MS_MAX)
 
     def retry(self, attempt: Callable[[], Result], *, timeout_ms: int) -> Result:
-        """Return the result of `attempt`, retried while another process holds a lock."""
+        """Return the result of `attempt`, retried while another process holds a lock, and once after an error of reading."""
         give_up_ns = time.monotonic_ns() + timeout_ms * 1_000_000
+        reads_again = False
         while True:
             try:
                 return attempt()
             except (sqlite3.Error, UnicodeDecodeError) as error:
                 self._roll_back()
                 if _primary_code(error) not in _BUSY:
-                    raise self._translated(error, in_doubt=False) from error
-                if time.monotonic_ns() >= give_up_ns:
+                    failure = self._failed(error, in_doubt=False)
+                    if reads_again or not isinstance(failure, LogUnavailable):
+                        raise failure from error
+                    reads_again = True
+                elif time.monotonic_ns() >= give_up_ns:
                     problem = f"another process held its lock for {timeout_ms} ms; if a process is stopped, resume or end it"
                     raise LogUnavailable(log=self.name, problem=problem, in_doubt=False) from error
             except BaseException:
                 self._roll_back()
                 raise
             time.sleep(random.uniform(RETRY_MS_MIN, RETRY_MS_MAX) / 1_000)  # noqa: S311 - it keeps writers out of step
+
+    def reopen(self) -> None:
+        """Go on with a fresh connection, which has read no page yet. If that fails, keep the old one."""
+        with contextlib.suppress(sqlite3.Error):
+            fresh = connect(self._path, create=False)
+            try:
+                self._set_up(fresh, self._synchronous)
+            except BaseException:
+                fresh.close()
+                raise
+            # Only now: the last connection to be closed removes the WAL.
+            self.connection.close()
+            self.connection = fresh
+
+    def problem(self) -> str | None:
+        """Let SQLite check all pages. Return the first problem; None if the file is whole. Raises SQLite's error if it cannot be read."""
+        try:
+            [(found,)] = self.connection.execute("PRAGMA quick_check(1)").fetchall()
+        except sqlite3.Error as error:
+            if _primary_code(error) not in _DOUBTFUL:
+                raise
+            return str(error)
+        return None if found == b"ok" else " ".join(found.decode("utf-8", "replace").split())
 
     def bounds(self) -> Bounds:
         """Return the bounds of the log, in the caller's transaction or in an own one."""
@@ -216,9 +246,7 @@ class SqliteStorage:
         [(journal_mode,)] = self.connection.execute("PRAGMA journal_mode = WAL").fetchall()  # 2.
         if journal_mode != b"wal":
             raise LogDamaged(log=self.name, problem=f"SQLite cannot use a WAL on {self._path}")
-        self._set_synchronous(Synchronous.FULL)
-        for setting in _SETTINGS:
-            self.connection.execute(setting).fetchall()
+        self._set_up(self.connection, Synchronous.FULL)
         if file_format < FORMAT or is_of_other_boot(self.connection, boot):  # 3.
             self.connection.execute("BEGIN IMMEDIATE")
             self._make_up(boot)
@@ -244,6 +272,11 @@ class SqliteStorage:
     def _format(self) -> int:
         return found_format(self.connection, self._path, log=self.name)
 
+    @staticmethod
+    def _set_up(connection: sqlite3.Connection, synchronous: Synchronous) -> None:
+        for setting in (f"PRAGMA synchronous = {synchronous.value}", *_SETTINGS):
+            connection.execute(setting).fetchall()
+
     def _set_synchronous(self, synchronous: Synchronous) -> None:
         self.connection.execute(f"PRAGMA synchronous = {synchronous.value}").fetchall()
 
@@ -264,6 +297,26 @@ class SqliteStorage:
         if (status.st_dev, status.st_ino) != file_id:
             raise LogReplaced(log=self.name, path=str(path))
         return status
+
+    def _failed(self, error: sqlite3.Error | UnicodeDecodeError, *, in_doubt: bool) -> EquipoiseError:
+        """Translate an error of SQLite, and read with a fresh connection from now on if a page could not be read.
+
+        One such error proves nothing: the disk, the memory or another program may have failed for a moment. Only SQLite's own check of the
+        whole file does. It takes about a second per GB, and a broker that is late for it fences itself.
+        """
+        code = _primary_code(error)
+        if code in _MISREAD:
+            self.reopen()
+        if code not in _DOUBTFUL:
+            return self._translated(error, in_doubt=in_doubt)
+        try:
+            problem = self.problem()
+        except sqlite3.Error as unread:
+            return self._translated(unread, in_doubt=in_doubt)
+        if problem is not None:
+            return LogDamaged(log=self.name, problem=f"{error}, and SQLite's check of {self._path} finds: {problem}")
+        whole = f"{error}, but SQLite's check of {self._path} finds it whole: look for errors of its disk"
+        return LogUnavailable(log=self.name, problem=whole, in_doubt=in_doubt)
 
     def _translated(self, error: sqlite3.Error | UnicodeDecodeError, *, in_doubt: bool) -> EquipoiseError:
         """Translate an error of SQLite. `in_doubt`: the transaction may have taken place.
