@@ -8,7 +8,8 @@ broker that started from a snapshot does not know what happened before it. No cl
   those only the bundles with the longest row are suspects.
 * Few others died: since the first of the last `deaths` deaths of the row, fewer than `deaths` brokers died without the bundle. Else
   something other than a bundle ends brokers.
-* Failed opens: the owner's service refused or failed to open the bundle `failed_opens` times in a row.
+* Failed opens: the owner's service refused or failed to open the bundle `failed_opens` times in a row, each broker at least once. Else
+  the next one may serve it: services of one cluster may differ.
 * At most `share_percent` of all bundles are in quarantine, but one may always be. If more are suspects, or fail to open at present, the
   cause is not a bundle (a store that is away), and none is quarantined.
 
@@ -37,7 +38,7 @@ from equipoise.channel.core.view import View
 _PREFIX: Final = f"{QUARANTINE}/"
 RENEWALS_MAX: Final = 100  # Kept per incarnation: `renewals` is at most so many.
 HOLD_MS_MAX: Final = 3_600_000  # Of the first quarantine. Doubled, it is some days.
-_EVENTS_MAX: Final = 16  # Kept per bundle, and shown as evidence. More than the doublings need.
+_EVENTS_MAX: Final = 16  # Kept per bundle, and shown as evidence.
 _DEATHS_MAX: Final = 64  # Kept of the cluster: a row with as many other deaths in between is broken anyway.
 _DOUBLINGS_MAX: Final = 7  # 30 s become 64 minutes: a bundle that was mended is served within an hour or so.
 _NEVER: Final = 2**63
@@ -207,7 +208,9 @@ class Suspicions:
 
     def _judge_opens(self, name: str, view: View, rules: QuarantineRules) -> None:
         row = self._failed_opens.get(name, ())
-        if not 0 < rules.failed_opens <= len(row):
+        tried = {event.broker for event in row}
+        is_refused = len(tried) >= _EVENTS_MAX or all(each.broker in tried for each in view.live_brokers() if each.status == "up")
+        if not 0 < rules.failed_opens <= len(row) or not is_refused:
             return
         failing = [each for each in self._failed_opens if not self._is_served_well(view.bundles[each], rules)]
         if self._fits(failing, view, rules):

@@ -242,6 +242,22 @@ def test_three_failed_opens_in_a_row_are_a_quarantine() -> None:
     assert [] == quarantined(away)
 
 
+def test_a_bundle_that_one_broker_takes_is_no_quarantine() -> None:
+    """Its service is only there. It is owned as soon as that broker is."""
+    stage = play("brokers a b c d", "namespace t/m with 16 bundles by admin", "brokers e")
+    for name in "abcd":
+        perform(stage, f"service {name} refuses prepare")
+    perform(stage, f"namespace {LONE}")
+    perform(stage, "advance 20s")
+    assert ([], "e") == (quarantined(stage), owner(stage))
+    perform(stage, "crash e")
+    perform(stage, "advance 20s")
+    assert [BUNDLE] == quarantined(stage)
+    perform(stage, "restart e with directory")
+    perform(stage, "advance 35s")
+    assert ([], "e") == (quarantined(stage), owner(stage))
+
+
 def test_0_turns_a_cause_off() -> None:
     stage = play(*FIVE)
     stage.ask("d", SetSettings(changes={"quarantine.deaths": 0, "quarantine.failed_opens": 0}, changed_by="admin:ops"))

@@ -17,12 +17,14 @@ from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.handle import Handle, Lease
 from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS
+from equipoise.brokers.balancing.policies import quarantine_document, quarantine_key
 from equipoise.brokers.errors import BrokerIdTaken
 from equipoise.brokers.testing.agent_host import Directory
 from equipoise.brokers.testing.simulation.checkers.agreement import Agreement, Answers, Beginnings, Settlement
 from equipoise.brokers.testing.simulation.checkers.coverage import Coverage, Tokens
 from equipoise.brokers.testing.simulation.checkers.membership import Leadership, Membership
 from equipoise.brokers.testing.simulation.checkers.ownership import Ownership, Work, child_of
+from equipoise.brokers.testing.simulation.checkers.quarantine import Quarantines
 from equipoise.brokers.testing.simulation.checkers.recovery import not_recovered, recovery_bound_ms
 from equipoise.brokers.testing.simulation.checkers.transfers import Handovers, Transfers, one_at_a_time
 from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
@@ -707,6 +709,21 @@ def test_recovery_waits_for_a_drain_as_far_as_others_take_what_is_there() -> Non
     assert "which drains" in (problem("draining", process("b", "up", takes=True)) or "")
     assert problem("draining", process("b", "up", takes=False)) is None
     assert problem("draining", process("b", "draining", takes=True)) is None
+
+
+@pytest.mark.parametrize("evidence", [(), (2,), (2, 3)])
+def test_a_quarantine_without_evidence(evidence: tuple[int, ...]) -> None:
+    """Only records of deaths soon after the bundle came, or of failed opens, speak against it."""
+    history, checker = History(), Quarantines()
+    bundle = history.create()
+    author = Author(publisher="admin:test", as_of=history.view.offset)
+    document = quarantine_document("a guess", hold_ms=1, until_ms=1, evidence=evidence)
+    history.add(propose.set_policy(author, history.view, name=quarantine_key(bundle.name), document=document))
+    *before, last = history.folded
+    for folded in before:
+        checker.folded(folded, history.view)
+    with pytest.raises(InvariantViolated, match="a quarantine has evidence"):
+        checker.folded(last, history.view)
 
 
 def test_the_bound_of_recovery_grows_with_what_must_be_waited_for() -> None:
