@@ -17,7 +17,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from equipoise.brokers.http.answers import SERVER, raw_answer
 from equipoise.brokers.http.errors import RETRY_AFTER_S, problem_answer
-from equipoise.brokers.runtime.failures import WRONG_PORT_MS, RepeatedFailures
+from equipoise.brokers.runtime.failures import RepeatedFailures
 from equipoise.brokers.runtime.service import pulsar_address
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.security.identity import Surface
@@ -66,7 +66,6 @@ class Connections:
         bound = "setting http_connections_max, or fewer where ulimit -n is low"
         self._problem = f"it accepts no more HTTP connections: {self._max} are open ({bound})"
         self._failures = RepeatedFailures(interval_ms=_LOG_INTERVAL_MS)
-        self._wrong_port = {reason: RepeatedFailures(interval_ms=WRONG_PORT_MS) for reason in ("pulsar", "tls")}
         self._open = 0
         self._leaving = 0
 
@@ -132,10 +131,10 @@ class Connections:
         return f"this is no HTTP request that this broker can read: {message.partition(chr(10))[0] or 'internal error'}", "InvalidHttp"
 
     def _log_wrong_port(self, request: web.BaseRequest, reason: str, problem: str) -> str:
-        times = self._wrong_port[reason].failed(self._worker.clock.now().boot_ms)
-        if times is not None:
-            about = {"broker": self._worker.broker_id, "client": request.remote, "reason": reason, "problem": problem, "times": times}
-            _logger.info("refused a connection that is not HTTP", extra=about)
+        due = self._worker.audit.due(request.remote or "unknown", f"http {reason}")
+        if due is not None:
+            about = {"broker": self._worker.broker_id, "reason": reason, "problem": problem}
+            _logger.info("refused a connection that is not HTTP", extra={**about, **due})
         return problem
 
     def left(self) -> None:

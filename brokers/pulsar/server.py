@@ -33,7 +33,6 @@ from equipoise.brokers.pulsar.wire.connection import REFUSABLE
 from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError, Violation
 from equipoise.brokers.pulsar.wire.limits import Limits
 from equipoise.brokers.pulsar.wire.requests import Ended, TopicsMode
-from equipoise.brokers.runtime.failures import WRONG_PORT_MS, RepeatedFailures
 from equipoise.brokers.runtime.listening import listen
 from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.router import explained, may_deny
@@ -58,9 +57,6 @@ _CLOSE_S: Final = 2.0
 # How long a client that is not admitted has to read why, and how many have that at once: each uses a file of the reserve.
 _REJECTED_S: Final = 1.0
 _REJECTED_MAX: Final = 16
-
-# Log lines about clients per tick; further ones are only counted, so that clients cannot fill a disk.
-_LINES_PER_TICK_MAX: Final = 20
 
 # How long one wait for changes of policies takes. Any number will do.
 _FOLLOW_MS: Final = 3_600_000
@@ -161,8 +157,6 @@ class Server:
         self._names = itertools.count(1)
         self._life = secrets.token_hex(4)
         self._rejected = 0
-        self._lines = 0
-        self._wrong_port = {each: RepeatedFailures(interval_ms=WRONG_PORT_MS) for each in (Violation.TLS, Violation.HTTP)}
         self._encoded: tuple[Sequence[str], bytes] | None = None
         self._emptied: asyncio.Future[None] | None = None
 
@@ -291,13 +285,7 @@ class Server:
     def disconnected(self, session: Session, violation: Violation, problem: str) -> None:
         """Count and log that a client is disconnected for a violation."""
         self.counts.violations[violation] += 1
-        about: dict[str, object] = {"reason": violation.value, "problem": problem}
-        if violation in self._wrong_port:
-            times = self._wrong_port[violation].failed(now_ms())
-            if times is None:
-                return
-            about["times"] = times
-        self._log("disconnected a Pulsar client", session, **about)
+        self._log("disconnected a Pulsar client", session, reason=violation.value, problem=problem)
 
     def last_answer(self, ended: Ended) -> bytes:
         """Return what to write to a client that is disconnected for speaking another protocol; empty for other reasons."""
@@ -310,20 +298,16 @@ class Server:
             return replies.error(replies.MINUS_ONE, ServerError.UNSUPPORTED_VERSION, ended.problem)
         return b""
 
-    def _log(self, event: str, session: Session, **about: object) -> None:
-        self._lines += 1
-        if self._lines <= _LINES_PER_TICK_MAX:
-            _logger.info(event, extra={"broker": self.broker_id, "client": session.address, **about})
+    def _log(self, event: str, session: Session, *, reason: str, problem: str) -> None:
+        due = self._worker.audit.due(session.address.rpartition(":")[0], f"pulsar {reason}", shown=session.address)
+        if due is not None:
+            _logger.info(event, extra={"broker": self.broker_id, "reason": reason, "problem": problem, **due})
 
     async def _sweep(self) -> None:
         rolled_ms = now_ms()
         while True:
             await asyncio.sleep(self.settings.tick_ms / 1_000)
             try:
-                if self._lines > _LINES_PER_TICK_MAX:
-                    suppressed = self._lines - _LINES_PER_TICK_MAX
-                    _logger.warning("suppressed log lines about Pulsar clients", extra={"broker": self.broker_id, "suppressed": suppressed})
-                self._lines = 0
                 await self._for_each(list(self._sessions), self._tick)
                 await self._relieve()
                 if now_ms() - rolled_ms >= self._stats_ms:

@@ -8,9 +8,6 @@ from typing import Final
 
 from equipoise.channel.core.errors import EquipoiseError
 
-WRONG_PORT_MS: Final = 60_000
-"""Log clients that took a port for another one at most this often, for each kind: they retry for ever."""
-
 # Background tasks are retried automatically.
 _TASK_INTERVAL_MS: Final = 60_000
 

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from equipoise.brokers.runtime.failures import WRONG_PORT_MS, RepeatedFailures
+from equipoise.brokers.security.audit import Audit
 from equipoise.brokers.security.limits import identity_of_address
 from equipoise.brokers.security.tls import Certificates, certificate_problem
 from equipoise.channel.system.open_files import ACCEPTED_AT_ONCE, RESERVED
@@ -68,26 +68,26 @@ class Listener(Protocol):
 class Handshakes(Collector):
     """Counts and logs the failed handshakes of one broker, and exports them with the state of its certificates."""
 
-    def __init__(self, certificates: Certificates, *, broker: str) -> None:
-        """Count from zero."""
+    def __init__(self, certificates: Certificates, audit: Audit, *, broker: str) -> None:
+        """Count from zero. `audit` limits the log lines."""
         self._certificates = certificates
         self._broker = broker
         self._failed = Tally({(port, reason): 0 for port in PORTS for reason in PROBLEMS})
-        self._lines = {each: RepeatedFailures(interval_ms=WRONG_PORT_MS) for each in self._failed}
+        self._audit = audit
 
-    def failed(self, port: str, client: str, error: BaseException, now_ms: int) -> None:
-        """Count a failed handshake. Log the first, and one a minute of its kind: clients retry forever."""
+    def failed(self, port: str, client: str, error: BaseException) -> None:
+        """Count and log a failed handshake."""
         reason = reason_of(error)
         self._failed[port, reason] += 1
-        times = self._lines[port, reason].failed(now_ms)
-        if times is not None:
+        due = self._audit.due(client.rpartition(":")[0], f"tls {reason}", shown=client)
+        if due is not None:
             problem = PROBLEMS[reason]
             if isinstance(error, ssl.SSLCertVerificationError):
                 problem = f"{problem}: {certificate_problem(error)}"
             elif reason == "other":
                 problem = f"{problem}: {error}"
-            about = {"broker": self._broker, "port": port, "client": client, "reason": reason, "problem": problem, "times": times}
-            _logger.info("refused a TLS connection", extra=about)
+            about = {"broker": self._broker, "port": port, "reason": reason, "problem": problem}
+            _logger.info("refused a TLS connection", extra={**about, **due})
 
     def collect(self) -> Iterator[Metric]:
         """Yield nothing without TLS."""
@@ -235,4 +235,4 @@ class _TlsListener:
         except (OSError, asyncio.CancelledError) as error:  # `ssl.SSLError` is an OSError.
             accepted.close()
             if not self._is_closed:
-                self._handshakes.failed(self._port, client, error, round(self._loop.time() * 1_000))
+                self._handshakes.failed(self._port, client, error)

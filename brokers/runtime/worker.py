@@ -127,7 +127,7 @@ class Worker:
         self.limits = IdentityLimits(config.identity_bounds, exceeded=self._exceeded)
         if self.gate is not None:
             self.limits.unlimited = frozenset({of_role(_own_role(config, self.gate, self.own_token, self.certificates))})
-        self.handshakes = Handshakes(self.certificates, broker=self.broker_id)
+        self.handshakes = Handshakes(self.certificates, self.audit, broker=self.broker_id)
         self.metrics.register(self.handshakes)
         self.profile = _profile(config, addresses)
         self._runner = ServiceRunner(

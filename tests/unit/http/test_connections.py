@@ -223,7 +223,7 @@ async def test_a_client_of_another_port_is_told_apart(
             assert (HTTPStatus.BAD_REQUEST, "WrongPort", True) == (status, told["error"], advice in str(told["reason"]))
             caller.close()
     (line,) = [record.__dict__ for record in caplog.records if record.name == connections.__name__]
-    assert ("refused a connection that is not HTTP", reason, 1) == (line["message"], line["reason"], line["times"])
+    assert ("refused a connection that is not HTTP", reason, 0) == (line["message"], line["reason"], line["left_out"])
     assert advice in line["problem"]
 
 

@@ -10,6 +10,7 @@ import pytest
 from equipoise.brokers.http.admin.absent import FEATURES
 from equipoise.brokers.runtime.listening import Handshakes
 from equipoise.brokers.runtime.metrics import Metrics
+from equipoise.brokers.security.audit import Audit
 from equipoise.brokers.security.tls import Certificates, TlsFiles
 from equipoise.channel.core.view import View
 from tests.docs.openapi import document
@@ -47,7 +48,7 @@ def test_every_metric_is_documented() -> None:
     metrics = Metrics(broker="b")
     certificates = Certificates(TlsFiles(), broker="b", host="b")
     certificates.expires_s = 0.0
-    metrics.register(Handshakes(certificates, broker="b"))
+    metrics.register(Handshakes(certificates, Audit(broker="b", now_ms=lambda: 0), broker="b"))
     scrape = metrics.scrape(View(), incarnation=None, lease_left_ms=0, lag_records=0, log_is_available=True).decode()
     told = set(
         re.findall(r"^# TYPE (?!pulsar_lb_)(\w+) ", scrape, flags=re.MULTILINE)

@@ -18,12 +18,13 @@ from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandLoo
 from equipoise.brokers.runtime import worker as workers
 from equipoise.channel.core.ranges import even_boundaries
 from tests.house.house_rules import ROOT
+from tests.pulsar.pulsar_speech import connect, lookup, ping, send
 from tests.pulsar.pulsar_speech import entry as entry_of
-from tests.pulsar.pulsar_speech import lookup, ping, send
 from tests.unit.http.cluster import PATIENCE_MS, until
 from tests.unit.http.test_channel_loss import QUICK, Logs
 from tests.unit.pulsar.test_session import metric_becomes
 from tests.unit.pulsar.wire_client import Brokers, Member, brokers, with_brokers
+from tests.unit.security.signing import SETTINGS, token
 
 
 async def breach(member: Member) -> None:
@@ -93,23 +94,27 @@ async def test_a_disconnection_is_logged_with_its_reason(tmp_path: Path, caplog:
     assert line.__dict__["client"].startswith("127.0.0.1:")
 
 
-async def test_log_lines_about_clients_are_bounded(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Suppressed lines are counted."""
-    monkeypatch.setattr(module, "_LINES_PER_TICK_MAX", 3)
-    caplog.set_level(logging.INFO, module.__name__)
+async def test_log_lines_about_refused_clients_are_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each client has one line a minute of its kind, whether it breaks the protocol, sends wrong credentials, or is one too many."""
+    caplog.set_level(logging.INFO)
 
-    async with brokers(tmp_path) as running:
+    async with brokers(tmp_path, config=SETTINGS, token=token()) as running:
+        (member,) = running.members
         for _ in range(10):
-            await breach(running.members[0])
-        while not [record for record in caplog.records if "suppressed log lines" in record.message]:
-            await running.members[0].metric("connections")
-        await metric_becomes(running.members[0], "connections", 0)
-    lines = [record.message for record in caplog.records if record.name == module.__name__]
-    assert lines.count("disconnected a Pulsar client") < 10
-    untold = sum(record.__dict__.get("suppressed", 0) for record in caplog.records)
-    assert 10 == untold + lines.count("disconnected a Pulsar client")
+            await breach(member)
+            client = await member.client(handshake=False)
+            client.write(connect(token="forged"))
+            await client.closed()
+        await metric_becomes(member, "connections", 0)
+        found = [(line.message, line.__dict__.get("reason")) for line in caplog.records if "client" in line.__dict__]
+        assert [("disconnected a Pulsar client", "not_authenticated"), ("disconnected a Pulsar client", "unexpected_command")] == sorted(
+            each for each in found if each[1]
+        )
+        assert 3 == len(found)
+        audit = member.worker.audit
+        due = audit.due("another", "missing")
+        assert due is not None
+        assert {"client": "another", "left_out": 30 - 3} == due
 
 
 async def test_a_failing_tick_disconnects_only_its_client(

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from equipoise.brokers.runtime import listening as module
 from equipoise.brokers.runtime.listening import HANDSHAKES_MAX, PROBLEMS, SHARE, Began, Handshakes, gives_way, listen
+from equipoise.brokers.security.audit import Audit
 from equipoise.brokers.security.tls import Certificates, ClientTls, TlsFiles, client_context
 from tests.tls.authority import HOST, Authority, replaced
 
@@ -75,7 +76,7 @@ async def port(folder: Path, *, is_mutual: bool = False) -> AsyncIterator[Port]:
     certificate, key = authority.issue("b")
     files = TlsFiles(certificate=certificate, key=key, ca=authority.ca, requires_client_certificate=is_mutual)
     certificates = Certificates(files, broker="b", host=HOST)
-    handshakes = Handshakes(certificates, broker="b")
+    handshakes = Handshakes(certificates, Audit(broker="b", now_ms=lambda: 0), broker="b")
     metrics = CollectorRegistry()
     metrics.register(handshakes)
     bound = socket.create_server((HOST, 0))
@@ -262,4 +263,4 @@ async def test_the_end_of_the_port_is_no_failure(tmp_path: Path) -> None:
 
 async def test_without_a_certificate_nothing_is_exported() -> None:
     plain = Certificates(TlsFiles(), broker="b", host=HOST)
-    assert not list(Handshakes(plain, broker="b").collect())
+    assert not list(Handshakes(plain, Audit(broker="b", now_ms=lambda: 0), broker="b").collect())
