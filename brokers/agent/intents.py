@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from equipoise.brokers.balancing.settings import settings_records
+from equipoise.channel.core.ranges import tenant_in
 from equipoise.channel.core.records import Document, Scalar
 
 
@@ -145,6 +146,11 @@ def subject_of(intent: Intent) -> str:
     if isinstance(intent, MergeBundles):
         return intent.left
     return intent.bundle if isinstance(intent, Transfer | MoveAway | Unload | SplitBundle | Cancel) else intent.name
+
+
+def tenant_of(intent: Intent) -> str | None:
+    """Return the tenant whose bundle or namespace an intent changes; None for one that changes the cluster."""
+    return None if isinstance(intent, SetClusterPolicy | SetSettings) else tenant_in(subject_of(intent))
 
 
 def action_of(intent: Intent) -> str:

@@ -6,7 +6,7 @@ from equipoise.brokers.balancing.policies import TENANT, Tenant, is_about_placem
 from equipoise.brokers.errors import UnknownNamespace
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry, NamespaceEntry, PolicyEntry
 from equipoise.channel.core.errors import NotFound
-from equipoise.channel.core.ranges import check_namespace, namespace_in, parse_bundle
+from equipoise.channel.core.ranges import check_namespace, namespace_in, parse_bundle, tenant_in
 from equipoise.channel.core.view import View
 
 
@@ -45,7 +45,7 @@ def tenants_in(view: View) -> list[str]:
     """Return the tenants that were created or have a namespace, sorted."""
     prefix = f"{TENANT}/"
     created = {key.removeprefix(prefix) for key in view.policies if key.startswith(prefix)}
-    return sorted(created | {name.partition("/")[0] for name in view.namespaces})
+    return sorted(created | {tenant_in(name) for name in view.namespaces})
 
 
 def tenant_named(view: View, name: str) -> Tenant:

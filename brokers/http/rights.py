@@ -38,6 +38,7 @@ from equipoise.brokers.security.rights import (
     Place,
 )
 from equipoise.channel.core.errors import InvalidName
+from equipoise.channel.core.ranges import tenant_in
 
 _LOOKUP: Final = "/lookup/"
 _TENANT: Final = "/admin/v2/tenants/{tenant}"
@@ -128,6 +129,6 @@ def _place_of(request: web.Request) -> Place:
             namespace = topic_in(request.rel_url.raw_path)[0].namespace
         except InvalidName:
             return Place()
-        return Place(tenant=namespace.partition("/")[0], namespace=namespace)
+        return Place(tenant=tenant_in(namespace), namespace=namespace)
     tenant, name = named.get("tenant"), named.get("namespace")
     return Place(tenant=tenant, namespace=None if tenant is None or name is None else f"{tenant}/{name}")

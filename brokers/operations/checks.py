@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from equipoise.brokers.agent.intents import CreateNamespace, Intent, MergeBundles, SetClusterPolicy, action_of
+from equipoise.brokers.agent.intents import CreateNamespace, Intent, MergeBundles, SetClusterPolicy, SplitBundle, action_of
 from equipoise.brokers.balancing.destinations import Destinations
 from equipoise.brokers.balancing.policy_changes import check_policy_change
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
@@ -14,8 +14,8 @@ from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS, SPECIFIED_POSITIONS_DIVIDE
 from equipoise.brokers.errors import DestinationForbidden, InvalidRequest, Rejected, conflict, counted
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
-from equipoise.channel.core.errors import NotFound, invalid_boundaries
-from equipoise.channel.core.ranges import check_broker_id, check_cuts
+from equipoise.channel.core.errors import CallerError, NotFound, invalid_boundaries
+from equipoise.channel.core.ranges import check_broker_id, check_cuts, tenant_in
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import CUTS_MAX, QUIET_REASONS, TEXT_CHARACTERS_MAX, Reason, Record
 from equipoise.channel.core.view import View
@@ -37,7 +37,7 @@ def unless_overtaken() -> Iterator[None]:
 def check_request(view: View, intent: Intent) -> None:
     """Raise for what would surely be rejected, with more detail than a rejection.
 
-    Raise `Rejected`, and the errors of `check_policy_change`.
+    Raise `Rejected`, the errors of `check_policy_change`, and `CallerError` beyond the quota of a tenant.
     """
     match intent:
         case SetClusterPolicy(policy=policy, document=document):
@@ -46,8 +46,27 @@ def check_request(view: View, intent: Intent) -> None:
             count, created = len(view.bundles_of(name)), view.namespaces[name].created
             advice = f"see its {count} bundles: equipoise namespaces bundles {name}"
             raise conflict(name, f"it already exists (created at offset {created})", action=action_of(intent), advice=advice)
+        case CreateNamespace(name=name, boundaries=boundaries):
+            _check_quota(view, intent, name, namespaces=1, bundles=len(boundaries) - 1)
+        case SplitBundle(bundle=name, positions=positions):
+            _check_quota(view, intent, name, bundles=1 if positions is None else len(positions))
         case MergeBundles(left=name) if name in view.bundles:
             _check_merge(view, view.bundles[name])
+
+
+def _check_quota(view: View, intent: Intent, name: str, **added: int) -> None:
+    """Raise `CallerError` if the tenant of `name` may not have so many namespaces or bundles more."""
+    tenant = tenant_in(name)
+    quotas = settings_in(view, BalancingSettings()).tenants
+    own = [namespace for namespace in view.namespaces if tenant_in(namespace) == tenant]
+    has = {"namespaces": len(own), "bundles": sum(len(view.bundles_of(namespace)) for namespace in own)}
+    for what, more in added.items():
+        setting = f"{what}_max"
+        most: int = getattr(quotas, setting)
+        if has[what] + more > most:
+            problem = f"tenant {tenant} has {has[what]} {what}, and may have {most}, which {more} more would exceed"
+            advice = f"delete some, or raise the limit: equipoise balancing set tenants.{setting}=NUMBER"
+            raise CallerError(f"cannot {action_of(intent)} {name}: {problem}; {advice}")
 
 
 def _check_merge(view: View, left: BundleEntry) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
-from equipoise.brokers.agent.intents import Intent, action_of, subject_of
+from equipoise.brokers.agent.intents import CreateNamespace, Intent, action_of, subject_of, tenant_of
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
+from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.errors import Rejected
 from equipoise.brokers.operations.checks import check_request, rejection, unless_overtaken
 from equipoise.brokers.operations.steps import (
@@ -25,6 +28,7 @@ from equipoise.brokers.operations.steps import (
     Until,
     UntilOrGiveUp,
 )
+from equipoise.brokers.security.limits import Rate
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError, Overloaded
 from equipoise.channel.core.reader import Folded
@@ -75,6 +79,7 @@ class Operations:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._running = 0
+        self._quotas = _Quotas(host)
 
     async def run(self, operation: Operation[T], deadline: Deadline, *, requested_by: str | None = None) -> T:
         """Run an operation to its end by `deadline`, and return its result.
@@ -85,7 +90,7 @@ class Operations:
         """
         if self._running >= OPERATIONS_MAX:
             raise Overloaded(what=f"the queue of operations at broker {self._host.broker_id}", limit=OPERATIONS_MAX)
-        run = _Run(self._host, deadline, requested_by)
+        run = _Run(self._host, deadline, requested_by, self._quotas)
         end = self._host.listen(run.heard, resynced=run.heard)
         self._running += 1
         try:
@@ -96,15 +101,43 @@ class Operations:
             operation.close()
 
 
+class _Quotas:
+    """What the callers of one broker may change in a tenant (`TenantQuotas`)."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._records = Rate(1)
+        # One at a time: each is checked against the view that has the one before, so many at once cannot exceed a quota.
+        self.creating = asyncio.Lock()
+
+    def take(self, intent: Intent, *, is_first: bool) -> None:
+        """Count a record of a tenant. Raise `Overloaded` if it is the first one of an operation, and callers have made too many.
+
+        The further records of an operation are let through: half of a deletion would help nobody. They delay the next operation.
+        """
+        tenant, now = tenant_of(intent), time.monotonic_ns() // 1_000_000
+        if tenant is None:
+            return
+        per_second = settings_in(self._host.view, BalancingSettings()).tenants.records_per_second_max
+        if self._records.per_second != per_second:
+            self._records = Rate(per_second)
+        if is_first and self._records.wait_ms(tenant, now):
+            what = f"the number of changes per second in tenant {tenant} at broker {self._host.broker_id} (tenants.records_per_second_max)"
+            raise Overloaded(what=what, limit=per_second)
+        self._records.take(tenant, 1, now)
+
+
 class _Run:
     """One running operation."""
 
-    def __init__(self, host: Host, deadline: Deadline, requested_by: str | None) -> None:
+    def __init__(self, host: Host, deadline: Deadline, requested_by: str | None, quotas: _Quotas) -> None:
         self._host = host
+        self._quotas = quotas
         self._deadline = deadline
         self._requested_by = requested_by
         self._listeners: list[Listener] = []
         self._proposed: set[str] = set()
+        self._has_proposed = False
         self._own: dict[int, Folded] = {}
 
     def heard(self, news: Folded | Resync) -> None:
@@ -159,6 +192,15 @@ class _Run:
 
     async def _propose(self, intent: Intent) -> Folded:
         """Return the accepted record, once it is read. Describe a refusal from the record that was read."""
+        if self._requested_by is not None:
+            self._quotas.take(intent, is_first=not self._has_proposed)
+            self._has_proposed = True
+        if isinstance(intent, CreateNamespace):
+            async with self._quotas.creating:
+                return await self._propose_now(intent)
+        return await self._propose_now(intent)
+
+    async def _propose_now(self, intent: Intent) -> Folded:
         host, subject = self._host, subject_of(intent)
         check_request(host.view, intent)
         self._proposed.add(subject)

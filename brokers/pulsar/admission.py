@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
+from weakref import WeakValueDictionary
 
 from equipoise.brokers.balancing import topic_policies as policies
 from equipoise.brokers.balancing.topic_policies import Compatibility
@@ -51,27 +53,50 @@ class Admission:
         self._schemas = server.service.schemas
         self._verdicts: dict[_Compared, str | None] = {}
         self._comparing = asyncio.Lock()
+        self._creating = WeakValueDictionary[str, asyncio.Lock]()  # By namespace. A lock goes when nobody holds it or waits for it.
 
-    async def check_use(self, topic: TopicName) -> None:
-        """Raise `NotServed` if a client must not create a topic by using it. Partitions of a partitioned topic exist already."""
+    @asynccontextmanager
+    async def use(self, topic: TopicName) -> AsyncIterator[None]:
+        """Hold room for a topic while a client creates it by using it. Raise `NotServed` if it must not.
+
+        Partitions of a partitioned topic exist already.
+        """
         document = self._server.policies_of(topic.namespace)
         if _is_partition(topic.full, partitions_in(document)):
+            yield
             return
         creation = policies.AUTO_TOPIC_CREATION.value_in(document)
         if creation is not None and not creation.is_allowed:
             problem = f"topic {topic.full} does not exist, and clients must not create topics in {topic.namespace}; create it first"
             raise NotServed(error=ServerError.TOPIC_NOT_FOUND, problem=problem)
-        await self.check_room(topic)
+        async with self.room(topic):
+            yield
 
-    async def check_room(self, topic: TopicName, added: int = 1) -> None:
-        """Raise `NotServed` if a topic, or `added` partitions of it, would exceed the most topics of its namespace."""
-        document = self._server.policies_of(topic.namespace)
-        topics_max = policies.MAX_TOPICS.value_in(document)
+    @asynccontextmanager
+    async def room(self, topic: TopicName, added: int = 1) -> AsyncIterator[None]:
+        """Hold room for a topic, or for `added` partitions of it, until it is created. Raise `NotServed` beyond the most topics.
+
+        One topic of a namespace at a time is created here, and is announced to the other brokers before they are asked. So many at once
+        never exceed the limit. Brokers that create the last ones at the same time may refuse each other.
+        """
+        topics_max = policies.MAX_TOPICS.value_in(self._server.policies_of(topic.namespace))
         if not topics_max:
+            yield
             return
-        names, partitions = await self._server.peers.topics_of(topic.namespace), partitions_in(document)
-        count = sum(partitions.values()) + sum(not _is_partition(name, partitions) for name in names)
-        if topic.full not in names and count + added > topics_max:
+        announced = self._server.service.hosting.announced
+        async with self._creating.setdefault(topic.namespace, asyncio.Lock()):
+            announced.add(topic.full)
+            try:
+                await self._check_room(topic, added, topics_max)
+                yield
+            finally:
+                announced.discard(topic.full)
+
+    async def _check_room(self, topic: TopicName, added: int, topics_max: int) -> None:
+        others = [name for name in await self._server.peers.topics_of(topic.namespace) if name != topic.full]
+        partitions = partitions_in(self._server.policies_of(topic.namespace))
+        count = sum(partitions.values()) + sum(not _is_partition(name, partitions) for name in others)
+        if count + added > topics_max:
             problem = f"namespace {topic.namespace} has {count} topics, and its policy allows {topics_max}"
             problem += f", which {added} more would exceed; delete topics, or raise the policy with set-max-topics-per-namespace"
             raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)

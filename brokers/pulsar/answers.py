@@ -421,7 +421,7 @@ class Answers:
         here = self._service.served_now(name)
         if here is not None:
             return here
-        served = await self._service.serve(name, self._server.admission.check_use)
+        served = await self._service.serve(name, self._server.admission.use)
         if isinstance(served, Peer):
             raise ServedElsewhere(topic=topic, broker=served.broker, url=pulsar_address(served.addresses))
         return served

@@ -5,6 +5,7 @@ Nothing here writes to clients or waits.
 
 from __future__ import annotations
 
+from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ from equipoise.brokers.pulsar.topics.producers import Producer
 from equipoise.brokers.pulsar.topics.topic import Topic, TopicLimits, TopicState
 from equipoise.brokers.runtime.service import Bundle, Ownership, Work
 from equipoise.channel.core.errors import Overloaded
-from equipoise.channel.core.ranges import topic_hash
+from equipoise.channel.core.ranges import parse_topic, tenant_in, topic_hash
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -71,10 +72,17 @@ class Hosted:
 class Hosting:
     """All open bundles and topics of one broker."""
 
-    def __init__(self, *, limits: Callable[[str], TopicLimits], topics_max: int) -> None:
-        """Start empty. At most `topics_max` topics are served at a time, over all bundles. `limits` has those of a namespace."""
+    def __init__(self, *, limits: Callable[[str], TopicLimits], topics_max: int, tenant_topics_max: Callable[[], int]) -> None:
+        """Start empty. At most `topics_max` topics are served at a time, over all bundles, and `tenant_topics_max()` of one tenant.
+
+        `limits` has those of a namespace.
+        """
         self._limits = limits
         self._topics_max = topics_max
+        self._tenant_topics_max = tenant_topics_max
+        self._of_tenant = Tally[str]()
+        self.announced: set[str] = set()
+        """Full names of topics that are about to be created. Other brokers count them, so that many at once do not exceed a limit."""
         self._bundles: dict[str, Hosted] = {}
         self._topics: dict[str, Served] = {}
 
@@ -98,6 +106,9 @@ class Hosting:
             return None
         if len(self._topics) >= self._topics_max:
             raise Overloaded(what="the topic table of this broker", limit=self._topics_max)
+        tenant, most = tenant_in(bundle), self._tenant_topics_max()
+        if self._of_tenant[tenant] >= most:
+            raise Overloaded(what=f"the part of tenant {tenant} in the topic table of this broker (tenants.topics_max)", limit=most)
         return self._add(hosted, topic, None, now_ms)
 
     def open(self, ownership: Ownership, states: Mapping[str, TopicState], *, now_ms: int) -> Sequence[Served]:
@@ -119,6 +130,7 @@ class Hosting:
             return ()
         for name in hosted.topics:
             del self._topics[name]
+        self._of_tenant[tenant_in(bundle)] -= len(hosted.topics)
         return tuple(hosted.topics.values())
 
     def reshape(self, gone: Sequence[Bundle], children: Sequence[Ownership]) -> None:
@@ -141,6 +153,7 @@ class Hosting:
         if self._topics.get(served.name) is served:
             del self._topics[served.name]
             del self._bundles[served.ownership.bundle.name].topics[served.name]
+            self._of_tenant[tenant_in(served.ownership.bundle.name)] -= 1
 
     def renew(self, served: Served, state: TopicState, *, now_ms: int) -> Served:
         """Replace a topic of an open bundle by a new one with the given state. Return the new one."""
@@ -160,9 +173,14 @@ class Hosting:
             if hosted.ownership.bundle.namespace == namespace:
                 yield from sorted(hosted.topics)
 
+    def announced_in(self, namespace: str) -> Iterator[str]:
+        """Return the full names of a namespace's topics that are about to be created."""
+        return (name for name in self.announced if parse_topic(name).namespace == namespace and name not in self._topics)
+
     def _add(self, hosted: Hosted, name: str, state: TopicState | None, now_ms: int) -> Served:
         limits = self._limits(hosted.ownership.bundle.namespace)
         topic = Topic(name, partition=partition_of(name), limits=limits, now_ms=now_ms, expected=state)
         served = Served(topic=topic, ownership=hosted.ownership, point=topic_hash(name))
+        self._of_tenant[tenant_in(hosted.ownership.bundle.name)] += name not in self._topics
         hosted.topics[name] = self._topics[name] = served
         return served

@@ -99,7 +99,7 @@ class Peers:
         hosted = self._hosting.bundles
         names = [name for name in self._worker.open_bundles if namespace_in(name) == namespace]
         bundles = [name for name in names if name not in hosted or hosted[name].ownership.is_good]
-        return Listing(bundles=bundles, topics=tuple(self._hosting.of_namespace(namespace)))
+        return Listing(bundles=bundles, topics=(*self._hosting.of_namespace(namespace), *self._hosting.announced_in(namespace)))
 
     async def ask_all(self, namespace: str, path: str, *, method: str = "GET") -> Sequence[object]:
         """Return the JSON answer of each other broker with bundles of a namespace to a request of an encoded path with `local=true`.

@@ -28,7 +28,7 @@ from equipoise.brokers.security.identity import Surface
 from equipoise.brokers.security.rights import CONSUME, PRODUCE, USE, Authorization, Need, Place
 from equipoise.channel.core.entries import NamespaceChanged, PolicyChanged
 from equipoise.channel.core.errors import InvalidName
-from equipoise.channel.core.ranges import parse_topic
+from equipoise.channel.core.ranges import parse_topic, tenant_in
 from equipoise.channel.core.reader import Folded
 
 if TYPE_CHECKING:
@@ -136,4 +136,4 @@ def _place_of(request: Guarded) -> Place | None:
 
 
 def _place_in(namespace: str) -> Place:
-    return Place(tenant=namespace.partition("/")[0], namespace=namespace)
+    return Place(tenant=tenant_in(namespace), namespace=namespace)

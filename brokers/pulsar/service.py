@@ -17,8 +17,8 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, cast
@@ -80,7 +80,11 @@ class PulsarService(Service):
         # Returns the settings in force. The server replaces it.
         self.balancing: Callable[[], BalancingSettings] = BalancingSettings
         self.policies = PolicyTable(self.settings.topics)
-        self.hosting = Hosting(limits=self.policies.limits_of, topics_max=self.settings.topics_max)
+        self.hosting = Hosting(
+            limits=self.policies.limits_of,
+            topics_max=self.settings.topics_max,
+            tenant_topics_max=lambda: self.balancing().tenants.topics_max,
+        )
         self.schemas = Schemas()
         self.counts = Counts()
         self._warming: dict[str, tuple[Bundle, asyncio.Future[None]]] = {}
@@ -206,32 +210,35 @@ class PulsarService(Service):
         served = self.hosting.topics.get(topic.full)
         return served if served is not None and not served.topic.is_fenced and served.ownership.is_good else None
 
-    async def serve(self, topic: TopicName, check: Callable[[TopicName], Awaitable[None]]) -> Served | Peer:
+    async def serve(self, topic: TopicName, admit: Callable[[TopicName], AbstractAsyncContextManager[None]]) -> Served | Peer:
         """Return the topic, created if necessary, or the peer that serves it. Wait while its bundle has no owner or is moving here.
 
-        `check` raises an error if the topic must not be created. It is called once the bundle is open here, with what the former owner
-        handed over, so that the topic is known not to exist. Raises `UnknownNamespace`, `DeadlineExceeded`, `NotServed` and `Overloaded`.
+        `admit` raises an error if the topic must not be created. It is entered once the bundle is open here, with what the former owner
+        handed over, so that the topic is known not to exist. It is left once the topic is created.
+
+        Raises `UnknownNamespace`, `DeadlineExceeded`, `NotServed` and `Overloaded`.
         """
         deadline = Deadline.after(timeout_ms=self.settings.hold_ms)
-        is_checked = False
-        while True:
-            await self._warmed(topic, deadline)
-            routed = await self.host.route(topic.namespace, topic.full, timeout_ms=deadline.remaining_ms())
-            if isinstance(routed, Peer):
-                return routed
-            if not routed.is_good:
-                continue  # It was lost between the answer and this turn.
-            if not is_checked and routed.bundle.name in self.hosting.bundles and topic.full not in self.hosting.topics:
-                await check(topic)
-                is_checked = True
-                continue  # The bundle may have moved meanwhile.
-            served = self.hosting.topic(routed.bundle.name, topic.full, now_ms=now_ms())
-            if served is not None:
-                return served
-            raise NotServed(
-                error=ServerError.NOT_ALLOWED,
-                problem=f"namespace {topic.namespace} does not accept Pulsar clients",
-            )
+        is_admitted = False
+        async with AsyncExitStack() as admitted:
+            while True:
+                await self._warmed(topic, deadline)
+                routed = await self.host.route(topic.namespace, topic.full, timeout_ms=deadline.remaining_ms())
+                if isinstance(routed, Peer):
+                    return routed
+                if not routed.is_good:
+                    continue  # It was lost between the answer and this turn.
+                if not is_admitted and routed.bundle.name in self.hosting.bundles and topic.full not in self.hosting.topics:
+                    await deadline.wait(admitted.enter_async_context(admit(topic)), what=f"room for topic {topic.full}")
+                    is_admitted = True
+                    continue  # The bundle may have moved meanwhile.
+                served = self.hosting.topic(routed.bundle.name, topic.full, now_ms=now_ms())
+                if served is not None:
+                    return served
+                raise NotServed(
+                    error=ServerError.NOT_ALLOWED,
+                    problem=f"namespace {topic.namespace} does not accept Pulsar clients",
+                )
 
     # --- calls by operators ---
 

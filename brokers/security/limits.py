@@ -64,11 +64,11 @@ class Rate:
     whole, in units of a millisecond divided by the rate, so no rounding adds up.
     """
 
-    __slots__ = ("_forgot_ms", "_full_at", "_per_second")
+    __slots__ = ("_forgot_ms", "_full_at", "per_second")
 
     def __init__(self, per_second: int) -> None:
         """All buckets are full."""
-        self._per_second = per_second
+        self.per_second = per_second
         self._full_at: dict[str, int] = {}
         self._forgot_ms = 0
 
@@ -77,12 +77,12 @@ class Rate:
         full_at = self._full_at.get(identity)
         if full_at is None:
             return 0
-        lacking = full_at + _MILLISECONDS_PER_SECOND - (now_ms + BURST_MS) * self._per_second
-        return max(-(-lacking // self._per_second), 0)
+        lacking = full_at + _MILLISECONDS_PER_SECOND - (now_ms + BURST_MS) * self.per_second
+        return max(-(-lacking // self.per_second), 0)
 
     def take(self, identity: str, tokens: int, now_ms: int) -> None:
         """Take tokens, also more than there are: what has come already cannot be refused."""
-        now = now_ms * self._per_second
+        now = now_ms * self.per_second
         self._full_at[identity] = max(self._full_at.get(identity, now), now) + tokens * _MILLISECONDS_PER_SECOND
         if now_ms - self._forgot_ms >= _FORGET_MS:
             self._forgot_ms = now_ms

@@ -125,6 +125,11 @@ def is_bundle_name(name: str) -> bool:
     return _match_bundle(name) is not None
 
 
+def tenant_in(name: str) -> str:
+    """Return the tenant in a trusted name of a namespace or a bundle."""
+    return name.partition("/")[0]
+
+
 def parse_bundle(name: str) -> BundleName:
     """Parse a canonical bundle name. Raises `InvalidName` for any other form.
 

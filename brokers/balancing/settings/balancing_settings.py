@@ -92,6 +92,20 @@ class ReportRules:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TenantQuotas:
+    """The group `tenants`: what one tenant may have, so that it leaves room for the others.
+
+    * `namespaces_max`, `bundles_max`: in the cluster. `topics_max`: at one broker.
+    * `records_per_second_max`: what callers of one broker may change, for 2 s at once.
+    """
+
+    namespaces_max: int = 1_000
+    bundles_max: int = 16_384
+    topics_max: int = 50_000
+    records_per_second_max: int = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeastMessageRate:
     """The group `least_message_rate`, for `brokers.balancing.placement.LeastLongTermMessageRate`."""
 
@@ -133,6 +147,7 @@ class BalancingSettings:
     least_message_rate: LeastMessageRate = field(default_factory=LeastMessageRate)
     least_usage: LeastUsage = field(default_factory=LeastUsage)
     quarantine: QuarantineRules = field(default_factory=QuarantineRules)
+    tenants: TenantQuotas = field(default_factory=TenantQuotas)
 
 
 SHEDDERS: Final[Mapping[str, Callable[[BalancingSettings], Shedder]]] = {

@@ -78,6 +78,7 @@ GROUPS: Final[Mapping[str, str]] = MappingProxyType(
         "least_message_rate": "`LeastLongTermMessageRate`: Pulsar's placement by message rate.",
         "least_usage": "`LeastResourceUsageWithWeight`: Pulsar's placement by use.",
         "quarantine": "When a bundle that breaks its owners is kept from every broker, and for how long.",
+        "tenants": "What one tenant may have.",
     }
 )
 """The description of each group."""
@@ -195,6 +196,12 @@ MEANINGS: Final[Mapping[str, Meaning]] = MappingProxyType(
         ),
         "quarantine.share_percent": _meaning(
             "Limit of bundles in quarantine, in percent of all bundles. One is always allowed.", Range(most=100)
+        ),
+        "tenants.namespaces_max": _meaning("Limit of namespaces of a tenant.", _SOME),
+        "tenants.bundles_max": _meaning("Limit of bundles of a tenant.", _SOME),
+        "tenants.topics_max": _meaning("Limit of topics of a tenant at one broker.", _SOME),
+        "tenants.records_per_second_max": _meaning(
+            "Limit of changes per second that callers make in a tenant at one broker. Twice as many may come at once.", _SOME
         ),
     }
 )

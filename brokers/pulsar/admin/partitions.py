@@ -64,8 +64,8 @@ class Partitions(TopicPaths):
             raise conflict(topic.full, f"it already exists, with {partitions} partitions", action=_CREATE, advice=advice)
         if topic.full in await self._server.topics_of(topic.namespace, TopicsMode.NON_PERSISTENT):
             raise conflict(topic.full, "it already exists, without partitions", action=_CREATE, advice="delete it first")
-        await self._server.admission.check_room(topic, count)
-        await self._set_partitions(topic, count, before=None, requested_by=requester_of(request))
+        async with self._server.admission.room(topic, count):
+            await self._set_partitions(topic, count, before=None, requested_by=requester_of(request))
         return done()
 
     async def add_partitions(self, request: web.Request) -> web.Response:
@@ -77,8 +77,8 @@ class Partitions(TopicPaths):
             raise _not_partitioned(topic)
         if count <= before:
             raise InvalidRequest(what="the number of partitions", problem=f"{count} is not more than the current number, {before}")
-        await self._server.admission.check_room(topic, count - before)
-        await self._set_partitions(topic, count, before=before, requested_by=requester_of(request))
+        async with self._server.admission.room(topic, count - before):
+            await self._set_partitions(topic, count, before=before, requested_by=requester_of(request))
         return done()
 
     async def delete_partitions(self, request: web.Request) -> web.Response:

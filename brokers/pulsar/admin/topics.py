@@ -54,7 +54,7 @@ class Topics(TopicPaths):
             problem = f"it already exists, with {self._partitions(topic)} partitions"
             raise conflict(topic.full, problem, action=_CREATE, advice="use it, or delete it with delete-partitioned-topic first")
         await self._here(request, topic.namespace, topic_hash(topic.full))
-        served = await self._service.serve(topic, self._server.admission.check_room)
+        served = await self._service.serve(topic, self._server.admission.room)
         if isinstance(served, Peer):
             raise NotAnswered(f"topic {topic.full} is moving to another broker; try again")
         if served.is_kept or not served.topic.is_idle:

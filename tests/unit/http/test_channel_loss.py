@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.http.lookup import CHANNEL_LOST_MS
-from equipoise.brokers.runtime import worker as workers
+from equipoise.brokers.runtime import snapshots
 from equipoise.channel.core.errors import LogUnavailable
 from tests.channels.troubled_log import TroubledLog
 from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Broker, Cluster, cluster, until
@@ -32,7 +32,7 @@ class Logs:
     def __init__(self) -> None:
         self._handles: list[TroubledLog] = []
 
-    def open(self, url: str) -> TroubledLog:
+    def open(self, url: str, *, create: bool = True) -> TroubledLog:
         handle = TroubledLog(name=url)
         handle.name = f"{url}/{len(self._handles)}"  # Otherwise the brokers of one loop would share one handle.
         self._handles.append(handle)
@@ -53,7 +53,7 @@ class Logs:
 async def losing(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> AsyncIterator[tuple[Cluster, Logs]]:
     """Two brokers, a namespace that fences and one that serves on."""
     logs = Logs()
-    monkeypatch.setattr(workers, "open_log", logs.open)
+    monkeypatch.setattr(snapshots, "open_log", logs.open)
     async with cluster(folder, brokers=2, bundles=2, **{**QUICK, "lookup_ms": 200, **settings}) as brokers:
         body = {"bundles": {"numBundles": 2}, "on_channel_loss": "serve"}
         assert 204 == (await brokers.brokers[0].put(f"/admin/v2/namespaces/{SERVING}", body)).status

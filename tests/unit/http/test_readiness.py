@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.errors import DataDirectoryUnusable
-from equipoise.brokers.runtime import worker as workers
+from equipoise.brokers.runtime import snapshots
 from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.channel.core.errors import LogStorageFull
 from tests.channels.troubled_log import TroubledLog
@@ -38,7 +38,7 @@ async def named(broker: Broker, text: str) -> int:
 
 async def test_ready_names_a_full_disk_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = TroubledLog(name="memory:full")
-    monkeypatch.setattr(workers, "open_log", lambda _url: log)
+    monkeypatch.setattr(snapshots, "open_log", lambda _url, create: log)
 
     async with AsyncExitStack() as parts:
         broker = await parts.enter_async_context(started(tmp_path, log.name, {}))

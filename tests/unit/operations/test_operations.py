@@ -10,15 +10,18 @@ from equipoise.brokers.agent.intents import (
     Cancel,
     CreateNamespace,
     DeleteNamespace,
+    Intent,
     MergeBundles,
     MoveAway,
     SetClusterPolicy,
+    SplitBundle,
     StartDeletingNamespace,
     Transfer,
     Unload,
 )
 from equipoise.brokers.agent.requests import RACES_MAX, may_run_again
 from equipoise.brokers.balancing.policies import isolation_document, pin_document
+from equipoise.brokers.balancing.settings.settings_records import KEY
 from equipoise.brokers.errors import Cancelled, DestinationForbidden, InvalidPolicy, PolicyLeavesNobody, Rejected
 from equipoise.brokers.operations.checks import check_destination, check_request, rejection, unless_overtaken
 from equipoise.brokers.operations.outcomes import RequestedMove, begun_by, made_by
@@ -31,8 +34,9 @@ from equipoise.brokers.operations.verbs import (
 )
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.propose import Author
-from equipoise.channel.core.ranges import even_boundaries
+from equipoise.channel.core.ranges import bundle_name, even_boundaries
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import AnyRecord, Reason
 from tests.channels.folding import MIDDLE, NAMESPACE, channel_in, channel_with
@@ -195,6 +199,29 @@ def test_requests_that_would_be_rejected_are_refused_with_details() -> None:
     with pytest.raises(Rejected, match="they belong to a and b; transfer one of them first"):
         check_request(channel.view, merge)
     check_request(channel.view, MergeBundles(left=channel.bundle(MIDDLE).name, reason=BY_OPERATOR))
+
+
+@pytest.mark.parametrize(
+    ("setting", "most", "intent", "problem"),
+    [
+        ("namespaces_max", 1, CreateNamespace(name="tenant/b", boundaries=even_boundaries(1)), "has 1 namespaces, and may have 1"),
+        ("bundles_max", 5, CreateNamespace(name="tenant/b", boundaries=even_boundaries(4)), "has 2 bundles, and may have 5, which 4 more"),
+        (
+            "bundles_max",
+            2,
+            SplitBundle(bundle=bundle_name(NAMESPACE, 0, MIDDLE), algorithm="x", reason="r"),
+            "has 2 bundles, and may have 2, which 1 more",
+        ),
+    ],
+)
+def test_a_tenant_gets_no_more_than_its_quota(setting: str, most: int, intent: Intent, problem: str) -> None:
+    """Others get theirs."""
+    channel = channel_with("a", bundles=2)
+    check_request(channel.view, intent)
+    set_policy(channel, KEY, {f"tenants.{setting}": most})
+    with pytest.raises(CallerError, match=f"tenant tenant {problem}.*equipoise balancing set tenants.{setting}=NUMBER"):
+        check_request(channel.view, intent)
+    check_request(channel.view, CreateNamespace(name="other/b", boundaries=even_boundaries(2)))
 
 
 def test_an_invalid_policy_raises_its_own_error() -> None:

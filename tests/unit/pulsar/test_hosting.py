@@ -29,9 +29,9 @@ def ownership(low: int = 0, high: int = HASH_MAX) -> Ownership:
     return Ownership(handle, clock=clock_at_start())
 
 
-def hosting(topics_max: int = 100) -> Hosting:
+def hosting(topics_max: int = 100, tenant_topics_max: int = 100) -> Hosting:
     """Tables without bundles."""
-    return Hosting(limits=lambda _: TopicLimits(), topics_max=topics_max)
+    return Hosting(limits=lambda _: TopicLimits(), topics_max=topics_max, tenant_topics_max=lambda: tenant_topics_max)
 
 
 def filed(tables: Hosting) -> dict[str, list[str]]:
@@ -61,7 +61,7 @@ def test_the_policies_of_a_deleted_namespace_are_forgotten() -> None:
     table, policies = PolicyTable(TopicLimits()), dict[str, Document]()
     none: Document = {}
     table.current = lambda namespace: policies.get(namespace, none)
-    tables = Hosting(limits=table.limits_of, topics_max=9)
+    tables = Hosting(limits=table.limits_of, topics_max=9, tenant_topics_max=lambda: 9)
     whole, policies[NAMESPACE] = ownership(), {"max_producers_per_topic": 1}
     tables.open(whole, {}, now_ms=0)
     tables.topic(whole.bundle.name, NAMES[0], now_ms=0)
@@ -105,6 +105,23 @@ def test_topics_are_bounded() -> None:
     assert served[0] is tables.topic(whole.bundle.name, NAMES[0], now_ms=0)
     with pytest.raises(Overloaded):
         tables.topic(whole.bundle.name, NAMES[2], now_ms=0)
+
+
+def test_the_topics_of_a_tenant_are_bounded() -> None:
+    """Those that a former owner hands over may exceed the bound. Topics that are gone make room."""
+    tables, whole = hosting(tenant_topics_max=2), ownership()
+    kept = tables.open(whole, dict.fromkeys(NAMES[:3], TopicState()), now_ms=0)
+    with pytest.raises(Overloaded, match="tenant public"):
+        tables.topic(whole.bundle.name, NAMES[3], now_ms=0)
+    tables.forget(tables.renew(kept[0], TopicState(), now_ms=0))
+    tables.forget(kept[0])
+    with pytest.raises(Overloaded):
+        tables.topic(whole.bundle.name, NAMES[3], now_ms=0)
+    tables.forget(kept[1])
+    assert tables.topic(whole.bundle.name, NAMES[3], now_ms=0) is not None
+    tables.close(whole.bundle.name)
+    tables.open(whole, {}, now_ms=0)
+    assert all(tables.topic(whole.bundle.name, name, now_ms=0) is not None for name in NAMES[:2])
 
 
 def test_an_idle_topic_is_dropped() -> None:

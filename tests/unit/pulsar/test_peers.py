@@ -73,7 +73,7 @@ async def asking(stand_in: StandIn, *, moving_ms: int = 20_000, open_here: str =
             certificates=SimpleNamespace(client=True),
             open_bundles=["t/other/0x00000000_0xffffffff", open_here],
         )
-        hosting = Hosting(limits=lambda _: TopicLimits(), topics_max=1)
+        hosting = Hosting(limits=lambda _: TopicLimits(), topics_max=1, tenant_topics_max=lambda: 1)
         peers = Peers(cast("Worker", worker), hosting, timeout_ms=20_000, moving_ms=moving_ms)
         async with peers.asking():
             yield peers

@@ -15,7 +15,7 @@ from equipoise.brokers.pulsar.session import Session
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.wire.errors import Violation
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandLookupTopicResponse, CommandPartitionedTopicMetadataResponse
-from equipoise.brokers.runtime import worker as workers
+from equipoise.brokers.runtime import snapshots
 from equipoise.channel.core.ranges import even_boundaries
 from tests.house.house_rules import ROOT
 from tests.pulsar.pulsar_speech import connect, lookup, ping, send
@@ -44,7 +44,7 @@ async def test_generated_names_are_unique(running: Brokers) -> None:
 async def test_a_namespace_that_may_be_new_is_not_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that lost the channel holds the questions about it."""
     logs, topic = Logs(), "non-persistent://public/new/orders"
-    monkeypatch.setattr(workers, "open_log", logs.open)
+    monkeypatch.setattr(snapshots, "open_log", logs.open)
     async with brokers(tmp_path, count=2, config={**QUICK, "lookup_ms": PATIENCE_MS}) as running:
         seeing, cut_off = running.members
         client = await cut_off.client()
