@@ -58,9 +58,12 @@ class Log(Protocol):
     * A position is the next offset to read: the last offset read, plus one. Start at `FIRST_OFFSET` to read from the very
       beginning; this raises `LogTruncated` if that is gone. Start at `start()` to read what is left.
     * A prefix is final. Returned entries never change, and no entry appears below one that was read.
+    * An end is believed only if no offset above it is known to be issued. Storage of several nodes may ask one that is cut off from the
+      others. What it says is an outage until an append proves the end; the offset of such an append may be a gap.
     * Durability. When `append` returns, the whole batch is appended in order. It survives the death of every process, and of
       the machine as far as the adapter's settings promise. Other writers' entries may stand between those of one batch.
-    * Read your writes. Every read that starts after `append` returned sees its entries, in any process.
+    * Read your writes. Every read that starts after `append` returned sees its entries, in any process. The exception is a node of the
+      storage that was cut off: until its reader appends, or knows a later offset, it hides the newest entries.
     * An error from `append` means that nothing was appended, except `LogUnavailable` with a true `in_doubt`: then any part of
       the batch may be on the log or appear later. Only reading decides.
     * Times. Each entry has the time of its append by the storage's clock, for people and retention; no verdict depends on it.
@@ -89,7 +92,8 @@ class Log(Protocol):
         * An empty batch does nothing.
         * `timeout_ms` bounds the wait for other writers. It cannot bound the disk.
 
-        Raises `CallerError` (too large), `LogUnavailable` (see `in_doubt`), `LogStorageFull`, `LogDamaged`, `LogReplaced`.
+        Raises `CallerError` (too large), `LogUnavailable` (see `in_doubt`), `LogStorageFull`, `LogDamaged`, `LogReplaced`,
+        `LogWentBack`.
         """
         ...
 

@@ -63,8 +63,12 @@ RECONNECT_MS_MIN: Final = 50
 RECONNECT_MS_MAX: Final = 1_000
 """The pause between attempts to reach a broker. One that returns is found within a second, far below a lease."""
 
-ANSWER_MS_MAX: Final = 10_000
-"""How long a request may stay unanswered before its connection is closed: a vanished host sends no error."""
+ANSWER_MS_MAX: Final = 5_000
+"""How long a request may stay unanswered before its connection is closed: a vanished host sends no error.
+
+Nor does a node that was cut off from the others and takes itself for the leader: it never acknowledges. A third of the lease on Kafka
+leaves time to find the leader and to renew.
+"""
 
 UNDER_WAY_MS_MAX: Final = 10_000
 """How long the library may try to deliver a record that was sent once.

@@ -7,6 +7,9 @@ Theory of operation:
   record sent but not acknowledged is in doubt, and only reading shows its outcome.
 * A read that finds entries makes no request. One that finds none asks the partition's leader for the end, so that "no entry" covers all
   earlier appends of any process. Kafka reports an end only when the next leader would, too.
+* A node that was cut off from the others does not know that another leads the partition, and reports an old end for as long as it is cut
+  off. So an end below an offset that was issued is no proof of a lost end. Only the leader acknowledges an append, because that takes the
+  other nodes. So the handle appends a second header, which is no entry: its offset proves which of both is the case.
 * Each position that is read has its own consumer (`Tail`), which never seeks: a consumer that seeks first waits for its old request. A tail
   that does not deliver known entries is replaced: after a broker's restart the library's consumer sometimes stops fetching for good
   (librdkafka issue 5153).
@@ -22,16 +25,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from typing import Final, NoReturn
 
-from equipoise.channel.core.errors import EquipoiseError, LogNotBegun, LogReplaced, LogUnavailable
+from equipoise.channel.core.errors import EquipoiseError, LogNotBegun, LogReplaced, LogUnavailable, LogWentBack
 from equipoise.channel.core.log import FIRST_OFFSET, READ_ENTRIES_MAX, Entry, check_batch, check_position
 from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.channel.core.snapshot_store import SnapshotStore
-from equipoise.channel.kafka.answers import KafkaFailed, Trouble
+from equipoise.channel.kafka.answers import KafkaFailed, Sent, Trouble
 from equipoise.channel.kafka.client import Administrator, Clients, PartitionProducer
-from equipoise.channel.kafka.settings import KafkaAddress
+from equipoise.channel.kafka.settings import HEADER_KEY, KafkaAddress
 from equipoise.channel.kafka.snapshot_store import KafkaSnapshotStore
 from equipoise.channel.kafka.tail import Tail
-from equipoise.channel.kafka.topic import fitting_topic, mark, needed_of_log
+from equipoise.channel.kafka.topic import HEADER, fitting_topic, mark, needed_of_log
 from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.log_time import latest_ms, position_by
 
@@ -87,7 +90,8 @@ class KafkaLog:
         self._tails: dict[Tail, float] = {}  # When each was last read from.
         self._leaving: list[Tail] = []
         self._start = FIRST_OFFSET
-        self._end = FIRST_OFFSET - 1  # The highest offset that the log is known to have reached.
+        self._end = FIRST_OFFSET - 1  # The highest offset that the log is known to have reached. It never falls, as `_start`.
+        self._lost: LogWentBack | None = None  # What an append has shown: offsets are issued twice.
         self._look_s = time.monotonic() + LOOK_MS / 1_000
         self._may_be_another = False  # After anything unusual: check the topic's id before the next read.
         self._missing_since_s: float | None = None  # Since when the topic is unknown, if it is.
@@ -126,19 +130,24 @@ class KafkaLog:
         check_batch(self.name, batch)
         if not batch:
             return ()
-        if self._producer is None:
-            self._producer = self._clients.producer(self._address.topic)
-        sent = self._producer.send(batch, timeout_ms=timeout_ms)
+        sent = self._send(batch, timeout_ms=timeout_ms)
         if sent.failure is not None:
             self._may_be_another = True
-            if sent.failure.trouble in _ENDS_A_PRODUCER:
-                self._producer.close()
-                self._producer = self._clients.producer(self._address.topic)
             raise self._error(sent.failure, in_doubt=sent.is_in_doubt) from sent.failure
-        if sent.offsets[0] <= self._end:  # Offsets never fall: this is another topic.
-            raise LogReplaced(log=self.name, path=f"the topic {self._address.topic}")
+        if sent.offsets[0] <= self._end:
+            self._lost = LogWentBack(log=self.name, position=self._end + 1, end=sent.offsets[0] - 1)
+            raise self._lost
         self._end = sent.offsets[-1]
         return sent.offsets
+
+    def _send(self, values: Sequence[bytes], *, key: bytes | None = None, timeout_ms: int) -> Sent:
+        if self._producer is None:
+            self._producer = self._clients.producer(self._address.topic)
+        sent = self._producer.send(values, key=key, timeout_ms=timeout_ms)
+        if sent.failure is not None and sent.failure.trouble in _ENDS_A_PRODUCER:
+            self._producer.close()
+            self._producer = self._clients.producer(self._address.topic)
+        return sent
 
     def read(self, position: int, *, limit: int) -> Sequence[Entry]:
         """See `Log.read`."""
@@ -242,10 +251,9 @@ class KafkaLog:
 
     def truncate(self, below: int, *, timeout_ms: int) -> None:
         """See `Log.truncate`."""
-        self._ask_bounds()
+        self._ask_bounds(below)
         if below <= self._start:
             return
-        check_position(self.name, below, start=self._start, end=self._end)
         try:
             with self._clients.administrator() as administrator:
                 self._check_topic(administrator)  # Kafka truncates the topic that has the name now.
@@ -287,7 +295,7 @@ class KafkaLog:
         return tail
 
     def _new_tail(self, position: int) -> Tail:
-        self._ask_bounds()
+        self._ask_bounds(position)
         check_position(self.name, position, start=self._start, end=self._end)
         if len(self._tails) == TAILS_MAX:
             self._give_up(min(self._tails, key=self._tails.__getitem__))
@@ -302,7 +310,7 @@ class KafkaLog:
     def _comes(self, tail: Tail, *, limit: int) -> bool:
         """Return whether there is an entry at or above the head of `tail`. Waits for up to `limit` entries that are known to be there."""
         if self._is_dry(tail):
-            self._ask_bounds()
+            self._ask_bounds(tail.reached)
             check_position(self.name, tail.head, start=self._start, end=self._end)
         with self._changed:
             if self._is_dry(tail):
@@ -332,7 +340,7 @@ class KafkaLog:
     def _explain(self, failure: KafkaFailed, position: int) -> NoReturn:
         """Raise the reason why a reader at `position` cannot read on."""
         self._may_be_another = True
-        self._ask_bounds()
+        self._ask_bounds(position)
         check_position(self.name, position, start=self._start, end=self._end)
         raise self._error(failure) from failure
 
@@ -342,24 +350,49 @@ class KafkaLog:
             return LogUnavailable(log=self.name, problem=failed.problem, in_doubt=in_doubt)
         return failed.as_error(log=self.name, in_doubt=False)
 
-    def _ask_bounds(self) -> None:
-        """Update the bounds from the partition's leader. Also check the topic, periodically and after anything unusual."""
+    def _ask_bounds(self, position: int = FIRST_OFFSET) -> None:
+        """Update the bounds from the partition's leader. Also check the topic, periodically and after anything unusual.
+
+        All offsets below `position` were issued, as its reader says. Raises `LogWentBack` if they were not, or are issued again.
+        """
+        if self._lost is not None:
+            raise self._lost
+        issued = max(self._end, position - 1)
         try:
             if self._may_be_another:
                 self._look_up_topic()
             if self._producer is not None:
                 self._producer.drain()
             bounds = self._asker.bounds(timeout_ms=READ_MS_MAX)
-            if bounds.high <= self._end:
+            end = bounds.high - 1
+            if end < issued:
                 self._look_up_topic()
+                end = self._proven_end(end, issued)
         except KafkaFailed as failed:
             self._may_be_another = True  # After an outage it may be another topic.
             raise self._error(failed) from failed
         if time.monotonic() >= self._look_s:
             with suppress(KafkaFailed):
                 self._look_up_topic()
-        self._start = max(bounds.low, FIRST_OFFSET)
-        self._end = bounds.high - 1
+        self._start, self._end = max(bounds.low, self._start), end
+
+    def _proven_end(self, end: int, issued: int) -> int:
+        """Return the end that an append of our own proves, where a node reports an `end` below an offset that was `issued`.
+
+        Raises `LogWentBack`, and `KafkaFailed` while nothing is proven.
+        """
+        self._asker.close()  # It would go on asking the same node.
+        self._asker = self._clients.consumer(self._address.topic)
+        sent = self._send([HEADER], key=HEADER_KEY, timeout_ms=READ_MS_MAX)
+        if sent.failure is not None:
+            problem = (
+                f"a node of Kafka ends the topic {self._address.topic} at {end}, below offset {issued}, which was read before: it is cut "
+                f"off from the other nodes, or the end is lost. An append shows which of both, and has failed ({sent.failure.problem})"
+            )
+            raise KafkaFailed(trouble=Trouble.AWAY, problem=problem)
+        if sent.offsets[0] <= issued:
+            raise LogWentBack(log=self.name, position=issued + 1, end=sent.offsets[0] - 1)
+        return sent.offsets[0]
 
     def _look_up_topic(self) -> None:
         """Raise `LogReplaced` unless the topic is still the one that was opened."""

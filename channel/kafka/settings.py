@@ -20,6 +20,9 @@ CONFIG_FILE_VARIABLE: Final = "EQUIPOISE_KAFKA_CONFIG_FILE"
 
 MASK: Final = "***"
 
+HEADER_KEY: Final = b"equipoise"
+"""The key of a message on the log's topic that is no entry: it names the topic's owner, or proves the topic's end."""
+
 SNAPSHOT_SUFFIX: Final = "-snapshot"
 HISTORY_SUFFIX: Final = "-history"
 

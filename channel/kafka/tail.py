@@ -15,9 +15,7 @@ from typing import Final
 from equipoise.channel.core.log import READ_BYTES_MAX, READ_ENTRIES_MAX, RECORD_BYTES_MAX, Entry
 from equipoise.channel.kafka.answers import KafkaFailed, Trouble
 from equipoise.channel.kafka.client import Message, PartitionConsumer
-
-HEADER_KEY: Final = b"equipoise"
-"""The key of a message that identifies the topic's owner. It is no entry of the log."""
+from equipoise.channel.kafka.settings import HEADER_KEY
 
 AHEAD_ENTRIES_MAX: Final = 2 * READ_ENTRIES_MAX
 AHEAD_BYTES_MAX: Final = READ_BYTES_MAX + RECORD_BYTES_MAX

@@ -12,7 +12,7 @@ import orjson
 from equipoise.channel.core.errors import LogDamaged, LogNotBegun, UnfitTopic
 from equipoise.channel.kafka.answers import Bounds, KafkaFailed, TopicFacts, Trouble
 from equipoise.channel.kafka.client import REQUEST_BYTES_MAX, Administrator, PartitionConsumer, PartitionProducer
-from equipoise.channel.kafka.tail import HEADER_KEY
+from equipoise.channel.kafka.settings import HEADER_KEY
 from equipoise.channel.system.deadline import Deadline
 
 FORMAT: Final = 1

@@ -41,6 +41,7 @@ class Node:
         self.folder = folder
         self._heap_mb = heap_mb
         self._properties = folder / "server.properties"
+        self._hosts = folder / "hosts"
         self._output = folder / "output.log"
         self._pid_file = folder / "pid"
         self._earlier_output_bytes = 0
@@ -69,6 +70,10 @@ class Node:
         """Write its settings, which it reads when it starts."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._properties.write_text(format_properties(properties))
+
+    def resolve(self, hosts: Mapping[str, str]) -> None:
+        """Let its process know only these host names, from its next start on. `hosts` holds their addresses."""
+        self._hosts.write_text("".join(f"{address} {name}\n" for name, address in hosts.items()))
 
     def format(self, cluster_id: str) -> None:
         """Format its data folder for the cluster, unless that is done. Raises `LocalKafkaError`, `NotInstalled`."""
@@ -152,7 +157,8 @@ class Node:
         memory = [f"-Xmx{self._heap_mb}m", f"-Xms{self._heap_mb}m"]
         # Java starts without an archive that does not exist or that another Java wrote.
         classes = f"-XX:ArchiveClassesAtExit={archive}" if archive else f"-XX:SharedArchiveFile={class_archive(java, path)}"
-        return [java, *memory, *_JAVA_OPTIONS, classes, f"-Dlog4j2.configurationFile={_LOG4J}", "-cp", path]
+        names = [f"-Djdk.net.hosts.file={self._hosts}"] if self._hosts.exists() else []
+        return [java, *memory, *_JAVA_OPTIONS, *names, classes, f"-Dlog4j2.configurationFile={_LOG4J}", "-cp", path]
 
     def _printed(self) -> bytes:
         """Return its output since its last start."""

@@ -16,7 +16,7 @@ from pyspark.sql import functions
 from equipoise.brokers.load.bus.topics import LoadTopics
 from equipoise.channel.core.errors import LogUnavailable, missing_extra
 from equipoise.channel.kafka.answers import KafkaFailed
-from equipoise.channel.kafka.settings import KafkaAddress, without_secrets
+from equipoise.channel.kafka.settings import HEADER_KEY, KafkaAddress, without_secrets
 from equipoise.spark_jobs.sequence.arrivals import Positions, Source
 from equipoise.spark_jobs.sources.kafka_options import connector_options
 
@@ -42,9 +42,6 @@ LOADS_PER_TRIGGER: Final = 4_000
 """Load reports in a batch. Each becomes a row per bundle it names, twenty by default: 4,000 * 21 = 84,000 rows, all at once in the JVM,
 which has 1 GiB (`spark_jobs.streams.session.DRIVER_MEMORY`).
 """
-
-HEADER_OFFSET: Final = 0
-"""The first entry of a log's topic is a header, not a record: see `channel.kafka.topic`."""
 
 
 def topics_of(address: KafkaAddress) -> dict[str, str]:
@@ -100,9 +97,9 @@ def pattern_of(topics: Iterable[str]) -> str:
 
 
 def as_frame(rows: DataFrame, topics: Mapping[str, str]) -> DataFrame:
-    """Return the connector's rows with the columns of `FRAME_DDL`, without the header of the log's topic."""
+    """Return the connector's rows with the columns of `FRAME_DDL`, without the headers of the log's topic, which are no records."""
     column = functions.col
-    is_header = (column("topic") == topics[Source.CHANNEL]) & (column("offset") <= HEADER_OFFSET)
+    is_header = (column("topic") == topics[Source.CHANNEL]) & column("key").eqNullSafe(functions.lit(HEADER_KEY))
     at_ms = functions.coalesce(functions.unix_millis("timestamp"), functions.lit(0))
     return rows.where(~is_header).select(_source_of(topics).alias("source"), "offset", at_ms.alias("at_ms"), "value")
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from equipoise.channel.core.log import Log
+from equipoise.channel.kafka.answers import Bounds
+from equipoise.channel.kafka.client import PartitionConsumer
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.sqlite.log import SqliteLog
 from tests.kafka.fixtures import Kafka
@@ -20,6 +22,11 @@ def open_polling(path: str) -> Log:
     return SqliteLog(path, name="sqlite:polled.db", use_inotify=False)
 
 
+def report_end_of_kafka(patch: pytest.MonkeyPatch, end: int) -> None:
+    """Let clients of Kafka ask a node that was cut off when the log ended there."""
+    patch.setattr(PartitionConsumer, "bounds", lambda consumer, *, timeout_ms: Bounds(low=0, high=end + 1))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
     """One way to open a log: where it lies, with places to fill in, and how a new handle on it is made."""
@@ -27,6 +34,8 @@ class Adapter:
     id: str
     place: str
     open: Callable[[str], Log] = open_log
+    report_end: Callable[[pytest.MonkeyPatch, int], None] | None = None
+    """How to let nodes report an old end from now on, where several nodes have the log."""
 
     @property
     def needs_kafka(self) -> bool:
@@ -39,7 +48,7 @@ ADAPTERS = (
     Adapter(id="sqlite-full", place="sqlite:{folder}/log.db"),
     Adapter(id="sqlite-normal", place="sqlite:{folder}/log.db?synchronous=normal"),
     Adapter(id="sqlite-polling", place="{folder}/polled.db", open=open_polling),
-    Adapter(id="kafka", place="kafka://{kafka}/{topic}"),
+    Adapter(id="kafka", place="kafka://{kafka}/{topic}", report_end=report_end_of_kafka),
 )
 
 # As parameters: what is asked of a real Kafka is an integration test, and the rest is none.

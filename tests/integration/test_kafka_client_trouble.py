@@ -16,7 +16,7 @@ from equipoise.channel.core.snapshot_store import SnapshotRow
 from equipoise.channel.kafka import log as kafka_log
 from equipoise.channel.kafka.answers import Bounds, KafkaFailed, Trouble
 from equipoise.channel.kafka.client import Administrator, Message, PartitionConsumer
-from equipoise.channel.kafka.tail import HEADER_KEY
+from equipoise.channel.kafka.settings import HEADER_KEY
 from equipoise.channel.kafka.topic import HEADER
 from equipoise.channel.log.open_log import open_log
 from tests.kafka.fixtures import Kafka

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -22,7 +25,7 @@ from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.channel.core.errors import LogUnavailable, OutcomeUnknown, PeerError
+from equipoise.channel.core.errors import LogUnavailable, OperatorError, OutcomeUnknown, PeerError
 from equipoise.channel.core.log import Log
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.reader import Folded, Reader
@@ -32,7 +35,9 @@ from equipoise.channel.log.open_log import open_log
 from equipoise.channel.system.deadline import Deadline
 from tests.kafka.fixtures import OwnKafka
 from tests.kafka.proxy import Direction
+from tests.kafka.topics import delete_topics
 from tests.load.cluster import counters, running
+from tests.repeats import times
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -373,6 +378,50 @@ def _token(worker: Worker, namespace: str, key: str) -> int:
     return ownership.token
 
 
+@pytest.mark.slow
+def test_a_kafka_that_came_back_without_its_end_is_refused(tmp_path: Path, own_kafka: OwnKafka) -> None:
+    """A broker that crashed does not start on an older copy of its Kafka, however often it tries; nor without its topic."""
+    topic, node = own_kafka.topic("older"), own_kafka.cluster.node(1)
+    url = url_of(own_kafka.address, topic)
+
+    async def story() -> None:
+        async with brokers(tmp_path / "brokers", [url], log_url=url, **SHORT) as cluster:
+            await asyncio.to_thread(node.stop)
+            await asyncio.to_thread(shutil.copytree, node.data, tmp_path / "copy")
+            await asyncio.to_thread(node.start)
+            (worker,) = cluster.workers
+            copied = worker.view.offset
+            await until(lambda: _noted(worker.config.data_dir) > copied + 3, "a note of records that the copy lacks")
+            await worker.abort()
+        await asyncio.to_thread(node.kill)
+        shutil.rmtree(node.data)
+        shutil.move(tmp_path / "copy", node.data)
+        await asyncio.to_thread(node.start)
+        for _ in range(2):
+            with pytest.raises(OperatorError, match=r"does not go on from offset .*: it ends at offset"):
+                await _start_again(worker)
+        await asyncio.to_thread(delete_topics, own_kafka.address, [topic])
+        with pytest.raises(OperatorError, match=r"does not go on from offset .*: there is no topic"):
+            await _start_again(worker)
+
+    play(story())
+
+
+def _noted(directory: Path) -> int:
+    """The highest offset that a data directory notes as read."""
+    return max(map(int, re.findall(rb" (\d+) \d+ [0-9a-f]{8}\n", (directory / "mark").read_bytes())), default=0)
+
+
+async def _start_again(worker: Worker) -> None:
+    """Start a broker with the settings and the data directory of one that has ended."""
+    again = Worker(worker.config, {"*": Idle()}, addresses={})
+    try:
+        await again.start()
+        await again.ready(timeout_ms=PATIENCE_MS)
+    finally:
+        await again.stop()
+
+
 def test_the_partitions_leader_is_killed(tmp_path: Path, three_kafkas: OwnKafka) -> None:
     """With the durations that are Kafka's by default nobody is even fenced: leases outlast the session and the election."""
     topic = three_kafkas.topic("leader")
@@ -396,6 +445,42 @@ def test_the_partitions_leader_is_killed(tmp_path: Path, three_kafkas: OwnKafka)
             assert [] == deaths(records)
 
     play(story())
+
+
+@pytest.mark.repeats
+@pytest.mark.slow
+def test_the_partitions_leader_is_deposed(tmp_path: Path, three_kafkas: OwnKafka) -> None:
+    """A leader that is cut off from the other nodes, and not from the brokers, ends below what they have read. No broker ends."""
+    topic = three_kafkas.topic("deposed")
+    url = f"{url_of(three_kafkas.address, topic)}?replication=3"
+
+    async def story() -> None:
+        async with brokers(tmp_path, [url] * 3, log_url=url) as cluster:
+            for number in range(times(1, many=10)):
+                deposed = await asyncio.to_thread(three_kafkas.leader_of, topic)
+                async with asking(cluster) as asked:
+                    three_kafkas.links.isolate(deposed)
+                    await asyncio.to_thread(partial(three_kafkas.leader_of, topic, other_than=deposed))
+                    for worker in cluster.workers:
+                        await _insist(worker, SetPolicy(name=SERVING, policy=worker.broker_id, value=f"after election {number}"))
+                    await until(lambda: all(cluster.has_leases()), "a lease for everybody")
+                    deposed_url = url_of(three_kafkas.address.split(",")[deposed.number - 1], topic)
+                    await asyncio.to_thread(_read_at, deposed_url, cluster.workers[0].view.offset + 1)
+                three_kafkas.links.rejoin()
+                await cluster.served()
+                records = await asyncio.to_thread(lambda: list(history(url)))
+                check_settled_once(asked, records)
+
+    play(story())
+
+
+def _read_at(url: str, position: int) -> None:
+    """Read as one who begins at the leader that was deposed. That may be an outage, but the log never ends below the position."""
+    with closing(opened(url)) as log:
+        for _ in range(3):
+            with suppress(LogUnavailable):
+                log.read(position, limit=1)
+                assert log.end() >= position - 1
 
 
 @asynccontextmanager

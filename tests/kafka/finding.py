@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
@@ -42,9 +42,20 @@ def some_kafka(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def local_kafka(folder: Path, *, nodes: int = 1, proxies: Sequence[str] = (), extra: Mapping[str, str] | None = None) -> Iterator[Cluster]:
-    """A local Kafka, from start to end; it ends with this process, too, however that dies. Raises as `Cluster.start` does."""
+def local_kafka(
+    folder: Path,
+    *,
+    nodes: int = 1,
+    proxies: Sequence[str] = (),
+    extra: Mapping[str, str] | None = None,
+    prepare: Callable[[Cluster], None] = lambda _: None,
+) -> Iterator[Cluster]:
+    """A local Kafka, from start to end; it ends with this process, too, however that dies. Raises as `Cluster.start` does.
+
+    `prepare` may change the files of its nodes before they start.
+    """
     cluster = Cluster.lay_out(folder, nodes=nodes, proxies=proxies, extra=extra)
+    prepare(cluster)
     with _leashed(cluster):
         cluster.start()
         try:

@@ -2,7 +2,7 @@
 
 * `kafka`: one for the whole session, shared: fresh topics by `kafka.topic("what for")`, and no harm to it.
 * `own_kafka`: one node of its own for a module, which a test may stop, kill, restart, and cut off by its proxy.
-* `three_kafkas`: three nodes likewise.
+* `three_kafkas`: three nodes likewise, which a test may also cut off from one another.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from compose.local_kafka.cluster import Cluster
 from compose.local_kafka.errors import NotInstalled
 from compose.local_kafka.node import Node
 from tests.kafka.finding import EAGER_CLEANER, GIVEN, local_kafka, some_kafka
+from tests.kafka.links import Links
 from tests.kafka.proxy import TcpProxy
 from tests.kafka.topics import delete_topics, leader_of
 from tests.pulsar.programs import is_required
@@ -52,6 +53,7 @@ class OwnKafka:
 
     cluster: Cluster
     proxies: Sequence[TcpProxy]
+    links: Links
 
     @property
     def address(self) -> str:
@@ -75,9 +77,12 @@ class OwnKafka:
     def leader_of(self, topic: str, *, other_than: Node | None = None) -> Node:
         """The node that leads the only partition of a topic, once it is another than the one named.
 
-        A node that was killed goes on leading, as Kafka knows it, until its session is over. Raises `KafkaFailedError`.
+        A node that was killed goes on leading, as Kafka knows it, until its session is over. One that is cut off goes on forever, as that
+        node knows it: so it is not asked. Raises `KafkaFailedError`.
         """
-        return self.cluster.node(leader_of(self.address, topic, other_than=other_than.number if other_than else 0))
+        former = other_than.number if other_than else 0
+        asked = [address for number, address in enumerate(self.address.split(","), start=1) if number != former]
+        return self.cluster.node(leader_of(",".join(asked or [self.address]), topic, other_than=former))
 
     def kill_leader(self, topic: str) -> Node:
         """Kill that node (`kill -9`), and say which it was; its `start` brings it back."""
@@ -87,6 +92,7 @@ class OwnKafka:
 
     def mend(self) -> None:
         """Have all run, and be reached, as in the beginning."""
+        self.links.rejoin()
         for proxy in self.proxies:
             proxy.heal()
         for node in self.cluster.nodes:
@@ -142,11 +148,13 @@ def three_kafkas(three_kafkas_of_module: OwnKafka) -> OwnKafka:
 def _own(folder: Path, *, nodes: int) -> Iterator[OwnKafka]:
     with or_skipped(), ExitStack() as running:
         proxies = [running.enter_context(TcpProxy()) for _ in range(nodes)]
+        links = running.enter_context(Links())
         addresses = [proxy.address for proxy in proxies]
-        cluster = running.enter_context(local_kafka(folder, nodes=nodes, proxies=addresses, extra={**EAGER_CLEANER, **_SESSION}))
+        extra = {**EAGER_CLEANER, **_SESSION}
+        cluster = running.enter_context(local_kafka(folder, nodes=nodes, proxies=addresses, extra=extra, prepare=links.lay))
         for proxy, target in zip(proxies, cluster.proxied_addresses, strict=True):
             proxy.forward_to(target)
-        yield OwnKafka(cluster=cluster, proxies=proxies)
+        yield OwnKafka(cluster=cluster, proxies=proxies, links=links)
 
 
 @contextmanager

@@ -43,9 +43,12 @@ class TcpProxy:
     the proxy heals, unless the connection was reset in between.
     """
 
-    def __init__(self, target: str = "") -> None:
-        """`target` is the server's address, `host:port`; without one, connections are reset until `forward_to` names it."""
-        self._core = _Core(target)
+    def __init__(self, target: str = "", *, at: str = f"{HOST}:0") -> None:
+        """`target` is the server's address, `host:port`; without one, connections are reset until `forward_to` names it.
+
+        Clients connect `at` an address; port 0 is any free one.
+        """
+        self._core = _Core(target, at)
         self._thread = InThread(self._core, what="the proxy", start_ms=_COMMAND_MS, stop_ms=_COMMAND_MS)
 
     def __enter__(self) -> Self:
@@ -58,7 +61,7 @@ class TcpProxy:
     @property
     def address(self) -> str:
         """Where clients connect, `host:port`; the same from beginning to end."""
-        return f"{HOST}:{self._core.port}"
+        return f"{self._core.host}:{self._core.port}"
 
     @property
     def connections(self) -> int:
@@ -102,8 +105,9 @@ class TcpProxy:
 class _Core:
     """The proxy on its loop. All but reading `port` and `connections` happens there."""
 
-    def __init__(self, target: str) -> None:
-        self.port = 0
+    def __init__(self, target: str, at: str) -> None:
+        self.host, _, port = at.rpartition(":")
+        self.port = int(port)
         self.connections: dict[asyncio.Task[None], tuple[asyncio.StreamWriter, ...]] = {}
         self._target = target
         self._is_refusing = False
@@ -115,7 +119,7 @@ class _Core:
         for direction in Direction:
             self._gates[direction] = gate = asyncio.Event()
             gate.set()
-        self._server = await asyncio.start_server(self._take, HOST, 0)
+        self._server = await asyncio.start_server(self._take, self.host, self.port)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

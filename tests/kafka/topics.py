@@ -43,9 +43,9 @@ def delete_topics(address: str, topics: Collection[str]) -> None:
 
 def leader_of(address: str, topic: str, *, other_than: int = 0) -> int:
     """The number of the node that leads the only partition of a topic, once it is not the one named. Raises `KafkaFailedError`."""
-    client = AdminClient({"bootstrap.servers": address})
     deadline_s = time.monotonic() + _CALL_S
     while time.monotonic() < deadline_s:
+        client = AdminClient({"bootstrap.servers": address})  # One that has found all nodes may ask any of them.
         known = client.list_topics(topic, timeout=_CALL_S).topics[topic].partitions
         if 0 in known and known[0].leader not in (_NOBODY, other_than):
             return int(known[0].leader)
@@ -57,6 +57,21 @@ def advertised(address: str) -> Sequence[str]:
     """Where Kafka tells a client that comes in at `address` to find its nodes, in order of their numbers."""
     nodes = AdminClient({"bootstrap.servers": address}).list_topics(timeout=_CALL_S).brokers
     return [f"{node.host}:{node.port}" for _, node in sorted(nodes.items())]
+
+
+@contextmanager
+def open_transaction(address: str, topic: str) -> Iterator[None]:
+    """A transaction of another program, which has written a message and is aborted afterwards. Raises `KafkaFailedError`."""
+    producer = Producer({"bootstrap.servers": address, "transactional.id": f"{topic}-other"})
+    producer.init_transactions(_CALL_S)
+    producer.begin_transaction()
+    producer.produce(topic, b"other", b"other", 0)
+    if producer.flush(_CALL_S):
+        raise KafkaFailedError(f"the message of another transaction on {topic} has no receipt")
+    try:
+        yield
+    finally:
+        producer.abort_transaction(_CALL_S)
 
 
 class Writer:

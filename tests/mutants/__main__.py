@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.channels import compaction_hunt, power_loss_hunt
+from tests.channels import compaction_hunt, deposed_leader_hunt, power_loss_hunt
 from tests.house.house_rules import LINKED, ROOT
 from tests.mutants.patching import Mutant, PatchDoesNotApplyError, apply, parse
 
@@ -28,7 +28,7 @@ SEEDS_MAX = 200
 # Of CPU time, so that a busy machine catches what a quiet one does; and of any time, because nothing waits for ever.
 BUDGET_SECONDS = 120
 PATIENCE_SECONDS = 10 * BUDGET_SECONDS
-HUNTS = {hunt.SCENARIO: (hunt.__name__,) for hunt in (compaction_hunt, power_loss_hunt)}
+HUNTS = {hunt.SCENARIO: (hunt.__name__,) for hunt in (compaction_hunt, deposed_leader_hunt, power_loss_hunt)}
 _VIOLATION = re.compile(r"^VIOLATION of (.*)$", re.MULTILINE)
 _SEED = re.compile(r"^scenario \S+, seed (\d+);", re.MULTILINE)
 

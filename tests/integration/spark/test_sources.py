@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from equipoise.brokers.decision_log import open_decision_log
-from equipoise.channel.kafka.settings import address_of
+from equipoise.channel.kafka.settings import HEADER_KEY, address_of
+from equipoise.channel.kafka.topic import HEADER
 from equipoise.channel.log.open_log import open_log
 from equipoise.spark_jobs.sequence.arrivals import Source
 from equipoise.spark_jobs.sources import kafka_source
@@ -67,6 +68,7 @@ def filled_topic(kafka: Kafka) -> str:
     url = f"kafka://{kafka.address}/{topic}"
     with closing(open_log(url)) as log:
         log.append(RECORDS, timeout_ms=20_000)
+    Writer(kafka.address).append(topic, [(HEADER_KEY, HEADER)])  # As a handle appends it that has to prove the log's end.
     decide(url)
     for source, lines in LINES.items():
         create_topic(kafka.address, f"{topic}-{source}")
