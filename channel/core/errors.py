@@ -297,7 +297,7 @@ class ChannelIncomplete(OperatorError):
 
 
 class CompactionRefused(OperatorError):
-    """Compaction could lose data for good. The log and its snapshot are unchanged."""
+    """Compaction could lose data for good, or no reader would see what it writes. What readers see is unchanged."""
 
     def __init__(self, *, log: str, problem: str, remedy: str) -> None:
         """`problem` is what was found, `remedy` what to do."""

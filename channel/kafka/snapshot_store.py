@@ -12,17 +12,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from typing import Final
 
-from equipoise.channel.core.errors import SnapshotFenced
+from equipoise.channel.core.errors import CompactionRefused, LogUnavailable, SnapshotFenced
 from equipoise.channel.core.snapshot_store import Check, CompactedSnapshot, Progress, SnapshotRow, unchecked, unwatched
 from equipoise.channel.kafka.answers import KafkaFailed, Trouble
-from equipoise.channel.kafka.client import Clients, Message, PartitionConsumer, TransactionalProducer
+from equipoise.channel.kafka.client import PARTITION, Clients, Message, PartitionConsumer, TransactionalProducer
 from equipoise.channel.kafka.settings import KafkaAddress
 from equipoise.channel.kafka.topic import fitting_topic, needed_of_snapshot
 from equipoise.channel.snapshots.snapshot_rows import MARKER_KEY
 from equipoise.channel.system.deadline import Deadline
 
 LOOK_MS_MAX: Final = 10_000
-"""How long a check of the topic may take: as long as opening its log."""
+"""How long a check of the topic, or a question about its end, may take: as long as opening its log."""
 
 SILENCE_MS_MAX: Final = 10_000
 """How long to wait for the next rows while more are known to be there."""
@@ -47,15 +47,25 @@ class KafkaSnapshotStore:
         self._producer: TransactionalProducer | None = None
 
     def claim(self, *, timeout_ms: int) -> None:
-        """See `SnapshotStore.claim`. A new claim uses a new producer: the old one may be unusable."""
+        """See `SnapshotStore.claim`. A new claim uses a new producer: the old one may be unusable.
+
+        Raises `CompactionRefused` while a transaction of another producer is open: nobody would read what is written after it.
+        """
         deadline = Deadline.after(timeout_ms=timeout_ms)
         self.close()
         try:
             self._look(create=True, deadline=deadline)
             self._producer = self._clients.transactions(self._topic)
             self._producer.claim(timeout_ms=max(1, deadline.remaining_ms()))
+            with closing(self._clients.consumer(self._topic)) as consumer:
+                last = consumer.bounds(timeout_ms=LOOK_MS_MAX).high - 1
+            problem = self._awaited(last, Deadline.after(timeout_ms=timeout_ms))
         except KafkaFailed as failed:
             raise failed.as_error(log=self._log, in_doubt=False) from failed
+        if problem is not None:
+            self.close()
+            remedy = "end the program that began it, or abort it with kafka-transactions.sh, or wait until Kafka aborts it; then try again"
+            raise CompactionRefused(log=self._log, problem=problem, remedy=remedy)
 
     def load(self, *, check: Check = unchecked, progress: Progress = unwatched) -> CompactedSnapshot | None:
         """See `SnapshotStore.load`. Reports no total: compaction leaves gaps in the offsets."""
@@ -80,7 +90,7 @@ class KafkaSnapshotStore:
             raise SnapshotFenced(log=self._log)
         try:
             last = producer.write(_messages(rows, marker), timeout_ms=timeout_ms)
-            self._await_readable(last, Deadline.after(timeout_ms=timeout_ms))
+            problem = self._awaited(last, Deadline.after(timeout_ms=timeout_ms))
         except KafkaFailed as failed:
             producer.close()
             if failed.trouble is Trouble.FENCED:
@@ -89,16 +99,23 @@ class KafkaSnapshotStore:
         except BaseException:
             producer.close()
             raise
+        if problem is not None:
+            producer.close()
+            raise LogUnavailable(log=self._log, problem=problem, in_doubt=True)
         self._producer = producer
 
-    def _await_readable(self, last: int, deadline: Deadline) -> None:
-        """Wait until loads see the transaction whose last message is at offset `last`. Raises `KafkaFailed`."""
+    def _awaited(self, last: int, deadline: Deadline) -> str | None:
+        """Wait until loads see the message at offset `last`. Return why they do not, or None. Raises `KafkaFailed`."""
         with closing(self._clients.consumer(self._topic, committed=True)) as consumer:
-            while consumer.bounds(timeout_ms=max(1, deadline.remaining_ms())).high <= last:
+            # The readers' end is where the first open transaction begins, of any producer.
+            while (end := consumer.bounds(timeout_ms=LOOK_MS_MAX).high) <= last:
                 if not deadline.remaining_ms():
-                    problem = f"the transaction has not ended on the partition after {deadline.timeout_ms} ms"
-                    raise KafkaFailed(trouble=Trouble.AWAY, problem=problem)
+                    return (
+                        f"the transaction that began at offset {end} of the topic {self._topic} (partition {PARTITION}) is still open "
+                        f"after {deadline.timeout_ms} ms, and hides all that is written after it"
+                    )
                 time.sleep(_ENDED_LOOK_S)
+        return None
 
     def close(self) -> None:
         """Close the claim's client. The claim stands until the next one."""

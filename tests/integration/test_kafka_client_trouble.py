@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from equipoise.channel.core.errors import LogReplaced, LogUnavailable, SnapshotFenced
+from equipoise.channel.core.errors import CompactionRefused, LogReplaced, LogUnavailable, SnapshotFenced
 from equipoise.channel.core.log import Log
 from equipoise.channel.core.snapshot_store import SnapshotRow
 from equipoise.channel.kafka import log as kafka_log
@@ -20,12 +20,14 @@ from equipoise.channel.kafka.settings import HEADER_KEY
 from equipoise.channel.kafka.topic import HEADER
 from equipoise.channel.log.open_log import open_log
 from tests.kafka.fixtures import Kafka
-from tests.kafka.topics import Writer
+from tests.kafka.topics import Writer, open_transaction
 
 pytestmark = pytest.mark.integration
 
 TIMEOUT_MS: Final = 10_000
 SHORT_MS: Final = 500
+CLAIM_MS: Final = 4_000
+"""A claim asks several nodes of Kafka, and waits as long again for an open transaction."""
 
 
 @pytest.fixture
@@ -190,11 +192,29 @@ def test_a_snapshot_whose_transaction_does_not_end_is_in_doubt(log: Log, monkeyp
     compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)
     with monkeypatch.context() as endless:
         endless.setattr(PartitionConsumer, "bounds", lambda consumer, *, timeout_ms: Bounds(low=0, high=0))
-        with pytest.raises(LogUnavailable, match="has not ended on the partition") as caught:
+        with pytest.raises(LogUnavailable, match=r"that began at offset 0 of the topic .*-snapshot .* is still open") as caught:
             compacted_snapshot.replace([SnapshotRow("a", b"1")], b"first", timeout_ms=SHORT_MS)
     assert caught.value.in_doubt
     with pytest.raises(SnapshotFenced):
         compacted_snapshot.replace([], b"second", timeout_ms=SHORT_MS)
+    compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)
+    compacted_snapshot.replace([], b"third", timeout_ms=TIMEOUT_MS)
+    image = compacted_snapshot.load()
+    assert image is not None
+    assert (b"third", {"a": b"1"}) == (image.marker, dict(image.rows))
+
+
+def test_an_open_transaction_of_another_program_is_named(kafka: Kafka, log: Log) -> None:
+    """Nobody would read what is written after it. So nothing is written, and the operator learns which transaction it is, and where."""
+    compacted_snapshot = log.compacted_snapshot()
+    compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)
+    compacted_snapshot.replace([SnapshotRow("a", b"1")], b"first", timeout_ms=TIMEOUT_MS)
+    topic = f"{log.name.rpartition('/')[2]}-snapshot"
+    with open_transaction(kafka.address, topic):
+        with pytest.raises(CompactionRefused, match=rf"the transaction that began at offset 3 of the topic {topic} .* is still open"):
+            compacted_snapshot.claim(timeout_ms=CLAIM_MS)
+        with pytest.raises(SnapshotFenced):
+            compacted_snapshot.replace([], b"second", timeout_ms=SHORT_MS)
     compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)
     compacted_snapshot.replace([], b"third", timeout_ms=TIMEOUT_MS)
     image = compacted_snapshot.load()
