@@ -113,7 +113,8 @@ class ClusterSettings:
     * `declare_dead`: declare a broker dead as soon as its process ends.
     * `restart`: restart a broker after that.
     * `evidence`: each process writes `accepts-N.jsonl` to its directory.
-    * `load_workers`: how many run beside the brokers, on Kafka only. They log to `directory/load-worker-i.log` and always restart.
+    * `load_workers`: how many run beside the brokers, on Kafka only. They log to `directory/load-worker-i.log` and restart, unless
+      their settings are wrong.
     """
 
     directory: Path

@@ -20,6 +20,9 @@ from equipoise.brokers.local.local_broker import Output, RestartPause
 STOP_MS: Final = 15_000
 """How long a load worker may take to end before it is killed: three times its own limit."""
 
+_MISCONFIGURED: Final = 2
+"""The exit code of a command whose settings are wrong. They stay as they are: the next process would end the same way."""
+
 ReportOfWorker = Callable[[str, Mapping[str, str | int | None]], None]
 """Receives what happened to a load worker, as text and as details for programs."""
 
@@ -118,6 +121,9 @@ class LocalLoadWorkers:
             output = worker.output
             self._report_on(worker, output.ending(code), exit_code=code, reason=output.reason(code), log=str(output.file))
             if not restarts:
+                return
+            if code == _MISCONFIGURED:
+                self._report_on(worker, "is not restarted: nothing is balanced until you correct its settings and run the command again")
                 return
             with self._changed:
                 self._changed.wait_for(lambda: not self._restarts, worker.pause.next_ms() / 1_000)

@@ -79,6 +79,12 @@ FIXED: Final[Mapping[str, str]] = {
 }
 """Settings that users may not set, and why."""
 
+OAUTHBEARER: Final = "OAUTHBEARER"
+OIDC: Final = "sasl.oauthbearer."
+METHOD: Final = f"{OIDC}method"
+_TOKEN_SOURCES: Final = frozenset({METHOD, "enable.sasl.oauthbearer.unsecure.jwt"})
+"""Without one of these the library has no token, and waits for one forever."""
+
 # Matches every setting that may hold a key or a password, also in later versions of the library. Masks too many rather than too few.
 _is_secret: Final = re.compile(r"password|passphrase|secret|credential|token|\.pem$|private|assertion|sasl\.oauthbearer\.config").search
 
@@ -167,7 +173,18 @@ def checked(settings: Mapping[str, str]) -> dict[str, str]:
             raise InvalidKafkaSetting(setting=setting, problem=f"{FIXED[setting]}; leave it out")
         if _match_setting(setting) is None:
             raise InvalidKafkaSetting(setting=setting, problem="there is no such setting")
+    if mechanism_of(settings) == OAUTHBEARER and not settings.keys() & _TOKEN_SOURCES:
+        wanted = f"{OIDC}token.endpoint.url, {OIDC}client.id and {OIDC}client.secret"
+        problem = f"{OAUTHBEARER} needs it to get tokens: set it to oidc, and set {wanted}"
+        raise InvalidKafkaSetting(setting=METHOD, problem=problem)
     return dict(settings)
+
+
+def mechanism_of(settings: Mapping[str, str]) -> str | None:
+    """Return the mechanism by which the client logs in, None without SASL. The library calls the setting by two names."""
+    if not settings.get("security.protocol", "").lower().startswith("sasl_"):
+        return None
+    return settings.get("sasl.mechanism", settings.get("sasl.mechanisms", "GSSAPI"))
 
 
 def as_text(settings: Mapping[str, str]) -> str:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,10 +26,12 @@ from equipoise.channel.core.codec import decode
 from equipoise.channel.core.errors import PeerError
 from equipoise.channel.core.records import Renewed
 from equipoise.channel.kafka.client import Clients
-from equipoise.channel.kafka.settings import address_of
+from equipoise.channel.kafka.settings import CONFIG_VARIABLE, address_of, as_text
+from equipoise.channel.log.open_log import open_log
 from equipoise.shedder.load_reports import LoadBus, Sample, Summary
 from equipoise.shedder.loads import STEP_MS, BundleTraffic, Traffic
-from tests.kafka.fixtures import Kafka, OwnKafka
+from tests.kafka.fixtures import Kafka, OwnKafka, or_skipped
+from tests.kafka.tokens import kafka_with_tokens
 from tests.load.cluster import counters
 from tests.load.load_workers import STARTED, LoadWorker, a_load_worker
 
@@ -94,6 +96,17 @@ def rate_of(summary: Summary | None) -> float:
 def log_url(kafka: Kafka, request: pytest.FixtureRequest) -> str:
     """A new topic that does not exist yet."""
     return f"kafka://{kafka.address}/{kafka.topic(request.node.name)}"
+
+
+def test_a_load_worker_logs_in_by_tokens_as_brokers_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both clients of a load worker take OAUTHBEARER from the settings of a broker."""
+    with or_skipped(), kafka_with_tokens(tmp_path / "node") as (address, settings):
+        monkeypatch.setenv(CONFIG_VARIABLE, as_text(settings))
+        log_url = f"kafka://{address}/tokens"
+        with closing(open_log(log_url)) as log:
+            log.append([b"a broker"], timeout_ms=10_000)
+        with a_load_worker(log_url):
+            assert 100.0 == rate_of(published(open_load_bus(log_url), sample("a:1", now_ms(), rate=100.0)))
 
 
 def test_averages_survive_the_death_of_every_worker(log_url: str, tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from equipoise.channel.core.errors import InvalidKafkaSetting
+from equipoise.channel.kafka.settings import METHOD, OAUTHBEARER, OIDC, mechanism_of
 
 _PROTOCOLS: Final = {"plaintext": (False, False), "ssl": (False, True), "sasl_plaintext": (True, False), "sasl_ssl": (True, True)}
 """Each `security.protocol`: whether it uses SASL, and whether it uses TLS."""
 
-_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", OAUTHBEARER)
 
 _TRUTHS: Final = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 
@@ -25,6 +26,13 @@ _ABOUT_ACCESS: Final = ("enable.sasl", "enable.ssl", "https.", "sasl.", "securit
 _KNOWN: Final = frozenset(
     {
         "enable.ssl.certificate.verification",
+        "https.ca.location",
+        METHOD,
+        f"{OIDC}client.id",
+        f"{OIDC}client.secret",
+        f"{OIDC}extensions",
+        f"{OIDC}scope",
+        f"{OIDC}token.endpoint.url",
         "sasl.mechanism",
         "sasl.mechanisms",
         "sasl.password",
@@ -49,6 +57,18 @@ class Password:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """SASL with tokens that a client gets from an endpoint by its id and secret. `authorities` is for the endpoint, as in `Tls`."""
+
+    endpoint: str
+    client_id: str
+    client_secret: str = field(repr=False)
+    scope: str | None
+    extensions: Mapping[str, str]
+    authorities: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
     """TLS, with paths of PEM files. `authorities` may be a folder; None means those of the system."""
 
@@ -64,7 +84,7 @@ class Tls:
 class Access:
     """How a load worker connects: with or without SASL and TLS."""
 
-    password: Password | None
+    login: Password | Tokens | None
     tls: Tls | None
 
 
@@ -77,18 +97,40 @@ def access_of(settings: Mapping[str, str]) -> Access:
     if protocol not in _PROTOCOLS:
         raise InvalidKafkaSetting(setting="security.protocol", problem=f"it must be one of {', '.join(_PROTOCOLS)}")
     has_sasl, has_tls = _PROTOCOLS[protocol]
-    return Access(password=_password(settings) if has_sasl else None, tls=_tls(settings) if has_tls else None)
+    return Access(login=_login(settings) if has_sasl else None, tls=_tls(settings) if has_tls else None)
 
 
-def _password(settings: Mapping[str, str]) -> Password:
-    setting = "sasl.mechanism" if "sasl.mechanism" in settings else "sasl.mechanisms"
-    mechanism = settings.get(setting, "GSSAPI")
-    if mechanism not in _MECHANISMS:
+def _login(settings: Mapping[str, str]) -> Password | Tokens:
+    mechanism = mechanism_of(settings)
+    if mechanism is None or mechanism not in _MECHANISMS:
+        setting = "sasl.mechanism" if "sasl.mechanism" in settings else "sasl.mechanisms"
         raise InvalidKafkaSetting(setting=setting, problem=f"a load worker can do {', '.join(_MECHANISMS)}, and not {mechanism}")
-    for needed in ("sasl.username", "sasl.password"):
-        if needed not in settings:
-            raise InvalidKafkaSetting(setting=needed, problem=f"{mechanism} needs it")
-    return Password(mechanism=mechanism, username=settings["sasl.username"], password=settings["sasl.password"])
+
+    def needed(setting: str) -> str:
+        if setting not in settings:
+            raise InvalidKafkaSetting(setting=setting, problem=f"{mechanism} needs it")
+        return settings[setting]
+
+    if mechanism != OAUTHBEARER:
+        return Password(mechanism=mechanism, username=needed("sasl.username"), password=needed("sasl.password"))
+    if needed(METHOD).lower() != "oidc":
+        raise InvalidKafkaSetting(setting=METHOD, problem="it must be oidc")
+    return Tokens(
+        endpoint=needed(f"{OIDC}token.endpoint.url"),
+        client_id=needed(f"{OIDC}client.id"),
+        client_secret=needed(f"{OIDC}client.secret"),
+        scope=settings.get(f"{OIDC}scope"),
+        extensions=_extensions(settings.get(f"{OIDC}extensions", "")),
+        authorities=settings.get("https.ca.location"),
+    )
+
+
+def _extensions(text: str) -> dict[str, str]:
+    """Parse `NAME=VALUE,NAME=VALUE`."""
+    pairs = [pair.partition("=") for pair in text.split(",") if pair]
+    if not all(equals and name for name, equals, _ in pairs):
+        raise InvalidKafkaSetting(setting=f"{OIDC}extensions", problem="it is not NAME=VALUE,NAME=VALUE")
+    return {name: value for name, _, value in pairs}
 
 
 def _tls(settings: Mapping[str, str]) -> Tls:

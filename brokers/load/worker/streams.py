@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Final
 
 import faust
-from faust.auth import Credentials, SASLCredentials, SSLCredentials
+from faust.auth import Credentials, OAuthCredentials, SASLCredentials, SSLCredentials
 from faust.types import TP, AppT, EventT, StreamT, TableT, TopicT
 
 from equipoise.brokers.load.bus.topics import LoadTopics
-from equipoise.brokers.load.worker.access import Access, Tls
+from equipoise.brokers.load.worker.access import Access, Password, Tls, Tokens
 from equipoise.brokers.load.worker.steps import Arrived, BrokerUpdate, LeftOut, Troubles, is_forgotten, on_handover, on_sample, on_sighting
+from equipoise.brokers.load.worker.tokens import TokenProvider
 
 logger = logging.getLogger(__name__)
 
@@ -162,22 +163,13 @@ class _Round:
 
 
 def _app(place: Place, folder: Path) -> faust.App:
-    password, tls = place.access.password, place.access.tls
-    context = None if tls is None else _context(tls)
-    credentials: Credentials | None = None
-    if password is not None:
-        credentials = SASLCredentials(
-            username=password.username, password=password.password, mechanism=password.mechanism, ssl_context=context
-        )
-    elif context is not None:
-        credentials = SSLCredentials(context)
     return faust.App(
         place.topics.group,
         autodiscover=False,
         broker=[f"kafka://{server}" for server in place.servers.split(",")],
         broker_client_id="equipoise-load-worker",
         broker_commit_interval=_COMMIT_S,
-        broker_credentials=credentials,
+        broker_credentials=_credentials(place.access),
         broker_heartbeat_interval=_HEARTBEAT_S,
         broker_session_timeout=SESSION_S,
         datadir=str(folder),
@@ -189,6 +181,16 @@ def _app(place: Place, folder: Path) -> faust.App:
         value_serializer="raw",
         web_enabled=False,
     )
+
+
+def _credentials(access: Access) -> Credentials | None:
+    context = None if access.tls is None else _context(access.tls)
+    match access.login:
+        case Password(mechanism=mechanism, username=username, password=password):
+            return SASLCredentials(username=username, password=password, mechanism=mechanism, ssl_context=context)
+        case Tokens() as tokens:
+            return OAuthCredentials(oauth_cb=TokenProvider(tokens), ssl_context=context)
+    return None if context is None else SSLCredentials(context)
 
 
 def _context(tls: Tls) -> ssl.SSLContext:

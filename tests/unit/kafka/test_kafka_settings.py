@@ -146,6 +146,29 @@ def test_security_settings_go_through() -> None:
     assert settings == checked(settings)
 
 
+BEARER = {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}
+
+
+@pytest.mark.parametrize("name", ["sasl.mechanism", "sasl.mechanisms"])
+def test_tokens_must_come_from_somewhere(name: str) -> None:
+    """Without a method the library waits for a token forever. The error names what is missing, not the address."""
+    with pytest.raises(InvalidKafkaSetting, match=r"set it to oidc, and set sasl\.oauthbearer\.token\.endpoint\.url") as caught:
+        checked({"security.protocol": "sasl_plaintext", name: "OAUTHBEARER"})
+    assert "sasl.oauthbearer.method" == caught.value.setting
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {**BEARER, "sasl.oauthbearer.method": "oidc"},
+        {**BEARER, "enable.sasl.oauthbearer.unsecure.jwt": "true"},
+        {"sasl.mechanism": "OAUTHBEARER"},  # It has no effect without SASL.
+    ],
+)
+def test_tokens_that_come_from_somewhere_go_through(settings: Mapping[str, str]) -> None:
+    assert settings == checked(settings)
+
+
 SECRETS: Sequence[str] = (
     "sasl.password",
     "ssl.key.password",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
-from equipoise.brokers.load.worker.access import Access, Password, Tls, access_of
+from equipoise.brokers.load.worker.access import Access, Password, Tls, Tokens, access_of
 from equipoise.channel.core.errors import InvalidKafkaSetting
 
 SASL = {"sasl.mechanism": "SCRAM-SHA-512", "sasl.username": "worker", "sasl.password": "secret"}
@@ -14,17 +15,39 @@ PASSWORD = Password(mechanism="SCRAM-SHA-512", username="worker", password=SASL[
 SYSTEM = Tls(authorities=None, certificate=None, key=None, key_password=None, verifies_certificate=True, verifies_host=True)
 FILES = {"ssl.ca.location": "ca.pem", "ssl.certificate.location": "crt.pem", "ssl.key.location": "key.pem", "ssl.key.password": "secret"}
 
+OAUTH = {
+    "security.protocol": "sasl_ssl",
+    "sasl.mechanism": "OAUTHBEARER",
+    "sasl.oauthbearer.method": "oidc",
+    "sasl.oauthbearer.token.endpoint.url": "https://login/token",
+    "sasl.oauthbearer.client.id": "worker",
+    "sasl.oauthbearer.client.secret": "secret",
+}
+TOKENS = Tokens(
+    endpoint="https://login/token",
+    client_id="worker",
+    client_secret=OAUTH["sasl.oauthbearer.client.secret"],
+    scope=None,
+    extensions={},
+    authorities=None,
+)
+
 TAKEN: Mapping[str, tuple[Mapping[str, str], Access]] = {
-    "nothing": ({}, Access(password=None, tls=None)),
-    "what tunes librdkafka only": ({"socket.timeout.ms": "1000", "debug": "all"}, Access(password=None, tls=None)),
-    "a password in the clear": ({"security.protocol": "sasl_plaintext", **SASL}, Access(password=PASSWORD, tls=None)),
-    "a password under TLS": ({"security.protocol": "SASL_SSL", **SASL}, Access(password=PASSWORD, tls=SYSTEM)),
-    "settings of SASL without it": ({"security.protocol": "ssl", **SASL}, Access(password=None, tls=SYSTEM)),
-    "where the system keeps its own": ({"security.protocol": "ssl", "ssl.ca.location": "probe"}, Access(password=None, tls=SYSTEM)),
+    "nothing": ({}, Access(login=None, tls=None)),
+    "what tunes librdkafka only": ({"socket.timeout.ms": "1000", "debug": "all"}, Access(login=None, tls=None)),
+    "a password in the clear": ({"security.protocol": "sasl_plaintext", **SASL}, Access(login=PASSWORD, tls=None)),
+    "a password under TLS": ({"security.protocol": "SASL_SSL", **SASL}, Access(login=PASSWORD, tls=SYSTEM)),
+    "settings of SASL without it": ({"security.protocol": "ssl", **SASL}, Access(login=None, tls=SYSTEM)),
+    "where the system keeps its own": ({"security.protocol": "ssl", "ssl.ca.location": "probe"}, Access(login=None, tls=SYSTEM)),
+    "tokens": (OAUTH, Access(login=TOKENS, tls=SYSTEM)),
+    "tokens with all details": (
+        {**OAUTH, "sasl.oauthbearer.scope": "kafka", "sasl.oauthbearer.extensions": "a=1,b=2", "https.ca.location": "login.pem"},
+        Access(login=replace(TOKENS, scope="kafka", extensions={"a": "1", "b": "2"}, authorities="login.pem"), tls=SYSTEM),
+    ),
     "files": (
         {"security.protocol": "ssl", "ssl.endpoint.identification.algorithm": "none", **FILES},
         Access(
-            password=None,
+            login=None,
             tls=Tls(
                 authorities="ca.pem",
                 certificate="crt.pem",
@@ -38,7 +61,7 @@ TAKEN: Mapping[str, tuple[Mapping[str, str], Access]] = {
     "no verification": (
         {"security.protocol": "ssl", "enable.ssl.certificate.verification": "false"},
         Access(
-            password=None,
+            login=None,
             tls=Tls(authorities=None, certificate=None, key=None, key_password=None, verifies_certificate=False, verifies_host=False),
         ),
     ),
@@ -46,8 +69,16 @@ TAKEN: Mapping[str, tuple[Mapping[str, str], Access]] = {
 
 REFUSED: Mapping[str, tuple[Mapping[str, str], str, str]] = {
     "another protocol": ({"security.protocol": "tls"}, "security.protocol", "must be one of plaintext, ssl"),
-    "Kerberos": ({"security.protocol": "sasl_ssl"}, "sasl.mechanisms", "can do PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, and not GSSAPI"),
-    "OAuth": ({"security.protocol": "sasl_ssl", "sasl.mechanism": "OAUTHBEARER"}, "sasl.mechanism", "and not OAUTHBEARER"),
+    "Kerberos": ({"security.protocol": "sasl_ssl"}, "sasl.mechanisms", "can do PLAIN, SCRAM-SHA-256, .* OAUTHBEARER, and not GSSAPI"),
+    "tokens from nowhere": ({"security.protocol": "sasl_ssl", "sasl.mechanism": "OAUTHBEARER"}, "sasl.oauthbearer.method", "needs it"),
+    "tokens from elsewhere": ({**OAUTH, "sasl.oauthbearer.method": "default"}, "sasl.oauthbearer.method", "must be oidc"),
+    "no secret": (
+        {name: value for name, value in OAUTH.items() if not name.endswith("secret")},
+        "sasl.oauthbearer.client.secret",
+        "OAUTHBEARER needs it",
+    ),
+    "no extensions": ({**OAUTH, "sasl.oauthbearer.extensions": "a"}, "sasl.oauthbearer.extensions", "NAME=VALUE"),
+    "another way to a token": ({**OAUTH, "sasl.oauthbearer.grant.type": "x"}, "sasl.oauthbearer.grant.type", "does not know it"),
     "no name": ({"security.protocol": "sasl_ssl", "sasl.mechanism": "PLAIN"}, "sasl.username", "PLAIN needs it"),
     "what it does not know": ({"ssl.ca.pem": "-----"}, "ssl.ca.pem", "a load worker does not know it; it knows enable.ssl"),
     "no truth": ({"security.protocol": "ssl", "enable.ssl.certificate.verification": "maybe"}, "enable.ssl", "true or false"),
@@ -72,6 +103,7 @@ def test_an_unsupported_setting_is_refused(case: str) -> None:
 
 
 def test_secrets_are_not_shown() -> None:
-    shown = repr(access_of({"security.protocol": "sasl_ssl", **SASL, **FILES}))
-    assert "worker" in shown
-    assert "secret" not in shown
+    for settings in ({"security.protocol": "sasl_ssl", **SASL, **FILES}, OAUTH):
+        shown = repr(access_of(settings))
+        assert "worker" in shown
+        assert "secret" not in shown
