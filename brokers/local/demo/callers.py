@@ -150,7 +150,7 @@ class History:
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """What callers saw so far. A pause is the time from a call's first attempt to its acknowledgement."""
+    """What callers saw so far. A pause is the time from a call's first attempt to its acknowledgement, or until now."""
 
     acknowledged: int = 0
     redirected: int = 0
@@ -171,7 +171,7 @@ class Tally:
             self.unknown += 1
 
     def paused(self, pause_ms: float) -> None:
-        """Note a call that took `pause_ms`, including retries."""
+        """Note a call that took or has waited `pause_ms`, including retries."""
         self.longest_pause_ms = max(self.longest_pause_ms, pause_ms)
         self.recent_pause_ms = max(self.recent_pause_ms, pause_ms)
 
@@ -184,6 +184,13 @@ class Client:
     brokers: Sequence[str]
     history: History
     tally: Tally
+    waiting: dict[str, int] = field(default_factory=dict)
+    """Since when each caller with an unanswered call waits."""
+
+    def note_waiting(self) -> None:
+        """Count the calls that wait as pauses: else an outage would show none until its end."""
+        if self.waiting:
+            self.tally.paused((boot_ns() - min(self.waiting.values())) / 1e6)
 
     async def attempt(self, key: str, *, broker: str, request: str, caller: str) -> Answer:
         """Ask `broker` once to increment `key`, and record the answer, even if the caller is stopped meanwhile."""
@@ -261,7 +268,13 @@ class Caller:
 
     async def increment(self) -> None:
         """Increment the key once. Every attempt has a deadline; there are at most `_ATTEMPTS_MAX`."""
-        began_ns = boot_ns()
+        began_ns = self.client.waiting[self.name] = boot_ns()
+        try:
+            await self._increment(began_ns)
+        finally:
+            del self.client.waiting[self.name]
+
+    async def _increment(self, began_ns: int) -> None:
         request = uuid.uuid4().hex
         target = self.owner or self.random.choice(self.client.brokers)
         redirects = useless = 0
@@ -325,7 +338,8 @@ async def call(plan: Plan, *, stopping: asyncio.Event, report: Callable[[Tally],
         connector = aiohttp.TCPConnector(limit=0, ssl=client_context_of_environment())
         http = await parts.enter_async_context(aiohttp.ClientSession(connector=connector, timeout=timeout))
         tally = Tally()
-        callers = _callers(plan, Client(http=http, brokers=plan.brokers, history=history, tally=tally))
+        client = Client(http=http, brokers=plan.brokers, history=history, tally=tally)
+        callers = _callers(plan, client)
         tasks = [asyncio.ensure_future(_keep_calling(caller, pause_s, stopping)) for caller, pause_s in callers]
         try:
             while not stopping.is_set():
@@ -333,6 +347,7 @@ async def call(plan: Plan, *, stopping: asyncio.Event, report: Callable[[Tally],
                     async with asyncio.timeout(_REPORT_S):
                         await stopping.wait()
                 history.flush()
+                client.note_waiting()
                 report(tally)
                 tally.recent_pause_ms = 0.0
             if tasks:

@@ -191,6 +191,7 @@ class Demo:
         )
         if messages is None:
             return [headline]
+        messages.note_waiting(time.monotonic_ns())
         messages_line = (
             f"Pulsar: {(messages.receipted - messages_before) / seconds:.0f} messages/s, {messages.receipted} messages; "
             f"pause now {messages.recent_pause_ms:.0f} ms, longest {messages.longest_pause_ms:.0f} ms, "

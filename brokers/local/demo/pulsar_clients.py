@@ -98,6 +98,11 @@ class MessageTally:
         else:
             self.longest_pause_ms = max(self.longest_pause_ms, pause_ms)
 
+    def note_waiting(self, now_ns: int) -> None:
+        """Count the oldest message without a receipt as a pause until now: else an outage would show none until its end."""
+        oldest_ns = next(iter(self._sent_ns.values()), now_ns)
+        self.recent_pause_ms = max(self.recent_pause_ms, (now_ns - oldest_ns) / _NS_PER_MS)
+
     def kill_begins(self, now_ns: int) -> None:
         """Note that a broker is about to be killed."""
         self._kills.append((now_ns - BEFORE_A_KILL_NS, _NEVER_NS))

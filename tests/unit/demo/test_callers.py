@@ -38,6 +38,7 @@ class Script:
     brokers: Sequence[str] = (A, B)
     tally: Tally = field(default_factory=Tally)
     asked: list[tuple[str, str]] = field(default_factory=list)
+    waiting: dict[str, int] = field(default_factory=dict)
 
     async def attempt(self, key: str, *, broker: str, request: str, caller: str) -> Answer:
         self.asked.append((broker, request))
@@ -163,3 +164,33 @@ def test_attempts_are_counted_by_outcome(answer: Answer, field_name: str) -> Non
     tally.count(answer)
     assert 1 == getattr(tally, field_name)
     assert 1 == tally.acknowledged + tally.redirected + tally.refused + tally.unknown
+
+
+async def test_a_call_without_an_answer_is_a_pause(tmp_path: Path) -> None:
+    """Its pause grows while it waits, and does not begin with its answer. An answered call no longer waits."""
+    answering = asyncio.Event()
+
+    async def held(_: web.Request) -> web.Response:
+        await answering.wait()
+        return web.json_response({"broker": "a", "token": 1, "value": 1})
+
+    app = web.Application()
+    app.router.add_post("/counter/{key:.*}", held)
+    async with TestServer(app) as server, aiohttp.ClientSession() as http:
+        with closing(History(tmp_path / "history.jsonl")) as history:
+            tally, broker = Tally(), str(server.make_url("")).rstrip("/")
+            client = Client(http=http, brokers=[broker], history=history, tally=tally)
+            client.note_waiting()
+            assert 0.0 == tally.recent_pause_ms
+            calling = asyncio.ensure_future(Caller(client=client, name="c", key="t/n/k", random=Random(0), owner=broker).increment())
+            await asyncio.sleep(0)
+            client.waiting["c"] -= 62_000_000_000
+            client.note_waiting()
+            assert min(tally.recent_pause_ms, tally.longest_pause_ms) >= 62_000
+            assert 0 == tally.acknowledged
+            tally.recent_pause_ms = 0.0
+            answering.set()
+            await calling
+            client.note_waiting()
+            assert ({}, 1) == (client.waiting, tally.acknowledged)
+            assert tally.recent_pause_ms < 62_000

@@ -155,6 +155,18 @@ def test_a_pause_is_the_time_to_the_receipt() -> None:
     assert (1, 20.0, 20.0) == (tally.receipted, tally.longest_pause_ms, tally.recent_pause_ms)
 
 
+def test_a_message_without_a_receipt_is_a_pause() -> None:
+    tally = tally_of(
+        ("sent", ORDERS, 0, 10 * S), ("receipted", ORDERS, 0, 10 * S), ("sent", ORDERS, 1, 11 * S), ("sent", EVENTS, 0, 12 * S)
+    )
+    tally.note_waiting(73 * S)
+    assert 62_000.0 == tally.recent_pause_ms
+    note(tally, ("failed", ORDERS, 1, 73 * S), ("receipted", EVENTS, 0, 73 * S))
+    tally.recent_pause_ms = 0.0
+    tally.note_waiting(74 * S)
+    assert 0.0 == tally.recent_pause_ms
+
+
 def test_pauses_in_kills_are_separate() -> None:
     """A kill affects messages sent shortly before it, and all until it ends."""
     tally = tally_of(("sent", ORDERS, 0, 10 * S), ("receipted", ORDERS, 0, 10 * S + 2 * MS), ("sent", ORDERS, 1, 20 * S))
