@@ -17,6 +17,7 @@ from zlib import crc32
 
 from equipoise.brokers.errors import DataDirectoryUnusable
 from equipoise.channel.core.errors import Bug, EquipoiseError, OperatorError, Overloaded
+from equipoise.channel.system import forked
 from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.file_system import refuse_network_file_system
 
@@ -135,7 +136,7 @@ class DataDirectory:
     def close(self) -> None:
         """Release the directory. Afterwards call nothing but this."""
         if self._lock is not None:
-            os.close(self._lock)
+            forked.close_file(self._lock)
             self._lock = None
 
     def __enter__(self) -> Self:
@@ -180,7 +181,7 @@ def nonces_of_dead(path: Path) -> frozenset[str]:
         try:
             return frozenset(_read_nonces(path))
         finally:
-            os.close(lock)
+            forked.close_file(lock)
 
 
 @contextmanager
@@ -192,19 +193,25 @@ def _typed(path: Path) -> Iterator[None]:
 
 
 def _locked(path: Path, *, flags: int) -> int:
-    """Lock the directory and return the descriptor; closing it releases the lock."""
-    lock = os.open(path / _LOCK, flags, 0o600)
+    """Lock the directory and return the descriptor; closing it releases the lock.
+
+    The lock is of the open file (flock), and `forked` keeps it from children, so it ends with the process. A lock of the process
+    (fcntl) would not be inherited either, but any other descriptor of the file that the process closes would release it: a backup
+    that reads the directory would have a living broker declared dead. And processes that wait for one another's locks would be
+    refused as deadlocked.
+    """
+    lock = forked.open_file(path / _LOCK, flags, 0o600)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            pid = _pid_in(lock)
+            pid = _living_pid_in(lock)
             holder = "another process" if pid is None else f"process {pid}"
             problem = f"the data directory {path} is held by {holder}: its broker is still running"
             raise OperatorError(f"{problem}; stop it, or name another directory") from None
         _check_is_at(path, lock)
     except BaseException:
-        os.close(lock)
+        forked.close_file(lock)
         raise
     return lock
 
@@ -217,9 +224,18 @@ def _check_is_at(path: Path, lock: int) -> None:
     raise DataDirectoryUnusable(path=str(path), problem="its lock file was deleted or replaced while it was held")
 
 
-def _pid_in(lock: int) -> int | None:
+def _living_pid_in(lock: int) -> int | None:
+    """Return the process that the file names, if it lives: the holder may not have written its own yet."""
     text = os.pread(lock, _PID_BYTES_MAX, 0).strip()
-    return int(text) if text.isdigit() else None
+    if not text.isdigit() or not int(text):
+        return None
+    try:
+        os.kill(int(text), 0)
+    except PermissionError:  # It lives, and is another user's.
+        return int(text)
+    except (OSError, OverflowError):
+        return None
+    return int(text)
 
 
 def _read_nonces(path: Path) -> list[str]:

@@ -36,6 +36,7 @@ from equipoise.channel.core.errors import CallerError, DeadlineExceeded, without
 from equipoise.channel.core.ranges import check_namespace, even_boundaries
 from equipoise.channel.core.view import View
 from equipoise.channel.log.open_log import log_path
+from equipoise.channel.system import forked
 from equipoise.channel.system.deadline import Deadline
 
 OnLoss = Literal["fence", "serve"]
@@ -379,7 +380,7 @@ def _claimed(log_url: str, advertised_addresses: Mapping[str, str]) -> socket.so
 
     Two processes behind one address, as of `uvicorn --workers 2`, would redirect callers to each other forever. Raises `OperatorError`.
     """
-    claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    claim = forked.new_socket(socket.AF_UNIX)
     address = advertised_addresses.get("http")
     if address is None or sys.platform != "linux":  # Only Linux has names that end with their process.
         return claim

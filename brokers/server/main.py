@@ -34,6 +34,7 @@ from equipoise.brokers.server.peer_addresses import PeerAddresses
 from equipoise.brokers.server.splitting import Splitting
 from equipoise.brokers.server.starting import Starting
 from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError, LogUnavailable, OperatorError
+from equipoise.channel.system import forked
 from equipoise.channel.system.open_files import RESERVED, Shares, room_for_files, shared_out
 from equipoise.channel.system.stop_signals import stop_event
 
@@ -311,7 +312,7 @@ def _is_taken(app: web.Application, route: web.RouteDef) -> bool:
 def bind(host: str, port: int, *, setting: str = "http_port") -> socket.socket:
     """Return a listening TCP socket. Raises `OperatorError` with the `setting` of the port if this fails."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening = forked.new_socket(family)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
@@ -325,7 +326,7 @@ def bind(host: str, port: int, *, setting: str = "http_port") -> socket.socket:
 
 def bind_locally(path: Path) -> socket.socket:
     """Return a listening Unix socket at a new path. Raises `OperatorError`, also for a path that is too long for the system."""
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening = forked.new_socket(socket.AF_UNIX)
     try:
         listening.bind(str(path))
         listening.listen(BACKLOG)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 
 from equipoise.brokers.runtime.data_directory import DataDirectory, nonces_of_dead
 from equipoise.channel.core.errors import OperatorError
+from equipoise.channel.system.free_ports import free_ports
 
 pytestmark = pytest.mark.integration
 
@@ -81,3 +83,29 @@ def test_children_do_not_inherit_the_lock(tmp_path: Path) -> None:
             assert frozenset() == nonces_of_dead(tmp_path)
         finally:
             child.kill()
+
+
+def test_a_forked_child_keeps_nothing_of_a_dead_broker(tmp_path: Path) -> None:
+    """Neither its lock, nor its port, nor its clients: the next broker starts although the child of a pool lives on."""
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "tests.integration.forking_broker", str(tmp_path), str(port)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as broker:
+        assert "ready" == word_of(broker)
+        with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_SECONDS) as client:
+            client.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert client.recv(1_000).startswith(b"HTTP/1.1 200")
+            assert broker.stdin is not None
+            broker.stdin.write(b"fork\n")
+            broker.stdin.flush()
+            child = int(word_of(broker))
+            try:
+                broker.kill()
+                broker.wait(DEADLINE_SECONDS)
+                os.kill(child, 0)
+                assert nonces_of_dead(tmp_path / "data")
+                while client.recv(1_000):
+                    pass
+                with socket.create_server(("127.0.0.1", port)):
+                    pass
+            finally:
+                os.kill(child, signal.SIGKILL)

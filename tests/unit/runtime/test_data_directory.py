@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from equipoise.brokers.errors import DataDirectoryUnusable
 from equipoise.brokers.runtime import data_directory
 from equipoise.brokers.runtime.data_directory import DataDirectory, LogMark, nonces_of_dead
-from equipoise.channel.core.errors import Bug, OperatorError
+from equipoise.channel.core.errors import Bug, EquipoiseError, OperatorError
 
 LOG = "identity"
 MARK = LogMark(log=LOG, offset=7, physical=5)
@@ -168,13 +170,48 @@ def test_the_lock_excludes_others_and_names_its_holder(tmp_path: Path) -> None:
     assert {"one"} == nonces_of_dead(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "who knows", "-1"])
-def test_a_lock_without_a_process_id(tmp_path: Path, text: str) -> None:
-    """Its holder has not written it yet."""
+@pytest.mark.parametrize("text", ["", "who knows", "-1", "0", "4194305", "9" * 20])
+def test_a_lock_without_the_id_of_a_living_process(tmp_path: Path, text: str) -> None:
+    """Its holder has not written it yet, and the former one has ended."""
     with DataDirectory(tmp_path):
         (tmp_path / "lock").write_text(text)
         with pytest.raises(OperatorError, match="held by another process"):
             DataDirectory(tmp_path)
+
+
+def test_a_forked_child_does_not_get_the_lock(tmp_path: Path) -> None:
+    """Nor may it write to the directory. The parent keeps its lock."""
+    with DataDirectory(tmp_path) as directory:
+        child, told = forked_child(lambda: directory.write_nonce("of-the-child"))
+        try:
+            with pytest.raises(OperatorError, match="held by process"):
+                nonces_of_dead(tmp_path)
+            directory.write_nonce("of-the-parent")
+            directory.close()
+            assert {"of-the-parent"} == nonces_of_dead(tmp_path)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        assert "its lock file was deleted or replaced" in told
+
+
+def forked_child(deed: Callable[[], None]) -> tuple[int, str]:
+    """Fork a child that lives on after a deed. Return its id, and the error that the deed raised there."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            deed()
+            os.write(writing, b"done")
+        except EquipoiseError as error:
+            os.write(writing, str(error).encode())
+        finally:
+            while True:
+                signal.pause()
+    told = os.read(reading, 1_000).decode()
+    os.close(reading)
+    os.close(writing)
+    return child, told
 
 
 def test_a_closed_directory_can_be_closed_and_opened_again(tmp_path: Path) -> None:
