@@ -202,7 +202,7 @@ class _Stream:
             tls = client_context_of_environment()  # Read for each connection, because certificates are renewed.
             async with (
                 asyncio.timeout(TABLE_SECONDS_MAX) as until_table,
-                self._session.get(url, headers={"Accept": "text/event-stream", **self._token.headers()}, ssl=tls) as response,
+                self._session.get(url, headers={"Accept": "text/event-stream", **self._token.headers(url)}, ssl=tls) as response,
             ):
                 if response.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
                     self._is_refused(address, await response.json())

@@ -258,7 +258,7 @@ def _exchange(connection: HTTPConnection, method: str, url: str, data: bytes | N
     """Return the answer and the URL it redirects to, if any. Raise `OSError`, `HTTPException`, `ValueError`, or `PeerError` for a token."""
     parts = urlsplit(url)
     headers = {} if data is None else {"Content-Type": "application/json"}
-    headers |= OwnToken.of_environment().headers()
+    headers |= OwnToken.of_environment().headers(url)
     connection.request(method, f"{parts.path}?{parts.query}" if parts.query else parts.path, body=data, headers=headers)
     with connection.getresponse() as response:
         text = response.read(_ANSWER_BYTES_MAX).decode(errors="replace")

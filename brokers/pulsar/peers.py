@@ -22,7 +22,7 @@ from equipoise.brokers.pulsar.wire.errors import NotAnswered
 from equipoise.brokers.runtime.service import own_http, pulsar_address
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.entries import BrokerEntry
-from equipoise.channel.core.errors import InvalidName
+from equipoise.channel.core.errors import InvalidName, PeerError
 from equipoise.channel.core.ranges import HASH_MAX, TopicName, namespace_in, parse_bundle, topic_hash
 from equipoise.channel.system.deadline import Deadline
 
@@ -242,7 +242,7 @@ class Peers:
         if url is not None:
             try:
                 local = URL(f"{url}{path}", encoded=True).update_query(local="true")
-                headers, tls = self._worker.own_token.headers(), self._worker.certificates.client
+                headers, tls = self._worker.own_token.headers(url), self._worker.certificates.client
                 async with self._http.request(method, local, headers=headers, allow_redirects=False, ssl=tls) as response:
                     if response.status == HTTPStatus.NO_CONTENT:
                         return None
@@ -250,6 +250,8 @@ class Peers:
                         answer: object = await response.json()
                         return answer
                     problem = f"it answers {response.status}"
+            except PeerError as error:  # Of the token.
+                problem = str(error)
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 problem = f"{type(error).__name__}: {error}"
         problem = f"broker {broker.broker} does not answer for its topics: {problem}; ask again"

@@ -333,7 +333,7 @@ def over_http(
         async with (
             aiohttp.ClientSession(timeout=silence) as session,
             session.get(
-                f"{address}/v1/handover/{bundle}", params=query, headers=token.headers(), allow_redirects=False, ssl=tls()
+                f"{address}/v1/handover/{bundle}", params=query, headers=token.headers(address), allow_redirects=False, ssl=tls()
             ) as response,
         ):
             if response.status == HTTPStatus.NO_CONTENT:

@@ -60,7 +60,7 @@ from equipoise.brokers.security.audit import Audit
 from equipoise.brokers.security.gate import Gate, Proofs
 from equipoise.brokers.security.identity import Surface
 from equipoise.brokers.security.limits import IdentityLimits, Limit, of_role
-from equipoise.brokers.security.own_token import OwnToken
+from equipoise.brokers.security.own_token import OwnToken, stranger_to_broker
 from equipoise.brokers.security.rights import Authorization
 from equipoise.brokers.security.tls import Certificates
 from equipoise.channel.core.difference import Resync
@@ -118,7 +118,7 @@ class Worker:
         self.clock = SystemClock()
         self.broker_id = config.id
         self.metrics = Metrics(broker=self.broker_id)
-        self.own_token = OwnToken(_revealed(config.broker_token))
+        self.own_token = _own_token(config, addresses)
         self.audit = Audit(broker=self.broker_id, now_ms=lambda: self.clock.now().boot_ms)
         self.certificates = Certificates(config.tls_files, broker=self.broker_id, host=config.advertised_host or config.host)
         # What clients must pass, what their roles may do, and what each may take. None: everyone, and everything.
@@ -645,6 +645,12 @@ def _gate(config: WorkerConfig, metrics: Metrics) -> Gate:
         certificate_roles=config.certificate_roles,
     )
     return Gate(proofs, broker=config.id, counted=metrics.credentials_refused, reload_failed=metrics.authentication_not_reloaded)
+
+
+def _own_token(config: WorkerConfig, addresses: Mapping[str, str]) -> OwnToken:
+    """Return the token for other brokers. The log names their addresses, so it is not sent to just any."""
+    stranger = partial(stranger_to_broker, own=own_http(addresses), has_ca=config.tls_ca is not None)
+    return OwnToken(_revealed(config.broker_token), stranger)
 
 
 def _own_role(config: WorkerConfig, gate: Gate, own_token: OwnToken, certificates: Certificates) -> str:

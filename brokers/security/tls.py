@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
 
 from equipoise.brokers.errors import InvalidConfig
+from equipoise.brokers.security import own_token
 
 _logger: Final = logging.getLogger(__name__)
 
-CA_VARIABLE: Final = "EQUIPOISE_TLS_CA"
+CA_VARIABLE: Final = own_token.CA_VARIABLE
 CERTIFICATE_VARIABLE: Final = "EQUIPOISE_TLS_CERTIFICATE"
 KEY_VARIABLE: Final = "EQUIPOISE_TLS_KEY"
 VARIABLES: Final = f"{CA_VARIABLE}, {CERTIFICATE_VARIABLE} and {KEY_VARIABLE} name the files"

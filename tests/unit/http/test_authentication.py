@@ -10,7 +10,9 @@ import pytest
 from equipoise.brokers.cli.commands.broker_commands import _status
 from equipoise.brokers.http.authentication import OPEN_PATHS
 from equipoise.brokers.operations import asking
+from equipoise.brokers.runtime.service import Peer
 from equipoise.brokers.security.own_token import TOKEN_VARIABLE
+from equipoise.channel.core.errors import PeerError
 from equipoise.channel.system.deadline import Deadline
 from tests.unit.http.cluster import cluster, told
 from tests.unit.security.signing import PASSWORDS, SETTINGS, basic, bearer, token
@@ -145,3 +147,13 @@ async def test_other_passwords_are_refused_and_counted(tmp_path: Path, header: s
         assert (401, "NotAuthenticated") == told(await broker.ask("GET", TENANTS, headers={"Authorization": header}))
         metrics = (await broker.ask("GET", "/metrics", headers=bearer(token()))).body.decode()
         assert 1 == refusals(metrics, reason)
+
+
+async def test_a_broker_sends_its_token_to_no_address_that_a_forged_record_names(tmp_path: Path) -> None:
+    async with cluster(tmp_path, **SETTINGS) as made:
+        (broker,) = made.brokers
+        assert broker.worker.own_token.headers(broker.url)
+        for url in ("http://evil.example", "https://evil.example", "http://10.0.0.9:8080"):
+            forged = Peer(broker="b", addresses={"http": url})
+            with pytest.raises(PeerError, match="the token is not sent to"):
+                await broker.worker._arrival(forged, made.bundles()[0]).whole()  # noqa: SLF001 - what an ownership calls

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.security.gate import KEYS_MAX, Certificate, Gate, Proofs, read_key
 from equipoise.brokers.security.identity import BASIC, TLS, TOKEN, Credentials, Fault, Identity, Refusal, Surface
-from equipoise.brokers.security.own_token import NO_TOKEN, TOKEN_VARIABLE, OwnToken
+from equipoise.brokers.security.own_token import CA_VARIABLE, NO_TOKEN, TOKEN_VARIABLE, OwnToken, stranger_to_broker
 from equipoise.channel.core.errors import PeerError
 from tests.unit.security.signing import SECRET, SECRET_URL, USERS, token
 
@@ -104,15 +105,15 @@ def test_a_broker_checks_its_own_token(tmp_path: Path) -> None:
 def test_a_token_is_sent_as_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "abc")
     given = (OwnToken("abc"), OwnToken("token:abc"), OwnToken.of_environment())
-    assert [{"Authorization": "Bearer abc"}] * 3 == [each.headers() for each in given]
+    assert [{"Authorization": "Bearer abc"}] * 3 == [each.headers("http://127.0.0.1") for each in given]
     monkeypatch.delenv(TOKEN_VARIABLE)
-    assert ({}, {}) == (NO_TOKEN.headers(), OwnToken.of_environment().headers())
+    assert ({}, {}) == (NO_TOKEN.headers("http://127.0.0.1"), OwnToken.of_environment().headers("http://127.0.0.1"))
 
 
 def test_two_words_are_no_token() -> None:
     """An HTTP client would print them in its error."""
     with pytest.raises(PeerError, match="more than one word") as caught:
-        OwnToken("first\nsecond").headers()
+        OwnToken("first\nsecond").headers("http://127.0.0.1")
     assert "second" not in str(caught.value)
 
 
@@ -212,10 +213,13 @@ def test_a_password_is_sent_by_basic_authentication(tmp_path: Path) -> None:
     file = tmp_path / "password"
     file.write_text("basic:me:a colon: and a space\n", encoding="utf-8")
     expected = {"Authorization": f"Basic {base64.b64encode(b'me:a colon: and a space').decode()}"}
-    assert [expected] * 2 == [OwnToken(f"file:{file}").headers(), OwnToken("basic:me:a colon: and a space").headers()]
+    assert [expected] * 2 == [
+        OwnToken(f"file:{file}").headers("http://127.0.0.1"),
+        OwnToken("basic:me:a colon: and a space").headers("http://127.0.0.1"),
+    ]
     file.write_text("basic:me:first\nsecond", encoding="utf-8")
     with pytest.raises(PeerError, match="token file"):
-        OwnToken(f"file:{file}").headers()
+        OwnToken(f"file:{file}").headers("http://127.0.0.1")
 
 
 # --- files that change ---
@@ -282,3 +286,51 @@ def test_a_folder_has_a_bounded_number_of_keys(count: int, tmp_path: Path) -> No
         (tmp_path / str(number)).write_bytes(SECRET)
     with pytest.raises(InvalidConfig, match=f"token_secret_key: its folder has {count} files"):
         gate(secret=str(tmp_path))
+
+
+STRANGERS: tuple[tuple[str, str | None, bool, bool], ...] = (
+    # The URL, the broker's own, whether it has a CA of its own, whether the URL gets the token.
+    ("https://any.example:8080", "https://b1.example:8080", True, True),
+    ("http://b2.example:8080", "https://b1.example:8080", True, False),
+    ("http://127.0.0.1:9", "https://127.0.0.1:8080", True, False),
+    ("https://evil.example", "https://b1.cluster.example", False, False),
+    ("https://b2.cluster.example", "https://b1.cluster.example", False, True),
+    ("https://evil.com", "https://own.com", False, False),
+    ("http://b2.cluster.example", "http://b1.cluster.example", False, True),
+    ("http://evil.example", "http://b1.cluster.example", False, False),
+    ("http://b2:8080", "http://b1:8080", False, True),
+    ("http://10.0.0.8", "http://10.0.0.7", False, True),
+    ("http://8.8.8.8", "http://10.0.0.7", False, False),
+    ("http://169.254.169.254", "http://10.0.0.7", False, False),
+    ("http://[::1]:1", "http://127.0.0.1:8080", False, True),
+    ("http://10.0.0.8", "http://127.0.0.1:8080", False, False),
+    ("http://b2", "http://localhost:8080", False, False),
+    ("http://10.0.0.8", None, False, False),
+    ("http://localhost:8080", None, False, True),
+    ("nonsense", "http://127.0.0.1:8080", False, False),
+    ("http://[::1", "http://127.0.0.1:8080", False, False),
+)
+
+
+@pytest.mark.parametrize(("url", "own", "has_ca", "gets_it"), STRANGERS)
+def test_a_broker_sends_its_token_only_to_hosts_that_something_vouches_for(
+    url: str, own: str | None, *, has_ca: bool, gets_it: bool
+) -> None:
+    """A record on the log names the address, and any writer of the log can forge one."""
+    own_token = OwnToken("secret", partial(stranger_to_broker, own=own, has_ca=has_ca))
+    if gets_it:
+        assert {"Authorization": "Bearer secret"} == own_token.headers(url)
+    else:
+        with pytest.raises(PeerError, match="the token is not sent to"):
+            own_token.headers(url)
+    assert {} == OwnToken(None, partial(stranger_to_broker, own=own, has_ca=has_ca)).headers(url)
+
+
+def test_a_command_sends_no_token_without_tls_where_it_has_the_ca_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has_ca, url, gets_it in ((False, "http://b", True), (True, "http://b", False), (True, "https://b", True)):
+        monkeypatch.setenv(CA_VARIABLE, "ca.pem" if has_ca else "")
+        if gets_it:
+            assert OwnToken("secret").headers(url)
+        else:
+            with pytest.raises(PeerError, match="EQUIPOISE_TLS_CA is set"):
+                OwnToken("secret").headers(url)

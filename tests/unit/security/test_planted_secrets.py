@@ -75,7 +75,7 @@ MISTAKES: dict[str, Callable[[Path], object]] = {
     "a token of two words": lambda folder: of(folder, broker_token=f"{MARK} {MARK}"),
     "a token of another key": lambda folder: of(folder, broker_token=f"{token(key=b'x' * 32)}{MARK}"),
     "a password in the URL of a log": lambda _: open_log(f"kafka://user:{MARK}@127.0.0.1:1/topic", create=False),
-    "a file of a token with two words": lambda folder: OwnToken(f"file://{folder / 'token'}").headers(),
+    "a file of a token with two words": lambda folder: OwnToken(f"file://{folder / 'token'}").headers("http://127.0.0.1"),
 }
 
 
