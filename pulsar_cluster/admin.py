@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import pairwise
 from typing import Final
 from urllib.parse import quote
 
@@ -30,6 +31,7 @@ _BROKER_CONNECT_S: Final = 5.0
 _PORT_MAX: Final = 65_535
 _METRICS_S: Final = 2.0
 _WITHOUT_FIGURES_MAX: Final = 3
+_FIGURES: Final = ("msgRateIn", "msgRateOut", "msgThroughputIn", "msgThroughputOut", "producerCount")
 _SLASHES: Final = 2
 """How many a bundle's name has."""
 _find_message: Final = re.compile(r"\nMessage: (.+)").search
@@ -74,6 +76,8 @@ class PulsarAdmin:
         self._timeout_s = timeout_s
         self.without_figures: dict[str, str] = {}
         """The brokers without figures in `bundle_loads`, and why."""
+        self.implausible: dict[str, str] = {}
+        """The topics whose figures in `bundle_loads` are no load, and why: those of their bundles are not known."""
         self._credentials = credentials
         self._cluster: str | None = None
         self._http = httpx.Client(
@@ -152,7 +156,7 @@ class PulsarAdmin:
         """Return the load of each bundle with topics that a broker serves, from their figures, which the broker renews once a minute.
 
         None: it has no traffic, and a client that connected after `settled_ms` (Unix time), or at an unknown time. So its figures may be
-        older than its clients.
+        older than its clients. Or a figure of one of its topics is no load.
         A broker that does not answer has none at all, and is in `without_figures`: its own address may be hidden by a proxy. After 3 of
         them, no further one is asked.
         """
@@ -168,12 +172,25 @@ class PulsarAdmin:
             return {}
         for namespace, bundles in namespaces.items():
             for key_range, domains in _mapping(bundles).items():
-                topics = [_mapping(topic) for domain in _mapping(domains).values() for topic in _mapping(domain).values()]
+                named = {name: _mapping(topic) for domain in _mapping(domains).values() for name, topic in _mapping(domain).items()}
+                topics = list(named.values())
+                absurd = {name: fault for name, topic in named.items() if (fault := _fault_in(topic)) is not None}
+                self.implausible |= absurd
                 load = _load_of(f"{namespace}/{key_range}", topics)
                 has_figures = (
                     load.traffic.messages_per_second > 0 or _settled_sessions(topics, settled_ms) >= load.producers + load.consumers
                 )
-                found[load.bundle] = load if has_figures else None
+                found[load.bundle] = load if has_figures and not absurd else None
+        return found
+
+    def namespace_bundles(self, namespaces: Iterable[str]) -> Mapping[str, frozenset[str] | None]:
+        """Return the bundles that each namespace has by its boundaries; None for one that does not exist. One without any is left out."""
+        found: dict[str, frozenset[str] | None] = {}
+        for name in sorted(set(namespaces)):
+            answer = self._get(f"/namespaces/{_path(name)}/bundles", what=f"list the bundles of {name}", right=_TENANT_ADMIN, absent=True)
+            edges = _texts(_mapping(answer).get("boundaries"))
+            if answer is None or edges:
+                found[name] = None if answer is None else frozenset(f"{name}/{low}_{high}" for low, high in pairwise(edges))
         return found
 
     def owned_by(self, broker: str) -> frozenset[str]:
@@ -363,10 +380,18 @@ def _path(name: str) -> str:
     return "/".join(quote(part, safe="") for part in name.split("/"))
 
 
+def _fault_in(topic: Mapping[str, object]) -> str | None:
+    """Return what figure of a topic is no load; None if all are. One that is missing is 0."""
+    for field in _FIGURES:
+        figure = topic.get(field, 0)
+        if isinstance(figure, bool) or not isinstance(figure, int | float) or not math.isfinite(figure) or figure < 0:
+            return f"{field}={figure!r:.40}"
+    return None
+
+
 def _load_of(bundle: str, topics: Sequence[Mapping[str, object]]) -> BundleTraffic:
     def total(field: str) -> float:
-        figures = (topic.get(field) for topic in topics)
-        return sum(max(0.0, float(figure)) for figure in figures if isinstance(figure, int | float) and math.isfinite(figure))
+        return sum(float(str(topic.get(field, 0))) for topic in topics if _fault_in(topic) is None)
 
     traffic = Traffic(
         bytes_in_per_second=total("msgThroughputIn"),

@@ -135,25 +135,35 @@ def cluster_of(table: Table, reports: LoadReports, admin: PulsarAdmin, *, may_me
     members = admin.brokers()
     settings = admin.settings()
     namespaces = sorted({namespace_in(bundle) for bundle in table.bundles if not is_of_system(bundle)})
+    present = admin.namespace_bundles(namespaces)
+    # Leftovers of namespaces that were made again are no bundles, and no request can move them.
+    bundles = {bundle: each for bundle, each in table.bundles.items() if bundle in (present.get(namespace_in(bundle), {bundle}) or ())}
+    unsettled: dict[str, int] = {}
     measured: dict[str, BundleTraffic] = {}
     now_ms = time.time_ns() // 1_000_000
-    settled_ms = now_ms - _STATS_ROUNDS * _stats_interval_ms(settings)
+    settles_in_ms = _STATS_ROUNDS * _stats_interval_ms(settings)
+    settled_ms = now_ms - settles_in_ms
     for broker in members:
-        held = {bundle: message for bundle, message in table.bundles.items() if holder_of(message.record) == broker}
+        held = {bundle: message for bundle, message in bundles.items() if holder_of(message.record) == broker}
         loads = measured_loads(held, admin.bundle_loads(broker, settled_ms=settled_ms), settled_ms=settled_ms)
         measured |= loads
         # Bundles of Pulsar itself do not move.
-        is_measured = broker not in admin.without_figures and all(bundle in loads or is_of_system(bundle) for bundle in held)
-        if may_measure and is_measured:
-            reports.measure(broker, tuple(loads.values()), now_ms)
+        unknown = sum(bundle not in loads and not is_of_system(bundle) for bundle in held)
+        if may_measure and broker not in admin.without_figures:
+            if not unknown:
+                reports.measure(broker, tuple(loads.values()), now_ms)
+            elif broker not in reports.loads and broker not in reports.problems:
+                unsettled[broker] = unknown
     bundles_max = settings.get("loadBalancerMaxNumberOfBundlesInBundleLoadReport", "")
     return Cluster(
         members=members,
-        bundles=table.bundles,
+        bundles=bundles,
         reports=reports,
         policies=admin.policies(namespaces, settings),
         measured=measured,
         bundles_max=int(bundles_max) if bundles_max.isdecimal() else BUNDLES_MAX,
+        unsettled=unsettled,
+        settles_ms=now_ms + settles_in_ms,
     )
 
 

@@ -7,7 +7,7 @@ broker. What a report leaves out:
   weighs an equal part of the rest of the broker's load.
 * It names no bundle without throughput. If it is not full, its broker's other bundles have none.
 * It names no bundle of Pulsar's own namespace, and by default none of a namespace with an isolation policy or an anti-affinity group. So
-  these share the rest even if the report is not full.
+  these share the rest even if the report is not full. So do bundles whose entry is unusable.
 
 Brokers empty their reports (a message without a value) when they get or give a bundle, and report anew after some seconds.
 """
@@ -57,7 +57,8 @@ class _Named(NamedTuple):
 class LoadReports:
     """The newest reports of each broker, and the newest load of each bundle that any report named.
 
-    `loads` are the brokers' total loads. `problems` are the unusable parts of the newest reports, by broker or bundle.
+    `loads` are the brokers' total loads. `problems` are the unusable parts of the newest reports, by broker or bundle. A bundle whose entry
+    is unusable is named all the same: the others of its report weigh what they would weigh beside a usable one.
     """
 
     def __init__(self) -> None:
@@ -66,6 +67,8 @@ class LoadReports:
         self.problems: dict[str, str] = {}
         self.top: dict[str, tuple[_Named, ...]] = {}
         self.named: dict[str, _Named] = {}
+        self._faulty: dict[str, frozenset[str]] = {}
+        self._lengths: dict[str, int] = {}
 
     def take(self, message: LoadMessage) -> None:
         """Take the next message of either topic. An unusable one removes the broker's former report, and is named in `problems`."""
@@ -79,9 +82,10 @@ class LoadReports:
                 except _Unusable as error:
                     self.problems[broker] = f"its load report is not plausible and does not count: {error}"
         elif message.topic == TOP_BUNDLES_TOPIC:
-            before = self.top.pop(broker, ())
-            for each in before:
-                self.problems.pop(each.traffic.bundle, None)
+            self.top.pop(broker, None)
+            self._lengths.pop(broker, None)
+            for bundle in self._faulty.pop(broker, frozenset()):
+                self.problems.pop(bundle, None)
             if message.value is not None:
                 self.top[broker] = self._top_bundles(message, message.value)
 
@@ -95,7 +99,7 @@ class LoadReports:
 
     def _top_bundles(self, message: LoadMessage, value: bytes) -> tuple[_Named, ...]:
         """Return the usable bundles of a report, lightest first, as Pulsar orders them."""
-        found = []
+        found, faulty = [], set[str]()
         try:
             entries = _entries(value)
         except _Unusable as error:
@@ -107,12 +111,22 @@ class LoadReports:
             except _Unusable as error:
                 name = entry.get("bundleName") if isinstance(entry, Mapping) else None
                 self.problems[str(name or message.broker)] = f"its load, as {message.broker} reported it, does not count: {error}"
+                faulty.add(str(name or message.broker))
                 continue
             self.problems.pop(traffic.bundle, None)
             named = _Named(message.broker, message.published_ms, traffic)
             self.named[traffic.bundle] = named
             found.append(named)
+        self._faulty[message.broker], self._lengths[message.broker] = frozenset(faulty), len(entries)
         return tuple(found)
+
+    def faulty_of(self, broker: str) -> frozenset[str]:
+        """Return the bundles whose entries in the newest report of a broker are unusable."""
+        return self._faulty.get(broker, frozenset())
+
+    def length_of(self, broker: str) -> int:
+        """Return how many bundles the newest report of a broker names."""
+        return self._lengths.get(broker, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,10 +134,12 @@ class Weighed:
     """The load of a cluster's bundles and brokers.
 
     * `bundles`: the load of each bundle. `loads`: the reports that count, with the bundles that they name.
+    * `unknown`: the bundles whose load no report and no measure has: they weigh what an unnamed bundle does on average.
     * `apart`: the brokers without a report that counts, and why. `notes`: what else was left out, one sentence each.
     """
 
     bundles: Mapping[str, BundleTraffic]
+    unknown: frozenset[str] = frozenset()
     loads: Mapping[str, BrokerLoad]
     apart: Mapping[str, str]
     notes: tuple[str, ...]
@@ -154,10 +170,14 @@ def weigh(
     """
     usable, apart = _sorted_out(held, reports, now_ms=now_ms, age_ms_max=age_ms_max)
     named = {bundle: each for bundle, each in reports.named.items() if abs(now_ms - each.published_ms) <= age_ms_max}
-    rests = {broker: _rest(load, reports.top.get(broker, ()), bundles_max) for broker, load in usable.items()}
-    mean = _mean([rest.each for rest in rests.values()])
     unnamed = frozenset(with_policies)
+    rests = {}
+    for broker, load in usable.items():
+        nameless = reports.faulty_of(broker) | {bundle for bundle, _ in held[broker] if bundle in unnamed or is_of_system(bundle)}
+        rests[broker] = _rest(load, reports.top.get(broker, ()), nameless, is_full=reports.length_of(broker) >= bundles_max)
+    mean = _mean([rest.each for rest in rests.values()])
     bundles: dict[str, BundleTraffic] = {}
+    unknown: set[str] = set()
     for broker, holds in held.items():
         own = {each.traffic.bundle: each.traffic for each in reports.top.get(broker, ())} if broker in usable else {}
         rest = rests.get(broker)
@@ -165,9 +185,10 @@ def weigh(
             known = (measured or {}).get(bundle) or own.get(bundle) or (named[bundle].traffic if bundle in named else None)
             if known is None:
                 has_arrived_since = rest is None or since_ms > rest.taken_ms
-                is_nameless = bundle in unnamed or is_of_system(bundle)
-                each = mean if has_arrived_since or rest is None else rest.each if rest.is_full or is_nameless else Traffic()
+                is_in_rest = rest is not None and (rest.is_full or bundle in rest.nameless)
+                each = mean if has_arrived_since or rest is None else rest.each if is_in_rest else Traffic()
                 known = BundleTraffic(bundle=bundle, traffic=each)
+                unknown |= {bundle} if has_arrived_since or bundle in reports.faulty_of(broker) else set()
             bundles[bundle] = known
     loads = {
         broker: replace(load, bundles=tuple(each.traffic for each in reports.top[broker]) if broker in reports.top else None)
@@ -176,22 +197,26 @@ def weigh(
     gone = sorted({*reports.loads, *reports.top} - held.keys())
     notes = [f"{broker} is gone: its load report does not count" for broker in gone]
     notes += [f"{subject}: {problem}" for subject, problem in sorted(reports.problems.items()) if subject not in apart]
-    return Weighed(bundles=bundles, loads=loads, apart=apart, notes=tuple(notes))
+    return Weighed(bundles=bundles, unknown=frozenset(unknown), loads=loads, apart=apart, notes=tuple(notes))
 
 
 class _Rest(NamedTuple):
-    """What a report of `taken_ms` does not name: the equal part of each other bundle. `is_full`: it names as many as it can."""
+    """What a report of `taken_ms` does not name: the equal part of each other bundle.
+
+    `is_full`: it names as many as it can. If it is not, only `nameless` bundles can have a load.
+    """
 
     taken_ms: int
     each: Traffic
+    nameless: Collection[str]
     is_full: bool
 
 
-def _rest(load: BrokerLoad, top: Collection[_Named], bundles_max: int) -> _Rest:
-    count = max(1, load.bundle_count - len(top))
+def _rest(load: BrokerLoad, top: Collection[_Named], nameless: Collection[str], *, is_full: bool) -> _Rest:
+    count = max(1, load.bundle_count - len(top) if is_full else len(nameless))
     left = {field: max(0.0, getattr(load.traffic, field) - sum(getattr(each.traffic.traffic, field) for each in top)) for field in RATES}
     each = Traffic(**{field: value / count for field, value in left.items()})
-    return _Rest(load.taken_ms, each, is_full=len(top) >= bundles_max)
+    return _Rest(load.taken_ms, each, nameless, is_full)
 
 
 def _mean(parts: list[Traffic]) -> Traffic:

@@ -146,6 +146,12 @@ class PlacementRules:
             self._counts[group][destination] += 1
         self._owners[bundle] = destination
 
+    def brokers_of(self, namespace: str) -> frozenset[str]:
+        """Return the brokers that isolation policies leave to a namespace."""
+        if namespace not in self._isolated:
+            self._isolated[namespace] = self._refused_by_isolation(namespace)
+        return frozenset(self._brokers).difference(self._isolated[namespace])
+
     def candidates(self, bundle: str) -> Candidates:
         """Return the brokers that may take `bundle`, and why the others may not."""
         namespace = namespace_in(bundle)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median_low
+from statistics import fmean, median_low, pstdev
 from typing import Final
 
 from equipoise.brokers.balancing.forecast import Forecast, Measure, forecast_of
@@ -24,9 +24,9 @@ from equipoise.pulsar_cluster.table import is_of_system
 from equipoise.shedder.balanced import BalancedShedder
 from equipoise.shedder.loads import RATES, Averages, BrokerLoad, BundleTraffic, Traffic
 from equipoise.shedder.plan import Move, Plan
+from equipoise.shedder.reported import format_percent
 from equipoise.shedder.snapshot import (
     BYTES_PER_CALL,
-    IDLE_COST,
     SESSIONS_PER_CALL,
     Snapshot,
     WeighedBroker,
@@ -38,9 +38,6 @@ ROUNDS_MAX: Final = 64
 
 EVEN: Final = BalancingSettings(balanced=BalancedShedder(start_ratio=0.05, settle_ratio=0.04))
 """The settings of a plan. It evens out more than a balancer that acts all the time: nothing moves again when the load changes a little."""
-
-_IDLE_SHARE: Final = 0.02
-"""The cost of a bundle without load, as a share of the mean: bundles spread by number under no load, and by load under any."""
 
 _CAPACITY: Final = 100
 """The capacity of each broker if none reports how many cores it has."""
@@ -55,6 +52,8 @@ class Cluster:
     * `members`: the live brokers. `bundles`: the message of each bundle's record. `reports`: the load reports.
     * `policies`: isolation, anti-affinity and limits. `measured`: loads of bundles that are known better than from the reports.
     * `bundles_max`: how many bundles a full report names.
+    * `unsettled`: the brokers without a report whose figures of topics are older than their clients, and of how many bundles.
+    * `settles_ms`: when all figures of topics are as new as the clients of now (Unix time). None: nobody knows.
     """
 
     members: Collection[str]
@@ -63,15 +62,23 @@ class Cluster:
     policies: ClusterPolicies = field(default_factory=ClusterPolicies)
     measured: Mapping[str, BundleTraffic] = field(default_factory=dict)
     bundles_max: int = BUNDLES_MAX
+    unsettled: Mapping[str, int] = field(default_factory=dict)
+    settles_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A plan with its effect, and what was left out of it, one sentence each. `versions` are those of the records of the moved bundles."""
+    """A plan with its effect.
+
+    * `notes`: what was left out of it, and whom it evens out among themselves, one sentence each.
+    * `versions`: those of the records of the moved bundles.
+    * `unknown`: the bundles of brokers that take part whose load nobody knows. They stay. What comes of the plan depends on them.
+    """
 
     forecast: Forecast
     notes: tuple[str, ...]
     versions: Mapping[str, int]
+    unknown: frozenset[str] = frozenset()
 
     @property
     def moves(self) -> tuple[Move, ...]:
@@ -94,7 +101,8 @@ def plan_moves(cluster: Cluster, settings: BalancingSettings, *, now_ms: int) ->
     """Return the plan of the policy that `settings` name for `cluster` at `now_ms` (Unix time)."""
     predicted = _Predicted(cluster, now_ms=now_ms, age_ms_max=settings.transfer.load_ttl_ms)
     begin, weighed = predicted.snapshot(now_ms), predicted.weighed
-    plan = _all_rounds(predicted, settings, now_ms)
+    sets, before = predicted.sets(), predicted.fills()
+    plan = _all_rounds(predicted, sets, settings, now_ms)
     measure: Measure = "cost" if settings.balancing.shedder == "BalancedShedder" else "use"
     # A forecast shows the loads of all bundles, and the reports name only the busiest.
     all_named = {
@@ -112,7 +120,21 @@ def plan_moves(cluster: Cluster, settings: BalancingSettings, *, now_ms: int) ->
     notes = [
         f"{broker} is no broker of the cluster any more, and still has {count} bundles" for broker, count in sorted(lost.items()) if broker
     ]
-    return Planned(forecast=forecast, notes=(*notes, *weighed.notes), versions=versions)
+    after = predicted.fills()
+    apart = [among for among in sets if len(sets) > 1 and len(among) > 1]
+    notes += [
+        f"isolation policies give {', '.join(among)} bundles of their own: these are evened out among themselves, from a deviation of "
+        f"{format_percent(_deviation(before, among))} to {format_percent(_deviation(after, among))}"
+        for among in apart
+    ]
+    takers = {bundle for broker, bundles in predicted.held.items() if broker not in weighed.apart for bundle, _ in bundles}
+    return Planned(forecast=forecast, notes=(*notes, *weighed.notes), versions=versions, unknown=weighed.unknown & takers)
+
+
+def _deviation(fills: Mapping[str, float], among: Collection[str]) -> float:
+    """Return the deviation of the fills of some brokers, as a fraction of their mean."""
+    mean = fmean(fills[broker] for broker in among)
+    return pstdev(fills[broker] for broker in among) / mean if mean > 0 else 0.0
 
 
 def snapshot_of(cluster: Cluster, *, now_ms: int, age_ms_max: int) -> Snapshot:
@@ -139,14 +161,23 @@ def command_of(move: Move) -> str:
     return f"pulsar-admin namespaces unload --bundle {key_range} --destinationBroker {move.destination} {namespace}"
 
 
-def _all_rounds(predicted: _Predicted, settings: BalancingSettings, now_ms: int) -> Plan:
-    """Ask the policy until it moves nothing more, and return all moves as one plan."""
+def _all_rounds(predicted: _Predicted, sets: Sequence[tuple[str, ...]], settings: BalancingSettings, now_ms: int) -> Plan:
+    """Even out each set of brokers, and return all moves as one plan."""
+    plans = [_rounds_of(predicted, among, settings, now_ms) for among in sets]
+    whole = max(plans, key=lambda plan: plan.deviation or 0.0)
+    moves = tuple(move for plan in plans for move in plan.moves)
+    stays = tuple(sorted((stay for plan in plans for stay in plan.stays), key=lambda stay: stay.subject))
+    return replace(whole, moves=moves, stays=stays, idle=None if moves else whole.idle)
+
+
+def _rounds_of(predicted: _Predicted, among: Collection[str], settings: BalancingSettings, now_ms: int) -> Plan:
+    """Ask the policy about some brokers until it moves nothing more, and return all moves as one plan."""
     shedder = shedder_of(settings)
     first: Plan | None = None
     last = Plan(moves=(), stays=())
     moves: list[Move] = []
     for _ in range(ROUNDS_MAX):
-        last = shedder.plan(as_if_due(predicted.snapshot(now_ms), settings))
+        last = shedder.plan(as_if_due(predicted.snapshot(now_ms, among), settings))
         first = first or last
         accepted = predicted.carry_out(last.moves)
         moves += accepted
@@ -187,15 +218,45 @@ class _Predicted:
         self._kinds = {name: kind for name, kind in kinds.items() if kind is not None}
         self._loads = dict(weighed.loads)
         self._costs = _costs_of(weighed.bundles)
-        self._barred = {bundle: why for bundle in self._owners if (why := _why_barred(bundle, cluster.bundles[bundle].record)) is not None}
+        self._barred = {
+            bundle: why for bundle in self._owners if (why := self._why_barred(bundle, cluster.bundles[bundle].record)) is not None
+        }
         self._capacities = _capacities_of(held, weighed.loads)
         topics = {broker: load.topics for broker, load in weighed.loads.items()}
         self.rules_at_begin = PlacementRules(cluster.policies, held, self._owners, topics=topics)
         self._rules = PlacementRules(cluster.policies, held, self._owners, topics=topics)
         self.moved: dict[str, str] = {}
 
-    def snapshot(self, now_ms: int) -> Snapshot:
-        """Return the cluster as policies take it."""
+    def _why_barred(self, bundle: str, record: StateRecord | None) -> str | None:
+        if is_of_system(bundle):
+            return "it belongs to Pulsar itself"
+        if record is not None and record.state in IN_FLIGHT:
+            return f"it is {record.state} already"
+        if bundle in self.weighed.unknown:
+            return "its load is not known"
+        return None if self._costs[bundle] > 0 else "it carries nothing"
+
+    def sets(self) -> list[tuple[str, ...]]:
+        """Return the brokers by sets between which isolation policies let no bundle move. All are one set without such policies.
+
+        A bundle that a policy does not leave at its broker joins that one to the brokers where it may go.
+        """
+        of_broker = {broker: {broker} for broker in self._held}
+        owned = [(namespace_in(bundle), owner) for bundle, owner in self._owners.items() if not is_of_system(bundle)]
+        for namespace, owner in dict.fromkeys(owned):
+            among = sorted(self._rules.brokers_of(namespace) | {owner})
+            joined = set[str]().union(*(of_broker[broker] for broker in among))
+            of_broker |= dict.fromkeys(joined, joined)
+        return sorted({tuple(sorted(each)) for each in of_broker.values()}) or [()]
+
+    def fills(self) -> Mapping[str, float]:
+        """Return the cost per capacity of each broker, after the moves so far."""
+        return {broker: self._fill(broker) for broker in self._held}
+
+    def snapshot(self, now_ms: int, among: Collection[str] | None = None) -> Snapshot:
+        """Return the cluster as policies take it, or the part of it that some brokers have."""
+        held = {broker: bundles for broker, bundles in self._held.items() if among is None or broker in among}
+        owners = {bundle: owner for bundle, owner in self._owners.items() if owner in held}
         resting = {**self._barred, **dict.fromkeys(self.moved, _MOVES_ALREADY)}
         brokers = tuple(
             WeighedBroker(
@@ -204,15 +265,15 @@ class _Predicted:
                 bundles=tuple(WeighedBundle(name=bundle, cost=self._costs[bundle], barred=resting.get(bundle)) for bundle in bundles),
                 barred=self.weighed.apart.get(broker),
             )
-            for broker, bundles in self._held.items()
+            for broker, bundles in held.items()
         )
         return Snapshot(
             brokers=brokers,
             now_ms=now_ms,
-            live=tuple(self._held),
-            apart=self.weighed.apart,
-            loads=dict(self._loads),
-            owners=dict(self._owners),
+            live=tuple(held),
+            apart={broker: why for broker, why in self.weighed.apart.items() if broker in held},
+            loads={broker: load for broker, load in self._loads.items() if broker in held},
+            owners=owners,
             resting=resting,
             policies=self._kinds,
             rules=self._rules.candidates,
@@ -272,23 +333,17 @@ def _with(load: BrokerLoad, bundle: BundleTraffic, use: float, *, sign: int) -> 
     return replace(load, traffic=traffic, averages=averages, bundle_count=max(0, load.bundle_count + sign))
 
 
-def _why_barred(bundle: str, record: StateRecord | None) -> str | None:
-    if is_of_system(bundle):
-        return "it belongs to Pulsar itself"
-    return f"it is {record.state} already" if record is not None and record.state in IN_FLIGHT else None
-
-
 def _costs_of(bundles: Mapping[str, BundleTraffic]) -> Mapping[str, float]:
-    """Return the cost of each bundle in messages per second; see `shedder.snapshot` for what bytes and sessions cost."""
-    costs = {
+    """Return the cost of each bundle in messages per second; see `shedder.snapshot` for what bytes and sessions cost.
+
+    A bundle that carries nothing costs nothing. It stays: a move evens nothing out.
+    """
+    return {
         name: load.traffic.messages_per_second
         + load.traffic.bytes_per_second / BYTES_PER_CALL
         + (load.producers + load.consumers) / SESSIONS_PER_CALL
         for name, load in bundles.items()
     }
-    whole = sum(costs.values())
-    idle = min(IDLE_COST, _IDLE_SHARE * whole / len(costs)) if whole > 0 else IDLE_COST
-    return {name: idle + cost for name, cost in costs.items()}
 
 
 def _capacities_of(brokers: Collection[str], loads: Mapping[str, BrokerLoad]) -> Mapping[str, int]:

@@ -27,7 +27,8 @@ from equipoise.pulsar_cluster.reading import (
 )
 from equipoise.pulsar_cluster.records import CHANNEL_TOPIC, Message
 from equipoise.pulsar_cluster.story import overlapping
-from equipoise.pulsar_cluster.table import Table
+from equipoise.pulsar_cluster.table import Table, span_of
+from equipoise.pulsar_cluster.verify import Known
 
 if TYPE_CHECKING:
     import pulsar
@@ -63,6 +64,10 @@ class History(Protocol):
 
     def news(self) -> Iterator[Message]:
         """Yield the messages after those that `messages` yielded, as they come, without end."""
+        ...
+
+    def known(self, table: Table) -> Known:
+        """Return who the brokers are and what bundles the namespaces of `table` have, as far as anybody can be asked."""
         ...
 
     def confirm(self, table: Table) -> None:
@@ -138,6 +143,14 @@ class _Live:
             if read is not None:
                 yield self._next(read)
 
+    def known(self, table: Table) -> Known:
+        if self._admin is None:
+            return Known()
+        return Known(
+            self._admin.brokers(),
+            self._admin.namespace_bundles(span[0].namespace for bundle in table.bundles if (span := span_of(bundle)) is not None),
+        )
+
     def confirm(self, table: Table) -> None:
         with asking(self._address, self._admin) as ask:
             confirm(table.bundles, ask, moved_after(self._client, self._position, self._deadline))
@@ -168,6 +181,11 @@ class _Archived:
 
     def news(self) -> Iterator[Message]:
         return self._archive.news(after=self._offset)
+
+    def known(self, table: Table) -> Known:
+        del table  # An archive has no boundaries.
+        members = self._archive.members()
+        return Known() if members is None else Known(members.brokers)
 
     def confirm(self, table: Table) -> None:
         """Nobody can contradict the past."""

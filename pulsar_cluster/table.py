@@ -79,7 +79,7 @@ def is_of_system(bundle: str) -> bool:
 
 def overlapping_pairs(bundles: Iterable[str]) -> list[tuple[str, str]]:
     """Return the pairs of neighbours, by namespace and range, that share points. Names of another form share none."""
-    spans = sorted(span for bundle in bundles if (span := _span(bundle)) is not None)
+    spans = sorted(span for bundle in bundles if (span := span_of(bundle)) is not None)
     found, reach = [], spans[0] if spans else None
     for span in spans[1:]:
         if reach is not None and span[0].namespace == reach[0].namespace and span[0].low < reach[0].high:
@@ -90,7 +90,8 @@ def overlapping_pairs(bundles: Iterable[str]) -> list[tuple[str, str]]:
     return found
 
 
-def _span(bundle: str) -> tuple[BundleName, str] | None:
+def span_of(bundle: str) -> tuple[BundleName, str] | None:
+    """Return the span of a bundle, with its name; None for a name of another form."""
     try:
         return parse_bundle(bundle), bundle
     except InvalidName:

@@ -11,12 +11,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import quantiles
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from equipoise.channel.core.ranges import BundleName, namespace_in, parse_bundle
 from equipoise.pulsar_cluster.conflicts import Rejection
-from equipoise.pulsar_cluster.records import ASSIGNING, DELETED, INIT, OWNED, RELEASING, SPLITTING, STATES, Message, StateRecord
+from equipoise.pulsar_cluster.records import (
+    ASSIGNING,
+    DELETED,
+    IN_FLIGHT,
+    INIT,
+    OWNED,
+    RELEASING,
+    SPLITTING,
+    STATES,
+    Message,
+    StateRecord,
+)
 from equipoise.pulsar_cluster.story import Writers, state_of
-from equipoise.pulsar_cluster.table import Change, server_of
+from equipoise.pulsar_cluster.table import Change, overlapping_pairs, server_of
 
 FINDINGS_MAX: Final = 1_000
 """Findings kept. More are only counted."""
@@ -49,17 +62,28 @@ class Kind(StrEnum):
     UNREADABLE = "unreadable"
     UNKNOWN_STATE = "unknown state"
     STUCK = "stuck"
+    OVERLAP = "overlap"
+    LEFTOVER = "leftover"
+    LOST_CHILD = "child without owner"
+    NO_MEMBER = "owner is gone"
 
 
-ADVICE: Final[Mapping[Kind, str]] = {
-    Kind.OLD_VERSION: "its writer's table was behind: look for a long pause or a lost connection of that broker",
-    Kind.SECOND_OWNER: "two brokers may have served it: look at both brokers' logs for this bundle, and unload it once",
-    Kind.GAP: "records are missing: was this archive made in pieces, or the topic cut? Else a broker wrote past all rules",
-    Kind.GONE_BROKER: "unload the bundle, if it has no owner; else nothing is left to do",
-    Kind.UNREADABLE: "find out who else writes to this topic, and take the permission away",
-    Kind.UNKNOWN_STATE: "use a newer equipoise",
-    Kind.STUCK: "look at the broker that had to act; unload the bundle, if it still has no owner",
+_UNLOAD: Final = "pulsar-admin namespaces unload --bundle {range} {namespace}"
+_RESTART: Final = "pulsar-admin --admin-url http://BROKER brokers shutdown"
+_ADVICE: Final[Mapping[Kind, str]] = {
+    Kind.OLD_VERSION: f"its writer's table was behind: look for a long pause of that broker; after a tombstone, {_UNLOAD}",
+    Kind.SECOND_OWNER: f"two brokers may have served it: {_UNLOAD}",
+    Kind.GAP: "records are missing, unless a broker wrote past all rules: equipoise pulsar why {bundle}",
+    Kind.GONE_BROKER: f"if it has no owner, {_UNLOAD}; else nothing is left to do",
+    Kind.UNREADABLE: "take the permission from who else writes there: pulsar-admin namespaces permissions pulsar/system",
+    Kind.UNKNOWN_STATE: "the brokers are newer than this program: pip install --upgrade equipoise",
+    Kind.STUCK: f"if it still has no owner, {_UNLOAD}",
+    Kind.OVERLAP: "one of both is a leftover: equipoise pulsar verify --admin URL says which, and how to remove it",
+    Kind.LEFTOVER: "make its namespace again with this bundle, while no client uses it: pulsar-admin namespaces delete {namespace}",
+    Kind.LOST_CHILD: f"a client's next lookup gives it an owner; if not, {_UNLOAD}",
+    Kind.NO_MEMBER: f"the leader takes it within two minutes; if not, stop the leader, so that another one does: {_RESTART}",
 }
+"""What heals each kind of finding: the command at last."""
 
 
 class Finding(NamedTuple):
@@ -69,6 +93,26 @@ class Finding(NamedTuple):
     offset: int
     bundle: str
     text: str
+    around: str | None = None
+    """The bundle in which a leftover lies."""
+
+    @property
+    def advice(self) -> str:
+        """What an operator can do, with the command."""
+        if self.around is not None:
+            return _split_around(parse_bundle(self.bundle), parse_bundle(self.around))
+        namespace, _, key_range = self.bundle.rpartition("/")
+        return _ADVICE[self.kind].format(bundle=self.bundle, namespace=namespace, range=key_range)
+
+
+class Known(NamedTuple):
+    """What a cluster's admin API says now: its live brokers, and the bundles of its namespaces. None: not known, or no such namespace."""
+
+    members: tuple[str, ...] | None = None
+    namespaces: Mapping[str, frozenset[str] | None] = MappingProxyType({})
+
+
+NOT_ASKED: Final = Known()
 
 
 class Spans(NamedTuple):
@@ -158,6 +202,8 @@ class Audit:
         self._bounced, self._vanished = Counter[str](), Counter[str]()
         self._gone: dict[str, _Gone] = {}
         self._split: dict[str, tuple[str, ...]] = {}
+        self._splitting: dict[str, str] = {}
+        """The parent of each child whose split has not ended."""
         self._forgotten: set[str] = set()
         self._findings: list[Finding] = []
         self._newest_ms = 0
@@ -169,7 +215,7 @@ class Audit:
         self._newest_ms = max(self._newest_ms, message.published_ms)
         if message.begins_anew:
             self._counts["losses"] += 1
-            for known in (self._bundles, self._split, self._forgotten, self._gone):
+            for known in (self._bundles, self._split, self._splitting, self._forgotten, self._gone):
                 known.clear()
         self._counts["tombstones"] += message.is_tombstone
         self._writers.learn(message)
@@ -182,21 +228,9 @@ class Audit:
         self._check(change)
         self._measure(change)
 
-    def result(self, *, now_ms: int = 0) -> Result:
+    def result(self, *, now_ms: int = 0, known: Known = NOT_ASKED) -> Result:
         """Return what was found up to the last message. `now_ms` (Unix time) counts if it is later: what is stuck has no next message."""
-        now_ms = max(now_ms, self._newest_ms)
-        in_flight = [
-            bundle.message for bundle in self._bundles.values() if _is_stuck(bundle.message.record, now_ms - bundle.message.published_ms)
-        ]
-        stuck = [
-            Finding(
-                Kind.STUCK,
-                message.offset,
-                message.bundle,
-                f"it has been {state_of(message.record)} for {_seconds(now_ms - message.published_ms)}",
-            )
-            for message in in_flight
-        ]
+        present = _present([bundle.message for bundle in self._bundles.values()], max(now_ms, self._newest_ms), known)
         return Result(
             messages=self._counts["messages"],
             losses=self._counts["losses"],
@@ -212,8 +246,8 @@ class Audit:
             splits=self._counts["splits"],
             forced=self._counts["forced"],
             vanished=dict(self._vanished),
-            findings_count=self._counts["findings"] + len(stuck),
-            findings=(*self._findings, *stuck)[:FINDINGS_MAX],
+            findings_count=self._counts["findings"] + len(present),
+            findings=(*self._findings, *present)[:FINDINGS_MAX],
         )
 
     def _see_gone(self, change: Change) -> None:
@@ -275,6 +309,18 @@ class Audit:
         elif held is None and message.bundle in self._forgotten and record.state != ASSIGNING and record.version > 1 and not record.force:
             text = f"{record.state} with version {record.version}, after a tombstone had ended the bundle's versions"
             self._find(Kind.OLD_VERSION, message, text)
+        if record.state == DELETED and not record.force:
+            lost = (
+                [child for child in self._bundles[message.bundle].children if not self._is_served(child)]
+                if message.bundle in self._bundles
+                else []
+            )
+            for name in lost:
+                self._find(Kind.LOST_CHILD, message._replace(bundle=name), f"{message.bundle} was split into it, and no broker owned it")
+        parent = self._splitting.get(message.bundle)
+        splitter = None if parent is None else server_of(self._bundles[parent].message.record)
+        if splitter is not None and now is not None and now != splitter and not record.force:
+            self._find(Kind.SECOND_OWNER, message, f"{now} owns it, and {splitter} still splits {parent}")
         if record.force:
             # The leader takes an owned bundle only from a broker that left the cluster.
             if held is not None and server is not None and server != record.destination and _takes_over(held, record):
@@ -298,6 +344,8 @@ class Audit:
         else:
             self._measure_state(bundle, held, message)
         bundle.message = message
+        for child in bundle.children:
+            self._splitting.pop(child, None)
         self._measure_serving(bundle, server_of(held), message)
         if record is None:
             del self._bundles[message.bundle]
@@ -309,6 +357,7 @@ class Audit:
             del bundle.reached[next(iter(bundle.reached))]
         if record.state == SPLITTING:
             bundle.children = tuple(f"{message.bundle.rpartition('/')[0]}/{child}" for child in record.children)
+            self._splitting |= dict.fromkeys(bundle.children, message.bundle)
         elif record.state == RELEASING:
             bundle.releasing_since_ms = None if record.destination is None else message.published_ms
         elif record.state == OWNED:
@@ -361,7 +410,64 @@ class Audit:
 
 
 def _is_stuck(record: StateRecord | None, spent_ms: int) -> bool:
-    return record is not None and record.state in {ASSIGNING, RELEASING} and spent_ms > STUCK_MS
+    return record is not None and record.state in IN_FLIGHT and spent_ms > STUCK_MS
+
+
+def _present(messages: Sequence[Message], now_ms: int, known: Known) -> list[Finding]:
+    """Return what is wrong at the end of the channel, given the message of each bundle's record."""
+    served = {message.bundle: message for message in messages if server_of(message.record) is not None}
+    gone, leftovers = list[Finding](), list[Finding]()
+    stuck = [
+        Finding(Kind.STUCK, each.offset, each.bundle, f"it has been {state_of(each.record)} for {_seconds(now_ms - each.published_ms)}")
+        for each in messages
+        if _is_stuck(each.record, now_ms - each.published_ms)
+    ]
+    for bundle, message in served.items():
+        server, namespace = server_of(message.record), namespace_in(bundle)
+        if known.members is not None and server not in known.members:
+            gone.append(Finding(Kind.NO_MEMBER, message.offset, bundle, f"{server} owns it, and is no broker of the cluster any more"))
+        present = known.namespaces.get(namespace, frozenset((bundle,)))
+        # A split changes the namespace a moment before or after the channel.
+        if (present is None or bundle not in present) and now_ms - message.published_ms > RACE_MS:
+            why = "there is no such namespace" if present is None else "its namespace has other bundles"
+            around = next((each for each in sorted(present or ()) if _is_within(parse_bundle(bundle), parse_bundle(each))), None)
+            leftovers.append(Finding(Kind.LEFTOVER, message.offset, bundle, f"{server} owns it, and {why}", around))
+    named = {finding.bundle for finding in leftovers}
+    overlaps = [pair for pair in overlapping_pairs(served) if not named.intersection(pair)]
+    return [
+        *stuck,
+        *gone,
+        *leftovers,
+        *(_overlap(served[one], served[other]) for one, other in overlaps if _is_wrong(served, one, other, now_ms)),
+    ]
+
+
+def _is_within(bundle: BundleName, around: BundleName) -> bool:
+    return around.low <= bundle.low and bundle.high <= around.high
+
+
+def _split_around(bundle: BundleName, around: BundleName) -> str:
+    """Return how to end a leftover: Pulsar unloads no bundle that its namespace lacks, and hands it on when its owner stops."""
+    cuts = ",".join(str(end) for end in (bundle.low, bundle.high) if around.low < end < around.high)
+    ends = f"0x{around.low:08x}_0x{around.high:08x}"
+    return (
+        "make it a bundle of its namespace by a split, after which it has one owner: pulsar-admin namespaces split-bundle "
+        f"--bundle {ends} --split-algorithm-name specified_positions_divide --split-boundaries {cuts} {around.namespace}"
+    )
+
+
+def _is_wrong(served: Mapping[str, Message], one: str, other: str, now_ms: int) -> bool:
+    """Return whether two served bundles that share points are no split under way. The end of a split may be read a moment later."""
+    messages = served[one], served[other]
+    splits = any(message.record is not None and message.record.state == SPLITTING for message in messages)
+    is_at_one = server_of(messages[0].record) == server_of(messages[1].record)
+    return not (splits and is_at_one) and now_ms - max(message.published_ms for message in messages) > RACE_MS
+
+
+def _overlap(one: Message, other: Message) -> Finding:
+    newest = max(one, other, key=lambda message: message.offset)
+    text = f"{server_of(one.record)} owns {one.bundle} and {server_of(other.record)} owns {other.bundle}, which have topics in common"
+    return Finding(Kind.OVERLAP, newest.offset, newest.bundle, text)
 
 
 def _seconds(spent_ms: int) -> str:

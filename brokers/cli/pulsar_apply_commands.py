@@ -40,10 +40,12 @@ from equipoise.pulsar_cluster.sources import opened_admin
 if TYPE_CHECKING:
     from equipoise.pulsar_cluster.admin import PulsarAdmin
     from equipoise.pulsar_cluster.gathering import LiveCluster
+    from equipoise.pulsar_cluster.table import Table
 
 _AT_ONCE: Final = 3
 _AT_ONCE_MAX: Final = 64
 _HOUR_MS: Final = 3_600_000
+_NAMED_MAX: Final = 3
 _WAIT_S: Final = 70
 """Brokers measure their load once a minute by default, and report it if it has changed."""
 
@@ -102,9 +104,9 @@ def plan(
         except OSError as error:
             raise InvalidRequest(what=f"the file {output}", problem=f"the plan cannot be written to it: {error.strerror}") from error
     if as_json:
-        print_json(_document(saved, settings, planned, notes))
+        print_json(_document(saved, settings, planned, notes, _conclusion(settings, planned, known)))
     else:
-        _print_plan(saved, settings, planned, notes)
+        _print_plan(saved, settings, planned, notes, _conclusion(settings, planned, known))
 
 
 @app.command()
@@ -276,11 +278,13 @@ def _gathered(cluster: Cluster, admin: PulsarAdmin | None, wait_ms: int, *, may_
             raise CallerError("a plan for a running cluster needs its admin API, for its policies: name it with --admin")
         with _live(cluster, admin) as live, progress("waiting for load reports", unit="brokers") as note:
             live.await_reports(admin, wait_ms, note)
-            return cluster_of(live.table, live.reports, admin, may_measure=may_measure), _unknown(admin), _now_ms()
+            known = cluster_of(live.table, live.reports, admin, may_measure=may_measure)
+            return known, _unknown(admin, known, live.table), _now_ms()
     with open_archive(Path(source)) as archive:
         table, reports = archived(archive)
         if admin is not None:
-            return cluster_of(table, reports, admin, may_measure=may_measure), _unknown(admin), _now_ms()
+            known = cluster_of(table, reports, admin, may_measure=may_measure)
+            return known, _unknown(admin, known, table), _now_ms()
         notes = ["isolation policies and anti-affinity groups are not known, because --admin was not given: check each move"]
         last_ms = max((report.at_ms for report in archive.reports()), default=None)
         if last_ms is None:
@@ -290,12 +294,41 @@ def _gathered(cluster: Cluster, admin: PulsarAdmin | None, wait_ms: int, *, may_
         return cluster_in(archive, table, reports), notes, last_ms
 
 
-def _unknown(admin: PulsarAdmin) -> list[str]:
-    """Return which brokers' figures could not be read."""
-    if not admin.without_figures:
-        return []
-    brokers, why = ", ".join(admin.without_figures), next(iter(admin.without_figures.values()))
-    return [f"the figures of the topics of {brokers} are not known, so the plan uses their load reports: {why}"]
+def _unknown(admin: PulsarAdmin, known: PlannedFor, table: Table) -> list[str]:
+    """Return what could not be read, and what does not count."""
+    found = []
+    if admin.without_figures:
+        brokers, why = ", ".join(admin.without_figures), next(iter(admin.without_figures.values()))
+        found.append(f"the figures of the topics of {brokers} are not known, so the plan uses their load reports: {why}")
+    found += [f"the figures of {topic} are no load ({why}): that of its bundle is not known" for topic, why in admin.implausible.items()]
+    leftovers = sorted(table.bundles.keys() - known.bundles.keys())
+    if leftovers:
+        named = ", ".join(leftovers[:_NAMED_MAX])
+        found.append(
+            f"{counted(len(leftovers), 'bundle')} ({named}) are left out, because their namespaces have no such bundles: "
+            "`equipoise pulsar verify --admin URL` says how to remove them"
+        )
+    found += [
+        f"{broker} takes no part: clients of {counted(count, 'bundle')} of it have connected lately; {_settled(known)}"
+        for broker, count in known.unsettled.items()
+    ]
+    return found
+
+
+def _settled(known: PlannedFor) -> str:
+    """Return when all loads are known, and what to do then."""
+    if known.settles_ms is None:
+        return "plan again when the brokers have reported again"
+    return f"their figures are settled at {local_time(known.settles_ms)} at the latest: plan again then"
+
+
+def _conclusion(settings: BalancingSettings, planned: Planned, known: PlannedFor) -> str:
+    text = conclusion(settings, planned.forecast)
+    if not planned.unknown:
+        return text
+    text = text.partition("; the deviation would")[0].rstrip(".")
+    count = counted(len(planned.unknown), "bundle")
+    return f"{text}. What deviation it leaves is not known: nobody knows the load of {count}; {_settled(known)}."
 
 
 def _now_ms() -> int:
@@ -308,7 +341,7 @@ def _live(cluster: Cluster, admin: PulsarAdmin) -> AbstractContextManager[LiveCl
     return live_cluster(cluster.address, admin, cluster.deadline())
 
 
-def _document(saved: SavedPlan, settings: BalancingSettings, planned: Planned, notes: list[str]) -> Row:
+def _document(saved: SavedPlan, settings: BalancingSettings, planned: Planned, notes: list[str], ending: str) -> Row:
     effect = effect_document(planned.forecast)
     return {
         "id": saved.id,
@@ -321,11 +354,12 @@ def _document(saved: SavedPlan, settings: BalancingSettings, planned: Planned, n
         "commands": [command_of(move) for move in saved.moves],
         "versions": dict(saved.versions),
         "notes": [*notes, *planned.notes],
-        "conclusion": conclusion(settings, planned.forecast),
+        "unknown": sorted(planned.unknown),
+        "conclusion": ending,
     }
 
 
-def _print_plan(saved: SavedPlan, settings: BalancingSettings, planned: Planned, notes: list[str]) -> None:
+def _print_plan(saved: SavedPlan, settings: BalancingSettings, planned: Planned, notes: list[str], ending: str) -> None:
     leader = saved.leader or "not known"
     print_wrapped(f"{settings.balancing.shedder}, at {local_time(saved.made_ms)}; leader: {leader}; plan {saved.id}", indent=2)
     for name, row in differing(settings).items():
@@ -337,4 +371,4 @@ def _print_plan(saved: SavedPlan, settings: BalancingSettings, planned: Planned,
         print_heading("commands")
         for move in saved.moves:
             print_line(command_of(move))
-    print_heading(conclusion(settings, planned.forecast))
+    print_heading(ending)

@@ -41,7 +41,7 @@ from equipoise.pulsar_cluster.table import (
     namespace_rows,
     table_document,
 )
-from equipoise.pulsar_cluster.verify import ADVICE, Audit, Result, Spans
+from equipoise.pulsar_cluster.verify import Audit, Result, Spans
 from equipoise.shedder.reported import format_duration
 
 app = group("See, audit and balance an Apache Pulsar cluster.")
@@ -248,6 +248,8 @@ def verify(
 ) -> None:
     """Fold the channel by Pulsar's rules, and tell what its brokers rejected, how long bundles had no owner, and what went wrong.
 
+    With --admin it also compares the channel with the cluster's brokers and with the bundles of its namespaces.
+
     Exit code 1: there are findings.
     """
     table, audit = Table(), Audit()
@@ -257,7 +259,7 @@ def verify(
             if not message.offset % 10_000:
                 note(message.offset, None)
         history.confirm(table)
-        result = audit.result(now_ms=history.now_ms())
+        result = audit.result(now_ms=history.now_ms(), known=history.known(table))
     if as_json:
         print_json(_as_json(result))
     else:
@@ -409,7 +411,7 @@ def _as_json(result: Result) -> dict[str, object]:
 
     spans = {name: value._asdict() for name, value in (("without_owner", result.without_owner), ("transfers", result.transfers))}
     states = {state: value._asdict() for state, value in result.in_state.items()}
-    findings = [{**finding._asdict(), "advice": ADVICE[finding.kind]} for finding in result.findings]
+    findings = [{**finding._asdict(), "advice": finding.advice} for finding in result.findings]
     return {**asdict(result), **spans, "in_state": states, "findings": findings, "in_order": result.in_order}
 
 
@@ -434,9 +436,7 @@ def _print_result(result: Result) -> None:
     for broker, count in result.vanished.items():
         print_line(f"{broker} vanished with {count} bundles, which the leader gave to others")
     for finding in result.findings:
-        print_line(
-            f"offset {finding.offset}: {finding.kind}: {finding.bundle}: {finding.text}; {ADVICE[finding.kind]}", color=typer.colors.RED
-        )
+        print_line(f"offset {finding.offset}: {finding.kind}: {finding.bundle}: {finding.text}; {finding.advice}", color=typer.colors.RED)
     if result.in_order:
         print_line("all is in order", color=typer.colors.GREEN)
     else:

@@ -102,6 +102,28 @@ def test_our_commands_read_it_and_an_archive_goes_on_exactly(cluster: RealCluste
     assert before == rows(cluster.service_url)
 
 
+def test_the_command_that_verify_names_ends_a_leftover(cluster: RealCluster, client: pulsar.Client) -> None:
+    """Pulsar refuses to unload a bundle that its namespace lacks."""
+    namespace = "acme/halves"
+    cluster.admin("PUT", f"/namespaces/{namespace}", {"bundles": {"numBundles": 2}})
+    for number in range(8):
+        client.create_producer(f"persistent://{namespace}/t{number}").send(b"hello")
+    (owner,) = {broker for bundle, broker in cluster.owners(namespace).items() if bundle.startswith("0x0")}
+    other = next(broker.id for broker in cluster.brokers if broker.id != owner)
+    record = {"state": "Assigning", "dstBroker": other, "versionId": 1, "timestamp": 0, "force": False}
+    client.create_producer(CHANNEL).send(orjson.dumps(record), partition_key=f"{namespace}/0x00000000_0x40000000")
+
+    def verified() -> Result:
+        return run("pulsar", "verify", "--source", cluster.service_url, "--admin", cluster.admin_url)
+
+    wait(lambda: "leftover" in verified().stdout)
+    command = next(line for line in verified().stdout.splitlines() if "leftover" in line).partition("split-bundle ")[2].split()
+    options = dict(zip(command[:-1:2], command[1::2], strict=True))
+    query = f"unload=false&splitAlgorithmName={options['--split-algorithm-name']}"
+    cluster.admin("PUT", f"/namespaces/{command[-1]}/{options['--bundle']}/split?{query}", [int(options["--split-boundaries"])])
+    wait(lambda: not verified().exit_code)
+
+
 def test_a_cluster_without_a_channel_is_said_to_have_none(tmp_path: Path) -> None:
     """The modular load manager writes no states of bundles."""
     modular = {"loadManagerClassName": "org.apache.pulsar.broker.loadbalance.impl.ModularLoadManagerImpl"}

@@ -88,6 +88,19 @@ def test_the_figures_of_topics_add_up_to_loads_of_bundles() -> None:
     assert found["t/n/0x4_0x5"] is None
 
 
+@pytest.mark.parametrize("absurd", ["NaN", -3.0, "Infinity", True])
+def test_a_topic_with_an_absurd_figure_makes_the_load_of_its_bundle_unknown(absurd: object) -> None:
+    """Of no other one. The topic is named."""
+    good, bad = {"msgRateIn": 20.0}, {"msgRateIn": absurd}
+    stats = {"t/n": {"0x0_0x1": {"persistent": {"x": good, "y": bad}}, "0x1_0x2": {"persistent": {"z": good}}}}
+    asked = admin(by_path({"/broker-stats/topics": stats}))
+    found = asked.bundle_loads("b:8080", settled_ms=SETTLED_MS)
+    assert found["t/n/0x0_0x1"] is None
+    assert (load := found["t/n/0x1_0x2"]) is not None
+    assert 20.0 == load.traffic.messages_in_per_second
+    assert {"y": f"msgRateIn={absurd!r}"} == asked.implausible
+
+
 def test_a_broker_whose_own_address_cannot_be_reached_has_no_figures() -> None:
     """A missing right is an error as ever. After 3 such brokers no further one is asked: a proxy hides them all."""
     asked = []

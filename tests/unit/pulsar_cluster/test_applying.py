@@ -62,6 +62,9 @@ class FakeCluster:
                 return httpx.Response(200, json=self.settings | self.dynamic)
             case "GET", "/brokers/configuration/values":
                 return httpx.Response(200, json=self.dynamic)
+            case "GET", "/namespaces/public/default/bundles":
+                ranges = [bundle.rpartition("/")[2].split("_") for bundle in BUNDLES]
+                return httpx.Response(200, json={"boundaries": [ranges[0][0], *(high for _, high in ranges)]})
             case "GET", _ if path.endswith("/ownedNamespaces"):
                 broker = path.split("/")[-2]
                 return httpx.Response(200, json={bundle: {} for bundle, owner in self.owners.items() if owner == broker})

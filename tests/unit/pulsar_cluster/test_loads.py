@@ -40,7 +40,7 @@ def test_a_report_that_is_not_full_leaves_out_what_is_idle_has_policies_or_is_pu
     reports.take(broker_load("a:8080", rate=100, bundles=4))
     reports.take(top_bundles("a:8080", {BUNDLES[0]: 70.0}))
     found = weighed({"a:8080": [*BUNDLES[:3], system]}, reports, with_policies=[BUNDLES[1]])
-    assert [70.0, 10.0, 0.0, 10.0] == [rate(found, bundle) for bundle in (*BUNDLES[:3], system)]
+    assert [70.0, 15.0, 0.0, 15.0] == [rate(found, bundle) for bundle in (*BUNDLES[:3], system)]
 
 
 def test_the_weight_follows_a_bundle_that_moved_since_the_report() -> None:
@@ -126,6 +126,24 @@ def test_an_absurd_bundle_is_left_out_until_it_is_reported_well() -> None:
     assert (f"{BUNDLES[0]}: {told}",) == found.notes
     reports.take(top_bundles("a:8080", {BUNDLES[0]: 3.0}))
     assert () == weighed({"a:8080": BUNDLES[:2]}, reports).notes
+
+
+@pytest.mark.parametrize("absurd", ["NaN", "Infinity", -1.0, "many"])
+@pytest.mark.parametrize("named_max", [10, 16])
+def test_an_absurd_entry_changes_no_other_bundle(absurd: object, named_max: int) -> None:
+    """The bundle itself weighs what the others leave of its broker's load. Nobody knows its load."""
+    rates = {bundle: number + 1.0 for number, bundle in enumerate(BUNDLES)}
+    reports = reports_of({"a:8080": BUNDLES}, rates, named_max=named_max)
+    right = weighed({"a:8080": BUNDLES}, reports, bundles_max=named_max)
+    entries = [{"bundleName": each.traffic.bundle, "stats": stats(rate(right, each.traffic.bundle))} for each in reports.top["a:8080"]]
+    entries[-1]["stats"] = stats(16.0, msgRateIn=absurd)
+    reports = reports_of({"a:8080": BUNDLES}, rates, named_max=0)
+    reports.take(LoadMessage(TOP_BUNDLES_TOPIC, "a:8080", NOW_MS, json.dumps({"topBundlesLoadData": entries}).encode()))
+    found = weighed({"a:8080": BUNDLES}, reports, bundles_max=named_max)
+    named = BUNDLES[16 - named_max : 15]
+    assert [rates[bundle] for bundle in named] == [rate(found, bundle) for bundle in named]
+    assert sum(rates.values()) == pytest.approx(sum(rate(found, bundle) for bundle in BUNDLES))
+    assert (frozenset({BUNDLES[15]}), True) == (found.unknown, found.notes[0].startswith(f"{BUNDLES[15]}: its load, as a:8080 reported it"))
 
 
 def test_the_reports_of_a_real_cluster_are_read() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import httpx
@@ -15,11 +16,10 @@ from equipoise.pulsar_cluster.admin import PulsarAdmin
 from equipoise.pulsar_cluster.gathering import cluster_of, measured_loads
 from equipoise.pulsar_cluster.loads import LoadReports
 from equipoise.pulsar_cluster.placement_rules import ClusterPolicies, parse_isolation
-from equipoise.pulsar_cluster.planning import EVEN, Cluster, Planned, command_of, holder_of, plan_moves
+from equipoise.pulsar_cluster.planning import EVEN, Cluster, Planned, holder_of, plan_moves
 from equipoise.pulsar_cluster.records import StateRecord
 from equipoise.pulsar_cluster.table import Table
 from equipoise.shedder.loads import BundleTraffic, Traffic
-from equipoise.shedder.plan import Move
 from tests.unit.pulsar_cluster.made_clusters import BROKERS, NOW_MS, bundles_at, names, owned, reports_of
 
 BUNDLES = names(16)
@@ -179,17 +179,72 @@ def test_a_broker_that_has_only_bundles_of_pulsar_itself_takes_part_without_a_re
     assert ({"b:8080"}, 8) == ({move.destination for move in planned.moves}, len(planned.moves))
 
 
-def test_idle_bundles_spread_by_number_under_no_load() -> None:
-    held: dict[str, list[str]] = {"a:8080": BUNDLES[:6], "b:8080": [], "c:8080": []}
-    cluster = Cluster(members=BROKERS, bundles=bundles_at(held), reports=reports_of(held, dict.fromkeys(BUNDLES, 0.0)))
+@pytest.mark.parametrize("rate", [0.0, 30.0])
+def test_what_carries_nothing_stays(rate: float) -> None:
+    """A move of it interrupts nobody, and evens nothing out."""
+    held: dict[str, list[str]] = {"a:8080": BUNDLES[:12], "b:8080": [], "c:8080": []}
+    rates = dict.fromkeys(BUNDLES, 0.0) | dict.fromkeys(BUNDLES[:3], rate)
+    planned = plan_moves(Cluster(members=BROKERS, bundles=bundles_at(held), reports=reports_of(held, rates)), EVEN, now_ms=NOW_MS)
+    assert (2 if rate else 0, True) == (len(planned.moves), {move.bundle for move in planned.moves} <= set(BUNDLES[:3]))
+
+
+def test_each_set_of_brokers_is_evened_out_in_itself() -> None:
+    """By the mean of all brokers, neither of the two that an isolation policy sets apart has too much."""
+    mine, others = names(8, "t/mine"), names(8, "t/others")
+    members = ("a:8080", "b:8080", "c:8080", "d:8080", "e:8080")
+    held = {"a:8080": mine[:3], "b:8080": mine[3:], "c:8080": others[:1], "d:8080": others[1:2], "e:8080": others[2:]}
+    rates = dict(zip(mine, (36.0, 36.0, 35.0, 19.0, 36.0, 36.0, 36.0, 18.0), strict=True)) | dict.fromkeys(others, 10.0)
+    policy = parse_isolation("apart", {"namespaces": ["t/mine"], "primary": ["a", "b"], "secondary": []})
+    cluster = Cluster(
+        members=members, bundles=bundles_at(held), reports=reports_of(held, rates), policies=ClusterPolicies(isolations=(policy,))
+    )
     planned = plan_moves(cluster, EVEN, now_ms=NOW_MS)
-    assert {2.0} == set(carried(planned, dict.fromkeys(BUNDLES, 1.0), dict.fromkeys(BUNDLES[:6], "a:8080")).values())
+    after = {bundle: broker for broker, bundles in held.items() for bundle in bundles}
+    after |= {move.bundle: move.destination or "" for move in planned.moves}
+    carry = [sum(rates[bundle] for bundle, at in after.items() if at == broker) for broker in members]
+    assert (252.0, {20.0, 30.0}) == (sum(carry[:2]), set(carry[2:]))
+    assert abs(carry[0] - carry[1]) <= 2.0, carry
+    assert any("isolation policies give a:8080, b:8080 bundles of their own: these are evened out" in note for note in planned.notes)
 
 
-def test_a_move_is_a_command_of_pulsars_tool() -> None:
-    move = Move(bundle=BUNDLES[0], source="a:8080", destination="b:8080", reason="")
-    expected = "pulsar-admin namespaces unload --bundle 0x00000000_0x10000000 --destinationBroker b:8080 public/default"
-    assert expected == command_of(move)
+def test_a_bundle_of_unknown_load_stays_and_is_named() -> None:
+    """It came after the last report of its broker, and has no figures yet."""
+    held: dict[str, list[str]] = {"a:8080": BUNDLES[:8], "b:8080": [], "c:8080": []}
+    bundles = bundles_at(held) | {BUNDLES[0]: owned(BUNDLES[0], "a:8080")._replace(published_ms=NOW_MS + 1)}
+    reports = reports_of(held, dict.fromkeys(BUNDLES, 40.0) | {BUNDLES[0]: 0.0})
+    planned = plan_moves(Cluster(members=BROKERS, bundles=bundles, reports=reports), EVEN, now_ms=NOW_MS)
+    assert frozenset({BUNDLES[0]}) == planned.unknown
+    assert BUNDLES[0] not in {move.bundle for move in planned.moves}
+    assert planned.moves
+
+
+def gathered(present: dict[str, object], figures: dict[str, object]) -> Cluster:
+    """Gather a cluster of one broker with these boundaries and figures of topics."""
+    table, paths = Table(), {"/brokers": ["a:8080"], "/broker-stats/topics": figures, **present}
+    for number, message in enumerate(bundles_at({"a:8080": BUNDLES}).values()):
+        table.fold(message._replace(offset=number))
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        path = request.url.path.removeprefix("/admin/v2")
+        return httpx.Response(404) if path in paths and paths[path] is None else httpx.Response(200, json=paths.get(path, {}))
+
+    return cluster_of(table, LoadReports(), PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer)), may_measure=True)
+
+
+@pytest.mark.parametrize(("boundaries", "left"), [(["0x00000000", "0x10000000", "0xffffffff"], 1), (None, 0)])
+def test_leftovers_of_a_namespace_that_was_made_again_are_not_planned_for(boundaries: list[str] | None, left: int) -> None:
+    answer = None if boundaries is None else {"boundaries": boundaries}
+    assert left == len(gathered({"/namespaces/public/default/bundles": answer}, {}).bundles)
+
+
+def test_it_is_known_when_the_figures_of_clients_that_came_lately_are_settled() -> None:
+    now_ms = time.time_ns() // 1_000_000
+    late = {"publishers": [{"connectedSince": "2999-01-01T00:00:00Z"}], "producerCount": 1}
+    figures = {bundle.rpartition("/")[2]: {"persistent": {"x": late if bundle == BUNDLES[0] else {"msgRateIn": 9.0}}} for bundle in BUNDLES}
+    cluster = gathered({"/brokers/configuration/runtime": {"statsUpdateFrequencyInSecs": "10"}}, {"public/default": figures})
+    assert {"a:8080": 1} == cluster.unsettled
+    assert cluster.settles_ms is not None
+    assert 30_000 <= cluster.settles_ms - now_ms < 60_000
 
 
 @pytest.mark.parametrize(
