@@ -36,6 +36,19 @@ _SHOWN_MAX: Final = 256
 _WITH_TOPICS: Final = "ask a broker that does, or start this one with the service pulsar and a --pulsar-port"
 _match_request_id: Final = re.compile(r"[!-~]{1,64}").fullmatch
 
+_PULSAR_COMMANDS: Final = tuple(
+    (re.compile(ours), theirs)
+    for ours, theirs in (
+        (r"equipoise namespaces list(?! \w)", "pulsar-admin namespaces list TENANT"),
+        (r"equipoise namespaces (list|bundles|create)", r"pulsar-admin namespaces \1"),
+        (r"equipoise brokers list( --all)?( --json)?", "pulsar-admin brokers list CLUSTER"),
+        (r"(policy 'isolation/.*)equipoise policies list", r"\1pulsar-admin ns-isolation-policy list CLUSTER"),
+        (r"(policy 'failure-domain/.*)equipoise policies list", r"\1pulsar-admin clusters list-failure-domains CLUSTER"),
+        (r"equipoise balancing show --all", "pulsar-admin brokers list-dynamic-config"),
+    )
+)
+"""Commands that messages name, and those of Pulsar's tool that do the same. Others have no equal there."""
+
 # The first matching row wins. Like Pulsar, 412 means an impossible name or boundary, and 409 a conflicting state. 504 means that an
 # operation began and may still happen, so a blind retry is wrong.
 _STATUS_OF_ERROR: Final[tuple[tuple[tuple[type[EquipoiseError], ...], int], ...]] = (
@@ -175,7 +188,16 @@ def problem_answer(request: web.BaseRequest, status: int, reason: str, code: str
         _logger.error("a request failed", exc_info=error, extra=about)
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         headers["Retry-After"] = str(RETRY_AFTER_S)
+    if request.path.startswith("/admin/"):
+        reason = _for_pulsar_admin(reason)
     return json_answer({"reason": _expressible(reason), "error": code}, status=status, headers=headers)
+
+
+def _for_pulsar_admin(reason: str) -> str:
+    """Return a reason that names the commands of the tool whose paths these are, where it has them."""
+    for ours, theirs in _PULSAR_COMMANDS:
+        reason = ours.sub(theirs, reason)
+    return reason
 
 
 def _expressible(text: str) -> str:

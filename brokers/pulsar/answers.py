@@ -356,7 +356,7 @@ class Answers:
                 connected_since=_printed_now(),
                 is_writable=session.is_writable,
             )
-            answer = topic.subscribe(consumer, request.subscription, request.kind, is_durable=request.durable, now_ms=came_ms)
+            answer = topic.subscribe(consumer, request.subscription, request.kind, now_ms=came_ms)
             return answer if isinstance(answer, Refusal) else (consumer, answer)
 
         try:

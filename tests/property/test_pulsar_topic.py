@@ -358,7 +358,7 @@ class Pair:
         if any(self.homes[each] == name and each.name == consumer_name for each in self.homes):
             return
         consumer = make_consumer(consumer_name)
-        answer = self.topic.subscribe(consumer, name, KINDS[name], is_durable=True, now_ms=self.now_ms)
+        answer = self.topic.subscribe(consumer, name, KINDS[name], now_ms=self.now_ms)
         connected = self.model.subscriptions[name].consumers if name in self.model.subscriptions else []
         is_refused = (
             len(self.homes) >= LIMITS.consumers_max

@@ -116,7 +116,6 @@ def states(draw: st.DrawFn) -> TopicState:
                 name=NAMES,
                 kind=st.sampled_from(SubscriptionKind),
                 is_sticky=st.booleans(),
-                is_durable=st.booleans(),
                 expected=st.lists(NAMES, max_size=3).map(tuple),
                 waiting=st.lists(st.sampled_from([entry.entry_id for entry in entries]), unique=True).map(tuple)
                 if entries

@@ -85,7 +85,7 @@ def joined(
 ) -> Consumer:
     """Add a consumer that grants permits. The deliveries that this allows are ignored."""
     consumer = make_consumer(name, is_name_users=is_name_users)
-    answer = topic.subscribe(consumer, subscription, kind, is_durable=True, now_ms=now_ms)
+    answer = topic.subscribe(consumer, subscription, kind, now_ms=now_ms)
     assert not isinstance(answer, Refusal), answer
     if permits:
         topic.flow(consumer, permits, now_ms)

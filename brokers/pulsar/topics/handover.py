@@ -254,7 +254,7 @@ def _decode_fetched(fetched: bytes) -> dict[str, TopicState]:
 
 def _topic_row(name: str, state: TopicState) -> Raw:
     """Encode a topic without its entries."""
-    subscriptions = [[each.name, each.kind, each.is_sticky, each.is_durable, each.expected] for each in state.subscriptions]
+    subscriptions = [[each.name, each.kind, each.is_sticky, each.expected] for each in state.subscriptions]
     return [name, state.last_entry_id, subscriptions]
 
 
@@ -267,11 +267,10 @@ def _topic(row: Raw, waiting: Raw) -> tuple[str, TopicState]:
             name=_text(subscription),
             kind=SubscriptionKind(kind),
             is_sticky=_flag(is_sticky),
-            is_durable=_flag(is_durable),
             expected=tuple(_text(each) for each in expected),
             waiting=tuple(_count(each) for each in ids),
         )
-        for (subscription, kind, is_sticky, is_durable, expected), ids in zip(subscription_rows, waiting_ids, strict=True)
+        for (subscription, kind, is_sticky, expected), ids in zip(subscription_rows, waiting_ids, strict=True)
     )
     return _text(name), TopicState(last_entry_id=_count(last_entry_id), subscriptions=subscriptions)
 

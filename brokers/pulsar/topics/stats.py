@@ -194,7 +194,7 @@ def _subscription_stats(subscription: Subscription) -> Stats:
         "type": _KINDS[subscription.kind],
         "activeConsumerName": active.name if active is not None else None,
         "consumers": [_consumer_stats(consumer) for consumer in subscription.consumers],
-        "isDurable": subscription.is_durable,
+        "isDurable": False,  # As Pulsar says of every subscription whose topic stores nothing.
         "isReplicated": False,
         "allowOutOfOrderDelivery": False,
         "keySharedMode": _key_shared_mode(subscription),

@@ -89,7 +89,6 @@ class Subscription:
         "delivered",
         "dropped",
         "is_awaited",
-        "is_durable",
         "is_keyed",
         "is_sticky",
         "kind",
@@ -102,7 +101,6 @@ class Subscription:
         kind: SubscriptionKind,
         *,
         is_sticky: bool,
-        is_durable: bool,
         partition: int,
         topic_delivered: Meter,
         slots: Slots,
@@ -116,7 +114,6 @@ class Subscription:
         self.kind = kind
         self.is_keyed = kind is SubscriptionKind.KEY_SHARED
         self.is_sticky = is_sticky
-        self.is_durable = is_durable
         self.consumers: dict[Consumer, None] = {}  # In order of arrival.
         self.arrivals: Arrivals | None = None
         # `DispatchThrottle` keeps it here, because it ends with the subscription.
@@ -155,14 +152,14 @@ class Subscription:
         if self.arrivals is not None and not self.is_sticky:
             self.arrivals.needs_one = True
 
-    def add(self, consumer: Consumer, kind: SubscriptionKind, *, is_durable: bool) -> Refusal | list[ActiveChange]:
+    def add(self, consumer: Consumer, kind: SubscriptionKind) -> Refusal | list[ActiveChange]:
         """Add a consumer; see `Dispatcher.add`. Expected consumers reserve no place, because they may have died."""
         is_sticky = wants_stripes(consumer, kind)
         if kind is not self.kind or is_sticky is not self.is_sticky:
             if self.consumers:
                 message = f"Subscription is of different type: {self.name} is {_kind_text(self.kind, is_sticky=self.is_sticky)}"
                 return Refusal(error=ServerError.CONSUMER_BUSY, message=message)
-            self.kind, self.is_sticky, self.is_durable = kind, is_sticky, is_durable
+            self.kind, self.is_sticky = kind, is_sticky
             self.is_keyed = kind is SubscriptionKind.KEY_SHARED
             self._dispatcher = dispatcher(kind, is_sticky=is_sticky, partition=self._partition)
             if self.arrivals is not None:

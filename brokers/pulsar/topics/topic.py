@@ -79,7 +79,6 @@ class SubscriptionState:
     name: str
     kind: SubscriptionKind
     is_sticky: bool = False
-    is_durable: bool = True
     expected: tuple[str, ...] = ()
     waiting: tuple[int, ...] = ()
 
@@ -277,9 +276,7 @@ class Topic:
             for subscription in self._subscriptions.values():
                 subscription.forget(entry_ids)
 
-    def subscribe(
-        self, consumer: Consumer, subscription: str, kind: SubscriptionKind, *, is_durable: bool, now_ms: int
-    ) -> Refusal | list[ActiveChange]:
+    def subscribe(self, consumer: Consumer, subscription: str, kind: SubscriptionKind, *, now_ms: int) -> Refusal | list[ActiveChange]:
         """Add a consumer. Return the changes of active consumers to send, or a refusal; for one with a `holder` see `add_producer`.
 
         The consumer gets nothing before its first `flow`.
@@ -301,10 +298,10 @@ class Topic:
                     error=ServerError.NOT_ALLOWED, message=f"Exceed the maximum number of subscriptions of the topic {self.name}"
                 )
             is_sticky = wants_stripes(consumer, kind)
-            home = self._subscription(subscription, kind, is_sticky=is_sticky, is_durable=is_durable, now_ms=now_ms)
+            home = self._subscription(subscription, kind, is_sticky=is_sticky, now_ms=now_ms)
             if self._holding:
                 home.expect(self._arrivals(()))
-        changes = home.add(consumer, kind, is_durable=is_durable)
+        changes = home.add(consumer, kind)
         if isinstance(changes, Refusal):
             return changes
         self._subscriptions[subscription] = home
@@ -488,7 +485,6 @@ class Topic:
                     name=subscription.name,
                     kind=subscription.kind,
                     is_sticky=subscription.is_sticky,
-                    is_durable=subscription.is_durable,
                     expected=tuple(subscription.names_to_expect()),
                     waiting=tuple(entry.entry_id for entry in waiting),
                 )
@@ -515,7 +511,7 @@ class Topic:
         for each in expected.subscriptions[: self._limits.subscriptions_max]:
             if not each.expected and not each.waiting:
                 continue
-            home = self._subscription(each.name, each.kind, is_sticky=each.is_sticky, is_durable=each.is_durable, now_ms=now_ms)
+            home = self._subscription(each.name, each.kind, is_sticky=each.is_sticky, now_ms=now_ms)
             home.expect(self._arrivals(each.expected))
             for entry_id in each.waiting:
                 if entry_id in by_id:
@@ -528,12 +524,11 @@ class Topic:
     def _arrivals(self, names: Sequence[str]) -> Arrivals:
         return Arrivals(names, entries_max=self._limits.waiting_entries_max, bytes_max=self._limits.waiting_bytes_max)
 
-    def _subscription(self, name: str, kind: SubscriptionKind, *, is_sticky: bool, is_durable: bool, now_ms: int) -> Subscription:
+    def _subscription(self, name: str, kind: SubscriptionKind, *, is_sticky: bool, now_ms: int) -> Subscription:
         return Subscription(
             name,
             kind,
             is_sticky=is_sticky,
-            is_durable=is_durable,
             partition=self.partition,
             topic_delivered=self.delivered,
             slots=self._slots,

@@ -339,7 +339,6 @@ def subscribe_asked(command: CommandSubscribe, limits: Limits) -> SubscribeAsked
         kind=kind,
         name=_name("consumer name", command.consumer_name, limits),
         priority=command.priority_level,
-        durable=command.durable,
         key_shared=_key_shared(command.keySharedMeta) if kind is SubscriptionKind.KEY_SHARED else None,
         properties=_properties(command.metadata, limits),
         read_compacted=command.read_compacted,

@@ -141,7 +141,6 @@ class SubscribeAsked:
     kind: SubscriptionKind
     name: str
     priority: int
-    durable: bool
     key_shared: KeyShared | None
     properties: tuple[tuple[str, str], ...]
     read_compacted: bool

@@ -31,7 +31,7 @@ async def test_a_tenant_that_was_created_is_kept(tmp_path: Path) -> None:
         assert [] == (await other.get("/admin/v2/namespaces/new")).json()
         refused = await other.put(f"{TENANTS}/new", body)
         assert (409, "illegal_transition") == (refused.status, json.loads(refused.body)["error"])
-        assert "cannot create tenant new: it already exists; see its namespaces: equipoise namespaces list new" == refused.reason
+        assert "cannot create tenant new: it already exists; see its namespaces: pulsar-admin namespaces list new" == refused.reason
         assert 204 == (await update(other, "new", IN_THIS_CLUSTER)).status
         await brokers.settled()
         assert IN_THIS_CLUSTER == (await one.get(f"{TENANTS}/new")).json()
@@ -87,7 +87,7 @@ async def test_an_unknown_tenant_is_answered_404(tmp_path: Path) -> None:
         (broker,) = brokers.brokers
         told = (
             "there is no tenant 'other'; create it (pulsar-admin tenants create other), "
-            "or a namespace in it (equipoise namespaces create other/NAMESPACE)"
+            "or a namespace in it (pulsar-admin namespaces create other/NAMESPACE)"
         )
         answers = (
             await broker.get(f"{TENANTS}/other"),

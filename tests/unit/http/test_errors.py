@@ -83,9 +83,31 @@ async def client_of(raised: BaseException) -> AsyncIterator[TestClient[web.Reque
         raise raised
 
     app = web.Application()
-    app.add_routes([typed(web.get("/path", handler))])
+    app.add_routes([typed(web.get(path, handler)) for path in ("/path", "/admin/v2/path")])
     async with TestClient(TestServer(app)) as client:
         yield client
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ("list those that exist: equipoise namespaces list; or", "list those that exist: pulsar-admin namespaces list TENANT; or"),
+        ("equipoise namespaces list acme", "pulsar-admin namespaces list acme"),
+        ("(equipoise namespaces create acme/NAMESPACE)", "(pulsar-admin namespaces create acme/NAMESPACE)"),
+        ("equipoise brokers list --all --json", "pulsar-admin brokers list CLUSTER"),
+        (
+            "no policy 'isolation/x'; see equipoise policies list",
+            "no policy 'isolation/x'; see pulsar-admin ns-isolation-policy list CLUSTER",
+        ),
+        ("no policy 'pin/x'; see equipoise policies list", "no policy 'pin/x'; see equipoise policies list"),
+    ],
+)
+async def test_a_path_of_pulsar_names_the_commands_of_its_tool(told: str, expected: str) -> None:
+    """Where the tool has one. At other paths, it is our own tool that asks."""
+    async with client_of(NotFound(told)) as client:
+        for path, reason in (("/admin/v2/path", expected), ("/path", told)):
+            async with client.get(path) as response:
+                assert (404, reason) == (response.status, json.loads(await response.read())["reason"])
 
 
 async def test_an_error_is_answered_with_its_reason_and_code() -> None:

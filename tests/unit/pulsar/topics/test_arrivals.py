@@ -99,7 +99,7 @@ def test_an_entry_in_no_sticky_range_is_dropped() -> None:
     for number in range(20):
         send(topic, producer, keyed(f"key {number}"), now_ms=1)
     a = make_consumer("a", key_shared=sticky((0, 30_000)))
-    topic.subscribe(a, "s", KEY_SHARED, is_durable=True, now_ms=2)
+    topic.subscribe(a, "s", KEY_SHARED, now_ms=2)
     outcome = topic.flow(a, 100, 3)
     assert 20 == len(outcome.deliveries) + outcome.dropped
     assert 0 < outcome.dropped < 20
@@ -161,7 +161,7 @@ def test_an_expected_consumer_reserves_no_place() -> None:
     topic, producer = produced(state_of(expecting("a", kind=EXCLUSIVE)))
     assert [] == delivered(send(topic, producer, now_ms=1))
     b = joined(topic, "b", kind=SHARED, permits=0)
-    assert ServerError.CONSUMER_BUSY is refused_as(topic.subscribe(make_consumer("a"), "s", EXCLUSIVE, is_durable=True, now_ms=2))
+    assert ServerError.CONSUMER_BUSY is refused_as(topic.subscribe(make_consumer("a"), "s", EXCLUSIVE, now_ms=2))
     assert SHARED is topic.subscriptions["s"].kind
     assert [("b", 41)] == delivered(topic.flow(b, 5, 3))
 
@@ -186,13 +186,13 @@ def test_sticky_consumers_are_awaited_until_the_last_deadline() -> None:
     state = SubscriptionState(name="s", kind=KEY_SHARED, is_sticky=True, expected=("a", "b"))
     topic, producer = produced(state_of(state))
     low, high = make_consumer("a", key_shared=sticky((0, 30_000))), make_consumer("b", key_shared=sticky((30_001, 65_535)))
-    topic.subscribe(low, "s", KEY_SHARED, is_durable=True, now_ms=0)
+    topic.subscribe(low, "s", KEY_SHARED, now_ms=0)
     topic.flow(low, 100, 0)
     for number in range(20):
         send(topic, producer, keyed(f"key {number}"), now_ms=1)
     outcome = topic.tick(1_000)
     assert (0, 0) == (len(outcome.deliveries), outcome.dropped)
-    topic.subscribe(high, "s", KEY_SHARED, is_durable=True, now_ms=5_000)
+    topic.subscribe(high, "s", KEY_SHARED, now_ms=5_000)
     outcome = topic.flow(high, 100, 5_000)
     assert {"a", "b"} == {name for name, _ in delivered(outcome)}
     assert (20, 0) == (len(outcome.deliveries), outcome.dropped)

@@ -25,7 +25,7 @@ from equipoise.channel.core.errors import PeerError
 QUIET = TopicState(
     last_entry_id=7,
     subscriptions=(
-        SubscriptionState(name="s", kind=SubscriptionKind.KEY_SHARED, is_sticky=True, is_durable=False, expected=("a", "a", "é")),
+        SubscriptionState(name="s", kind=SubscriptionKind.KEY_SHARED, is_sticky=True, expected=("a", "a", "é")),
         SubscriptionState(name="t", kind=SubscriptionKind.FAILOVER),
     ),
 )

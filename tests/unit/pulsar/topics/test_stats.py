@@ -45,11 +45,11 @@ def test_the_stats_of_a_topic_that_waits() -> None:
 def test_the_mode_of_a_key_shared_subscription() -> None:
     topic = make_topic()
     joined(topic, "a", "auto", SubscriptionKind.KEY_SHARED)
-    topic.subscribe(make_consumer("b", key_shared=sticky((0, 9))), "sticky", SubscriptionKind.KEY_SHARED, is_durable=False, now_ms=0)
+    topic.subscribe(make_consumer("b", key_shared=sticky((0, 9))), "sticky", SubscriptionKind.KEY_SHARED, now_ms=0)
     stats = orjson.loads(orjson.dumps(topic_stats(topic, owner_broker="b")))["subscriptions"]
     assert ("AUTO_SPLIT", "STICKY", "Key_Shared") == (
         stats["auto"]["keySharedMode"],
         stats["sticky"]["keySharedMode"],
         stats["auto"]["type"],
     )
-    assert (True, False) == (stats["auto"]["isDurable"], stats["sticky"]["isDurable"])
+    assert not stats["auto"]["isDurable"]

@@ -178,7 +178,7 @@ def test_limits_change_while_clients_are_connected() -> None:
     limits = TopicLimits(kinds=frozenset({SubscriptionKind.EXCLUSIVE}))
     topic.limit(limits, 0)
     assert [1, 1] == [len(send(topic, producer, now_ms=0).deliveries) for _ in range(2)]
-    answer = topic.subscribe(make_consumer("b"), "s1", SubscriptionKind.SHARED, is_durable=True, now_ms=0)
+    answer = topic.subscribe(make_consumer("b"), "s1", SubscriptionKind.SHARED, now_ms=0)
     assert ServerError.NOT_ALLOWED == refused_as(answer)
 
 
@@ -187,7 +187,7 @@ def test_what_waits_after_a_move_is_not_throttled() -> None:
     state = state_of(expecting("a", kind=SubscriptionKind.SHARED, waiting=(38, 39, 40)), entries=entries(38, 39, 40))
     topic, _ = produced(state, limits=TopicLimits(subscription_dispatch_rate=Rate(messages=1)))
     consumer = make_consumer("a")
-    topic.subscribe(consumer, "s", SubscriptionKind.SHARED, is_durable=True, now_ms=0)
+    topic.subscribe(consumer, "s", SubscriptionKind.SHARED, now_ms=0)
     assert [("a", 38), ("a", 39), ("a", 40)] == delivered(topic.flow(consumer, 10, 0))
 
 

@@ -48,7 +48,7 @@ def test_a_message_without_subscriptions_is_not_kept() -> None:
     topic, producer = produced()
     assert [1] == receipted(send(topic, producer))
     consumer = make_consumer()
-    topic.subscribe(consumer, "s", EXCLUSIVE, is_durable=True, now_ms=0)
+    topic.subscribe(consumer, "s", EXCLUSIVE, now_ms=0)
     assert [] == delivered(topic.flow(consumer, 10, 0))
 
 
@@ -107,10 +107,10 @@ def test_all_consumers_of_a_subscription_have_one_kind() -> None:
     first = joined(topic, "a", kind=KEY_SHARED)
     other = make_consumer("b", key_shared=sticky((0, 9)))
     for kind in (SHARED, EXCLUSIVE, KEY_SHARED):
-        assert ServerError.CONSUMER_BUSY is refused_as(topic.subscribe(other, "s", kind, is_durable=True, now_ms=0))
+        assert ServerError.CONSUMER_BUSY is refused_as(topic.subscribe(other, "s", kind, now_ms=0))
     assert [] == topic.remove_consumers([first])
     assert "s" not in topic.subscriptions
-    assert [] == topic.subscribe(other, "s", KEY_SHARED, is_durable=True, now_ms=0)
+    assert [] == topic.subscribe(other, "s", KEY_SHARED, now_ms=0)
     assert (other,) == topic.consumers
 
 
@@ -118,7 +118,7 @@ def test_only_key_shared_uses_key_settings() -> None:
     topic = make_topic()
     joined(topic, "a", kind=SHARED)
     odd = make_consumer("b", key_shared=sticky((9, 0)))
-    assert [] == topic.subscribe(odd, "s", SHARED, is_durable=True, now_ms=0)
+    assert [] == topic.subscribe(odd, "s", SHARED, now_ms=0)
 
 
 def test_a_consumer_has_the_kind_of_its_subscription() -> None:
@@ -131,7 +131,7 @@ def test_a_consumer_has_the_kind_of_its_subscription() -> None:
 
 def test_a_refused_first_consumer_leaves_no_subscription() -> None:
     topic = make_topic()
-    answer = topic.subscribe(make_consumer(key_shared=sticky((9, 0))), "s", KEY_SHARED, is_durable=True, now_ms=0)
+    answer = topic.subscribe(make_consumer(key_shared=sticky((9, 0))), "s", KEY_SHARED, now_ms=0)
     assert ServerError.CONSUMER_ASSIGN_ERROR is refused_as(answer)
     assert topic.is_idle
 
@@ -139,8 +139,8 @@ def test_a_refused_first_consumer_leaves_no_subscription() -> None:
 def test_changes_of_the_active_consumer_are_returned() -> None:
     topic = make_topic()
     b, a = make_consumer("b"), make_consumer("a")
-    assert [(b, True)] == topic.subscribe(b, "s", SubscriptionKind.FAILOVER, is_durable=True, now_ms=0)
-    assert [(a, True), (b, False)] == topic.subscribe(a, "s", SubscriptionKind.FAILOVER, is_durable=True, now_ms=0)
+    assert [(b, True)] == topic.subscribe(b, "s", SubscriptionKind.FAILOVER, now_ms=0)
+    assert [(a, True), (b, False)] == topic.subscribe(a, "s", SubscriptionKind.FAILOVER, now_ms=0)
     assert [(b, True)] == topic.remove_consumers([a])
     assert [] == topic.remove_consumers([a])
 
@@ -176,7 +176,7 @@ def test_a_forced_unsubscribe_removes_the_other_consumers() -> None:
 def test_consumers_and_subscriptions_are_bounded(limits: TopicLimits, error: ServerError) -> None:
     topic = make_topic(limits=limits)
     joined(topic, "a", "s1", SHARED)
-    assert error is refused_as(topic.subscribe(make_consumer("b"), "s2", SHARED, is_durable=True, now_ms=0))
+    assert error is refused_as(topic.subscribe(make_consumer("b"), "s2", SHARED, now_ms=0))
     assert ["s1"] == list(topic.subscriptions)
     assert 1 == len(topic.consumers)
 
@@ -185,7 +185,7 @@ def test_the_consumers_of_one_subscription_are_bounded() -> None:
     topic = make_topic(limits=TopicLimits(subscription_consumers_max=2))
     joined(topic, "a", kind=SHARED)
     joined(topic, "b", kind=SHARED)
-    assert ServerError.CONSUMER_BUSY is refused_as(topic.subscribe(make_consumer("c"), "s", SHARED, is_durable=True, now_ms=0))
+    assert ServerError.CONSUMER_BUSY is refused_as(topic.subscribe(make_consumer("c"), "s", SHARED, now_ms=0))
     joined(topic, "c", "other", SHARED)
 
 
@@ -252,7 +252,7 @@ def test_a_fenced_topic_only_lets_clients_leave() -> None:
         assert ([], [], 0) == (outcome.deliveries, outcome.receipts, outcome.dropped)
     assert (0, 0) == (producer.published.messages, topic.subscriptions["s"].dropped.messages)
     assert ServerError.SERVICE_NOT_READY is refused_as(topic.add_producer(make_producer("q")))
-    assert ServerError.SERVICE_NOT_READY is refused_as(topic.subscribe(make_consumer(), "s", EXCLUSIVE, is_durable=True, now_ms=0))
+    assert ServerError.SERVICE_NOT_READY is refused_as(topic.subscribe(make_consumer(), "s", EXCLUSIVE, now_ms=0))
     topic.remove_consumers([consumer])
     topic.remove_producers([producer])
     assert topic.is_idle
