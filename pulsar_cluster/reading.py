@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from equipoise.channel.core.errors import CallerError, OperatorError, PeerError, missing_extra
+from equipoise.channel.core.errors import CallerError, EquipoiseError, OperatorError, PeerError, missing_extra
 from equipoise.channel.system.deadline import Deadline
 from equipoise.pulsar_cluster.credentials import NOBODY, Credentials
 from equipoise.pulsar_cluster.records import BROKER_LOAD_TOPIC, CHANNEL_TOPIC, TOP_BUNDLES_TOPIC, Message, message_of
@@ -97,11 +97,10 @@ def connected(address: Address) -> Iterator[pulsar.Client]:
     except ImportError as error:
         raise missing_extra(what="reading a Pulsar cluster", extra="pulsar-cluster") from error
     who = address.credentials
-    who.method()  # What is missing is an error of this thread, and not one of the client's.
     certificate, key = who.certificate or (None, None)
     authentication: pulsar.Authentication | None = None
     if who.token is not None:
-        authentication = pulsar.AuthenticationToken(who.token)
+        authentication = pulsar.AuthenticationToken(newest_of(who.token))
     elif who.password is not None:
         authentication = pulsar.AuthenticationBasic(*who.password)
     elif who.is_role:
@@ -128,6 +127,22 @@ def connected(address: Address) -> Iterator[pulsar.Client]:
         yield client
     finally:
         client.close()
+
+
+def newest_of(token: Callable[[], str]) -> Callable[[], str]:
+    """Return a source of tokens that never fails: it returns the last one while `token` raises. Raises what `token` raises now.
+
+    The client asks in a thread of its own, where an error would end the process. Brokers refuse a token that is too old.
+    """
+    newest = token()
+
+    def ask() -> str:
+        nonlocal newest
+        with suppress(EquipoiseError):
+            newest = token()
+        return newest
+
+    return ask
 
 
 def _check_reachable(address: Address) -> None:

@@ -82,7 +82,7 @@ def plan(
     settings = replace(settings, balancing=replace(settings.balancing, enabled=True, shedding=True))
     may_measure = settings.balancing.shedder == "BalancedShedder"
     source = cluster.address.service_url
-    with opened_admin(cluster.address) as admin:
+    with opened_admin(cluster.address_with_admin) as admin:
         known, notes, now_ms = _gathered(cluster, admin, wait * 1_000, may_measure=may_measure)
         planned = plan_moves(known, settings, now_ms=now_ms)
         leader = None if admin is None else admin.leader()
@@ -144,11 +144,11 @@ def apply(
     """
     if (path is None) == (undo is None) or (undo is not None and resume):
         raise typer.BadParameter("name one of: a plan, a plan with --resume, or an audit file with --undo")
-    if not cluster.address.admin_urls:
+    if not cluster.address_with_admin.admin_urls:
         raise typer.BadParameter("name the cluster's admin API with --admin: moves are sent there")
     audit = audit if undo is None else undo
     given = None if path is None else _plan_in(path)
-    with opened_admin(cluster.address) as admin:
+    with opened_admin(cluster.address_with_admin) as admin:
         assert admin is not None, "its URL was given"
         with _live(cluster, admin) as live:
             saved, notes = given, list[str]()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -13,7 +14,7 @@ import typer
 from equipoise.brokers.cli.options import TIMEOUT_S, TimeoutOption
 from equipoise.channel.system.deadline import Deadline
 from equipoise.pulsar_cluster.credentials import NOBODY, ClientConf, read_client_conf, with_files
-from equipoise.pulsar_cluster.reading import OPERATION_S, Address
+from equipoise.pulsar_cluster.reading import OPERATION_S, Address, is_url
 
 _VARIABLE: Final = "EQUIPOISE_PULSAR"
 
@@ -37,14 +38,24 @@ class Cluster:
         source = source or conf.service_url
         if source is None:
             raise typer.BadParameter("name the cluster with --source (or EQUIPOISE_PULSAR), or as brokerServiceUrl in --client-conf")
-        # An archive needs no admin API. A plan from one may have it, if it is named.
-        of_conf = (conf.admin_url,) if conf.admin_url and "://" in source else ()
         self.address = Address(
             service_url=source,
-            admin_urls=tuple(admin or of_conf),
+            admin_urls=tuple(admin or ()),
             credentials=with_files(conf.credentials, token_file, ca_file),
             timeout_s=min(timeout, OPERATION_S),
         )
+
+        self._admin_of_conf = conf.admin_url
+
+    @property
+    def address_with_admin(self) -> Address:
+        """The same, with the admin API of `client.conf` if none was named: for commands that cannot do without it.
+
+        Others do not ask it unasked: its role may read the topic alone. An archive needs none.
+        """
+        if self.address.admin_urls or self._admin_of_conf is None or not is_url(self.address.service_url):
+            return self.address
+        return replace(self.address, admin_urls=(self._admin_of_conf,))
 
     def deadline(self) -> Deadline:
         """Return the end of the command's time, from now."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
-from equipoise.channel.core.errors import CallerError, PeerError
+from equipoise.channel.core.errors import CallerError, OperatorError, PeerError
 from equipoise.channel.system.deadline import Deadline
 from equipoise.pulsar_cluster import reading
-from equipoise.pulsar_cluster.reading import Address, Read, connected, read_channel
+from equipoise.pulsar_cluster.credentials import NOBODY, Credentials, with_files
+from equipoise.pulsar_cluster.reading import Address, Read, connected, newest_of, read_channel
 
 
 def read(place: str, key: str = "a") -> Read:
@@ -128,3 +130,36 @@ def test_a_cluster_that_cannot_be_reached_is_told_at_once() -> None:
 def test_another_url_is_refused(url: str) -> None:
     with pytest.raises(CallerError, match="is not the service URL of a Pulsar cluster"), connected(Address(service_url=url)):
         pass
+
+
+@pytest.mark.parametrize(
+    "who", [NOBODY, Credentials(token=lambda: "abc"), Credentials(password=("me", "x")), Credentials(certificate=("c", "k"), is_role=True)]
+)
+@pytest.mark.parametrize("scheme", ["pulsar", "pulsar+ssl"])
+def test_the_client_is_given_who_asks(who: Credentials, scheme: str) -> None:
+    """It reads its files when it connects."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = Address(service_url=f"{scheme}://127.0.0.1:{listening.getsockname()[1]}", credentials=who)
+        with connected(address) as client:
+            assert client is not None
+
+
+def test_a_token_that_is_gone_is_an_error_before_anything_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("abc")
+    who = with_files(NOBODY, tmp_path / "token", None)
+    (tmp_path / "token").unlink()
+    with pytest.raises(OperatorError, match="check --token-file"), connected(Address(service_url="pulsar://127.0.0.1:1", credentials=who)):
+        pass
+
+
+def test_a_token_that_cannot_be_renewed_is_used_on(tmp_path: Path) -> None:
+    """The client asks for it in a thread of its own, where an error would end the process."""
+    path = tmp_path / "token"
+    path.write_text("old")
+    token = with_files(NOBODY, path, None).token
+    assert token is not None
+    ask = newest_of(token)
+    path.unlink()
+    assert "old" == ask()
+    path.write_text("new")
+    assert "new" == ask()
