@@ -23,7 +23,16 @@ _SHOWN_MAX: Final = 64
 _Rate = Annotated[int, Strict(), Field(ge=-1, le=_RATE_MAX)]
 
 
-class PublishRate(BaseModel):
+class PulsarModel(BaseModel):
+    """The base of what Pulsar's tools send. As in Pulsar, a field that is null is one that is not given: the Go client sends many."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: object) -> object:
+        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
+
+
+class PublishRate(PulsarModel):
     """How much the producers of one topic may publish per second, together. 0 and -1 are no limit, as in Pulsar."""
 
     model_config = ConfigDict(frozen=True)
@@ -32,7 +41,7 @@ class PublishRate(BaseModel):
     bytes: _Rate = Field(default=-1, alias="publishThrottlingRateInByte")
 
 
-class DispatchRate(BaseModel):
+class DispatchRate(PulsarModel):
     """How much a topic or a subscription may deliver in each period of seconds. 0 and -1 are no limit, as in Pulsar."""
 
     model_config = ConfigDict(frozen=True)
@@ -57,7 +66,7 @@ class TopicType(StrEnum):
     PARTITIONED = "partitioned"
 
 
-class TopicCreation(BaseModel):
+class TopicCreation(PulsarModel):
     """Whether clients create topics by using them."""
 
     model_config = ConfigDict(frozen=True)

@@ -12,6 +12,7 @@ from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS, OnCh
 from equipoise.brokers.balancing.policies import MIN_LIMIT_DEFAULT, USAGE_THRESHOLD_DEFAULT, isolation_document, pin_document
 from equipoise.brokers.balancing.settings.setting_values import format_value
 from equipoise.brokers.balancing.settings.settings_records import Changes
+from equipoise.brokers.balancing.topic_policies import PulsarModel
 from equipoise.brokers.errors import InvalidRequest
 from equipoise.brokers.security.rights import Right
 from equipoise.channel.core.errors import invalid_boundaries
@@ -32,7 +33,7 @@ Integer = Annotated[int, Strict()]
 Texts = Annotated[list[str], Field(max_length=DOCUMENT_ENTRIES_MAX)]
 
 
-class Bundles(BaseModel):
+class Bundles(PulsarModel):
     """The bundles of a new namespace: a number of equal ones, or their boundaries (`0x%08x`, including both ends)."""
 
     model_config = ConfigDict(populate_by_name=True)
@@ -60,15 +61,15 @@ class Bundles(BaseModel):
         return cuts
 
 
-class NamespaceBody(BaseModel):
+class NamespaceBody(PulsarModel):
     """The policies of a new namespace. Of Pulsar's policies only `bundles` has an effect; the others are ignored.
 
     Of clusters only this one is accepted. `on_channel_loss` is an addition of Equipoise.
     """
 
     bundles: Bundles | None = None
-    replication_clusters: Texts = []
-    allowed_clusters: Texts = []
+    replication_clusters: Texts = Field(default_factory=list)
+    allowed_clusters: Texts = Field(default_factory=list)
     on_channel_loss: OnChannelLoss | None = None
 
     @property
@@ -94,26 +95,26 @@ class BalancingBody(BaseModel):
         return {name: None if given is None else format_value(given) for name, given in lists.items()}
 
 
-class FailOverLimits(BaseModel):
+class FailOverLimits(PulsarModel):
     """When secondary brokers take over. Pulsar sends these numbers as text, and so do answers."""
 
     min_limit: int = MIN_LIMIT_DEFAULT
     usage_threshold: int = USAGE_THRESHOLD_DEFAULT
 
 
-class FailOver(BaseModel):
+class FailOver(PulsarModel):
     """Pulsar's `AutoFailoverPolicyData`, which has one type."""
 
     policy_type: Literal["min_available"] = "min_available"
     parameters: FailOverLimits = FailOverLimits()
 
 
-class IsolationBody(BaseModel):
+class IsolationBody(PulsarModel):
     """Pulsar's `NamespaceIsolationData`. Other fields, such as the scope of unloading, are ignored."""
 
     namespaces: Texts
     primary: Texts
-    secondary: Texts = []
+    secondary: Texts = Field(default_factory=list)
     auto_failover_policy: FailOver = FailOver()
 
     @property
@@ -153,14 +154,14 @@ class ControlBody(BaseModel):
     for_ms: Annotated[Integer, Field(ge=1, le=_FOR_MS_MAX)] | None = None
 
 
-class TenantBody(BaseModel):
+class TenantBody(PulsarModel):
     """Pulsar's `TenantInfo`. Without clusters, a tenant is allowed in this one."""
 
-    admin_roles: Annotated[Texts, Field(alias="adminRoles")] = []
-    allowed_clusters: Annotated[Texts, Field(alias="allowedClusters")] = []
+    admin_roles: Texts = Field(default_factory=list, alias="adminRoles")
+    allowed_clusters: Texts = Field(default_factory=list, alias="allowedClusters")
 
 
-class FailureDomainBody(BaseModel):
+class FailureDomainBody(PulsarModel):
     """Pulsar's `FailureDomain`: the ids of its brokers."""
 
     brokers: Texts | None = None

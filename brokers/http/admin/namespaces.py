@@ -100,6 +100,7 @@ class Namespaces(Admin):
             web.post(f"{NAMESPACE_PATH}/antiAffinity", self.set_anti_affinity),
             web.delete(f"{NAMESPACE_PATH}/antiAffinity", self.delete_anti_affinity),
             web.get("/admin/namespaces/{cluster}/antiAffinity/{group}", self.of_anti_affinity_group),
+            web.get("/admin/v2/namespaces/{cluster}/antiAffinity/{group}", self.of_anti_affinity_group),
             web.get(f"{NAMESPACE_PATH}/replication", self.clusters),
             web.post(f"{NAMESPACE_PATH}/replication", self.set_clusters),
             web.get(f"{NAMESPACE_PATH}/allowedClusters", self.allowed_clusters),

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from aiohttp import web
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
 
 from equipoise.brokers.agent.intents import SetPolicy
+from equipoise.brokers.balancing.topic_policies import PulsarModel
 from equipoise.brokers.errors import InvalidRequest, conflict
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import Integer, body_of, flag_of, parameter_of
@@ -23,7 +24,7 @@ from equipoise.channel.core.ranges import TopicName
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
 
 
-class PartitionsBody(BaseModel):
+class PartitionsBody(PulsarModel):
     """Pulsar's PartitionedTopicMetadata, which its tools send in place of the number when they have properties."""
 
     partitions: Integer

@@ -9,9 +9,9 @@ from http import HTTPStatus
 from typing import Final
 
 from aiohttp import web
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import Field, TypeAdapter
 
-from equipoise.brokers.balancing.topic_policies import Compatibility
+from equipoise.brokers.balancing.topic_policies import Compatibility, PulsarModel
 from equipoise.brokers.errors import InvalidRequest, conflict
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import flag_of, required_body_of
@@ -28,12 +28,12 @@ from equipoise.channel.core.ranges import TopicName, topic_hash
 _SCHEMAS: Final = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
 
 
-class SchemaBody(BaseModel):
+class SchemaBody(PulsarModel):
     """Pulsar's PostSchemaPayload. `type` is one of Pulsar's names, such as AVRO; `schema` is the definition as text."""
 
     type: str
     definition: str = Field(default="", alias="schema")
-    properties: dict[str, str] = {}
+    properties: dict[str, str] = Field(default_factory=dict)
 
     def schema_of(self, topic: TopicName) -> Schema:
         """Return the schema that a client would register. Raise `InvalidRequest`."""

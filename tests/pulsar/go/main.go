@@ -1,4 +1,4 @@
-// Produces or consumes numbered messages until standard input ends; README.md of the harness has the contract.
+// Produces or consumes numbered messages until standard input ends, or administers a cluster; README.md of the harness has the contract.
 package main
 
 import (
@@ -47,7 +47,7 @@ func main() {
 
 func run(arguments []string) error {
 	if len(arguments) == 0 {
-		return errors.New("say produce or consume")
+		return errors.New("say produce, consume or administer")
 	}
 	given := options{}
 	flags := flag.NewFlagSet(arguments[0], flag.ContinueOnError)
@@ -63,6 +63,9 @@ func run(arguments []string) error {
 	flags.UintVar(&given.batch, "batch", 0, "")
 	if err := flags.Parse(arguments[1:]); err != nil {
 		return err
+	}
+	if arguments[0] == "administer" {
+		return administer(given.url)
 	}
 	ended, cancel := context.WithCancel(context.Background())
 	lines := newLines(os.Stdout)
