@@ -11,7 +11,7 @@ from aiohttp import hdrs, web
 
 from equipoise.brokers.http.admin.absent import FEATURES, Absent
 from equipoise.brokers.http.admin.balancing import Balancing, Decisions
-from equipoise.brokers.http.admin.brokers import Brokers
+from equipoise.brokers.http.admin.brokers import Brokers, Handovers
 from equipoise.brokers.http.admin.cluster_policies import Policies
 from equipoise.brokers.http.admin.clusters import Clusters
 from equipoise.brokers.http.admin.controls import Controls
@@ -27,7 +27,7 @@ from equipoise.brokers.http.errors import typed
 from equipoise.brokers.http.guard import guarded
 from equipoise.brokers.http.health import Health
 from equipoise.brokers.http.lookup import Lookup
-from equipoise.brokers.http.readiness import denying
+from equipoise.brokers.http.readiness import reading
 from equipoise.brokers.http.rights import authorized
 from equipoise.brokers.runtime.listening import listen
 from equipoise.brokers.runtime.lookups import Lookups
@@ -61,8 +61,10 @@ def make_app(
     namespaces = Namespaces(worker, topics)
     of_cluster = (Clusters(worker), Tenants(worker), namespaces, Grants(worker), Policies(worker), Brokers(worker, end))
     of_balancing = (Balancing(worker), Controls(worker), Decisions(worker))
-    for paths in (lookup, assignment, *of_cluster, *of_balancing, Health(worker), Absent(worker, FEATURES)):
-        app.add_routes([typed(denying(worker, route)) for route in paths.routes()])
+    # Lookups read the log to its end only before they deny something.
+    app.add_routes([typed(route) for route in (*lookup.routes(), *Handovers(worker).routes(), *Health(worker).routes())])
+    for paths in (assignment, *of_cluster, *of_balancing, Absent(worker, FEATURES)):
+        app.add_routes([typed(reading(worker, route)) for route in paths.routes()])
     # At shutdown, not at cleanup: followers must end before the server waits for requests in progress.
     app.on_shutdown.append(assignment.close)
     return app

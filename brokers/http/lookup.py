@@ -20,10 +20,9 @@ from urllib.parse import unquote
 import orjson
 from aiohttp import web
 
-from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.http.answers import JSON, text_answer
 from equipoise.brokers.http.errors import error_answer
-from equipoise.brokers.http.readiness import ready_view
+from equipoise.brokers.http.readiness import CHANNEL_LOST_MS, ready_view
 from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.metrics import LookupOutcome
 from equipoise.brokers.runtime.router import Located
@@ -37,9 +36,6 @@ ANSWERS_REMEMBERED_MAX: Final = 8_192
 
 Clients ask for the same topics whenever a bundle moves. At the limit the cache is cleared, which costs each topic one lookup.
 """
-
-CHANNEL_LOST_MS: Final = "X-Channel-Lost-Ms"
-"""The header of an answer that was given without the channel: milliseconds since the channel was lost."""
 
 _PREFIX: Final = "/lookup/v2/topic/"
 _PARTS_OF_TOPIC: Final = 4
@@ -85,9 +81,13 @@ class Lookup:
             return web.Response(body=answer.body, content_type=JSON)
         topic, wants_bundle = topic_in(path)
         has_pulsar = self._is_pulsars is None or self._is_pulsars(topic)
-        if wants_bundle:
-            return self._range(topic.namespace, topic_hash(topic.full))
-        return await self._topic(request, topic, has_pulsar=has_pulsar, started_ns=started_ns)
+        try:
+            if wants_bundle:
+                return await self._range(topic)
+            return await self._topic(request, topic, has_pulsar=has_pulsar, started_ns=started_ns)
+        except DeadlineExceeded as error:
+            # Not 504: no operation began that might still happen, and a retry is right.
+            return error_answer(request, error, status=HTTPStatus.SERVICE_UNAVAILABLE)
 
     def _holds(self, answer: _Answer) -> bool:
         """Return whether a cached answer is still valid: everything that `Worker.locate` checks is unchanged.
@@ -101,11 +101,7 @@ class Lookup:
         return not agent.is_suspect(answer.broker, now, log_is_readable=self._worker.log_is_available)
 
     async def _topic(self, request: web.Request, topic: TopicName, *, has_pulsar: bool, started_ns: int) -> web.Response:
-        try:
-            located = await self._lookups.locate(topic.namespace, topic_hash(topic.full), started_ns=started_ns)
-        except DeadlineExceeded as error:
-            # Not 504: no operation began that might still happen, and a retry is right.
-            return error_answer(request, error, status=HTTPStatus.SERVICE_UNAVAILABLE)
+        located = await self._lookups.locate(topic.namespace, topic_hash(topic.full), started_ns=started_ns)
         body = _lookup_data(located, has_pulsar=has_pulsar)
         if located.lost_ms is not None:  # Not cached: the duration of the loss differs each time.
             return web.Response(body=body, content_type=JSON, headers={CHANNEL_LOST_MS: str(located.lost_ms)})
@@ -118,10 +114,11 @@ class Lookup:
         if len(path) <= _PATH_REMEMBERED_MAX:
             self._answers[path] = _Answer(bundle=located.bundle, broker=located.broker, body=body)
 
-    def _range(self, namespace: str, point: int) -> web.Response:
-        bundle = ready_view(self._worker).bundle_at(namespace, point)
-        if bundle is None:
-            raise UnknownNamespace(namespace=namespace)
+    async def _range(self, topic: TopicName) -> web.Response:
+        ready_view(self._worker)
+        name, point = topic.namespace, topic_hash(topic.full)
+        timeout_ms = self._worker.config.lookup_ms
+        bundle = await self._worker.known(name, lambda view: view.bundle_at(name, point), timeout_ms=timeout_ms, what=f"namespace {name}")
         return text_answer(bundle.name.rpartition("/")[2])
 
 

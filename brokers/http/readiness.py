@@ -1,19 +1,22 @@
-"""Check whether a broker may answer from its view. An outdated view would deny what exists.
+"""Check whether a broker may answer from its view, and bring the view up to date before it answers.
 
-Reading handlers use this before and after they read.
+An outdated view would deny what exists.
 """
 
 from __future__ import annotations
 
 from functools import wraps
+from typing import Final
 
 from aiohttp import web
 
 from equipoise.brokers.errors import NotReady
-from equipoise.brokers.runtime.router import may_deny
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import NotFound
 from equipoise.channel.core.view import View
+
+CHANNEL_LOST_MS: Final = "X-Channel-Lost-Ms"
+"""The header of an answer that may be out of date: for how many milliseconds the broker has lost the channel."""
 
 
 def ready_view(worker: Worker) -> View:
@@ -33,18 +36,26 @@ def view_of_cluster(worker: Worker, request: web.Request) -> View:
     return view
 
 
-def denying(worker: Worker, route: web.RouteDef) -> web.RouteDef:
-    """Return the same route, which raises `NotReady` instead of a denial while `worker` may not deny anything."""
+def reading(worker: Worker, route: web.RouteDef) -> web.RouteDef:
+    """Return the same route, which reads the log to its end first: the answer knows all that any broker has answered before.
+
+    If the log cannot be read, the route answers from the view, says so in a header, and raises `NotReady` instead of a denial.
+    """
     handler = route.handler
 
     @wraps(handler)
     async def answered(request: web.Request) -> web.StreamResponse:
+        is_up_to_date = await worker.up_to_date(timeout_ms=worker.config.lookup_ms)
         try:
-            return await handler(request)
+            answer = await handler(request)
         except NotFound:
-            if may_deny(worker.agent, worker.clock.now(), log_is_readable=worker.log_is_available):
+            if is_up_to_date:
                 raise
             problem = "it has lost the channel, and may not know the newest state"
             raise NotReady(broker=worker.broker_id, problem=problem) from None
+        if not is_up_to_date and not answer.prepared:
+            loss = worker.channel_loss
+            answer.headers[CHANNEL_LOST_MS] = str(0 if loss is None else loss.lost_ms)
+        return answer
 
     return web.RouteDef(route.method, route.path, answered, route.kwargs)

@@ -20,7 +20,6 @@ from equipoise.brokers.http.admin.namespaces import NAMESPACE_PATH
 from equipoise.brokers.http.caller import address_of, asked_in, identity_of
 from equipoise.brokers.http.errors import error_answer, problem_answer
 from equipoise.brokers.http.lookup import topic_in
-from equipoise.brokers.runtime.router import may_deny
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.security.identity import Surface
 from equipoise.brokers.security.rights import (
@@ -115,8 +114,10 @@ def authorized(worker: Worker, authorization: Authorization) -> Middleware:
         why = authorization.check(Surface.HTTP, identity.role, need, _place_of(request), what=what, client=address_of(request))
         if why is None:
             return await handler(request)
-        if not may_deny(worker.agent, worker.clock.now(), log_is_readable=worker.log_is_available):
+        if not await worker.up_to_date(timeout_ms=worker.config.lookup_ms):
             return error_answer(request, NotReady(broker=worker.broker_id, problem=f"it may not know all rights: {why}"))
+        if authorization.is_allowed(identity.role, need, _place_of(request)):
+            return await handler(request)  # The right was granted a moment ago.
         return problem_answer(request, HTTPStatus.FORBIDDEN, why, "NotAuthorized")
 
     return middleware

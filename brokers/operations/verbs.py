@@ -437,11 +437,13 @@ def create_tenant(name: str, *, admin_roles: Sequence[str] = (), allowed_cluster
 
 
 def update_tenant(name: str, *, admin_roles: Sequence[str], allowed_clusters: Sequence[str]) -> Operation[Answer]:
-    """Replace the roles and clusters of a tenant. Raises `NotFound`, and as `create_tenant` does."""
+    """Replace the roles and clusters of a tenant. Raises `NotFound`, `Rejected` if another change was faster, and `CallerError`."""
     view = (yield from Look()).view
     tenant_named(view, check_tenant(name))
-    document = _tenant_document(view, admin_roles, allowed_clusters)
-    accepted = yield from Propose(intent=SetClusterPolicy(policy=f"{TENANT}/{name}", document=document))
+    document, entry = _tenant_document(view, admin_roles, allowed_clusters), view.policies.get(f"{TENANT}/{name}")
+    # A tenant that is deleted meanwhile must not come back.
+    expected = None if entry is None else entry.document
+    accepted = yield from Propose(intent=SetClusterPolicy(policy=f"{TENANT}/{name}", document=document, expected=expected))
     return _accepted(accepted.offset, f"tenant {name} is updated", tenant=name)
 
 

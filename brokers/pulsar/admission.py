@@ -61,16 +61,21 @@ class Admission:
 
         Partitions of a partitioned topic exist already.
         """
-        document = self._server.policies_of(topic.namespace)
-        if _is_partition(topic.full, partitions_in(document)):
+        if not self._may_use(topic):
+            is_certain = await self._server.up_to_date()
+            if not self._may_use(topic):
+                problem = f"topic {topic.full} does not exist, and clients must not create topics in {topic.namespace}; create it first"
+                raise NotServed(error=ServerError.TOPIC_NOT_FOUND if is_certain else ServerError.METADATA_ERROR, problem=problem)
+        if _is_partition(topic.full, partitions_in(self._server.policies_of(topic.namespace))):
             yield
             return
-        creation = policies.AUTO_TOPIC_CREATION.value_in(document)
-        if creation is not None and not creation.is_allowed:
-            problem = f"topic {topic.full} does not exist, and clients must not create topics in {topic.namespace}; create it first"
-            raise NotServed(error=ServerError.TOPIC_NOT_FOUND, problem=problem)
         async with self.room(topic):
             yield
+
+    def _may_use(self, topic: TopicName) -> bool:
+        document = self._server.policies_of(topic.namespace)
+        creation = policies.AUTO_TOPIC_CREATION.value_in(document)
+        return creation is None or creation.is_allowed or _is_partition(topic.full, partitions_in(document))
 
     @asynccontextmanager
     async def room(self, topic: TopicName, added: int = 1) -> AsyncIterator[None]:

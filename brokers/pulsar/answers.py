@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.pulsar.admission import UncomparedError
 from equipoise.brokers.pulsar.hosting import Consuming, Publishing, Served
-from equipoise.brokers.pulsar.rights import NEEDS, Guarded
+from equipoise.brokers.pulsar.rights import NEEDS, Guarded, Rights
 from equipoise.brokers.pulsar.service import now_ms, send_active_changes, session_of
 from equipoise.brokers.pulsar.topics.dispatch import ActiveChange, Consumer, Refusal
 from equipoise.brokers.pulsar.topics.names import partitioned_name, served_topic
@@ -96,9 +96,20 @@ class Answers:
 
     def _is_refused(self, request: Guarded) -> bool:
         """Refuse a request if the role of the client lacks the right for it. Return whether that was so."""
-        refused = self._without_right(request)
-        if refused is None:
+        rights = self._server.rights
+        why = None if rights is None else rights.lacking(self._session, request)
+        if rights is None or why is None:
             return False
+        self._begin(partial(self._refuse, rights, request, why))
+        return True
+
+    def _without_right(self, request: Guarded) -> Refusal | None:
+        """Return a refusal that makes the client ask again; None if it has the right, as it had when its request came."""
+        why = None if self._server.rights is None else self._server.rights.lacking(self._session, request)
+        return None if why is None else Refusal(error=ServerError.METADATA_ERROR, message=why)
+
+    async def _refuse(self, rights: Rights, request: Guarded, why: str) -> None:
+        refused = await rights.refusal(self._session, request, why)
         match request:
             case ProducerAsked():
                 self._connection.producer_refused(request, refused.error, refused.message)
@@ -106,10 +117,6 @@ class Answers:
                 self._connection.consumer_refused(request, refused.error, refused.message)
             case _:
                 self._connection.refuse(request, refused.error, refused.message)
-        return True
-
-    def _without_right(self, request: Guarded) -> Refusal | None:
-        return None if self._server.rights is None else self._server.rights.refusal(self._session, request)
 
     def rest_ms(self, left: Published) -> int:
         """Return how long the publish rate of its topic forbids what is left of a request, or 0 if it waits for other clients."""

@@ -22,7 +22,6 @@ from equipoise.brokers.pulsar.wire.requests import (
     SubscribeAsked,
     TopicsAsked,
 )
-from equipoise.brokers.runtime.router import may_deny
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.security.identity import Surface
 from equipoise.brokers.security.rights import CONSUME, PRODUCE, USE, Authorization, Need, Place
@@ -63,23 +62,27 @@ class Rights:
         self._sessions = sessions
         self._changed = asyncio.Event()
 
-    def refusal(self, session: Session, request: Guarded) -> Refusal | None:
-        """Return the refusal of a request; None if the role of the client has the right for it.
-
-        A broker that may not have read all rights makes the client try again.
-        """
-        place = _place_of(request)
-        identity, worker = session.connection.identity, self._worker
+    def lacking(self, session: Session, request: Guarded) -> str | None:
+        """Return why the role of the client lacks the right for a request; None if it has the right."""
+        place, identity = _place_of(request), session.connection.identity
         if place is None:
             return None  # The name is none, which is the next thing that is found.
         assert identity is not None, "rights need authentication, which comes first"
         on = request.namespace if isinstance(request, TopicsAsked) else request.topic
         what, client = f"{request.asked.value} {on[:_SHOWN_MAX]}", session.address.rpartition(":")[0]
-        why = self._authorization.check(Surface.PULSAR, identity.role, NEEDS[type(request)], place, what=what, client=client)
-        if why is None:
-            return None
-        is_certain = may_deny(worker.agent, worker.clock.now(), log_is_readable=worker.log_is_available)
-        return Refusal(error=ServerError.AUTHORIZATION_ERROR if is_certain else ServerError.METADATA_ERROR, message=why)
+        return self._authorization.check(Surface.PULSAR, identity.role, NEEDS[type(request)], place, what=what, client=client)
+
+    async def refusal(self, session: Session, request: Guarded, why: str) -> Refusal:
+        """Return the refusal of a request whose right is lacking, once all rights are read.
+
+        A client whose right was granted a moment ago tries again, as it does if this broker may not have read all rights.
+        """
+        place, identity = _place_of(request), session.connection.identity
+        assert place is not None, "the right is lacking"
+        assert identity is not None, "rights need authentication, which comes first"
+        is_certain = await self._worker.up_to_date(timeout_ms=self._worker.config.lookup_ms)
+        is_final = is_certain and not self._authorization.is_allowed(identity.role, NEEDS[type(request)], place)
+        return Refusal(error=ServerError.AUTHORIZATION_ERROR if is_final else ServerError.METADATA_ERROR, message=why)
 
     async def follow(self) -> None:
         """End producers and consumers whose right is revoked, as soon as this broker has read that."""

@@ -16,7 +16,6 @@ from http import HTTPStatus
 from typing import Final, Generic, TypeVar
 
 from equipoise.brokers.balancing.settings.settings_records import settings_in
-from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.http.answers import raw_answer
 from equipoise.brokers.pulsar.admission import Admission
 from equipoise.brokers.pulsar.hosting import Served
@@ -35,16 +34,14 @@ from equipoise.brokers.pulsar.wire.limits import Limits
 from equipoise.brokers.pulsar.wire.requests import Ended, TopicsMode
 from equipoise.brokers.runtime.listening import listen
 from equipoise.brokers.runtime.lookups import Lookups
-from equipoise.brokers.runtime.router import explained, may_deny
 from equipoise.brokers.runtime.service import WorkerEnded, own_http, pulsar_address
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.security.identity import Refusal, Surface
 from equipoise.brokers.security.limits import Limit
 from equipoise.channel.core.entries import NamespaceEntry
-from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError
+from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.core.ranges import TopicName, topic_hash
 from equipoise.channel.core.records import Document
-from equipoise.channel.core.view import View
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -416,7 +413,11 @@ class Server:
         self.check_namespace(topic.namespace)
         if partitioned_name(topic.full) != topic.full:
             return 0
-        return partitions_in(namespace.policies).get(topic.full, 0)
+        partitions = partitions_in(namespace.policies).get(topic.full, 0)
+        if not partitions and await self.up_to_date():
+            namespace = await self._namespace(topic.namespace)
+            partitions = partitions_in(namespace.policies).get(topic.full, 0)
+        return partitions
 
     async def topics_of(self, namespace: str, mode: TopicsMode) -> Sequence[str]:
         """Return the full names of a namespace's topics on all brokers.
@@ -448,20 +449,15 @@ class Server:
     def _forget_encoded(self) -> None:
         self._encoded = None
 
+    async def up_to_date(self) -> bool:
+        """Read the log to its end, as `Worker.up_to_date` does."""
+        return await self._worker.up_to_date(timeout_ms=self.settings.hold_ms)
+
     async def _namespace(self, name: str) -> NamespaceEntry:
         """Return a namespace. Raises `UnknownNamespace`, or `DeadlineExceeded` if this broker's view stays too old to deny it."""
-        worker = self._worker
-
-        def look(view: View) -> NamespaceEntry | None:
-            namespace = view.namespaces.get(name)
-            if namespace is None and may_deny(worker.agent, worker.clock.now(), log_is_readable=worker.log_is_available):
-                raise UnknownNamespace(namespace=name)
-            return namespace
-
-        try:
-            return await worker.until(look, timeout_ms=self.settings.hold_ms, what=f"namespace {name}")
-        except DeadlineExceeded as error:
-            raise explained(error, worker.agent, worker.clock.now()) from None
+        return await self._worker.known(
+            name, lambda view: view.namespaces.get(name), timeout_ms=self.settings.hold_ms, what=f"namespace {name}"
+        )
 
 
 def _arrivals_of(served: Served) -> Iterator[Arrivals]:

@@ -7,14 +7,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
 from typing import Final
 
 from equipoise.brokers.runtime.metrics import LookupOutcome
 from equipoise.brokers.runtime.router import Located, explained
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.channel.core.errors import DeadlineExceeded, Overloaded
+from equipoise.channel.core.errors import DeadlineExceeded, NotFound, Overloaded
 from equipoise.channel.system.deadline import Deadline
 
 HELD_MAX: Final = 10_000
@@ -69,15 +69,21 @@ class Lookups:
             raise Overloaded(what=f"the queue of lookups at broker {self._worker.broker_id}", limit=HELD_MAX)
         deadline = Deadline.after(timeout_ms=self._worker.config.lookup_ms)
         self._held += 1
+        earlier: Collection[asyncio.Task[object]] = tuple(self._waits.values())
         try:
             while True:
                 if self._worker.agent.is_ready:
                     with suppress(DeadlineExceeded):
                         return await self._worker.locate(namespace, point, timeout_ms=0)
                 wait = self._wait(namespace, point)
-                # The shared wait may have begun earlier and end before this deadline.
-                with suppress(DeadlineExceeded):
+                try:
                     await deadline.wait(asyncio.shield(wait), what=wait.get_name())
+                except DeadlineExceeded:
+                    pass  # The shared wait may have begun earlier and end before this deadline.
+                except NotFound:
+                    if wait not in earlier:
+                        raise
+                    # The namespace may have been created since that wait began.
                 deadline.check(wait.get_name())
         finally:
             self._held -= 1

@@ -39,10 +39,14 @@ class Located:
 
 
 class Waiting(Protocol):
-    """Waits for the view to change, by the real clock or by a test's."""
+    """Waits for the view to change, by the real clock or by a test's. `brokers.runtime.worker.Worker` defines its calls."""
 
     async def until(self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
-        """See `brokers.runtime.worker.Worker.until`."""
+        """Return the first result of `condition` that is not None."""
+        ...
+
+    async def up_to_date(self, *, timeout_ms: int) -> bool:
+        """Read to the log's end. Return whether what the view lacks may be denied."""
         ...
 
 
@@ -90,7 +94,7 @@ class Router:
             located = self._located(namespace, point)
             return None if located is None or located.broker.broker == self._agent.broker else peer_of(located.broker)
 
-        return await self._until(look, timeout_ms=timeout_ms, what=f"an owner for {namespace}/{key}")
+        return await self.known(namespace, look, timeout_ms=timeout_ms, what=f"an owner for {namespace}/{key}")
 
     async def locate(self, namespace: str, point: int, *, timeout_ms: int) -> Located:
         """Return the bundle of a hash point and its broker. Wait while no broker serves it."""
@@ -98,21 +102,45 @@ class Router:
         if located is not None:
             return located
         what = f"an owner for point 0x{point:08x} of {namespace}"
-        return await self._until(lambda _: self._located(namespace, point), timeout_ms=timeout_ms, what=what)
+        return await self.known(namespace, lambda _: self._located(namespace, point), timeout_ms=timeout_ms, what=what)
 
-    async def _until(self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
+    async def known(self, namespace: str, look: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
+        """Return the first result of `look`, which looks for something in `namespace`. Wait for it as `Worker.until` does.
+
+        Raise `UnknownNamespace` if the view lacks the namespace once it is up to date.
+        """
         try:
-            return await self._waiting.until(condition, timeout_ms=timeout_ms, what=what)
-        except DeadlineExceeded as error:
-            raise explained(error, self._agent, self._clock.now()) from None
+            return await self._known(namespace, look, timeout_ms=timeout_ms, what=what)
+        except DeadlineExceeded:
+            raise explained(DeadlineExceeded(what=what, waited_ms=timeout_ms), self._agent, self._clock.now()) from None
+
+    async def _known(self, namespace: str, look: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
+        end_ms = self._clock.now().boot_ms + timeout_ms
+
+        def looked(view: View) -> tuple[T | None] | None:
+            found = look(view)
+            return None if found is None and namespace in view.namespaces else (found,)
+
+        def is_worth_a_look(view: View) -> bool | None:
+            return may_deny(self._agent, self._clock.now(), log_is_readable=self._log_is_readable()) or namespace in view.namespaces or None
+
+        while True:
+            left_ms = max(end_ms - self._clock.now().boot_ms, 0)
+            (found,) = await self._waiting.until(looked, timeout_ms=left_ms, what=what)
+            if found is not None:
+                return found
+            if not left_ms:
+                raise DeadlineExceeded(what=what, waited_ms=timeout_ms)
+            if not await self._waiting.up_to_date(timeout_ms=left_ms):
+                await self._waiting.until(is_worth_a_look, timeout_ms=left_ms, what=what)
+            elif namespace not in self._agent.view.namespaces:
+                raise UnknownNamespace(namespace=namespace)
 
     def _located(self, namespace: str, point: int) -> Located | None:
         view = self._agent.view
         bundle = view.bundle_at(namespace, point)
         now = self._clock.now()
         if bundle is None:
-            if may_deny(self._agent, now, log_is_readable=self._log_is_readable()):
-                raise UnknownNamespace(namespace=namespace)
             return None  # It may be in records that are not read yet.
         if bundle.phase == "free":
             problem = why_quarantined(view, bundle.name)
@@ -130,10 +158,7 @@ class Router:
 
 
 def may_deny(agent: Agent, now: Instant, *, log_is_readable: bool) -> bool:
-    """Return whether a broker may deny what is not in its view.
-
-    It must have read to the end of the log, with a lease and the channel: the missing thing may exist.
-    """
+    """Return whether a broker may deny what its view lacks once it has read the log to its end: it needs a lease and the channel."""
     return log_is_readable and agent.is_ready and agent.lease.good(now) and agent.out_of_touch_ms(now) is None
 
 

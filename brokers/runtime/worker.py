@@ -10,6 +10,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -51,7 +52,7 @@ from equipoise.brokers.runtime.load_sampler import LoadSampler
 from equipoise.brokers.runtime.metrics import Metrics
 from equipoise.brokers.runtime.observations.recorder import Recorders
 from equipoise.brokers.runtime.replay import ReplayCheck, ReplayProgress
-from equipoise.brokers.runtime.router import Located, Router
+from equipoise.brokers.runtime.router import Located, Router, may_deny
 from equipoise.brokers.runtime.service import Ownership, Peer, Service, WorkerEnded, own_http
 from equipoise.brokers.runtime.service_runner import ServiceEffect, ServiceRunner, end_process, peer_of
 from equipoise.brokers.runtime.snapshots import Snapshots, open_marked
@@ -218,7 +219,7 @@ class Worker:
             self.agent,
             ownerships=self._runner.ownerships,
             clock=self.clock,
-            waiting=self._waiting,
+            waiting=self,
             step=self._step,
             log_is_readable=lambda: self.log_is_available,
         )
@@ -571,7 +572,26 @@ class Worker:
         """
         return await self._router.locate(namespace, point, timeout_ms=timeout_ms)
 
+    async def known(self, namespace: str, look: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
+        """Return the first result of `look` in a namespace. Raise `UnknownNamespace` once that is certain, and as `until` does."""
+        return await self._router.known(namespace, look, timeout_ms=timeout_ms, what=what)
+
     # --- what callers ask ---
+
+    async def up_to_date(self, *, timeout_ms: int) -> bool:
+        """Read to the end that the log has now. Return whether the view then shows what exists, so that other things may be denied.
+
+        False without a lease or the channel, or if the log does not answer in time. All callers of a moment share one question to the log.
+        Raise `WorkerEnded`.
+        """
+        self.check()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_ms / 1_000):
+                return self._may_deny() and await self._subscription.read_on() and self._may_deny()
+        return False
+
+    def _may_deny(self) -> bool:
+        return may_deny(self.agent, self.clock.now(), log_is_readable=self.log_is_available)
 
     async def until(self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
         """Return the first value of `condition` other than None. It is called after each change.

@@ -278,6 +278,7 @@ class Worker:
         host = self._running
         check_namespace(namespace)
         boundaries = even_boundaries(check_new_bundles(namespace, bundles))
+        await host.up_to_date(timeout_ms=timeout_ms)
         if namespace in host.view.namespaces:
             return
         try:

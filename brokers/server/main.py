@@ -19,7 +19,7 @@ from equipoise.brokers.decision_log import open_decision_log
 from equipoise.brokers.errors import InvalidConfig, cannot_listen, invalid_service
 from equipoise.brokers.http.app import BACKLOG, make_app, served
 from equipoise.brokers.http.errors import typed, unmatched
-from equipoise.brokers.http.readiness import denying
+from equipoise.brokers.http.readiness import reading
 from equipoise.brokers.load.bus import open_load_bus
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.lookups import Lookups
@@ -214,7 +214,7 @@ async def _serving(
         app = make_app(worker, lookups, end=end)
     else:
         app = make_app(worker, lookups, is_pulsars=topics.is_pulsars, end=end, topics=topics.namespaces)
-        app.add_routes([typed(denying(worker, route)) for route in topics.routes()])
+        app.add_routes([typed(reading(worker, route)) for route in topics.routes()])
     for service in worker.services:
         _add_routes(app, service)
     app.add_routes([unmatched(has_topics=topics is not None)])

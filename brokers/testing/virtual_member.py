@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
@@ -17,7 +17,7 @@ from equipoise.brokers.agent.intents import Intent, subject_of
 from equipoise.brokers.agent.requests import refusal
 from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.balancing.placement import Placement
-from equipoise.brokers.runtime.router import Router
+from equipoise.brokers.runtime.router import Router, may_deny
 from equipoise.brokers.runtime.service import Ownership, Peer, Service
 from equipoise.brokers.runtime.service_runner import ServiceRunner
 from equipoise.brokers.runtime.state_stream import Arrival
@@ -212,6 +212,14 @@ class Member(AgentHost):
             if clock.boot_ms >= deadline_ms:
                 raise DeadlineExceeded(what=what, waited_ms=timeout_ms)
             await self._world.change()
+
+    async def up_to_date(self, *, timeout_ms: int) -> bool:
+        """Read to the log's end as `brokers.runtime.worker.Worker.up_to_date` does."""
+        end = len(self.log.entries)
+        with suppress(DeadlineExceeded):
+            await self.until(lambda _: self.read >= end or None, timeout_ms=timeout_ms, what="the end of the log")
+            return may_deny(self.agent, self.now(), log_is_readable=True)
+        return False
 
     def _own(self, handle: Handle, source: BrokerEntry | None) -> Ownership:
         if source is None:

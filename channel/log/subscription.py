@@ -4,10 +4,11 @@ The thread does not interpret records, and it does not retry appends: the author
 
 Theory of operation: one turn of the thread
 1. Append the queued records as one batch, so that everything queued during the last turn costs one commit.
-2. Read at once, since the next entry is usually the one just appended.
+2. Ask the log for its end if anyone wants to read up to it, and read at once, since the next entry is usually the one just appended.
 3. Pass outcomes and entries to the loop in one call. The outcome of an append comes before its entry.
 4. Restore from the snapshot if truncation has removed the position, or if the channel was copied to this log.
-5. Wait for an entry, or for something to append.
+5. Report that the end is reached, after the entries before it.
+6. Wait for an entry, or for something to append.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -126,6 +128,8 @@ class Subscription:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Future[None] | None = None
         self._awaits_resync = False
+        self._has_caught_up = False
+        self._askers = deque[tuple[int, asyncio.Future[bool]]]()  # By the number of their question.
         self._logged_outage: Outage | None = None
         self._quiet_until_ns = 0
         # Shared: changed while `_changed` is held.
@@ -135,17 +139,18 @@ class Subscription:
         self._behind = 0
         self._is_leaving = False
         self._is_gone = False
-        # Shared flags. `_awaits_copy`: the loop requests a resync into a copy, the thread clears it when done. `_is_caught_up`: the thread
-        # sets it when all is read, the loop clears it if the entries were not folded.
+        # How often the loop has asked to read to the end, once for the start, and the number of the last question that was answered.
+        self._asked = 1
+        self._answered = 0
+        # A shared flag: the loop requests a resync into a copy, the thread clears it when done.
         self._awaits_copy = False
-        self._is_caught_up = False
         # The thread's side. The loop calls only the handle's `wake`, which is thread-safe.
         self._open_handle = open_handle
         self._log: Log | None = None
         self._cluster = cluster
         self._position = position
         self._resyncs = 0
-        self._end_at_start: int | None = None
+        self._goal: tuple[int, int] | None = None  # The number of the question under way, and the end of the log at that time.
         self._read_outage: Outage | None = None
         self._back_off_ms = BACK_OFF_MS_MIN
 
@@ -181,6 +186,24 @@ class Subscription:
             self._loop.call_soon(attempt.settle, NotAppended(error=refusal))
         elif is_first:  # Otherwise a wake is already under way.
             self._wake()
+
+    def read_on(self) -> asyncio.Future[bool]:
+        """Read to the end that the log has now or later. Return whether it is delivered; False if the log cannot be read.
+
+        Callers share one question to the log if none of them came after it was put.
+        """
+        assert self._loop is not None, "a subscription starts before it is used"
+        answer: asyncio.Future[bool] = self._loop.create_future()
+        if self.outage is not None or self._is_gone:
+            answer.set_result(False)
+            return answer
+        with self._changed:
+            may_wait = self._asked == self._answered  # Otherwise the thread looks again before it waits.
+            self._asked += 1
+        self._askers.append((self._asked, answer))
+        if may_wait:
+            self._wake()
+        return answer
 
     async def stop(self, deadline: Deadline) -> None:
         """End the subscription and close the handle. Queued records get `NotAppended`.
@@ -219,11 +242,22 @@ class Subscription:
                 self._undelivered -= len(entries)
                 self._changed.notify_all()
 
-    def _take_caught_up(self, end: int) -> None:
+    def _take_goal(self, number: int, end: int) -> None:
+        """Take that everything up to `end` was delivered, which is as far as the question `number` and those before it want."""
         if self._awaits_resync:
-            self._is_caught_up = False  # The entries were not folded; the thread checks again.
+            with self._changed:
+                self._asked += 1  # The entries were not folded; the thread asks again.
         elif self.failure is None:
-            self._call(self._caught_up, end)
+            if not self._has_caught_up:
+                self._has_caught_up = True
+                self._call(self._caught_up, end)
+            self._answer_askers(number, is_reached=True)
+
+    def _answer_askers(self, number: int, *, is_reached: bool) -> None:
+        while self._askers and self._askers[0][0] <= number:
+            answer = self._askers.popleft()[1]
+            if not answer.done():
+                answer.set_result(is_reached)
 
     def _take_resync(self, reader: Reader) -> None:
         self._awaits_resync = False
@@ -233,6 +267,8 @@ class Subscription:
     def _take_outage(self, outage: Outage | None) -> None:
         """Set or clear the outage. Log its beginning and its end, at most once per `OUTAGE_LOG_INTERVAL_MS`."""
         self.outage = outage
+        if outage is not None:
+            self._answer_askers(self._asked, is_reached=False)
         now_ns = self._now_ns()
         if outage is None and self._logged_outage is not None:
             outage_ms = (now_ns - self._logged_outage.since_ns) // 1_000_000
@@ -245,6 +281,7 @@ class Subscription:
     def _take_end(self, failure: EquipoiseError | None) -> None:
         if failure is not None:
             self._fail(failure)
+        self._answer_askers(self._asked, is_reached=False)
         assert self._ended is not None
         if not self._ended.done():
             self._ended.set_result(None)
@@ -313,7 +350,8 @@ class Subscription:
         is_cut_off = self._awaits_copy
         try:
             if has_room and not is_cut_off:
-                entries = self._read(log)  # 2.
+                self._aim(log)  # 2.
+                entries = self._read(log)
         except LogTruncated:
             is_cut_off = True
         finally:
@@ -325,9 +363,9 @@ class Subscription:
             self._restore(log)  # 4.
         self._set_outage(None)
         self._back_off_ms = BACK_OFF_MS_MIN
-        self._check_caught_up(log)
+        self._check_goal(is_end=not entries and not is_cut_off)  # 5.
         if self._may_wait():
-            _is_there(log, self._position, timeout_ms=WAIT_MS_MAX)  # 5.
+            _wait(log, self._position, timeout_ms=WAIT_MS_MAX)  # 6.
 
     def _opened(self) -> Log:
         log = self._open_handle()
@@ -349,9 +387,13 @@ class Subscription:
             self._hand_over(all_settled(batch, InDoubt(error=LogUnavailable(log=self.name, problem=problem))), ())
             raise
 
+    def _aim(self, log: Log) -> None:
+        """Take the next question, and only then ask for the end: whatever its askers know of lies below."""
+        if self._goal is None and self._asked != self._answered:
+            number = self._asked
+            self._goal = number, log.end()
+
     def _read(self, log: Log) -> Sequence[Entry]:
-        if self._end_at_start is None:
-            self._end_at_start = log.end()
         entries = log.read(self._position, limit=READ_ENTRIES)
         if entries:
             # Look up the end only after a full read: otherwise the read reached it.
@@ -394,18 +436,20 @@ class Subscription:
         if self._is_leaving:
             raise _NotWantedError
 
-    def _check_caught_up(self, log: Log) -> None:
-        if self._is_caught_up or self._is_leaving or self._awaits_copy:
+    def _check_goal(self, *, is_end: bool) -> None:
+        """Report the goal if it is reached. `is_end`: there was nothing to read. The end itself may be a gap."""
+        if self._goal is None or self._is_leaving or self._awaits_copy:
             return
-        assert self._end_at_start is not None, "the log has been read"
-        if self._position > self._end_at_start or not _is_there(log, self._position, timeout_ms=0):
-            self._is_caught_up = True
-            self._post(self._take_caught_up, self._end_at_start)
+        number, end = self._goal
+        if is_end or self._position > end:
+            self._goal = None
+            with self._changed:
+                self._answered = number
+            self._post(self._take_goal, number, end)
 
     def _may_wait(self) -> bool:
-        """Return whether there is nothing to do. Call it after the last check of the log without a wait, which may consume a wake."""
         with self._changed:
-            return self._is_caught_up and not self._is_wanted()
+            return not self._is_wanted()
 
     def _refuse_queued(self, error: EquipoiseError) -> None:
         """Answer the queued records with an error."""
@@ -423,7 +467,7 @@ class Subscription:
 
     def _is_wanted(self) -> bool:
         """Return whether there is work that needs no entry. The caller holds `_changed`."""
-        return bool(self._queue) or self._is_leaving or self._awaits_copy
+        return bool(self._queue) or self._is_leaving or self._awaits_copy or self._asked != self._answered
 
     def _pause(self, pause_ms: int) -> None:
         """Pause, unless there is something to append: the log may accept appends while reads fail."""
@@ -445,12 +489,10 @@ class _NotWantedError(Exception):
     """The subscriber has left during its restore."""
 
 
-def _is_there(log: Log, position: int, *, timeout_ms: int) -> bool:
-    """Wait for something to read. Return True for an unreadable position too: the following read reports it."""
-    try:
-        return log.wait(position, timeout_ms=timeout_ms)
-    except (LogTruncated, LogWentBack):
-        return True
+def _wait(log: Log, position: int, *, timeout_ms: int) -> None:
+    """Wait for something to read, also for the error of the following read at a position that cannot be read."""
+    with suppress(LogTruncated, LogWentBack):
+        log.wait(position, timeout_ms=timeout_ms)
 
 
 def _bug(log: str, error: Exception) -> Bug:

@@ -15,6 +15,7 @@ DEADLINE_SECONDS = 30.0
 class TroubledLog(MemoryLog):
     """Switches: `read_error` and `append_error` are raised while they are set; a batch whose error leaves doubt may be kept.
 
+    While `is_deaf` is set, a wait notices no entries, only a wake, so its reader lags behind.
     `gate` holds appends up while it is cleared. `batches` are the batches that were appended or refused, `closed` is set by
     `close`, and `failures` counts what `read` and `wait` raised.
     """
@@ -24,6 +25,7 @@ class TroubledLog(MemoryLog):
         self.read_error: EquipoiseError | None = None
         self.append_error: Exception | None = None
         self.keeps_what_is_in_doubt = True
+        self.is_deaf = False
         self.gate = threading.Event()
         self.gate.set()
         self.at_gate = threading.Event()
@@ -48,7 +50,12 @@ class TroubledLog(MemoryLog):
 
     def wait(self, position: int, *, timeout_ms: int) -> bool:
         self._fail_if_asked_to()
-        return super().wait(position, timeout_ms=timeout_ms)
+        if not self.is_deaf:
+            return super().wait(position, timeout_ms=timeout_ms)
+        with self._storage.changed:
+            self._storage.changed.wait_for(lambda: self._woken, timeout_ms / 1_000)
+            self._woken = False
+        return False
 
     def end(self) -> int:
         self._fail_if_asked_to()

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from equipoise.brokers.http import answers
 from equipoise.brokers.http.admin.balancing import Balancing, Decisions
-from equipoise.brokers.http.admin.brokers import Brokers
+from equipoise.brokers.http.admin.brokers import Brokers, Handovers
 from equipoise.brokers.http.admin.cluster_policies import Policies
 from equipoise.brokers.http.admin.clusters import Clusters
 from equipoise.brokers.http.admin.controls import Controls
@@ -51,6 +51,7 @@ GROUPS: Final[Mapping[str, type[Paths]]] = {
     "Rights": Grants,
     "Policies": Policies,
     "Brokers": Brokers,
+    "Handovers": Handovers,
     "Balancing": Balancing,
     "Controls": Controls,
     "Decisions": Decisions,

@@ -1,6 +1,6 @@
 """`python -m tests.mutants [DIR]`: apply each patch of DIR to a copy of the product, and simulate until a checker catches it.
 
-Mutants of compaction and of the files of logs, which the simulation has no part of, are hunted by tests/channels/*_hunt.py.
+Mutants of compaction, of the files of logs and of answers, which the simulation lacks, are hunted by tests/channels/*_hunt.py.
 
 Exits with 0 if every mutant is caught by a checker within its budget.
 """
@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.channels import compaction_hunt, deposed_leader_hunt, power_loss_hunt
+from tests.channels import admin_hunt, compaction_hunt, deposed_leader_hunt, power_loss_hunt
 from tests.house.house_rules import LINKED, ROOT
 from tests.mutants.patching import Mutant, PatchDoesNotApplyError, apply, parse
 
@@ -28,7 +28,7 @@ SEEDS_MAX = 200
 # Of CPU time, so that a busy machine catches what a quiet one does; and of any time, because nothing waits for ever.
 BUDGET_SECONDS = 120
 PATIENCE_SECONDS = 10 * BUDGET_SECONDS
-HUNTS = {hunt.SCENARIO: (hunt.__name__,) for hunt in (compaction_hunt, deposed_leader_hunt, power_loss_hunt)}
+HUNTS = {hunt.SCENARIO: (hunt.__name__,) for hunt in (admin_hunt, compaction_hunt, deposed_leader_hunt, power_loss_hunt)}
 _VIOLATION = re.compile(r"^VIOLATION of (.*)$", re.MULTILINE)
 _SEED = re.compile(r"^scenario \S+, seed (\d+);", re.MULTILINE)
 

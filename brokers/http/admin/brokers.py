@@ -66,7 +66,6 @@ class Brokers(Admin):
             web.post("/admin/v2/brokers/shutdown", self.shutdown),
             web.get("/v1/brokers", self.entries),
             web.get("/v1/bundle/{tenant}/{namespace}/{bundle}", self.bundle),
-            web.get("/v1/handover/{tenant}/{namespace}/{bundle}", self.handover),
         )
 
     async def active(self, _request: web.Request) -> web.Response:
@@ -167,6 +166,17 @@ class Brokers(Admin):
         """Return all that the view holds of one bundle."""
         view = ready_view(self._worker)
         return json_answer(bundle_document(view, bundle_named(view, bundle_of(request))))
+
+
+class Handovers:
+    """The path of the state that moves between brokers. It answers from the service, and not from the view."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """Return the route."""
+        return (web.get("/v1/handover/{tenant}/{namespace}/{bundle}", self.handover),)
 
     async def handover(self, request: web.Request) -> web.StreamResponse:
         """Stream the state that the service still holds of a bundle that was closed here, for the next owner; 204 if there is none.

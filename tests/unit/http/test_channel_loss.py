@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.http.lookup import CHANNEL_LOST_MS
+from equipoise.brokers.http.readiness import CHANNEL_LOST_MS
 from equipoise.brokers.runtime import snapshots
 from equipoise.channel.core.errors import LogUnavailable
 from tests.channels.troubled_log import TroubledLog
@@ -169,18 +169,23 @@ async def test_a_broker_without_the_channel_answers_503_instead_of_404(tmp_path:
             f"/admin/v2/namespaces/{NEW}",
             f"/admin/v2/namespaces/{NEW}/bundles",
             f"/v1/assignment/{NEW}",
-            f"{lookup(NEW)}/bundle",
             "/admin/v2/policies/pin/unknown",
         )
-        assert {404} == {(await brokers.brokers[1].get(path)).status for path in paths}
+        assert {404} == {(await brokers.brokers[1].get(path)).status for path in (*paths, lookup(NEW), f"{lookup(NEW)}/bundle")}
         cut_off = await created_unseen(brokers, logs)
-        answer = await cut_off.get(lookup(NEW))
-        assert (503, "ChannelLost") == (answer.status, answer.json()["error"])  # type: ignore[index]
+        for path in (lookup(NEW), f"{lookup(NEW)}/bundle"):
+            answer = await cut_off.get(path)
+            assert (503, "ChannelLost") == (answer.status, answer.json()["error"])  # type: ignore[index]
         for path in paths:
             answer = await cut_off.get(path)
             assert (503, "NotReady") == (answer.status, answer.json()["error"]), path  # type: ignore[index]
             assert "it has lost the channel" in answer.reason
-        assert 200 == (await cut_off.get(f"/admin/v2/namespaces/{NAMESPACE}")).status
+        answer = await cut_off.get(f"/admin/v2/namespaces/{NAMESPACE}")
+        assert 200 == answer.status
+        assert int(answer.headers[CHANNEL_LOST_MS]) > 0
+        logs.come_back()
+        answer = await brokers.brokers[0].get(f"/admin/v2/namespaces/{NAMESPACE}")
+        assert (200, None) == (answer.status, answer.headers.get(CHANNEL_LOST_MS))
 
 
 def series(name: str, answer: bytes) -> list[float]:

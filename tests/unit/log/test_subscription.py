@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import Sequence
 
 import pytest
 
@@ -10,6 +12,7 @@ from equipoise.channel.core.errors import CallerError, EquipoiseError, LogStorag
 from equipoise.channel.core.log import BATCH_ENTRIES_MAX, FIRST_OFFSET, RECORD_BYTES_MAX, Entry
 from equipoise.channel.log import append_queue, subscription
 from equipoise.channel.log.append_queue import Appended, AppendOutcome, InDoubt, NotAppended
+from equipoise.channel.system.deadline import Deadline
 from tests.channels.subscriber import DAMAGED, DOUBTFUL, FOR_EVER_MS, LOG_NAMES, NAME, UNAVAILABLE, Subscriber, log_of, run
 from tests.channels.troubled_log import DEADLINE_SECONDS, TroubledLog
 
@@ -17,7 +20,7 @@ CAUGHT_UP = ("caught up", 0)
 
 
 class EndsInGap(TroubledLog):
-    """A log that ends in a gap. `is_checked` and `may_go_on` stop its reader in a check without a wait."""
+    """A log that ends in a gap. `is_checked` and `may_go_on` stop its reader in a read that finds nothing."""
 
     def __init__(self, *, name: str) -> None:
         super().__init__(name=name)
@@ -27,11 +30,29 @@ class EndsInGap(TroubledLog):
     def end(self) -> int:
         return super().end() + 1_000_000
 
-    def wait(self, position: int, *, timeout_ms: int) -> bool:
-        if not timeout_ms:
+    def read(self, position: int, *, limit: int) -> Sequence[Entry]:
+        entries = super().read(position, limit=limit)
+        if not entries:
             self.is_checked.set()
             assert self.may_go_on.wait(DEADLINE_SECONDS)
-        return super().wait(position, timeout_ms=timeout_ms)
+        return entries
+
+
+class DeafLog(TroubledLog):
+    """A deaf log. `ends` counts the questions for its end, which `at_end` holds up."""
+
+    def __init__(self, *, name: str) -> None:
+        super().__init__(name=name)
+        self.is_deaf = True
+        self.ends = 0
+        self.at_end = threading.Event()
+        self.at_end.set()
+
+    def end(self) -> int:
+        end = super().end()
+        self.ends += 1
+        assert self.at_end.wait(DEADLINE_SECONDS)
+        return end
 
 
 def refusals(subscriber: Subscriber) -> list[EquipoiseError]:
@@ -100,9 +121,47 @@ def test_an_append_wakes_a_waiting_thread(monkeypatch: pytest.MonkeyPatch) -> No
     run(scenario, Subscriber())
 
 
+async def test_reading_on_delivers_what_others_have_appended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callers of one moment share one question to the log. One that comes while it is under way gets another."""
+    monkeypatch.setattr(subscription, "WAIT_MS_MAX", FOR_EVER_MS)
+    log = DeafLog(name=next(LOG_NAMES))
+    subscriber = Subscriber(log)
+    subscriber.subscription.start()
+    read_on = subscriber.subscription.read_on
+    await read_on()
+    before = log.ends
+    for count in range(1, 4):
+        subscriber.write(b"%d" % count)
+        assert [True] * 9 == await asyncio.gather(*(read_on() for _ in range(9)))
+        assert (count, before + count) == (len(subscriber.entries), log.ends)
+    log.at_end.clear()
+    early = read_on()
+    await subscriber.until_in_thread(lambda: log.ends == before + 4)
+    subscriber.write(b"4")
+    late = read_on()
+    log.at_end.set()
+    assert [True, True] == [await early, await late]
+    assert ([b"1", b"2", b"3", b"4"], before + 5) == ([entry.data for entry in subscriber.entries], log.ends)
+    await subscriber.subscription.stop(Deadline.after(timeout_ms=int(DEADLINE_SECONDS * 1_000)))
+
+
+async def test_reading_on_fails_at_once_without_the_log() -> None:
+    """Before the question and during it, and after the end."""
+    subscriber = Subscriber(log := DeafLog(name=next(LOG_NAMES)))
+    subscriber.subscription.start()
+    assert await subscriber.subscription.read_on()
+    log.read_error = UNAVAILABLE
+    assert [False, False] == [await subscriber.subscription.read_on() for _ in range(2)]
+    log.read_error = None
+    await subscriber.until_in_thread(lambda: subscriber.subscription.outage is None)
+    assert await subscriber.subscription.read_on()
+    await subscriber.subscription.stop(Deadline.after(timeout_ms=int(DEADLINE_SECONDS * 1_000)))
+    assert not await subscriber.subscription.read_on()
+
+
 @pytest.mark.parametrize("is_append", [True, False], ids=["append", "stop"])
 def test_no_wake_is_lost_in_a_check(is_append: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An append or a stop while the thread checks whether it has caught up is noticed, though the check consumes the wake."""
+    """An append or a stop while the thread finds nothing to read is noticed."""
     monkeypatch.setattr(subscription, "WAIT_MS_MAX", FOR_EVER_MS)
     log = EndsInGap(name=next(LOG_NAMES))
 

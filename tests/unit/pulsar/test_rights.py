@@ -213,4 +213,5 @@ async def test_a_right_that_is_revoked_while_the_producer_waits_does_not_count(t
         await waits.wait()
         await changed(member, "DELETE", f"/admin/v2/namespaces/{NAMESPACE}/permissions/producer")
         goes_on.set()
-        assert ServerError.AUTHORIZATION_ERROR == int((await client.receive(T.ERROR)).error.error)
+        # It asks again, and is refused for good.
+        assert ServerError.METADATA_ERROR == int((await client.receive(T.ERROR)).error.error)
