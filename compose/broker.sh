@@ -2,7 +2,8 @@
 # Run one broker in a container. Variables set its addresses, so that the health check has them, too.
 # EQUIPOISE_LOG names the channel. Pass other options as arguments, such as --set lookup_ms=5000.
 case "$*" in
-  *tls_certificate=* | *--broker-conf*) ;; # With TLS, the broker also demands authentication.
+  # The broker itself demands the rest: authentication with TLS, and TLS with authentication, so that no token goes in clear text.
+  *tls_certificate=* | *authentication=* | *--broker-conf* | *--insecure*) ;;
   *)
     echo "no TLS is configured: passing --insecure; only the network of the containers keeps others out" >&2
     set -- --insecure "$@"

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import hmac
+import math
 import re
 import secrets
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
@@ -33,6 +34,15 @@ SHARE: Final = 16
 
 REMEMBERED_S: Final = 300
 """How long after its last use a good password is hashed again. Users in service are never refused because others send wrong passwords."""
+
+WRONG_FREE: Final = 10
+"""Wrong passwords in a row, of one user or from one address, that cost no pause. Each further one doubles the pause from 1 s on."""
+
+WRONG_PAUSE_S_MAX: Final = 64
+"""The longest pause. A guesser tries 1,350 passwords a day, and a user whom others keep out gets a turn each minute."""
+
+# Users and addresses whose wrong passwords are counted. The oldest make room. One takes some 200 bytes.
+_WRONG_MAX: Final = 4_096
 
 # One thread for all brokers of a process: hashes take one core at most, and nothing else waits for them.
 _HASHING: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="passwords")
@@ -87,8 +97,10 @@ class PasswordVerifier:
     def __init__(self, users: Mapping[str, str]) -> None:
         """`users` is what `parse_users` returns."""
         self._users = users
-        # An unknown user takes as long as a known one. Otherwise the time would tell who is known.
-        self._decoy = max(users.values(), key=_slowness, default=None)
+        # One hash of each algorithm and cost in the file. Each check computes all of them, with the user's own in its place: the time must
+        # not tell who is known, nor how its hash was made.
+        self._decoys = {_shape(hashed): hashed for hashed in users.values()}
+        self._wrong = _WrongPasswords()
         # Digests of good credentials, and when they are forgotten. A key of this process: digests are worthless elsewhere.
         self._key = secrets.token_bytes(32)
         self._good = OrderedDict[bytes, float]()
@@ -100,7 +112,7 @@ class PasswordVerifier:
         user, password = _parts(credentials.data)
         if user is None:
             return Refusal(fault=Fault.MALFORMED, problem="the credentials cannot be used: they are not USER:PASSWORD; send them again")
-        if self._decoy is None:
+        if not self._decoys:
             return _WRONG
         digest = self._digest(user, password)
         until_s = self._good.get(digest)
@@ -111,12 +123,26 @@ class PasswordVerifier:
 
     async def verify(self, credentials: Credentials, now_s: float, *, client: str) -> Identity | Refusal:
         """Return who sent credentials, or why they are refused, and compute the hash in a thread. `client` is the address of the sender."""
+        names = _keys_of(credentials, client)
+        pause_s = max(self._wrong.pause_s(name, now_s) for name in names)
+        if pause_s:
+            problem = f"too many wrong passwords came for this user, or from this address; try again in {pause_s} s"
+            return Refusal(fault=Fault.BUSY, problem=problem)
         self._hashes = [(each, hashing) for each, hashing in self._hashes if not hashing.done()]
         if len(self._hashes) >= WAITING_MAX or sum(each == client for each, _ in self._hashes) >= SHARE:
             return Refusal(fault=Fault.BUSY, problem="too many other passwords are being checked; try again in some seconds")
-        hashing = _HASHING.submit(self.verify_now, credentials, now_s)
+        hashing = _HASHING.submit(self._counted, credentials, now_s, names)
         self._hashes.append((client, hashing))
         return await asyncio.wrap_future(hashing)
+
+    def _counted(self, credentials: Credentials, now_s: float, names: Sequence[str]) -> Identity | Refusal:
+        """Verify in this thread, and count a wrong password, also if its sender has gone away."""
+        checked = self.verify_now(credentials, now_s)
+        if isinstance(checked, Refusal):
+            self._wrong.add(names, now_s)
+        else:
+            self._wrong.forget(names[0])  # Not the address: its owner may have a user of its own beside those that it guesses.
+        return checked
 
     def verify_now(self, credentials: Credentials, now_s: float) -> Identity | Refusal:
         """Do the same in this thread. One of the same credentials may have been first."""
@@ -126,7 +152,9 @@ class PasswordVerifier:
         user, password = _parts(credentials.data)
         assert user is not None, "checked above"
         hashed = self._users.get(user)
-        if not _matches(password, hashed or self._decoy or "") or hashed is None:
+        hashes = self._decoys if hashed is None else self._decoys | {_shape(hashed): hashed}
+        matching = [each for each in hashes.values() if _matches(password, each)]
+        if hashed not in matching:
             return _WRONG
         self._good[self._digest(user, password)] = now_s + REMEMBERED_S
         while len(self._good) > _REMEMBERED_MAX:
@@ -149,9 +177,41 @@ def _parts(data: bytes) -> tuple[str | None, bytes]:
     return None, b""
 
 
-def _slowness(hashed: str) -> int:
+class _WrongPasswords:
+    """Wrong passwords in a row, and when the last one came, by user and by address."""
+
+    def __init__(self) -> None:
+        self._counted = OrderedDict[str, tuple[int, float]]()
+
+    def pause_s(self, name: str, now_s: float) -> int:
+        """Return how long until the next password of a user or an address is checked; 0 if it is now."""
+        times, last_s = self._counted.get(name, (0, 0.0))
+        pause_s = 0 if times < WRONG_FREE else min(1 << min(times - WRONG_FREE, 16), WRONG_PAUSE_S_MAX)
+        # Clocks of machines go back, too.
+        return math.ceil(min(max(last_s + pause_s - now_s, 0), pause_s))
+
+    def add(self, names: Sequence[str], now_s: float) -> None:
+        """Count a wrong password."""
+        for name in names:
+            times, last_s = self._counted.pop(name, (0, now_s))
+            self._counted[name] = (times if now_s - last_s < REMEMBERED_S else 0) + 1, now_s
+            while len(self._counted) > _WRONG_MAX:
+                self._counted.popitem(last=False)
+
+    def forget(self, name: str) -> None:
+        """Note a right password."""
+        self._counted.pop(name, None)
+
+
+def _keys_of(credentials: Credentials, client: str) -> Sequence[str]:
+    """Return under which names a wrong password is counted: its user's first."""
+    return f"user {_parts(credentials.data)[0]}", f"client {client}"
+
+
+def _shape(hashed: str) -> str:
+    """Return what decides how long a hash takes: its algorithm, and its cost."""
     match = _match_bcrypt(hashed)
-    return 0 if match is None else int(match[1])
+    return "apr1" if match is None else f"bcrypt {match[1]}"
 
 
 def _matches(password: bytes, hashed: str) -> bool:

@@ -26,8 +26,8 @@ from equipoise.brokers.security.identity import TOKEN, Credentials, Fault, Ident
 SECRET_BYTES_MIN: Final = 32
 """The shortest secret key: as long as the hash of HS256 (RFC 7518, 3.2)."""
 
-TOKEN_BYTES_MAX: Final = 16 * 1024
-"""The longest token that is checked. Those with a few claims have less than 1 KiB."""
+TOKEN_BYTES_MAX: Final = 8_000
+"""The longest token that is checked: web servers take headers of 8 KiB. Those with a few claims have less than 1 KiB."""
 
 _TIME_MAX: Final = 2**53
 _RSA_BITS_MIN: Final = 2_048

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from cryptography.x509 import BasicConstraints, load_pem_x509_certificate
 
 from equipoise.brokers.security.tls import Certificates, TlsFiles, client_context
 from tests.docs.code_blocks import blocks
@@ -28,3 +29,8 @@ def test_the_commands_make_usable_certificates(tmp_path: Path) -> None:
         assert Certificates(files, broker="broker-1", host=host).server is not None
     operator = TlsFiles(certificate=tmp_path / "operator.pem", key=tmp_path / "operator.key", ca=ca)
     assert client_context(operator) is not True
+    for file in (certificate, operator.certificate):
+        assert file is not None
+        extensions = load_pem_x509_certificate(file.read_bytes()).extensions
+        assert not extensions.get_extension_for_class(BasicConstraints).value.ca  # Its holder cannot make others.
+    assert not [command for command in commands if "copy_extensions" in command]

@@ -36,8 +36,11 @@ class Algorithm(StrEnum):
     ES512 = "ES512"
 
 
+_NEVER: Final = "never"
+
+
 def _seconds(text: str) -> int:
-    return duration(text) // 1_000
+    return 0 if text == _NEVER else duration(text) // 1_000
 
 
 _FORMS: Final = "file:///PATH, data:;base64,TEXT, a path, or base64 without a slash."
@@ -81,9 +84,9 @@ def create(
     secret_key: SecretKeyOption = None,
     private_key: PrivateKeyOption = None,
     expiry_time: Annotated[
-        int | None,
-        typer.Option(metavar="DURATION", parser=_seconds, help="When the token expires: 30d (s, m, h, d, w, y).  [default: never]"),
-    ] = None,
+        int,
+        typer.Option(metavar="DURATION", parser=_seconds, help="When the token expires: 30d (s, m, h, d, w, y), or never."),
+    ] = "90d",  # type: ignore[assignment]  # the parser takes it
     audience: Annotated[str | None, typer.Option(metavar="NAME", help="The audience of the token.", show_default=False)] = None,
     output: Annotated[
         Path | None,
@@ -96,7 +99,7 @@ def create(
     if not subject or not subject.isprintable():
         raise typer.BadParameter("--subject takes a name of printable characters")
     claims: dict[str, object] = {"sub": subject}
-    if expiry_time is not None:
+    if expiry_time:
         claims["exp"] = int(time.time()) + expiry_time
     if audience is not None:
         claims["aud"] = audience

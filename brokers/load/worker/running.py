@@ -58,15 +58,17 @@ def run_load_worker(address: KafkaAddress, *, log_url: str, settings: Mapping[st
     access = access_of(settings)
     clients = Clients(servers=address.servers, settings=settings)
     start = _Start(address, access=access, clients=clients, log_url=log_url)
-    asyncio.run(_work(start, timeout_ms=timeout_ms))
+    # For Faust's table files, which our tables do not have. Others on the machine must not know its name in advance.
+    with tempfile.TemporaryDirectory(prefix="equipoise-load-", ignore_cleanup_errors=True) as folder:
+        asyncio.run(_work(start, Path(folder), timeout_ms=timeout_ms))
 
 
-async def _work(start: _Start, *, timeout_ms: int) -> None:
+async def _work(start: _Start, folder: Path, *, timeout_ms: int) -> None:
     stopping = stop_event()
     place = await start.found(stopping, Deadline.after(timeout_ms=timeout_ms))
     if place is None:
         return
-    app = Streams(place, folder=_folder()).app
+    app = Streams(place, folder=folder).app
     # A start waits for the group and restores the tables. A stop must not wait for that.
     tasks = [asyncio.create_task(_carry(app, place)), asyncio.create_task(stopping.wait())]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -102,11 +104,6 @@ def _end_soon(error: Exception | None) -> None:
     timer = threading.Timer(STOP_S, cut_off)
     timer.daemon = True
     timer.start()
-
-
-def _folder() -> Path:
-    """Return the folder for Faust's table files, which our tables do not have. All workers of a user share it, since a kill leaves it."""
-    return Path(tempfile.gettempdir()) / f"equipoise-load-{os.getuid()}"
 
 
 def _as_error(reason: BaseException, topics: LoadTopics) -> Exception:

@@ -36,12 +36,19 @@ def test_a_private_key_makes_tokens_that_the_public_key_accepts(tmp_path: Path, 
     private, public = str(tmp_path / "private.key"), str(tmp_path / "public.key")
     made("create-key-pair", "--output-private-key", private, "--output-public-key", public, "--signature-algorithm", algorithm)
     assert (0o600, 0o644) == tuple(stat.S_IMODE(Path(file).stat().st_mode) for file in (private, public))
-    text = made("create", "--subject", "orders", "--private-key", private, "--audience", "shop")
+    text = made("create", "--subject", "orders", "--private-key", private, "--audience", "shop", "--expiry-time", "never")
     assert {"role": "orders", "seconds_left": None} == json.loads(
         made("validate", text, "--public-key", public, "--audience", "shop", "--json")
     )
     shown = json.loads(made("show", text, "--json"))
     assert (algorithm, {"sub": "orders", "aud": "shop"}) == (shown["header"]["alg"], shown["claims"])
+
+
+def test_a_token_expires_unless_it_is_to_last_for_ever() -> None:
+    shown = json.loads(
+        made("validate", made("create", "--subject", "me", "--secret-key", SECRET_URL), "--secret-key", SECRET_URL, "--json")
+    )
+    assert 89 * 86_400 < shown["seconds_left"] <= 90 * 86_400
 
 
 def test_a_key_file_is_never_overwritten(tmp_path: Path) -> None:

@@ -206,6 +206,7 @@ def test_the_script_starts_a_broker_as_the_command_line_has_it() -> None:
         (["--set", "lookup_ms=5000"], True),
         (["--set", "tls_certificate=/run/tls.pem", "--set", "tls_key=/run/tls.key"], False),
         (["--broker-conf", "/run/broker.conf"], False),
+        (["--set", "authentication=true", "--set", "token_public_key=/run/key"], False),
     ],
 )
 def test_the_script_passes_insecure_only_without_tls_and_says_so(tmp_path: Path, given: list[str], *, is_insecure: bool) -> None:

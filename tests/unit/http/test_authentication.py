@@ -12,6 +12,7 @@ from equipoise.brokers.http.authentication import OPEN_PATHS
 from equipoise.brokers.operations import asking
 from equipoise.brokers.runtime.service import Peer
 from equipoise.brokers.security.own_token import TOKEN_VARIABLE
+from equipoise.brokers.security.tokens import TOKEN_BYTES_MAX
 from equipoise.channel.core.errors import PeerError
 from equipoise.channel.system.deadline import Deadline
 from tests.unit.http.cluster import cluster, told
@@ -157,3 +158,15 @@ async def test_a_broker_sends_its_token_to_no_address_that_a_forged_record_names
             forged = Peer(broker="b", addresses={"http": url})
             with pytest.raises(PeerError, match="the token is not sent to"):
                 await broker.worker._arrival(forged, made.bundles()[0]).whole()  # noqa: SLF001 - what an ownership calls
+
+
+async def test_the_longest_token_fits_into_a_request(tmp_path: Path) -> None:
+    """What the page about authentication names is what holds."""
+    shortest = len(token(x=""))
+    async with cluster(tmp_path, **SETTINGS) as made:
+        (broker,) = made.brokers
+        for size, statuses in ((TOKEN_BYTES_MAX - shortest - 8, {200}), (TOKEN_BYTES_MAX, {400, 401})):
+            sent = token(x="x" * (size * 3 // 4))
+            assert (len(sent) <= TOKEN_BYTES_MAX) == (statuses == {200})
+            assert (await broker.ask("GET", TENANTS, headers=bearer(sent))).status in statuses
+        assert TOKEN_BYTES_MAX - 700 < len(token(x="x" * ((TOKEN_BYTES_MAX - shortest - 8) * 3 // 4)))

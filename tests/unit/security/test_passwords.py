@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from equipoise.brokers.security import passwords
 from equipoise.brokers.security.identity import BASIC, Credentials, Fault, Identity, Refusal
-from equipoise.brokers.security.passwords import REMEMBERED_S, SHARE, WAITING_MAX, PasswordVerifier, parse_users
+from equipoise.brokers.security.passwords import REMEMBERED_S, SHARE, WAITING_MAX, WRONG_FREE, PasswordVerifier, parse_users
 
 NOW_S = 1_800_000_000.0
 BCRYPT = "$2y$04$l8D0wG5qCaxDu2CpBJmfnuiE1gU6x4eO0nX8jDw3zKwJptUd1SBsq"
@@ -102,17 +102,54 @@ def test_a_good_password_is_hashed_again_after_a_while(verifier: PasswordVerifie
     assert verifier.check(sent("me:wrong"), NOW_S) is None
 
 
-def test_an_unknown_user_takes_a_hash_too(verifier: PasswordVerifier, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And one as slow as the slowest: the time does not tell who is known."""
+def test_a_check_does_the_same_work_for_every_user_known_or_not(verifier: PasswordVerifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a file of several kinds of hashes: the time does not tell who is known."""
     seen: list[str] = []
+    matches = passwords._matches  # noqa: SLF001
 
-    def matches(_password: bytes, hashed: str) -> bool:
-        seen.append(hashed)
-        return True
+    def noted(password: bytes, hashed: str) -> bool:
+        seen.append(passwords._shape(hashed))  # noqa: SLF001
+        return matches(password, hashed)
 
-    monkeypatch.setattr(passwords, "_matches", matches)
-    assert "wrong" == outcome(verifier, "nobody:secret")
-    assert [BCRYPT] == seen
+    monkeypatch.setattr(passwords, "_matches", noted)
+    work = {}
+    for text in ("nobody:secret", "me:wrong", "you:wrong", "me:secret", "you:secret"):
+        seen.clear()
+        outcome(verifier, text)
+        work[text] = sorted(seen)
+    assert 1 == len(set(map(tuple, work.values()))), work
+    assert 2 == len(work["nobody:secret"])
+
+
+async def test_wrong_passwords_cost_a_pause_of_their_user_and_of_their_address(verifier: PasswordVerifier) -> None:
+    async def tried(text: str, client: str, after_s: float = 0) -> str:
+        checked = await verifier.verify(sent(text), NOW_S + after_s, client=client)
+        return checked.fault.value if isinstance(checked, Refusal) else checked.role
+
+    assert ["wrong"] * WRONG_FREE == [await tried(f"nobody:{number}", "guesser") for number in range(WRONG_FREE)]
+    assert ["busy", "busy", "you"] == [
+        await tried("nobody:x", "else"),
+        await tried("you:secret", "guesser"),
+        await tried("you:secret", "third"),
+    ]
+    assert ["wrong", "busy", "wrong"] == [await tried("nobody:x", "guesser", after_s) for after_s in (1, 2.5, 3)]
+    assert ["busy", "you"] == [await tried("you:secret", "guesser", after_s) for after_s in (3 + 3, 3 + 4)]
+    assert ["wrong"] == [await tried("nobody:x", "else", 3 + REMEMBERED_S)]
+
+
+async def test_a_right_password_ends_the_pause_of_its_user_only(verifier: PasswordVerifier) -> None:
+    for number in range(WRONG_FREE - 1):
+        await verifier.verify(sent(f"me:{number}"), NOW_S, client=f"client {number}")
+    assert isinstance(await verifier.verify(sent("me:secret"), NOW_S, client="own"), Identity)
+    wrong = [await verifier.verify(sent(f"me:{number}"), NOW_S, client="own") for number in range(WRONG_FREE + 1)]
+    assert [Fault.WRONG] * WRONG_FREE + [Fault.BUSY] == [getattr(each, "fault", None) for each in wrong]
+
+
+def test_the_users_and_addresses_that_are_counted_are_bounded() -> None:
+    counted = passwords._WrongPasswords()  # noqa: SLF001
+    for number in range(2 * passwords._WRONG_MAX):  # noqa: SLF001
+        counted.add([str(number)], NOW_S)
+    assert passwords._WRONG_MAX == len(counted._counted)  # noqa: SLF001
 
 
 class Slow:
@@ -166,7 +203,7 @@ async def test_a_client_that_goes_away_starts_no_second_hash(verifier: PasswordV
     assert 1 == len(slow.threads)
     slow.go.set()
     assert isinstance(await verifier.verify(sent("me:secret"), NOW_S, client="c"), Identity)
-    assert 2 == len(slow.threads)
+    assert 4 == len(slow.threads)  # Two checks, of two kinds of hashes each.
 
 
 async def test_a_password_in_use_is_not_hashed_again(verifier: PasswordVerifier, monkeypatch: pytest.MonkeyPatch) -> None:
