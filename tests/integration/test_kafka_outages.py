@@ -456,9 +456,9 @@ def test_the_partitions_leader_is_deposed(tmp_path: Path, three_kafkas: OwnKafka
 
     async def story() -> None:
         async with brokers(tmp_path, [url] * 3, log_url=url) as cluster:
-            for number in range(times(1, many=10)):
-                deposed = await asyncio.to_thread(three_kafkas.leader_of, topic)
-                async with asking(cluster) as asked:
+            async with asking(cluster) as asked:
+                for number in range(times(1, many=10)):
+                    deposed = await asyncio.to_thread(three_kafkas.leader_of, topic)
                     three_kafkas.links.isolate(deposed)
                     await asyncio.to_thread(partial(three_kafkas.leader_of, topic, other_than=deposed))
                     for worker in cluster.workers:
@@ -466,10 +466,10 @@ def test_the_partitions_leader_is_deposed(tmp_path: Path, three_kafkas: OwnKafka
                     await until(lambda: all(cluster.has_leases()), "a lease for everybody")
                     deposed_url = url_of(three_kafkas.address.split(",")[deposed.number - 1], topic)
                     await asyncio.to_thread(_read_at, deposed_url, cluster.workers[0].view.offset + 1)
-                three_kafkas.links.rejoin()
-                await cluster.served()
-                records = await asyncio.to_thread(lambda: list(history(url)))
-                check_settled_once(asked, records)
+                    three_kafkas.links.rejoin()
+                    await cluster.served()
+            records = await asyncio.to_thread(lambda: list(history(url)))
+            check_settled_once(asked, records)
 
     play(story())
 

@@ -98,6 +98,7 @@ def log_url(kafka: Kafka, request: pytest.FixtureRequest) -> str:
     return f"kafka://{kafka.address}/{kafka.topic(request.node.name)}"
 
 
+@pytest.mark.slow
 def test_a_load_worker_logs_in_by_tokens_as_brokers_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both clients of a load worker take OAUTHBEARER from the settings of a broker."""
     with or_skipped(), kafka_with_tokens(tmp_path / "node") as (address, settings):
