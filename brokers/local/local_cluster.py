@@ -11,6 +11,7 @@ Theory of operation:
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import threading
@@ -61,6 +62,8 @@ KILL_MS: Final = 5_000
 LOOK_MS: Final = 100
 """How often a start checks whether it was cancelled: a signal handler cannot notify."""
 
+_COUNTER_STORE: Final = "EQUIPOISE_COUNTER_STORE"
+
 _FOLLOW_MS: Final = 1_000
 
 
@@ -109,6 +112,7 @@ class ClusterSettings:
     * `http_port`: 0 means any free ports.
     * `pulsar_port`: broker i accepts Pulsar's clients at `pulsar_port + i`. 0 means any free ports, None means no Pulsar clients.
     * `log_url`: `sqlite:DIRECTORY/channel.db` by default.
+    * `environment`: further variables of the brokers. The example's store is `directory/counter.db` by default.
     * `services`, `settings`: passed to the brokers as `--service` and `--set`.
     * `declare_dead`: declare a broker dead as soon as its process ends.
     * `restart`: restart a broker after that.
@@ -316,6 +320,11 @@ class LocalCluster:
 
     # --- processes ---
 
+    def _environment(self) -> dict[str, str]:
+        """Return the brokers' environment. All brokers count in one store if the example runs, beside their directories."""
+        store = os.environ.get(_COUNTER_STORE, str(self.settings.directory.absolute() / "counter.db"))
+        return {_COUNTER_STORE: store, **self.settings.environment}
+
     def _spawn(self, member: LocalBroker, *, again: bool = False) -> None:
         """Start a process. With `again`, start it only if its end was not requested meanwhile."""
         settings = self.settings
@@ -326,7 +335,7 @@ class LocalCluster:
                 log_url=self.log_url,
                 services=settings.services,
                 settings=settings.settings,
-                environment=settings.environment,
+                environment=self._environment(),
                 evidence=settings.evidence,
                 at_offset=self._offset,
             )

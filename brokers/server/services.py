@@ -27,12 +27,14 @@ _NAMED: Final = {COUNTER: "equipoise.examples.counter:Counter", PULSAR: "equipoi
 # The modules that the extra `pulsar` installs.
 _NEEDED_BY_PULSAR: Final = ("avro", "google.protobuf", "google_crc32c")
 
+_NEEDS_PULSAR: Final = "it needs the extra `pulsar`: pip install 'equipoise[pulsar]', or name another service with --service"
+
 # A module name has neither `=` nor `:`. A pattern may have both, like a namespace.
 _match_service: Final = re.compile(r"(?:(?P<pattern>.+)=)?(?P<module>\w+(?:\.\w+)*):(?P<name>\w+)").fullmatch
 
 
 def default_service() -> str:
-    """Return the default service of all namespaces: `pulsar` if its extra is installed, else the example."""
+    """Return the default service of a local cluster: `pulsar` if its extra is installed, else the example."""
     return PULSAR if _can_speak_pulsar() else COUNTER
 
 
@@ -82,7 +84,7 @@ def service_classes(named: Iterable[str]) -> Mapping[str, type[Service]]:
         kind = classes[pattern] = _class(service, module=match["module"], name=match["name"])
         # The class can be imported without the extra, but would fail when the broker starts to listen.
         if speaks_pulsar([kind]) and not _can_speak_pulsar():
-            raise invalid_service(service=service, problem="it needs the extra `pulsar`: pip install 'equipoise[pulsar]'")
+            raise invalid_service(service=service, problem=_NEEDS_PULSAR)
     return classes
 
 

@@ -21,7 +21,7 @@ class Counter(Service):
     """One instance serves all bundles of its broker. The counters are in the store, so there is nothing to hand over."""
 
     def __init__(self, store: CounterStore | None = None) -> None:
-        self._store = store or CounterStore(os.environ.get("EQUIPOISE_COUNTER_STORE", "counter.db"))
+        self._store = store or CounterStore(os.environ.get("EQUIPOISE_COUNTER_STORE", ""))
         self._calls, self._namespaces = Tally[str](), set[str]()
         self._counted_since = time.monotonic()
 

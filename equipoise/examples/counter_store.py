@@ -78,6 +78,8 @@ class CounterStore:
 
     def __init__(self, path: str | Path) -> None:
         """Open the file, and create a missing one. Raises `OperatorError`."""
+        if not str(path):
+            raise OperatorError("the counter has no store: set EQUIPOISE_COUNTER_STORE to one file for all brokers")
         try:
             # For its owner only; SQLite gives its other files the same mode. An existing file keeps its mode.
             with suppress(FileExistsError):

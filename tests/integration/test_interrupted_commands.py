@@ -65,7 +65,7 @@ CASES = {
 def ignoring(words: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that is started with SIGINT ignored; both of its outputs are one."""
     command = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", sys.executable, *words]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "EQUIPOISE_COUNTER_STORE": str(folder / "counter.db")}
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder, env=environment, start_new_session=True
     )

@@ -116,14 +116,14 @@ def run(
     del as_json  # Its log is always JSON.
     from equipoise.brokers.cli.broker_conf import read_broker_conf, settings_over
     from equipoise.brokers.runtime.config import SECRET_VARIABLES, WorkerConfig
-    from equipoise.brokers.server.services import default_service, load_services, speaks_pulsar
+    from equipoise.brokers.server.services import PULSAR, load_services, service_classes, speaks_pulsar
 
     named: dict[str, object] = {"broker_id": broker_id, "cluster": cluster, "host": host, "http_port": http_port}
     named |= {"pulsar_port": pulsar_port, "advertised_host": advertised_host, "insecure": insecure, "capacity": capacity}
     named |= {"failure_domain": failure_domain, "evidence": evidence, "labels": pairs("--label", label or ())}
     given = {name: value for name, value in named.items() if value is not None}
-    services = load_services(service or (default_service(),))
-    defaults = {"pulsar_port": PULSAR_PORT} if speaks_pulsar(map(type, services.values())) else {}
+    services = service or (PULSAR,)  # Never the example, which nobody asked for.
+    defaults = {"pulsar_port": PULSAR_PORT} if speaks_pulsar(service_classes(services).values()) else {}
     conf = None if broker_conf is None else read_broker_conf(broker_conf)
     secrets = {name: value for name, variable in SECRET_VARIABLES.items() if (value := os.environ.get(variable))}
     chosen = secrets | settings_over(conf, pairs("--set", settings or ()))
@@ -131,7 +131,7 @@ def run(
     if print_config:
         kafka_options.print_config(config.model_dump(mode="json"))
     else:
-        _serve(config, services, stop_on_eof=stop_on_eof, conf=conf)
+        _serve(config, load_services(services), stop_on_eof=stop_on_eof, conf=conf)
 
 
 def _serve(config: WorkerConfig, services: Mapping[str, Service], *, stop_on_eof: bool, conf: BrokerConf | None) -> None:

@@ -35,7 +35,6 @@ app = group("Run a cluster of brokers on this machine.")
 
 BROKERS_MAX: Final = 100  # On one machine; each process takes about 50 MB.
 PORT_MAX: Final = 65_535
-_COUNTER_STORE: Final = "EQUIPOISE_COUNTER_STORE"
 
 
 @app.command()
@@ -89,7 +88,6 @@ def up(
             log_url=log,
             services=services,
             settings=settings_over(conf, pairs("--set", settings or ())),
-            environment={} if _COUNTER_STORE in os.environ else {_COUNTER_STORE: str(data.absolute() / "counter.db")},
             restart=restart,
             load_workers=int(_is_on_kafka(log) and can_run()),
         ),

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 
 import aiohttp
@@ -173,7 +173,7 @@ class Cluster:
         offset = max(broker.worker.view.offset for broker in self.brokers)
         for broker in self.brokers:
             await broker.worker.reached(offset, timeout_ms=PATIENCE_MS)
-            await broker.worker.until(_all_owned, timeout_ms=PATIENCE_MS, what="all bundles being owned")
+            await broker.worker.until(partial(_all_open, broker.worker), timeout_ms=PATIENCE_MS, what="all bundles being open")
 
     def bundles(self, namespace: str = NAMESPACE) -> list[str]:
         """The bundles of a namespace by name, in order of the hash space."""
@@ -182,6 +182,10 @@ class Cluster:
 
 def path_of(bundle: str) -> str:
     return f"/admin/v2/namespaces/{bundle}"
+
+
+def _all_open(worker: Worker, view: View) -> bool | None:
+    return (_all_owned(view) and len(worker.open_bundles) == view.held_count(worker.agent.incarnation or 0)) or None
 
 
 def _all_owned(view: View) -> bool | None:
