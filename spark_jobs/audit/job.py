@@ -6,6 +6,7 @@ namespace check them on all cores (`spark_jobs.audit.keyed_operator`).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -15,6 +16,7 @@ from uuid import uuid4
 
 import pyarrow as pa
 
+from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.log.open_log import open_log
 from equipoise.spark_jobs.archive.tables.reading import FINDING, Archive
 from equipoise.spark_jobs.archive.tables.sink import Sink, open_sink
@@ -84,7 +86,9 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
             run_stream(spark, stream, watch)
         finally:
             watch.show()
-            watch.note(summary(watch, older))
+            # A run that failed before its first entry has found out nothing.
+            if watch.rows or watch.findings or not isinstance(sys.exception(), EquipoiseError):
+                watch.note(summary(watch, older))
     return watch.findings.total()
 
 

@@ -71,7 +71,8 @@ class Stream:
 
 
 def check_version(job: str, checkpoint: Path, version: int) -> None:
-    """Write the state version of `job` into a new checkpoint. Raise `OperatorError` if an old one differs."""
+    """Write the state version of `job` into a new checkpoint. Raise `OperatorError` if an old one differs, or is torn."""
+    _mend(job, checkpoint)
     file = checkpoint / _VERSION
     if not (checkpoint / "offsets").exists():  # No batch has begun, so there is no state yet.
         checkpoint.mkdir(parents=True, exist_ok=True)
@@ -83,6 +84,21 @@ def check_version(job: str, checkpoint: Path, version: int) -> None:
             f"the {job} cannot continue from the checkpoint {checkpoint}: its state is of version {found}, this Equipoise has {version}; "
             f"continue with that other version, or remove the folder and start the job again: {WITHOUT_CHECKPOINT[job]}"
         )
+
+
+def _mend(job: str, checkpoint: Path) -> None:
+    """Drop the offsets of a batch that a power cut left empty before it began. Raise `OperatorError` for any other empty file."""
+    offsets = [path for path in checkpoint.glob("offsets/*") if path.name.isdigit()]
+    last = max(offsets, key=lambda path: int(path.name), default=None)
+    if last is not None and not last.stat().st_size and not (checkpoint / "commits" / last.name).exists():
+        last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+        last.unlink()
+    for path in sorted((*checkpoint.glob("offsets/*"), *checkpoint.glob("commits/*"), *checkpoint.glob("metadata"))):
+        if not path.name.startswith(".") and not path.stat().st_size:
+            raise OperatorError(
+                f"the {job} cannot continue from the checkpoint {checkpoint}: its file {path.relative_to(checkpoint)} is empty, as after a "
+                f"power cut; remove the folder {checkpoint} and start the job again: {WITHOUT_CHECKPOINT[job]}"
+            )
 
 
 def run_stream(spark: SparkSession, stream: Stream, watch: Watch) -> None:
