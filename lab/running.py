@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from equipoise.brokers.balancing.placement import places_elsewhere
 from equipoise.brokers.balancing.planning import cluster_snapshot_of, fresh, plan_round, stale_moves
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, placement_of
 from equipoise.brokers.load.sampling import BundleAverages, Report, report_due, sampled
@@ -147,8 +148,7 @@ class _Run:
         """Return where the configured placement puts these bundles, away from their owners."""
         view = self._channel.view
         known = fresh(self._summaries.values(), self._settings, now_ms=_EPOCH_MS + now_ms)
-        avoid = {bundle.name: frozenset({bundle.owner}) for bundle in bundles if bundle.owner is not None}
-        found = placement_of(self._settings, known).place(view, bundles, avoid=avoid, at_most=len(bundles))
+        found = places_elsewhere(view, bundles, placement_of(self._settings, known))
         return {bundle: view.live[incarnation].broker for bundle, incarnation in found.items()}
 
     # --- reports ---
@@ -213,10 +213,10 @@ class _Run:
         if not started:
             return
         stale = stale_moves(view, started, self._settings.placement, now_ms=_EPOCH_MS + now_ms)
+        away = [view.bundles[move.bundle] for move in started if move.destination is None and move.bundle not in stale]
+        placed = self._placed(away, now_ms) if away else {}
         for move in started:
-            destination = move.destination
-            if move.bundle not in stale and destination is None:
-                destination = self._placed([view.bundles[move.bundle]], now_ms).get(move.bundle)
+            destination = move.destination or placed.get(move.bundle)
             if move.bundle in stale or destination is None:
                 self._scheduler.ended(move.bundle, now_ms)
             else:

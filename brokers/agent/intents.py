@@ -24,12 +24,14 @@ class Transfer:
 class MoveAway:
     """Transfer `bundle` to any other broker, with the least effect on clients.
 
-    If no other broker may own it, unload it, or refuse if `or_stay` is set.
+    If no other broker may own it, unload it, or refuse if `or_stay` is set. `planned` is the incarnation to which a plan for several
+    bundles moves it, if that still takes bundles.
     """
 
     bundle: str
     reason: str
     or_stay: bool = False
+    planned: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from equipoise.brokers.agent.membership import Membership
 from equipoise.brokers.agent.refusals import Refusals
 from equipoise.brokers.balancing.controls import ReadControls, freeze_key, is_control, read_controls
 from equipoise.brokers.balancing.failure_domains import maintenance_of
-from equipoise.brokers.balancing.placement import Placement
+from equipoise.brokers.balancing.placement import Placement, places_elsewhere
 from equipoise.brokers.balancing.policies import FAILURE_DOMAIN, QUARANTINE, Maintenance, quarantine_key
 from equipoise.brokers.balancing.quarantine import Suspicions, is_quarantined
 from equipoise.brokers.balancing.settings import settings_records
@@ -199,8 +199,7 @@ class Leading:
         standing = self._standing()
         self._quarantine(standing)
         stuck_ms = self._core.timing.patience_ms + standing * _STEP_IN_MS
-        for bundle in takewhile(lambda each: self._waited_ms(each) >= stuck_ms, self._bundles(self._moving_since)):
-            self._unstick(bundle)
+        self._unstick(list(takewhile(lambda each: self._waited_ms(each) >= stuck_ms, self._bundles(self._moving_since))))
         self._place_due(standing)
         reason = self._why_it_gives()
         if reason is not None:
@@ -285,16 +284,17 @@ class Leading:
         avoid = self._refusals.to_avoid([bundle.name for bundle in bundles], self._core.now.boot_ms)
         return self.placement.place(self._core.view, bundles, avoid=avoid, at_most=at_most)
 
-    def _unstick(self, bundle: BundleEntry) -> None:
-        """Cancel a slow move, or assign the bundle elsewhere, where the log allows it without the actor."""
+    def _unstick(self, bundles: Sequence[BundleEntry]) -> None:
+        """Cancel slow moves, or assign their bundles elsewhere, all together, where the log allows it without the actor."""
         core = self._core
-        reason = f"nothing happened for {self._waited_ms(bundle)} ms"
-        if bundle.phase in ("transferring", "splitting"):
-            core.propose(partial(propose.cancel, bundle=bundle, reason=reason))
-        elif bundle.phase == "assigning" and bundle.owner is not None and self._may_be_assigned(bundle):
-            avoid = {bundle.name: frozenset({bundle.owner})}
-            for owner in self.placement.place(core.view, [bundle], avoid=avoid, at_most=1).values():
-                core.propose(partial(propose.assign, bundle=bundle, owner=owner, reason=reason))
+        stranded = [each for each in bundles if each.phase == "assigning" and each.owner is not None and self._may_be_assigned(each)]
+        owners = places_elsewhere(core.view, stranded, self.placement)
+        for bundle in bundles:
+            reason = f"nothing happened for {self._waited_ms(bundle)} ms"
+            if bundle.phase in ("transferring", "splitting"):
+                core.propose(partial(propose.cancel, bundle=bundle, reason=reason))
+            elif bundle.name in owners:
+                core.propose(partial(propose.assign, bundle=bundle, owner=owners[bundle.name], reason=reason))
 
     # --- a broker that drains, or is in maintenance ---
 

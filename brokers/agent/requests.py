@@ -27,7 +27,7 @@ from equipoise.brokers.agent.intents import (
 )
 from equipoise.brokers.balancing.destinations import Destinations
 from equipoise.brokers.balancing.namespace_policies import misfit
-from equipoise.brokers.balancing.placement import FewestBundles, Placement
+from equipoise.brokers.balancing.placement import FewestBundles, Placement, places_elsewhere
 from equipoise.brokers.balancing.policy_changes import check_policy_change
 from equipoise.brokers.balancing.settings import settings_records
 from equipoise.brokers.errors import InvalidPolicy, InvalidSetting, PolicyLeavesNobody, Rejected, UnknownSetting
@@ -38,8 +38,8 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, AnyRecord, Reason, Scalar
 from equipoise.channel.core.view import View
 
-# The placement policy for callers that know no load.
-_BY_COUNT: Final = FewestBundles()
+BY_COUNT: Final = FewestBundles()
+"""The placement policy for callers that know no load."""
 
 STOPPABLE: Final = frozenset[Phase]({"transferring", "splitting"})
 """The phases in which a move can be cancelled. Later its source has been ordered to release."""
@@ -74,7 +74,7 @@ def refusal(intent: Intent, verdict: Verdict, offset: int | None = None) -> Reje
     return Rejected(key=subject_of(intent), reason=reason, problem=problem, offset=offset, action=action)
 
 
-def record_of(view: View, intent: Intent, placement: Placement = _BY_COUNT) -> Make | Verdict:
+def record_of(view: View, intent: Intent, placement: Placement = BY_COUNT) -> Make | Verdict:
     """Return the maker of the record for `intent`, or its rejection. `placement` chooses missing destinations.
 
     A transfer to a dead or draining broker is proposed and rejected by the log, for `channel why`. Refused here are only intents without a
@@ -112,7 +112,10 @@ def record_of(view: View, intent: Intent, placement: Placement = _BY_COUNT) -> M
 def _away(view: View, bundle: BundleEntry, intent: MoveAway, placement: Placement) -> Make | Verdict:
     """Return a transfer to another broker; if there is none, an unload or a rejection."""
     assert bundle.owner is not None, "an owned bundle has an owner"
-    placed = placement.place(view, [bundle], avoid={bundle.name: frozenset({bundle.owner})}, at_most=1)
+    planned = view.live.get(intent.planned or 0)
+    if planned is not None and planned.status == "up" and planned.incarnation != bundle.owner:
+        return partial(propose.transfer, bundle=bundle, destination=planned.incarnation, reason=intent.reason)
+    placed = places_elsewhere(view, [bundle], placement)
     if bundle.name in placed:
         return partial(propose.transfer, bundle=bundle, destination=placed[bundle.name], reason=intent.reason)
     if not intent.or_stay:

@@ -1,14 +1,15 @@
 """Choose the broker for a bundle that has no owner, or must move. The choice is policy, not safety: the fold accepts or rejects it.
 
 All strategies choose among the brokers that `brokers.balancing.destinations` allows. They place a batch as a whole, heaviest bundle first,
-and count each placed bundle for the next. Bundles without weight go by number. The score (`Scale`) is the shedder's, so the shedder does
-not move what was just placed.
+and count each placed bundle for the next. Bundles that leave an owner do not count there, and of equal bundles those of each owner take
+turns. Bundles without weight go by number. The score (`Scale`) is the shedder's, so the shedder does not move what was just placed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 from zlib import crc32
@@ -230,6 +231,22 @@ def believed(loads: Mapping[str, BrokerLoad]) -> Mapping[str, BrokerLoad]:
     return {name: loads[name] for name in sorted(loads) if fault_of(loads[name]) is None}
 
 
+def places_elsewhere(view: View, bundles: Sequence[BundleEntry], placement: Placement) -> dict[str, int]:
+    """Return where `placement` puts these bundles, away from their owners, all together: an incarnation by bundle name."""
+    avoid = {bundle.name: frozenset({bundle.owner}) for bundle in bundles if bundle.owner is not None}
+    return placement.place(view, bundles, avoid=avoid, at_most=len(bundles)) if bundles else {}
+
+
+def in_turns(bundles: Iterable[BundleEntry]) -> list[BundleEntry]:
+    """Return the bundles in an order in which owners take turns, so that a part of them leaves all owners evenly."""
+    before = Counter[int | None]()
+    turns: list[tuple[int, BundleEntry]] = []
+    for bundle in bundles:
+        turns.append((before[bundle.owner], bundle))
+        before[bundle.owner] += 1
+    return [bundle for _, bundle in sorted(turns, key=lambda each: each[0])]
+
+
 # --- scales ---
 
 
@@ -329,14 +346,25 @@ class _Batch:
             # Fast path for bundles that every broker refuses: there may be thousands.
             if not everybody <= avoid.get(bundle.name, _NOBODY) and self._allowed(bundle, avoid):
                 fit[bundle.name] = bundle
-        placed: dict[str, int] = {}
-        for bundle in sorted(fit.values(), key=lambda bundle: -self._scale.weight(bundle.name)):
-            chosen = self._choose(bundle, self._narrow(bundle, self._allowed(bundle, avoid), self))
-            self.carried[chosen] += self._scale.weight(bundle.name)
-            self._counts[chosen] += 1
+        owners = {name: owner for name, bundle in fit.items() if (owner := self._view.live.get(bundle.owner or 0)) is not None}
+        for name, owner in owners.items():
+            self._count(name, owner.broker, -1)
+        placed: dict[str, str] = {}
+        in_order = sorted(in_turns(fit.values()), key=lambda bundle: -self._scale.weight(bundle.name))
+        # Where bundles leave brokers that take others, the first ones take places that later ones need. A second pass evens that out.
+        passes = 2 if any(owner.status == "up" for owner in owners.values()) else 1
+        for bundle in in_order * passes:
+            if bundle.name in placed:
+                self._count(bundle.name, placed[bundle.name], -1)
+            chosen = placed[bundle.name] = self._choose(bundle, self._narrow(bundle, self._allowed(bundle, avoid), self))
+            self._count(bundle.name, chosen, 1)
             self._destinations.placed(bundle, chosen)
-            placed[bundle.name] = self._view.brokers[chosen].incarnation
-        return placed
+        return {name: self._view.brokers[broker].incarnation for name, broker in placed.items()}
+
+    def _count(self, bundle: str, broker: str, sign: int) -> None:
+        """Count a bundle at a broker, or with `sign` -1 no longer."""
+        self.carried[broker] += sign * self._scale.weight(bundle)
+        self._counts[broker] += sign
 
     def score(self, broker: str, bundle: BundleEntry) -> float:
         """Return the load per room of `broker` with `bundle`."""

@@ -13,7 +13,7 @@ from equipoise.brokers.balancing.controls import controls_in
 from equipoise.brokers.balancing.decisions import Kind
 from equipoise.brokers.balancing.destinations import Destinations, PlacementRules
 from equipoise.brokers.balancing.forecast import Forecast, Measure, forecast_of
-from equipoise.brokers.balancing.placement import Placement, believed
+from equipoise.brokers.balancing.placement import Placement, believed, places_elsewhere
 from equipoise.brokers.balancing.policy_violations import policy_violations
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, shedder_of
 from equipoise.channel.core.view import View
@@ -173,6 +173,12 @@ def _why_stale(view: View, destinations: Destinations, move: Move, frozen: Mappi
     return None if move.destination in bound.allowed else bound.refused.get(move.destination, f"{move.destination} takes nothing now")
 
 
+def planned_elsewhere(view: View, moves: Iterable[Move], placement: Placement) -> Mapping[str, int]:
+    """Return where the bundles go whose moves name no destination, all together: an incarnation by bundle name."""
+    away = [view.bundles[move.bundle] for move in moves if move.destination is None and move.bundle in view.bundles]
+    return places_elsewhere(view, away, placement)
+
+
 def moving_in(view: View) -> dict[str, Ends]:
     """Return the moving bundles of any broker, with both ends. A bundle that nobody serves is placed, not moved."""
     return {
@@ -222,7 +228,5 @@ def groups_in_play(settings: BalancingSettings) -> tuple[str, ...]:
 
 def _placed(view: View, plan: Plan, placement: Placement) -> Mapping[str, str]:
     """Return where placement would put the planned bundles that have no destination."""
-    away = [view.bundles[move.bundle] for move in plan.moves if move.destination is None and move.bundle in view.bundles]
-    avoid = {bundle.name: frozenset({bundle.owner}) for bundle in away if bundle.owner is not None}
-    chosen = placement.place(view, away, avoid=avoid, at_most=len(away))
+    chosen = planned_elsewhere(view, plan.moves, placement)
     return {bundle: view.live[incarnation].broker for bundle, incarnation in chosen.items()}

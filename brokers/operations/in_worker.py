@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from equipoise.brokers.agent.intents import CreateNamespace, Intent, action_of, subject_of, tenant_of
+from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.errors import Rejected
@@ -56,6 +57,10 @@ class Host(Protocol):
     @property
     def log_name(self) -> str:
         """The name of the log, for errors."""
+
+    @property
+    def placement(self) -> Placement:
+        """The current placement policy."""
 
     def drain(self, *, requested_by: str | None = None) -> None:
         """Start to drain."""
@@ -168,7 +173,7 @@ class _Run:
         host = self._host
         match step:
             case Look():
-                return Seen(view=host.view, log=host.log_name, requester=self._requested_by or host.broker_id)
+                return Seen(view=host.view, log=host.log_name, requester=self._requested_by or host.broker_id, placement=host.placement)
             case Listen(listener=listener):
                 self._listeners.append(listener)
                 return None

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from equipoise.brokers.agent.intents import Intent, action_of, subject_of
-from equipoise.brokers.agent.requests import may_run_again, record_of, refusal
+from equipoise.brokers.agent.requests import BY_COUNT, may_run_again, record_of, refusal
 from equipoise.brokers.errors import Rejected
 from equipoise.brokers.operations.access import Access, until
 from equipoise.brokers.operations.asking import order_to_drain
@@ -68,7 +68,7 @@ class _Channel:
         access = self._access
         match step:
             case Look():
-                return Seen(view=access.view, log=access.log.name, requester=access.publisher)
+                return Seen(view=access.view, log=access.log.name, requester=access.publisher, placement=BY_COUNT)
             case Listen(listener=listener):
                 self._listeners.append(listener)
                 return None

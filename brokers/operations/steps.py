@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 from equipoise.brokers.agent.intents import Intent
+from equipoise.brokers.balancing.placement import Placement
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.reader import Folded
@@ -36,11 +37,15 @@ class _Awaited(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What a driver sees: the view, the name of its log, and who asks for its records (`admin:NAME`, or a broker id)."""
+    """What a driver sees: the view, the name of its log, and who asks for its records (`admin:NAME`, or a broker id).
+
+    `placement` chooses destinations that nobody names.
+    """
 
     view: View
     log: str
     requester: str
+    placement: Placement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

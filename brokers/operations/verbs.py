@@ -40,6 +40,7 @@ from equipoise.brokers.balancing.failure_domains import domain_of, domains_in
 from equipoise.brokers.balancing.grants import check_role, grant_key, permission_policy, permission_value
 from equipoise.brokers.balancing.moves import KIND_OF_PHASE
 from equipoise.brokers.balancing.named import bundle_named, namespace_named, policy_named, tenant_named, tenants_in
+from equipoise.brokers.balancing.placement import in_turns, places_elsewhere
 from equipoise.brokers.balancing.policies import (
     DOMAIN_MAINTENANCE,
     MAINTENANCE,
@@ -251,15 +252,16 @@ def _settled(outcomes: Outcomes) -> Operation[View]:
 def unload_all(namespace: str, *, wait: bool = True) -> Operation[Answer]:
     """Unload all bundles of `namespace` that have an owner. Skip those that somebody else moves at the same moment.
 
-    With `wait`, unload them in batches; without, request all at once.
+    Plan and unload them in batches. With `wait`, owners must release one batch before the next.
     """
     seen = yield from Look()
     bundles = seen.view.bundles_of(namespace_named(seen.view, namespace).name)
-    outcomes = Outcomes(seen.view, [bundle for bundle in bundles if bundle.phase == "owned"], log=seen.log)
+    owned = [bundle for bundle in bundles if bundle.phase == "owned"]
+    outcomes = Outcomes(seen.view, owned, log=seen.log)
     yield from Listen(listener=outcomes.heard)
     unloads: dict[str, int] = {}
-    for batch in unloads_of(bundles, kind=MoveAway):
-        begun = yield from ProposeEach(intents=batch)
+    for batch in _batches(iter(in_turns(owned))):
+        begun = yield from ProposeEach(intents=moves_away((yield from Look()), batch, reason=BY_OPERATOR))
         if wait:
             yield from Until(condition=_all_released(begun), what=f"the unload of all bundles of {namespace}")
         unloads |= begun
@@ -304,12 +306,15 @@ def cancel_all(namespace: str) -> Operation[Answer]:
     return Answer(sentence=sentence, document={"namespace": namespace, "offsets": ended, "late": late})
 
 
-def unloads_of(bundles: Iterable[BundleEntry], *, kind: type[MoveAway | Unload]) -> Iterator[tuple[MoveAway | Unload, ...]]:
-    """Yield the unloads of the owned `bundles` in batches. Owners must release one batch before the next.
+def moves_away(seen: Seen, bundles: Sequence[BundleEntry], *, reason: str, or_stay: bool = False) -> list[MoveAway]:
+    """Return the moves of owned bundles to other owners, planned together."""
+    planned = places_elsewhere(seen.view, bundles, seen.placement)
+    return [MoveAway(bundle=bundle.name, reason=reason, or_stay=or_stay, planned=planned.get(bundle.name)) for bundle in bundles]
 
-    `MoveAway` moves a bundle to another owner; `Unload` leaves it free, for a deletion.
-    """
-    return _batches(kind(bundle=bundle.name, reason=BY_OPERATOR) for bundle in bundles if bundle.phase == "owned")
+
+def unloads_of(bundles: Iterable[BundleEntry]) -> Iterator[tuple[Unload, ...]]:
+    """Yield the unloads of the owned `bundles`, which leave them free, in batches. Owners must release one batch before the next."""
+    return _batches(Unload(bundle=bundle.name, reason=BY_OPERATOR) for bundle in bundles if bundle.phase == "owned")
 
 
 def cancels_of(bundles: Iterable[BundleEntry]) -> Iterator[tuple[Cancel, ...]]:
@@ -400,7 +405,7 @@ def next_of_deletion(view: View, name: str) -> tuple[Intent, ...] | None:
     if namespace is not None and namespace.status != "deleting":
         return (StartDeletingNamespace(name=name),)
     bundles = view.bundles_of(name)
-    for unloads in unloads_of(bundles, kind=Unload):
+    for unloads in unloads_of(bundles):
         return unloads
     return None if any(bundle.phase in _MOVING for bundle in bundles) else (DeleteNamespace(name=name),)
 

@@ -617,6 +617,11 @@ class Worker:
         """
         return await self._requests.request(intent, timeout_ms=timeout_ms, requested_by=requested_by)
 
+    @property
+    def placement(self) -> Placement:
+        """The current placement policy."""
+        return self.agent.placement
+
     def place_by(self, placement: Placement) -> None:
         """Use this placement policy from now on."""
         self._step(PlacementChosen(placement=placement))

@@ -25,6 +25,7 @@ from equipoise.brokers.balancing.planning import (
     fresh,
     moving_in,
     plan_round,
+    planned_elsewhere,
     stale_moves,
 )
 from equipoise.brokers.balancing.policies import Control
@@ -311,13 +312,16 @@ class Balancing:
         rounds = settings.balancing
         started = self._scheduler.begin(moving_in(view), moves_max=rounds.moves_max, broker_moves_max=rounds.broker_moves_max)
         stale = stale_moves(view, started, settings.placement, now_ms=self._worker.clock.now().wall_ms) if started else {}
+        planned = planned_elsewhere(view, [move for move in started if move.bundle not in stale], self._worker.placement)
         for move in started:
             if move.bundle in stale:
                 fields = {"bundle": move.bundle, "source": move.source, "destination": move.destination}
                 _logger.info("move failed: %s", stale[move.bundle], extra=fields)
                 self._ended(move.bundle, 0, stale[move.bundle])
                 continue
-            task = asyncio.get_running_loop().create_task(self._move(move, rounds.move_timeout_ms), name=f"move of {move.bundle}")
+            task = asyncio.get_running_loop().create_task(
+                self._move(move, planned.get(move.bundle), rounds.move_timeout_ms), name=f"move of {move.bundle}"
+            )
             self._moves.add(task)
             task.add_done_callback(self._has_ended)
             self._metrics.under_way(len(self._moves))
@@ -326,10 +330,10 @@ class Balancing:
         self._moves.discard(task)
         self._metrics.under_way(len(self._moves))
 
-    async def _move(self, move: Move, timeout_ms: int) -> None:
-        """Request one move and wait for its end: owned there, cancelled, or the deadline."""
+    async def _move(self, move: Move, planned: int | None, timeout_ms: int) -> None:
+        """Request one move and wait for its end: owned there, cancelled, or the deadline. `planned` is as in `MoveAway`."""
         intent: Intent = (
-            MoveAway(bundle=move.bundle, reason=move.reason, or_stay=True)
+            MoveAway(bundle=move.bundle, reason=move.reason, or_stay=True, planned=planned)
             if move.destination is None
             else Transfer(bundle=move.bundle, destination=move.destination, reason=move.reason)
         )

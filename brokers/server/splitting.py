@@ -14,6 +14,7 @@ from typing import Final
 from equipoise.brokers.agent.intents import MergeBundles, MoveAway, SplitBundle
 from equipoise.brokers.balancing.controls import Controls, controls_in
 from equipoise.brokers.balancing.decisions import Decision
+from equipoise.brokers.balancing.placement import places_elsewhere
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, RoundSettings, merge_settings_of, split_settings_of
 from equipoise.brokers.balancing.splitting.auto_merge import MergeDecision, plan_merges
 from equipoise.brokers.balancing.splitting.auto_split import SplitDecision, plan_splits
@@ -147,7 +148,8 @@ class Splitting:
             return self._failed(_SPLIT, error)
         self._failures[_SPLIT].succeeded()
         if rounds.unload_split_children:
-            await asyncio.gather(*(self._unload(child.name, rounds) for child in children))
+            planned = places_elsewhere(self._worker.view, children, self._worker.placement)
+            await asyncio.gather(*(self._unload(child.name, planned.get(child.name), rounds) for child in children))
         return None
 
     async def _carry_out_merge(self, merge: MergeDecision, rounds: RoundSettings) -> str | None:
@@ -160,9 +162,9 @@ class Splitting:
         self._failures[_MERGE].succeeded()
         return None
 
-    async def _unload(self, child: str, rounds: RoundSettings) -> None:
-        """Start to move a child of a split away, if another broker may have it."""
-        intent = MoveAway(bundle=child, reason=_UNLOADED, or_stay=True)
+    async def _unload(self, child: str, planned: int | None, rounds: RoundSettings) -> None:
+        """Start to move a child of a split away, if another broker may have it. `planned` is as in `MoveAway`."""
+        intent = MoveAway(bundle=child, reason=_UNLOADED, or_stay=True, planned=planned)
         try:
             await self._operations.run(propose(intent), Deadline.after(timeout_ms=rounds.move_timeout_ms))
         except Rejected as error:

@@ -168,6 +168,11 @@ class Member(AgentHost):
         """The name of the log, for errors."""
         return self.log.name
 
+    @property
+    def placement(self) -> Placement:
+        """The placement policy."""
+        return self.agent.placement
+
     def drain(self, *, requested_by: str | None = None) -> None:
         """Start to drain."""
         self.deliver(DrainRequested(leave=False, deadline_ms=self._world.clock.boot_ms, requested_by=requested_by))

@@ -14,11 +14,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from equipoise import Client
+from equipoise import Client, Worker, key_hash
 from equipoise.brokers.operations.access import opened
-from equipoise.examples.fastapi_app import NAMESPACE
+from equipoise.examples.fastapi_app import NAMESPACE, Visits
 from tests.house.house_rules import ROOT
 from tests.load.fastapi_programs import DEADLINE_S, Program, programs
+from tests.repeats import times
 
 pytestmark = pytest.mark.integration
 
@@ -49,15 +50,16 @@ class Callers:
     Any other refused connection is a failure.
     """
 
-    def __init__(self, address: str, path: str = "/visits/", field: str = "visits") -> None:
+    def __init__(self, address: str, path: str = "/visits/", field: str = "visits", pages: Sequence[str] = PAGES) -> None:
         """`path` is that of a page, without its name; `field` is the one of the answer that has the count."""
+        self._pages = pages
         self._path = path
         self._field = field
         self.counts = Counter[str]()
         self.calls = Counter[str]()
         self.failures: list[str] = []
         self.starting: set[int] = set()
-        self._served_at = dict.fromkeys(PAGES, address)
+        self._served_at = dict.fromkeys(pages, address)
         self._stopping = asyncio.Event()
 
     async def call(self, session: aiohttp.ClientSession, page: str) -> None:
@@ -92,7 +94,7 @@ class Callers:
         """Call meanwhile, and finish the last calls at the end."""
         connector = aiohttp.TCPConnector(force_close=True)
         async with aiohttp.ClientSession(connector=connector) as session, asyncio.TaskGroup() as callers:
-            for page in PAGES:
+            for page in self._pages:
                 callers.create_task(self._call_on(session, page))
             yield
             self._stopping.set()
@@ -136,6 +138,39 @@ async def test_a_rolling_restart_costs_callers_nothing(tmp_path: Path) -> None:
         assert calls == counts
         assert min(calls.values()) > 3
         assert "Traceback" not in "".join(each.output.read_text() for each in started)
+
+
+@pytest.mark.soak
+@pytest.mark.repeats
+@pytest.mark.timeout(1_800)
+async def test_each_program_has_its_share_soon_after_a_rolling_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within 15 s, under 200 calls/s for each program. All bundles have equal load, so the share is a number."""
+    monkeypatch.setenv("EQUIPOISE_COUNTER_STORE", str(tmp_path / "counter.db"))
+    log = f"sqlite:{tmp_path}/channel.db"
+    async with Worker(log, Visits(), http_port=0) as first:
+        await first.create_namespace("shop/orders", bundles=64)
+    pages = {key_hash(page) >> 26: page for page in (f"page-{number}" for number in range(2_000))}
+    assert 64 == len(pages)
+    async with aiohttp.ClientSession() as session, programs(tmp_path, 3, session, AIOHTTP) as started:
+        callers = Callers(started[0].address, "/counter/shop/orders/", "value", list(pages.values()))
+        async with callers.calling():
+            for _ in range(times(1, many=10)):
+                for each in started:
+                    callers.starting.add(each.port)
+                    await each.terminate()
+                    await each.start(session)
+                    callers.starting.clear()
+                async with asyncio.timeout(15):
+                    while sorted(numbers_owned(log)) != [21, 21, 22]:  # noqa: ASYNC110 - it is another process
+                        await asyncio.sleep(0.5)
+
+
+def numbers_owned(log: str) -> list[int]:
+    """How many bundles each live broker owns."""
+    with opened(log, timeout_ms=10_000) as access:
+        view = access.view
+        owned = Counter(bundle.owner for bundle in view.bundles.values() if bundle.phase == "owned")
+        return [owned[broker.incarnation] for broker in view.live_brokers()]
 
 
 async def test_pages_of_a_killed_program_are_served_by_another(tmp_path: Path) -> None:

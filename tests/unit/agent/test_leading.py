@@ -93,6 +93,15 @@ def test_a_namespace_in_deletion_does_not_delay_others() -> None:
     assert ["owned", "owned"] == [bundle.phase for bundle in stage.view.bundles_of("t/n")]
 
 
+def test_stranded_bundles_are_spread_over_the_other_brokers() -> None:
+    """Their destination hangs. All are assigned again in one step, from one view."""
+    stage = play("timing prepare_ms 300s", "brokers a b", "service b hangs prepare", "namespace t/n with 32 bundles by admin")
+    perform(stage, "brokers c d")
+    perform(stage, "advance 60s")
+    held = {broker.broker: stage.view.held_count(broker.incarnation) for broker in stage.view.live_brokers()}
+    assert {"a": 16, "b": 0, "c": 8, "d": 8} == held
+
+
 def test_a_bundle_in_deletion_is_not_assigned_again() -> None:
     """Each proposal would be refused."""
     stage = play("timing prepare_ms 300s", "brokers a b", "service b hangs prepare", "namespace t/d with 2 bundles by admin")

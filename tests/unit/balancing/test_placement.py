@@ -23,6 +23,8 @@ from equipoise.brokers.balancing.placement import (
     by_messages,
     by_use,
     choose_among,
+    in_turns,
+    places_elsewhere,
 )
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry
@@ -52,6 +54,40 @@ def summary(broker: str, *, cost: float, costs: Mapping[str, float] | None = Non
 def names(channel: Channel) -> list[str]:
     """The bundles of the namespace, in the order of the hash space."""
     return [bundle.name for bundle in channel.view.bundles_of(NS)]
+
+
+@pytest.mark.parametrize("strategy", [FewestBundles(), LeastCost()])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"a": 16, "b": 16, "c": 16}, {"a": 16, "b": 16, "c": 16}),
+        ({"a": 32, "b": 16, "c": 0}, {"a": 16, "b": 16, "c": 16}),
+        ({"a": 48, "b": 0, "c": 0}, {"a": 0, "b": 24, "c": 24}),
+        ({"a": 7, "b": 5}, {"a": 5, "b": 7}),
+        ({"a": 1, "b": 15, "c": 15, "d": 15}, {"a": 12, "b": 12, "c": 11, "d": 11}),
+    ],
+)
+def test_bundles_that_leave_their_owners_together_are_spread(strategy: Placement, before: dict[str, int], after: dict[str, int]) -> None:
+    """None stays. One by one, those that leave first would fill the brokers that others leave next."""
+    owners = [broker for broker, number in before.items() for _ in range(number)]
+    channel = ruled_channel(before, {NS: None}, bundles=len(owners))
+    for name, owner in zip(names(channel), owners, strict=True):
+        give(channel, name, owner)
+    bundles = channel.view.bundles_of(NS)
+    found = places_elsewhere(channel.view, bundles, strategy)
+    assert len(owners) == len(found)
+    assert not [bundle.name for bundle in bundles if found[bundle.name] == bundle.owner]
+    assert sorted(after.values()) == sorted(
+        Counter({channel.incarnation(broker): 0 for broker in before} | Counter(found.values())).values()
+    )
+
+
+def test_owners_take_turns() -> None:
+    channel = ruled_channel(["a", "b"], {NS: None}, bundles=4)
+    for name, owner in zip(names(channel), "aaab", strict=True):
+        give(channel, name, owner)
+    first, second, third, fourth = channel.view.bundles_of(NS)
+    assert [first, fourth, second, third] == in_turns([first, second, third, fourth])
 
 
 def test_every_strategy_goes_by_the_rules() -> None:

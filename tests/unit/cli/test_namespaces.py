@@ -22,6 +22,7 @@ from equipoise.channel.log.open_log import open_log
 from equipoise.channel.system.deadline import Deadline
 from tests.channels.compacting import reader_at_end
 from tests.channels.folding import MIDDLE, NAMESPACE, Channel, channel_in
+from tests.load.loaded import uneven_channel
 from tests.unit.cli.fabricated import (
     BY_THE_BOOK,
     LEFT,
@@ -287,6 +288,15 @@ def test_an_unload_moves_the_bundle_to_the_broker_with_fewest(log: str) -> None:
     assert view_of(log).brokers["c"].incarnation == view_of(log).bundles[LEFT].owner
 
 
+def test_an_unload_of_a_namespace_spreads_its_bundles(tmp_path: Path) -> None:
+    url = write(uneven_channel("a" * 8 + "b" * 8 + "c" * 8).entries, tmp_path)
+    with Actors(url):
+        told = run("namespaces", "unload", "tenant/ns", log=url)
+    assert 0 == told.exit_code, told.stderr
+    view = view_of(url)
+    assert [8, 8, 8] == [view.held_count(broker.incarnation) for broker in view.live_brokers()]
+
+
 def test_an_unload_without_another_broker_waits_for_the_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verbs, "PLACED_MS", 10)
     channel = owned_channel()
@@ -337,11 +347,10 @@ def test_an_unknown_bundle_is_a_usage_error(log: str) -> None:
 
 
 def giving_up(view: View) -> AnyRecord | None:
-    """C gives the left bundle up once it owns it, and then a assigns it to itself."""
-    bundle = view.bundles[LEFT]
-    a, c = view.brokers["a"], view.brokers["c"]
-    if bundle.phase == "owned" and bundle.owner == c.incarnation:
-        return propose.give_up(author_of(c), bundle, problem="no disk")
+    """B or c gives the left bundle up once it owns it, and then a assigns it to itself."""
+    bundle, a = view.bundles[LEFT], view.brokers["a"]
+    if bundle.phase == "owned" and bundle.owner is not None and bundle.owner != a.incarnation:
+        return propose.give_up(author_of(view.live[bundle.owner]), bundle, problem="no disk")
     return propose.assign(author_of(a), bundle, owner=a.incarnation) if bundle.phase == "free" else None
 
 
@@ -377,7 +386,7 @@ def test_a_refusal_is_noted_while_other_bundles_are_requested(log: str, monkeypa
     monkeypatch.setattr(on_channel, "submit", submit)
     with Actors(log, also=giving_up):
         out, _, code = unload(log)
-    assert out.endswith("c could not open it: no disk\n"), out
+    assert out.endswith("b could not open it: no disk\n"), out
     assert code == 1
 
 

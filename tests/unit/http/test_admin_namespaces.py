@@ -128,6 +128,16 @@ async def test_all_bundles_of_a_namespace_are_unloaded(tmp_path: Path) -> None:
         assert 404 == (await brokers.brokers[0].put(f"{NAMESPACES}/acme/nowhere/unload")).status
 
 
+async def test_an_unload_of_a_namespace_leaves_it_as_even_as_it_was(tmp_path: Path) -> None:
+    """Again and again: destinations are planned for all bundles together."""
+    async with cluster(tmp_path, brokers=3, bundles=48) as brokers:
+        for _ in range(2):
+            assert 204 == (await brokers.brokers[0].put(f"{NAMESPACES}/{NAMESPACE}/unload")).status
+            await brokers.settled()
+            counts = [brokers.view.held_count(broker.incarnation) for broker in brokers.view.live_brokers()]
+            assert (48, True) == (sum(counts), max(counts) - min(counts) <= 2), counts
+
+
 async def test_an_unload_of_a_namespace_refuses_what_is_for_one_bundle(tmp_path: Path) -> None:
     """As the command line does. It moves nothing."""
     async with cluster(tmp_path, brokers=2) as brokers:

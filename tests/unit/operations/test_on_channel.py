@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.agent.requests import RACES_MAX
+from equipoise.brokers.agent.requests import BY_COUNT, RACES_MAX
 from equipoise.brokers.errors import Rejected
 from equipoise.brokers.operations.access import Access, follow, until
 from equipoise.brokers.operations.death_declaration import declare_dead
@@ -320,7 +320,7 @@ def test_a_split_follows_a_bundle_that_got_its_owner_last() -> None:
     channel = channel_with("a")
     operation = split(channel.bundle().name)
     next(operation)
-    seen = Seen(view=channel.view, log="memory:any", requester="admin:erin")
+    seen = Seen(view=channel.view, log="memory:any", requester="admin:erin", placement=BY_COUNT)
     operation.send(seen)
     listening = operation.send(seen)
     assert isinstance(listening, Listen)
@@ -337,7 +337,7 @@ def test_a_split_follows_a_bundle_that_got_its_owner_last() -> None:
 
 def test_a_cancel_names_a_dead_owner_by_its_incarnation() -> None:
     channel = channel_in("transferring")
-    seen = Seen(view=channel.view, log="memory:any", requester="admin:erin")
+    seen = Seen(view=channel.view, log="memory:any", requester="admin:erin", placement=BY_COUNT)
     operation = cancel(channel.bundle().name)
     next(operation)
     operation.send(seen)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise.brokers.agent.requests import BY_COUNT
 from equipoise.brokers.balancing.grants import held_in
 from equipoise.brokers.balancing.policies import GRANT, TENANT
 from equipoise.brokers.errors import InvalidRequest
@@ -68,7 +69,7 @@ class Granted:
             except StopIteration:
                 return
             if isinstance(step, Look):
-                result = Seen(view=self.channel.view, log="log", requester="admin:ops")
+                result = Seen(view=self.channel.view, log="log", requester="admin:ops", placement=BY_COUNT)
                 continue
             assert isinstance(step, Propose)
             check_request(self.channel.view, step.intent)
