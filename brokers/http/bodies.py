@@ -14,16 +14,18 @@ from equipoise.brokers.balancing.settings.setting_values import format_value
 from equipoise.brokers.balancing.settings.settings_records import Changes
 from equipoise.brokers.balancing.topic_policies import PulsarModel
 from equipoise.brokers.errors import InvalidRequest
+from equipoise.brokers.runtime.openings import OPENED_ASKED_MAX
 from equipoise.brokers.security.rights import Right
 from equipoise.channel.core.errors import invalid_boundaries
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name, check_cuts, check_namespace, even_boundaries, parse_range
-from equipoise.channel.core.records import CUTS_MAX, DOCUMENT_ENTRIES_MAX, Document
+from equipoise.channel.core.records import CUTS_MAX, DOCUMENT_ENTRIES_MAX, INTEGER_MAX, Document
 
 BODY_BYTES_MAX: Final = 1 << 20
 """Limit of a body. The largest useful one names 4,097 boundaries of 13 bytes each: 52 KiB."""
 
 _PROBLEMS_SHOWN_MAX: Final = 3
 _FOR_MS_MAX: Final = 100 * 366 * 86_400_000  # Whoever wants more means no end.
+_OPENED_MS_MAX: Final = 10_000  # An opening takes at most `open_ms`, 10 s by default.
 # Pydantic's head of an error that a check of ours raised.
 _OWN_ERROR: Final = "Value error, "
 _match_boundary: Final = re.compile(r"0x[0-9a-fA-F]{1,8}").fullmatch
@@ -154,6 +156,15 @@ class ControlBody(BaseModel):
     for_ms: Annotated[Integer, Field(ge=1, le=_FOR_MS_MAX)] | None = None
 
 
+class OpenedBody(BaseModel):
+    """The bundles, each with its token, of which a broker is to tell whether it has opened them, once it has or after a time."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    bundles: Annotated[dict[str, Annotated[Integer, Field(ge=0, le=INTEGER_MAX)]], Field(max_length=OPENED_ASKED_MAX)]
+    timeout_ms: Annotated[Integer, Field(ge=0, le=_OPENED_MS_MAX)]
+
+
 class TenantBody(PulsarModel):
     """Pulsar's `TenantInfo`. Without clusters, a tenant is allowed in this one."""
 
@@ -178,6 +189,7 @@ RIGHT_BODY: Final = TypeAdapter[Right | None](Right | None)
 GROUP_BODY: Final = TypeAdapter[str | None](str | None)
 ISOLATION_BODY: Final = TypeAdapter[IsolationBody | None](IsolationBody | None)
 CONTROL_BODY: Final = TypeAdapter[ControlBody | None](ControlBody | None)
+OPENED_BODY: Final = TypeAdapter[OpenedBody | None](OpenedBody | None)
 PIN_BODY: Final = TypeAdapter[PinBody | None](PinBody | None)
 TENANT_BODY: Final = TypeAdapter[TenantBody | None](TenantBody | None)
 FAILURE_DOMAIN_BODY: Final = TypeAdapter[FailureDomainBody | None](FailureDomainBody | None)

@@ -20,6 +20,7 @@ from equipoise.brokers.http.admin.namespaces import NAMESPACE_PATH
 from equipoise.brokers.http.caller import address_of, asked_in, identity_of
 from equipoise.brokers.http.errors import error_answer, problem_answer
 from equipoise.brokers.http.lookup import topic_in
+from equipoise.brokers.runtime.openings import OPENED_PATH
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.security.identity import Surface
 from equipoise.brokers.security.rights import (
@@ -68,6 +69,7 @@ ROWS: Final[Sequence[tuple[str, str, Need]]] = (
     ("PUT", f"{NAMESPACE_PATH}/*/merge", OPERATE),
     ("POST", "/admin/v2/brokers/drain", OPERATE),
     ("POST", "/admin/v2/brokers/undrain", OPERATE),
+    ("POST", OPENED_PATH, OPERATE),
     ("POST DELETE", f"{CONTROLS_PATH}/**", OPERATE),
     # What brokers ask each other. It holds the state of services.
     (_READS, "/v1/handover/**", ADMINISTER),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -13,6 +13,7 @@ from urllib.parse import urljoin, urlsplit
 
 from equipoise.brokers.errors import BrokerUnreachable
 from equipoise.brokers.operations.access import Access
+from equipoise.brokers.runtime.openings import CONNECT_MS, OPENED_PATH, Opened, all_of, by_owner, opened_in, opened_question
 from equipoise.brokers.runtime.service import own_http, pulsar_address
 from equipoise.brokers.security.own_token import TOKEN_VARIABLE, OwnToken
 from equipoise.channel.core.entries import BrokerEntry
@@ -139,6 +140,19 @@ def order_to_drain(broker: BrokerEntry, deadline: Deadline, *, ends: bool = Fals
     answer = ask(broker, "POST", _UNDRAIN_PATH if ends else _DRAIN_PATH, deadline=deadline)
     if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
         raise BrokerUnreachable(broker=broker.broker, address=_address(broker), problem=_message(answer))
+
+
+def ask_opened(access: Access, tokens: Mapping[str, int], deadline: Deadline) -> Opened:
+    """Ask the owners of bundles which they have opened under these `tokens`. An owner that does not answer has opened nothing."""
+    answers = []
+    for owner, part in by_owner(access.view, tokens):
+        body = opened_question(part, timeout_ms=deadline.remaining_ms())
+        try:
+            answer = ask(owner, "POST", OPENED_PATH, body=body, deadline=deadline, connected_by=Deadline.after(timeout_ms=CONNECT_MS))
+        except PeerError:  # It is unreachable, or the token is not for its address.
+            continue
+        answers.append(opened_in(_document(answer.text)))
+    return all_of(answers)
 
 
 def ask(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol, TypeVar
@@ -16,6 +16,7 @@ from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.errors import Rejected
 from equipoise.brokers.operations.checks import check_request, rejection, unless_overtaken
 from equipoise.brokers.operations.steps import (
+    AskOpened,
     Condition,
     Listen,
     Listener,
@@ -29,6 +30,7 @@ from equipoise.brokers.operations.steps import (
     Until,
     UntilOrGiveUp,
 )
+from equipoise.brokers.runtime.openings import Opened
 from equipoise.brokers.security.limits import Rate
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError, Overloaded
@@ -70,6 +72,9 @@ class Host(Protocol):
 
     def listen(self, listener: Callable[[Folded], None], *, resynced: Callable[[Resync], None]) -> Callable[[], None]:
         """Call `listener` for each record. Return the end of it."""
+
+    async def opened(self, tokens: Mapping[str, int], *, timeout_ms: int) -> Opened:
+        """Return which bundles their owners have opened under these `tokens`."""
 
     async def request(self, intent: Intent, *, timeout_ms: int, requested_by: str | None = None) -> int:
         """Propose `intent`. Return the offset of the accepted record."""
@@ -187,6 +192,8 @@ class _Run:
             case OrderDrain(broker=broker):
                 host.drain(requested_by=self._requested_by)
                 return await self._until(partial(_drains, broker.broker), f"broker {broker.broker} draining")
+            case AskOpened(tokens=tokens, within_ms=within_ms):
+                return await host.opened(tokens, timeout_ms=min(within_ms, self._deadline.remaining_ms()))
             case Until(condition=condition, what=what):
                 return await self._until(condition, what)
             case UntilOrGiveUp(condition=condition, what=what, within_ms=within_ms):

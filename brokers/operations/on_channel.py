@@ -10,9 +10,10 @@ from equipoise.brokers.agent.intents import Intent, action_of, subject_of
 from equipoise.brokers.agent.requests import BY_COUNT, may_run_again, record_of, refusal
 from equipoise.brokers.errors import Rejected
 from equipoise.brokers.operations.access import Access, until
-from equipoise.brokers.operations.asking import order_to_drain
+from equipoise.brokers.operations.asking import ask_opened, order_to_drain
 from equipoise.brokers.operations.checks import check_request, rejection, unless_overtaken
 from equipoise.brokers.operations.steps import (
+    AskOpened,
     Listen,
     Listener,
     Look,
@@ -81,6 +82,8 @@ class _Channel:
                     with unless_overtaken():
                         offsets[subject_of(intent)] = self._propose(intent).offset
                 return offsets
+            case AskOpened(tokens=tokens, within_ms=within_ms):
+                return ask_opened(access, tokens, Deadline.after(timeout_ms=min(within_ms, access.deadline.remaining_ms())))
             case Until(condition=condition, what=what):
                 return until(access, condition, what=what, listener=self._heard)
             case UntilOrGiveUp(condition=condition, what=what, within_ms=within_ms):

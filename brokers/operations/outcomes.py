@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -30,7 +30,7 @@ A service that refuses is asked again after 0.75 s, 1.5 s, and so on. If a bundl
 """
 
 SETTLED_MS: Final = 500
-"""How long a new owner must keep a bundle. A failed opening is on the channel; a successful one is not."""
+"""How long a new owner must keep a bundle if it does not answer whether it has opened it."""
 
 # The channel keeps the full reason.
 _PROBLEM_CHARACTERS_MAX: Final = 256
@@ -139,6 +139,7 @@ class Outcomes:
         self._sources = {bundle.name: view.live[bundle.owner].broker for bundle in bundles if bundle.owner is not None}
         self._news: dict[str, deque[Folded | Resync]] = {bundle.name: deque() for bundle in bundles}
         self._refusals: dict[str, str] = {}
+        self._opened: dict[str, int] = {}
         self._quiet = Deadline.after(timeout_ms=SETTLED_MS)
 
     def heard(self, news: Folded | Resync) -> None:
@@ -176,10 +177,22 @@ class Outcomes:
                 return made
         return None
 
+    def are_owned(self, view: View) -> bool:
+        """Return whether each bundle has an owner, or is gone."""
+        return all(entry is None or entry.phase == "owned" for entry in map(view.bundles.get, self._sources))
+
     def are_settled(self, view: View) -> bool:
         """Return whether each bundle has kept its owner for `SETTLED_MS`, or is gone."""
-        entries = (view.bundles.get(name) for name in self._sources)
-        return not self._quiet.remaining_ms() and all(entry is None or entry.phase == "owned" for entry in entries)
+        return not self._quiet.remaining_ms() and self.are_owned(view)
+
+    def unopened(self, view: View) -> Mapping[str, int]:
+        """Return the tokens of the bundles that have an owner of which it is unknown whether it has opened them."""
+        entries = [entry for entry in map(view.bundles.get, self._sources) if entry is not None and entry.phase == "owned"]
+        return {entry.name: entry.token for entry in entries if self._opened.get(entry.name) != entry.token}
+
+    def opened(self, tokens: Mapping[str, int]) -> None:
+        """Note bundles that their owners have opened under these tokens."""
+        self._opened.update(tokens)
 
     def of(self, name: str, view: View) -> Outcome:
         """Return what became of a bundle that had an owner."""

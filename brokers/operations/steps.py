@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from equipoise.brokers.agent.intents import Intent
 from equipoise.brokers.balancing.placement import Placement
+from equipoise.brokers.runtime.openings import Opened
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.reader import Folded
@@ -99,7 +100,15 @@ class OrderDrain(_Awaited[None]):
     ends: bool = False
 
 
-Step = Look | Listen | Propose | ProposeEach | Until[Any] | UntilOrGiveUp[Any] | OrderDrain
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskOpened(_Awaited[Opened]):
+    """Ask the owners of bundles, within `within_ms`, which they have opened under these `tokens`, by name. An owner may not answer."""
+
+    tokens: Mapping[str, int]
+    within_ms: int
+
+
+Step = Look | Listen | Propose | ProposeEach | Until[Any] | UntilOrGiveUp[Any] | OrderDrain | AskOpened
 
 Operation = Generator[Step, object, T]
 """An operation whose result is a `T`. It runs once, by one driver."""

@@ -58,6 +58,7 @@ from equipoise.brokers.errors import conflict, counted
 from equipoise.brokers.operations.checks import check_destination, check_split, live_broker, owner_of, unless_overtaken
 from equipoise.brokers.operations.outcomes import PLACED_MS, Outcome, Outcomes, begun_by
 from equipoise.brokers.operations.steps import (
+    AskOpened,
     Listen,
     Look,
     Operation,
@@ -74,6 +75,7 @@ from equipoise.channel.core.errors import CallerError, NotFound
 from equipoise.channel.core.ranges import check_broker_id, check_tenant, even_boundaries
 from equipoise.channel.core.records import Document, Scalar
 from equipoise.channel.core.view import View
+from equipoise.channel.system.deadline import Deadline
 from equipoise.shedder.plan import Move
 
 T = TypeVar("T")
@@ -240,10 +242,34 @@ def move(intent: Intent, what: str) -> Operation[tuple[int, tuple[BundleEntry, .
 
 
 def _settled(outcomes: Outcomes) -> Operation[View]:
-    """Wait until the moved bundles have a settled owner, for at most `PLACED_MS` and until the deadline. Return the view."""
-    settled = UntilOrGiveUp(condition=lambda view: outcomes.are_settled(view) or None, what="an owner for each", within_ms=PLACED_MS)
-    yield from settled
-    return (yield from Look()).view
+    """Wait until the moved bundles are open at their owners, for at most `PLACED_MS` and until the deadline. Return the view.
+
+    Ask again when a bundle has another owner, because the first one failed to open it. Of an owner that does not answer, see for
+    `SETTLED_MS` whether it keeps the bundle.
+    """
+    deadline, unanswered = Deadline.after(timeout_ms=PLACED_MS), dict[str, int]()
+    while True:
+        yield from _until(outcomes.are_owned, "an owner for each", deadline)
+        view = (yield from Look()).view
+        unopened = outcomes.unopened(view)
+        if not unopened or not deadline.remaining_ms():
+            return view
+        if unopened == unanswered:
+            yield from _until(outcomes.are_settled, "an owner that stays for each", deadline)
+            return (yield from Look()).view
+        answer = yield from AskOpened(tokens=unopened, within_ms=deadline.remaining_ms())
+        outcomes.opened({name: token for name, token in unopened.items() if name in answer.bundles})
+        unanswered = {name: token for name, token in unopened.items() if name not in answer.bundles}
+        # An owner has read its own failure before this operation has.
+        yield from _until(partial(_is_read, answer.offset), f"offset {answer.offset} being read", deadline)
+
+
+def _is_read(offset: int, view: View) -> bool:
+    return view.offset >= offset
+
+
+def _until(condition: Callable[[View], bool], what: str, deadline: Deadline) -> Operation[None]:
+    yield from UntilOrGiveUp(condition=lambda view: condition(view) or None, what=what, within_ms=deadline.remaining_ms())
 
 
 # --- all bundles of a namespace ---

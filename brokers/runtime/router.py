@@ -1,13 +1,18 @@
-"""Route a key to the broker that serves it, from this broker's view.
+"""Route a key to the broker that serves it, from this broker's view, and tell whether owners have opened their bundles.
 
 `brokers.runtime.lookups` keeps the lookups that must wait.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from http import HTTPStatus
+from typing import Final, Protocol, TypeVar
+
+import aiohttp
+import orjson
 
 from equipoise.brokers.agent.agent import Agent
 from equipoise.brokers.agent.events import Instant, Wanted
@@ -16,14 +21,20 @@ from equipoise.brokers.balancing.namespace_policies import serves_on
 from equipoise.brokers.balancing.quarantine import why_quarantined
 from equipoise.brokers.errors import ChannelLost, UnknownNamespace, quarantined
 from equipoise.brokers.runtime.clock import Clock
-from equipoise.brokers.runtime.service import Ownership, Peer
+from equipoise.brokers.runtime.openings import CONNECT_MS, OPENED_PATH, Opened, all_of, by_owner, opened_in, opened_question
+from equipoise.brokers.runtime.service import Ownership, Peer, own_http
 from equipoise.brokers.runtime.service_runner import peer_of
+from equipoise.brokers.security.own_token import OwnToken
+from equipoise.brokers.security.tls import ClientTls
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
-from equipoise.channel.core.errors import DeadlineExceeded
+from equipoise.channel.core.errors import DeadlineExceeded, PeerError
 from equipoise.channel.core.ranges import key_hash
 from equipoise.channel.core.view import View
 
 T = TypeVar("T")
+
+# For the way there and back, beyond the time that the owner has to open the bundles.
+_WAY_MS: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +115,37 @@ class Router:
         what = f"an owner for point 0x{point:08x} of {namespace}"
         return await self.known(namespace, lambda _: self._located(namespace, point), timeout_ms=timeout_ms, what=what)
 
+    async def opened_here(self, tokens: Mapping[str, int], *, timeout_ms: int) -> Opened:
+        """Wait until this broker has opened bundles under these `tokens`, or does not own them so. Return those that are open then."""
+        pending, done = dict(tokens), set[str]()
+
+        def look(view: View) -> Opened | None:
+            for name, token in list(pending.items()):
+                ownership, bundle = self._ownerships.get(name), view.bundles.get(name)
+                if ownership is not None and ownership.token == token:
+                    done.add(name)
+                elif view.offset < token:
+                    continue  # Its record is not read yet.
+                elif bundle is not None and (bundle.phase, bundle.owner, bundle.token) == ("owned", self._agent.incarnation, token):
+                    continue  # The service still opens it.
+                del pending[name]
+            return None if pending else Opened(bundles=frozenset(done), offset=view.offset)
+
+        try:
+            return await self._waiting.until(look, timeout_ms=timeout_ms, what="the opening of bundles")
+        except DeadlineExceeded:
+            return Opened(bundles=frozenset(done), offset=self._agent.view.offset)
+
+    async def opened(self, tokens: Mapping[str, int], *, timeout_ms: int, own_token: OwnToken, tls: ClientTls) -> Opened:
+        """Ask the owners of bundles as `opened_here`, all at once. An owner that does not answer has opened nothing."""
+        answers = []
+        for owner, part in by_owner(self._agent.view, tokens):
+            if owner.broker == self._agent.broker:
+                answers.append(self.opened_here(part, timeout_ms=timeout_ms))
+            else:
+                answers.append(_opened_at(owner, part, timeout_ms=timeout_ms, own_token=own_token, tls=tls))
+        return all_of(await asyncio.gather(*answers))
+
     async def known(self, namespace: str, look: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
         """Return the first result of `look`, which looks for something in `namespace`. Wait for it as `Worker.until` does.
 
@@ -155,6 +197,21 @@ class Router:
         if server is None or self._agent.is_suspect(server, now, log_is_readable=self._log_is_readable()):
             return None
         return Located(bundle=bundle, broker=server, lost_ms=self._agent.out_of_touch_ms(now))
+
+
+async def _opened_at(owner: BrokerEntry, tokens: Mapping[str, int], *, timeout_ms: int, own_token: OwnToken, tls: ClientTls) -> Opened:
+    url = f"{own_http(owner.joined.addresses)}{OPENED_PATH}"
+    timeout = aiohttp.ClientTimeout(total=(timeout_ms + _WAY_MS) / 1_000, sock_connect=CONNECT_MS / 1_000)
+    body = orjson.dumps(opened_question(tokens, timeout_ms=timeout_ms))
+    try:
+        headers = {"Content-Type": "application/json", **own_token.headers(url)}
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.post(url, data=body, headers=headers, allow_redirects=False, ssl=tls) as response,
+        ):
+            return opened_in(orjson.loads(await response.read())) if response.status == HTTPStatus.OK else Opened()
+    except (aiohttp.ClientError, TimeoutError, ValueError, PeerError):  # An invalid address, no JSON, or no address for the token.
+        return Opened()
 
 
 def may_deny(agent: Agent, now: Instant, *, log_is_readable: bool) -> bool:

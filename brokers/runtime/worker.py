@@ -51,6 +51,7 @@ from equipoise.brokers.runtime.listening import Handshakes
 from equipoise.brokers.runtime.load_sampler import LoadSampler
 from equipoise.brokers.runtime.metrics import Metrics
 from equipoise.brokers.runtime.observations.recorder import Recorders
+from equipoise.brokers.runtime.openings import Opened
 from equipoise.brokers.runtime.replay import ReplayCheck, ReplayProgress
 from equipoise.brokers.runtime.router import Located, Router, may_deny
 from equipoise.brokers.runtime.service import Ownership, Peer, Service, WorkerEnded, own_http
@@ -575,6 +576,17 @@ class Worker:
     async def known(self, namespace: str, look: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
         """Return the first result of `look` in a namespace. Raise `UnknownNamespace` once that is certain, and as `until` does."""
         return await self._router.known(namespace, look, timeout_ms=timeout_ms, what=what)
+
+    async def opened_here(self, tokens: Mapping[str, int], *, timeout_ms: int) -> Opened:
+        """Wait until this broker has opened bundles under these `tokens`, or does not own them so. Return those that are open then.
+
+        Raise `Overloaded` and `WorkerEnded`.
+        """
+        return await self._router.opened_here(tokens, timeout_ms=timeout_ms)
+
+    async def opened(self, tokens: Mapping[str, int], *, timeout_ms: int) -> Opened:
+        """Ask the owners of bundles as `opened_here`, all at once. An owner that does not answer has opened nothing."""
+        return await self._router.opened(tokens, timeout_ms=timeout_ms, own_token=self.own_token, tls=self.certificates.client)
 
     # --- what callers ask ---
 

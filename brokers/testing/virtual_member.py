@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +17,7 @@ from equipoise.brokers.agent.intents import Intent, subject_of
 from equipoise.brokers.agent.requests import refusal
 from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.balancing.placement import Placement
+from equipoise.brokers.runtime.openings import Opened, all_of, by_owner
 from equipoise.brokers.runtime.router import Router, may_deny
 from equipoise.brokers.runtime.service import Ownership, Peer, Service
 from equipoise.brokers.runtime.service_runner import ServiceRunner
@@ -185,6 +186,11 @@ class Member(AgentHost):
         """Call `listener` for each record. Return the end of it."""
         self._listeners.append((listener, resynced))
         return partial(self._listeners.remove, (listener, resynced))
+
+    async def opened(self, tokens: Mapping[str, int], *, timeout_ms: int) -> Opened:
+        """Ask the owners of bundles, without the network, which they have opened under these `tokens`."""
+        owners = [(self._world.members.get(owner.broker), part) for owner, part in by_owner(self.view, tokens)]
+        return all_of([await owner.router.opened_here(part, timeout_ms=timeout_ms) for owner, part in owners if owner is not None])
 
     async def request(self, intent: Intent, *, timeout_ms: int, requested_by: str | None = None) -> int:
         """Propose `intent` as `brokers.runtime.worker.Worker.request` does. Return the offset of the accepted record."""

@@ -1,4 +1,6 @@
-"""How long a transfer, a split and a merge hold callers up: `make bench BENCH=transfer [LOG=kafka]` prints a JSON line, in four minutes.
+"""How long a transfer, a split and a merge hold callers up, and how long a transfer takes to be answered.
+
+`make bench BENCH=transfer [LOG=kafka]` prints a JSON line, in four minutes.
 
 python -m tests.benchmarks.transfer --tls      (the same with TLS on all ports)
 """
@@ -13,7 +15,7 @@ import tempfile
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -27,8 +29,9 @@ from equipoise.brokers.local.demo.checker import check_calls
 from equipoise.brokers.local.demo.operator import Move
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.brokers.security.tls import CA_VARIABLE, client_context_of_environment
-from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.entries import BundleChanged, BundleEntry
 from equipoise.channel.core.ranges import key_hash
+from equipoise.channel.core.reader import Folded
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.boot_clock import boot_ns
 from tests.benchmarks.figures import Figures, machine, percentile, print_line, single, summary
@@ -50,11 +53,16 @@ _NS_PER_MS: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A stretch of time, in nanoseconds of boot time, and what was done at its beginning."""
+    """A stretch of time, in nanoseconds of boot time, and what was done at its beginning.
+
+    `took_ns`: until that was answered. `after_ns`: from the moment at which this process had read that the bundle has its new owner.
+    """
 
     kind: str
     began_ns: int
     ended_ns: int
+    took_ns: int
+    after_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +72,15 @@ class Bench:
     cluster: LocalCluster
     table: TableView
     http: aiohttp.ClientSession
+    owned_ns: list[int] = field(default_factory=list)
+
+    def heard(self, folded: Folded) -> None:
+        """Note when this process has read that a bundle has an owner."""
+        if any(
+            isinstance(change, BundleChanged) and change.after is not None and change.after.phase == "owned"
+            for change in folded.verdict.changes
+        ):
+            self.owned_ns.append(boot_ns())
 
     def hot(self) -> BundleEntry:
         """The bundle of the hot key."""
@@ -77,8 +94,10 @@ class Bench:
         if move is not None:
             problem = await operator.make(self.http, self.cluster.addresses[0], move)
             assert problem is None, problem
+        took_ns = boot_ns() - began_ns
         await asyncio.sleep(WINDOW_S + SETTLE_S - (boot_ns() - began_ns) / 1e9)
-        return Window(kind=kind, began_ns=began_ns, ended_ns=began_ns + int(WINDOW_S * 1e9))
+        after_ns = began_ns + took_ns - self.owned_ns[-1] if self.owned_ns else 0
+        return Window(kind=kind, began_ns=began_ns, ended_ns=began_ns + int(WINDOW_S * 1e9), took_ns=took_ns, after_ns=after_ns)
 
     def transfer(self) -> Move:
         """The hot bundle to the broker that has it not."""
@@ -144,7 +163,10 @@ async def measure(directory: Path, log_url: str, *, is_tls: bool) -> dict[str, o
     plan = Plan(brokers=cluster.addresses, streams=(hot, *cold), history=history)
     async with running(cluster, NAMESPACE, bundles=BUNDLES, session=session) as (table, http), CallerProcess(plan) as callers:
         await asyncio.sleep(WARM_UP_S)
-        windows = await Bench(cluster=cluster, table=table, http=http).windows()
+        bench = Bench(cluster=cluster, table=table, http=http)
+        end = table.listen(bench.heard)
+        windows = await bench.windows()
+        end()
         await callers.stop()
     verdict = check_calls([history], store=directory / "counter.db", evidence=cluster.evidence())
     print(f"transfer: {verdict.text}, {callers.tally}", file=sys.stderr)
@@ -170,6 +192,9 @@ def figures(windows: Sequence[Window], of_keys: dict[str, list[tuple[int, int]]]
     hot = [of_keys[f"{NAMESPACE}/hot"]]
     within = sum(windows[0].began_ns <= began_ns < windows[-1].ended_ns for began_ns, _ in hot[0])
     results: dict[str, object] = {"hot_calls": single(within / span_s, "calls/s")}
+    transfers = [window for window in windows if window.kind == "transfer"]
+    results["transfer_answer"] = _with_p95([window.took_ns / _NS_PER_MS for window in transfers])
+    results["transfer_answer_after_owned"] = _with_p95([window.after_ns / _NS_PER_MS for window in transfers])
     for name, keys in (("hot_key", hot), ("all_keys", list(of_keys.values()))):
         by_kind = {kind: pauses_ms((w for w in windows if w.kind == kind), keys) for kind in ("control", "transfer", "split", "merge")}
         for kind, pauses in by_kind.items():

@@ -17,12 +17,13 @@ from equipoise.brokers.balancing.named import bundle_named
 from equipoise.brokers.balancing.policies import ClusterPolicies, is_named, read_policies
 from equipoise.brokers.http.admin.operating import Admin
 from equipoise.brokers.http.answers import done, json_answer, text_answer
-from equipoise.brokers.http.bodies import bundle_of, integer_of, parameter_of
+from equipoise.brokers.http.bodies import OPENED_BODY, bundle_of, integer_of, parameter_of, required_body_of
 from equipoise.brokers.http.entries import broker_document, bundle_document
 from equipoise.brokers.http.errors import not_supported
 from equipoise.brokers.http.readiness import ready_view, view_of_cluster
 from equipoise.brokers.operations.verbs import drain, undrain
 from equipoise.brokers.runtime.failures import error_text
+from equipoise.brokers.runtime.openings import OPENED_PATH
 from equipoise.brokers.runtime.service import http_address, pulsar_address
 from equipoise.brokers.runtime.state_stream import STATE_TYPE
 from equipoise.brokers.runtime.worker import Worker
@@ -169,14 +170,20 @@ class Brokers(Admin):
 
 
 class Handovers:
-    """The path of the state that moves between brokers. It answers from the service, and not from the view."""
+    """The paths about open bundles and the state that moves between brokers. They answer from the service, and not from the view."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """Return the route."""
-        return (web.get("/v1/handover/{tenant}/{namespace}/{bundle}", self.handover),)
+        """Return the routes."""
+        return (web.post(OPENED_PATH, self.opened), web.get("/v1/handover/{tenant}/{namespace}/{bundle}", self.handover))
+
+    async def opened(self, request: web.Request) -> web.Response:
+        """Return which bundles this broker has opened, once it has, or does not own the others, or at the end of the time."""
+        body = await required_body_of(request, OPENED_BODY, 'JSON as {"bundles": {"NAME": TOKEN}, "timeout_ms": 1000}')
+        found = await self._worker.opened_here(body.bundles, timeout_ms=body.timeout_ms)
+        return json_answer({"open": sorted(found.bundles), "offset": found.offset})
 
     async def handover(self, request: web.Request) -> web.StreamResponse:
         """Stream the state that the service still holds of a bundle that was closed here, for the next owner; 204 if there is none.

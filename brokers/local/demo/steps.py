@@ -19,7 +19,6 @@ from equipoise.brokers.local.demo import operator
 from equipoise.brokers.local.demo.demo import COUNTERS, MESSAGES, Demo, comes_true
 from equipoise.brokers.local.demo.figures import busiest
 from equipoise.brokers.local.demo.operator import CPU_ONLY, QUICK, Move
-from equipoise.brokers.operations.outcomes import SETTLED_MS
 from equipoise.channel.core.errors import PeerError
 from equipoise.channel.system.deadline import Deadline
 
@@ -105,8 +104,7 @@ async def _move(demo: Demo, kind: MoveKind, times: int) -> None:
         took_ms += [] if ms is None else [ms]
         await asyncio.sleep(_BETWEEN_MOVES_S)
     if took_ms:
-        watched = f", {SETTLED_MS} ms of it to see that the new owner keeps the bundle" if kind is MoveKind.TRANSFER else ""
-        demo.say(f"{len(took_ms)} {kind}s done, each in {min(took_ms):.0f} to {max(took_ms):.0f} ms{watched}")
+        demo.say(f"{len(took_ms)} {kind}s done, each in {min(took_ms):.0f} to {max(took_ms):.0f} ms")
 
 
 async def drain(demo: Demo) -> None:

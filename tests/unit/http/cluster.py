@@ -39,9 +39,10 @@ Test = Callable[..., Awaitable[None]]
 
 @dataclass(eq=False)
 class Gate(Service):
-    """A service that prepares, closes and hands over bundles while its gates are open, and refuses or fails to open chosen bundles."""
+    """A service that prepares, opens, closes and hands over bundles while its gates are open, and refuses or fails chosen ones."""
 
     taking: asyncio.Event = field(default_factory=asyncio.Event)
+    opening: asyncio.Event = field(default_factory=asyncio.Event)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     giving: asyncio.Event = field(default_factory=asyncio.Event)
     refuses: set[str] = field(default_factory=set)
@@ -51,6 +52,7 @@ class Gate(Service):
 
     def __post_init__(self) -> None:
         self.taking.set()
+        self.opening.set()
         self.closing.set()
         self.giving.set()
 
@@ -62,6 +64,7 @@ class Gate(Service):
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
         if ownership.bundle.name in self.fails:
             raise RuntimeError("no disk")
+        await self.opening.wait()
 
     async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
         await self.closing.wait()

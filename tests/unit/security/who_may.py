@@ -98,6 +98,7 @@ ASKED: Final = (
     Asked(row="unload, transfer, split and merge bundles", may=_OPERATE, http=("PUT", f"{_NAMESPACE_PATH}/0x00000000_0x00000001/unload")),
     Asked(row="unload, transfer, split and merge bundles", may=_OPERATE, http=("PUT", f"{_NAMESPACE_PATH}/0x00000000_0x00000001/split")),
     Asked(row="unload, transfer, split and merge bundles", may=_OPERATE, http=("PUT", f"{_NAMESPACE_PATH}/0x00000000_0x00000001/merge")),
+    Asked(row="unload, transfer, split and merge bundles", may=_OPERATE, http=("POST", "/v1/opened")),
     Asked(row="drain a broker", may=_OPERATE, http=("POST", "/admin/v2/brokers/drain")),
     Asked(row="pause, freeze, maintain, release from quarantine", may=_OPERATE, http=("DELETE", "/admin/v2/controls/pause")),
     Asked(row="change settings, isolation policies, pins", may=_ADMIN, http=("PATCH", "/admin/v2/balancing")),

@@ -1,0 +1,107 @@
+"""Owners tell when they have opened a bundle, and a move is answered then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from equipoise.brokers.operations import on_channel, outcomes, verbs
+from equipoise.brokers.operations.access import opened
+from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Broker, Cluster, cluster, path_of, post, told, until
+
+WITHOUT_END_MS = 3_600_000
+"""Nobody who waits so long for an owner that keeps its bundle gets an answer."""
+
+Ask = Callable[[Cluster, Broker, Broker, str], Awaitable[str]]
+
+
+async def transferred(_cluster: Cluster, one: Broker, target: Broker, bundle: str) -> str:
+    """Transfer a bundle over HTTP, at `one`. Return the outcome."""
+    answer = await one.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
+    assert 204 == answer.status, answer.body
+    return answer.headers["X-Unload-Outcome"]
+
+
+async def unloaded(_cluster: Cluster, one: Broker, _target: Broker, bundle: str) -> str:
+    answer = await one.put(f"{path_of(bundle)}/unload")
+    assert 204 == answer.status, answer.body
+    return answer.headers["X-Unload-Outcome"]
+
+
+async def all_unloaded(brokers: Cluster, one: Broker, _target: Broker, bundle: str) -> str:
+    assert 204 == (await one.put(f"/admin/v2/namespaces/{NAMESPACE}/unload")).status
+    return repr(brokers.view.bundles[bundle].token)
+
+
+async def by_command(_cluster: Cluster, one: Broker, target: Broker, bundle: str) -> str:
+    """Transfer a bundle on the channel, as the command line does."""
+
+    def carry_out() -> str:
+        with opened(one.worker.log_name, timeout_ms=PATIENCE_MS, publisher="admin:ops") as access:
+            return on_channel.run(access, verbs.transfer(bundle, target.id)).sentence
+
+    return await asyncio.to_thread(carry_out)
+
+
+@pytest.mark.parametrize("ask", [transferred, unloaded, all_unloaded, by_command])
+@pytest.mark.parametrize("of_target", [False, True], ids=["at-the-source", "at-the-destination"])
+async def test_a_move_is_answered_when_its_owner_has_opened(
+    ask: Ask, of_target: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before, and without a wait to see that it keeps the bundle."""
+    monkeypatch.setattr(outcomes, "SETTLED_MS", WITHOUT_END_MS)
+    monkeypatch.setattr(verbs, "PLACED_MS", WITHOUT_END_MS)
+    async with cluster(tmp_path, brokers=2, balance=False) as brokers:
+        bundle, source, target = brokers.first()
+        for broker in brokers.brokers:
+            broker.service.opening.clear()
+        asked = asyncio.ensure_future(ask(brokers, target if of_target else source, target, bundle))
+        await until(lambda: brokers.owner_of(bundle) is target and brokers.view.bundles[bundle].phase == "owned")
+        await source.worker.reached(brokers.view.offset, timeout_ms=PATIENCE_MS)
+        assert not asked.done()
+        for broker in brokers.brokers:
+            broker.service.opening.set()
+        assert str(brokers.view.bundles[bundle].token) in await asked
+
+
+async def test_a_failed_opening_is_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner's answer is ahead of what the asking broker has read."""
+    monkeypatch.setattr(outcomes, "SETTLED_MS", WITHOUT_END_MS)
+    async with cluster(tmp_path, brokers=2, balance=False) as brokers:
+        bundle, source, target = brokers.first()
+        target.service.fails.add(bundle)
+        answer = await source.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
+        assert (409, True) == (answer.status, "could not open it" in answer.reason)
+
+
+async def test_an_owner_that_does_not_answer_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcomes, "SETTLED_MS", 1)
+    async with cluster(tmp_path, brokers=2, balance=False) as brokers:
+        bundle, source, target = brokers.first()
+        await target.shut()
+        assert "token" in await transferred(brokers, source, target, bundle)
+
+
+async def test_what_an_owner_tells(tmp_path: Path) -> None:
+    """Only what is open under the token, once nothing of the others is under way."""
+    async with cluster(tmp_path, brokers=2, balance=False) as brokers:
+        bundle, source, other = brokers.first()
+        token = brokers.view.bundles[bundle].token
+        tell = partial(post, path="/v1/opened")
+
+        async def answer(broker: Broker, tokens: dict[str, int], timeout_ms: int = 5_000) -> object:
+            document = (await tell(broker, body={"bundles": tokens, "timeout_ms": timeout_ms})).json()
+            assert isinstance(document, dict)
+            return document["open"]
+
+        await brokers.settled()
+        assert [bundle] == await answer(source, {bundle: token})
+        assert [] == await answer(source, {bundle: token - 1, "acme/shop/0x00000000_0x00000001": token})
+        assert [] == await answer(source, {bundle: brokers.view.offset + 1_000_000}, timeout_ms=1)
+        assert [] == await answer(other, {bundle: token})
+        for body in (None, {}, {"bundles": {bundle: "7"}, "timeout_ms": 1}, {"bundles": {}, "timeout_ms": -1}):
+            assert (400, "InvalidRequest") == told(await tell(source, body=body))
