@@ -21,17 +21,15 @@ OWNED_WITHIN_MS: Final = 60_000
 @pytest.mark.integration
 @pytest.mark.soak
 @pytest.mark.repeats
-async def test_all_bundles_have_owners_after_two_deaths(tmp_path: Path) -> None:
+@pytest.mark.parametrize("_repetition", range(times(1, many=10)))
+async def test_all_bundles_have_owners_after_two_deaths(_repetition: int, tmp_path: Path) -> None:
     """5 brokers with 40 bundles: kill -9 of one, and of another one 22 s later."""
-    for repetition in range(times(1, many=10)):
-        directory = tmp_path / str(repetition)
-        directory.mkdir()
-        cluster = LocalCluster(counters(directory, brokers=5, declare_dead=False))
-        async with running(cluster, NAMESPACE, bundles=40) as (table, _http):
-            cluster.kill(1)
-            await asyncio.sleep(BETWEEN_S)
-            last = table.view.brokers[cluster.broker_ids[3]].incarnation
-            cluster.kill(3)
-            await operator.settled(table, NAMESPACE, without=last, timeout_ms=OWNED_WITHIN_MS)
-            # What goes into quarantine does so when the second death is known.
-            assert not any(key.startswith("quarantine/") for key in table.view.policies)
+    cluster = LocalCluster(counters(tmp_path, brokers=5, declare_dead=False))
+    async with running(cluster, NAMESPACE, bundles=40) as (table, _http):
+        cluster.kill(1)
+        await asyncio.sleep(BETWEEN_S)
+        last = table.view.brokers[cluster.broker_ids[3]].incarnation
+        cluster.kill(3)
+        await operator.settled(table, NAMESPACE, without=last, timeout_ms=OWNED_WITHIN_MS)
+        # What goes into quarantine does so when the second death is known.
+        assert not any(key.startswith("quarantine/") for key in table.view.policies)
