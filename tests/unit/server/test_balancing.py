@@ -208,7 +208,7 @@ async def test_a_new_pin_moves_its_bundle_first(tmp_path: Path) -> None:
 
 def resting_in(snapshot: Snapshot) -> set[str]:
     """Return the bundles that a policy sees as moved lately."""
-    return {bundle.name for broker in snapshot.brokers for bundle in broker.bundles if bundle.barred == "it has moved lately"}
+    return {bundle.name for broker in snapshot.brokers for bundle in broker.bundles if bundle.rests}
 
 
 async def test_a_new_leader_knows_what_others_have_moved(tmp_path: Path) -> None:
