@@ -9,6 +9,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Sequence
+from contextvars import copy_context
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple, cast
 
@@ -17,6 +18,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from equipoise.brokers.http.answers import SERVER, raw_answer
 from equipoise.brokers.http.errors import RETRY_AFTER_S, problem_answer
+from equipoise.brokers.runtime.callers import CALLER, Caller
 from equipoise.brokers.runtime.failures import RepeatedFailures
 from equipoise.brokers.runtime.service import pulsar_address
 from equipoise.brokers.runtime.worker import Worker
@@ -145,11 +147,12 @@ class Connections:
 class Connection(web.RequestHandler):
     """A connection of aiohttp that is counted: in total, for its address, and for each role that used it."""
 
-    __slots__ = ("_connections", "_is_lost", "_roles", "address", "peer")
+    __slots__ = ("_caller", "_connections", "_is_lost", "_roles", "address", "peer")
 
     def __init__(self, connections: Connections, server: web.Server, **options: Any) -> None:  # noqa: ANN401 - aiohttp's own
         super().__init__(server, **options)
         self._connections = connections
+        self._caller = Caller()
         self._is_lost = False
         self._roles = set[str]()
         self.peer: str | None = None
@@ -168,7 +171,9 @@ class Connection(web.RequestHandler):
             self._connections.reject(cast("asyncio.Transport", transport), admitted)
             return
         self.address = admitted
-        super().connection_made(transport)
+        context = copy_context()
+        context.run(CALLER.set, self._caller)
+        context.run(super().connection_made, transport)  # Starts the task of all requests of this connection.
 
     def is_used_by(self, identity: str, limits: IdentityLimits) -> bool:
         """Count this connection for a role, too, if the role may have one more. Return whether it may. A lost one counts no more."""
@@ -181,6 +186,7 @@ class Connection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """Note that an admitted caller is gone. A rejected one has another protocol by now."""
         self._is_lost = True
+        self._caller.gone()
         self._connections.ended([*([] if self.address is None else [self.address]), *sorted(self._roles)])
         super().connection_lost(exc)
 

@@ -57,7 +57,7 @@ from equipoise.brokers.pulsar.wire.requests import (
     Unsubscribed,
 )
 from equipoise.brokers.runtime.service import Peer, pulsar_address
-from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError
+from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError, Overloaded
 from equipoise.channel.core.ranges import TopicName
 
 if TYPE_CHECKING:
@@ -515,7 +515,7 @@ def _refusal_of(error: EquipoiseError) -> tuple[ServerError, str]:
         return error.error, error.problem
     if isinstance(error, UnknownNamespace):
         return ServerError.TOPIC_NOT_FOUND, str(error)
-    if isinstance(error, DeadlineExceeded | NotAnswered):
+    if isinstance(error, DeadlineExceeded | NotAnswered | Overloaded):
         return ServerError.METADATA_ERROR, str(error)
     return ServerError.UNKNOWN_ERROR, str(error)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
-from typing import Final, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from equipoise.brokers.agent.core import ATTEMPTS_MAX
 from equipoise.brokers.agent.effects import Answered
@@ -83,15 +85,59 @@ class Listeners:
 T = TypeVar("T")
 
 WAITERS_MAX: Final = 4_096
-"""Waiting callers. Each checks a change in about 20 microseconds: 80 ms for all, a fifth of the stall that must not cost a lease. Lookups
-over HTTP share one wait per bundle; the rest are a service's own callers and operators' moves."""
+"""Callers that look at each change themselves, in about 20 microseconds each: 80 ms for all, a fifth of the stall that must not cost a
+lease. They are operators' moves and what a program waits for."""
+
+HELD_MAX: Final = 10_000
+"""Callers in all lines, over all protocols. Each is a socket and some 10 KiB: 100 MB in all."""
 
 # Check again without a change: a broker becomes suspect by time alone.
 _LOOK_AGAIN_MS: Final = 100
 
 
+class Caller:
+    """A client's connection, and the tasks that wait in lines for its requests. Its end cancels them: nobody is left to answer."""
+
+    __slots__ = ("_waits",)
+
+    def __init__(self) -> None:
+        self._waits = set[asyncio.Task[object]]()
+
+    def gone(self) -> None:
+        """Cancel the waits. What has begun goes on."""
+        for task in self._waits:
+            task.cancel()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Note that the current task waits for this client meanwhile."""
+        task = asyncio.current_task()
+        assert task is not None, "a caller waits in a task"
+        self._waits.add(task)
+        try:
+            yield
+        finally:
+            self._waits.discard(task)
+
+
+CALLER: Final[ContextVar[Caller | None]] = ContextVar("equipoise caller", default=None)
+"""The client whose request runs in this context. None in a server that does not set it, or cancels its requests itself."""
+
+
+class Line(NamedTuple):
+    """The callers that wait for the same thing, such as an owner of one bundle: at most `places_max` of them."""
+
+    name: str
+    places_max: int
+
+
 class Waiting:
-    """The callers that wait for the view of one broker."""
+    """The callers that wait for the view of one broker.
+
+    The callers of a line look one after the other. The first looks at each change, so a change costs one look for each line. When the
+    first has left, the next one looks in a later turn of the event loop. So when what they wait for comes, their work begins one by one,
+    and other work of the loop is done in between.
+    """
 
     def __init__(self, look: Callable[[], View], *, broker: str) -> None:
         """`look` returns the current view."""
@@ -99,6 +145,9 @@ class Waiting:
         self._broker = broker
         self._changed = asyncio.Event()
         self._count = 0
+        self._held = 0
+        # The turns of the callers in each line, in order. That of the first has come.
+        self._lines: dict[str, dict[asyncio.Future[None], None]] = {}
         self._end: WorkerEnded | None = None
 
     def changed(self) -> None:
@@ -110,25 +159,62 @@ class Waiting:
         self._end = error
         self._changed.set()
 
-    async def until(self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
-        """See `brokers.runtime.worker.Worker.until`."""
+    def has_line(self, line: Line) -> bool:
+        """Return whether callers wait in a line. Who comes now goes behind them."""
+        return line.name in self._lines
+
+    async def until(self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str, line: Line | None = None) -> T:
+        """See `brokers.runtime.worker.Worker.until`. In a `line` it is cancelled if its `CALLER` has gone."""
         deadline = Deadline.after(timeout_ms=timeout_ms)
-        result = self._result(condition)
-        if result is not None:
-            return result
+        if line is None or not self.has_line(line):
+            result = self._result(condition)
+            if result is not None:
+                return result
         deadline.check(what)
+        if line is None:
+            return await self._alone(condition, deadline, what)
+        caller = CALLER.get()
+        with self._place_in(line) as turn, nullcontext() if caller is None else caller.waiting():
+            await deadline.wait(turn, what=what)
+            return await self._looks(condition, deadline, what)
+
+    async def _alone(self, condition: Callable[[View], T | None], deadline: Deadline, what: str) -> T:
         if self._count >= WAITERS_MAX:
             raise Overloaded(what=f"the queue of callers at broker {self._broker}", limit=WAITERS_MAX)
         self._count += 1
         try:
-            while True:
-                await self._change(deadline)
-                result = self._result(condition)
-                if result is not None:
-                    return result
-                deadline.check(what)
+            return await self._looks(condition, deadline, what)
         finally:
             self._count -= 1
+
+    @contextmanager
+    def _place_in(self, line: Line) -> Iterator[asyncio.Future[None]]:
+        """Take the last place in a line. Yield its turn, and pass the turn on at the end."""
+        turns = self._lines.get(line.name, {})
+        if len(turns) >= line.places_max:
+            raise Overloaded(what=f"the queue for {line.name} at broker {self._broker}", limit=line.places_max)
+        if self._held >= HELD_MAX:
+            raise Overloaded(what=f"the queue of callers at broker {self._broker}", limit=HELD_MAX)
+        turn = asyncio.get_running_loop().create_future()
+        self._lines.setdefault(line.name, turns)[turn] = None
+        self._held += 1
+        _come(turns)
+        try:
+            yield turn
+        finally:
+            self._held -= 1
+            del turns[turn]
+            if turns:
+                _come(turns)
+            else:
+                del self._lines[line.name]
+
+    async def _looks(self, condition: Callable[[View], T | None], deadline: Deadline, what: str) -> T:
+        """Return the first result from now on."""
+        while (result := self._result(condition)) is None:
+            deadline.check(what)
+            await self._change(deadline)
+        return result
 
     def _result(self, condition: Callable[[View], T | None]) -> T | None:
         result = condition(self._look())
@@ -144,6 +230,13 @@ class Waiting:
                 await changed.wait()
         except TimeoutError:
             return
+
+
+def _come(turns: Mapping[asyncio.Future[None], None]) -> None:
+    """Have the turn of the first in a line come, unless it has."""
+    first = next(iter(turns))
+    if not first.done():
+        first.set_result(None)
 
 
 REQUESTS_MAX: Final = ATTEMPTS_MAX // 2

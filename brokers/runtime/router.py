@@ -1,6 +1,6 @@
 """Route a key to the broker that serves it, from this broker's view, and tell whether owners have opened their bundles.
 
-`brokers.runtime.lookups` keeps the lookups that must wait.
+Callers wait in one line for each bundle.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final, Protocol, TypeVar
+from typing import Final, Literal, Protocol, TypeVar
 
 import aiohttp
 import orjson
@@ -20,6 +20,7 @@ from equipoise.brokers.balancing.named import server_of
 from equipoise.brokers.balancing.namespace_policies import serves_on
 from equipoise.brokers.balancing.quarantine import why_quarantined
 from equipoise.brokers.errors import ChannelLost, UnknownNamespace, quarantined
+from equipoise.brokers.runtime.callers import HELD_MAX, Line
 from equipoise.brokers.runtime.clock import Clock
 from equipoise.brokers.runtime.openings import CONNECT_MS, OPENED_PATH, Opened, all_of, by_owner, opened_in, opened_question
 from equipoise.brokers.runtime.service import Ownership, Peer, own_http
@@ -37,6 +38,17 @@ T = TypeVar("T")
 _WAY_MS: Final = 1_000
 
 
+Purpose = Literal["calls", "lookups"]
+
+PLACES_MAX: Final[Mapping[Purpose, int]] = {"calls": 512, "lookups": HELD_MAX // 2}
+"""Callers that wait for an owner of one bundle.
+
+* Calls, which this broker serves or sends to the owner. A program that needs 1 ms for each has served all half a second after the opening,
+  so before those that came last give up. A connection of a Pulsar client has up to 64 of them.
+* Lookups. Those of other bundles always have the other half.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Located:
     """The answer to a lookup: the bundle and the broker that serves it.
@@ -52,8 +64,12 @@ class Located:
 class Waiting(Protocol):
     """Waits for the view to change, by the real clock or by a test's. `brokers.runtime.worker.Worker` defines its calls."""
 
-    async def until(self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
+    async def until(self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str, line: Line | None = None) -> T:
         """Return the first result of `condition` that is not None."""
+        ...
+
+    def has_line(self, line: Line) -> bool:
+        """Return whether callers wait in a line. Who comes now goes behind them."""
         ...
 
     async def up_to_date(self, *, timeout_ms: int) -> bool:
@@ -94,7 +110,7 @@ class Router:
         Raise `PeerError` if the bundle is in quarantine, as `locate` does.
         """
         ownership = self.ownership(namespace, key)
-        if ownership is not None:
+        if ownership is not None and not self._waiting.has_line(_line("calls", ownership.bundle.name)):
             return ownership
         point = key_hash(key)
 
@@ -105,15 +121,15 @@ class Router:
             located = self._located(namespace, point)
             return None if located is None or located.broker.broker == self._agent.broker else peer_of(located.broker)
 
-        return await self.known(namespace, look, timeout_ms=timeout_ms, what=f"an owner for {namespace}/{key}")
+        what = f"an owner for {namespace}/{key}"
+        return await self.known(namespace, look, timeout_ms=timeout_ms, what=what, point=point, purpose="calls")
 
     async def locate(self, namespace: str, point: int, *, timeout_ms: int) -> Located:
         """Return the bundle of a hash point and its broker. Wait while no broker serves it."""
-        located = self._located(namespace, point)
-        if located is not None:
-            return located
         what = f"an owner for point 0x{point:08x} of {namespace}"
-        return await self.known(namespace, lambda _: self._located(namespace, point), timeout_ms=timeout_ms, what=what)
+        if not self._agent.is_ready:
+            what = f"broker {self._agent.broker} becoming ready"
+        return await self.known(namespace, lambda _: self._located(namespace, point), timeout_ms=timeout_ms, what=what, point=point)
 
     async def opened_here(self, tokens: Mapping[str, int], *, timeout_ms: int) -> Opened:
         """Wait until this broker has opened bundles under these `tokens`, or does not own them so. Return those that are open then."""
@@ -146,37 +162,59 @@ class Router:
                 answers.append(_opened_at(owner, part, timeout_ms=timeout_ms, own_token=own_token, tls=tls))
         return all_of(await asyncio.gather(*answers))
 
-    async def known(self, namespace: str, look: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
+    async def known(
+        self,
+        namespace: str,
+        look: Callable[[View], T | None],
+        *,
+        timeout_ms: int,
+        what: str,
+        point: int | None = None,
+        purpose: Purpose = "lookups",
+    ) -> T:
         """Return the first result of `look`, which looks for something in `namespace`. Wait for it as `Worker.until` does.
 
-        Raise `UnknownNamespace` if the view lacks the namespace once it is up to date.
+        With `point`, wait in the line of its bundle. Raise `UnknownNamespace` if the view lacks the namespace once it is up to date.
         """
         try:
-            return await self._known(namespace, look, timeout_ms=timeout_ms, what=what)
+            return await self._known(namespace, look, timeout_ms=timeout_ms, what=what, point=point, purpose=purpose)
         except DeadlineExceeded:
             raise explained(DeadlineExceeded(what=what, waited_ms=timeout_ms), self._agent, self._clock.now()) from None
 
-    async def _known(self, namespace: str, look: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
+    async def _known(
+        self, namespace: str, look: Callable[[View], T | None], *, timeout_ms: int, what: str, point: int | None, purpose: Purpose
+    ) -> T:
         end_ms = self._clock.now().boot_ms + timeout_ms
-
-        def looked(view: View) -> tuple[T | None] | None:
-            found = look(view)
-            return None if found is None and namespace in view.namespaces else (found,)
 
         def is_worth_a_look(view: View) -> bool | None:
             return may_deny(self._agent, self._clock.now(), log_is_readable=self._log_is_readable()) or namespace in view.namespaces or None
 
         while True:
             left_ms = max(end_ms - self._clock.now().boot_ms, 0)
-            (found,) = await self._waiting.until(looked, timeout_ms=left_ms, what=what)
+            bundle = self._bundle_name(namespace, point)
+
+            def looked(view: View, bundle: str | None = bundle) -> tuple[T | None] | None:
+                found = look(view)
+                # After a split or a merge the callers of a line wait for different owners: each goes on in the line of its own bundle.
+                is_settled = found is not None or namespace not in view.namespaces or self._bundle_name(namespace, point) != bundle
+                return (found,) if is_settled else None
+
+            line = None if bundle is None else _line(purpose, bundle)
+            (found,) = await self._waiting.until(looked, timeout_ms=left_ms, what=what, line=line)
             if found is not None:
                 return found
             if not left_ms:
                 raise DeadlineExceeded(what=what, waited_ms=timeout_ms)
+            if namespace in self._agent.view.namespaces:
+                continue
             if not await self._waiting.up_to_date(timeout_ms=left_ms):
-                await self._waiting.until(is_worth_a_look, timeout_ms=left_ms, what=what)
+                await self._waiting.until(is_worth_a_look, timeout_ms=left_ms, what=what, line=_line(purpose, namespace))
             elif namespace not in self._agent.view.namespaces:
                 raise UnknownNamespace(namespace=namespace)
+
+    def _bundle_name(self, namespace: str, point: int | None) -> str | None:
+        bundle = None if point is None else self._agent.view.bundle_at(namespace, point)
+        return None if bundle is None else bundle.name
 
     def _located(self, namespace: str, point: int) -> Located | None:
         view = self._agent.view
@@ -212,6 +250,11 @@ async def _opened_at(owner: BrokerEntry, tokens: Mapping[str, int], *, timeout_m
             return opened_in(orjson.loads(await response.read())) if response.status == HTTPStatus.OK else Opened()
     except (aiohttp.ClientError, TimeoutError, ValueError, PeerError):  # An invalid address, no JSON, or no address for the token.
         return Opened()
+
+
+def _line(purpose: Purpose, bundle: str) -> Line:
+    """Return the line of the callers that wait for an owner of a bundle."""
+    return Line(f"{purpose} of {bundle}", PLACES_MAX[purpose])
 
 
 def may_deny(agent: Agent, now: Instant, *, log_is_readable: bool) -> bool:

@@ -41,7 +41,7 @@ from equipoise.brokers.balancing.grants import held_in
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.runtime.bundle_lines import BundleLines
-from equipoise.brokers.runtime.callers import Listeners, Requests, Waiting
+from equipoise.brokers.runtime.callers import Line, Listeners, Requests, Waiting
 from equipoise.brokers.runtime.channel_loss import ChannelLoss, channel_loss
 from equipoise.brokers.runtime.clock import SystemClock
 from equipoise.brokers.runtime.config import WorkerConfig, installed_version
@@ -605,12 +605,16 @@ class Worker:
     def _may_deny(self) -> bool:
         return may_deny(self.agent, self.clock.now(), log_is_readable=self.log_is_available)
 
-    async def until(self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
-        """Return the first value of `condition` other than None. It is called after each change.
+    def has_line(self, line: Line) -> bool:
+        """Return whether callers wait in a line. Who comes now goes behind them."""
+        return self._waiting.has_line(line)
+
+    async def until(self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str, line: Line | None = None) -> T:
+        """Return the first value of `condition` other than None. It is called after each change. In a `line` others may be first.
 
         Raise `DeadlineExceeded` naming `what`, `Overloaded` if too many wait, and `WorkerEnded`.
         """
-        return await self._waiting.until(condition, timeout_ms=timeout_ms, what=what)
+        return await self._waiting.until(condition, timeout_ms=timeout_ms, what=what, line=line)
 
     async def reached(self, offset: int, *, timeout_ms: int) -> None:
         """Wait until `offset` is folded, to read your own writes."""

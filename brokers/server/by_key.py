@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from contextvars import ContextVar
 from http import HTTPStatus
 from typing import Final
@@ -19,7 +20,7 @@ from yarl import URL
 
 from equipoise.brokers.client.attempts import FORWARDED_BY, IDEMPOTENT, OUTCOME, Outcome, may_repeat, outcome_of, pause_ms
 from equipoise.brokers.errors import BrokerUnreachable, UnknownNamespace
-from equipoise.brokers.runtime.service import OwnershipLost, Peer, ServiceHost, Work
+from equipoise.brokers.runtime.service import Ownership, OwnershipLost, Peer, ServiceHost, Work
 from equipoise.brokers.security.tls import ClientTls, client_context_of_environment
 from equipoise.brokers.server.forwarding import (
     Body,
@@ -34,7 +35,7 @@ from equipoise.brokers.server.forwarding import (
     send_answer,
     while_client_waits,
 )
-from equipoise.channel.core.errors import CallerError, EquipoiseError, InvalidName, PeerError
+from equipoise.channel.core.errors import CallerError, DeadlineExceeded, EquipoiseError, InvalidName, Overloaded, PeerError
 from equipoise.channel.core.ranges import check_namespace
 from equipoise.channel.system.deadline import Deadline
 
@@ -43,6 +44,14 @@ KeyOf = Callable[[Message], str | None]
 
 HELD_BYTES_MAX: Final = 1 << 20
 """How much of a forwarded body is kept, to send it again if the owner has moved. A larger body streams, and is sent once."""
+
+HELD_MS: Final = 5_000
+"""How long a request waits for an owner: twice a failover on SQLite. On Kafka one takes longer, and callers repeat requests meanwhile. If a
+proxy hides that they have gone, their requests are at most this old."""
+
+UNANSWERED_MAX: Final = 512
+"""Requests forwarded to one program that it has not begun to answer. At 1 ms each it needs half a second for them. They take half of the
+connections, so other programs are still reached."""
 
 CONNECT_S_MAX: Final = 2.0
 
@@ -104,6 +113,7 @@ class ByKey:
         self._mounted_at = mounted_at
         self._drains = drains
         self._session: aiohttp.ClientSession | None = None
+        self._unanswered = Counter[str]()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request. Pass on what has no key."""
@@ -134,17 +144,27 @@ class ByKey:
         failures = 0
         try:
             while True:
-                served = await self._find(key, deadline)
-                if isinstance(served, Work):
-                    await self._serve(served, scope, receive if body is None else body.receive, send)
+                served = await self._known(key)
+                if served is None:
+                    body = await _body(body, receive, deadline)
+                    served = await self._awaited(key, body, deadline)
+                if served is None:
                     return
+                if isinstance(served, Ownership):
+                    work = _begun(served, key)
+                    if work is not None:
+                        await self._serve(work, scope, receive if body is None else body.receive, send)
+                        return
+                    deadline.check(f"the start of work on {self._namespace}/{key}")
+                    await asyncio.sleep(_LOOK_AGAIN_S)
+                    continue
                 if forwarder is not None:
                     raise _Misdirected(key=key, forwarder=forwarder, broker=self._host.broker_id, owner=served.broker)
                 if not self._forwards:
                     await _redirect(served, scope, send)
                     return
-                if body is None:
-                    body = await deadline.wait(_held(receive), what="the body of the request")
+                body = await _body(body, receive, deadline)
+                await deadline.wait(body.hold(bytes_max=HELD_BYTES_MAX), what="the body of the request")
                 problem = await while_client_waits(body, self._forward(served, scope, body, send, deadline))
                 if problem is None:
                     return
@@ -156,17 +176,17 @@ class ByKey:
         except EquipoiseError as error:
             await _refuse(send, error)
 
-    async def _find(self, key: str, deadline: Deadline) -> Work | Peer:
-        """Return the work that begins here, or the owner elsewhere. Nothing is awaited after the work has begun."""
-        while True:
-            served = await self._host.route(self._namespace, key, timeout_ms=deadline.remaining_ms())
-            if isinstance(served, Peer):
-                return served
-            try:
-                return served.admit(key)
-            except OwnershipLost:
-                deadline.check(f"the start of work on {self._namespace}/{key}")
-                await asyncio.sleep(_LOOK_AGAIN_S)
+    async def _known(self, key: str) -> Ownership | Peer | None:
+        """Return the ownership or the owner elsewhere if that is known now."""
+        try:
+            return await self._host.route(self._namespace, key, timeout_ms=0)
+        except DeadlineExceeded:
+            return None
+
+    async def _awaited(self, key: str, body: Body, deadline: Deadline) -> Ownership | Peer | None:
+        """Return the same once it is known; None if the client is gone before."""
+        timeout_ms = min(HELD_MS, deadline.remaining_ms())
+        return await while_client_waits(body, self._host.route(self._namespace, key, timeout_ms=timeout_ms))
 
     async def _serve(self, work: Work, scope: Message, receive: Receive, send: Send) -> None:
         """Let the program answer. Its answer is sent if the ownership is still good, and else replaced."""
@@ -198,22 +218,22 @@ class ByKey:
         headers = [(name, value) for name, value in forwarded_headers(scope["headers"]) if name != "host"]
         has_answered = False
         try:
-            async with (
-                asyncio.timeout(deadline.remaining_ms() / 1_000) as until_answer,
-                self._forwarding().request(
-                    scope["method"],
-                    url,
-                    headers=[*headers, (FORWARDED_BY, self._host.broker_id)],
-                    data=body.data(),
-                    allow_redirects=False,
-                    ssl=self._tls(),
-                ) as response,
-            ):
+            async with AsyncExitStack() as until_end:
+                with self._unanswered_by(peer):
+                    async with asyncio.timeout(deadline.remaining_ms() / 1_000):
+                        sent = self._forwarding().request(
+                            scope["method"],
+                            url,
+                            headers=[*headers, (FORWARDED_BY, self._host.broker_id)],
+                            data=body.data(),
+                            allow_redirects=False,
+                            ssl=self._tls(),
+                        )
+                        response = await until_end.enter_async_context(sent)
                 outcome = outcome_of(response.status, response.headers.get(OUTCOME), is_to_peer=False)
                 if outcome is Outcome.NOT_STARTED and body.may_repeat:
                     return f"it answered {response.status}"
                 has_answered = True
-                until_answer.reschedule(None)
                 await send_answer(response, send)
                 return None
         except (aiohttp.ClientError, TimeoutError) as error:
@@ -227,6 +247,19 @@ class ByKey:
                 return problem
             raise BrokerUnreachable(broker=peer.broker, address=peer.http_url, problem=problem, in_doubt=is_sent) from error
 
+    @contextmanager
+    def _unanswered_by(self, peer: Peer) -> Iterator[None]:
+        """Count a request that another program has not begun to answer. Raise `Overloaded` if there are too many."""
+        if self._unanswered[peer.broker] >= UNANSWERED_MAX:
+            raise Overloaded(what=f"the queue of requests forwarded to {peer.broker}", limit=UNANSWERED_MAX)
+        self._unanswered[peer.broker] += 1
+        try:
+            yield
+        finally:
+            self._unanswered[peer.broker] -= 1
+            if not self._unanswered[peer.broker]:
+                del self._unanswered[peer.broker]
+
     def _forwarding(self) -> aiohttp.ClientSession:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=CONNECTIONS_MAX, keepalive_timeout=IDLE_S)
@@ -235,11 +268,17 @@ class ByKey:
         return self._session
 
 
-async def _held(receive: Receive) -> Body:
-    """Return the body of a request, with as much of it in memory as may be sent again."""
-    body = await body_of(receive)
-    await body.hold(bytes_max=HELD_BYTES_MAX)
-    return body
+async def _body(known: Body | None, receive: Receive, deadline: Deadline) -> Body:
+    """Return the body of a request, received up to its first part."""
+    return await deadline.wait(body_of(receive), what="the body of the request") if known is None else known
+
+
+def _begun(ownership: Ownership, key: str) -> Work | None:
+    """Return the work that begins here. Do not await anything before it is a context. None if the ownership has just been lost."""
+    try:
+        return ownership.admit(key)
+    except OwnershipLost:
+        return None
 
 
 class _Misdirected(PeerError):

@@ -180,7 +180,8 @@ class Worker:
         * If another worker owns it, the caller is redirected to its `http` address (307). With `forward` this worker forwards the request,
           and the answer, piece by piece. It sends the request again if the owner has moved meanwhile, unless the owner may have executed
           it, or took a part of a body over 1 MiB. The owner sees this program as its client, and must use `by_key` too.
-        * While no worker owns it, the request waits. After `timeout_ms` in all it is answered 503.
+        * While no worker owns it, the request waits for 5 s at most, and not longer than its caller. At most 512 wait for one bundle.
+          Others are answered 503, as after `timeout_ms` in all.
 
         Refusals have the form of the broker's own. `X-Equipoise-Outcome: not-started` marks those without any effect, so `Client.request`
         repeats the request; `unknown` those after which it may have been executed. 404: there is no such namespace. 421: the request was

@@ -59,7 +59,7 @@ class Body:
 
     async def hold(self, *, bytes_max: int) -> None:
         """Receive the body into memory, up to about `bytes_max`. A body that ends before can be sent any number of times."""
-        size = len(self._messages[0].get("body", b""))
+        size = sum(len(message.get("body", b"")) for message in self._messages)
         while self._messages[-1].get("more_body") and size <= bytes_max:
             message = await self._next()
             self._messages.append(message)
@@ -114,17 +114,32 @@ async def body_of(receive: Receive) -> Body:
 
 
 async def while_client_waits(body: Body, exchange: Coroutine[None, None, T]) -> T | None:
-    """Return the result of `exchange`; None if the client is gone before its end. Raise its error."""
-    running, gone = asyncio.ensure_future(exchange), asyncio.ensure_future(body.client_is_gone())
+    """Return the result of `exchange`; None if the client is gone before its end. Raise its error.
+
+    It runs in the current task, so no turn of the event loop passes between its end and what follows it.
+    """
+    task = asyncio.current_task()
+    assert task is not None, "a request is answered in a task"
+    is_gone = is_over = False
+
+    def end(_: object) -> None:
+        nonlocal is_gone
+        if not is_over:
+            is_gone = True
+            task.cancel()
+
+    watching = asyncio.ensure_future(body.client_is_gone())
+    watching.add_done_callback(end)
     try:
-        await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
+        return await exchange
+    except asyncio.CancelledError:
+        if not is_gone or task.uncancel():
+            raise
+        watching.result()
+        return None
     finally:
-        running.cancel()
-        gone.cancel()
-        await asyncio.wait((running, gone))
-    if not gone.cancelled():
-        gone.result()
-    return None if running.cancelled() else running.result()
+        is_over = True
+        watching.cancel()
 
 
 def forwarding_session(connector: aiohttp.BaseConnector, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:

@@ -17,6 +17,7 @@ from equipoise.brokers.agent.intents import Intent, subject_of
 from equipoise.brokers.agent.requests import refusal
 from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.balancing.placement import Placement
+from equipoise.brokers.runtime.callers import Line
 from equipoise.brokers.runtime.openings import Opened, all_of, by_owner
 from equipoise.brokers.runtime.router import Router, may_deny
 from equipoise.brokers.runtime.service import Ownership, Peer, Service
@@ -212,7 +213,14 @@ class Member(AgentHost):
         """Route a key as `brokers.runtime.service.ServiceHost.route` does. `timeout_ms` counts on the cluster's clock."""
         return await self.router.route(namespace, key, timeout_ms=timeout_ms)
 
-    async def until(self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
+    async def until(
+        self,
+        condition: Callable[[View], T | None],
+        *,
+        timeout_ms: int,
+        what: str,
+        line: Line | None = None,  # noqa: ARG002 - a test has few callers, so each looks itself
+    ) -> T:
         """Wait for a condition as `brokers.runtime.router.Waiting` defines, on the cluster's clock."""
         clock = self._world.clock
         deadline_ms = clock.boot_ms + timeout_ms
@@ -223,6 +231,10 @@ class Member(AgentHost):
             if clock.boot_ms >= deadline_ms:
                 raise DeadlineExceeded(what=what, waited_ms=timeout_ms)
             await self._world.change()
+
+    def has_line(self, line: Line) -> bool:  # noqa: ARG002 - as above
+        """Return False: callers wait in no lines."""
+        return False
 
     async def up_to_date(self, *, timeout_ms: int) -> bool:
         """Read to the log's end as `brokers.runtime.worker.Worker.up_to_date` does."""

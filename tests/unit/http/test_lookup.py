@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.http import lookup
-from equipoise.brokers.runtime import lookups
+from equipoise.brokers.runtime import callers
 from equipoise.channel.core.ranges import bundle_name, topic_hash
 from tests.unit.http.cluster import NAMESPACE, Broker, cluster, path_of, until
 
@@ -53,14 +53,7 @@ async def test_lookups_are_held_until_the_bundle_is_served(tmp_path: Path) -> No
         broker.service.taking.clear()
         assert 204 == (await broker.put(f"{path_of(bundle)}/unload")).status
         asked = [asyncio.ensure_future(broker.get(f"{PATH}/topic-{number}")) for number in range(50)]
-        waits: list[asyncio.Task[object]] = []
-
-        def all_wait() -> bool:
-            waits[:] = [task for task in asyncio.all_tasks() if task.get_name() == f"an owner for {bundle}"]
-            return broker.lookups.held == len(asked) and brokers.view.bundles[bundle].phase == "assigning"
-
-        await until(all_wait)
-        assert 1 == len(waits)
+        await until(lambda: broker.lookups.held == len(asked) and brokers.view.bundles[bundle].phase == "assigning")
         assert not any(task.done() for task in asked)
         broker.service.taking.set()
         assert {200} == {answer.status for answer in await asyncio.gather(*asked)}
@@ -79,7 +72,7 @@ async def test_a_held_lookup_ends_with_503_at_its_deadline(tmp_path: Path) -> No
 
 
 async def test_lookups_beyond_the_bound_are_answered_503(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookups, "HELD_MAX", 2)
+    monkeypatch.setattr(callers, "HELD_MAX", 2)
 
     async with cluster(tmp_path, bundles=1) as brokers:
         (broker,), (bundle,) = brokers.brokers, brokers.bundles()
@@ -95,6 +88,20 @@ async def test_lookups_beyond_the_bound_are_answered_503(tmp_path: Path, monkeyp
         assert 1 == metric(broker, "refused")
 
 
+async def test_a_lookup_whose_caller_has_gone_is_held_no_longer(tmp_path: Path) -> None:
+    async with cluster(tmp_path, bundles=1) as brokers:
+        (broker,), (bundle,) = brokers.brokers, brokers.bundles()
+        broker.service.taking.clear()
+        await broker.put(f"{path_of(bundle)}/unload")
+        asked = [asyncio.ensure_future(broker.get(f"{PATH}/orders")) for _ in range(3)]
+        await until(lambda: broker.lookups.held == 3)
+        for gone in asked[:2]:
+            gone.cancel()  # Closes its connection.
+        await until(lambda: broker.lookups.held == 1)
+        broker.service.taking.set()
+        assert 200 == (await asked[2]).status
+
+
 async def test_a_lookup_during_a_handover_gets_the_new_owner(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2, bundles=1) as brokers:
         (bundle,) = brokers.bundles()
@@ -104,7 +111,7 @@ async def test_a_lookup_during_a_handover_gets_the_new_owner(tmp_path: Path) -> 
         move = asyncio.ensure_future(source.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}"))
         await until(lambda: brokers.view.bundles[bundle].phase == "handing_over")
         asked = asyncio.ensure_future(source.get(f"{PATH}/orders"))
-        await until(lambda: any(task.get_name() == f"an owner for {bundle}" for task in asyncio.all_tasks()))
+        await until(lambda: source.lookups.held == 1)
         assert not asked.done()
         source.service.closing.set()
         assert 204 == (await move).status

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 
 import pytest
 
@@ -12,7 +13,7 @@ from equipoise.brokers.agent.events import Requested
 from equipoise.brokers.agent.intents import DeleteNamespace
 from equipoise.brokers.errors import Rejected
 from equipoise.brokers.runtime import callers as module
-from equipoise.brokers.runtime.callers import Listeners, Requests, Waiting
+from equipoise.brokers.runtime.callers import CALLER, Caller, Line, Listeners, Requests, Waiting
 from equipoise.brokers.runtime.service import WorkerEnded
 from equipoise.channel.core.entries import Verdict
 from equipoise.channel.core.errors import DeadlineExceeded, OutcomeUnknown, Overloaded
@@ -77,6 +78,128 @@ async def test_waiters_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         await waiting.until(offset_of, timeout_ms=1, what="it")
     waiters[1].cancel()
     await asyncio.wait([waiters[1]])
+
+
+LINE = Line("calls of a bundle", 3)
+
+
+class Bundle:
+    """Callers in lines for one thing, which comes once `owner` is set."""
+
+    def __init__(self) -> None:
+        self.view = View()
+        self.waiting = Waiting(lambda: self.view, broker="b")
+        self.owner: str | None = None
+        self.looks = 0
+
+    def look(self, _: View) -> str | None:
+        self.looks += 1
+        return self.owner
+
+    async def wait_here(self, *, timeout_ms: int = LONG_MS, line: Line = LINE) -> str:
+        return await self.waiting.until(self.look, timeout_ms=timeout_ms, what="an owner", line=line)
+
+    def wait(self, *, timeout_ms: int = LONG_MS, line: Line = LINE) -> asyncio.Task[str]:
+        return asyncio.get_running_loop().create_task(self.wait_here(timeout_ms=timeout_ms, line=line))
+
+    def open(self) -> None:
+        self.owner = "here"
+        self.waiting.changed()
+
+
+def _tell(story: list[str], what: str, _: object) -> None:
+    story.append(what)
+
+
+async def turns(number: int) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+async def test_a_change_costs_one_look_for_each_line() -> None:
+    bundle = Bundle()
+    waits = [bundle.wait() for _ in range(3)] + [bundle.wait(line=Line("another", 3)) for _ in range(3)]
+    await turns(3)
+    looked = bundle.looks
+    bundle.waiting.changed()
+    await turns(3)
+    assert 2 == bundle.looks - looked
+    bundle.open()
+    assert ["here"] * 6 == await asyncio.gather(*waits)
+
+
+async def test_the_callers_of_a_line_go_on_in_order_and_other_work_is_done_between() -> None:
+    bundle, story = Bundle(), list[str]()
+    for call in ("call 0", "call 1", "call 2"):
+        bundle.wait().add_done_callback(partial(_tell, story, call))
+    await turns(3)
+    bundle.open()
+    while len(story) < 6:
+        await asyncio.sleep(0)
+        if story and story[-1] != "other work":
+            story.append("other work")
+    assert ["call 0", "other work", "call 1", "other work", "call 2", "other work"] == story
+
+
+async def test_a_line_is_bounded_and_so_are_all_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose caller has gone, whose time is over, or who was cancelled makes room, and does not keep the others waiting."""
+    monkeypatch.setattr(module, "HELD_MAX", 5)
+    bundle, other = Bundle(), Line("calls of another bundle", 3)
+    first, second, third = bundle.wait(), bundle.wait(timeout_ms=1), bundle.wait()
+    await turns(2)
+    with pytest.raises(Overloaded, match="the queue for calls of a bundle at broker b is full: it holds 3"):
+        await bundle.wait()
+    with pytest.raises(DeadlineExceeded, match="an owner"):
+        await second
+    first.cancel()
+    await asyncio.wait([first])
+    waits = [third, bundle.wait(), bundle.wait(), bundle.wait(line=other), bundle.wait(line=other)]
+    await turns(2)
+    with pytest.raises(Overloaded, match="the queue of callers at broker b is full: it holds 5"):
+        await bundle.wait(line=other)
+    bundle.open()
+    assert ["here"] * 5 == await asyncio.gather(*waits)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_the_end_of_a_connection_cancels_what_waits_for_it(is_first: bool) -> None:
+    """What has begun goes on."""
+    bundle, caller, begun = Bundle(), Caller(), list[str]()
+
+    async def request() -> None:
+        CALLER.set(caller)
+        begun.append(await bundle.wait_here())
+        await turns(5)
+        begun.append("done")
+
+    ahead = None if is_first else bundle.wait()
+    gone = asyncio.ensure_future(request())
+    behind = bundle.wait()
+    await turns(3)
+    caller.gone()
+    bundle.open()
+    assert "here" == await behind
+    assert gone.cancelled()
+    assert [] == begun
+    assert ahead is None or "here" == await ahead
+    bundle.owner = None
+    goes_on = asyncio.ensure_future(request())
+    await turns(3)
+    bundle.open()
+    await turns(3)
+    caller.gone()
+    await goes_on
+    assert ["here", "done"] == begun
+
+
+async def test_the_end_of_a_broker_ends_its_lines() -> None:
+    bundle = Bundle()
+    waits = [bundle.wait() for _ in range(3)]
+    await turns(2)
+    bundle.waiting.end(WorkerEnded(broker="b", problem="it has left the cluster"))
+    for wait in waits:
+        with pytest.raises(WorkerEnded, match="has left"):
+            await wait
 
 
 INTENT = DeleteNamespace(name="t/n")
