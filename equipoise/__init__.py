@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from equipoise.brokers.client.calls import Response
     from equipoise.brokers.client.client import Client, ClientInThread
     from equipoise.brokers.http.caller import identity_of
     from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service, ServiceHost, Work
@@ -31,6 +32,7 @@ __all__ = [
     "Messaging",
     "Ownership",
     "Peer",
+    "Response",
     "Service",
     "ServiceHost",
     "Work",
@@ -52,6 +54,7 @@ _MODULES: Final = {
     "Messaging": "shedder.bundle_load",
     "Ownership": "brokers.runtime.service",
     "Peer": "brokers.runtime.service",
+    "Response": "brokers.client.calls",
     "Service": "brokers.runtime.service",
     "ServiceHost": "brokers.runtime.service",
     "Work": "brokers.runtime.service",

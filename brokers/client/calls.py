@@ -5,25 +5,32 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from http.cookiejar import CookieJar, DefaultCookiePolicy
-from typing import Final, Protocol
+from email.message import Message
+from http import HTTPStatus
+from typing import Any, Final, Protocol
 
-import httpx
+import aiohttp
+import orjson
+from yarl import URL
 
-from equipoise.brokers.client.attempts import OUTCOME, Breakers, Call, Outcome, may_repeat, outcome_of, pause_ms, peer_in
+from equipoise.brokers.client.attempts import ADDRESSES_MAX, OUTCOME, Breakers, Call, Outcome, may_repeat, outcome_of, pause_ms, peer_in
 from equipoise.brokers.errors import BrokerUnreachable
 from equipoise.brokers.runtime.service import Peer
 from equipoise.brokers.security.tls import client_context_of_environment
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded, InvalidName, Overloaded
 from equipoise.channel.system.deadline import Deadline
 
-CONNECTIONS_MAX: Final = 1_000
-"""Connections at a time, to all brokers. A further request waits for one."""
+UNANSWERED_MAX: Final = 128
+"""Requests at a time to one address. At 5 ms each they are 25,000/s, more than one program answers. Further ones wait in order, and go to
+the owner of that time. So a program that hangs holds few connections, and gets no more than it can answer before their callers give up."""
 
-IDLE_CONNECTIONS_MAX: Final = 100
+QUEUED_MAX: Final = 10_000
+"""Requests that wait for a place, at all addresses: about 10 KiB each, 100 MB in all."""
+
 IDLE_S: Final = 4.0
-"""Unused connections that are kept, and how long: less than the 5 s after which uvicorn closes one."""
+"""How long unused connections are kept: less than the 5 s after which uvicorn closes one."""
 
 CONNECT_S_MAX: Final = 2.0
 
@@ -31,13 +38,39 @@ CONNECT_S_MAX: Final = 2.0
 _LOOK_MS: Final = 100
 
 # The request was certainly not sent.
-_NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol)
+_NOT_SENT: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL)
 
-# The bound of the whole attempt ends after those of its steps, which say how far it got.
+# The bound of the whole attempt ends after that of the connection, which says how far it got.
 _LATER_S: Final = 0.05
 
 # Characters of an answer in an error.
 _TEXT_MAX: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """An answer over HTTP, read to its end. The names of `headers` are found in any case."""
+
+    status_code: int
+    headers: Mapping[str, str]
+    content: bytes
+
+    def __repr__(self) -> str:
+        return f"<Response {self.status_code}, {len(self.content)} bytes>"
+
+    @property
+    def text(self) -> str:
+        """Return the body as text, in the encoding of its `Content-Type`, by default UTF-8. What cannot be decoded is replaced."""
+        message = Message()
+        message["Content-Type"] = self.headers.get("Content-Type", "")
+        try:
+            return self.content.decode(message.get_content_charset("utf-8"), "replace")
+        except LookupError:  # There is no such encoding.
+            return self.content.decode("utf-8", "replace")
+
+    def json(self) -> Any:  # noqa: ANN401 - JSON has any type
+        """Return what the body is in JSON. Raises `ValueError` if it is something else."""
+        return orjson.loads(self.content)
 
 
 class Owners(Protocol):
@@ -63,34 +96,37 @@ class _Failure:
 
     outcome: Outcome
     problem: str
-    answer: httpx.Response | None = None
+    answer: Response | None = None
     is_misrouted: bool = False
     owner: str | None = None
+
+
+Send = Callable[[str, URL, Mapping[str, str], bytes | None, float], Awaitable[Response]]
+"""Sends one request: method, address, headers, body, and seconds to connect. Raises as aiohttp does."""
 
 
 class Calls:
     """The requests of one client."""
 
-    def __init__(self, owners: Owners, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        """`transport` replaces the network in tests. Raise `InvalidConfig` for certificates in the environment that cannot be used."""
+    def __init__(self, owners: Owners, *, send: Send | None = None) -> None:
+        """`send` replaces the network in tests. Raise `InvalidConfig` for certificates in the environment that cannot be used."""
         self._owners = owners
         self._breakers = Breakers()
-        self._http = httpx.AsyncClient(
-            verify=client_context_of_environment(),
-            trust_env=False,
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # Requests of different callers share the client.
-            limits=httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=IDLE_CONNECTIONS_MAX, keepalive_expiry=IDLE_S),
-            transport=transport,
-        )
+        self._tls = client_context_of_environment()
+        self._session: aiohttp.ClientSession | None = None
+        self._send = send or self._over_network
+        self._places: dict[str, asyncio.Semaphore] = {}  # By address.
+        self._queued = 0
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._http.aclose()
+        if self._session is not None:
+            await self._session.close()
 
-    async def request(self, call: Call, *, timeout_ms: int) -> httpx.Response:
+    async def request(self, call: Call, *, timeout_ms: int) -> Response:
         """See `Client.request`."""
-        if not call.path.startswith("/"):
-            raise InvalidName(what="path of a request", name=call.path, expected="a path that begins with a slash")
+        if not call.path.startswith("/") or not call.path.isprintable():
+            raise InvalidName(what="path of a request", name=call.path, expected="a path that begins with a slash, and is printable")
         deadline = Deadline.after(timeout_ms=timeout_ms)
         failures, problem = 0, ""
         named: Peer | None = None
@@ -102,8 +138,15 @@ class Calls:
                 named, problem = None, problem or f"{address} took no connection lately"
                 await _pause(min(spared_ms, _LOOK_MS), deadline)
                 continue
-            result = await self._attempt(call, address, deadline)
-            if isinstance(result, httpx.Response):
+            places = self._places_at(address)
+            has_waited = await self._enter(places, call, address, deadline)
+            try:
+                if has_waited and named is None and await self._has_moved(call, peer):
+                    continue
+                result = await self._attempt(call, address, deadline)
+            finally:
+                places.release()
+            if isinstance(result, Response):
                 return result
             if not may_repeat(result.outcome, is_idempotent=call.is_idempotent):
                 if result.answer is not None:
@@ -128,31 +171,53 @@ class Calls:
         except DeadlineExceeded as error:
             raise deadline.exceeded(what if problem else f"{what} ({error.what})") from error
 
-    async def _attempt(self, call: Call, address: str, deadline: Deadline) -> httpx.Response | _Failure:
+    def _places_at(self, address: str) -> asyncio.Semaphore:
+        places = self._places.get(address)
+        if places is None:
+            if len(self._places) >= ADDRESSES_MAX:
+                del self._places[next(iter(self._places))]
+            places = self._places[address] = asyncio.Semaphore(UNANSWERED_MAX)
+        return places
+
+    async def _enter(self, places: asyncio.Semaphore, call: Call, address: str, deadline: Deadline) -> bool:
+        """Take a place at an address, and return whether that took time. Raise `Overloaded` if too many wait."""
+        if not places.locked():
+            return not await places.acquire()
+        if self._queued >= QUEUED_MAX:
+            raise Overloaded(what="the queue of requests of this client", limit=QUEUED_MAX)
+        self._queued += 1
+        try:
+            return await deadline.wait(places.acquire(), what=f"{call} ({UNANSWERED_MAX} requests to {address} wait for answers)")
+        finally:
+            self._queued -= 1
+
+    async def _has_moved(self, call: Call, peer: Peer) -> bool:
+        try:
+            return peer != await self._owners.owner(call.namespace, call.key, timeout_ms=0)
+        except DeadlineExceeded:
+            return True
+
+    async def _attempt(self, call: Call, address: str, deadline: Deadline) -> Response | _Failure:
         """Send the request once. Return the answer of the program, or what is known without one."""
         left_s = deadline.remaining_ms() / 1_000
+        url = URL(address + call.path)  # Encodes what is not.
+        headers, body = call.headers, call.content
+        if call.json is not None:
+            body = orjson.dumps(call.json)
+            headers = {"Content-Type": "application/json", **headers}
         try:
             async with asyncio.timeout(left_s + _LATER_S):
-                answer = await self._http.request(
-                    call.method,
-                    address + call.path,
-                    headers=call.headers,
-                    content=call.content,
-                    json=call.json,
-                    timeout=httpx.Timeout(left_s, connect=min(CONNECT_S_MAX, left_s)),
-                )
-        except (httpx.InvalidURL, httpx.LocalProtocolError) as error:
-            raise CallerError(f"{call.method} {call.path} cannot be sent: {error}; correct the path and the headers") from error
-        except httpx.PoolTimeout:
-            raise Overloaded(what="the pool of connections of this client", limit=CONNECTIONS_MAX) from None
+                answer = await self._send(call.method, url, headers, body, min(CONNECT_S_MAX, left_s))
         except _NOT_SENT as error:
             is_open = self._breakers.failed(address, _now_ms())
             return _Failure(outcome=Outcome.NOT_STARTED, problem=_problem(error), is_misrouted=is_open)
-        except (httpx.RequestError, TimeoutError) as error:
+        except ValueError as error:
+            raise CallerError(f"{call.method} {call.path} cannot be sent: {error}; correct the headers") from error
+        except (aiohttp.ClientError, TimeoutError) as error:
             self._breakers.succeeded(address)
             return _Failure(outcome=Outcome.UNKNOWN, problem=_problem(error))
         self._breakers.succeeded(address)
-        owner = peer_in(answer.headers.get("Location", ""), answer.request.url.raw_path.decode())
+        owner = peer_in(answer.headers.get("Location", ""), url.raw_path_qs)
         outcome = outcome_of(answer.status_code, answer.headers.get(OUTCOME), is_to_peer=owner not in (None, address))
         if outcome is None:
             return answer
@@ -160,9 +225,24 @@ class Calls:
             outcome=outcome,
             problem=f"it answered {answer.status_code} {answer.text[:_TEXT_MAX]}".rstrip(),
             answer=answer,
-            is_misrouted=answer.status_code < httpx.codes.INTERNAL_SERVER_ERROR,
+            is_misrouted=answer.status_code < HTTPStatus.INTERNAL_SERVER_ERROR,
             owner=owner if owner is None or owner.startswith("https:") or not address.startswith("https:") else None,
         )
+
+    async def _over_network(self, method: str, url: URL, headers: Mapping[str, str], body: bytes | None, connect_s: float) -> Response:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S),  # `_place` limits them.
+                cookie_jar=aiohttp.DummyCookieJar(),  # Requests of different callers share the session.
+                skip_auto_headers=("Content-Type",),
+            )
+            # Or it would send a GET or PUT again by itself, if its connection breaks. Whether that is right, the caller decides.
+            self._session._retry_connection = False  # noqa: SLF001 - aiohttp has no setting for it
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s)
+        async with self._session.request(
+            method, url, headers=headers, data=body, allow_redirects=False, ssl=self._tls, timeout=timeout
+        ) as response:
+            return Response(status_code=response.status, headers=response.headers, content=await response.read())
 
 
 def _now_ms() -> int:
@@ -174,6 +254,6 @@ async def _pause(ms: int, deadline: Deadline) -> None:
 
 
 def _problem(error: Exception) -> str:
-    if isinstance(error, httpx.TimeoutException | TimeoutError):
-        return "it took no connection in time" if isinstance(error, httpx.ConnectTimeout) else "it did not answer in time"
+    if isinstance(error, TimeoutError):
+        return "it took no connection in time" if isinstance(error, aiohttp.ConnectionTimeoutError) else "it did not answer in time"
     return str(error) or type(error).__name__

@@ -10,23 +10,19 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 from equipoise.brokers.client.attempts import IDEMPOTENT, Call
+from equipoise.brokers.client.calls import Calls, Response
 from equipoise.brokers.client.http_source import HttpSource
 from equipoise.brokers.client.log_source import LogSource
 from equipoise.brokers.client.table import Assigned, Source
 from equipoise.brokers.runtime.loop_thread import CROSSING_MS, InThread, not_running
 from equipoise.brokers.runtime.service import Peer
 from equipoise.brokers.security.own_token import OwnToken
-from equipoise.channel.core.errors import CallerError, Overloaded, missing_extra, without_password
+from equipoise.channel.core.errors import CallerError, Overloaded, without_password
 from equipoise.channel.core.ranges import check_namespace, key_hash
 from equipoise.channel.system.deadline import Deadline
-
-if TYPE_CHECKING:
-    import httpx
-
-    from equipoise.brokers.client.calls import Calls
 
 START_MS: Final = 30_000
 OWNER_MS: Final = 10_000
@@ -118,8 +114,8 @@ class Client:
         json: object = None,
         idempotent: bool | None = None,
         timeout_ms: int = OWNER_MS,
-    ) -> httpx.Response:
-        """Send a request to the program that serves `key`, and return its answer, with any status. Needs the extra `client` (httpx).
+    ) -> Response:
+        """Send a request to the program that serves `key`, and return its answer, with any status.
 
         `path` with its query is below the `http` address of the program. The body is `content`, or `json` as JSON. Everything ends within
         `timeout_ms`: finding the owner, waiting while the bundle moves, and all attempts, with random pauses between them.
@@ -130,19 +126,19 @@ class Client:
         * if it may have been executed (the connection broke, no answer in time), only with the methods GET, HEAD, OPTIONS, PUT and DELETE.
           `idempotent` overrides this.
 
-        Any other answer is returned, also 503 of the program itself. After three failed connections in a row, an address is spared for one
+        Any other answer is returned, also 503 of the program itself. At most 128 requests to one address are unanswered. Others wait for
+        their turn, and go to the owner of that time. After three failed connections in a row, an address is spared for one
         second, and then tried by one request. Connections are kept and shared. Certificates of the environment are read once. The token of
         this client is not sent; give `headers` for the program, which go to every broker that is asked.
 
         Raises `BrokerUnreachable` if the request may have been executed and is not sent again; `DeadlineExceeded` if there was no answer in
         time, with the last problem (without `idempotent`, the request was not executed); `UnknownNamespace`; `InvalidName`; `Overloaded`;
-        `PeerError` if the owner has no HTTP address; `CallerError` without the extra, for a request that cannot be sent, and as `owner`
-        does.
+        `PeerError` if the owner has no HTTP address; `CallerError` for a request that cannot be sent, and as `owner` does.
         """
         is_idempotent = method.upper() in IDEMPOTENT if idempotent is None else idempotent
         self._find(namespace, key_hash(key))  # Raises outside the context.
         if self._calls is None:
-            self._calls = _new_calls(self)
+            self._calls = Calls(self)
         call = Call(
             method=method.upper(),
             namespace=namespace,
@@ -221,16 +217,6 @@ class Client:
                 waiter.set_result(None)
 
 
-def _new_calls(client: Client) -> Calls:
-    try:
-        from equipoise.brokers.client.calls import Calls  # noqa: PLC0415 - its HTTP client comes with an extra
-    except ModuleNotFoundError as error:
-        if error.name != "httpx":
-            raise
-        raise missing_extra(what="Client.request", extra="client") from error
-    return Calls(client)
-
-
 class ClientInThread(InThread):
     """A client with its own thread: `with Client(...).in_thread() as client`. Any thread may call it.
 
@@ -259,7 +245,7 @@ class ClientInThread(InThread):
         json: object = None,
         idempotent: bool | None = None,
         timeout_ms: int = OWNER_MS,
-    ) -> httpx.Response:
+    ) -> Response:
         """See `Client.request`."""
         request = self._client.request(
             method, namespace, key, path, headers=headers, content=content, json=json, idempotent=idempotent, timeout_ms=timeout_ms

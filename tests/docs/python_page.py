@@ -31,7 +31,7 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         "Identity",
     ),
     "Run a broker in a program": ("Worker", "WorkerInThread", "current_work"),
-    "Call a service": ("Client", "ClientInThread"),
+    "Call a service": ("Client", "ClientInThread", "Response"),
     "Test a service": ("Cluster", "MakeCluster", "MovesAtEveryAwait", "MakeProcesses"),
 }
 """The public names, in the order of the page."""

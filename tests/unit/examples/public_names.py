@@ -19,6 +19,7 @@ from equipoise import (
     Messaging,
     Ownership,
     Peer,
+    Response,
     Service,
     ServiceHost,
     Work,
@@ -102,7 +103,7 @@ async def serve() -> None:
         assert_type(worker.ownership("shop/carts", "key"), Ownership | None)
         assert_type(await worker.route("shop/carts", "key"), Ownership | Peer)
         assert_type(await client.owner("shop/carts", "key"), Peer)
-        assert_type((await client.request("GET", "shop/carts", "key", "/carts/key")).status_code, int)
+        assert_type(await client.request("GET", "shop/carts", "key", "/carts/key"), Response)
 
 
 def program(worker: Worker) -> FastAPI:
@@ -125,7 +126,7 @@ def serve_in_threads() -> None:
         assert_type(client, ClientInThread)
         assert_type(worker.route("shop/carts", "key"), Ownership | Peer)
         assert_type(client.owner("shop/carts", "key"), Peer)
-        assert_type(client.request("GET", "shop/carts", "key", "/carts/key").status_code, int)
+        assert_type(client.request("GET", "shop/carts", "key", "/carts/key"), Response)
 
 
 def try_out() -> None:

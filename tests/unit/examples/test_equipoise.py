@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import equipoise
-from equipoise import BundleLoad, Client, Cluster, Deadline, Identity, Messaging, Ownership, Peer, Worker, errors
+from equipoise import BundleLoad, Client, Cluster, Deadline, Identity, Messaging, Ownership, Peer, Response, Worker, errors
 from equipoise.examples.fastapi_app import Visits
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -67,6 +67,7 @@ def shown() -> dict[str, tuple[object, str]]:
         "Messaging": (Messaging(producers=2), f"Messaging({numbers}, consumers=0, topics=0)"),
         "Ownership": (ownership, f"<Ownership of {BUNDLE}, token {ownership.token}, good>"),
         "Peer": (Peer(broker="a", addresses={"http": "http://a"}), "Peer(broker='a', addresses={'http': 'http://a'})"),
+        "Response": (Response(status_code=200, headers={"Cookie": PLANTED}, content=PLANTED.encode()), "<Response 200, 14 bytes>"),
         "Work": (work, f"<Work on 'homehomehome...ehomehomehome' of {BUNDLE}, token {work.token}>"),
         "Worker": (named, "<Worker a on sqlite:visits.db, not running>"),
         "WorkerInThread": (worker.in_thread(), f"<WorkerInThread of {worker!r}>"),
