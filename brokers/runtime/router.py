@@ -226,6 +226,8 @@ class Router:
             problem = why_quarantined(view, bundle.name)
             if problem is not None:
                 raise quarantined(bundle=bundle.name, problem=problem)
+            if self._agent.drains and not any(broker.status == "up" for broker in view.live_brokers()):
+                raise PeerError(f"no broker takes {bundle.name}: all brokers stop or drain; start one, and try again")
             self._step(Wanted(bundle=bundle.name))
         server = server_of(view, bundle)
         if server is not None and goes_on(self._agent, namespace, now):

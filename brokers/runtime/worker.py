@@ -102,6 +102,7 @@ class Worker:
     """One broker in this process, on the running loop. Call `start`, await `ready(...)`, and finally `stop`."""
 
     _drain_by: Deadline | None = None  # From the beginning of `stop`.
+    calls = 0  # For keys, so far.
 
     def __init__(
         self,
@@ -552,6 +553,7 @@ class Worker:
 
     def ownership(self, namespace: str, key: str) -> Ownership | None:
         """Return this broker's ownership of `key`, or None if it does not own the key now."""
+        self.calls += 1
         return self._router.ownership(namespace, key)
 
     @property
@@ -564,6 +566,7 @@ class Worker:
 
         Raise `UnknownNamespace`, `DeadlineExceeded` if no broker serves it within `timeout_ms`, `Overloaded`, and `WorkerEnded`.
         """
+        self.calls += 1
         return await self._router.route(namespace, key, timeout_ms=timeout_ms)
 
     async def locate(self, namespace: str, point: int, *, timeout_ms: int) -> Located:

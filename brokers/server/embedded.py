@@ -49,7 +49,7 @@ ROUTE_MS: Final = 10_000
 CREATE_MS: Final = 10_000
 
 LINGER_MS: Final = 3_000
-"""How long a drained program continues to answer by default. Callers on a busy machine may arrive more than a second late."""
+"""How long a drained program continues to answer callers by default. Those on a busy machine may arrive more than a second late."""
 
 
 class Worker:
@@ -318,7 +318,7 @@ class Worker:
             return None  # Also between two incarnations: the next one drains, too.
         if not view.held_count(agent.incarnation):
             return True
-        return None if any(broker.status == "up" for broker in view.live_brokers()) else False
+        return None if _takes_bundles(view) else False
 
     @contextmanager
     def drain_on_signals(self, *, linger_ms: int = LINGER_MS) -> Iterator[None]:
@@ -327,8 +327,9 @@ class Worker:
         Use it inside the context of the worker, around the `yield` of a lifespan. At a signal:
 
         1. The worker drains.
-        2. The program continues to answer for `linger_ms`. Callers follow its redirects and learn the new owners, and load balancers see
-           that `/ready` answers 503. This step is left out if no other broker takes the bundles.
+        2. The program continues to answer until no call for a key has come for 0.2 s, and for `linger_ms` at most. Callers follow its
+           redirects and learn the new owners, and load balancers see that `/ready` answers 503. This step is left out if no other broker
+           takes the bundles: then calls that wait for an owner are answered 503.
         3. Long polls and streams of `asgi()` end, because the server would wait for them. Then the server handles the signal.
 
         A second signal goes to the server at once. It works under uvicorn, also as a worker of gunicorn, and in programs that handle the
@@ -341,7 +342,8 @@ class Worker:
         async def drain() -> None:
             try:
                 if await self.drain():
-                    await lingered(linger_ms)
+                    host = self._started
+                    await lingered(linger_ms, lambda: host.calls, has_peers=lambda: _takes_bundles(host.view))
             finally:
                 if self._broker is not None:
                     await self._broker.end_waits()
@@ -363,6 +365,11 @@ class Worker:
     def _running(self) -> Host:
         self.check()
         return self._started
+
+
+def _takes_bundles(view: View) -> bool:
+    """Return whether any broker takes bundles."""
+    return any(broker.status == "up" for broker in view.live_brokers())
 
 
 def _directory_beside(log_url: str, broker: str) -> str | None:

@@ -24,7 +24,11 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 # Where event loops keep the functions that stand for their own handlers. Those run at once, even if others handle the signal, too.
 _LOOPS: Final = ("asyncio", "uvloop")
 
+QUIET_MS: Final = 200
+"""How long no call comes before a drained program ends. Callers that follow its redirects call again within some round trips."""
+
 _LINGER_PARTS: Final = 20
+_PART_MS_MAX: Final = 50
 
 
 @contextmanager
@@ -72,7 +76,17 @@ def draining(drain: Callable[[], Awaitable[None]]) -> Iterator[None]:
             task.cancel()
 
 
-async def lingered(linger_ms: float) -> None:
-    """Wait for `linger_ms` in parts, with turns of the event loop between. A process that stalls answers nobody: it loses one part only."""
-    for _ in range(_LINGER_PARTS):
-        await asyncio.sleep(linger_ms / _LINGER_PARTS / 1_000)
+async def lingered(linger_ms: float, calls: Callable[[], int], *, has_peers: Callable[[], bool]) -> None:
+    """Wait until no call has come for `QUIET_MS`, at most `linger_ms`, and while there are peers that could serve the callers.
+
+    `calls` returns how many have come so far.
+
+    Wait in parts, with turns of the event loop between. A process that stalls answers nobody: it loses one part only.
+    """
+    part_ms = min(linger_ms / _LINGER_PARTS, _PART_MS_MAX)
+    seen, waited_ms, quiet_ms = calls(), 0.0, 0.0
+    while waited_ms < linger_ms and quiet_ms < QUIET_MS and has_peers():
+        await asyncio.sleep(part_ms / 1_000)
+        waited_ms += part_ms
+        quiet_ms = quiet_ms + part_ms if calls() == seen else 0.0
+        seen = calls()

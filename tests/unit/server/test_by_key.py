@@ -15,6 +15,7 @@ from equipoise import Bundle, Cluster, Deadline, Ownership, Peer, Service, curre
 from equipoise.brokers.client.attempts import FORWARDED_BY, OUTCOME, Outcome, outcome_of
 from equipoise.brokers.server.by_key import ByKey
 from equipoise.brokers.server.forwarding import Message, Receive, Send
+from equipoise.brokers.testing.virtual_member import Member
 from equipoise.channel.core.errors import CallerError, InvalidName
 from equipoise.pytest import MakeCluster, MovesAtEveryAwait
 
@@ -159,6 +160,23 @@ def test_without_an_owner_it_is_answered_503_and_may_be_repeated(cluster: Cluste
     answer = cluster.call(post(program(cluster, "broker-2", timeout_ms=500, forward=forward)), within_ms=1_000)
     assert (503, "1", "DeadlineExceeded") == (answer.status_code, answer.headers["Retry-After"], answer.json()["error"])
     assert "an owner for web/pages/home" in answer.json()["reason"]
+    assert Outcome.NOT_STARTED is outcome_of(503, answer.headers[OUTCOME], is_to_peer=False)
+
+
+def test_without_a_broker_that_takes_the_bundle_it_is_answered_503_at_once(cluster: Cluster[Pages]) -> None:
+    """So the end of all programs does not wait for owners that never come."""
+    draining = cluster.host("broker-2")
+    assert isinstance(draining, Member)
+
+    async def drain() -> None:
+        draining.drain()
+
+    cluster.call(drain())
+    cluster.kill("broker-1")
+    cluster.advance(4_000)
+    answer = cluster.call(post(program(cluster, "broker-2")))
+    assert (503, "1", "PeerError") == (answer.status_code, answer.headers["Retry-After"], answer.json()["error"])
+    assert "all brokers stop or drain" in answer.json()["reason"]
     assert Outcome.NOT_STARTED is outcome_of(503, answer.headers[OUTCOME], is_to_peer=False)
 
 

@@ -6,12 +6,16 @@ import asyncio
 import os
 import signal
 import time
+import uuid
 from collections.abc import Iterator
 
 import pytest
 
+from equipoise import Peer, Worker
 from equipoise.brokers.server.signal_drain import draining, lingered
 from equipoise.channel.core.errors import CallerError, PeerError
+from equipoise.examples.fastapi_app import Visits
+from tests import virtual_time
 
 pytestmark = pytest.mark.integration
 
@@ -115,10 +119,48 @@ async def test_in_a_thread_nothing_is_handled(story: Story) -> None:
 
 async def test_a_stall_does_not_use_up_the_time_to_answer() -> None:
     """What arrived while the process stood still is answered in the turns that are left."""
-    lingering = asyncio.create_task(lingered(100))
+    lingering = asyncio.create_task(lingered(100, lambda: 0, has_peers=lambda: True))
     await asyncio.sleep(0)
     time.sleep(0.2)  # noqa: ASYNC251 - the stall
     for _ in range(3):
         await asyncio.sleep(0)
     assert not lingering.done()
     await lingering
+
+
+@pytest.mark.parametrize(
+    ("calls_until_s", "peers_until_s", "ends_s"),
+    [(0.0, 10.0, 0.2), (1.0, 10.0, 1.2), (10.0, 10.0, 3.0), (10.0, 1.0, 1.0), (10.0, 0.0, 0.0)],
+)
+def test_a_drained_program_answers_until_no_call_comes(calls_until_s: float, peers_until_s: float, ends_s: float) -> None:
+    """For `linger_ms` at most, and not once the last peers stop."""
+
+    async def story() -> float:
+        loop, calls = virtual_time.loop(), 0
+        began_s = loop.time()
+
+        def call() -> None:
+            nonlocal calls
+            calls += 1
+            if loop.time() - began_s < calls_until_s:
+                loop.call_later(0.15, call)
+
+        call()
+        await lingered(3_000, lambda: calls, has_peers=lambda: loop.time() - began_s < peers_until_s)
+        return loop.time() - began_s
+
+    assert ends_s == pytest.approx(virtual_time.run(story()), abs=0.2)
+
+
+async def test_a_program_that_nobody_calls_ends_soon_after_its_bundles_have_moved(story: Story) -> None:
+    log_url = f"memory:{uuid.uuid4()}"
+    async with Worker(log_url, Visits()) as stays, Worker(log_url, Visits()) as goes:
+        await goes.create_namespace("web/pages", bundles=2)
+        for page in ("home", "other"):
+            await goes.route("web/pages", page)
+        with goes.drain_on_signals(linger_ms=600_000):
+            os.kill(os.getpid(), signal.SIGTERM)
+            async with asyncio.timeout(60):
+                await story.ended.wait()
+        assert isinstance(await goes.route("web/pages", "home"), Peer)
+        assert stays.ownership("web/pages", "home") is not None
