@@ -64,6 +64,7 @@ _ENABLED: Final = "authenticationEnabled"
 _PROVIDERS: Final = "authenticationProviders"
 _AUTHORIZED: Final = "authorizationEnabled"
 _SUPER: Final = "superUserRoles"
+_PROXIES: Final = "proxyRoles"
 _PLUGIN: Final = "brokerClientAuthenticationPlugin"
 _PARAMETERS: Final = "brokerClientAuthenticationParameters"
 _CERTIFICATE, _KEY, _CA = "tlsCertificateFilePath", "tlsKeyFilePath", "tlsTrustCertsFilePath"
@@ -134,6 +135,7 @@ _ROWS: Final[Mapping[str, Row]] = {
     "athenzDomainNames": _OTHER_METHOD,
     _AUTHORIZED: Taken(setting="authorization"),
     _SUPER: Taken(setting="super_roles"),
+    _PROXIES: Taken(setting="proxy_roles"),
     "authorizationProvider": _only(
         "rights are those of PulsarAuthorizationProvider", "org.apache.pulsar.broker.authorization.pulsarauthorizationprovider"
     ),
@@ -154,6 +156,7 @@ _OF_AUTHENTICATION: Final = frozenset(key for key, row in _ROWS.items() if isins
     _ENABLED,
     _PROVIDERS,
     _PARAMETERS,
+    _PROXIES,
 }
 
 # What turns nothing on.
@@ -285,7 +288,7 @@ def _converted(key: str, values: Mapping[str, str]) -> str:
     """Return the value of our setting."""
     if key == _PROVIDERS:
         return "true"
-    if key == _SUPER:
+    if key in {_SUPER, _PROXIES}:
         return ",".join(role.strip() for role in values[key].split(",") if role.strip())
     both = _user_and_password(values[key]) if key == _PARAMETERS and _plugin(values) == BASIC else None
     return values[key] if both is None else f"basic:{both[0]}:{both[1]}"

@@ -21,8 +21,11 @@ from equipoise.brokers.http.connections import LIMITED, Connection
 from equipoise.brokers.http.errors import problem_answer
 from equipoise.brokers.security.audit import Audit
 from equipoise.brokers.security.gate import Gate
-from equipoise.brokers.security.identity import BASIC, TOKEN, Credentials, Fault, Refusal, Surface
+from equipoise.brokers.security.identity import BASIC, TLS, TOKEN, Credentials, Fault, Refusal, Surface
 from equipoise.brokers.security.limits import Excess, IdentityLimits, Limit, of_role
+
+ORIGINAL: Final = "X-Original-Principal"
+"""The role of the client for which a proxy of Pulsar asks."""
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 """Probes of Kubernetes and of load balancers ask them, and have no token."""
@@ -54,7 +57,7 @@ def authenticated(gate: Gate | None, limits: IdentityLimits, audit: Audit) -> Mi
         is_probe = resource is not None and resource.canonical in OPEN_PATHS and request.method in _PROBING
         if gate is None:
             return await (handler(request) if is_probe else within_limits(request, handler, limits))
-        credentials = credentials_in(request.headers.getall(hdrs.AUTHORIZATION, ()))
+        credentials = credentials_in(request.headers.getall(hdrs.AUTHORIZATION, ()), request.headers.getall(ORIGINAL, ()))
         certificate = None if request.transport is None else request.transport.get_extra_info("peercert")
         if is_probe and credentials is None and not (certificate and gate.takes_certificates):
             return _status_only(request, await handler(request))
@@ -87,18 +90,23 @@ def _status_only(request: web.Request, answer: web.StreamResponse) -> web.Respon
     return json_answer({"status": good if answer.status == HTTPStatus.OK else "not ready"}, status=answer.status)
 
 
-def credentials_in(headers: Sequence[str]) -> Credentials | None:
-    """Return the credentials in the headers Authorization of a request; None if there are none. Several are of no known method."""
+def credentials_in(headers: Sequence[str], originals: Sequence[str] = ()) -> Credentials | None:
+    """Return the credentials in the headers Authorization of a request; None if there are none. Several are of no known method.
+
+    `originals` are the headers `ORIGINAL`.
+    """
+    # Of several, a client may have sent some itself. A line break makes them no role, so they are refused.
+    original = "\n".join(originals) or None
     if not headers:
-        return None
+        return None if original is None else Credentials(method=TLS, data=b"", original=original)
     if len(headers) > 1:
         return Credentials(method="several headers", data=b"-")
     scheme, _, rest = headers[0].partition(" ")
     data = rest.strip().encode("utf-8", "surrogateescape")
     if scheme.lower() == BASIC:
-        return Credentials(method=BASIC, data=_decoded(data))
+        return Credentials(method=BASIC, data=_decoded(data), original=original)
     # Only the connection itself shows a certificate, so no header may name the method of certificates.
-    return Credentials(method=TOKEN if scheme.lower() == "bearer" else f"header {scheme}", data=data)
+    return Credentials(method=TOKEN if scheme.lower() == "bearer" else f"header {scheme}", data=data, original=original)
 
 
 def _decoded(data: bytes) -> bytes:

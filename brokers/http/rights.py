@@ -113,12 +113,12 @@ def authorized(worker: Worker, authorization: Authorization) -> Middleware:
         identity = identity_of(request)
         assert identity is not None, "rights need authentication"
         what = asked_in(request)
-        why = authorization.check(Surface.HTTP, identity.role, need, _place_of(request), what=what, client=address_of(request))
+        why = authorization.check(Surface.HTTP, identity, need, _place_of(request), what=what, client=address_of(request))
         if why is None:
             return await handler(request)
         if not await worker.up_to_date(timeout_ms=worker.config.lookup_ms):
             return error_answer(request, NotReady(broker=worker.broker_id, problem=f"it may not know all rights: {why}"))
-        if authorization.is_allowed(identity.role, need, _place_of(request)):
+        if authorization.is_allowed(identity, need, _place_of(request)):
             return await handler(request)  # The right was granted a moment ago.
         return problem_answer(request, HTTPStatus.FORBIDDEN, why, "NotAuthorized")
 

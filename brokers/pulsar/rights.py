@@ -70,7 +70,7 @@ class Rights:
         assert identity is not None, "rights need authentication, which comes first"
         on = request.namespace if isinstance(request, TopicsAsked) else request.topic
         what, client = f"{request.asked.value} {on[:_SHOWN_MAX]}", session.address.rpartition(":")[0]
-        return self._authorization.check(Surface.PULSAR, identity.role, NEEDS[type(request)], place, what=what, client=client)
+        return self._authorization.check(Surface.PULSAR, identity, NEEDS[type(request)], place, what=what, client=client)
 
     async def refusal(self, session: Session, request: Guarded, why: str) -> Refusal:
         """Return the refusal of a request whose right is lacking, once all rights are read.
@@ -81,7 +81,7 @@ class Rights:
         assert place is not None, "the right is lacking"
         assert identity is not None, "rights need authentication, which comes first"
         is_certain = await self._worker.up_to_date(timeout_ms=self._worker.config.lookup_ms)
-        is_final = is_certain and not self._authorization.is_allowed(identity.role, NEEDS[type(request)], place)
+        is_final = is_certain and not self._authorization.is_allowed(identity, NEEDS[type(request)], place)
         return Refusal(error=ServerError.AUTHORIZATION_ERROR if is_final else ServerError.METADATA_ERROR, message=why)
 
     async def follow(self) -> None:
@@ -116,7 +116,7 @@ class Rights:
 
         def has(need: Need, topic: str) -> bool:
             place = _place_in(parse_topic(topic).namespace)
-            return self._authorization.is_allowed(identity.role, need, place)
+            return self._authorization.is_allowed(identity, need, place)
 
         for producer, served in tuple(session.producers.items()):
             if not has(PRODUCE, served.name):

@@ -205,6 +205,12 @@ class WorkerConfig(BaseModel):
         max_length=DOCUMENT_ENTRIES_MAX,
         description="The roles that may do everything, separated by commas. Those of the brokers themselves must be among them.",
     )
+    proxy_roles: Names = Field(
+        default=(),
+        max_length=DOCUMENT_ENTRIES_MAX,
+        description="The roles of Pulsar proxies, separated by commas. They must name the role of their client, and both roles need the "
+        "rights. No other role may name a client.",
+    )
     tls_certificate: NamedPath | None = Field(
         default=None,
         description="The broker's certificate and the chain to its CA (PEM). With it, all ports accept TLS only, and the advertised "

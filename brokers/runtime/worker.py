@@ -687,6 +687,7 @@ def _gate(config: WorkerConfig, metrics: Metrics) -> Gate:
         token_audience=config.token_audience,
         basic_passwords=_revealed(config.basic_passwords),
         certificate_roles=config.certificate_roles,
+        proxy_roles=config.proxy_roles,
     )
     return Gate(proofs, broker=config.id, counted=metrics.credentials_refused, reload_failed=metrics.authentication_not_reloaded)
 
@@ -703,6 +704,9 @@ def _own_role(config: WorkerConfig, gate: Gate, own_token: OwnToken, certificate
     if config.authorization and role not in config.super_roles:
         problem = f"with authorization, the role of the broker itself ({role!r}) must be one of them, or other brokers refuse it"
         raise InvalidConfig(problems=(f"super_roles: {problem}; add it on all brokers",))
+    if role in config.proxy_roles:
+        problem = f"they name the role of the broker itself ({role!r}), which asks for nobody else; give proxies a role of their own"
+        raise InvalidConfig(problems=(f"proxy_roles: {problem}",))
     return role
 
 

@@ -16,7 +16,18 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from equipoise.brokers.errors import InvalidConfig
-from equipoise.brokers.security.identity import BASIC, TLS, TOKEN, Credentials, Fault, Identity, Refusal, Surface, is_role
+from equipoise.brokers.security.identity import (
+    BASIC,
+    TLS,
+    TOKEN,
+    Credentials,
+    Fault,
+    Identity,
+    Refusal,
+    Surface,
+    behind_proxy,
+    is_role,
+)
 from equipoise.brokers.security.own_token import OwnToken
 from equipoise.channel.core.errors import missing_extra
 
@@ -57,6 +68,7 @@ class Proofs:
     token_audience: str | None = None
     basic_passwords: str | None = field(default=None, repr=False)
     certificate_roles: bool = False
+    proxy_roles: tuple[str, ...] = ()
 
 
 class Gate:
@@ -101,7 +113,8 @@ class Gate:
 
         Without credentials, or with the method `tls`, the certificate of the connection counts. Refusals are counted.
         """
-        return self._noted(surface, self._checked(credentials, certificate))
+        checked = self._checked(credentials, certificate)
+        return None if checked is None else self._noted(surface, checked, credentials)
 
     async def checked(
         self, surface: Surface, credentials: Credentials | None, certificate: Certificate | None = None, *, client: str
@@ -112,8 +125,7 @@ class Gate:
             assert passwords is not None, "only passwords have hashes"
             assert credentials is not None, "a password was sent"
             checked = await passwords.verify(credentials, self.now_s(), client=client)
-        self._noted(surface, checked)
-        return checked
+        return self._noted(surface, checked, credentials)
 
     def check_own(self, token: OwnToken, certificate: Certificate | None = None) -> Identity:
         """Return who the broker is to others, which have the same keys and users, by `token`, or else by its certificate.
@@ -194,7 +206,10 @@ class Gate:
         assert self._tokens is not None, "checked above"
         return self._tokens.check(credentials, now_s)
 
-    def _noted(self, surface: Surface, checked: Identity | Refusal | None) -> Identity | Refusal | None:
+    def _noted(self, surface: Surface, checked: Identity | Refusal, credentials: Credentials | None) -> Identity | Refusal:
+        """Return for whom the sender asks, or why it is refused, which is counted."""
+        if isinstance(checked, Identity):
+            checked = behind_proxy(checked, None if credentials is None else credentials.original, self._proofs.proxy_roles)
         if isinstance(checked, Refusal):
             self._counted(surface, checked.fault)
         return checked

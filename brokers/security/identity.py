@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -35,6 +36,7 @@ class Fault(StrEnum):
     * `wrong`: the user is unknown, or the password is another one.
     * `expired`: they are not valid now.
     * `unknown`: they are of another method, or for another audience.
+    * `proxy`: a proxy does not name its client, or a client that is no proxy names another one.
     * `busy`: too many other passwords are being checked.
     """
 
@@ -44,27 +46,41 @@ class Fault(StrEnum):
     WRONG = "wrong"
     EXPIRED = "expired"
     UNKNOWN = "unknown"
+    PROXY = "proxy"
     BUSY = "busy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """What a client sent to prove who it is. `method` is Pulsar's name; `data` is secret, so `repr` leaves it out."""
+    """What a client sent to prove who it is. `method` is Pulsar's name; `data` is secret, so `repr` leaves it out.
+
+    `original` is the role for which it asks, if it names one, as a proxy does.
+    """
 
     method: str
     data: bytes
+    original: str | None = None
 
     def __repr__(self) -> str:
-        return f"Credentials(method={self.method!r}, data=***)"
+        return f"Credentials(method={self.method!r}, data=***, original={self.original!r})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """A client that proved who it is. `valid_ms` is how long its credentials remain valid, or None without an end."""
+    """A client that proved who it is. `valid_ms` is how long its credentials remain valid, or None without an end.
+
+    Behind a proxy, `role` is that of the client, and `proxy` that of the proxy, which proved itself. Both need the rights.
+    """
 
     role: str
     method: str
     valid_ms: int | None
+    proxy: str | None = None
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles that need the rights for what the client does."""
+        return (self.role,) if self.proxy is None else (self.role, self.proxy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +89,27 @@ class Refusal:
 
     fault: Fault
     problem: str
+
+
+def behind_proxy(sender: Identity, original: str | None, proxy_roles: Collection[str]) -> Identity | Refusal:
+    """Return for whom `sender` asks if it names the role `original`. Pulsar has the same rule.
+
+    A role of `proxy_roles` must name a client, which is no proxy. Any other may only name itself.
+    """
+    named = original if original and not original.isspace() else None
+    if sender.role not in proxy_roles:
+        if named in (None, sender.role):
+            return sender
+        problem = "its role may not name another one as the original principal; only a role of proxy_roles may"
+    elif named is None:
+        problem = "its role is one of proxy_roles, and it names no original principal; have the proxy authenticate its clients"
+    elif named in proxy_roles:
+        problem = "the original principal is one of proxy_roles, too; a proxy must name its client"
+    elif not is_role(named):
+        return Refusal(fault=Fault.MALFORMED, problem="the original principal is no role: 1 to 1,024 printable characters")
+    else:
+        return replace(sender, role=named, proxy=sender.role)
+    return Refusal(fault=Fault.PROXY, problem=problem)
 
 
 def is_role(name: object) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
-from equipoise.brokers.security.identity import Surface
+from equipoise.brokers.security.identity import Identity, Surface
 
 _SHOWN_MAX: Final = 64
 
@@ -127,15 +127,17 @@ class Authorization:
         self._held = held
         self._refused = refused
 
-    def is_allowed(self, role: str, need: Need, place: Place) -> bool:
-        """Return whether a role may do what needs `need`."""
-        return role in self._super_roles or is_allowed(self._held(role, place), need)
+    def is_allowed(self, identity: Identity, need: Need, place: Place) -> bool:
+        """Return whether a client, and the proxy before it, may do what needs `need`."""
+        return all(role in self._super_roles or is_allowed(self._held(role, place), need) for role in identity.roles)
 
-    def check(self, surface: Surface, role: str, need: Need, place: Place, *, what: str, client: str) -> str | None:
-        """Return the refusal of `what` as a sentence; None if the role may do it. See `Refused` for the rest."""
-        if need.right is None or role in self._super_roles:
+    def check(self, surface: Surface, identity: Identity, need: Need, place: Place, *, what: str, client: str) -> str | None:
+        """Return the refusal of `what` as a sentence; None if the client and its proxy may do it. See `Refused` for the rest."""
+        if need.right is None:
             return None
-        why = refusal(role, self._held(role, place), need, what, place)
-        if why is not None:
-            self._refused(surface, what=what, why=why, client=client, role=role)
-        return why
+        for role in identity.roles:
+            why = None if role in self._super_roles else refusal(role, self._held(role, place), need, what, place)
+            if why is not None:
+                self._refused(surface, what=what, why=why, client=client, role=role)
+                return why
+        return None

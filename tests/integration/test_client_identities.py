@@ -21,7 +21,7 @@ from equipoise.brokers.pulsar.service import PulsarService
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.security.gate import Gate
-from equipoise.brokers.security.identity import Identity, Refusal, Surface
+from equipoise.brokers.security.identity import Credentials, Identity, Refusal, Surface
 from equipoise.brokers.security.tls import TlsFiles, client_context
 from equipoise.brokers.server.main import Broker
 from equipoise.channel.core.ranges import even_boundaries
@@ -101,12 +101,12 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str, str]]:
     found: set[tuple[str, str, str]] = set()
     noted = Gate._noted  # noqa: SLF001 - every verdict passes it
 
-    def noting(self: Gate, surface: Surface, checked: Identity | Refusal | None) -> Identity | Refusal | None:
+    def noting(self: Gate, surface: Surface, checked: Identity | Refusal, credentials: Credentials | None) -> Identity | Refusal:
         if isinstance(checked, Identity):
             found.add((surface, checked.method, checked.role))
-        elif checked is not None:
+        else:
             found.add((surface, "refused", checked.fault))
-        return noted(self, surface, checked)
+        return noted(self, surface, checked, credentials)
 
     monkeypatch.setattr(Gate, "_noted", noting)
     return found

@@ -35,10 +35,16 @@ def frame_of(kind: BaseCommand.Type, block: bytes = b"", /, **body: Any) -> byte
 
 
 def connect(
-    version: int = 20, client_version: str = "a test", *, token: str | None = None, method: str = "token", refreshes: bool = True
+    version: int = 20,
+    client_version: str = "a test",
+    *,
+    token: str | None = None,
+    method: str = "token",
+    refreshes: bool = True,
+    **body: Any,  # noqa: ANN401 - as above
 ) -> bytes:
     """CONNECT. With a token, or what another method needs, `refreshes` is whether the client answers AUTH_CHALLENGE."""
-    body: dict[str, Any] = {"client_version": client_version, "protocol_version": version}
+    body |= {"client_version": client_version, "protocol_version": version}
     if token is not None:
         body |= {"auth_method_name": method, "auth_data": token.encode(), "feature_flags": {"supports_auth_refresh": refreshes}}
     return frame_of(T.CONNECT, **body)

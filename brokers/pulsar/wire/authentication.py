@@ -34,14 +34,20 @@ class Authentication:
         self._refreshes = False
         self.identity: Identity | None = None
 
-    def connect(self, credentials: Credentials | None, now_ms: int, *, refreshes: bool) -> bool:
+    def connect(self, credentials: Credentials | None, now_ms: int, *, refreshes: bool, forwards: bool = False) -> bool:
         """Take the credentials of CONNECT. `refreshes`: the client answers AUTH_CHALLENGE. Raise `PulsarProtocolError`.
+
+        `forwards`: a proxy sent the credentials of its client, too, which nobody here would verify.
 
         Return False if their check takes longer. Then call `take` with its result.
         """
         self._refreshes = refreshes
         if self._authenticate is None:
             return True
+        if forwards:
+            raise _not_authenticated(
+                "credentials of a proxy's client are not taken; set forwardAuthorizationCredentials=false at the proxy"
+            )
         checked = self._authenticate(credentials)
         if checked is not None:
             self.take(checked, now_ms)
@@ -68,6 +74,8 @@ class Authentication:
         if self.identity is None and self._admit is not None:
             self._admit(checked)
         self.identity = checked
+        # A challenge would reach the client, whose answer says nothing about the proxy.
+        self._refreshes = self._refreshes and checked.proxy is None
         self._is_challenged = False
         if checked.valid_ms is None:
             self._challenge_ms = self._expires_ms = None

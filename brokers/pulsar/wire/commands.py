@@ -41,7 +41,7 @@ from equipoise.brokers.pulsar.wire.requests import (
     TopicsAsked,
     TopicsMode,
 )
-from equipoise.brokers.security.identity import Credentials
+from equipoise.brokers.security.identity import TLS, Credentials
 
 T = TypeVar("T", BaseCommand, MessageMetadata)
 
@@ -232,7 +232,11 @@ _NO_METHODS: Final = frozenset({"", "none"})
 def credentials_in(data: CommandConnect | AuthData) -> Credentials | None:
     """Return what a client sends to prove who it is, or None. Clients without authentication name the method `none`, or no method."""
     method = _text(data.auth_method_name)
-    return Credentials(method=method, data=data.auth_data) if data.auth_data or method not in _NO_METHODS else None
+    original = (_text(data.original_principal) or None) if isinstance(data, CommandConnect) else None
+    if data.auth_data or method not in _NO_METHODS:
+        return Credentials(method=method, data=data.auth_data, original=original)
+    # Then only a certificate can prove who the proxy is.
+    return None if original is None else Credentials(method=TLS, data=b"", original=original)
 
 
 def refreshes_credentials(command: CommandConnect) -> bool:

@@ -398,7 +398,7 @@ class Connection:
         refreshes = commands.refreshes_credentials(connect)
         self._protocol_version, self._client_version = version, client_version
         credentials = commands.credentials_in(connect)
-        if self._authentication.connect(credentials, self._now_ms, refreshes=refreshes):
+        if self._authentication.connect(credentials, self._now_ms, refreshes=refreshes, forwards=bool(connect.original_auth_data)):
             self._welcome()
         else:
             self.is_held = True

@@ -141,18 +141,22 @@ class FeatureFlags(_message.Message):
     def __init__(self, supports_auth_refresh: _Optional[bool] = ...) -> None: ...
 
 class CommandConnect(_message.Message):
-    __slots__ = ("client_version", "auth_data", "protocol_version", "auth_method_name", "feature_flags")
+    __slots__ = ("client_version", "auth_data", "protocol_version", "auth_method_name", "original_principal", "original_auth_data", "feature_flags")
     CLIENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     AUTH_DATA_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     AUTH_METHOD_NAME_FIELD_NUMBER: _ClassVar[int]
+    ORIGINAL_PRINCIPAL_FIELD_NUMBER: _ClassVar[int]
+    ORIGINAL_AUTH_DATA_FIELD_NUMBER: _ClassVar[int]
     FEATURE_FLAGS_FIELD_NUMBER: _ClassVar[int]
     client_version: str
     auth_data: bytes
     protocol_version: int
     auth_method_name: str
+    original_principal: str
+    original_auth_data: str
     feature_flags: FeatureFlags
-    def __init__(self, client_version: _Optional[str] = ..., auth_data: _Optional[bytes] = ..., protocol_version: _Optional[int] = ..., auth_method_name: _Optional[str] = ..., feature_flags: _Optional[_Union[FeatureFlags, _Mapping]] = ...) -> None: ...
+    def __init__(self, client_version: _Optional[str] = ..., auth_data: _Optional[bytes] = ..., protocol_version: _Optional[int] = ..., auth_method_name: _Optional[str] = ..., original_principal: _Optional[str] = ..., original_auth_data: _Optional[str] = ..., feature_flags: _Optional[_Union[FeatureFlags, _Mapping]] = ...) -> None: ...
 
 class CommandConnected(_message.Message):
     __slots__ = ("server_version", "protocol_version", "max_message_size")

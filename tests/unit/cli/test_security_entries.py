@@ -109,6 +109,8 @@ TLS_SETTINGS = {"tls_certificate": "/b.pem", "tls_key": "/b.key", "tls_ca": "/ca
         (plugin("AuthenticationToken", "token:x"), IS_ON | {"broker_token": "token:x"}),
         (plugin("AuthenticationBasic", '{"userId":"broker","password":"a:b"}'), IS_ON | {"broker_token": "basic:broker:a:b"}),
         (plugin("AuthenticationDisabled", "x"), IS_ON),
+        ({"proxyRoles": "proxy"}, {}),
+        (ON | {"proxyRoles": "proxy, gateway ,"}, IS_ON | {"proxy_roles": "proxy,gateway"}),
         (
             TLS
             | plugin("AuthenticationTls", "tlsCertFile:/b.pem,tlsKeyFile:/b.key")
@@ -129,7 +131,7 @@ def test_entries_become_settings(values: dict[str, str], settings: dict[str, str
         ({"authorizationProvider": "hush"}, "brokers have nothing like it"),
         ({"authorizationAllowWildcardsMatching": "true"}, "rights name roles and topics in full"),
         ({"anonymousUserRole": "hush"}, "brokers have nothing like it"),
-        ({"proxyRoles": "hush"}, "brokers have nothing like it"),
+        ({"authenticateOriginalAuthData": "true"}, "brokers have nothing like it"),
         ({"tlsAllowInsecureConnection": "true"}, "brokers have nothing like it"),
         ({"tlsEnabledWithKeyStore": "true"}, "brokers have nothing like it"),
         ({"tlsCiphers": "hush"}, "brokers have nothing like it"),

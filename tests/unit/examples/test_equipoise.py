@@ -63,7 +63,10 @@ def shown() -> dict[str, tuple[object, str]]:
         "ClientInThread": (client.in_thread(), "<ClientInThread of <Client of http://***@one:8080, http://two:8080, not running>>"),
         "Cluster": (Cluster(Visits), "<Cluster of no broker at 1000000 ms>"),
         "Deadline": (Deadline(started_ns=0, timeout_ms=0), "<Deadline: 0 of 0 ms left>"),
-        "Identity": (Identity(role="orders", method="token", valid_ms=None), "Identity(role='orders', method='token', valid_ms=None)"),
+        "Identity": (
+            Identity(role="orders", method="token", valid_ms=None),
+            "Identity(role='orders', method='token', valid_ms=None, proxy=None)",
+        ),
         "Messaging": (Messaging(producers=2), f"Messaging({numbers}, consumers=0, topics=0)"),
         "Ownership": (ownership, f"<Ownership of {BUNDLE}, token {ownership.token}, good>"),
         "Peer": (Peer(broker="a", addresses={"http": "http://a"}), "Peer(broker='a', addresses={'http': 'http://a'})"),

@@ -78,3 +78,9 @@ def test_only_paths_of_services_need_nothing() -> None:
         for path in ("/admin/x", "/admin/v2/namespaces/{tenant}/{namespace}/new", "/admin/v2/{domain}/{tenant}/{namespace}/{topic}/new"):
             assert need_of(method, path) is not ANYONE
     assert need_of("POST", "/health") is ANYONE is need_of("GET", "/orders/{key}")
+
+
+async def test_a_broker_whose_own_role_is_that_of_a_proxy_does_not_start(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match=r"proxy_roles: they name the role of the broker itself \('broker'\)"):
+        async with cluster(tmp_path, **{**RIGHTS, "proxy_roles": ("broker",)}):
+            raise AssertionError("it started")

@@ -14,10 +14,12 @@ import pytest
 from aiohttp import web
 
 from equipoise.brokers.http.app import served
+from equipoise.brokers.http.authentication import ORIGINAL
 from equipoise.brokers.http.rights import need_of
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand
 from equipoise.brokers.security.rights import READ, Right
+from tests.pulsar.pulsar_speech import connect, lookup
 from tests.unit.pulsar.test_authentication import ran
 from tests.unit.pulsar.wire_client import TOPIC, Brokers, Member, brokers
 from tests.unit.security.signing import bearer, token
@@ -215,3 +217,36 @@ async def test_a_right_that_is_revoked_while_the_producer_waits_does_not_count(t
         goes_on.set()
         # It asks again, and is refused for good.
         assert ServerError.METADATA_ERROR == int((await client.receive(T.ERROR)).error.error)
+
+
+async def test_behind_a_proxy_client_and_proxy_need_the_right(tmp_path: Path) -> None:
+    """Over HTTP and on the wire. Pulsar's proxy sends a token of its own, and names the client that it verified."""
+    config = {**RIGHTS, "proxy_roles": ("proxy", "poor")}
+    async with brokers(tmp_path, config=config, token=token(SUPER)) as running, aiohttp.ClientSession() as http:
+        (member,) = running.members
+        for role in ("proxy", "me"):
+            await changed(member, "POST", f"/admin/v2/namespaces/{NAMESPACE}/permissions/{role}", ["produce"])
+        for sender, original, expected in (
+            ("proxy", "me", 200),
+            ("me", "me", 200),
+            ("proxy", "nobody", 403),
+            ("poor", "me", 403),
+            ("me", "proxy", 401),
+            ("proxy", None, 401),
+            ("proxy", "proxy", 401),
+        ):
+            headers = bearer(token(sender)) | ({} if original is None else {ORIGINAL: original})
+            async with http.get(f"{member.http_url}/admin/v2/namespaces/{NAMESPACE}/topics", headers=headers) as answer:
+                assert expected == answer.status, (sender, original)
+            client = await member.client(handshake=False)
+            client.write(connect(token=token(sender), original_principal=original or ""))
+            if expected == 401:
+                assert ServerError.AUTHENTICATION_ERROR == int((await client.receive(T.ERROR)).error.error)
+                continue
+            await client.receive(T.CONNECTED)
+            client.write(lookup(1, TOPIC))
+            found = (await client.answer()).lookup_response
+            assert (expected == 403) == (found.error == int(ServerError.AUTHORIZATION_ERROR)), (sender, original)
+        headers_twice = [*bearer(token("proxy")).items(), (ORIGINAL, "me"), (ORIGINAL, "root")]
+        async with http.get(f"{member.http_url}/admin/v2/tenants", headers=headers_twice) as answer:
+            assert 401 == answer.status

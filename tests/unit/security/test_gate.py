@@ -334,3 +334,42 @@ def test_a_command_sends_no_token_without_tls_where_it_has_the_ca_of_the_cluster
         else:
             with pytest.raises(PeerError, match="EQUIPOISE_TLS_CA is set"):
                 OwnToken("secret").headers(url)
+
+
+# --- proxies ---
+
+ASKED_FOR = [
+    ("me", None, None),
+    ("me", " ", None),
+    ("me", "me", None),
+    ("me", "root", Fault.PROXY),
+    ("me", "proxy", Fault.PROXY),
+    ("proxy", None, Fault.PROXY),
+    ("proxy", "", Fault.PROXY),
+    ("proxy", " ", Fault.PROXY),
+    ("proxy", "proxy", Fault.PROXY),
+    ("proxy", "gateway", Fault.PROXY),
+    ("proxy", "two\nroles", Fault.MALFORMED),
+    ("proxy", "x" * 1_025, Fault.MALFORMED),
+]
+
+
+@pytest.mark.parametrize(("role", "original", "fault"), ASKED_FOR)
+def test_only_a_proxy_names_another_role_and_must(role: str, original: str | None, fault: Fault | None) -> None:
+    counted: list[tuple[Surface, Fault]] = []
+    made = gate_of(Proofs(token_secret_key=SECRET_URL, proxy_roles=("proxy", "gateway")), counted)
+    asked = Credentials(method=TOKEN, data=token(role).encode(), original=original)
+    assert fault is fault_of(made, asked)
+    assert ([] if fault is None else [(Surface.HTTP, fault)]) == counted
+
+
+@pytest.mark.parametrize("method", [TOKEN, BASIC, TLS])
+async def test_the_client_of_a_proxy_has_its_own_role_whatever_proves_the_proxy(tmp_path: Path, method: str) -> None:
+    made = gate_of(
+        Proofs(token_secret_key=SECRET_URL, basic_passwords=users(tmp_path), certificate_roles=True, proxy_roles=("me",)),
+    )
+    data = {TOKEN: token("me"), BASIC: "me:secret", TLS: ""}[method].encode()
+    asked = Credentials(method=method, data=data, original="billing")
+    found = await made.checked(Surface.PULSAR, asked, certificate("me"), client="c")
+    assert isinstance(found, Identity)
+    assert ("billing", "me", ("billing", "me")) == (found.role, found.proxy, found.roles)

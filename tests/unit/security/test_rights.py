@@ -17,7 +17,7 @@ from equipoise.brokers.errors import InvalidRequest
 from equipoise.brokers.operations import verbs
 from equipoise.brokers.operations.checks import check_request
 from equipoise.brokers.operations.steps import Look, Operation, Propose, Seen
-from equipoise.brokers.security.identity import Surface
+from equipoise.brokers.security.identity import Identity, Surface
 from equipoise.brokers.security.rights import (
     ADMINISTER,
     ADMINISTER_TENANT,
@@ -215,7 +215,27 @@ def test_a_super_role_may_do_everything_and_refusals_are_passed_on() -> None:
 
     authorization = Authorization(super_roles=("root",), held=lambda _role, _place: Held(), refused=note)
     found = {
-        role: authorization.check(Surface.HTTP, role, ADMINISTER, Place(), what="do it", client="127.0.0.1") for role in ("root", "ann")
+        role: authorization.check(Surface.HTTP, sender(role), ADMINISTER, Place(), what="do it", client="127.0.0.1")
+        for role in ("root", "ann")
     }
     assert (None, [(Surface.HTTP, "ann", "do it")]) == (found["root"], refused)
-    assert [True, False] == [authorization.is_allowed(role, READ, Place()) for role in ("root", "ann")]
+    assert [True, False] == [authorization.is_allowed(sender(role), READ, Place()) for role in ("root", "ann")]
+
+
+def sender(role: str, proxy: str | None = None) -> Identity:
+    return Identity(role=role, method="token", valid_ms=None, proxy=proxy)
+
+
+@pytest.mark.parametrize("role", ["root", "reader", "none"])
+@pytest.mark.parametrize("proxy", ["root", "reader", "none"])
+def test_behind_a_proxy_both_roles_need_the_right(role: str, proxy: str) -> None:
+    refused: list[str] = []
+    authorization = Authorization(
+        super_roles=("root",),
+        held=lambda role, _place: Held(right=Right.READ if role == "reader" else None),
+        refused=lambda _surface, *, what, why, client, role: refused.append(role),
+    )
+    lacking = [each for each in (role, proxy) if each == "none"]
+    why = authorization.check(Surface.PULSAR, sender(role, proxy), READ, Place(), what="do it", client="c")
+    assert (bool(lacking), lacking[:1]) == (why is not None, refused)
+    assert bool(lacking) != authorization.is_allowed(sender(role, proxy), READ, Place())

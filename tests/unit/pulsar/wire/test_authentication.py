@@ -158,6 +158,40 @@ def test_an_answer_that_nobody_asked_for_changes_nothing() -> None:
     assert ([], ["AUTH_CHALLENGE"]) == (connection.tick(MINUTE_MS - REFRESH_MS), sent(connection))
 
 
+# --- proxies ---
+
+
+def test_the_check_gets_for_whom_a_proxy_asks() -> None:
+    check = Check()
+    for sent_ in (connect(token="p", original_principal="me"), connect(original_principal="me"), connect(original_principal="")):
+        Connection(limits=Limits(), now_ms=0, authenticate=check).receive(sent_, 0)
+    assert [
+        Credentials(method="token", data=b"p", original="me"),
+        Credentials(method="tls", data=b"", original="me"),
+        None,
+    ] == check.seen
+
+
+def test_the_credentials_of_another_one_are_refused_and_not_ignored() -> None:
+    """Nobody verifies them."""
+    check = Check()
+    connection = Connection(limits=Limits(), now_ms=0, authenticate=check)
+    asked = connect(token="p", original_principal="me", original_auth_data="forged")
+    is_refused(connection, connection.receive(asked + lookup(1), 0), "forwardAuthorizationCredentials=false")
+    assert [] == check.seen
+
+
+def test_a_client_behind_a_proxy_is_not_asked_for_the_credentials_of_the_proxy() -> None:
+    """Its connection ends with them, and an answer that it sends anyway changes nothing."""
+    proxied = Identity(role="me", method="token", valid_ms=MINUTE_MS, proxy="p")
+    connection = Connection(limits=PATIENT, now_ms=0, authenticate=lambda _credentials: proxied)
+    connection.receive(connect(token="p", original_principal="me"), 0)
+    assert ("me", "p", ["CONNECTED"]) == (proxied.role, proxied.proxy, sent(connection))
+    assert ([], []) == (connection.tick(MINUTE_MS - 1), sent(connection))
+    assert ([], proxied) == (connection.receive(auth_response(f"me {HOUR_MS}"), MINUTE_MS - 1), connection.identity)
+    is_refused(connection, connection.tick(MINUTE_MS), "have expired")
+
+
 # --- a check that takes longer ---
 
 PASSWORD = Credentials(method=BASIC, data=b"me:secret")
