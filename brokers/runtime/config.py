@@ -223,6 +223,11 @@ class WorkerConfig(BaseModel):
         description="The CAs (PEM) that sign the certificates of the other brokers, and of clients if they must present one. Default: "
         "the CAs of the system, for brokers only.",
     )
+    tls_crl: NamedPath | None = Field(
+        default=None,
+        description="The certificate revocation lists (PEM) of the CAs in `tls_ca`. With it, a broker refuses revoked certificates of "
+        "clients and brokers, and all certificates of a CA without a current list. A changed file is used within a second.",
+    )
     tls_require_client_certificate: bool = Field(
         default=False,
         description="Mutual TLS: accept only clients and brokers whose certificate is signed by `tls_ca`. Without `authentication`, each "
@@ -446,6 +451,7 @@ class WorkerConfig(BaseModel):
             certificate=self.tls_certificate,
             key=self.tls_key,
             ca=self.tls_ca,
+            crl=self.tls_crl,
             requires_client_certificate=self.tls_require_client_certificate,
             asks_client_certificate=self.certificate_roles,
         )

@@ -33,6 +33,8 @@ _FLIGHTS_MAX: Final = 16
 # What to do about a certificate that OpenSSL refuses, by a part of its reason.
 _ADVICE: Final[Mapping[str, str]] = {
     "mismatch": "use a certificate that has this host in its subjectAltName",
+    "certificate CRL": "put the current revocation list of its CA into tls_crl",
+    "CRL": "replace tls_crl by the current revocation list of its CA",
     "expired": "renew it",
     "not yet valid": "check the clock of this machine",
     "issuer": "trust its CA",
@@ -47,30 +49,37 @@ _PROBLEMS: Final[Mapping[str, str]] = {
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it accepts only clients with a certificate; present one",
     "TLSV1_ALERT_UNKNOWN_CA": "it does not trust the CA of the presented certificate; present another one",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the presented certificate has expired; renew it",
+    "SSLV3_ALERT_CERTIFICATE_REVOKED": "the presented certificate is revoked; present another one",
 }
 
 # Contexts of clients: the files of the settings, or `True`: HTTP clients then trust the CAs of the system.
 ClientTls = ssl.SSLContext | Literal[True]
 
 
+_CRL: Final = "tls_crl"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
     """Files in PEM format: a chain with its unencrypted key, and the CAs to trust instead of those of the system.
 
-    `names` are the names of the three in errors: of settings or variables. With `requires_client_certificate`, servers accept only
-    clients whose certificate is signed by one of the CAs. With `asks_client_certificate`, they also accept clients without one.
+    `crl` holds the revocation lists of these CAs. `names` are the names of the others in errors: of settings or variables. With
+    `requires_client_certificate`, servers accept only clients whose certificate is signed by one of the CAs. With
+    `asks_client_certificate`, they also accept clients without one.
     """
 
     certificate: Path | None = None
     key: Path | None = None
     ca: Path | None = None
+    crl: Path | None = None
     requires_client_certificate: bool = False
     asks_client_certificate: bool = False
     names: tuple[str, str, str] = ("tls_certificate", "tls_key", "tls_ca")
 
     def paths(self) -> Mapping[str, Path]:
         """Return the given files by their names in errors."""
-        return {name: path for name, path in zip(self.names, (self.certificate, self.key, self.ca), strict=True) if path is not None}
+        given = zip((*self.names, _CRL), (self.certificate, self.key, self.ca, self.crl), strict=True)
+        return {name: path for name, path in given if path is not None}
 
     def missing(self) -> Mapping[str, str]:
         """Return what the given files need besides, by name."""
@@ -80,6 +89,8 @@ class TlsFiles:
             problems[certificate] = f"it is missing, but {key} is set; set both, or none"
         if self.key is None and self.certificate is not None:
             problems[key] = f"it is missing, but {certificate} is set; set both, or none"
+        if self.crl is not None and self.ca is None:
+            problems[ca] = f"it is missing, but {_CRL} is set; set the CAs whose revocation lists it holds"
         if self.requires_client_certificate or self.asks_client_certificate:
             may = "must" if self.requires_client_certificate else "may"
             if self.certificate is None:
@@ -169,6 +180,23 @@ def _load_ca(context: ssl.SSLContext, files: TlsFiles) -> None:
         raise InvalidConfig(problems=(problem,)) from error
     except OSError as error:
         raise InvalidConfig(problems=(f"{files.names[2]}: {files.ca} cannot be read: {error.strerror}",)) from error
+    if files.crl is not None:
+        _load_crl(context, files.crl)
+
+
+def _load_crl(context: ssl.SSLContext, crl: Path) -> None:
+    """Refuse revoked certificates, and those of a CA without a revocation list."""
+    trusted = context.cert_store_stats()["x509"]
+    try:
+        context.load_verify_locations(crl)
+    except ssl.SSLError as error:
+        raise InvalidConfig(problems=(f"{_CRL}: {crl} has no revocation lists in PEM format ({error.reason or error})",)) from error
+    except OSError as error:
+        raise InvalidConfig(problems=(f"{_CRL}: {crl} cannot be read: {error.strerror}",)) from error
+    # OpenSSL would trust a certificate in this file.
+    if context.cert_store_stats()["x509"] != trusted or not context.cert_store_stats()["crl"]:
+        raise InvalidConfig(problems=(f"{_CRL}: {crl} must hold revocation lists, and no certificates",))
+    context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
 
 
 # --- checks ---
@@ -178,7 +206,8 @@ def certificate_problem(error: ssl.SSLCertVerificationError) -> str:
     """Return why OpenSSL refuses a certificate, and what to do."""
     reason = error.verify_message.rstrip(".")
     advice = next((advice for part, advice in _ADVICE.items() if part in reason), "use another one")
-    return f"{reason[:1].lower()}{reason[1:]}; {advice}"
+    begin = reason[:1] if reason.startswith("CRL") else reason[:1].lower()
+    return f"{begin}{reason[1:]}; {advice}"
 
 
 def connection_problem(error: ssl.SSLError) -> str:

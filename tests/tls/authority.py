@@ -7,6 +7,10 @@ import shutil
 from pathlib import Path
 
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 HOST = "127.0.0.1"
 DAY = dt.timedelta(days=1)
@@ -30,6 +34,18 @@ class Authority:
         for path, blobs in ((certificate, issued.cert_chain_pems), (key, [issued.private_key_pem])):
             path.write_bytes(b"".join(blob.bytes() for blob in blobs))
         return certificate, key
+
+    def revoke(self, *certificates: Path, days: float = 10) -> Path:
+        """Write the list of the revoked certificates, `crl.pem`, in place of the former one. It expires in `days`."""
+        now, path = dt.datetime.now(dt.UTC), self._folder / "crl.pem"
+        issuer, key = x509.load_pem_x509_certificate(self.ca.read_bytes()), load_pem_private_key(self._ca.private_key_pem.bytes(), None)
+        assert isinstance(key, EllipticCurvePrivateKey)
+        made = x509.CertificateRevocationListBuilder(issuer.subject, now - 30 * DAY, now + days * DAY)
+        for each in certificates:
+            number = x509.load_pem_x509_certificate(each.read_bytes()).serial_number
+            made = made.add_revoked_certificate(x509.RevokedCertificateBuilder(number, now - DAY).build())
+        path.write_bytes(made.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
+        return path
 
     def settings(self, name: str, *hosts: str, days: float = 10, is_mutual: bool = False) -> dict[str, object]:
         """Return the settings of a broker with a new certificate, whose common name is `name`."""

@@ -181,6 +181,7 @@ KEY, OWN = {"token_secret_key": "hush"}, {"broker_token": "hush"}
         ({"authentication": True, "basic_passwords": "hush"}, "broker_token: with authentication"),
         ({"basic_passwords": "hush"}, "basic_passwords: it has no effect without authentication"),
         ({"certificate_roles": True}, "certificate_roles: it has no effect without authentication"),
+        ({"tls_crl": "crl.pem"}, "tls_ca: it is missing, but tls_crl is set; set the CAs"),
         ({"authentication": True, "certificate_roles": True}, "tls_ca: it is missing, but clients may present a certificate"),
         (KEY, "token_secret_key: it has no effect without authentication"),
         ({"token_public_key": "x"}, "token_public_key: it has no effect without authentication"),

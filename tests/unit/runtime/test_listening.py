@@ -70,11 +70,12 @@ class Port:
 
 
 @asynccontextmanager
-async def port(folder: Path, *, is_mutual: bool = False) -> AsyncIterator[Port]:
+async def port(folder: Path, *, is_mutual: bool = False, has_crl: bool = False) -> AsyncIterator[Port]:
     """Listen with a new certificate."""
     authority = Authority(folder)
     certificate, key = authority.issue("b")
-    files = TlsFiles(certificate=certificate, key=key, ca=authority.ca, requires_client_certificate=is_mutual)
+    crl = authority.revoke() if has_crl else None
+    files = TlsFiles(certificate=certificate, key=key, ca=authority.ca, crl=crl, requires_client_certificate=is_mutual)
     certificates = Certificates(files, broker="b", host=HOST)
     handshakes = Handshakes(certificates, Audit(broker="b", now_ms=lambda: 0), broker="b")
     metrics = CollectorRegistry()
@@ -108,6 +109,29 @@ async def raw(number: int, data: bytes) -> bytes:
         return b""
     finally:
         writer.transport.abort()
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_client_is_refused_once_its_certificate_is_revoked(loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path) -> None:
+    """Also one that resumes its session. A replaced list is used without a restart. Others are served."""
+
+    async def story() -> None:
+        async with port(tmp_path, is_mutual=True, has_crl=True) as served:
+            ca, issue = served.authority.ca, served.authority.issue
+            (lost, lost_key), (kept, kept_key) = issue("lost", "lost@test"), issue("kept", "kept@test")
+            thief = client_context(TlsFiles(certificate=lost, key=lost_key, ca=ca))
+            other = client_context(TlsFiles(certificate=kept, key=kept_key, ca=ca))
+            await served.echo(thief)
+            served.authority.revoke(lost)
+            served.certificates.look()
+            for context in (thief, client_context(TlsFiles(certificate=lost, key=lost_key, ca=ca))):
+                with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
+                    await served.echo(context)
+            await served.until(untrusted=2)
+            await served.echo(other)
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(story())
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])

@@ -6,6 +6,7 @@ import logging
 import ssl
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,35 @@ def giant(authority: Authority) -> TlsFiles:
     return files
 
 
+def revoked(authority: Authority) -> TlsFiles:
+    files = files_of(authority, authority.issue("b"))
+    assert files.certificate is not None
+    return replace(files, crl=authority.revoke(files.certificate))
+
+
+def crl_too_old(authority: Authority) -> TlsFiles:
+    return replace(files_of(authority, authority.issue("b")), crl=authority.revoke(days=-1))
+
+
+def crl_of_another_ca(authority: Authority) -> TlsFiles:
+    foreign = Authority(authority.ca.parent / "foreign")
+    return replace(files_of(authority, authority.issue("b")), crl=foreign.revoke())
+
+
+def crl_with_a_certificate(authority: Authority) -> TlsFiles:
+    crl = authority.revoke()
+    crl.write_bytes(crl.read_bytes() + Authority(authority.ca.parent / "foreign").ca.read_bytes())
+    return replace(files_of(authority, authority.issue("b")), crl=crl)
+
+
+def crl_that_is_the_ca(authority: Authority) -> TlsFiles:
+    return replace(files_of(authority, authority.issue("b")), crl=authority.ca)
+
+
+def no_crl(authority: Authority) -> TlsFiles:
+    return replace(files_of(authority, authority.issue("b")), crl=authority.ca.parent / "nowhere")
+
+
 def encrypted(authority: Authority) -> TlsFiles:
     certificate, key = authority.issue("b")
     # The header alone makes OpenSSL ask for the password.
@@ -132,6 +162,12 @@ def encrypted(authority: Authority) -> TlsFiles:
         (no_pem, r"tls_certificate: .*b\.pem and .*b\.key are no certificate and key in PEM format"),
         (no_ca, r"tls_ca: .*ca\.pem has no certificates in PEM format"),
         (giant, r"tls_ca: .*ca\.pem has more than 1048576 bytes"),
+        (revoked, r"tls_certificate: other brokers would refuse .*b\.pem of 127\.0\.0\.1: certificate revoked; use another one"),
+        (crl_too_old, r"tls_certificate: .*CRL has expired; replace tls_crl by the current revocation list of its CA"),
+        (crl_of_another_ca, r"tls_certificate: .*unable to get certificate CRL; put the current revocation list of its CA into tls_crl"),
+        (crl_with_a_certificate, r"tls_crl: .*crl\.pem must hold revocation lists, and no certificates"),
+        (crl_that_is_the_ca, r"tls_crl: .*ca\.pem must hold revocation lists, and no certificates"),
+        (no_crl, r"tls_crl: .*nowhere cannot be read: No such file"),
         (encrypted, r"tls_key: .*b\.key is encrypted; decrypt it"),
     ],
 )
