@@ -102,7 +102,7 @@ class Ownerships:
         self._core = core
         self._ownerships: dict[str, Ownership] = {}
         self._pending: dict[str, None] = {}
-        self._unnoted: dict[str, None] = {}  # To open once the data directory notes their tokens.
+        self._unnoted: dict[str, BundleEntry] = {}  # To open once the data directory notes their tokens.
         self._sweep_ms = _SWEEP_MS
         self._sweep_at_ms = NEVER_MS
         self.wake_at_ms = NEVER_MS
@@ -252,8 +252,18 @@ class Ownerships:
     def tokens_noted(self) -> None:
         """Open what waited until the data directory notes its token."""
         waiting, self._unnoted = self._unnoted, {}
-        for name in waiting:
-            self._reconcile(name)
+        for name, bundle in waiting.items():
+            ownership = self._ownerships.get(name)
+            if ownership is not None and self._is_merged(ownership, bundle):
+                self._open(bundle, ownership)
+                self._note_pending(name, Role.NONE)
+            else:
+                self._reconcile(name)
+
+    def _is_merged(self, ownership: Ownership, bundle: BundleEntry) -> bool:
+        """Return whether a bundle was merged away before it could be opened. It opens and closes: only so the union gets its state."""
+        is_own = bundle.owner == self._core.serving and bundle.name not in self._core.view.bundles
+        return is_own and ownership.stage in (Stage.READY, Stage.REFUSED, Stage.CLOSED)
 
     # --- what is due ---
 
@@ -330,6 +340,9 @@ class Ownerships:
     def _wind_up(self, ownership: Ownership, bundle: BundleEntry | None) -> None:
         """End an ownership: close what is open, discard what was prepared, forget it."""
         ownership.is_over = True
+        unnoted = self._unnoted.get(ownership.bundle)
+        if unnoted is not None and self._is_merged(ownership, unnoted):
+            return
         if ownership.handle is not None:
             ownership.handle.is_open = ownership.handle.is_settling = False
         if ownership.stage is Stage.OPEN:
@@ -395,7 +408,7 @@ class Ownerships:
         if prepared is not None and prepared.source is not None and prepared.released_by is None:
             prepared.released_by = core.view.live.get(prepared.source)
         if not core.mark.covers(bundle.token):
-            self._unnoted[bundle.name] = None
+            self._unnoted[bundle.name] = bundle
             return
         handle = self._new_handle(bundle, is_open=False)
         deadline_ms = core.now.boot_ms + core.timing.open_ms

@@ -89,6 +89,21 @@ def test_the_state_of_a_source_that_leaves_meanwhile_is_fetched_from_it(monkeypa
     assert any(line.startswith("b opens 00_ff") and line.endswith("from a") for line in finish(stage, writes.pop()))
 
 
+def test_a_bundle_that_is_merged_meanwhile_opens_for_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The union opens after it has closed, with what it has left. Otherwise the handover would be lost."""
+    stage = play("cluster a b with 2 bundles")
+    process = stage.process("b")
+    moved = next(name for name in ("00_80", "80_ff") if stage.view.bundles[full_name(name)].owner != process.agent.incarnation)
+    writes: list[Callable[[], None]] = []
+    monkeypatch.setattr(process, "after_sync", writes.append)
+    perform(stage, f"transfer {moved} to b by admin")
+    perform(stage, "merge 00_80 by admin")
+    (write,) = writes
+    lines = [*finish(stage, write), *perform(stage, "advance 1s")]
+    steps = [" ".join(line.split()[:3]) for line in lines if line.startswith(("b opens", "b closes"))]
+    assert [f"b opens {moved}", f"b closes {moved}", "b opens 00_ff"] == [step for step in steps if step.split()[2] in (moved, "00_ff")]
+
+
 def test_an_opening_that_continues_has_its_deadline_again() -> None:
     """Only while it opens, and not once the log has taken the bundle away."""
     stage = play("cluster a b with 1 bundle", "service b waits open", "transfer 00_ff to b by admin")

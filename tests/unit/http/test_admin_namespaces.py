@@ -216,7 +216,9 @@ async def test_refusals_read_the_same_over_http_and_on_the_channel(tmp_path: Pat
             answer = await one.put(path)
             assert status == answer.status
             told = await asyncio.to_thread(on_the_channel, log_url, operation)
-            assert without_offsets(told).replace("equipoise", "pulsar-admin") == without_offsets(answer.reason).replace("equipoise", "pulsar-admin")
+            assert without_offsets(told).replace("equipoise", "pulsar-admin") == without_offsets(answer.reason).replace(
+                "equipoise", "pulsar-admin"
+            )
 
 
 async def test_a_move_that_takes_too_long_is_answered_504_and_goes_on(tmp_path: Path) -> None:

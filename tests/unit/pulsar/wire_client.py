@@ -25,7 +25,7 @@ from equipoise.brokers.server.main import Broker
 from equipoise.channel.core.ranges import even_boundaries, topic_hash
 from equipoise.channel.core.view import View
 from tests.pulsar.pulsar_speech import connect, entry, flow, frame_of, pong, send
-from tests.unit.http.cluster import Test, story
+from tests.unit.http.cluster import Test, story, until
 
 NAMESPACE = "public/default"
 TOPIC = f"non-persistent://{NAMESPACE}/orders"
@@ -305,12 +305,13 @@ class Brokers:
         return next(member for member in self.members if member not in those)
 
     async def transfer(self, destination: Member, topic: str = TOPIC) -> None:
-        """Move a topic's bundle, and wait until every broker has read of it."""
+        """Move a topic's bundle, and wait until every broker has read of it, and the destination has opened it."""
         bundle = self.bundle_of(topic)
         worker = self.members[0].worker
         await worker.request(Transfer(bundle=bundle, destination=destination.worker.broker_id, reason="a test"), timeout_ms=PATIENCE_MS)
         await self.settled()
         assert destination is self.owner_of(topic)
+        await until(lambda: bundle in destination.service.hosting.bundles)
 
     async def settled(self) -> None:
         """Wait until all bundles are owned, in every view."""
