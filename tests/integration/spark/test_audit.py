@@ -125,7 +125,7 @@ def test_a_checkpoint_of_another_version_is_refused(spark: SparkSession, tmp_pat
     write_log(url, records=100)
     checkpoint = archive / ".checkpoints" / "audit" / "g0001"
     (checkpoint / "offsets").mkdir(parents=True)
-    (checkpoint / "metadata").touch()
+    (checkpoint / "metadata").write_text("{}", encoding="ascii")
     (checkpoint / "state-version").write_text("0", encoding="ascii")
     with pytest.raises(OperatorError, match="of version 0"):
         run_audit(AuditOptions(log_url=url, archive=archive, to_end=True), Said().screen())
