@@ -99,7 +99,7 @@ def with_files(credentials: Credentials, token_file: Path | None, ca_file: Path 
     """Return credentials with the token and the authorities of these files, if they are given. Raises `OperatorError`."""
     if token_file is not None:
         token = _FileToken(token_file)
-        token()  # A file that is missing is told at once.
+        token()  # Fail now if the file is missing.
         credentials = replace(credentials, token=token, password=None, is_role=False)
     if ca_file is not None:
         try:
@@ -174,7 +174,7 @@ def _token_in(parameters: str) -> Callable[[], str]:
 
 
 class _FileToken:
-    """The token in a file, as it is at the moment: whoever renews tokens writes new ones there."""
+    """The token that a file holds now. The program that renews tokens writes new ones there."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

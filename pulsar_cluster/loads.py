@@ -58,7 +58,7 @@ class LoadReports:
     """The newest reports of each broker, and the newest load of each bundle that any report named.
 
     `loads` are the brokers' total loads. `problems` are the unusable parts of the newest reports, by broker or bundle. A bundle whose entry
-    is unusable is named all the same: the others of its report weigh what they would weigh beside a usable one.
+    is unusable is still named: the others of its report weigh what they would weigh beside a usable one.
     """
 
     def __init__(self) -> None:

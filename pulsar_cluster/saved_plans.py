@@ -28,7 +28,7 @@ class SavedPlan:
 
     * `source`: the service URL of the cluster, or the archive. `made_ms`: Unix time. `leader`: the leading broker then, if known.
     * `versions`: the version of the record of each bundle that moves. `members`: the live brokers then.
-    * `whole`: the id of the plan of which it is the rest; None if it is whole itself.
+    * `whole`: the id of the plan that this is the rest of; None if it is whole itself.
     """
 
     source: str

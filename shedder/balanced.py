@@ -14,7 +14,7 @@ Theory of operation:
 * A bundle moves only to a broker that the rules allow. A forbidden move would be undone, again and again.
 * A broker with far too little is filled: one that has just joined, or has less than half of its share. Moves that fill it are outside the
   budget of moved load, and may take bundles that have moved lately. Its noise does not count. It is full when it has its share of the load,
-  less `settle_ratio`, or its share of the bundles. It gets no more than either, whatever the reports say.
+  less `settle_ratio`, or its share of the bundles. It gets no more than either, even if the reports say otherwise.
 * Bundles that cost nearly the same (`_EQUAL_RATIO`) are evened out by number: each costs the mean, and each broker gets its share of them,
   rounded down or up. Numbers have no noise, so no broker waits.
 

@@ -247,7 +247,7 @@ class Leading:
         return min(waited_ms, idle_ms) >= deadline_ms or waited_ms >= self._core.timing.patience_ms + deadline_ms
 
     def _place_due(self, standing: int) -> None:
-        """Assign the first batch of free bundles of which any can be placed. The rest follows when that batch is read back."""
+        """Assign the first batch of free bundles in which one can be placed. The rest follows when that batch is read back."""
         due = takewhile(lambda each: self._is_due(each, standing), self._bundles(self._free_since))
         assignable = filter(self._may_be_assigned, due)
         while batch := list(islice(assignable, self._batches.placements_max)):

@@ -260,10 +260,11 @@ class Ownerships:
             else:
                 self._reconcile(name)
 
-    def _is_merged(self, ownership: Ownership, bundle: BundleEntry) -> bool:
-        """Return whether a bundle was merged away before it could be opened. It opens and closes: only so the union gets its state."""
-        is_own = bundle.owner == self._core.serving and bundle.name not in self._core.view.bundles
-        return is_own and ownership.stage in (Stage.READY, Stage.REFUSED, Stage.CLOSED)
+    def _is_merged(self, ownership: Ownership, unnoted: BundleEntry | None) -> bool:
+        """Return whether a bundle was merged away while it waited for its mark. It opens and closes: only so the union gets its state."""
+        if unnoted is None or unnoted.owner != self._core.serving or unnoted.name in self._core.view.bundles:
+            return False
+        return ownership.stage in (Stage.READY, Stage.REFUSED, Stage.CLOSED)
 
     # --- what is due ---
 
@@ -340,13 +341,12 @@ class Ownerships:
     def _wind_up(self, ownership: Ownership, bundle: BundleEntry | None) -> None:
         """End an ownership: close what is open, discard what was prepared, forget it."""
         ownership.is_over = True
-        unnoted = self._unnoted.get(ownership.bundle)
-        if unnoted is not None and self._is_merged(ownership, unnoted):
-            return
         if ownership.handle is not None:
             ownership.handle.is_open = ownership.handle.is_settling = False
         if ownership.stage is Stage.OPEN:
             self._close(ownership, bundle)
+        elif self._is_merged(ownership, self._unnoted.get(ownership.bundle)):
+            return
         elif ownership.stage is Stage.READY:
             ownership.stage, ownership.deadline_ms = Stage.DISCARDING, self._core.now.boot_ms + self._core.timing.close_ms
             self._core.effects.append(Discard(bundle=ownership.bundle, deadline_ms=ownership.deadline_ms))

@@ -70,7 +70,7 @@ _LIMIT_MAX: Final = 1_000_000  # More brokers than any cluster has.
 _TIME_MAX_MS: Final = 1 << 53  # What JSON carries exactly in every program.
 _PATTERN_CHARACTERS_MAX: Final = 255
 
-# Every broker matches the patterns of the log. RE2 takes time in proportion to the name, whatever the pattern: Python's engine can take
+# Every broker matches the patterns of the log. RE2 takes time in proportion to the name for every pattern. Python's engine can take
 # hours for `(a|a)*b`, and then no broker renews its lease. The memory bounds the size of a compiled pattern: the largest one that fits
 # is compiled in about 1 ms, and matches a name of 250 characters in 0.3 ms.
 _RE2: Final = re2.Options()

@@ -15,7 +15,7 @@ broker that started from a snapshot does not know what happened before it. No cl
 
 A quarantine ends by itself, after `hold_ms` at first, or because an operator releases the bundle. The row goes on in both cases: the next
 death or failed open quarantines the bundle again, each time for twice as long. The quarantines of suspects that cannot be told apart end
-one after the other, so that the next death tells which of them it is.
+one after the other, so that the next death shows which one it is.
 
 A death of a broker that was already silent when it got the bundle does not count. A move from a live owner ends the row.
 """

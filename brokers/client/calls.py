@@ -236,7 +236,7 @@ class Calls:
                 cookie_jar=aiohttp.DummyCookieJar(),  # Requests of different callers share the session.
                 skip_auto_headers=("Content-Type",),
             )
-            # Or it would send a GET or PUT again by itself, if its connection breaks. Whether that is right, the caller decides.
+            # Else aiohttp repeats a GET or PUT when its connection breaks. Only the caller knows whether that is right.
             self._session._retry_connection = False  # noqa: SLF001 - aiohttp has no setting for it
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s)
         async with self._session.request(

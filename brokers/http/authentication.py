@@ -25,7 +25,7 @@ from equipoise.brokers.security.identity import BASIC, TLS, TOKEN, Credentials, 
 from equipoise.brokers.security.limits import Excess, IdentityLimits, Limit, of_role
 
 ORIGINAL: Final = "X-Original-Principal"
-"""The role of the client for which a proxy of Pulsar asks."""
+"""The role of the client behind a Pulsar Proxy."""
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 """Probes of Kubernetes and of load balancers ask them, and have no token."""

@@ -157,7 +157,7 @@ class ControlBody(BaseModel):
 
 
 class OpenedBody(BaseModel):
-    """The bundles, each with its token, of which a broker is to tell whether it has opened them, once it has or after a time."""
+    """Bundles with their tokens. The broker answers when it has opened them, or after a time."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -186,7 +186,7 @@ class Outcomes:
         return not self._quiet.remaining_ms() and self.are_owned(view)
 
     def unopened(self, view: View) -> Mapping[str, int]:
-        """Return the tokens of the bundles that have an owner of which it is unknown whether it has opened them."""
+        """Return the tokens of the bundles that have an owner which may not have opened them yet."""
         entries = [entry for entry in map(view.bundles.get, self._sources) if entry is not None and entry.phase == "owned"]
         return {entry.name: entry.token for entry in entries if self._opened.get(entry.name) != entry.token}
 

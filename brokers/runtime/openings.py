@@ -18,7 +18,7 @@ OPENED_ASKED_MAX: Final = 1_024
 """Bundles in one question: 700 KiB if all names are as long as they may be."""
 
 CONNECT_MS: Final = 500
-"""How long a connection to an owner may take. Whoever cannot reach it, as through a firewall, does not wait longer than without asking."""
+"""How long a connection to an owner may take. A caller that cannot reach it, as through a firewall, waits no longer than without asking."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -379,7 +379,7 @@ class Service(ABC):
     async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
         """Stop serving: settle what was accepted, redirect clients to `moved_to`, and return the state for the next owner.
 
-        The state is that of the bundle's keys: `bundle.contains(namespace, key)` tells them from those of other bundles and namespaces.
+        The state is that of the bundle's keys: `bundle.contains(namespace, key)` selects them.
 
         Up to 16 KiB go on the channel. This broker keeps larger state for 30 s, up to 64 MiB for all bundles together, and the
         next owner's broker fetches it. If this broker serves no peers, larger state is lost, and the next owner gets the reason.

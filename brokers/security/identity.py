@@ -54,7 +54,7 @@ class Fault(StrEnum):
 class Credentials:
     """What a client sent to prove who it is. `method` is Pulsar's name; `data` is secret, so `repr` leaves it out.
 
-    `original` is the role for which it asks, if it names one, as a proxy does.
+    `original` is the role that it names for the client behind it, as a proxy does.
     """
 
     method: str

@@ -123,7 +123,7 @@ def _is_near(host: str, own: str) -> bool:
     except ValueError:
         domain = host.partition(".")[2]
         return not domain or ("." in domain and domain == own.partition(".")[2])
-    return address.is_private and not address.is_link_local  # Clouds give credentials to whoever asks at a link-local address.
+    return address.is_private and not address.is_link_local  # Clouds hand out credentials at a link-local address.
 
 
 def _is_of_machine(host: str) -> bool:

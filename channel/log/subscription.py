@@ -388,7 +388,7 @@ class Subscription:
             raise
 
     def _aim(self, log: Log) -> None:
-        """Take the next question, and only then ask for the end: whatever its askers know of lies below."""
+        """Take the next question, and only then ask for the end: all that its askers know lies below."""
         if self._goal is None and self._asked != self._answered:
             number = self._asked
             self._goal = number, log.end()

@@ -236,7 +236,7 @@ class SqliteStorage:
         1. Refuse a foreign or missing log before anything is written.
         2. Apply the settings of the connection and the file.
         3. Create or upgrade the tables, or skip ahead. Check again under the write lock, since another process may do the same. Wait for
-           the disk, whatever the setting: a second power failure must not undo what guards against the first.
+           the disk under every setting: a second power failure must not undo what guards against the first.
 
         Opening a log that needs none of this takes no lock.
         """

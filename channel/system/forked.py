@@ -72,7 +72,7 @@ def _sockets_at(addresses: set[object]) -> Iterator[int]:
 
 
 def _address(of: socket.socket) -> object:
-    """Return what the sockets of one port have in common: its number, whatever the host is; the path or name of a Unix socket."""
+    """Return what the sockets of one port have in common: its number, with any host; the path or name of a Unix socket."""
     address = of.getsockname()
     return address[1] if of.family in (socket.AF_INET, socket.AF_INET6) else address
 

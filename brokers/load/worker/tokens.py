@@ -22,7 +22,7 @@ _ANSWER_BYTES_MAX: Final = 1 << 20
 """A token has some kilobytes."""
 
 _USED_OF_LIFE: Final = 0.8
-"""The share of its life for which a token is used, as the library that brokers use does."""
+"""A token is renewed after this share of its life, as by the library of the brokers."""
 
 
 class TokenProvider(AbstractTokenProvider):  # type: ignore[misc] # The library has no types.
