@@ -102,6 +102,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "pulsar.plan").write_text(plan_of().text(), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        patch.setenv("EQUIPOISE_COUNTER_STORE", "counter.db")  # The example that `broker` is given needs it.
         # A client of Pulsar has threads of its own, and seconds of patience.
         patch.setattr("equipoise.pulsar_cluster.gathering.connected", nobody_answers)
         patch.setattr("equipoise.pulsar_cluster.sources.connected", nobody_answers)
