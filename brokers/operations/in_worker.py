@@ -128,12 +128,13 @@ class _Quotas:
         tenant, now = tenant_of(intent), time.monotonic_ns() // 1_000_000
         if tenant is None:
             return
-        per_second = settings_in(self._host.view, BalancingSettings()).tenants.records_per_second_max
-        if self._records.per_second != per_second:
-            self._records = Rate(per_second)
-        if is_first and self._records.wait_ms(tenant, now):
-            what = f"the number of changes per second in tenant {tenant} at broker {self._host.broker_id} (tenants.records_per_second_max)"
-            raise Overloaded(what=what, limit=per_second)
+        if is_first:
+            per_second = settings_in(self._host.view, BalancingSettings()).tenants.records_per_second_max
+            if self._records.per_second != per_second:
+                self._records = Rate(per_second)
+            if self._records.wait_ms(tenant, now):
+                what = f"the number of changes per second in tenant {tenant} at broker {self._host.broker_id}"
+                raise Overloaded(what=f"{what} (tenants.records_per_second_max)", limit=per_second)
         self._records.take(tenant, 1, now)
 
 
