@@ -19,8 +19,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("equipoise",)
 # Folders at the root that are packages of `equipoise` (by symlink).
 LINKED = ("brokers", "channel", "compaction", "lab", "pulsar_cluster", "shedder", "spark_jobs")
-FUNCTION_LINES_MAX = 70
-MODULE_LINES_MAX = 800
 FOLDER_MODULES_MAX = 20
 VAGUE_NAMES = frozenset({"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"})
 
@@ -163,21 +161,6 @@ def roots(names: Iterable[str]) -> list[str]:
 def impure_roots(source: Source, *, seeded: bool) -> list[str]:
     """Return the impure imports of a module. A seeded module may import `random`."""
     return [root for root in roots(source.imports) if root in IMPURE_IMPORTS and not (seeded and root == "random")]
-
-
-def short_functions(source: Source) -> Iterator[str]:
-    """Require functions of at most 70 lines, including the docstring."""
-    for function in source.functions:
-        lines = (function.end_lineno or function.lineno) - function.lineno + 1
-        if lines > FUNCTION_LINES_MAX:
-            yield f"{source.name}.{function.name} has {lines} lines; at most {FUNCTION_LINES_MAX}"
-
-
-def short_modules(source: Source) -> Iterator[str]:
-    """Require modules of at most 800 lines."""
-    lines = source.text.count("\n")
-    if lines > MODULE_LINES_MAX:
-        yield f"{source.name} has {lines} lines; at most {MODULE_LINES_MAX}"
 
 
 def telling_names(source: Source) -> Iterator[str]:
@@ -330,8 +313,6 @@ def portable(source: Source) -> Iterator[str]:
 
 
 MODULE_RULES: tuple[Rule, ...] = (
-    short_functions,
-    short_modules,
     telling_names,
     one_door,
     one_name,

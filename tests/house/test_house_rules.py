@@ -12,9 +12,7 @@ import pytest
 
 from tests.house.house_rules import (
     FOLDER_MODULES_MAX,
-    FUNCTION_LINES_MAX,
     LINKED,
-    MODULE_LINES_MAX,
     MODULE_RULES,
     PRODUCT,
     ROOT,
@@ -35,8 +33,6 @@ from tests.house.house_rules import (
     pure_imports,
     rows_of_arrows,
     seeded_random,
-    short_functions,
-    short_modules,
     telling_names,
     texts,
     way_to_impurity,
@@ -85,12 +81,8 @@ class Bite(NamedTuple):
     name: str = "equipoise.channel.core.view"
 
 
-LONG_BODY = "    x = 1\n" * FUNCTION_LINES_MAX
 A_SET_OF_A_CLASS = "class A:\n    moved: frozenset[str]\n    def f(self):\n        for x in self.moved:\n            pass"
 BITES = (
-    Bite(short_functions, f"def fold():\n{LONG_BODY}", "fold has 71 lines"),
-    Bite(short_functions, f"class A:\n  async def go(self):\n{LONG_BODY}", "go has 71 lines"),
-    Bite(short_modules, "x = 1\n" * (MODULE_LINES_MAX + 1), "801 lines"),
     Bite(telling_names, "", "'utils'", name="brokers.utils.clock"),
     Bite(telling_names, "", "'base'", name="shedder.base"),
     Bite(one_door, "import confluent_kafka", "confluent_kafka", name="equipoise.channel.kafka.log"),
