@@ -1,6 +1,8 @@
-"""Define the errors of brokers and their clients, grouped by who must act, as in `channel.core.errors`.
+"""Define the errors of brokers and their clients, grouped by who must act, as in
+`channel.core.errors`.
 
-Errors that `channel` raises belong there. A message has three parts: what happened, to what, and what to do next.
+Errors that `channel` raises belong there. A message has three parts: what happened, to what, and
+what to do next.
 """
 
 from __future__ import annotations
@@ -8,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from equipoise.channel.core.errors import CallerError, DeadlineExceeded, NotFound, OperatorError, PeerError
+from equipoise.channel.core.errors import (
+    CallerError,
+    DeadlineExceeded,
+    NotFound,
+    OperatorError,
+    PeerError,
+)
 from equipoise.channel.core.ranges import is_bundle_name
 from equipoise.channel.core.records import Reason
 
@@ -26,20 +34,33 @@ REFUSALS: Final[Mapping[str, tuple[str, str]]] = {
     Reason.DEAD_PUBLISHER: ("the broker that was asked has lost its membership", _ANOTHER_BROKER),
     Reason.DEAD_TARGET: ("the destination is not alive", _LIST_BROKERS),
     Reason.DRAINING_TARGET: ("the destination drains and takes no new bundles", _LIST_BROKERS),
-    Reason.UNKNOWN_BUNDLE: ("there is no such bundle", "see which there are: equipoise namespaces bundles NAMESPACE"),
+    Reason.UNKNOWN_BUNDLE: (
+        "there is no such bundle",
+        "see which there are: equipoise namespaces bundles NAMESPACE",
+    ),
     Reason.UNKNOWN_BROKER: ("there is no such broker", _LIST_BROKERS),
     Reason.UNKNOWN_NAMESPACE: ("there is no such namespace", _LIST_NAMESPACES),
-    Reason.UNKNOWN_POLICY: ("there is no such policy", "see which there are: equipoise policies list"),
+    Reason.UNKNOWN_POLICY: (
+        "there is no such policy",
+        "see which there are: equipoise policies list",
+    ),
     Reason.NAMESPACE_DELETING: ("its namespace is being deleted", _LIST_NAMESPACES),
     Reason.BUNDLES_IN_USE: ("some of its bundles still have an owner", "unload them first"),
-    Reason.NOT_ADJACENT: ("the two bundles are not neighbours", "see the bundles in order: equipoise namespaces bundles NAMESPACE"),
+    Reason.NOT_ADJACENT: (
+        "the two bundles are not neighbours",
+        "see the bundles in order: equipoise namespaces bundles NAMESPACE",
+    ),
     Reason.BAD_BOUNDARY: ("the boundaries must rise strictly inside it", "correct them"),
     Reason.STILL_ALIVE: ("it is still alive", "wait until its lease has ended"),
-    Reason.LEVEL: ("the format version of the log does not allow this", "use the same version of Equipoise for all brokers"),
+    Reason.LEVEL: (
+        "the format version of the log does not allow this",
+        "use the same version of Equipoise for all brokers",
+    ),
     Reason.NO_GENESIS: ("no broker has ever started on this log", "start one first"),
     Reason.FOREIGN_GENESIS: ("the log belongs to another cluster", "name the log of this one"),
 }
-"""What each reason of a rejection means to an operator, where nothing more exact is known, and what to do next."""
+"""What each reason of a rejection means to an operator, where nothing more exact is known, and what
+to do next."""
 
 
 class ChannelLost(DeadlineExceeded):
@@ -53,7 +74,11 @@ class ChannelLost(DeadlineExceeded):
         self.lost_ms = lost_ms
         lost = f"broker {broker} lost the channel {lost_ms} ms ago"
         # Skip the constructor of DeadlineExceeded, whose message gives no reason.
-        PeerError.__init__(self, f"{what} was not heard of within {waited_ms} ms: {lost}; ask again, or ask another broker")
+        PeerError.__init__(
+            self,
+            f"{what} was not heard of within {waited_ms} ms: {lost}; ask again, or ask another"
+            " broker",
+        )
 
 
 class BrokerIdTaken(OperatorError):
@@ -64,7 +89,8 @@ class BrokerIdTaken(OperatorError):
         self.broker = broker
         self.incarnation = incarnation
         super().__init__(
-            f"the broker id {broker!r} is in use by a live broker (incarnation {incarnation}); stop it, or choose another --id"
+            f"the broker id {broker!r} is in use by a live broker (incarnation {incarnation}); stop"
+            " it, or choose another --id"
         )
 
 
@@ -75,18 +101,31 @@ class NotProposed(PeerError):
         """`broker` was asked; `problem` kept it from proposing."""
         self.broker = broker
         self.problem = problem
-        super().__init__(f"broker {broker} did nothing: {problem}; ask it again later, or ask another broker")
+        super().__init__(
+            f"broker {broker} did nothing: {problem}; ask it again later, or ask another broker"
+        )
 
 
 class Rejected(PeerError):
-    """The channel rejected a proposal or would have, or a request contradicts what exists. Programs read `reason`, people the message."""
+    """The channel rejected a proposal or would have, or a request contradicts what exists. Programs
+    read `reason`, people the message.
+    """
 
     def __init__(
-        self, *, key: str, reason: str, problem: str | None, offset: int | None, action: str = "change", advice: str | None = None
+        self,
+        *,
+        key: str,
+        reason: str,
+        problem: str | None,
+        offset: int | None,
+        action: str = "change",
+        advice: str | None = None,
     ) -> None:
-        """`reason` is a `channel.core.records.Reason`. `offset` is that of the rejected record, if it was appended.
+        """`reason` is a `channel.core.records.Reason`. `offset` is that of the rejected record, if
+        it was appended.
 
-        The message begins with `cannot`, `action` and `key`. `advice` says what to do, if more is known than `REFUSALS` says.
+        The message begins with `cannot`, `action` and `key`. `advice` says what to do, if more is
+        known than `REFUSALS` says.
         """
         self.key = key
         self.reason = reason
@@ -95,7 +134,9 @@ class Rejected(PeerError):
         meaning, next_step = REFUSALS[reason]
         where = "" if offset is None else f" (refused at offset {offset})"
         look = f": {_command_for(key)}" if next_step is _LOOK else ""
-        super().__init__(f"cannot {action} {key}: {problem or meaning}{where}; {advice or next_step + look}")
+        super().__init__(
+            f"cannot {action} {key}: {problem or meaning}{where}; {advice or next_step + look}"
+        )
 
 
 def _command_for(key: str) -> str:
@@ -112,19 +153,24 @@ class UnknownNamespace(NotFound):
         """`namespace` is the requested name."""
         self.namespace = namespace
         super().__init__(
-            f"there is no namespace {namespace!r}; list those that exist: equipoise namespaces list; "
-            f"or create it: equipoise namespaces create {namespace}"
+            f"there is no namespace {namespace!r}; list those that exist: equipoise namespaces"
+            f" list; or create it: equipoise namespaces create {namespace}"
         )
 
 
 class DataDirectoryUnusable(OperatorError):
-    """A broker's data directory cannot be created, read or written, or is not the one that was locked."""
+    """A broker's data directory cannot be created, read or written, or is not the one that was
+    locked.
+    """
 
     def __init__(self, *, path: str, problem: str) -> None:
         """`path` is the directory, `problem` what is wrong with it."""
         self.path = path
         self.problem = problem
-        super().__init__(f"the data directory {path} cannot be used: {problem}; mend that, or name another directory")
+        super().__init__(
+            f"the data directory {path} cannot be used: {problem}; mend that, or name another"
+            " directory"
+        )
 
 
 class InvalidConfig(OperatorError):
@@ -133,7 +179,9 @@ class InvalidConfig(OperatorError):
     def __init__(self, *, problems: tuple[str, ...]) -> None:
         """Each of `problems` has a setting and what is wrong with it."""
         self.problems = problems
-        super().__init__(f"these settings cannot be used: {'; '.join(problems)}; correct them and start again")
+        super().__init__(
+            f"these settings cannot be used: {'; '.join(problems)}; correct them and start again"
+        )
 
 
 class InvalidSetting(CallerError):
@@ -144,7 +192,9 @@ class InvalidSetting(CallerError):
         self.setting = setting
         self.value = value
         self.expected = expected
-        super().__init__(f"{setting} cannot be {value!r}: it must be {expected}; the old setting stays")
+        super().__init__(
+            f"{setting} cannot be {value!r}: it must be {expected}; the old setting stays"
+        )
 
 
 class UnknownSetting(CallerError):
@@ -154,7 +204,11 @@ class UnknownSetting(CallerError):
         """`setting` is the requested name, `nearest` a similar one that exists."""
         self.setting = setting
         self.nearest = nearest
-        near = f"; did you mean {nearest}?" if nearest else "; see which there are: equipoise balancing show --all"
+        near = (
+            f"; did you mean {nearest}?"
+            if nearest
+            else "; see which there are: equipoise balancing show --all"
+        )
         super().__init__(f"there is no setting {setting!r} of balancing{near}")
 
 
@@ -165,7 +219,10 @@ class UnreadableLoad(PeerError):
         """`what` was expected (`sample`, `summary`, `bundle`); `problem` is what is wrong."""
         self.what = what
         self.problem = problem
-        super().__init__(f"a {what} of load cannot be read: {problem}; look for who writes it, and with which version")
+        super().__init__(
+            f"a {what} of load cannot be read: {problem}; look for who writes it, and with which"
+            " version"
+        )
 
 
 class Cancelled(PeerError):
@@ -176,19 +233,27 @@ class Cancelled(PeerError):
         self.bundle = bundle
         self.move = move
         self.problem = problem
-        super().__init__(f"the {move} of {bundle} was cancelled: {problem}; see equipoise channel why {bundle}")
+        super().__init__(
+            f"the {move} of {bundle} was cancelled: {problem}; see equipoise channel why {bundle}"
+        )
 
 
 class BrokerUnreachable(PeerError):
     """A broker does not answer at its advertised address, or its answer is invalid."""
 
     def __init__(self, *, broker: str, address: str, problem: str, in_doubt: bool = False) -> None:
-        """`problem` is what happened at `address`. `in_doubt`: the broker may have executed the request."""
+        """`problem` is what happened at `address`. `in_doubt`: the broker may have executed the
+        request.
+        """
         self.broker = broker
         self.address = address
         self.problem = problem
         self.in_doubt = in_doubt
-        advice = "it may have executed the request: look before you send it again" if in_doubt else "see whether it runs, and ask again"
+        advice = (
+            "it may have executed the request: look before you send it again"
+            if in_doubt
+            else "see whether it runs, and ask again"
+        )
         super().__init__(f"the broker {broker} cannot be asked at {address}: {problem}; {advice}")
 
 
@@ -216,7 +281,9 @@ class CompactionFailed(PeerError):
 class NotReady(PeerError):
     """A broker has not read the channel to its end or is no member now, and so cannot answer."""
 
-    def __init__(self, *, broker: str, problem: str = "it is still reading the channel, or joining") -> None:
+    def __init__(
+        self, *, broker: str, problem: str = "it is still reading the channel, or joining"
+    ) -> None:
         """`broker` is the id of the broker that was asked, `problem` what it lacks."""
         self.broker = broker
         self.problem = problem
@@ -239,7 +306,8 @@ class PolicyLeavesNobody(CallerError):
     def __init__(self, *, policy: str, subject: str | None, problem: str, advice: str) -> None:
         """`policy` is the key of the change, `problem` what it would do, `advice` how to change it.
 
-        `subject` is the namespace or bundle without a broker; None if the policy names no broker that is up.
+        `subject` is the namespace or bundle without a broker; None if the policy names no broker
+        that is up.
         """
         self.policy = policy
         self.subject = subject
@@ -256,8 +324,9 @@ class DestinationForbidden(CallerError):
         self.broker = broker
         self.problem = problem
         super().__init__(
-            f"{bundle} was not moved: {broker} may not have it: {problem}; name a broker that may (equipoise policies explain {bundle}), "
-            "or force it: then it goes there, and balancing brings it back"
+            f"{bundle} was not moved: {broker} may not have it: {problem}; name a broker that may"
+            f" (equipoise policies explain {bundle}), or force it: then it goes there, and"
+            " balancing brings it back"
         )
 
 
@@ -265,7 +334,9 @@ class NoFreshLoad(OperatorError):
     """Nothing is known about balancing, because no broker's load is known."""
 
     def __init__(self, *, log: str, problem: str, advice: str) -> None:
-        """`log` is the URL of the channel, `problem` names the missing reports, `advice` what to do."""
+        """`log` is the URL of the channel, `problem` names the missing reports, `advice` what to
+        do.
+        """
         self.log = log
         self.problem = problem
         self.advice = advice
@@ -274,41 +345,71 @@ class NoFreshLoad(OperatorError):
 
 def invalid_service(service: str, problem: str) -> CallerError:
     """Return the error for an object that is no service, or cannot be loaded or served."""
-    return CallerError(f"the service {service!r} cannot be used: {problem}; correct that, and start again")
+    return CallerError(
+        f"the service {service!r} cannot be used: {problem}; correct that, and start again"
+    )
 
 
 def quarantined(*, bundle: str, problem: str) -> PeerError:
-    """Return the error for a bundle that nobody serves until its quarantine ends: it broke its owners because of `problem`."""
+    """Return the error for a bundle that nobody serves until its quarantine ends: it broke its
+    owners because of `problem`.
+    """
     return PeerError(
-        f"nobody serves {bundle}, because it is in quarantine: {problem}; "
-        f"it ends by itself, and an operator can end it now: equipoise bundles quarantine release {bundle}"
+        f"nobody serves {bundle}, because it is in quarantine: {problem}; it ends by itself, and an"
+        f" operator can end it now: equipoise bundles quarantine release {bundle}"
     )
 
 
 def cannot_listen(address: str, problem: str, *, setting: str = "http_port") -> OperatorError:
-    """Return the error for an address (host:port from `setting`) on which a broker cannot listen."""
-    return OperatorError(f"cannot listen on {address}: {problem}; free the port, or choose another with --{setting.replace('_', '-')}")
+    """Return the error for an address (host:port from `setting`) on which a broker cannot
+    listen.
+    """
+    return OperatorError(
+        f"cannot listen on {address}: {problem}; free the port, or choose another with"
+        f" --{setting.replace('_', '-')}"
+    )
 
 
 def address_taken(*, address: str, log: str) -> OperatorError:
-    """Return the error for a program's `address` that another worker of this machine advertises on the same log."""
-    problem = f"cannot advertise {address} on {log}: another worker of this machine does, and callers would reach either of the two"
-    return OperatorError(f"{problem}; run one process per address (uvicorn --workers 1), or give each process a port of its own")
+    """Return the error for a program's `address` that another worker of this machine advertises on
+    the same log.
+    """
+    problem = (
+        f"cannot advertise {address} on {log}: another worker of this machine does, and callers"
+        " would reach either of the two"
+    )
+    return OperatorError(
+        f"{problem}; run one process per address (uvicorn --workers 1), or give each process a port"
+        " of its own"
+    )
 
 
 def load_bus_unavailable(*, bus: str, problem: str) -> PeerError:
-    """Return the error for a load bus that cannot be used. Brokers keep serving, but nothing is balanced."""
-    return PeerError(f"the load bus {bus} cannot be used: {problem}; nothing is balanced until that is mended")
+    """Return the error for a load bus that cannot be used. Brokers keep serving, but nothing is
+    balanced.
+    """
+    return PeerError(
+        f"the load bus {bus} cannot be used: {problem}; nothing is balanced until that is mended"
+    )
 
 
 def decision_log_unavailable(*, log: str, problem: str) -> PeerError:
     """Return the error for a decision log that cannot be written or read. Balancing goes on."""
-    return PeerError(f"the decision log {log} cannot be used: {problem}; balancing goes on, and what it decides is not kept")
+    return PeerError(
+        f"the decision log {log} cannot be used: {problem}; balancing goes on, and what it decides"
+        " is not kept"
+    )
 
 
-def conflict(key: str, problem: str, *, action: str, advice: str, reason: Reason = Reason.ILLEGAL_TRANSITION) -> Rejected:
-    """Return the refusal of a request that contradicts what exists, before anything is appended. The arguments are those of `Rejected`."""
-    return Rejected(key=key, reason=reason, problem=problem, offset=None, action=action, advice=advice)
+def conflict(
+    key: str, problem: str, *, action: str, advice: str, reason: Reason = Reason.ILLEGAL_TRANSITION
+) -> Rejected:
+    """Return the refusal of a request that contradicts what exists, before anything is appended.
+    The arguments are those of `Rejected`.
+    """
+    return Rejected(
+        key=key, reason=reason, problem=problem, offset=None, action=action, advice=advice
+    )
 
 
 def counted(count: int, what: str) -> str:

@@ -1,7 +1,7 @@
 """Compact a log: shorten it without changing the view that it folds to.
 
-`channel.snapshots.snapshot_rows` decides what is written, `writing` how, `retention` and `holds` what may be cut,
-and `history_snapshot` how retained records keep their verdicts.
+`channel.snapshots.snapshot_rows` decides what is written, `writing` how, `retention` and `holds`
+what may be cut, and `history_snapshot` how retained records keep their verdicts.
 
 How a log is compacted
 1. Claim the compacted snapshot: no older compactor can write from here on.
@@ -9,16 +9,17 @@ How a log is compacted
 3. Fold the log to its present end: the horizon.
 4. Compare the digests that brokers wrote with the view's. Stop if a broker disagrees.
 5. Choose the cut from the new marker, the retention, and the holds of archives.
-6. Move the history snapshot, the view from which the retained records are folded, to the cut. Read it back. It may need rows
-   that step 8 replaces, and step 10 needs it.
+6. Move the history snapshot, the view from which the retained records are folded, to the cut. Read
+   it back. It may need rows that step 8 replaces, and step 10 needs it.
 7. Encode the rows changed since the snapshot's horizon, and tombstones for removed keys.
 8. Write rows and marker in one transaction.
-9. Read the snapshot back: it must be equal byte for byte. From here on the log's beginning is not needed.
+9. Read the snapshot back: it must be equal byte for byte. From here on the log's beginning is not
+   needed.
 10. Compare the cut with the marker that was read back.
 11. Truncate the log. It must then begin at the cut.
 
-The compactor may die at any point. Before step 8 the only change is a history snapshot above the log's beginning. After it the
-next compactor finds nothing to write and goes on with step 10.
+The compactor may die at any point. Before step 8 the only change is a history snapshot above the
+log's beginning. After it the next compactor finds nothing to write and goes on with step 10.
 """
 
 from __future__ import annotations
@@ -33,10 +34,24 @@ from equipoise.channel.core.errors import CompactionRefused
 from equipoise.channel.core.log import Log
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import Renewed
-from equipoise.channel.core.snapshot_store import Check, CompactedSnapshot, Progress, SnapshotRow, unchecked, unwatched
+from equipoise.channel.core.snapshot_store import (
+    Check,
+    CompactedSnapshot,
+    Progress,
+    SnapshotRow,
+    unchecked,
+    unwatched,
+)
 from equipoise.channel.core.view import View
 from equipoise.channel.snapshots.restore import Restoration, restoration
-from equipoise.channel.snapshots.snapshot_rows import CHECKPOINTS_MAX, Marker, encode_marker, keys_of, marker_of, rows_of
+from equipoise.channel.snapshots.snapshot_rows import (
+    CHECKPOINTS_MAX,
+    Marker,
+    encode_marker,
+    keys_of,
+    marker_of,
+    rows_of,
+)
 from equipoise.compaction.history_snapshot import HistorySnapshotMove
 from equipoise.compaction.holds import holds_in
 from equipoise.compaction.retention import Retention, check_cut, cut_position, newest_ms
@@ -53,12 +68,15 @@ Checkpoint = tuple[int, int]
 class Compacted:
     """The result of a compaction, or of a `dry_run`.
 
-    * `horizon`: the logical offset up to which the snapshot now holds everything, as a view of `digest` in `keys` rows.
-      `horizon` and `digest` are None if no broker has begun the log.
+    * `horizon`: the logical offset up to which the snapshot now holds everything, as a view of
+      `digest` in `keys` rows. `horizon` and `digest` are None if no broker has begun the log.
     * `records` were folded; `rows` and `tombstones` were written.
-    * `start_before`, `start`: the log's start before and after. `end`: the position of its last record.
-    * `held_by`: the archive whose hold prevents a further cut. `lapsed`: the archives with outdated holds (`compaction.holds`).
-    * `ahead`: the logical offset of the first folded record whose time is ahead of this machine's clock (`Log.ahead`).
+    * `start_before`, `start`: the log's start before and after. `end`: the position of its last
+      record.
+    * `held_by`: the archive whose hold prevents a further cut. `lapsed`: the archives with outdated
+      holds (`compaction.holds`).
+    * `ahead`: the logical offset of the first folded record whose time is ahead of this machine's
+      clock (`Log.ahead`).
     """
 
     horizon: int | None = None
@@ -88,7 +106,8 @@ def compact(
     progress: Progress = unwatched,
     now_ms: Callable[[], int] | None = None,
 ) -> Compacted:
-    """Compact `log`: fold it to its end, write the changes to its snapshot, and truncate it to what `retain` keeps.
+    """Compact `log`: fold it to its end, write the changes to its snapshot, and truncate it to what
+    `retain` keeps.
 
     * `timeout_ms` bounds each wait for other writers, `check` the whole.
     * `progress` counts folded records.
@@ -96,8 +115,9 @@ def compact(
     * A `dry_run` changes nothing.
     * Of several compactions at once, all but one raise `SnapshotFenced` or find nothing to do.
 
-    Raises `CompactionRefused`, `SnapshotFenced`, what `channel.snapshots.restore.restoration` raises (`ChannelIncomplete`,
-    `ForeignLog`), what `Reader.feed` raises, and what `Log.append` raises for a log that cannot be written.
+    Raises `CompactionRefused`, `SnapshotFenced`, what `channel.snapshots.restore.restoration`
+    raises (`ChannelIncomplete`, `ForeignLog`), what `Reader.feed` raises, and what `Log.append`
+    raises for a log that cannot be written.
     """
     return _Compaction(
         scribe=Scribe(log=log, timeout_ms=timeout_ms, step=step, check=check),
@@ -121,7 +141,9 @@ class _Fold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cut:
-    """The position of the cut, the archive whose hold prevents a further cut, and the archives whose holds have lapsed."""
+    """The position of the cut, the archive whose hold prevents a further cut, and the archives
+    whose holds have lapsed.
+    """
 
     position: int
     held_by: str | None
@@ -150,13 +172,21 @@ class _Compaction:
         self.scribe.step(Step.LOADED)
         first, end = begun.reader.position, log.end()
         folded = self._fold(begun, end)
-        done = Compacted(records=folded.records, start_before=start_before, start=start_before, end=end, dry_run=self.dry_run)
+        done = Compacted(
+            records=folded.records,
+            start_before=start_before,
+            start=start_before,
+            end=end,
+            dry_run=self.dry_run,
+        )
         if folded.view.genesis is None:
             return done
         ahead = log.ahead(first)
         ahead = None if ahead is None else ahead + folded.view.base
         marker = self._marker(begun, folded)
-        move = HistorySnapshotMove(scribe=self.scribe, cluster=self.cluster, begun=begun, dry_run=self.dry_run)
+        move = HistorySnapshotMove(
+            scribe=self.scribe, cluster=self.cluster, begun=begun, dry_run=self.dry_run
+        )
         chosen = self._chosen_cut(marker, folded.view)
         cut = move.up_to(chosen.position, marker)
         keys, rows, tombstones = self._write(begun, folded.view, marker)
@@ -179,9 +209,14 @@ class _Compaction:
         log, reader, marker = self.scribe.log, begun.reader, begun.marker
         agreement = _Agreement(reader.view)
         records, bytes_below = 0, 0 if marker is None else marker.bytes_below
-        checkpoints: dict[int, int] = {} if marker is None else {**dict(marker.checkpoints), marker.horizon: marker.bytes_below}
+        checkpoints: dict[int, int] = (
+            {}
+            if marker is None
+            else {**dict(marker.checkpoints), marker.horizon: marker.bytes_below}
+        )
         total = max(0, end - reader.position + 1)
-        entries = log.read(reader.position, limit=RECORDS_BETWEEN)  # Read at least once: this detects a log that went back.
+        # Read at least once: this detects a log that went back.
+        entries = log.read(reader.position, limit=RECORDS_BETWEEN)
         while entries:
             for entry in entries:
                 folded = reader.feed(entry)
@@ -192,13 +227,22 @@ class _Compaction:
             checkpoints[reader.view.offset] = bytes_below
             self.progress(records, total)
             self.scribe.check()
-            entries = log.read(reader.position, limit=RECORDS_BETWEEN) if reader.position <= end else ()
+            entries = (
+                log.read(reader.position, limit=RECORDS_BETWEEN) if reader.position <= end else ()
+            )
         self.scribe.step(Step.FOLDED)
         if agreement.problem is not None:
-            remedy = "find out which of them is wrong (equipoise channel verify), and stop that broker"
+            remedy = (
+                "find out which of them is wrong (equipoise channel verify), and stop that broker"
+            )
             raise CompactionRefused(log=log.name, problem=agreement.problem, remedy=remedy)
         self.scribe.step(Step.AGREED)
-        return _Fold(view=reader.view, records=records, bytes_below=bytes_below, checkpoints=tuple(checkpoints.items()))
+        return _Fold(
+            view=reader.view,
+            records=records,
+            bytes_below=bytes_below,
+            checkpoints=tuple(checkpoints.items()),
+        )
 
     def _marker(self, begun: Restoration, folded: _Fold) -> Marker:
         """Return the snapshot's next marker, or the present one if it is up to date."""
@@ -206,13 +250,26 @@ class _Compaction:
         if before is not None and before.horizon == view.offset:
             return before
         checkpoints = kept_checkpoints(folded.checkpoints, first=log.start() + view.base - 1)
-        return marker_of(view, log=log.identity, bytes_below=folded.bytes_below, checkpoints=checkpoints)
+        return marker_of(
+            view, log=log.identity, bytes_below=folded.bytes_below, checkpoints=checkpoints
+        )
 
     def _chosen_cut(self, marker: Marker, view: View) -> _Cut:
         """Run step 5."""
         log, start = self.scribe.log, self.scribe.log.start()
-        now_ms = self.now_ms() if self.now_ms else newest_ms(log.position_at, end=log.end(), now_ms=time.time_ns() // 1_000_000)
-        cut = partial(cut_position, marker, start=start, retain=self.retain, position_at=log.position_at, now_ms=now_ms)
+        now_ms = (
+            self.now_ms()
+            if self.now_ms
+            else newest_ms(log.position_at, end=log.end(), now_ms=time.time_ns() // 1_000_000)
+        )
+        cut = partial(
+            cut_position,
+            marker,
+            start=start,
+            retain=self.retain,
+            position_at=log.position_at,
+            now_ms=now_ms,
+        )
         held = holds_in(view.policies, now_ms=now_ms)
         position = cut(held=held.position(view.base))
         is_held = held.by is not None and position < cut()
@@ -220,7 +277,9 @@ class _Compaction:
         return _Cut(position=position, held_by=held.by if is_held else None, lapsed=held.lapsed)
 
     def _write(self, begun: Restoration, view: View, marker: Marker) -> tuple[int, int, int]:
-        """Run steps 7, 8 and 9, unless the snapshot is up to date. Return the counts of its keys, and of written rows and tombstones."""
+        """Run steps 7, 8 and 9, unless the snapshot is up to date. Return the counts of its keys,
+        and of written rows and tombstones.
+        """
         before = begun.marker
         if before == marker:
             return len(begun.rows), 0, 0
@@ -235,19 +294,23 @@ class _Compaction:
     def _cut(self, marker: Marker, cut: int) -> int:
         """Run steps 10 and 11. Return the position at which the log then begins."""
         log = self.scribe.log
-        # Otherwise the cut removes nothing. Another compactor may have cut further than this snapshot reaches.
+        # Otherwise the cut removes nothing. Another compactor may have cut further than this
+        # snapshot reaches.
         if cut > log.start():
             check_cut(marker, cut, log=log.name)
         self.scribe.step(Step.CUT_CHECKED)
         if self.dry_run:
             return cut
-        # Also if the log begins there already: a compactor that died while truncating may have left entries below.
+        # Also if the log begins there already: a compactor that died while truncating may have left
+        # entries below.
         log.truncate(cut, timeout_ms=self.scribe.timeout_ms)
         self.scribe.step(Step.TRUNCATED)
         found = log.start()
         if found < cut:
             problem = f"it was to begin at offset {cut} and begins at {found}"
-            raise CompactionRefused(log=log.name, problem=problem, remedy="nothing is lost; run it again")
+            raise CompactionRefused(
+                log=log.name, problem=problem, remedy="nothing is lost; run it again"
+            )
         self.scribe.step(Step.START_VERIFIED)
         return found
 
@@ -255,8 +318,9 @@ class _Compaction:
 class _Agreement:
     """Compares the digests in renewals with the view that folds them.
 
-    A broker disagrees from its first differing renewal until one that agrees again. If it dies meanwhile, its view is gone.
-    Only another broker's agreement then shows that its view was the wrong one.
+    A broker disagrees from its first differing renewal until one that agrees again. If it dies
+    meanwhile, its view is gone. Only another broker's agreement then shows that its view was the
+    wrong one.
     """
 
     def __init__(self, view: View) -> None:
@@ -267,7 +331,11 @@ class _Agreement:
     def see(self, folded: Folded) -> None:
         """Check one record that was just folded."""
         record = folded.record
-        if type(record) is not Renewed or folded.verdict.reason is not None or record.incarnation is None:
+        if (
+            type(record) is not Renewed
+            or folded.verdict.reason is not None
+            or record.incarnation is None
+        ):
             return
         if folded.verdict.diverged:
             self._disagreeing[record.incarnation] = record.publisher, folded.offset
@@ -275,7 +343,9 @@ class _Agreement:
             live = self._view.live
             known = self._disagreeing.items()
             self._disagreeing = {
-                incarnation: who for incarnation, who in known if incarnation in live and incarnation != record.incarnation
+                incarnation: who
+                for incarnation, who in known
+                if incarnation in live and incarnation != record.incarnation
             }
 
     @property
@@ -284,11 +354,15 @@ class _Agreement:
         if not self._disagreeing:
             return None
         broker, offset = min(self._disagreeing.values(), key=lambda who: who[1])
-        return f"broker {broker} reported at offset {offset} a view that differs from the fold of the log"
+        return (
+            f"broker {broker} reported at offset {offset} a view that differs from the fold of"
+            " the log"
+        )
 
 
 def kept_checkpoints(checkpoints: Iterable[Checkpoint], *, first: int) -> tuple[Checkpoint, ...]:
-    """Return the checkpoints that a marker keeps: those from logical offset `first`, the log's start, on.
+    """Return the checkpoints that a marker keeps: those from logical offset `first`, the log's
+    start, on.
 
     If there are too many, keep every second and the newest.
     """

@@ -17,7 +17,8 @@ SUFFIX: Final = ".zst"
 _MAGIC: Final = b"\x28\xb5\x2f\xfd"  # The first bytes of each zstd frame (RFC 8878).
 
 LINE_BYTES_MAX: Final = 8 << 20
-"""The longest line that is read: a record of 1 MiB, each byte written as up to six (`\\u0000`), and the verdict."""
+"""The longest line that is read: a record of 1 MiB, each byte written as up to six (`\\u0000`), and
+the verdict."""
 
 LEVEL: Final = 3
 """zstd's default: an export shrinks to about a tenth at 300 MB/s, faster than it is made."""
@@ -30,12 +31,16 @@ def is_compressed(file: str) -> bool:
 
 @contextmanager
 def written(file: BinaryIO, *, compressed: bool) -> Iterator[IO[bytes]]:
-    """Yield a stream that writes to `file`. The file is whole when the block ends without an error."""
+    """Yield a stream that writes to `file`. The file is whole when the block ends without an
+    error.
+    """
     if not compressed:
         yield file
         file.flush()
         return
-    with zstandard.ZstdCompressor(level=LEVEL, write_checksum=True).stream_writer(file, closefd=False) as stream:
+    with zstandard.ZstdCompressor(level=LEVEL, write_checksum=True).stream_writer(
+        file, closefd=False
+    ) as stream:
         yield stream
     file.flush()
 
@@ -43,7 +48,8 @@ def written(file: BinaryIO, *, compressed: bool) -> Iterator[IO[bytes]]:
 def lines(file: BinaryIO) -> Iterator[bytes]:
     """Yield the lines of a file, compressed or not. Its first bytes decide.
 
-    A line longer than `LINE_BYTES_MAX` is cut into several. Raises `ValueError` if a compressed file is damaged or cut off.
+    A line longer than `LINE_BYTES_MAX` is cut into several. Raises `ValueError` if a compressed
+    file is damaged or cut off.
     """
     head = file.read(len(_MAGIC))
     whole = io.BufferedReader(_Chain(head, file))
@@ -58,12 +64,16 @@ def lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def compress(data: bytes) -> bytes:
-    """Return a value as one compressed frame with its size and a checksum. `decompress` reverses it."""
+    """Return a value as one compressed frame with its size and a checksum. `decompress` reverses
+    it.
+    """
     return zstandard.ZstdCompressor(level=LEVEL, write_checksum=True).compress(data)
 
 
 def decompress(data: bytes, *, size_max: int) -> bytes:
-    """Return what `compress` compressed. Raises `ValueError` if `data` is damaged, not a frame, or longer than `size_max` bytes."""
+    """Return what `compress` compressed. Raises `ValueError` if `data` is damaged, not a frame, or
+    longer than `size_max` bytes.
+    """
     try:
         if zstandard.frame_content_size(data) > size_max:
             raise ValueError(f"it claims to hold more than {size_max} bytes")
@@ -87,7 +97,8 @@ class _Chain(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # Of all buffers only this one is ever given.
+    # Of all buffers only this one is ever given.
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         data = self._head[: len(buffer)] if self._head else self._rest.read(len(buffer))
         self._head = self._head[len(data) :]
         buffer[: len(data)] = data

@@ -3,26 +3,31 @@
 An import starts a log above another one, too.
 
 How a channel is copied
-1. Claim the target's snapshot. Refuse a target that holds anything, so that a mistaken URL costs nothing, except the rest of a
-   copy that died after step 4. That is compared with the source later.
+1. Claim the target's snapshot. Refuse a target that holds anything, so that a mistaken URL costs
+   nothing, except the rest of a copy that died after step 4. That is compared with the source
+   later.
 2. Fold the source to its end.
-3. Wait for records of brokers that look alive, for the longest of their leases and grace periods. If one writes, refuse the
-   copy. Declare the silent ones dead, with their instance ids from the log as the proof. That record expects the broker's last
-   known offset, so a renewal in between makes it stale.
+3. Wait for records of brokers that look alive, for the longest of their leases and grace periods.
+   If one writes, refuse the copy. Declare the silent ones dead, with their instance ids from the
+   log as the proof. That record expects the broker's last known offset, so a renewal in between
+   makes it stale.
 4. Close the source:
-   * A target that was made aside first takes its name, so that it can be found after any failure. It is checked again.
-   * A record that names the target raises the source to a format version that no code supports. It is accepted once no broker
-     is alive. No reader folds a later record, not even older code that does not know copies.
+   * A target that was made aside first takes its name, so that it can be found after any failure.
+     It is checked again.
+   * A record that names the target raises the source to a format version that no code supports. It
+     is accepted once no broker is alive. No reader folds a later record, not even older code that
+     does not know copies.
    * So no broker can go on with the source, even after a sleep, and no token is issued twice.
-5. Write the target's genesis, which must be its first entry. Its base is the offset at which the source was closed, so all
-   offsets and tokens of the target lie above the source's. Nobody can start on this log before it has its snapshot. A log that
-   somebody else has begun meanwhile gets none, so nobody takes it for a copy.
-6. Write the view just before the close to the target's snapshot, in one transaction. Restore the target as a broker would; its
-   digest must be equal.
+5. Write the target's genesis, which must be its first entry. Its base is the offset at which the
+   source was closed, so all offsets and tokens of the target lie above the source's. Nobody can
+   start on this log before it has its snapshot. A log that somebody else has begun meanwhile gets
+   none, so nobody takes it for a copy.
+6. Write the view just before the close to the target's snapshot, in one transaction. Restore the
+   target as a broker would; its digest must be equal.
 
-`again` finishes a copy that died after step 4: it reads the source up to its close. Two copies would issue the same tokens. So
-the target must be the log that the closing record names, unless the operator confirms that no broker can ever start on that
-one.
+`again` finishes a copy that died after step 4: it reads the source up to its close. Two copies
+would issue the same tokens. So the target must be the log that the closing record names, unless the
+operator confirms that no broker can ever start on that one.
 """
 
 from __future__ import annotations
@@ -36,16 +41,33 @@ from typing import Final
 from equipoise.brokers.errors import Rejected
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import decode, encode
-from equipoise.channel.core.errors import Bug, CallerError, CompactedSnapshotDamaged, LogClosed, LogNotBegun, OperatorError
+from equipoise.channel.core.errors import (
+    Bug,
+    CallerError,
+    CompactedSnapshotDamaged,
+    LogClosed,
+    LogNotBegun,
+    OperatorError,
+)
 from equipoise.channel.core.log import FIRST_OFFSET, READ_ENTRIES_MAX, Entry, Log
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.reader import Folded, Reader
 from equipoise.channel.core.records import AnyRecord, Genesis, LevelRecord
-from equipoise.channel.core.snapshot_store import CompactedSnapshot, Progress, SnapshotStore, unwatched
+from equipoise.channel.core.snapshot_store import (
+    CompactedSnapshot,
+    Progress,
+    SnapshotStore,
+    unwatched,
+)
 from equipoise.channel.core.view import View
 from equipoise.channel.log.blocking_view import propose as propose_and_wait
 from equipoise.channel.snapshots.restore import restored
-from equipoise.channel.snapshots.snapshot_rows import decode_marker, encode_marker, marker_of, rows_of
+from equipoise.channel.snapshots.snapshot_rows import (
+    decode_marker,
+    encode_marker,
+    marker_of,
+    rows_of,
+)
 from equipoise.channel.system.deadline import Deadline
 
 LOOK_MS: Final = 200
@@ -54,9 +76,11 @@ LOOK_MS: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """The result of a copy: the view of `cluster`, in a log that goes on above `base`, with `digest`.
+    """The result of a copy: the view of `cluster`, in a log that goes on above `base`, with
+    `digest`.
 
-    `declared_dead` are the brokers that looked alive but were silent for their lease and grace period.
+    `declared_dead` are the brokers that looked alive but were silent for their lease and grace
+    period.
     """
 
     cluster: str
@@ -70,7 +94,8 @@ class Copied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Closing:
-    """The format version before the record that closed the log, and the offset of the record that set it.
+    """The format version before the record that closed the log, and the offset of the record that
+    set it.
 
     Also the log of the copy, if the record names it; earlier code did not.
     """
@@ -95,7 +120,8 @@ def copy(
     """Copy the channel on `source` to `target`, and close `source`. Both logs are open.
 
     * `publisher` is `admin:NAME`.
-    * `name_target` gives a target that was made aside its name, and returns a handle under that name.
+    * `name_target` gives a target that was made aside its name, and returns a handle under that
+      name.
     * `progress` counts the entries read from the source.
 
     These errors are raised:
@@ -115,10 +141,20 @@ def copy(
         raise LogClosed(log=source.name, offset=copier.view.offset)
     if copier.view.genesis is None:
         raise LogNotBegun(log=source.name, problem="no broker has started on it yet")
-    if closing is None and found != NOTHING:  # Not the rest of this copy, because the source is still open.
+    # Not the rest of this copy, because the source is still open.
+    if closing is None and found != NOTHING:
         raise _other_copy(target)
-    if closing is not None and closing.identity not in (None, target.identity) and not other_is_lost:
-        raise _copied_elsewhere(log=source.name, offset=copier.view.offset, copied_to=closing.copied_to, target=target.name)
+    if (
+        closing is not None
+        and closing.identity not in (None, target.identity)
+        and not other_is_lost
+    ):
+        raise _copied_elsewhere(
+            log=source.name,
+            offset=copier.view.offset,
+            copied_to=closing.copied_to,
+            target=target.name,
+        )
     declared_dead = copier.declare_silent_dead() if closing is None else ()  # 3.
     if name_target is not None:  # 4.
         target = name_target()
@@ -145,7 +181,9 @@ def copy(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The content of a target: its first entry and its snapshot. With either it is a copy, finished or not."""
+    """The content of a target: its first entry and its snapshot. With either it is a copy, finished
+    or not.
+    """
 
     first: Entry | None = None
     image: CompactedSnapshot | None = None
@@ -156,7 +194,11 @@ class Found:
             return False
         genesis = None if self.first is None else decode(self.first.data)
         copied = view.cluster, view.base, view.level
-        return not isinstance(genesis, Genesis) or copied == (genesis.cluster, genesis.base, genesis.level)
+        return not isinstance(genesis, Genesis) or copied == (
+            genesis.cluster,
+            genesis.base,
+            genesis.level,
+        )
 
 
 NOTHING: Final = Found()
@@ -164,11 +206,17 @@ NOTHING: Final = Found()
 
 def not_empty(log: str, problem: str) -> CallerError:
     """Return the error for a target that holds something. `problem` is what was found."""
-    return CallerError(f"nothing can be copied to {log}: {problem}; name a new log, or delete this one if nobody uses it")
+    return CallerError(
+        f"nothing can be copied to {log}: {problem}; name a new log, or delete this one if nobody"
+        " uses it"
+    )
 
 
 def _in_use(log: str, *brokers: str) -> OperatorError:
-    return OperatorError(f"the log {log} is in use by {', '.join(brokers)}: stop all its brokers, then copy it; nothing has changed")
+    return OperatorError(
+        f"the log {log} is in use by {', '.join(brokers)}: stop all its brokers, then copy it;"
+        " nothing has changed"
+    )
 
 
 def _other_copy(target: Log) -> CallerError:
@@ -180,7 +228,9 @@ def _begun_meanwhile(target: Log) -> CallerError:
 
 
 def empty_target(target: Log, *, deadline: Deadline) -> SnapshotStore:
-    """Return the claimed snapshot of `target`. Raises `CallerError` if log or snapshot hold anything, and what the ports raise."""
+    """Return the claimed snapshot of `target`. Raises `CallerError` if log or snapshot hold
+    anything, and what the ports raise.
+    """
     compacted_snapshot = _claimed(target, deadline)
     if _found(target, compacted_snapshot, deadline) != NOTHING:
         raise not_empty(target.name, "it has records already, or the snapshot of a copy")
@@ -193,8 +243,16 @@ def _claimed(target: Log, deadline: Deadline) -> SnapshotStore:
     return compacted_snapshot
 
 
-def begin_above(target: Log, compacted_snapshot: SnapshotStore, view: View, *, found: Found = NOTHING, deadline: Deadline) -> None:
-    """Start the log `target`, on which `found` is done already, with `view`, whose offset is its base.
+def begin_above(
+    target: Log,
+    compacted_snapshot: SnapshotStore,
+    view: View,
+    *,
+    found: Found = NOTHING,
+    deadline: Deadline,
+) -> None:
+    """Start the log `target`, on which `found` is done already, with `view`, whose offset is its
+    base.
 
     Raises `CallerError` if somebody else began it meanwhile, and what the ports raise.
     """
@@ -208,8 +266,14 @@ def begin_above(target: Log, compacted_snapshot: SnapshotStore, view: View, *, f
     mine.feed(first)
     theirs = restored(target, check=lambda: deadline.check(f"restoring {target.name}"))
     theirs.feed(first)
-    if mine.view.digest() != theirs.view.digest() or theirs.view.genesis != view.base + first.offset:
-        raise Bug(f"{target.name} does not come to the view that was copied to it; do not use it, and report this")
+    if (
+        mine.view.digest() != theirs.view.digest()
+        or theirs.view.genesis != view.base + first.offset
+    ):
+        raise Bug(
+            f"{target.name} does not come to the view that was copied to it; do not use it, and"
+            " report this"
+        )
 
 
 def _with_genesis(target: Log, view: View, cluster: str, deadline: Deadline) -> Entry:
@@ -224,7 +288,9 @@ def _with_genesis(target: Log, view: View, cluster: str, deadline: Deadline) -> 
 
 
 def _found(target: Log, compacted_snapshot: SnapshotStore, deadline: Deadline) -> Found:
-    """Return the content of a target. Raises `CallerError` if it cannot be an unfinished or new copy."""
+    """Return the content of a target. Raises `CallerError` if it cannot be an unfinished or new
+    copy.
+    """
     if target.start() != FIRST_OFFSET:
         raise not_empty(target.name, "it has records already")
     first = next(iter(target.read(FIRST_OFFSET, limit=1)), None)
@@ -233,11 +299,15 @@ def _found(target: Log, compacted_snapshot: SnapshotStore, deadline: Deadline) -
         if not isinstance(genesis, Genesis) or not genesis.base:
             raise not_empty(target.name, "it has records already")
     try:
-        image = compacted_snapshot.load(check=lambda: deadline.check(f"reading the snapshot of {target.name}"))
+        image = compacted_snapshot.load(
+            check=lambda: deadline.check(f"reading the snapshot of {target.name}")
+        )
         if image is not None and not decode_marker(image.marker).copied:
             raise not_empty(target.name, "it has a snapshot already")
     except CompactedSnapshotDamaged as error:
-        raise not_empty(target.name, f"it has a snapshot already, which cannot be used: {error.problem}") from error
+        raise not_empty(
+            target.name, f"it has a snapshot already, which cannot be used: {error.problem}"
+        ) from error
     return Found(first=first, image=image)
 
 
@@ -257,7 +327,9 @@ class _Copier:
         return self._reader.view
 
     def read_to_end(self, progress: Progress) -> _Closing | None:
-        """Fold the source to its end. If its last record closed it, return the state before that, else None."""
+        """Fold the source to its end. If its last record closed it, return the state before that,
+        else None.
+        """
         log = self._log
         self._reader = restored(log, check=self._check, progress=progress)
         first, end = self._reader.position, log.end()
@@ -270,21 +342,34 @@ class _Copier:
                 except LogClosed:
                     record = decode(entry.data)
                     assert isinstance(record, LevelRecord), "no other record closes a log"
-                    return replace(before, copied_to=record.copied_to, identity=record.copied_to_identity)
+                    return replace(
+                        before, copied_to=record.copied_to, identity=record.copied_to_identity
+                    )
             progress(self._reader.position - first, end + 1 - first)
         return None
 
     def declare_silent_dead(self) -> tuple[str, ...]:
-        """Declare dead all brokers that look alive and stay silent. Raises `OperatorError` for those that write."""
+        """Declare dead all brokers that look alive and stay silent. Raises `OperatorError` for
+        those that write.
+        """
         silent = self.view.live_brokers()
-        self._listen(Deadline.after(timeout_ms=max((broker.joined.lease_ms + broker.joined.margin_ms for broker in silent), default=0)))
+        self._listen(
+            Deadline.after(
+                timeout_ms=max(
+                    (broker.joined.lease_ms + broker.joined.margin_ms for broker in silent),
+                    default=0,
+                )
+            )
+        )
         for broker, last in [(broker.broker, broker.last) for broker in silent]:
             if not self._propose(_down(self._log.name, broker, last)).verdict.accepted:
                 raise _in_use(self._log.name, broker)
         return tuple(broker.broker for broker in silent)
 
     def _listen(self, silence: Deadline) -> None:
-        """Raise `OperatorError` if any broker writes before the deadline. Name all that write within one renewal."""
+        """Raise `OperatorError` if any broker writes before the deadline. Name all that write
+        within one renewal.
+        """
         active: set[str] = set()
         while remaining_ms := silence.remaining_ms():
             self._check()
@@ -299,7 +384,9 @@ class _Copier:
             if active and active.issuperset(broker.broker for broker in living):
                 break
             if active and was_silent:
-                silence = Deadline.after(timeout_ms=min(remaining_ms, max(broker.joined.renew_ms for broker in living)))
+                silence = Deadline.after(
+                    timeout_ms=min(remaining_ms, max(broker.joined.renew_ms for broker in living))
+                )
         if active:
             raise _in_use(self._log.name, *sorted(active))
 
@@ -308,7 +395,9 @@ class _Copier:
         made: list[tuple[bytes, _Closing]] = []
 
         def closing(view: View, author: Author) -> LevelRecord:
-            record = propose.close_log(author, view, copied_to=target.name, identity=target.identity)
+            record = propose.close_log(
+                author, view, copied_to=target.name, identity=target.identity
+            )
             made.append((encode(record), _Closing(level=view.level, level_last=view.level_last)))
             return record
 
@@ -323,32 +412,45 @@ class _Copier:
         if self.view.live:
             raise _in_use(self._log.name, *(broker.broker for broker in self.view.live_brokers()))
         reason = str(folded.verdict.reason)
-        raise Rejected(key="level", reason=reason, problem=folded.verdict.problem, offset=folded.offset)
+        raise Rejected(
+            key="level", reason=reason, problem=folded.verdict.problem, offset=folded.offset
+        )
 
     def _propose(self, make_record: Callable[[View, Author], AnyRecord]) -> Folded:
-        return propose_and_wait(self._log, self._reader, make_record, publisher=self._publisher, deadline=self._deadline)
+        return propose_and_wait(
+            self._log, self._reader, make_record, publisher=self._publisher, deadline=self._deadline
+        )
 
     def _check(self) -> None:
         self._deadline.check(f"copying {self._log.name}")
 
 
 def _down(log: str, broker: str, last: int) -> Callable[[View, Author], AnyRecord]:
-    """Return a function that makes the record to declare `broker` dead, if offset `last` is still its last record."""
+    """Return a function that makes the record to declare `broker` dead, if offset `last` is still
+    its last record.
+    """
 
     def make(view: View, author: Author) -> AnyRecord:
         entry = view.brokers.get(broker)
         if entry is None or entry.last != last:
             raise _in_use(log, broker)
-        return propose.down(author, entry, nonce=entry.joined.nonce, reason="silent while the channel was copied")
+        return propose.down(
+            author, entry, nonce=entry.joined.nonce, reason="silent while the channel was copied"
+        )
 
     return make
 
 
-def _copied_elsewhere(*, log: str, offset: int, copied_to: str | None, target: str) -> OperatorError:
-    """Return the error for a second copy of `log`, which was closed at `offset` for its copy to `copied_to`."""
+def _copied_elsewhere(
+    *, log: str, offset: int, copied_to: str | None, target: str
+) -> OperatorError:
+    """Return the error for a second copy of `log`, which was closed at `offset` for its copy to
+    `copied_to`.
+    """
     first = copied_to or "another log"
     return OperatorError(
-        f"the log {log} was closed at offset {offset} for its copy to {first}, and {target} is not that log: two copies would "
-        f"issue the same tokens; finish the first one (equipoise channel copy {log} {first} --again). Only if it is surely "
-        "lost, so that no broker can ever start on it, add --other-is-lost"
+        f"the log {log} was closed at offset {offset} for its copy to {first}, and {target} is not"
+        " that log: two copies would issue the same tokens; finish the first one (equipoise"
+        f" channel copy {log} {first} --again). Only if it is surely lost, so that no broker can"
+        " ever start on it, add --other-is-lost"
     )

@@ -1,21 +1,25 @@
-"""Export a channel as lines of JSON that preserve every byte: for backups, audits and other programs.
+"""Export a channel as lines of JSON that preserve every byte: for backups, audits and other
+programs.
 
 `importing` reads the format; `compressed` handles files and compression.
 
 The lines
-1. A head: `{"equipoise": "channel", "format": 2, "log", "identity", "cluster", "base", "start", "end", "folded_from"}`. Offsets
-   are physical, and verdicts begin at `folded_from`.
-2. The rows of the log's compacted snapshot, if it has one, or of its history snapshot, if the fold begins there:
-   `{"twin": KEY, "row": {...}}`. The marker comes first, under the key `marker`.
-3. One line per entry: its physical `position`, its logical `offset`, the `record`, and the verdict (`accepted`, `reason`, `problem`).
-   * If `record`, written without blanks, does not give the bytes on the log, it is null and `data` has the bytes in base64.
+1. A head: `{"equipoise": "channel", "format": 2, "log", "identity", "cluster", "base", "start",
+   "end", "folded_from"}`. Offsets are physical, and verdicts begin at `folded_from`.
+2. The rows of the log's compacted snapshot, if it has one, or of its history snapshot, if the fold
+   begins there: `{"twin": KEY, "row": {...}}`. The marker comes first, under the key `marker`.
+3. One line per entry: its physical `position`, its logical `offset`, the `record`, and the verdict
+   (`accepted`, `reason`, `problem`).
+   * If `record`, written without blanks, does not give the bytes on the log, it is null and `data`
+     has the bytes in base64.
    * Entries below the start of the fold have no verdict: `accepted` is null.
    * Every `DIGEST_INTERVAL` entries a line has the `digest` of the view after it.
-4. A tail: `{"entries": count, "offset": the last logical one, "digest", "sha256"}`. An export without a tail is cut off. The
-   checksum covers all lines above, because no digest covers policies, addresses and times.
+4. A tail: `{"entries": count, "offset": the last logical one, "digest", "sha256"}`. An export
+   without a tail is cut off. The checksum covers all lines above, because no digest covers
+   policies, addresses and times.
 
-Digests are hexadecimal texts, because not every JSON reader supports numbers of 61 bits. Format 1 is the same without the
-checksum. It is still read, because backups outlive versions.
+Digests are hexadecimal texts, because not every JSON reader supports numbers of 61 bits. Format 1
+is the same without the checksum. It is still read, because backups outlive versions.
 """
 
 from __future__ import annotations
@@ -31,10 +35,21 @@ from equipoise.channel.core.entries import Verdict
 from equipoise.channel.core.errors import CompactedSnapshotDamaged, LogClosed, LogTruncated
 from equipoise.channel.core.log import READ_ENTRIES_MAX, Entry, Log
 from equipoise.channel.core.reader import Reader
-from equipoise.channel.core.snapshot_store import Check, CompactedSnapshot, Progress, unchecked, unwatched
+from equipoise.channel.core.snapshot_store import (
+    Check,
+    CompactedSnapshot,
+    Progress,
+    unchecked,
+    unwatched,
+)
 from equipoise.channel.core.view import View
 from equipoise.channel.snapshots.restore import beginning
-from equipoise.channel.snapshots.snapshot_rows import MARKER_KEY, decode_marker, encode_marker, view_of
+from equipoise.channel.snapshots.snapshot_rows import (
+    MARKER_KEY,
+    decode_marker,
+    encode_marker,
+    view_of,
+)
 
 FORMAT: Final = 2
 FORMAT_WITHOUT_CHECKSUM: Final = 1
@@ -43,13 +58,16 @@ DIGEST_INTERVAL: Final = 10_000
 Line = dict[str, object]
 
 
-def exported(log: Log, *, first: int = 0, check: Check = unchecked, progress: Progress = unwatched) -> Iterator[bytes]:
+def exported(
+    log: Log, *, first: int = 0, check: Check = unchecked, progress: Progress = unwatched
+) -> Iterator[bytes]:
     """Yield the lines of an export of the log as it is now.
 
-    With `first` yield only the entries from that logical offset on. Such a part has no head, snapshot or tail, and cannot be
-    imported. `progress` counts entries.
+    With `first` yield only the entries from that logical offset on. Such a part has no head,
+    snapshot or tail, and cannot be imported. `progress` counts entries.
 
-    Raises `LogTruncated` if the log is compacted meanwhile, and what `check`, `beginning` and the ports raise.
+    Raises `LogTruncated` if the log is compacted meanwhile, and what `check`, `beginning` and the
+    ports raise.
     """
     reader, image = _beginning(log, check)
     start, end = log.start(), log.end()
@@ -69,7 +87,14 @@ def exported(log: Log, *, first: int = 0, check: Check = unchecked, progress: Pr
             yield checksum.of(_line(line))
     if not first:
         digest = digest_text(reader.view.digest())
-        yield _line({"entries": count, "offset": reader.view.offset, "digest": digest, "sha256": checksum.text()})
+        yield _line(
+            {
+                "entries": count,
+                "offset": reader.view.offset,
+                "digest": digest,
+                "sha256": checksum.text(),
+            }
+        )
 
 
 class Checksum:
@@ -94,16 +119,19 @@ def digest_text(digest: int) -> str:
 
 
 def begins_with(image: CompactedSnapshot, folded_from: int) -> bool:
-    """Return whether an export with verdicts from physical offset `folded_from` on begins with this snapshot's view.
+    """Return whether an export with verdicts from physical offset `folded_from` on begins with this
+    snapshot's view.
 
-    Verdicts of a whole log begin at its first record, even if it has a snapshot; those of a copy begin at the snapshot's
-    position. Raises `CompactedSnapshotDamaged`.
+    Verdicts of a whole log begin at its first record, even if it has a snapshot; those of a copy
+    begin at the snapshot's position. Raises `CompactedSnapshotDamaged`.
     """
     return decode_marker(image.marker).position == folded_from
 
 
 def _beginning(log: Log, check: Check) -> tuple[Reader, CompactedSnapshot | None]:
-    """Return the reader of an export, and its snapshot: the fold's start or, of a whole log, the compacted one."""
+    """Return the reader of an export, and its snapshot: the fold's start or, of a whole log, the
+    compacted one.
+    """
     begun = beginning(log, check=check)
     if begun.marker is None:
         return begun.reader, _snapshot_of(log, check)
@@ -143,7 +171,9 @@ def _compacted_snapshot(image: CompactedSnapshot | None) -> Iterator[bytes]:
             yield _line({"twin": key, **_exact(image.rows[key], "row")})
 
 
-def _entries(log: Log, reader: Reader, start: int, end: int, check: Check) -> Iterator[tuple[Entry, Line]]:
+def _entries(
+    log: Log, reader: Reader, start: int, end: int, check: Check
+) -> Iterator[tuple[Entry, Line]]:
     position = start
     is_closed = False
     while entries := log.read(position, limit=READ_ENTRIES_MAX):
@@ -162,7 +192,11 @@ def _entries(log: Log, reader: Reader, start: int, end: int, check: Check) -> It
 
 
 def _entry(entry: Entry, view: View, verdict: Verdict | None) -> Line:
-    line: Line = {"position": entry.offset, "offset": entry.offset + view.base, **_exact(entry.data, "record")}
+    line: Line = {
+        "position": entry.offset,
+        "offset": entry.offset + view.base,
+        **_exact(entry.data, "record"),
+    }
     line["accepted"] = None if verdict is None else verdict.accepted
     line["reason"] = None if verdict is None else verdict.reason
     line["problem"] = None if verdict is None else verdict.problem
@@ -170,12 +204,15 @@ def _entry(entry: Entry, view: View, verdict: Verdict | None) -> Line:
 
 
 def _exact(data: bytes, name: str) -> Line:
-    """Return `data` as JSON under `name` if that preserves its bytes, else in base64 under `data`."""
+    """Return `data` as JSON under `name` if that preserves its bytes, else in base64 under
+    `data`.
+    """
     try:
         value = orjson.loads(data)
         if type(value) is dict and orjson.dumps(value) == data:
             return {name: value}
-    except (ValueError, TypeError):  # Not JSON, or JSON that cannot be written again, such as an integer of 65 bits.
+    except (ValueError, TypeError):
+        # Not JSON, or JSON that cannot be written again, such as an integer of 65 bits.
         pass
     return {name: None, "data": b64encode(data).decode()}
 

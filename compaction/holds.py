@@ -1,11 +1,14 @@
-"""Read retention holds: records by which archives keep a log from cutting what they have not read yet.
+"""Read retention holds: records by which archives keep a log from cutting what they have not read
+yet.
 
 A hold is a `policy` record with the key `archives/NAME`, written by the archiver:
 
-* `archived_to`: the logical offset up to which the archive holds everything. It is logical, so it stays valid when a channel is copied.
-* `at_ms`: Unix time of writing by the log's own clock, the time of its newest entry. A live archive writes its hold anew at
-  least once a day.
-* `days_max`: the days until it lapses, at most `DAYS_LIMIT`. A dead archive must not fill the disk for ever.
+* `archived_to`: the logical offset up to which the archive holds everything. It is logical, so it
+  stays valid when a channel is copied.
+* `at_ms`: Unix time of writing by the log's own clock, the time of its newest entry. A live archive
+  writes its hold anew at least once a day.
+* `days_max`: the days until it lapses, at most `DAYS_LIMIT`. A dead archive must not fill the disk
+  for ever.
 """
 
 from __future__ import annotations
@@ -35,8 +38,8 @@ _match_name: Final = re.compile(r"[-=:.\w]{1,255}", re.ASCII).fullmatch
 class Held:
     """The combined effect of all holds.
 
-    `archived_to` is the lowest logical offset of those in force, `by` its name; None if there is none. `lapsed` are the names
-    of those that are too old.
+    `archived_to` is the lowest logical offset of those in force, `by` its name; None if there is
+    none. `lapsed` are the names of those that are too old.
     """
 
     archived_to: int | None = None
@@ -44,14 +47,18 @@ class Held:
     lapsed: tuple[str, ...] = ()
 
     def position(self, base: int) -> int | None:
-        """Return the position up to which the log may be cut, in a log whose logical offsets begin above `base`."""
+        """Return the position up to which the log may be cut, in a log whose logical offsets begin
+        above `base`.
+        """
         return None if self.archived_to is None else max(self.archived_to - base + 1, 0)
 
 
 def hold_key(name: str) -> str:
     """Return the key of the hold `name`. Raises `InvalidName`."""
     if _match_name(name) is None:
-        raise InvalidName(what="name of an archive", name=name, expected="1 to 255 letters, digits, and - = : . _")
+        raise InvalidName(
+            what="name of an archive", name=name, expected="1 to 255 letters, digits, and - = : . _"
+        )
     return f"{KIND}/{name}"
 
 
@@ -75,8 +82,15 @@ def holds_in(policies: Mapping[str, PolicyEntry], *, now_ms: int) -> Held:
     for key in sorted(policies):
         name = key.partition("/")[2]
         document = policies[key].document
-        archived_to, at_ms, days_max = (document.get(field) for field in ("archived_to", "at_ms", "days_max"))
-        if not is_hold(key) or type(archived_to) is not int or type(at_ms) is not int or type(days_max) is not int:
+        archived_to, at_ms, days_max = (
+            document.get(field) for field in ("archived_to", "at_ms", "days_max")
+        )
+        if (
+            not is_hold(key)
+            or type(archived_to) is not int
+            or type(at_ms) is not int
+            or type(days_max) is not int
+        ):
             continue
         if now_ms - at_ms > min(days_max, DAYS_LIMIT) * _DAY_MS:
             lapsed.append(name)

@@ -1,12 +1,13 @@
 """Import an export: fold it again, compare it with its digests and checksum, and make a new log.
 
-* Where the storage can leave out offsets (SQLite), the new log is equal: each entry with its bytes at its physical offset, and
-  the snapshot. It takes its name once it is whole.
-* Elsewhere (Kafka) the new log is a copy of the channel at the end of the export (`copying`): a snapshot, and a genesis whose
-  base lies above that end. The records stay in the file.
+* Where the storage can leave out offsets (SQLite), the new log is equal: each entry with its bytes
+  at its physical offset, and the snapshot. It takes its name once it is whole.
+* Elsewhere (Kafka) the new log is a copy of the channel at the end of the export (`copying`): a
+  snapshot, and a genesis whose base lies above that end. The records stay in the file.
 
-In both cases offsets go on `ahead` of the export's end: the original log may have issued later offsets, and no token may be
-issued twice. An import does not close the original log: the operator must make sure that nobody goes on with it.
+In both cases offsets go on `ahead` of the export's end: the original log may have issued later
+offsets, and no token may be issued twice. An import does not close the original log: the operator
+must make sure that nobody goes on with it.
 """
 
 from __future__ import annotations
@@ -23,25 +24,57 @@ from typing import Final
 
 import orjson
 
-from equipoise.channel.core.errors import CompactedSnapshotDamaged, LogClosed, LogDamaged, LogNotBegun, LogUnavailable, OperatorError
-from equipoise.channel.core.log import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, RECORD_BYTES_MAX, Entry, Log, Skipping
+from equipoise.channel.core.errors import (
+    CompactedSnapshotDamaged,
+    LogClosed,
+    LogDamaged,
+    LogNotBegun,
+    LogUnavailable,
+    OperatorError,
+)
+from equipoise.channel.core.log import (
+    BATCH_BYTES_MAX,
+    BATCH_ENTRIES_MAX,
+    RECORD_BYTES_MAX,
+    Entry,
+    Log,
+    Skipping,
+)
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.records import INTEGER_MAX
-from equipoise.channel.core.snapshot_store import CompactedSnapshot, Progress, SnapshotRow, unwatched
+from equipoise.channel.core.snapshot_store import (
+    CompactedSnapshot,
+    Progress,
+    SnapshotRow,
+    unwatched,
+)
 from equipoise.channel.core.view import View
 from equipoise.channel.log.open_log import log_path, open_log
-from equipoise.channel.snapshots.snapshot_rows import MARKER_KEY, decode_marker, encode_marker, view_of
+from equipoise.channel.snapshots.snapshot_rows import (
+    MARKER_KEY,
+    decode_marker,
+    encode_marker,
+    view_of,
+)
 from equipoise.channel.sqlite.file import sync_folder, usable_path
 from equipoise.channel.system.deadline import Deadline
 from equipoise.compaction.copying import begin_above, empty_target, not_empty
-from equipoise.compaction.exporting import FORMAT, FORMAT_WITHOUT_CHECKSUM, Checksum, Line, begins_with, digest_text
+from equipoise.compaction.exporting import (
+    FORMAT,
+    FORMAT_WITHOUT_CHECKSUM,
+    Checksum,
+    Line,
+    begins_with,
+    digest_text,
+)
 
 AHEAD: Final = 1_000_000_000
-"""Offsets left out above the end of an export by default. It must exceed what the original log issued since: at 1,000 records/s it
-covers eleven days. Nine billion such restores are possible."""
+"""Offsets left out above the end of an export by default. It must exceed what the original log
+issued since: at 1,000 records/s it covers eleven days. Nine billion such restores are possible."""
 
 OFFSET_MAX: Final = INTEGER_MAX // 4
-"""The limit of an export's end, of its base, and of `ahead`: their sum leaves room for a channel's life."""
+"""The limit of an export's end, of its base, and of `ahead`: their sum leaves room for a channel's
+life."""
 
 ENTRIES_BETWEEN_LOOKS: Final = 1_000
 """Entries between two checks of the deadline: some 20 ms."""
@@ -49,7 +82,8 @@ ENTRIES_BETWEEN_LOOKS: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """The result of an import: the number of checked entries, and their `digest` at logical `offset`.
+    """The result of an import: the number of checked entries, and their `digest` at logical
+    `offset`.
 
     `same`: the new log has all entries at their offsets. Otherwise it is a copy above `base`.
     """
@@ -64,7 +98,9 @@ class Imported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The head of an export. `identity` is the log's. `start`, `end` and `folded_from`, where its verdicts begin, are physical offsets."""
+    """The head of an export. `identity` is the log's. `start`, `end` and `folded_from`, where its
+    verdicts begin, are physical offsets.
+    """
 
     format: int
     log: str
@@ -75,9 +111,11 @@ class Head:
 
 
 class Export:
-    """An export, read line by line: `head` and `image` first, then `entries`, whose end completes the check.
+    """An export, read line by line: `head` and `image` first, then `entries`, whose end completes
+    the check.
 
-    Then `count`, `offset` and `digest` are those of the tail. `is_closed`: the last record closed the log.
+    Then `count`, `offset` and `digest` are those of the tail. `is_closed`: the last record closed
+    the log.
     """
 
     def __init__(self, lines: Iterator[bytes], *, file: str) -> None:
@@ -118,8 +156,13 @@ class Export:
         self._compare("offset", self.offset, self._next)
         self._compare("digest", self.digest, self._next)
         promised = self._next.get("sha256")
-        if promised != self._checksum.text() and not (promised is None and self.head.format == FORMAT_WITHOUT_CHECKSUM):
-            raise self._refusal("the checksum of the lines above is another one: some of them are not as they were exported")
+        if promised != self._checksum.text() and not (
+            promised is None and self.head.format == FORMAT_WITHOUT_CHECKSUM
+        ):
+            raise self._refusal(
+                "the checksum of the lines above is another one: some of them are not as they were"
+                " exported"
+            )
         self._number += 1
         if next(self._lines, None) is not None:
             raise self._refusal("there are lines after the end")
@@ -139,10 +182,14 @@ class Export:
     def _read_head(self) -> Head:
         line = self._read()
         if line.get("equipoise") != "channel":
-            raise self._refusal("it is no export of a channel, or only a part of one (made with --from)")
+            raise self._refusal(
+                "it is no export of a channel, or only a part of one (made with --from)"
+            )
         if line.get("format") not in (FORMAT_WITHOUT_CHECKSUM, FORMAT):
             known = f"{FORMAT_WITHOUT_CHECKSUM} and {FORMAT}"
-            raise self._refusal(f"it is of format {line.get('format')!r}, and this version reads formats {known}")
+            raise self._refusal(
+                f"it is of format {line.get('format')!r}, and this version reads formats {known}"
+            )
         match line:
             case {
                 "format": int(form),
@@ -151,8 +198,19 @@ class Export:
                 "start": int(start),
                 "end": int(end),
                 "folded_from": int(folded_from),
-            } if 0 < start <= folded_from <= end + 1 <= OFFSET_MAX and identity.isascii() and identity.isprintable():
-                return Head(format=form, log=log, identity=identity, start=start, end=end, folded_from=folded_from)
+            } if (
+                0 < start <= folded_from <= end + 1 <= OFFSET_MAX
+                and identity.isascii()
+                and identity.isprintable()
+            ):
+                return Head(
+                    format=form,
+                    log=log,
+                    identity=identity,
+                    start=start,
+                    end=end,
+                    folded_from=folded_from,
+                )
         raise self._refusal("it does not name its log and its range of offsets")
 
     def _read_snapshot(self) -> CompactedSnapshot | None:
@@ -166,7 +224,9 @@ class Export:
         return None if marker is None else CompactedSnapshot(marker=marker, rows=rows)
 
     def _first_view(self) -> View | None:
-        """Return the view of the snapshot if the verdicts begin with it. Check the snapshot in any case."""
+        """Return the view of the snapshot if the verdicts begin with it. Check the snapshot in any
+        case.
+        """
         if self.image is None:
             return None
         try:
@@ -181,7 +241,9 @@ class Export:
             raise self._refusal("it is no entry: it has no position")
         data = self._data(line, "record")
         if len(data) > RECORD_BYTES_MAX:
-            raise self._refusal(f"its record has {len(data)} bytes, and a log takes at most {RECORD_BYTES_MAX}")
+            raise self._refusal(
+                f"its record has {len(data)} bytes, and a log takes at most {RECORD_BYTES_MAX}"
+            )
         return Entry(position, data)
 
     def _data(self, line: Line, name: str) -> bytes:
@@ -200,7 +262,9 @@ class Export:
         try:
             data = next(self._lines, None)
             if data is None:
-                raise self._refusal("the file ends here, without the tail of an export: it was cut off")
+                raise self._refusal(
+                    "the file ends here, without the tail of an export: it was cut off"
+                )
             if self._last:
                 self._checksum.of(self._last)
             self._last = data
@@ -213,21 +277,31 @@ class Export:
 
     def _compare(self, name: str, found: object, line: Line) -> None:
         if line.get(name) != found:
-            raise self._refusal(f"it promises {name} {line.get(name)!r}, but its content has {found!r}")
+            raise self._refusal(
+                f"it promises {name} {line.get(name)!r}, but its content has {found!r}"
+            )
 
     def _refusal(self, problem: str) -> OperatorError:
         return _unfit(self.file, self._number, problem)
 
 
 def import_to(
-    url: str, lines: Iterator[bytes], *, file: str, deadline: Deadline, ahead: int = AHEAD, progress: Progress = unwatched
+    url: str,
+    lines: Iterator[bytes],
+    *,
+    file: str,
+    deadline: Deadline,
+    ahead: int = AHEAD,
+    progress: Progress = unwatched,
 ) -> Imported:
     """Make a new log at `url` from the `lines` of an export; `file` is its name for messages.
 
     These errors are raised:
 
-    * `OperatorError` for a damaged export, `CallerError` if the target is not empty, `DeadlineExceeded`.
-    * Where only a copy can be made: `LogNotBegun` for an export without a genesis, `LogClosed` for one of a closed log.
+    * `OperatorError` for a damaged export, `CallerError` if the target is not empty,
+      `DeadlineExceeded`.
+    * Where only a copy can be made: `LogNotBegun` for an export without a genesis, `LogClosed` for
+      one of a closed log.
     * What `open_log` and the ports raise.
     """
     export = Export(lines, file=file)
@@ -247,7 +321,14 @@ def import_to(
 
 def _imported(export: Export, *, same: bool) -> Imported:
     view = export.view
-    return Imported(cluster=view.cluster, entries=export.count, offset=export.offset, digest=export.digest, same=same, base=view.base)
+    return Imported(
+        cluster=view.cluster,
+        entries=export.count,
+        offset=export.offset,
+        digest=export.digest,
+        same=same,
+        base=view.base,
+    )
 
 
 def _watched(export: Export, deadline: Deadline, progress: Progress) -> Iterator[Entry]:
@@ -270,11 +351,17 @@ def _copied_view(export: Export, entries: Iterator[Entry], *, ahead: int) -> Vie
         raise LogNotBegun(log=export.head.log, problem="its export holds no genesis")
     if view.base > OFFSET_MAX:
         raise _unfit(export.file, 1, f"no offsets are left above its base, {view.base}")
-    view.go_on_above(max(view.offset, export.head.end + view.base) + ahead, level=view.level, level_last=view.level_last)
+    view.go_on_above(
+        max(view.offset, export.head.end + view.base) + ahead,
+        level=view.level,
+        level_last=view.level_last,
+    )
     return view
 
 
-def _make_same(target: Skipping, export: Export, entries: Iterator[Entry], *, deadline: Deadline, ahead: int) -> None:
+def _make_same(
+    target: Skipping, export: Export, entries: Iterator[Entry], *, deadline: Deadline, ahead: int
+) -> None:
     log, head = target, export.head
     compacted_snapshot = empty_target(log, deadline=deadline)
     log.descend(head.identity, timeout_ms=deadline.remaining_ms())
@@ -296,7 +383,11 @@ def _batches(entries: Iterator[Entry]) -> Iterator[list[Entry]]:
     batch_bytes = 0
     for entry in entries:
         follows = batch and entry.offset == batch[-1].offset + 1
-        if batch and (not follows or len(batch) == BATCH_ENTRIES_MAX or batch_bytes + len(entry.data) > BATCH_BYTES_MAX):
+        if batch and (
+            not follows
+            or len(batch) == BATCH_ENTRIES_MAX
+            or batch_bytes + len(entry.data) > BATCH_BYTES_MAX
+        ):
             yield batch
             batch, batch_bytes = [], 0
         batch.append(entry)
@@ -314,14 +405,18 @@ class Aside:
         self.log = log
 
     def take_name(self) -> None:
-        """Close the log and give it its name. Raises `CallerError` if a file of that name exists now."""
+        """Close the log and give it its name. Raises `CallerError` if a file of that name exists
+        now.
+        """
         name = log_path(self._url)
         if self._part is not None and name is not None:
             self.log.close()  # While it is open its other files have the old name.
             _take_name(self._part, Path(name), self._url)
 
     def named(self) -> Log:
-        """Give the log its name and return it, open. Raises what `take_name` and `open_log` raise."""
+        """Give the log its name and return it, open. Raises what `take_name` and `open_log`
+        raise.
+        """
         self.take_name()
         self.log = open_log(self._url, create=False)
         return self.log
@@ -348,7 +443,9 @@ def made_aside(url: str) -> Iterator[Aside]:
     usable_path(name, url=url, create=True)
     part = f"{name}.{uuid.uuid4().hex[:8]}.part"
     try:
-        log = open_log(f"{url.partition(':')[0]}:{part}{url.partition(':')[2][len(name) :]}", name=url)
+        log = open_log(
+            f"{url.partition(':')[0]}:{part}{url.partition(':')[2][len(name) :]}", name=url
+        )
         aside = Aside(url, log, part=Path(part))
         try:
             yield aside
@@ -360,7 +457,10 @@ def made_aside(url: str) -> Iterator[Aside]:
 
 
 def _unfit(file: str, line: int, problem: str) -> OperatorError:
-    return OperatorError(f"{file} cannot be imported: line {line}: {problem}; nothing was imported, use another copy of the export")
+    return OperatorError(
+        f"{file} cannot be imported: line {line}: {problem}; nothing was imported, use another copy"
+        " of the export"
+    )
 
 
 def _take_name(part: Path, path: Path, url: str) -> None:

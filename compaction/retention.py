@@ -1,4 +1,6 @@
-"""Decide how much of a compacted log is kept (by time, size or number of offsets), and how long a compaction may take."""
+"""Decide how much of a compacted log is kept (by time, size or number of offsets), and how long a
+compaction may take.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ CLOCK_PRECISION_MS: Final = 1_000
 """The precision of the estimated time of the newest entry."""
 
 COMPACT_S_MAX: Final = 600
-"""The default time limit of one compaction. A million records take 15 s on a full core. The limit also covers a tenth of a core,
-or the ten million records of a log that was never compacted."""
+"""The default time limit of one compaction. A million records take 15 s on a full core. The limit
+also covers a tenth of a core, or the ten million records of a log that was never compacted."""
 
 WAIT_MS_MAX: Final = 10_000
 """How long each write waits for other writers: the brokers, whose batches take milliseconds."""
@@ -52,7 +54,9 @@ class Retention:
 
 
 def parse_retention(text: str) -> Retention:
-    """Parse a retention: `7d`, `12h`, `30m`, `90s`, `64MiB`, `2GiB`, `10000 offsets`. Raises `CallerError`."""
+    """Parse a retention: `7d`, `12h`, `30m`, `90s`, `64MiB`, `2GiB`, `10000 offsets`. Raises
+    `CallerError`.
+    """
     match = _match_retention(text.strip())
     if match is None or match[2] not in _UNITS:
         raise _invalid(text)
@@ -64,16 +68,21 @@ def parse_retention(text: str) -> Retention:
 
 
 def _invalid(text: str) -> CallerError:
-    return CallerError(f"{text!r} is not a retention; write a time (7d, 12h, 30m), a size (64MiB, 2GiB) or offsets (10000 offsets)")
+    return CallerError(
+        f"{text!r} is not a retention; write a time (7d, 12h, 30m), a size (64MiB, 2GiB) or offsets"
+        " (10000 offsets)"
+    )
 
 
 def newest_ms(position_at: Callable[[int], int], *, end: int, now_ms: int) -> int:
-    """Return the time by the clock of the log's entries: about that of the newest entry, but not after `now_ms`.
+    """Return the time by the clock of the log's entries: about that of the newest entry, but not
+    after `now_ms`.
 
     * A compactor whose own clock is ahead would otherwise take new entries for old ones.
-    * Live brokers renew all the time, so the newest entry is seconds old. Without live brokers, more is kept.
-    * `end` is the log's, `position_at` is `Log.position_at`. It is called some twenty times if the clocks agree, and some fifty
-      times if they are years apart.
+    * Live brokers renew all the time, so the newest entry is seconds old. Without live brokers,
+      more is kept.
+    * `end` is the log's, `position_at` is `Log.position_at`. It is called some twenty times if the
+      clocks agree, and some fifty times if they are years apart.
     """
     if position_at(now_ms) <= end or position_at(0) > end:
         return now_ms
@@ -91,13 +100,20 @@ def newest_ms(position_at: Callable[[int], int], *, end: int, now_ms: int) -> in
 
 
 def cut_position(
-    marker: Marker, *, start: int, retain: Retention, position_at: Callable[[int], int], now_ms: int, held: int | None = None
+    marker: Marker,
+    *,
+    start: int,
+    retain: Retention,
+    position_at: Callable[[int], int],
+    now_ms: int,
+    held: int | None = None,
 ) -> int:
-    """Return the position below which a log may be truncated once its snapshot has `marker`. `start` is its present start.
+    """Return the position below which a log may be truncated once its snapshot has `marker`.
+    `start` is its present start.
 
-    It is never above the marker's own position, within the newest ten minutes, or above `held`, the lowest position that an
-    archive still needs (`compaction.holds`). `position_at` is `Log.position_at`, `now_ms` the time by its clock (see
-    `newest_ms`).
+    It is never above the marker's own position, within the newest ten minutes, or above `held`, the
+    lowest position that an archive still needs (`compaction.holds`). `position_at` is
+    `Log.position_at`, `now_ms` the time by its clock (see `newest_ms`).
     """
     limits = [marker.position, position_at(now_ms - NEWEST_MS)]
     if held is not None:
@@ -113,13 +129,29 @@ def cut_position(
 
 
 def _position_of_size(marker: Marker, size_bytes: int) -> int:
-    """Return the highest position with a known size from which at least `size_bytes` lead to the horizon."""
+    """Return the highest position with a known size from which at least `size_bytes` lead to the
+    horizon.
+    """
     known = ((marker.horizon, marker.bytes_below), *reversed(marker.checkpoints))
-    return next((horizon - marker.base + 1 for horizon, below in known if marker.bytes_below - below >= size_bytes), 0)
+    return next(
+        (
+            horizon - marker.base + 1
+            for horizon, below in known
+            if marker.bytes_below - below >= size_bytes
+        ),
+        0,
+    )
 
 
 def check_cut(marker: Marker, cut: int, *, log: str) -> None:
-    """Raise `CompactionRefused` if truncating below `cut` would remove records that the snapshot with `marker` does not cover."""
+    """Raise `CompactionRefused` if truncating below `cut` would remove records that the snapshot
+    with `marker` does not cover.
+    """
     if cut > marker.position:
-        problem = f"a cut below offset {cut} would remove records from {marker.position} on, which its snapshot does not hold"
-        raise CompactionRefused(log=log, problem=problem, remedy="nothing was removed; please report this")
+        problem = (
+            f"a cut below offset {cut} would remove records from {marker.position} on, which its"
+            " snapshot does not hold"
+        )
+        raise CompactionRefused(
+            log=log, problem=problem, remedy="nothing was removed; please report this"
+        )

@@ -1,4 +1,5 @@
-"""Write a snapshot in one transaction and read it back, before the log or rows that it replaces are removed.
+"""Write a snapshot in one transaction and read it back, before the log or rows that it replaces are
+removed.
 
 `compactor` uses it for the compacted snapshot, `history_snapshot` for the history snapshot.
 """
@@ -12,7 +13,13 @@ from typing import Final, NamedTuple
 
 from equipoise.channel.core.errors import CompactionRefused, SnapshotFenced
 from equipoise.channel.core.log import Log
-from equipoise.channel.core.snapshot_store import LOADS_MAX, Check, CompactedSnapshot, SnapshotRow, SnapshotStore
+from equipoise.channel.core.snapshot_store import (
+    LOADS_MAX,
+    Check,
+    CompactedSnapshot,
+    SnapshotRow,
+    SnapshotStore,
+)
 from equipoise.channel.snapshots.snapshot_rows import decode_marker, view_of
 
 
@@ -52,22 +59,39 @@ class Writing(NamedTuple):
 
 
 SNAPSHOT: Final = Writing("snapshot", Step.FIRST_ROW, Step.LAST_ROW, Step.REPLACED, Step.READ_BACK)
-HISTORY: Final = Writing("history snapshot", Step.HISTORY_FIRST_ROW, Step.HISTORY_LAST_ROW, Step.HISTORY_REPLACED, Step.HISTORY_READ_BACK)
+HISTORY: Final = Writing(
+    "history snapshot",
+    Step.HISTORY_FIRST_ROW,
+    Step.HISTORY_LAST_ROW,
+    Step.HISTORY_REPLACED,
+    Step.HISTORY_READ_BACK,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scribe:
-    """Writes for one compaction of `log`. `timeout_ms` bounds each wait for other writers; `step` is called after each step."""
+    """Writes for one compaction of `log`. `timeout_ms` bounds each wait for other writers; `step`
+    is called after each step.
+    """
 
     log: Log
     timeout_ms: int
     step: Callable[[str], None]
     check: Check
 
-    def write(self, store: SnapshotStore, rows: Iterable[SnapshotRow], meant: CompactedSnapshot, *, writing: Writing) -> None:
-        """Write these rows and the marker of `meant` to the claimed snapshot. Check that it then equals `meant`.
+    def write(
+        self,
+        store: SnapshotStore,
+        rows: Iterable[SnapshotRow],
+        meant: CompactedSnapshot,
+        *,
+        writing: Writing,
+    ) -> None:
+        """Write these rows and the marker of `meant` to the claimed snapshot. Check that it then
+        equals `meant`.
 
-        Raises `SnapshotFenced`, also if another compactor has written since; `CompactionRefused`; and what `SnapshotStore` raises.
+        Raises `SnapshotFenced`, also if another compactor has written since; `CompactionRefused`;
+        and what `SnapshotStore` raises.
         """
         store.replace(self._announced(rows, writing), meant.marker, timeout_ms=self.timeout_ms)
         self.step(writing.replaced)
@@ -88,10 +112,14 @@ class Scribe:
         for _ in range(LOADS_MAX):
             found = store.load(check=self.check)
             if found == meant:
-                view_of(meant, check=self.check)  # As any reader would, so that an encoding error is found before it is too late.
+                # As any reader would, so that an encoding error is found before it is too late.
+                view_of(meant, check=self.check)
                 self.step(writing.read_back)
                 return
-        if found is not None and decode_marker(found.marker).horizon > decode_marker(meant.marker).horizon:
+        if (
+            found is not None
+            and decode_marker(found.marker).horizon > decode_marker(meant.marker).horizon
+        ):
             raise SnapshotFenced(log=self.log.name)
         raise CompactionRefused(
             log=self.log.name,

@@ -1,7 +1,8 @@
-"""Generate Grafana's dashboard from a table of panels; `python -m compose.dashboard` writes its JSON.
+"""Generate Grafana's dashboard from a table of panels; `python -m compose.dashboard` writes its
+JSON.
 
-docs/reference/metrics.md describes the metrics. Metrics of the channel and of moves cover the whole cluster, as each broker reads it. So
-never sum them over brokers: `max` takes one broker's value.
+docs/reference/metrics.md describes the metrics. Metrics of the channel and of moves cover the whole
+cluster, as each broker reads it. So never sum them over brokers: `max` takes one broker's value.
 """
 
 from __future__ import annotations
@@ -45,8 +46,20 @@ def _quantiles(buckets: str) -> Mapping[str, str]:
 
 ROWS: Final[Mapping[str, Sequence[Panel]]] = {
     "Cluster": (
-        Panel(title="Brokers", about="Brokers that answer.", queries={"": 'sum(up{job="equipoise"})'}, kind="stat", width=4),
-        Panel(title="Owned", about="Bundles that have an owner.", queries={"": "sum(equipoise_bundles_owned)"}, kind="stat", width=4),
+        Panel(
+            title="Brokers",
+            about="Brokers that answer.",
+            queries={"": 'sum(up{job="equipoise"})'},
+            kind="stat",
+            width=4,
+        ),
+        Panel(
+            title="Owned",
+            about="Bundles that have an owner.",
+            queries={"": "sum(equipoise_bundles_owned)"},
+            kind="stat",
+            width=4,
+        ),
         Panel(
             title="Not owned",
             about="Bundles that move or are free. If it stays above 0, see Bundles in flight.",
@@ -64,7 +77,11 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
         Panel(
             title="Lookups",
             about="Lookups answered, by all brokers.",
-            queries={"": 'sum(rate(equipoise_lookup_duration_seconds_count{outcome=~"answered|held"}[1m]))'},
+            queries={
+                "": (
+                    'sum(rate(equipoise_lookup_duration_seconds_count{outcome=~"answered|held"}[1m]))'
+                )
+            },
             unit="reqps",
             kind="stat",
             width=4,
@@ -86,12 +103,18 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
         ),
         Panel(
             title="Bundles in flight",
-            about="Bundles in any state other than owned. If one stays free, `equipoise channel why` gives the reason.",
+            about=(
+                "Bundles in any state other than owned. If one stays free, `equipoise channel why`"
+                " gives the reason."
+            ),
             queries={"{{state}}": "max by (state) (equipoise_bundles_in_flight)"},
         ),
         Panel(
             title="Bundles that outlast a lease",
-            about="Bundles that are served past the lease while the channel is lost. Only tokens guard them.",
+            about=(
+                "Bundles that are served past the lease while the channel is lost. Only tokens"
+                " guard them."
+            ),
             queries={"{{namespace}} at {{broker}}": "equipoise_bundles_serving_on"},
         ),
     ),
@@ -99,19 +122,30 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
         Panel(
             title="Moves a minute",
             about="By kind and result. If many are cancelled or cut short, see the brokers' logs.",
-            queries={"{{kind}} {{result}}": "max by (kind, result) (rate(equipoise_move_duration_seconds_count[1m])) * 60 > 0"},
+            queries={
+                "{{kind}} {{result}}": (
+                    "max by (kind, result) (rate(equipoise_move_duration_seconds_count[1m])) *"
+                    " 60 > 0"
+                )
+            },
         ),
         Panel(
             title="Pause of a transfer",
             about="From leaving `owned` until owned again, of completed transfers.",
-            queries=_quantiles('max by (le) (rate(equipoise_move_duration_seconds_bucket{kind="transfer", result="done"}[5m]))'),
+            queries=_quantiles(
+                'max by (le) (rate(equipoise_move_duration_seconds_bucket{kind="transfer",'
+                ' result="done"}[5m]))'
+            ),
             unit="s",
         ),
         Panel(
             title="Pause by kind",
             about="The 95th percentile. Deaths include the lease and its grace period.",
             queries={
-                "{{kind}}": 'histogram_quantile(0.95, max by (le, kind) (rate(equipoise_move_duration_seconds_bucket{result="done"}[5m])))'
+                "{{kind}}": (
+                    "histogram_quantile(0.95, max by (le, kind)"
+                    ' (rate(equipoise_move_duration_seconds_bucket{result="done"}[5m])))'
+                )
             },
             unit="s",
         ),
@@ -119,7 +153,9 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
     "Balancing": (
         Panel(
             title="Load",
-            about="The use of each broker's busiest resource, weighted and averaged. Shedders use it.",
+            about=(
+                "The use of each broker's busiest resource, weighted and averaged. Shedders use it."
+            ),
             queries={"{{broker}}": 'brk_lb_resource_usage{feature="max_ema"}'},
             unit="percentunit",
         ),
@@ -133,15 +169,25 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
             title="Rounds a minute",
             about="By result and reason. `equipoise decisions` shows each with its reasons.",
             queries={
-                "{{kind}} {{result}} {{reason}}": "sum by (kind, result, reason) (rate(equipoise_balancing_rounds_total[1m])) * 60 > 0"
+                "{{kind}} {{result}} {{reason}}": (
+                    "sum by (kind, result, reason) (rate(equipoise_balancing_rounds_total[1m])) *"
+                    " 60 > 0"
+                )
             },
         ),
     ),
     "Lookups": (
         Panel(
             title="Lookups by outcome",
-            about="By outcome. If many wait outside a failover, or any time out, bundles have no owner.",
-            queries={"{{outcome}}": "sum by (outcome) (rate(equipoise_lookup_duration_seconds_count[1m]))"},
+            about=(
+                "By outcome. If many wait outside a failover, or any time out, bundles have no"
+                " owner."
+            ),
+            queries={
+                "{{outcome}}": (
+                    "sum by (outcome) (rate(equipoise_lookup_duration_seconds_count[1m]))"
+                )
+            },
             unit="reqps",
             width=12,
         ),
@@ -149,8 +195,10 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
             title="Time to an answer",
             about="Time of lookups that were answered at once, and of those that waited.",
             queries={
-                f"{outcome} p{int(of * 100)}": f"histogram_quantile({of}, sum by (le) "
-                f'(rate(equipoise_lookup_duration_seconds_bucket{{outcome="{outcome}"}}[5m])))'
+                f"{outcome} p{int(of * 100)}": (
+                    f"histogram_quantile({of}, sum by (le) "
+                    f'(rate(equipoise_lookup_duration_seconds_bucket{{outcome="{outcome}"}}[5m])))'
+                )
                 for outcome in ("answered", "held")
                 for of in (0.5, 0.99)
             },
@@ -170,11 +218,18 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
         Panel(
             title="Rejected by reason",
             about="`stale` and `late` are lost races and normal. Check all others.",
-            queries={"{{reason}}": "max by (reason) (rate(equipoise_records_rejected_total[5m])) * 60 > 0"},
+            queries={
+                "{{reason}}": (
+                    "max by (reason) (rate(equipoise_records_rejected_total[5m])) * 60 > 0"
+                )
+            },
         ),
         Panel(
             title="Lag",
-            about="Records on the channel that a broker has not read. If it rises, the broker is overloaded and will lose its lease.",
+            about=(
+                "Records on the channel that a broker has not read. If it rises, the broker is"
+                " overloaded and will lose its lease."
+            ),
             queries={"{{broker}}": "equipoise_reader_lag_records"},
         ),
         Panel(
@@ -191,7 +246,10 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
         ),
         Panel(
             title="Lease left",
-            about="How long a broker may serve without a renewal. If it falls towards 0, the broker is cut off or stalls.",
+            about=(
+                "How long a broker may serve without a renewal. If it falls towards 0, the broker"
+                " is cut off or stalls."
+            ),
             queries={"{{broker}}": "equipoise_lease_left_seconds"},
             unit="s",
         ),
@@ -199,7 +257,10 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
     "Compaction": (
         Panel(
             title="Not yet compacted",
-            about="Records since the last compaction. If the leader's is far above `compact_records`, compactions fail.",
+            about=(
+                "Records since the last compaction. If the leader's is far above `compact_records`,"
+                " compactions fail."
+            ),
             queries={"{{broker}}": "equipoise_uncompacted_records"},
         ),
         Panel(
@@ -225,32 +286,46 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
             title="Clients",
             about="Connections, producers and consumers.",
             queries={
-                name: f"sum(equipoise_pulsar_{name})" for name in ("connections", "producers", "consumers", "topics", "topics_waiting")
+                name: f"sum(equipoise_pulsar_{name})"
+                for name in ("connections", "producers", "consumers", "topics", "topics_waiting")
             },
         ),
         Panel(
             title="Messages",
-            about="Messages from producers, to consumers, and dropped because consumers were not ready.",
+            about=(
+                "Messages from producers, to consumers, and dropped because consumers were not"
+                " ready."
+            ),
             queries={
-                name: f"sum(rate(equipoise_pulsar_messages_{name}_total[1m]))" for name in ("published", "delivered", "dropped", "damaged")
+                name: f"sum(rate(equipoise_pulsar_messages_{name}_total[1m]))"
+                for name in ("published", "delivered", "dropped", "damaged")
             },
             unit="cps",
         ),
         Panel(
             title="Bytes",
             about="Bytes of the entries received and sent.",
-            queries={name: f"sum(rate(equipoise_pulsar_{name}_bytes_total[1m]))" for name in ("published", "delivered")},
+            queries={
+                name: f"sum(rate(equipoise_pulsar_{name}_bytes_total[1m]))"
+                for name in ("published", "delivered")
+            },
             unit="Bps",
         ),
         Panel(
             title="Bytes waiting in memory",
             about="Data that waits for clients to read it, and of requests that are not complete.",
-            queries={f"{name}, {{{{broker}}}}": f"equipoise_pulsar_{name}_bytes" for name in ("behind", "unfinished")},
+            queries={
+                f"{name}, {{{{broker}}}}": f"equipoise_pulsar_{name}_bytes"
+                for name in ("behind", "unfinished")
+            },
             unit="bytes",
         ),
         Panel(
             title="Receipts withheld, handovers damaged",
-            about="Per minute: messages refused after the ownership was lost, and bundles that arrived without their state.",
+            about=(
+                "Per minute: messages refused after the ownership was lost, and bundles that"
+                " arrived without their state."
+            ),
             queries={
                 name: f"sum(rate(equipoise_pulsar_{name}_total[1m])) * 60"
                 for name in ("receipts_withheld", "handovers_damaged", "consumers_forgotten")
@@ -260,9 +335,13 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
             title="Disconnected and refused",
             about="Per minute, by reason.",
             queries={
-                "{{reason}}": "sum by (reason) (rate(equipoise_pulsar_disconnections_total[1m])) * 60 > 0",
+                "{{reason}}": (
+                    "sum by (reason) (rate(equipoise_pulsar_disconnections_total[1m])) * 60 > 0"
+                ),
                 "refused": "sum(rate(equipoise_pulsar_connections_refused_total[1m])) * 60 > 0",
-                "request {{command}}": "sum by (command) (rate(equipoise_pulsar_requests_refused_total[1m])) * 60 > 0",
+                "request {{command}}": (
+                    "sum by (command) (rate(equipoise_pulsar_requests_refused_total[1m])) * 60 > 0"
+                ),
             },
         ),
     ),
@@ -282,7 +361,11 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
         Panel(
             title="Open files",
             about="Share of the limit of open files.",
-            queries={"{{instance}}": 'process_open_fds{job="equipoise"} / process_max_fds{job="equipoise"}'},
+            queries={
+                "{{instance}}": (
+                    'process_open_fds{job="equipoise"} / process_max_fds{job="equipoise"}'
+                )
+            },
             unit="percentunit",
         ),
     ),
@@ -308,16 +391,27 @@ def dashboard() -> Json:
 
 
 def _placed() -> Iterator[Json]:
-    """Yield rows and panels with their positions: left to right, with a new line where a panel does not fit."""
+    """Yield rows and panels with their positions: left to right, with a new line where a panel does
+    not fit.
+    """
     top = 0
     for title, panels in ROWS.items():
-        yield {"type": "row", "title": title, "collapsed": False, "panels": [], "gridPos": {"x": 0, "y": top, "w": _GRID_WIDTH, "h": 1}}
+        yield {
+            "type": "row",
+            "title": title,
+            "collapsed": False,
+            "panels": [],
+            "gridPos": {"x": 0, "y": top, "w": _GRID_WIDTH, "h": 1},
+        }
         top, left, height = top + 1, 0, 0
         for panel in panels:
             if left + panel.width > _GRID_WIDTH:
                 top, left = top + height, 0
             height = _HEIGHTS[panel.kind]
-            yield {**_panel_json(panel), "gridPos": {"x": left, "y": top, "w": panel.width, "h": height}}
+            yield {
+                **_panel_json(panel),
+                "gridPos": {"x": left, "y": top, "w": panel.width, "h": height},
+            }
             left += panel.width
         top += height
 
@@ -326,11 +420,20 @@ def _panel_json(panel: Panel) -> Json:
     defaults: Json = {"unit": panel.unit, "min": 0}
     options: Json = {}
     if panel.kind == "timeseries":
-        defaults["custom"] = {"fillOpacity": 10, "stacking": {"mode": "normal" if panel.is_stacked else "none"}}
+        defaults["custom"] = {
+            "fillOpacity": 10,
+            "stacking": {"mode": "normal" if panel.is_stacked else "none"},
+        }
         options["tooltip"] = {"mode": "multi", "sort": "desc"}
     elif panel.kind == "state-timeline":
         defaults["mappings"] = [
-            {"type": "value", "options": {"0": {"text": "lost", "color": "red"}, "1": {"text": "there", "color": "green"}}}
+            {
+                "type": "value",
+                "options": {
+                    "0": {"text": "lost", "color": "red"},
+                    "1": {"text": "there", "color": "green"},
+                },
+            }
         ]
     else:
         options["reduceOptions"] = {"calcs": ["lastNotNull"]}
@@ -342,7 +445,12 @@ def _panel_json(panel: Panel) -> Json:
         "fieldConfig": {"defaults": defaults, "overrides": []},
         "options": options,
         "targets": [
-            {"refId": chr(ord("A") + number), "datasource": _SOURCE, "expr": expression, "legendFormat": legend}
+            {
+                "refId": chr(ord("A") + number),
+                "datasource": _SOURCE,
+                "expr": expression,
+                "legendFormat": legend,
+            }
             for number, (legend, expression) in enumerate(panel.queries.items())
         ],
     }

@@ -1,6 +1,7 @@
 """The public API of Equipoise: everything that users import.
 
-Each name is imported from its module at first use, so that `import equipoise.channel` does not import a web server.
+Each name is imported from its module at first use, so that `import equipoise.channel` does not
+import a web server.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ if TYPE_CHECKING:
     from equipoise.brokers.client.calls import Response
     from equipoise.brokers.client.client import Client, ClientInThread
     from equipoise.brokers.http.caller import identity_of
-    from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service, ServiceHost, Work
+    from equipoise.brokers.runtime.service import (
+        Bundle,
+        Ownership,
+        Peer,
+        Service,
+        ServiceHost,
+        Work,
+    )
     from equipoise.brokers.security.identity import Identity
     from equipoise.brokers.server.by_key import current_work
     from equipoise.brokers.server.embedded import Worker, WorkerInThread

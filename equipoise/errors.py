@@ -1,9 +1,17 @@
-"""The errors that Equipoise raises on purpose, grouped by who must act: the caller, the operator, or nobody (retry later).
+"""The errors that Equipoise raises on purpose, grouped by who must act: the caller, the operator,
+or nobody (retry later).
 
 This module only re-exports names.
 """
 
-from equipoise.brokers.errors import BrokerUnreachable, InvalidConfig, InvalidRequest, NotProposed, Rejected, UnknownNamespace
+from equipoise.brokers.errors import (
+    BrokerUnreachable,
+    InvalidConfig,
+    InvalidRequest,
+    NotProposed,
+    Rejected,
+    UnknownNamespace,
+)
 from equipoise.brokers.runtime.service import OwnershipLost, WorkerEnded
 from equipoise.brokers.testing.virtual_cluster import NotServed
 from equipoise.channel.core.errors import (

@@ -1,8 +1,11 @@
-"""Test services with pytest: `pytest_plugins = ["equipoise.pytest"]` in `conftest.py` adds three fixtures and one option.
+"""Test services with pytest: `pytest_plugins = ["equipoise.pytest"]` in `conftest.py` adds three
+fixtures and one option.
 
-If a test fails, its report has the story of the channel (clusters in virtual time) or the ends of the brokers' logs (real processes).
+If a test fails, its report has the story of the channel (clusters in virtual time) or the ends of
+the brokers' logs (real processes).
 
-PYTEST_DONT_REWRITE: a `conftest.py` that imports the types below imports this module before pytest sees that it is a plugin.
+PYTEST_DONT_REWRITE: a `conftest.py` that imports the types below imports this module before pytest
+sees that it is a plugin.
 """
 
 from __future__ import annotations
@@ -23,7 +26,14 @@ if TYPE_CHECKING:
     from equipoise.brokers.testing.moving_cluster import MovingCluster
     from equipoise.brokers.testing.virtual_cluster import Cluster
 
-__all__ = ["MakeCluster", "MakeProcesses", "MovesAtEveryAwait", "equipoise_cluster", "equipoise_moves", "equipoise_processes"]
+__all__ = [
+    "MakeCluster",
+    "MakeProcesses",
+    "MovesAtEveryAwait",
+    "equipoise_cluster",
+    "equipoise_moves",
+    "equipoise_processes",
+]
 
 LINES_MAX: Final = 200
 """Lines of a story or a log that a report shows: the last ones."""
@@ -43,21 +53,40 @@ class MakeCluster:
         self._clusters = clusters
 
     def __call__(
-        self, service: Callable[[], S], *, brokers: int | Sequence[str] = 3, patience_ms: int = 1_000, serves_peers: bool = False
+        self,
+        service: Callable[[], S],
+        *,
+        brokers: int | Sequence[str] = 3,
+        patience_ms: int = 1_000,
+        serves_peers: bool = False,
     ) -> Cluster[S]:
-        """Return a cluster that runs until the test ends. `equipoise.Cluster` defines the arguments and the errors."""
+        """Return a cluster that runs until the test ends. `equipoise.Cluster` defines the arguments
+        and the errors.
+        """
         from equipoise.brokers.testing.virtual_cluster import Cluster
 
-        cluster = Cluster(service, brokers=brokers, patience_ms=patience_ms, serves_peers=serves_peers)
+        cluster = Cluster(
+            service, brokers=brokers, patience_ms=patience_ms, serves_peers=serves_peers
+        )
         self._evidence.append(lambda: ("equipoise: the channel", _last(cluster.story())))
         return self._clusters.enter_context(cluster)
 
 
 class MovesAtEveryAwait:
-    """Run a scenario once for each of its await points, with a move there: the value of the fixture `equipoise_moves`."""
+    """Run a scenario once for each of its await points, with a move there: the value of the fixture
+    `equipoise_moves`.
+    """
 
-    def __init__(self, evidence: list[_Evidence], clusters: ExitStack, repeat: Callable[[int], str], only: int | None) -> None:
-        """`repeat` returns the command that runs the test with one move; `only` is the one move of this session."""
+    def __init__(
+        self,
+        evidence: list[_Evidence],
+        clusters: ExitStack,
+        repeat: Callable[[int], str],
+        only: int | None,
+    ) -> None:
+        """`repeat` returns the command that runs the test with one move; `only` is the one move of
+        this session.
+        """
         evidence += [self._move, self._story]
         self._clusters = clusters
         self._repeat = repeat
@@ -74,12 +103,15 @@ class MovesAtEveryAwait:
         patience_ms: int = 100,
         serves_peers: bool = False,
     ) -> Iterator[Cluster[S]]:
-        """Yield a new cluster for each run: one without a move, then one for each await point, with a move of the bundle of `key`.
+        """Yield a new cluster for each run: one without a move, then one for each await point, with
+        a move of the bundle of `key`.
 
-        The body of the loop is the scenario. It creates the namespace, calls the service, and checks the results, the same in each run.
+        The body of the loop is the scenario. It creates the namespace, calls the service, and
+        checks the results, the same in each run.
 
-        An await point is a suspension of a coroutine of the service or of the test, in any task, while a broker owns the bundle. The
-        coroutine continues when the move is over. If `close` or another task waits for it, it continues after `patience_ms` of real time.
+        An await point is a suspension of a coroutine of the service or of the test, in any task,
+        while a broker owns the bundle. The coroutine continues when the move is over. If `close` or
+        another task waits for it, it continues after `patience_ms` of real time.
         `equipoise.Cluster` defines the other arguments.
 
         Raises `CallerError` if there is no await point, or if a run does not reach its point.
@@ -87,7 +119,13 @@ class MovesAtEveryAwait:
         from equipoise.brokers.testing.moving_cluster import moves_at_every_await
 
         runs = moves_at_every_await(
-            service, namespace, key, brokers=brokers, patience_ms=patience_ms, serves_peers=serves_peers, only=self._only
+            service,
+            namespace,
+            key,
+            brokers=brokers,
+            patience_ms=patience_ms,
+            serves_peers=serves_peers,
+            only=self._only,
         )
         self._clusters.callback(runs.close)  # Ends the cluster of a run that failed.
         for cluster in runs:
@@ -101,14 +139,21 @@ class MovesAtEveryAwait:
         move = self._cluster.move
         if move is None:
             return "equipoise: no move", "No bundle moved in this run before the test failed."
-        return f"equipoise: move {move.number}", f"{move}\nRepeat only this run:\n  {self._repeat(move.number)}"
+        return (
+            f"equipoise: move {move.number}",
+            f"{move}\nRepeat only this run:\n  {self._repeat(move.number)}",
+        )
 
     def _story(self) -> tuple[str, str]:
-        return "equipoise: the channel", "" if self._cluster is None else _last(self._cluster.story())
+        return "equipoise: the channel", (
+            "" if self._cluster is None else _last(self._cluster.story())
+        )
 
 
 class MakeProcesses:
-    """Start clusters of real broker processes for one test: the value of the fixture `equipoise_processes`."""
+    """Start clusters of real broker processes for one test: the value of the fixture
+    `equipoise_processes`.
+    """
 
     def __init__(self, evidence: list[_Evidence], clusters: ExitStack, directory: Path) -> None:
         self._evidence = evidence
@@ -123,12 +168,15 @@ class MakeProcesses:
         settings: Mapping[str, str | int] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> LocalCluster:
-        """Return a cluster of processes, all of them members, on free ports and with a log in `tmp_path`. It ends with the test.
+        """Return a cluster of processes, all of them members, on free ports and with a log in
+        `tmp_path`. It ends with the test.
 
-        `services` are the values of `equipoise up --service`, such as `visits:Visits`; `settings` are those of brokers. The processes find
-        modules in the working folder, and in the `PYTHONPATH` of `environment`.
+        `services` are the values of `equipoise up --service`, such as `visits:Visits`; `settings`
+        are those of brokers. The processes find modules in the working folder, and in the
+        `PYTHONPATH` of `environment`.
 
-        Raises `OperatorError` if a broker ends or is not ready in time, and for settings that no broker accepts.
+        Raises `OperatorError` if a broker ends or is not ready in time, and for settings that no
+        broker accepts.
         """
         from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
 
@@ -143,7 +191,10 @@ class MakeProcesses:
         events: list[ClusterEvent] = []
         cluster = LocalCluster(cluster_settings, report=events.append)
         self._evidence.append(
-            lambda: ("equipoise: what happened to the brokers", _last([f"{event.broker} {event.text}" for event in events]))
+            lambda: (
+                "equipoise: what happened to the brokers",
+                _last([f"{event.broker} {event.text}" for event in events]),
+            )
         )
         for directory in cluster.directories:
             self._evidence.append(partial(_log_in, directory))
@@ -163,7 +214,12 @@ def equipoise_moves(request: pytest.FixtureRequest) -> Iterator[MovesAtEveryAwai
     test = shlex.quote(request.node.nodeid)
     only = request.config.getoption("equipoise_move", default=None)
     with ExitStack() as clusters:
-        yield MovesAtEveryAwait(_evidence_of(request), clusters, lambda number: f"pytest {test} --equipoise-move={number}", only)
+        yield MovesAtEveryAwait(
+            _evidence_of(request),
+            clusters,
+            lambda number: f"pytest {test} --equipoise-move={number}",
+            only,
+        )
 
 
 @pytest.fixture
@@ -179,12 +235,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--equipoise-move",
         metavar="NUMBER",
         type=_number,
-        help="Run tests that use equipoise_moves only with the move at await point NUMBER. The report of a failed test names it.",
+        help=(
+            "Run tests that use equipoise_moves only with the move at await point NUMBER. The"
+            " report of a failed test names it."
+        ),
     )
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Add the story of the channel and the brokers' logs to the report of a failed test."""
     report = yield
     if report.failed:
@@ -206,9 +267,13 @@ def _number(text: str) -> int:
 
 def _log_in(directory: Path) -> tuple[str, str]:
     log = directory / "broker.log"
-    return f"equipoise: {log}", _last(log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ())
+    return f"equipoise: {log}", _last(
+        log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ()
+    )
 
 
 def _last(lines: Sequence[str]) -> str:
     omitted = len(lines) - LINES_MAX
-    return "\n".join([f"... {omitted} earlier lines", *lines[-LINES_MAX:]] if omitted > 0 else lines)
+    return "\n".join(
+        [f"... {omitted} earlier lines", *lines[-LINES_MAX:]] if omitted > 0 else lines
+    )

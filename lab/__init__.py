@@ -1,1 +1,3 @@
-"""Measure balancing policies on load traces, in simulated time and with the planning code of brokers."""
+"""Measure balancing policies on load traces, in simulated time and with the planning code of
+brokers.
+"""

@@ -22,7 +22,11 @@ class LabChannel:
         self.view = View()
         self._put(propose.genesis(Author(publisher="admin:lab"), cluster="lab"))
         boundaries = even_boundaries(bundles)
-        self._put(propose.create_namespace(self._admin(), self.view, name=_NAMESPACE, boundaries=boundaries))
+        self._put(
+            propose.create_namespace(
+                self._admin(), self.view, name=_NAMESPACE, boundaries=boundaries
+            )
+        )
         self.names = tuple(sorted(self.view.bundles))
         self._sequences: dict[str, int] = {}
 
@@ -49,24 +53,39 @@ class LabChannel:
         )
 
     def leave(self, broker: str) -> None:
-        """Let a broker go without a farewell: the first live broker declares it dead, and its bundles are free."""
+        """Let a broker go without a farewell: the first live broker declares it dead, and its
+        bundles are free.
+        """
         other = next(each for each in sorted(self.live) if each != broker)
         self._put(propose.down(self._author(other), self.live[broker]))
 
     def own(self, bundle: str, broker: str) -> None:
         """Assign a free bundle to a broker, which opens it."""
-        self._put(propose.assign(self._admin(), self.view.bundles[bundle], owner=self.live[broker].incarnation))
+        self._put(
+            propose.assign(
+                self._admin(), self.view.bundles[bundle], owner=self.live[broker].incarnation
+            )
+        )
         self._put(propose.opened(self._author(broker), self.view.bundles[bundle]))
 
     def begin_move(self, bundle: str, destination: str) -> None:
         """Request a transfer."""
-        self._put(propose.transfer(self._admin(), self.view.bundles[bundle], destination=self.live[destination].incarnation))
+        self._put(
+            propose.transfer(
+                self._admin(),
+                self.view.bundles[bundle],
+                destination=self.live[destination].incarnation,
+            )
+        )
 
     def end_move(self, bundle: str) -> str | None:
         """Finish a transfer. Return the new owner, or None if a death ended the move otherwise."""
         entry = self.view.bundles[bundle]
         if entry.phase == "transferring" and entry.owner is not None and entry.source is not None:
-            destination, source = self.view.live[entry.owner].broker, self.view.live[entry.source].broker
+            destination, source = (
+                self.view.live[entry.owner].broker,
+                self.view.live[entry.source].broker,
+            )
             self._put(propose.prepared(self._author(destination), entry))
             self._put(propose.hand_over(self._author(source), self.view.bundles[bundle]))
             return destination
@@ -81,7 +100,11 @@ class LabChannel:
 
     def _author(self, broker: str) -> Author:
         self._sequences[broker] = self._sequences.get(broker, 0) + 1
-        return Author(publisher=broker, incarnation=self.live[broker].incarnation, sequence=self._sequences[broker])
+        return Author(
+            publisher=broker,
+            incarnation=self.live[broker].incarnation,
+            sequence=self._sequences[broker],
+        )
 
     def _put(self, record: AnyRecord) -> None:
         verdict = apply(self.view, self.view.offset + 1, record)

@@ -1,6 +1,7 @@
 """Compare policies on traces, relative to the policies of Pulsar.
 
-The reference of a trace is the more even one of `TransferShedder` and `AvgShedder`, with their defaults and a round per minute.
+The reference of a trace is the more even one of `TransferShedder` and `AvgShedder`, with their
+defaults and a round per minute.
 """
 
 from __future__ import annotations
@@ -55,9 +56,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Comparison:
-    """One trace: the outcome of each policy, in the order of the policies, and what the references and the oracle reach.
+    """One trace: the outcome of each policy, in the order of the policies, and what the references
+    and the oracle reach.
 
-    * `references`, by seed: the metrics of the more even reference. `reference` is its name for the first seed.
+    * `references`, by seed: the metrics of the more even reference. `reference` is its name for the
+      first seed.
     * `floors`, by seed: the front of the oracle.
     """
 
@@ -68,12 +71,15 @@ class Comparison:
     floors: tuple[tuple[Floor, ...], ...]
 
     def rows(self) -> list[dict[str, object]]:
-        """Return a row per policy: the means of its figures over the seeds, and their ratios to the reference.
+        """Return a row per policy: the means of its figures over the seeds, and their ratios to the
+        reference.
 
-        The floor is the unevenness of the oracle if it moves as much load as the reference, relative to the unevenness of the reference.
+        The floor is the unevenness of the oracle if it moves as much load as the reference,
+        relative to the unevenness of the reference.
         """
         floor = _mean(
-            _ratio(floor_at(points, best.load_moved), best.unevenness) for points, best in zip(self.floors, self.references, strict=True)
+            _ratio(floor_at(points, best.load_moved), best.unevenness)
+            for points, best in zip(self.floors, self.references, strict=True)
         )
         rows: list[dict[str, object]] = []
         for outcome in self.outcomes:
@@ -83,9 +89,13 @@ class Comparison:
                 {
                     "trace": self.trace,
                     "policy": outcome.policy,
-                    "unevenness_ratio": _mean(_ratio(each.unevenness, best.unevenness) for each, best in pairs),
+                    "unevenness_ratio": _mean(
+                        _ratio(each.unevenness, best.unevenness) for each, best in pairs
+                    ),
                     "floor_ratio": floor,
-                    "moved_ratio": _mean(_ratio(each.load_moved, best.load_moved) for each, best in pairs),
+                    "moved_ratio": _mean(
+                        _ratio(each.load_moved, best.load_moved) for each, best in pairs
+                    ),
                     "unevenness": _mean(each.unevenness for each in metrics),
                     "load_moved": _mean(each.load_moved for each in metrics),
                     "worst_mean": _mean(each.worst_mean for each in metrics),
@@ -99,11 +109,15 @@ class Comparison:
         return rows
 
 
-def settings_of(shedder: str, *, given: Mapping[str, Value] | None = None, every_s: float | None = None) -> BalancingSettings:
-    """Return the settings of a policy at its own cadence, or with a round `every_s` seconds, and with the `given` settings.
+def settings_of(
+    shedder: str, *, given: Mapping[str, Value] | None = None, every_s: float | None = None
+) -> BalancingSettings:
+    """Return the settings of a policy at its own cadence, or with a round `every_s` seconds, and
+    with the `given` settings.
 
-    A policy of Pulsar has a round per minute, and ours has the default of `balancing.shed_interval_ms`. Raises `CallerError` for an unknown
-    shedder, and as `with_values` does.
+    A policy of Pulsar has a round per minute, and ours has the default of
+    `balancing.shed_interval_ms`. Raises `CallerError` for an unknown shedder, and as `with_values`
+    does.
     """
     if shedder not in SHEDDERS:
         raise CallerError(f"there is no policy {shedder!r}; the policies are {', '.join(SHEDDERS)}")
@@ -111,7 +125,10 @@ def settings_of(shedder: str, *, given: Mapping[str, Value] | None = None, every
     interval_ms = settings.balancing.shed_interval_ms if shedder == OURS else _PULSAR_INTERVAL_MS
     if every_s is not None:
         interval_ms = round(every_s * 1_000)
-    settings = replace(settings, balancing=replace(settings.balancing, shedder=shedder, shed_interval_ms=interval_ms))
+    settings = replace(
+        settings,
+        balancing=replace(settings.balancing, shedder=shedder, shed_interval_ms=interval_ms),
+    )
     return with_values(settings, given or {})
 
 
@@ -123,27 +140,44 @@ def compare(
     note: Callable[[int, int], None] = lambda _done, _total: None,
     processes: int | None = None,
 ) -> list[Comparison]:
-    """Run every policy and the references on every trace and seed, in as many processes as there are cores, and compare.
+    """Run every policy and the references on every trace and seed, in as many processes as there
+    are cores, and compare.
 
     `note` is called with the number of finished runs and of all runs.
     """
     references = [Policy(name=name, settings=settings_of(name)) for name in REFERENCES]
     settings = list(dict.fromkeys(policy.settings for policy in (*policies, *references)))
-    jobs = [_Job(trace=make(seed), settings=each, seed=seed) for make in traces.values() for seed in seeds for each in settings]
+    jobs = [
+        _Job(trace=make(seed), settings=each, seed=seed)
+        for make in traces.values()
+        for seed in seeds
+        for each in settings
+    ]
     results = iter(_results_of(jobs, note=note, processes=processes))
     comparisons = []
     for name in traces:
         by_seed = [{each: next(results) for each in settings} for _ in seeds]
-        metrics = [[(by[policy.settings].metrics(), policy.name) for policy in references] for by in by_seed]
+        metrics = [
+            [(by[policy.settings].metrics(), policy.name) for policy in references]
+            for by in by_seed
+        ]
         best = [min(each, key=lambda pair: pair[0].unevenness) for each in metrics]
         trace_of_seed = [next(iter(by.values())).trace for by in by_seed]
         comparisons.append(
             Comparison(
                 trace=name,
-                outcomes=tuple(Outcome(policy=policy.name, results=tuple(by[policy.settings] for by in by_seed)) for policy in policies),
+                outcomes=tuple(
+                    Outcome(
+                        policy=policy.name, results=tuple(by[policy.settings] for by in by_seed)
+                    )
+                    for policy in policies
+                ),
                 reference=best[0][1],
                 references=tuple(each for each, _ in best),
-                floors=tuple(front(trace, seed=seed) for trace, seed in zip(trace_of_seed, seeds, strict=True)),
+                floors=tuple(
+                    front(trace, seed=seed)
+                    for trace, seed in zip(trace_of_seed, seeds, strict=True)
+                ),
             )
         )
     return comparisons
@@ -156,7 +190,9 @@ class _Job:
     seed: int
 
 
-def _results_of(jobs: Sequence[_Job], *, note: Callable[[int, int], None], processes: int | None) -> list[Result]:
+def _results_of(
+    jobs: Sequence[_Job], *, note: Callable[[int, int], None], processes: int | None
+) -> list[Result]:
     """Return the result of each job, in order."""
     results: list[Result] = []
     with in_processes(_result_of, most=len(jobs), processes=processes) as results_of:
@@ -170,19 +206,25 @@ def _results_of(jobs: Sequence[_Job], *, note: Callable[[int, int], None], proce
 def in_processes(
     work: Callable[[Job], Done], *, most: int, processes: int | None = None
 ) -> Iterator[Callable[[Iterable[Job]], Iterator[Done]]]:
-    """Yield a function that does the `work` of jobs, at most `most` at once, and yields what was done in the order of the jobs.
+    """Yield a function that does the `work` of jobs, at most `most` at once, and yields what was
+    done in the order of the jobs.
 
-    It uses as many processes as there are cores, or `processes`. One process is this one. Raises `OperatorError` if a process is killed.
+    It uses as many processes as there are cores, or `processes`. One process is this one. Raises
+    `OperatorError` if a process is killed.
     """
     processes = min(processes or len(os.sched_getaffinity(0)), most)
     if processes == 1:
         yield lambda jobs: map(work, jobs)
         return
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_begin_process) as executor:
+    with ProcessPoolExecutor(
+        processes, mp_context=get_context("spawn"), initializer=_begin_process
+    ) as executor:
         try:
             yield lambda jobs: executor.map(work, jobs)
         except BrokenProcessPool as error:
-            raise OperatorError("a process of the laboratory was killed; free memory, or take fewer traces at once") from error
+            raise OperatorError(
+                "a process of the laboratory was killed; free memory, or take fewer traces at once"
+            ) from error
         finally:
             executor.shutdown(wait=False, cancel_futures=True)
 

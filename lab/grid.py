@@ -1,4 +1,6 @@
-"""Plan many runs as a grid of policies, settings, traces and seeds, and find the settings that no others beat."""
+"""Plan many runs as a grid of policies, settings, traces and seeds, and find the settings that no
+others beat.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from equipoise.channel.core.errors import CallerError
 from equipoise.lab.results import Metrics, pareto_front
 
 RUNS_MAX: Final = 20_000
-"""The most runs of one grid. Each is a task of Spark, and the results of all tasks are collected in one process."""
+"""The most runs of one grid. Each is a task of Spark, and the results of all tasks are collected in
+one process."""
 
 _DEFAULTS: Final = BalancingSettings()
 
@@ -42,7 +45,9 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontPoint:
-    """A policy with settings, and what it reached on a trace: means over the seeds, as in `Metrics`."""
+    """A policy with settings, and what it reached on a trace: means over the seeds, as in
+    `Metrics`.
+    """
 
     trace: str
     policy: str
@@ -54,7 +59,8 @@ class FrontPoint:
 def grid_values(given: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
     """Return the values of each setting from pairs of a name and values with commas between them.
 
-    Values of a repeated name are joined, and equal values are one. Raises `UnknownSetting`, and `InvalidSetting`.
+    Values of a repeated name are joined, and equal values are one. Raises `UnknownSetting`, and
+    `InvalidSetting`.
     """
     found = defaultdict[str, list[str]](list)
     for name, text in given:
@@ -62,20 +68,37 @@ def grid_values(given: Iterable[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
     return {name: tuple(dict.fromkeys(values)) for name, values in found.items()}
 
 
-def planned_runs(traces: Sequence[str], policies: Sequence[str], values: Mapping[str, Sequence[str]], *, seeds: int) -> list[Planned]:
+def planned_runs(
+    traces: Sequence[str],
+    policies: Sequence[str],
+    values: Mapping[str, Sequence[str]],
+    *,
+    seeds: int,
+) -> list[Planned]:
     """Return a run for each trace, policy, combination of values, and seed from 1 to `seeds`.
 
-    A policy gets no settings of another policy's group. Raises `CallerError` for more than `RUNS_MAX` runs.
+    A policy gets no settings of another policy's group. Raises `CallerError` for more than
+    `RUNS_MAX` runs.
     """
-    values_of = {policy: {name: each for name, each in values.items() if _concerns(name, policy)} for policy in policies}
-    number = len(set(traces)) * seeds * sum(prod(map(len, own.values())) for own in values_of.values())
+    values_of = {
+        policy: {name: each for name, each in values.items() if _concerns(name, policy)}
+        for policy in policies
+    }
+    number = (
+        len(set(traces)) * seeds * sum(prod(map(len, own.values())) for own in values_of.values())
+    )
     if number > RUNS_MAX:
-        raise CallerError(f"this grid has {number:,} runs; at most {RUNS_MAX:,} are possible: name fewer values, traces, policies or seeds")
+        raise CallerError(
+            f"this grid has {number:,} runs; at most {RUNS_MAX:,} are possible: name fewer values,"
+            " traces, policies or seeds"
+        )
     return [
         Planned(trace=trace, policy=policy, settings=settings, seed=seed)
         for trace in dict.fromkeys(traces)
         for policy, own in values_of.items()
-        for settings in product(*([f"{name}={value}" for value in each] for name, each in own.items()))
+        for settings in product(
+            *([f"{name}={value}" for value in each] for name, each in own.items())
+        )
         for seed in range(1, seeds + 1)
     ]
 
@@ -107,6 +130,8 @@ def fronts(runs: Iterable[Finished]) -> list[FrontPoint]:
 
 
 def _concerns(setting: str, policy: str) -> bool:
-    """Return whether a setting may change what a policy does. The group of a policy is an object of its shedder's class."""
+    """Return whether a setting may change what a policy does. The group of a policy is an object of
+    its shedder's class.
+    """
     owner = type(getattr(_DEFAULTS, setting.partition(".")[0])).__name__
     return owner == policy or owner not in SHEDDERS

@@ -1,7 +1,8 @@
-"""Make a trace of what a running cluster reports: at each step, the cost of each bundle and the use of each broker.
+"""Make a trace of what a running cluster reports: at each step, the cost of each bundle and the use
+of each broker.
 
-Costs are the long averages of the brokers' reports, so short noise is missing from the trace. See `shedder.snapshot` for the cost of a
-bundle that no report names.
+Costs are the long averages of the brokers' reports, so short noise is missing from the trace. See
+`shedder.snapshot` for the cost of a bundle that no report names.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ _USE = 0.5  # The assumed mean use of brokers that report none.
 
 @dataclass(slots=True)
 class Recording:
-    """The steps recorded so far, `step_s` seconds each. Add each step with `note`, then make the `trace`."""
+    """The steps recorded so far, `step_s` seconds each. Add each step with `note`, then make the
+    `trace`.
+    """
 
     step_s: float
     _loads: list[dict[str, float]] = field(default_factory=list)
@@ -53,12 +56,15 @@ class Recording:
     def trace(self, name: str) -> Trace:
         """Return the trace. A bundle that does not exist in a step has no load there.
 
-        The capacity of brokers is chosen so that they are used in the trace as much as they reported. Raises `CallerError` if there is
-        nothing to record.
+        The capacity of brokers is chosen so that they are used in the trace as much as they
+        reported. Raises `CallerError` if there is nothing to record.
         """
         bundles = sorted({bundle for loads in self._loads for bundle in loads})
         if not bundles or not self._members:
-            raise CallerError("there is nothing to record: no broker owns a bundle; start brokers, and create a namespace")
+            raise CallerError(
+                "there is nothing to record: no broker owns a bundle; start brokers, and create a"
+                " namespace"
+            )
         loads = np.array([[each.get(bundle, 0.0) for bundle in bundles] for each in self._loads])
         declared = sum(self._capacities.values())
         mean = float(loads.sum(axis=1).mean()) or 1.0
@@ -73,4 +79,6 @@ class Recording:
             )
             for broker, steps in sorted(self._members.items())
         )
-        return Trace(name=name, step_s=self.step_s, bundles=tuple(bundles), brokers=brokers, loads=loads)
+        return Trace(
+            name=name, step_s=self.step_s, bundles=tuple(bundles), brokers=brokers, loads=loads
+        )

@@ -23,7 +23,9 @@ Owners = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunMove:
-    """A finished move: its end in seconds, and its load then in cost units. `bundle` is the column of the trace."""
+    """A finished move: its end in seconds, and its load then in cost units. `bundle` is the column
+    of the trace.
+    """
 
     at_s: float
     bundle: int
@@ -36,11 +38,14 @@ class RunMove:
 class Metrics:
     """The figures of a run.
 
-    * `unevenness`: the standard deviation of the brokers' use over their mean use, averaged over time.
+    * `unevenness`: the standard deviation of the brokers' use over their mean use, averaged over
+      time.
     * `load_moved`: the share of all load that moves per hour.
     * `moves`, `undone`: finished moves, and those of them that went back within `UNDONE_S`.
-    * `worst_mean`, `worst_max`: the largest use over the mean use: averaged over time, and at the worst moment.
-    * `balanced_s`: from the last change of members until the load is `BALANCED`, in seconds; None if it never is.
+    * `worst_mean`, `worst_max`: the largest use over the mean use: averaged over time, and at the
+      worst moment.
+    * `balanced_s`: from the last change of members until the load is `BALANCED`, in seconds; None
+      if it never is.
     """
 
     unevenness: float
@@ -54,12 +59,16 @@ class Metrics:
     def document(self) -> dict[str, float | None]:
         """Return the figures by name, rounded for output."""
         values = ((each.name, getattr(self, each.name)) for each in fields(self))
-        return {name: round(value, 4) if isinstance(value, float) else value for name, value in values}
+        return {
+            name: round(value, 4) if isinstance(value, float) else value for name, value in values
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Result:
-    """The outcome of a run. `unevenness` and `worst` have a row per step of the trace; they are as in `Metrics`."""
+    """The outcome of a run. `unevenness` and `worst` have a row per step of the trace; they are as
+    in `Metrics`.
+    """
 
     trace: Trace
     unevenness: Loads
@@ -85,12 +94,16 @@ class Result:
         """Return the share of the mean total load that moved in each step."""
         steps = len(self.trace.loads)
         places = [min(steps - 1, int(move.at_s // self.trace.step_s)) for move in self.moves]
-        moved = np.bincount(np.array(places, np.int64), np.array([move.load for move in self.moves]), steps)
+        moved = np.bincount(
+            np.array(places, np.int64), np.array([move.load for move in self.moves]), steps
+        )
         return moved / (float(self.trace.loads.sum(axis=1).mean()) or 1.0)
 
 
 def evenness(trace: Trace, row: Loads, owners: Owners, *, at_s: float) -> tuple[float, float]:
-    """Return the unevenness and the largest use over the mean use of one row of loads, over the brokers that are live at `at_s` seconds."""
+    """Return the unevenness and the largest use over the mean use of one row of loads, over the
+    brokers that are live at `at_s` seconds.
+    """
     live = [place for place, broker in enumerate(trace.brokers) if broker.is_live(at_s)]
     capacity = trace.capacity
     owned = owners >= 0
@@ -115,7 +128,9 @@ Point = TypeVar("Point", bound=Reached)
 
 
 def pareto_front(points: Iterable[Point]) -> tuple[Point, ...]:
-    """Return the points that no other point beats in both figures, the evenest first. Of equal points, return the first."""
+    """Return the points that no other point beats in both figures, the evenest first. Of equal
+    points, return the first.
+    """
     best: list[Point] = []
     for point in sorted(points, key=lambda each: (each.unevenness, each.load_moved)):
         if not best or point.load_moved < best[-1].load_moved:
@@ -128,6 +143,10 @@ def _undone(moves: Sequence[RunMove]) -> int:
     undone = 0
     for move in moves:
         before = last.get(move.bundle)
-        undone += before is not None and before.source == move.destination and move.at_s - before.at_s <= UNDONE_S
+        undone += (
+            before is not None
+            and before.source == move.destination
+            and move.at_s - before.at_s <= UNDONE_S
+        )
         last[move.bundle] = move
     return undone

@@ -1,10 +1,10 @@
 """Replay a trace against settings in simulated time, as brokers do: sample, report, plan, move.
 
-The planner knows loads by reports only, and every decision is made by the code that brokers run. The lab replaces what needs processes:
-clocks, the network and services.
+The planner knows loads by reports only, and every decision is made by the code that brokers run.
+The lab replaces what needs processes: clocks, the network and services.
 
-* Loads are constant within a step of the trace. A sample that would repeat the last one is left out, because samples take most of the
-  time of a run.
+* Loads are constant within a step of the trace. A sample that would repeat the last one is left
+  out, because samples take most of the time of a run.
 * The CPU use of a broker is its load divided by its capacity, at most 100 %.
 * A death is known at once. The bundles of a dead broker are placed as the leader places them.
 """
@@ -32,31 +32,47 @@ from equipoise.shedder.plan import Move
 from equipoise.shedder.scheduler import Scheduler
 from equipoise.shedder.snapshot import Memory
 
-_TICK_MS: Final = 250  # How often the leader looks for a due round (`brokers.server.balancing`). At most the shortest step of a trace.
+# How often the leader looks for a due round (`brokers.server.balancing`). At most the shortest step
+# of a trace.
+_TICK_MS: Final = 250
 _FIRST_SAMPLE_MS: Final = 200  # After a broker has joined (`brokers.server.load_reporter`).
 _EPOCH_MS: Final = 1_700_000_000_000  # The Unix time of the start. Any would do.
-_REPEATED: Final = 2  # A sample is repeated after so many longest report intervals. After three, a report no longer counts.
+# A sample is repeated after so many longest report intervals. After three, a report no longer
+# counts.
+_REPEATED: Final = 2
 _CAPACITY: Final = 100  # The capacity of the smallest broker, as brokers declare it when they join.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What does not depend on settings, in milliseconds: how long a move takes, and how long a report is on its way to the planner."""
+    """What does not depend on settings, in milliseconds: how long a move takes, and how long a
+    report is on its way to the planner.
+    """
 
     move_ms: int = 200
     delay_ms: int = 100
 
 
-def run(trace: Trace, settings: BalancingSettings | None = None, *, seed: int = 1, conditions: Conditions | None = None) -> Result:
-    """Return the outcome of `trace` under `settings`. Each bundle starts at a broker drawn by `seed`."""
+def run(
+    trace: Trace,
+    settings: BalancingSettings | None = None,
+    *,
+    seed: int = 1,
+    conditions: Conditions | None = None,
+) -> Result:
+    """Return the outcome of `trace` under `settings`. Each bundle starts at a broker drawn by
+    `seed`.
+    """
     return _Run(trace, settings or BalancingSettings(), conditions or Conditions(), seed).result()
 
 
 @dataclass(slots=True)
 class _Reporter:
-    """The load reporter of one broker: `number` is its place in the trace, `due_ms` the time of its next look.
+    """The load reporter of one broker: `number` is its place in the trace, `due_ms` the time of its
+    next look.
 
-    `row` and `columns`: the step of the trace and the bundles that its last sample, at `sampled_ms`, covers.
+    `row` and `columns`: the step of the trace and the bundles that its last sample, at
+    `sampled_ms`, covers.
     """
 
     number: int
@@ -69,9 +85,13 @@ class _Reporter:
 
 
 class _Run:
-    """One run. Times are milliseconds since the start of the trace, unless they are called Unix time."""
+    """One run. Times are milliseconds since the start of the trace, unless they are called Unix
+    time.
+    """
 
-    def __init__(self, trace: Trace, settings: BalancingSettings, conditions: Conditions, seed: int) -> None:
+    def __init__(
+        self, trace: Trace, settings: BalancingSettings, conditions: Conditions, seed: int
+    ) -> None:
         self._trace, self._settings, self._conditions = trace, settings, conditions
         self._seed = seed
         self._channel = LabChannel(len(trace.bundles))
@@ -96,14 +116,18 @@ class _Run:
             is_new = now_ms // step_ms != self._row
             if is_new:
                 self._row = now_ms // step_ms
-                self._loads = [BundleLoad(calls_per_second=load) for load in trace.loads[self._row].tolist()]
+                self._loads = [
+                    BundleLoad(calls_per_second=load) for load in trace.loads[self._row].tolist()
+                ]
             if now_ms in changes_ms:
                 self._change_members(now_ms)
             self._end_moves(now_ms)
             self._report(now_ms)
             self._lead(now_ms)
             if is_new:
-                rows.append(evenness(trace, trace.loads[self._row], self._owners, at_s=now_ms / 1_000))
+                rows.append(
+                    evenness(trace, trace.loads[self._row], self._owners, at_s=now_ms / 1_000)
+                )
         unevenness, worst = np.array(rows).T
         return Result(trace=trace, unevenness=unevenness, worst=worst, moves=tuple(self._moves))
 
@@ -115,15 +139,20 @@ class _Run:
         for broker in self._trace.brokers:
             is_live = broker.is_live((now_ms + _TICK_MS - 1) / 1_000)
             if is_live and broker.broker not in live:
-                self._channel.join(broker.broker, capacity=round(_CAPACITY * broker.capacity / least))
+                self._channel.join(
+                    broker.broker, capacity=round(_CAPACITY * broker.capacity / least)
+                )
                 number = self._number[broker.broker]
                 due_ms = now_ms + _FIRST_SAMPLE_MS
                 if now_ms:
                     self._scheduler.joined(broker.broker, now_ms)
                 else:
-                    # Brokers that have run for long do not sample at one moment, and no first report is awaited.
+                    # Brokers that have run for long do not sample at one moment, and no first
+                    # report is awaited.
                     due_ms = number * interval_ms // len(self._trace.brokers)
-                self._reporters[broker.broker] = _Reporter(number=number, sampled_ms=now_ms, due_ms=due_ms)
+                self._reporters[broker.broker] = _Reporter(
+                    number=number, sampled_ms=now_ms, due_ms=due_ms
+                )
             elif not is_live and broker.broker in live:
                 self._channel.leave(broker.broker)
                 self._reporters.pop(broker.broker)
@@ -131,11 +160,16 @@ class _Run:
         self._place_free(now_ms)
 
     def _place_free(self, now_ms: int) -> None:
-        """Assign the bundles that no broker owns: at the start by chance, later by the configured placement."""
+        """Assign the bundles that no broker owns: at the start by chance, later by the configured
+        placement.
+        """
         free = [bundle for bundle in self._channel.view.unsettled() if bundle.phase == "free"]
         if now_ms == 0:
             owners = starting_owners(self._trace, self._seed).tolist()
-            chosen = {name: self._trace.brokers[number].broker for name, number in zip(self._channel.names, owners, strict=True)}
+            chosen = {
+                name: self._trace.brokers[number].broker
+                for name, number in zip(self._channel.names, owners, strict=True)
+            }
         else:
             chosen = self._placed(free, now_ms)
         for bundle, broker in chosen.items():
@@ -161,7 +195,9 @@ class _Run:
         self._arriving = [each for each in self._arriving if each[0] > now_ms]
         for sample in arrived:
             if sample.broker in self._reporters:
-                self._summaries[sample.broker] = summarized(self._summaries.get(sample.broker), sample)
+                self._summaries[sample.broker] = summarized(
+                    self._summaries.get(sample.broker), sample
+                )
         if arrived:
             self._scheduler.reported([sample.broker for sample in arrived])
 
@@ -171,18 +207,27 @@ class _Run:
         reporter.due_ms = now_ms + rules.sample_interval_ms
         columns = np.flatnonzero(self._owners == reporter.number).tolist()
         is_repetition = reporter.row == self._row and reporter.columns == columns
-        if is_repetition and last is not None and now_ms - last.at_ms < _REPEATED * rules.interval_max_ms:
+        if (
+            is_repetition
+            and last is not None
+            and now_ms - last.at_ms < _REPEATED * rules.interval_max_ms
+        ):
             return
         names = [self._channel.names[column] for column in columns]
         loads = {name: self._loads[column] for name, column in zip(names, columns, strict=True)}
         elapsed_ms = now_ms - reporter.sampled_ms
         load = sum(each.calls_per_second for each in loads.values())
         use = min(1.0, load / self._trace.brokers[reporter.number].capacity)
-        carried = reporter.averages.update(names, loads, cpu_use=use, elapsed_ms=elapsed_ms, cost_window_ms=rules.cost_window_ms)
+        carried = reporter.averages.update(
+            names, loads, cpu_use=use, elapsed_ms=elapsed_ms, cost_window_ms=rules.cost_window_ms
+        )
         reporter.sampled_ms, reporter.row = now_ms, self._row
-        reporter.columns = [] if carried.newcomers else columns  # The figures of newcomers are complete at the next sample.
+        # The figures of newcomers are complete at the next sample.
+        reporter.columns = [] if carried.newcomers else columns
         at_ms, resources = _EPOCH_MS + now_ms, Resources(cpu=Use(used=100 * use, limit=100))
-        sample = sampled(carried, broker=broker, at_ms=at_ms, resources=resources, settings=self._settings)
+        sample = sampled(
+            carried, broker=broker, at_ms=at_ms, resources=resources, settings=self._settings
+        )
         report = Report(sample=sample, at_ms=now_ms, open_bundles=carried.settled)
         if report_due(last, report, rules):
             reporter.reported = report
@@ -198,10 +243,15 @@ class _Run:
         if not self._scheduler.due(now_ms, interval_ms=rounds.shed_interval_ms):
             return
         resting = self._scheduler.resting(now_ms, rest_ms=rounds.rest_ms)
-        wall_ms, summaries = _EPOCH_MS + now_ms, [self._summaries[broker] for broker in sorted(self._summaries)]
+        wall_ms, summaries = (
+            _EPOCH_MS + now_ms,
+            [self._summaries[broker] for broker in sorted(self._summaries)],
+        )
         placement = placement_of(self._settings, fresh(summaries, self._settings, now_ms=wall_ms))
         view, memory = self._channel.view, self._memory
-        cluster = cluster_snapshot_of(view, summaries, self._settings, now_ms=wall_ms, resting=resting, memory=memory)
+        cluster = cluster_snapshot_of(
+            view, summaries, self._settings, now_ms=wall_ms, resting=resting, memory=memory
+        )
         plan = plan_round(cluster, self._settings, placement, resting=resting).plan
         self._memory = plan.memory
         self._scheduler.planned(plan.moves, fills=plan.fills)
@@ -209,11 +259,17 @@ class _Run:
 
     def _begin_moves(self, now_ms: int) -> None:
         rounds, view = self._settings.balancing, self._channel.view
-        started = self._scheduler.begin({}, moves_max=rounds.moves_max, broker_moves_max=rounds.broker_moves_max)
+        started = self._scheduler.begin(
+            {}, moves_max=rounds.moves_max, broker_moves_max=rounds.broker_moves_max
+        )
         if not started:
             return
         stale = stale_moves(view, started, self._settings.placement, now_ms=_EPOCH_MS + now_ms)
-        away = [view.bundles[move.bundle] for move in started if move.destination is None and move.bundle not in stale]
+        away = [
+            view.bundles[move.bundle]
+            for move in started
+            if move.destination is None and move.bundle not in stale
+        ]
         placed = self._placed(away, now_ms) if away else {}
         for move in started:
             destination = move.destination or placed.get(move.bundle)
@@ -232,9 +288,23 @@ class _Run:
             if destination is not None:
                 column = self._column[bundle]
                 load = float(self._trace.loads[self._row, column])
-                self._moves.append(RunMove(at_s=now_ms / 1_000, bundle=column, source=move.source, destination=destination, load=load))
+                self._moves.append(
+                    RunMove(
+                        at_s=now_ms / 1_000,
+                        bundle=column,
+                        source=move.source,
+                        destination=destination,
+                        load=load,
+                    )
+                )
                 self._owners[column] = self._number[destination]
             live = frozenset(self._channel.live)
             duration_ms = self._conditions.move_ms
-            self._memory = self._memory.after_move(move.source, destination, now_ms=_EPOCH_MS + now_ms, duration_ms=duration_ms, live=live)
+            self._memory = self._memory.after_move(
+                move.source,
+                destination,
+                now_ms=_EPOCH_MS + now_ms,
+                duration_ms=duration_ms,
+                live=live,
+            )
             self._scheduler.ended(bundle, now_ms)

@@ -18,7 +18,9 @@ Changes = Mapping[str, Value]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """Settings of a policy, and what they reached: means over all traces. The figures are as in `Metrics`."""
+    """Settings of a policy, and what they reached: means over all traces. The figures are as in
+    `Metrics`.
+    """
 
     policy: str
     changes: Changes
@@ -56,10 +58,15 @@ def run_options(policy: str, settings: Iterable[str]) -> str:
 
 
 def lines(candidates: Iterable[Candidate]) -> Iterator[str]:
-    """Yield a heading, and a line for each candidate that ends with its options for `equipoise lab run`."""
+    """Yield a heading, and a line for each candidate that ends with its options for `equipoise lab
+    run`.
+    """
     yield "unevenness  load moved  settings"
     for each in candidates:
-        yield f"{each.unevenness:10.4f}  {each.load_moved:10.4f}  {run_options(each.policy, assignments(each.changes))}"
+        yield (
+            f"{each.unevenness:10.4f}  {each.load_moved:10.4f} "
+            f" {run_options(each.policy, assignments(each.changes))}"
+        )
 
 
 def searched(policy: str, given: Changes) -> dict[str, SearchRange]:
@@ -71,11 +78,15 @@ def searched(policy: str, given: Changes) -> dict[str, SearchRange]:
         raise CallerError(f"there is no policy {policy!r}; the policies are {', '.join(SHEDDERS)}")
     ranges = {name: each for name, each in SEARCH_RANGES[policy].items() if name not in given}
     if not ranges:
-        raise CallerError(f"--set fixes all settings of {policy} that a search changes; leave one out")
+        raise CallerError(
+            f"--set fixes all settings of {policy} that a search changes; leave one out"
+        )
     return ranges
 
 
 def legible(name: str, number: float) -> Value:
-    """Return a number of three digits as a value of the setting `name`, so that the value that runs is the one that is printed."""
+    """Return a number of three digits as a value of the setting `name`, so that the value that runs
+    is the one that is printed.
+    """
     short = float(f"{number:.3g}")
     return round(short) if setting_named(name).kind is int else short

@@ -1,12 +1,15 @@
 """Read and write load traces as CSV or Parquet files.
 
-A trace is two files: FILE has the loads, and FILE with `.brokers` before its suffix has the brokers. Public traces of stores and brokers
-fit in after a rename of their columns. Rows may have any order.
+A trace is two files: FILE has the loads, and FILE with `.brokers` before its suffix has the
+brokers. Public traces of stores and brokers fit in after a rename of their columns. Rows may have
+any order.
 
-* Loads: a row for each bundle and step. `time_s` is the start of the step in seconds (any origin), `bundle` a name, and `load` the cost of
-  the bundle per second: calls, and 16 KiB of traffic count as a call.
-* Brokers: a row for each. `broker` is an id, `capacity` in units of load, `joins_s` and `leaves_s` on the clock of `time_s`, empty if the
-  broker is there at the start and at the end. Without this file, brokers of equal capacity are made, half used at the start.
+* Loads: a row for each bundle and step. `time_s` is the start of the step in seconds (any origin),
+  `bundle` a name, and `load` the cost of the bundle per second: calls, and 16 KiB of traffic count
+  as a call.
+* Brokers: a row for each. `broker` is an id, `capacity` in units of load, `joins_s` and `leaves_s`
+  on the clock of `time_s`, empty if the broker is there at the start and at the end. Without this
+  file, brokers of equal capacity are made, half used at the start.
 
 Each mistake is an error that names the file and the line.
 """
@@ -25,13 +28,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.channel.core.errors import CallerError
-from equipoise.lab.traces import KINDS, LOADS_MAX, Loads, Shape, Trace, TraceBroker, Traces, equal_brokers, generated
+from equipoise.lab.traces import (
+    KINDS,
+    LOADS_MAX,
+    Loads,
+    Shape,
+    Trace,
+    TraceBroker,
+    Traces,
+    equal_brokers,
+    generated,
+)
 
 LOAD_COLUMNS: Final = ("time_s", "bundle", "load")
 BROKER_COLUMNS: Final = ("broker", "capacity", "joins_s", "leaves_s")
 SUFFIXES: Final = (".csv", ".parquet")
 
-_TIME_MAX_S: Final = 1e11  # Unix time in seconds until the year 5138. A larger time is in milliseconds.
+# Unix time in seconds until the year 5138. A larger time is in milliseconds.
+_TIME_MAX_S: Final = 1e11
 _LOAD_MAX: Final = 1e12
 _MISTAKES_SHOWN: Final = 40  # Characters of a wrong value in a message.
 
@@ -49,14 +63,20 @@ class _Table:
         unit = "line" if self.path.suffix == ".csv" else "row"
         return CallerError(f"the trace {self.path}, {unit} {row + self.first_line}: {problem}")
 
-    def numbers(self, column: str, *, empty: float | None = None, at_most: float, advice: str) -> Loads:
-        """Return a column as numbers from 0 to `at_most`. `empty`: what an empty value means; None: it is a mistake."""
+    def numbers(
+        self, column: str, *, empty: float | None = None, at_most: float, advice: str
+    ) -> Loads:
+        """Return a column as numbers from 0 to `at_most`. `empty`: what an empty value means; None:
+        it is a mistake.
+        """
         values = self.columns[column]
         numbers = np.empty(len(values))
         for row, value in enumerate(values):
             number = empty if value in ("", None) else _number(value)
             if number is None:
-                raise self.mistake(row, f"{column} is {str(value)[:_MISTAKES_SHOWN]!r}, not a number")
+                raise self.mistake(
+                    row, f"{column} is {str(value)[:_MISTAKES_SHOWN]!r}, not a number"
+                )
             if number != empty and not 0 <= number <= at_most:
                 raise self.mistake(row, f"{column} is {number}; {advice}")
             numbers[row] = number
@@ -72,7 +92,9 @@ class _Table:
 
 
 def traces_named(names: Sequence[str], shape: Shape) -> dict[str, Traces]:
-    """Return a function that makes the trace, for each name of a file or of a kind. Files are read at once. Raises `CallerError`."""
+    """Return a function that makes the trace, for each name of a file or of a kind. Files are read
+    at once. Raises `CallerError`.
+    """
     made: dict[str, Traces] = {}
     for name in names:
         if name.endswith(SUFFIXES):
@@ -80,7 +102,10 @@ def traces_named(names: Sequence[str], shape: Shape) -> dict[str, Traces]:
         elif name in KINDS:
             made[name] = partial(_generated, name, shape)
         else:
-            raise CallerError(f"there is no trace {name!r}: name a file (.csv, .parquet), or one of {', '.join(KINDS)}")
+            raise CallerError(
+                f"there is no trace {name!r}: name a file (.csv, .parquet), or one of"
+                f" {', '.join(KINDS)}"
+            )
     return made
 
 
@@ -93,18 +118,27 @@ def _generated(kind: str, shape: Shape, seed: int) -> Trace:
 
 
 def read_trace(path: Path, *, brokers: int = 20) -> Trace:
-    """Return the trace in a file. `brokers` is the number of brokers if there is no file of brokers.
+    """Return the trace in a file. `brokers` is the number of brokers if there is no file of
+    brokers.
 
-    Raises `CallerError` for a file that cannot be read, and for a hole, an unknown column, or an impossible value in it.
+    Raises `CallerError` for a file that cannot be read, and for a hole, an unknown column, or an
+    impossible value in it.
     """
     table = _read(path, LOAD_COLUMNS)
-    times = table.numbers("time_s", at_most=_TIME_MAX_S, advice="it must be seconds: divide milliseconds by 1,000")
-    values = table.numbers("load", at_most=_LOAD_MAX, advice=f"it must be a cost per second from 0 to {_LOAD_MAX:.0e}")
+    times = table.numbers(
+        "time_s", at_most=_TIME_MAX_S, advice="it must be seconds: divide milliseconds by 1,000"
+    )
+    values = table.numbers(
+        "load", at_most=_LOAD_MAX, advice=f"it must be a cost per second from 0 to {_LOAD_MAX:.0e}"
+    )
     names, columns = np.unique(np.array(table.names("bundle")), return_inverse=True)
     starts, step_s = _steps(table, times)
     rows = np.searchsorted(starts, times)
     if len(starts) * len(names) > LOADS_MAX:
-        raise CallerError(f"the trace {path} has {len(starts)} steps of {len(names)} bundles; at most {LOADS_MAX:,} loads fit")
+        raise CallerError(
+            f"the trace {path} has {len(starts)} steps of {len(names)} bundles; at most"
+            f" {LOADS_MAX:,} loads fit"
+        )
     loads = np.full((len(starts), len(names)), np.nan)
     row = _first_repeated(np.ravel_multi_index((rows, columns), loads.shape))
     if row is not None:
@@ -113,15 +147,25 @@ def read_trace(path: Path, *, brokers: int = 20) -> Trace:
     if np.isnan(loads).any():
         step, column = np.argwhere(np.isnan(loads))[0]
         last = int(np.flatnonzero(rows == step)[-1])
-        raise table.mistake(last, f"after it, {names[column]} has no load at {starts[step]:g} s; write 0 for a bundle without load")
+        raise table.mistake(
+            last,
+            f"after it, {names[column]} has no load at {starts[step]:g} s; write 0 for a bundle"
+            " without load",
+        )
     bundles = tuple(str(name) for name in names)
     brokers_path = path_of_brokers(path)
-    found = _brokers_in(brokers_path, float(starts[0])) if brokers_path.exists() else equal_brokers(loads, brokers)
+    found = (
+        _brokers_in(brokers_path, float(starts[0]))
+        if brokers_path.exists()
+        else equal_brokers(loads, brokers)
+    )
     return Trace(name=path.stem, step_s=step_s, bundles=bundles, brokers=found, loads=loads)
 
 
 def write_trace(trace: Trace, path: Path) -> None:
-    """Write a trace to a file and the file of its brokers, in the format of their suffix. Raises `CallerError`, and `OSError`."""
+    """Write a trace to a file and the file of its brokers, in the format of their suffix. Raises
+    `CallerError`, and `OSError`.
+    """
     loads: dict[str, list[object]] = {column: [] for column in LOAD_COLUMNS}
     for step, row in enumerate(trace.loads.round(3).tolist()):
         loads["time_s"] += [step * trace.step_s] * len(row)
@@ -146,13 +190,19 @@ def _steps(table: _Table, times: Loads) -> tuple[Loads, float]:
     """Return the starts of the steps, and their length."""
     starts, first_rows = np.unique(times, return_index=True)
     if len(starts) < 2:  # noqa: PLR2004 - with one step there is no length
-        raise table.mistake(0, "there are fewer than two steps; a trace needs at least two values of time_s")
+        raise table.mistake(
+            0, "there are fewer than two steps; a trace needs at least two values of time_s"
+        )
     lengths = np.diff(starts)
-    step_s = float(np.quantile(lengths, 0.5, method="lower"))  # A length that occurs, for the message.
+    # A length that occurs, for the message.
+    step_s = float(np.quantile(lengths, 0.5, method="lower"))
     uneven = np.flatnonzero(np.abs(lengths - step_s) > step_s / 100)
     if len(uneven):
         place = int(uneven[0]) + 1
-        problem = f"the step before {starts[place]:g} s lasts {lengths[place - 1]:g} s, most last {step_s:g} s; steps must be equal"
+        problem = (
+            f"the step before {starts[place]:g} s lasts {lengths[place - 1]:g} s, most last"
+            f" {step_s:g} s; steps must be equal"
+        )
         raise table.mistake(int(first_rows[place]), problem)
     return starts, step_s
 
@@ -192,7 +242,9 @@ def _read(path: Path, expected: Sequence[str]) -> _Table:
     """Return the table in a file with the `expected` columns, in any order."""
     check_suffix(path)
     try:
-        table = _read_csv(path, expected) if path.suffix == ".csv" else _read_parquet(path, expected)
+        table = (
+            _read_csv(path, expected) if path.suffix == ".csv" else _read_parquet(path, expected)
+        )
     except OSError as error:
         raise CallerError(f"the trace {path} cannot be read: {error.strerror or error}") from error
     if not next(iter(table.columns.values())):
@@ -208,7 +260,9 @@ def _read_csv(path: Path, expected: Sequence[str]) -> _Table:
         _check_header(path, header, expected)
         for number, row in enumerate(lines, start=2):
             if len(row) != len(header):
-                raise CallerError(f"the trace {path}, line {number}: it has {len(row)} values, not {len(header)}")
+                raise CallerError(
+                    f"the trace {path}, line {number}: it has {len(row)} values, not {len(header)}"
+                )
             for column, value in zip(columns, row, strict=True):
                 column.append(value.strip())
     return _Table(path=path, columns=dict(zip(header, columns, strict=True)), first_line=2)
@@ -230,7 +284,9 @@ def _read_parquet(path: Path, expected: Sequence[str]) -> _Table:
     except ArrowException as error:
         raise CallerError(f"the trace {path} is no Parquet file: {error}") from error
     _check_header(path, table.column_names, expected)
-    return _Table(path=path, columns={name: table.column(name).to_pylist() for name in expected}, first_line=1)
+    return _Table(
+        path=path, columns={name: table.column(name).to_pylist() for name in expected}, first_line=1
+    )
 
 
 def _check_header(path: Path, header: Sequence[str], expected: Sequence[str]) -> None:
@@ -239,7 +295,9 @@ def _check_header(path: Path, header: Sequence[str], expected: Sequence[str]) ->
     place = f"the trace {path}, line 1" if path.suffix == ".csv" else f"the trace {path}"
     columns = f"the columns are {', '.join(expected)}"
     if unknown:
-        raise CallerError(f"{place}: there is an unknown column {unknown[0][:_MISTAKES_SHOWN]!r}; {columns}")
+        raise CallerError(
+            f"{place}: there is an unknown column {unknown[0][:_MISTAKES_SHOWN]!r}; {columns}"
+        )
     if missing:
         raise CallerError(f"{place}: the column {missing[0]} is missing; {columns}")
     if len(set(header)) < len(header):

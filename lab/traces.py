@@ -1,6 +1,7 @@
 """Define load traces, and generate the eleven kinds that policies are compared on.
 
-Loads are in cost units: calls per second, see `shedder.snapshot.costs_of`. The noise of a load is part of its trace.
+Loads are in cost units: calls per second, see `shedder.snapshot.costs_of`. The noise of a load is
+part of its trace.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from equipoise.channel.core.errors import CallerError
 Loads = NDArray[np.float64]
 
 Traces = Callable[[int], "Trace"]
-"""Returns the trace of a seed. A trace from a file is the same for each seed; only the owners at its start differ."""
+"""Returns the trace of a seed. A trace from a file is the same for each seed; only the owners at
+its start differ."""
 
 STEP_S_MIN: Final = 0.25
 """The shortest step of a trace: how often a leader looks for a due round."""
@@ -37,7 +39,9 @@ _NOISE: Final = 0.75  # The standard deviation of the logarithm of a noisy load 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceBroker:
-    """A broker of a trace: its `capacity` in cost units, and when it joins and leaves, in seconds since the start. None: never."""
+    """A broker of a trace: its `capacity` in cost units, and when it joins and leaves, in seconds
+    since the start. None: never.
+    """
 
     broker: str
     capacity: float
@@ -51,9 +55,11 @@ class TraceBroker:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trace:
-    """The load of each bundle over time: `loads` has a row per step of `step_s` seconds and a column per bundle, in cost units.
+    """The load of each bundle over time: `loads` has a row per step of `step_s` seconds and a
+    column per bundle, in cost units.
 
-    Raises `CallerError` for impossible loads, capacities and steps, for a wrong number of columns, and without a broker at the start.
+    Raises `CallerError` for impossible loads, capacities and steps, for a wrong number of columns,
+    and without a broker at the start.
     """
 
     name: str
@@ -64,21 +70,38 @@ class Trace:
 
     def __post_init__(self) -> None:
         if not self.loads.size or self.loads.shape != (len(self.loads), len(self.bundles)):
-            raise CallerError(f"trace {self.name}: its loads have the shape {self.loads.shape}, not steps x {len(self.bundles)} bundles")
+            raise CallerError(
+                f"trace {self.name}: its loads have the shape {self.loads.shape}, not steps x"
+                f" {len(self.bundles)} bundles"
+            )
         if not (np.isfinite(self.loads).all() and (self.loads >= 0).all()):
             step, place = np.argwhere(~(np.isfinite(self.loads) & (self.loads >= 0)))[0]
-            raise CallerError(f"trace {self.name}: step {step} has the load {self.loads[step, place]} of {self.bundles[place]}")
+            raise CallerError(
+                f"trace {self.name}: step {step} has the load {self.loads[step, place]} of"
+                f" {self.bundles[place]}"
+            )
         if not STEP_S_MIN <= self.step_s < math.inf:
-            raise CallerError(f"trace {self.name}: its step is {self.step_s} s; it must be at least {STEP_S_MIN} s")
+            raise CallerError(
+                f"trace {self.name}: its step is {self.step_s} s; it must be at least"
+                f" {STEP_S_MIN} s"
+            )
         for broker in self.brokers:
             if not 0 < broker.capacity < math.inf:
-                raise CallerError(f"trace {self.name}: {broker.broker} has the capacity {broker.capacity}; it must be positive")
-        for kind, names in (("broker", [broker.broker for broker in self.brokers]), ("bundle", self.bundles)):
+                raise CallerError(
+                    f"trace {self.name}: {broker.broker} has the capacity {broker.capacity}; it"
+                    " must be positive"
+                )
+        for kind, names in (
+            ("broker", [broker.broker for broker in self.brokers]),
+            ("bundle", self.bundles),
+        ):
             twice = next((name for name, number in Counter(names).items() if number > 1), None)
             if twice is not None:
                 raise CallerError(f"trace {self.name}: it has the {kind} {twice} twice")
         if not any(broker.is_live(0.0) for broker in self.brokers):
-            raise CallerError(f"trace {self.name}: no broker is live at its start; let one join at 0 s")
+            raise CallerError(
+                f"trace {self.name}: no broker is live at its start; let one join at 0 s"
+            )
 
     @property
     def duration_s(self) -> float:
@@ -93,7 +116,9 @@ class Trace:
     @property
     def changes_s(self) -> tuple[float, ...]:
         """When brokers join or leave, in seconds from 0 to `duration_s`, in order."""
-        times = {each.joins_s for each in self.brokers} | {each.leaves_s for each in self.brokers if each.leaves_s is not None}
+        times = {each.joins_s for each in self.brokers} | {
+            each.leaves_s for each in self.brokers if each.leaves_s is not None
+        }
         return tuple(sorted({max(0.0, at_s) for at_s in times if at_s < self.duration_s}))
 
     @property
@@ -130,7 +155,11 @@ def _calm(shape: Shape, rng: Generator, weights: Loads | None = None) -> Loads:
 
 def _drifting(shape: Shape, rng: Generator) -> Loads:
     calm = _calm(shape, rng)
-    return calm * np.exp(np.cumsum(rng.standard_normal(calm.shape) * _DRIFT * math.sqrt(shape.step_s / 3_600), axis=0))
+    return calm * np.exp(
+        np.cumsum(
+            rng.standard_normal(calm.shape) * _DRIFT * math.sqrt(shape.step_s / 3_600), axis=0
+        )
+    )
 
 
 def _diurnal(shape: Shape, rng: Generator) -> Loads:
@@ -196,19 +225,35 @@ def generated(kind: str, shape: Shape | None = None, *, seed: int = 1) -> Trace:
         raise CallerError(f"there is no kind of trace {kind!r}; the kinds are {', '.join(KINDS)}")
     shape = shape or Shape()
     if shape.brokers < 2 or shape.bundles < 1:  # noqa: PLR2004 - one broker has nothing to balance
-        raise CallerError(f"a trace needs at least two brokers and a bundle, not {shape.brokers} and {shape.bundles}")
+        raise CallerError(
+            f"a trace needs at least two brokers and a bundle, not {shape.brokers} and"
+            f" {shape.bundles}"
+        )
     if len(shape.times_s) * shape.bundles > LOADS_MAX:
-        raise CallerError(f"{len(shape.times_s)} steps of {shape.bundles} bundles are more than {LOADS_MAX:,} loads; make it shorter")
+        raise CallerError(
+            f"{len(shape.times_s)} steps of {shape.bundles} bundles are more than {LOADS_MAX:,}"
+            " loads; make it shorter"
+        )
     rng = np.random.default_rng([seed, KINDS.index(kind)])
     loads = _LOADS[kind](shape, rng) * _CALLS
-    sizes = rng.choice([1.0, 2.0, 4.0], shape.brokers) if kind == "mixed-hardware" else np.ones(shape.brokers)
+    sizes = (
+        rng.choice([1.0, 2.0, 4.0], shape.brokers)
+        if kind == "mixed-hardware"
+        else np.ones(shape.brokers)
+    )
     brokers = _half_used(sizes, float(loads[0].sum()))
     change_s = shape.duration_s / 4
     if kind == "broker-added":
         brokers = (*brokers[:-1], replace(brokers[-1], joins_s=change_s))
     elif kind == "broker-lost":
         brokers = (*brokers[:-1], replace(brokers[-1], leaves_s=change_s))
-    return Trace(name=kind, step_s=shape.step_s, bundles=tuple(map(_bundle_name, range(shape.bundles))), brokers=brokers, loads=loads)
+    return Trace(
+        name=kind,
+        step_s=shape.step_s,
+        bundles=tuple(map(_bundle_name, range(shape.bundles))),
+        brokers=brokers,
+        loads=loads,
+    )
 
 
 def equal_brokers(loads: Loads, number: int) -> tuple[TraceBroker, ...]:
@@ -217,9 +262,14 @@ def equal_brokers(loads: Loads, number: int) -> tuple[TraceBroker, ...]:
 
 
 def _half_used(sizes: Loads, load: float) -> tuple[TraceBroker, ...]:
-    """Return brokers with capacities in the proportion of `sizes`. `load` uses half of the capacity."""
+    """Return brokers with capacities in the proportion of `sizes`. `load` uses half of the
+    capacity.
+    """
     unit = (load or 1.0) / float(sizes.sum()) / _USE
-    return tuple(TraceBroker(broker=f"broker-{number:04d}:8080", capacity=unit * size) for number, size in enumerate(sizes.tolist()))
+    return tuple(
+        TraceBroker(broker=f"broker-{number:04d}:8080", capacity=unit * size)
+        for number, size in enumerate(sizes.tolist())
+    )
 
 
 def _bundle_name(number: int) -> str:

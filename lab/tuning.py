@@ -1,4 +1,6 @@
-"""Search settings of a policy on load traces with Optuna, for little unevenness and little load moved."""
+"""Search settings of a policy on load traces with Optuna, for little unevenness and little load
+moved.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from equipoise.lab.running import run
 from equipoise.lab.search import Candidate, Changes, candidate, legible, searched
 from equipoise.lab.traces import Trace, Traces
 
-_BATCH: Final = 8  # Trials between two looks at results. The number of cores here would make results differ between machines.
+# Trials between two looks at results. The number of cores here would make results differ between
+# machines.
+_BATCH: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +34,10 @@ class Search:
 
     * `every_s`: the time between two rounds, in seconds. None: the policy's own.
     * `trials`: how many settings to try. The first trial has the defaults.
-    * `seed`: draws the traces, the owners at their start and the settings. Equal arguments give equal results.
-    * `load_moved_max`: the most load that settings may move, as `Metrics.load_moved`. None: no limit.
+    * `seed`: draws the traces, the owners at their start and the settings. Equal arguments give
+      equal results.
+    * `load_moved_max`: the most load that settings may move, as `Metrics.load_moved`. None: no
+      limit.
     """
 
     policy: str
@@ -48,7 +54,9 @@ class Search:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """What the defaults reached, and the settings that no others beat in both figures, the evenest first."""
+    """What the defaults reached, and the settings that no others beat in both figures, the evenest
+    first.
+    """
 
     defaults: Candidate
     front: tuple[Candidate, ...]
@@ -61,20 +69,30 @@ def tune(
     note: Callable[[int, int], None] = lambda _done, _total: None,
     processes: int | None = None,
 ) -> Tuning:
-    """Search in as many processes as there are cores, or in `processes`. After the first trial, Ctrl-C ends the search early.
+    """Search in as many processes as there are cores, or in `processes`. After the first trial,
+    Ctrl-C ends the search early.
 
-    `note` is called with the number of finished trials and of all trials. Raises `CallerError`, also if no trial keeps to the limit.
+    `note` is called with the number of finished trials and of all trials. Raises `CallerError`,
+    also if no trial keeps to the limit.
     """
     ranges, defaults = searched(search.policy, search.given), search.settings(search.given)
     made = [make(search.seed) for make in traces.values()]
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(directions=["minimize", "minimize"], sampler=TPESampler(seed=search.seed))
+    study = optuna.create_study(
+        directions=["minimize", "minimize"], sampler=TPESampler(seed=search.seed)
+    )
     study.enqueue_trial({name: value_in(defaults, name) for name in ranges})
     found: list[Candidate] = []
-    with in_processes(_metrics_of, most=len(made) * min(_BATCH, search.trials), processes=processes) as metrics_of:
+    with in_processes(
+        _metrics_of, most=len(made) * min(_BATCH, search.trials), processes=processes
+    ) as metrics_of:
         try:
             for batch in _batches(study, ranges, search):
-                jobs = [_Job(trace=trace, settings=search.settings(changes), seed=search.seed) for _, changes in batch for trace in made]
+                jobs = [
+                    _Job(trace=trace, settings=search.settings(changes), seed=search.seed)
+                    for _, changes in batch
+                    for trace in made
+                ]
                 metrics = metrics_of(jobs)
                 for trial, changes in batch:
                     found.append(candidate(search.policy, changes, [next(metrics) for _ in made]))
@@ -97,12 +115,17 @@ def _metrics_of(job: _Job) -> Metrics:
     return run(job.trace, job.settings, seed=job.seed).metrics()
 
 
-def _batches(study: optuna.Study, ranges: Mapping[str, SearchRange], search: Search) -> Iterator[list[tuple[Trial, Changes]]]:
+def _batches(
+    study: optuna.Study, ranges: Mapping[str, SearchRange], search: Search
+) -> Iterator[list[tuple[Trial, Changes]]]:
     """Yield batches of trials with their settings. The first trial of all has the defaults."""
     distributions = {name: _distribution(name, each) for name, each in ranges.items()}
     for begin in range(0, search.trials, _BATCH):
         trials = [study.ask(distributions) for _ in range(min(_BATCH, search.trials - begin))]
-        yield [(trial, {**search.given, **(_changes(trial) if trial.number else {})}) for trial in trials]
+        yield [
+            (trial, {**search.given, **(_changes(trial) if trial.number else {})})
+            for trial in trials
+        ]
 
 
 def _changes(trial: Trial) -> Changes:
@@ -127,6 +150,7 @@ def _front_within(found: Sequence[Candidate], limit: float | None) -> tuple[Cand
     if not within:
         least = min(each.load_moved for each in found)
         raise CallerError(
-            f"no trial moved at most {limit:g} of all load per hour; the least was {least:.3g}: raise --load-moved-max, or --trials"
+            f"no trial moved at most {limit:g} of all load per hour; the least was {least:.3g}:"
+            " raise --load-moved-max, or --trials"
         )
     return pareto_front(within)

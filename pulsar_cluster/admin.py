@@ -1,6 +1,7 @@
 """Ask the admin API of a real Pulsar cluster, over HTTP.
 
-Three requests change something: `unload` moves a bundle, `set_dynamic` and `delete_dynamic` change a dynamic setting. All others only read.
+Three requests change something: `unload` moves a bundle, `set_dynamic` and `delete_dynamic` change
+a dynamic setting. All others only read.
 """
 
 from __future__ import annotations
@@ -31,19 +32,34 @@ _BROKER_CONNECT_S: Final = 5.0
 _PORT_MAX: Final = 65_535
 _METRICS_S: Final = 2.0
 _WITHOUT_FIGURES_MAX: Final = 3
-_FIGURES: Final = ("msgRateIn", "msgRateOut", "msgThroughputIn", "msgThroughputOut", "producerCount")
+_FIGURES: Final = (
+    "msgRateIn",
+    "msgRateOut",
+    "msgThroughputIn",
+    "msgThroughputOut",
+    "producerCount",
+)
 _SLASHES: Final = 2
 """How many a bundle's name has."""
 _find_message: Final = re.compile(r"\nMessage: (.+)").search
 _find_latency: Final = re.compile(_LATENCY + r'\{[^}]*quantile="0\.99"[^}]*\} ([0-9.eE+-]+)').search
-_NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
+_NOT_SENT: Final = (
+    httpx.ConnectError,
+    httpx.ConnectTimeout,
+    httpx.PoolTimeout,
+    httpx.UnsupportedProtocol,
+)
 
 
 class RequestFailed(PeerError):
     """A request that the cluster refused, or did not answer."""
 
-    def __init__(self, *, what: str, problem: str, status: int | None = None, in_doubt: bool = False) -> None:
-        """`what` was to be done. `status` is the answer's, if there is one. `in_doubt`: it may have been carried out, or still be."""
+    def __init__(
+        self, *, what: str, problem: str, status: int | None = None, in_doubt: bool = False
+    ) -> None:
+        """`what` was to be done. `status` is the answer's, if there is one. `in_doubt`: it may have
+        been carried out, or still be.
+        """
         self.what = what
         self.problem = problem
         self.status = status
@@ -65,19 +81,25 @@ class PulsarAdmin:
         timeout_s: float = 30.0,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """`urls` are those of brokers or of a proxy: the first that answers is used. `transport` replaces the network in tests.
+        """`urls` are those of brokers or of a proxy: the first that answers is used. `transport`
+        replaces the network in tests.
 
-        Raises `CallerError` for another URL, and `OperatorError` for a PEM file that cannot be used.
+        Raises `CallerError` for another URL, and `OperatorError` for a PEM file that cannot be
+        used.
         """
         for url in urls:
             if not _is_url(url):
-                raise CallerError(f"{url!r} is not the URL of an admin API: write http://HOST:PORT or https://HOST:PORT")
+                raise CallerError(
+                    f"{url!r} is not the URL of an admin API: write http://HOST:PORT or"
+                    " https://HOST:PORT"
+                )
         self._urls = [url.rstrip("/") for url in urls]
         self._timeout_s = timeout_s
         self.without_figures: dict[str, str] = {}
         """The brokers without figures in `bundle_loads`, and why."""
         self.implausible: dict[str, str] = {}
-        """The topics whose figures in `bundle_loads` are no load, and why: those of their bundles are not known."""
+        """The topics whose figures in `bundle_loads` are no load, and why: those of their bundles
+        are not known."""
         self._credentials = credentials
         self._cluster: str | None = None
         self._http = httpx.Client(
@@ -85,7 +107,8 @@ class PulsarAdmin:
             headers={"User-Agent": "equipoise"},
             verify=credentials.tls(),
             transport=transport,
-            # A redirect keeps the token, which the library would drop, and changes nothing but the broker.
+            # A redirect keeps the token, which the library would drop, and changes nothing but the
+            # broker.
             follow_redirects=False,
         )
 
@@ -97,42 +120,65 @@ class PulsarAdmin:
 
     def brokers(self) -> tuple[str, ...]:
         """Return the ids of the live brokers, `HOST:PORT`, sorted."""
-        return tuple(sorted(_texts(self._get("/brokers", what="list the brokers", right=_SUPER_USER))))
+        return tuple(
+            sorted(_texts(self._get("/brokers", what="list the brokers", right=_SUPER_USER)))
+        )
 
     def leader(self) -> str | None:
         """Return the id of the leading broker; None while there is none."""
-        found = self._get("/brokers/leaderBroker", what="ask for the leader", right=_SUPER_USER, absent=True)
+        found = self._get(
+            "/brokers/leaderBroker", what="ask for the leader", right=_SUPER_USER, absent=True
+        )
         broker = found.get("brokerId") if isinstance(found, Mapping) else None
         return broker if isinstance(broker, str) else None
 
     def settings(self, broker: str | None = None) -> Mapping[str, str]:
         """Return the settings of a broker as it runs. None: the one that answers."""
         what = f"read the settings of {broker or 'a broker'}"
-        return _settings(self._get("/brokers/configuration/runtime", what=what, right=_SUPER_USER, at=broker))
+        return _settings(
+            self._get("/brokers/configuration/runtime", what=what, right=_SUPER_USER, at=broker)
+        )
 
     def dynamic_settings(self) -> Mapping[str, str]:
         """Return the settings that were changed while the cluster runs."""
-        return _settings(self._get("/brokers/configuration/values", what="read the dynamic settings", right=_SUPER_USER))
+        return _settings(
+            self._get(
+                "/brokers/configuration/values", what="read the dynamic settings", right=_SUPER_USER
+            )
+        )
 
     def policies(self, namespaces: Sequence[str], settings: Mapping[str, str]) -> ClusterPolicies:
-        """Return the policies about placement. `namespaces` are asked for their anti-affinity groups; `settings` are those of a broker.
+        """Return the policies about placement. `namespaces` are asked for their anti-affinity
+        groups; `settings` are those of a broker.
 
         Raises `UnreadablePolicy`.
         """
         cluster = quote(settings.get("clusterName", ""), safe="")
         path = f"/clusters/{cluster}/namespaceIsolationPolicies"
-        isolations = _mapping(self._get(path, what="read the isolation policies", right=_SUPER_USER, absent=True))
+        isolations = _mapping(
+            self._get(path, what="read the isolation policies", right=_SUPER_USER, absent=True)
+        )
         domains: dict[str, str] = {}
         if settings.get("failureDomainsEnabled") == "true":
             path = f"/clusters/{cluster}/failureDomains"
-            found = _mapping(self._get(path, what="read the failure domains", right=_SUPER_USER, absent=True))
+            found = _mapping(
+                self._get(path, what="read the failure domains", right=_SUPER_USER, absent=True)
+            )
             for name, domain in sorted(found.items()):
-                for broker in _texts(domain.get("brokers") if isinstance(domain, Mapping) else None):
+                for broker in _texts(
+                    domain.get("brokers") if isinstance(domain, Mapping) else None
+                ):
                     domains.setdefault(broker, name)
-        groups = {namespace: group for namespace in namespaces if (group := self._group_of(namespace)) is not None}
+        groups = {
+            namespace: group
+            for namespace in namespaces
+            if (group := self._group_of(namespace)) is not None
+        }
         topics_max = settings.get("loadBalancerBrokerMaxTopics", "")
         return ClusterPolicies(
-            isolations=tuple(parse_isolation(name, document) for name, document in isolations.items()),
+            isolations=tuple(
+                parse_isolation(name, document) for name, document in isolations.items()
+            ),
             groups=groups,
             domains=domains,
             topics_max=int(topics_max) if topics_max.isdecimal() else ClusterPolicies().topics_max,
@@ -143,54 +189,92 @@ class PulsarAdmin:
         namespace, _, key_range = bundle.rpartition("/")
         what = f"list the topics of {bundle}"
         path = f"/persistent/{_path(namespace)}"
-        return tuple(sorted(_texts(self._get(path, {"bundle": key_range}, what=what, right=_TENANT_ADMIN, absent=True))))
+        return tuple(
+            sorted(
+                _texts(
+                    self._get(
+                        path, {"bundle": key_range}, what=what, right=_TENANT_ADMIN, absent=True
+                    )
+                )
+            )
+        )
 
     def topic_stats(self, topic: str) -> Mapping[str, object] | None:
-        """Return the figures of a topic as its broker knows them; None if there is no such topic any more."""
+        """Return the figures of a topic as its broker knows them; None if there is no such topic
+        any more.
+        """
         domain, _, name = topic.partition("://")
         path = f"/{domain}/{_path(name)}/stats"
-        found = self._get(path, what=f"read the figures of {topic}", right=_TENANT_ADMIN, absent=True)
+        found = self._get(
+            path, what=f"read the figures of {topic}", right=_TENANT_ADMIN, absent=True
+        )
         return found if isinstance(found, Mapping) else None
 
     def bundle_loads(self, broker: str, *, settled_ms: int) -> Mapping[str, BundleTraffic | None]:
-        """Return the load of each bundle with topics that a broker serves, from their figures, which the broker renews once a minute.
+        """Return the load of each bundle with topics that a broker serves, from their figures,
+        which the broker renews once a minute.
 
-        None: it has no traffic, and a client that connected after `settled_ms` (Unix time), or at an unknown time. So its figures may be
-        older than its clients. Or a figure of one of its topics is no load.
-        A broker that does not answer has none at all, and is in `without_figures`: its own address may be hidden by a proxy. After 3 of
-        them, no further one is asked.
+        None: it has no traffic, and a client that connected after `settled_ms` (Unix time), or at
+        an unknown time. So its figures may be older than its clients. Or a figure of one of its
+        topics is no load. A broker that does not answer has none at all, and is in
+        `without_figures`: its own address may be hidden by a proxy. After 3 of them, no further one
+        is asked.
         """
         found: dict[str, BundleTraffic | None] = {}
         what = f"read the figures of the topics of {broker}"
         if len(self.without_figures) >= _WITHOUT_FIGURES_MAX:
-            self.without_figures[broker] = f"it was not asked, after {_WITHOUT_FIGURES_MAX} brokers had not answered"
+            self.without_figures[broker] = (
+                f"it was not asked, after {_WITHOUT_FIGURES_MAX} brokers had not answered"
+            )
             return {}
         try:
-            namespaces = _mapping(self._get("/broker-stats/topics", what=what, right=_SUPER_USER, at=broker))
+            namespaces = _mapping(
+                self._get("/broker-stats/topics", what=what, right=_SUPER_USER, at=broker)
+            )
         except RequestFailed as error:
             self.without_figures[broker] = error.problem
             return {}
         for namespace, bundles in namespaces.items():
             for key_range, domains in _mapping(bundles).items():
-                named = {name: _mapping(topic) for domain in _mapping(domains).values() for name, topic in _mapping(domain).items()}
+                named = {
+                    name: _mapping(topic)
+                    for domain in _mapping(domains).values()
+                    for name, topic in _mapping(domain).items()
+                }
                 topics = list(named.values())
-                absurd = {name: fault for name, topic in named.items() if (fault := _fault_in(topic)) is not None}
+                absurd = {
+                    name: fault
+                    for name, topic in named.items()
+                    if (fault := _fault_in(topic)) is not None
+                }
                 self.implausible |= absurd
                 load = _load_of(f"{namespace}/{key_range}", topics)
                 has_figures = (
-                    load.traffic.messages_per_second > 0 or _settled_sessions(topics, settled_ms) >= load.producers + load.consumers
+                    load.traffic.messages_per_second > 0
+                    or _settled_sessions(topics, settled_ms) >= load.producers + load.consumers
                 )
                 found[load.bundle] = load if has_figures and not absurd else None
         return found
 
     def namespace_bundles(self, namespaces: Iterable[str]) -> Mapping[str, frozenset[str] | None]:
-        """Return the bundles that each namespace has by its boundaries; None for one that does not exist. One without any is left out."""
+        """Return the bundles that each namespace has by its boundaries; None for one that does not
+        exist. One without any is left out.
+        """
         found: dict[str, frozenset[str] | None] = {}
         for name in sorted(set(namespaces)):
-            answer = self._get(f"/namespaces/{_path(name)}/bundles", what=f"list the bundles of {name}", right=_TENANT_ADMIN, absent=True)
+            answer = self._get(
+                f"/namespaces/{_path(name)}/bundles",
+                what=f"list the bundles of {name}",
+                right=_TENANT_ADMIN,
+                absent=True,
+            )
             edges = _texts(_mapping(answer).get("boundaries"))
             if answer is None or edges:
-                found[name] = None if answer is None else frozenset(f"{name}/{low}_{high}" for low, high in pairwise(edges))
+                found[name] = (
+                    None
+                    if answer is None
+                    else frozenset(f"{name}/{low}_{high}" for low, high in pairwise(edges))
+                )
         return found
 
     def owned_by(self, broker: str) -> frozenset[str]:
@@ -206,10 +290,16 @@ class PulsarAdmin:
             answer = self._answer("GET", path, {}, what, at=broker, timeout_s=_BROKER_CONNECT_S)
         _check(answer, what, _SUPER_USER)
         # The others are namespaces of the broker itself, which checks its own health there.
-        return frozenset(bundle for bundle in _mapping(_decoded(answer, what)) if ":" not in bundle and bundle.count("/") == _SLASHES)
+        return frozenset(
+            bundle
+            for bundle in _mapping(_decoded(answer, what))
+            if ":" not in bundle and bundle.count("/") == _SLASHES
+        )
 
     def owned_bundles(self) -> Mapping[str, frozenset[str]]:
-        """Return the bundles that each live broker owns. One that cannot be reached is left out; after 3 of them, all others are, too."""
+        """Return the bundles that each live broker owns. One that cannot be reached is left out;
+        after 3 of them, all others are, too.
+        """
         found: dict[str, frozenset[str]] = {}
         silent = 0
         for broker in self.brokers():
@@ -221,7 +311,9 @@ class PulsarAdmin:
         return found
 
     def publish_latency_ms(self, broker: str) -> float | None:
-        """Return the time that 99 % of the publishes at a broker take at most; None if it does not say. Waits 2 s for it."""
+        """Return the time that 99 % of the publishes at a broker take at most; None if it does not
+        say. Waits 2 s for it.
+        """
         what = f"read the metrics of {broker}"
         # The path lies outside of the admin API, and brokers redirect it to the one with a slash.
         answer = self._answer("GET", "/metrics/", {}, what, at=broker, api="", timeout_s=_METRICS_S)
@@ -231,16 +323,29 @@ class PulsarAdmin:
 
     def _group_of(self, namespace: str) -> str | None:
         what = f"read the anti-affinity group of {namespace}"
-        group = self._get(f"/namespaces/{_path(namespace)}/antiAffinity", what=what, right=_TENANT_ADMIN, absent=True)
+        group = self._get(
+            f"/namespaces/{_path(namespace)}/antiAffinity",
+            what=what,
+            right=_TENANT_ADMIN,
+            absent=True,
+        )
         # Pulsar compares the names of groups without regard to case.
         return group.lower() if isinstance(group, str) and group else None
 
     # --- changing ---
 
     def unload(self, bundle: str, destination: str) -> None:
-        """Have the owner of a bundle move it to the broker `destination`. Returns once it has moved."""
+        """Have the owner of a bundle move it to the broker `destination`. Returns once it has
+        moved.
+        """
         parse_bundle(bundle)
-        self._send("PUT", f"/namespaces/{_path(bundle)}/unload", {"destinationBroker": destination}, f"move {bundle}", _TENANT_ADMIN)
+        self._send(
+            "PUT",
+            f"/namespaces/{_path(bundle)}/unload",
+            {"destinationBroker": destination},
+            f"move {bundle}",
+            _TENANT_ADMIN,
+        )
 
     def set_dynamic(self, setting: str, value: str) -> None:
         """Change a dynamic setting in the whole cluster."""
@@ -248,22 +353,41 @@ class PulsarAdmin:
         self._send("POST", path, {}, f"set {setting} to {value}", _SUPER_USER)
 
     def delete_dynamic(self, setting: str) -> None:
-        """Remove a dynamic setting. Brokers then have the value of their own configuration, some versions after they start again."""
-        self._send("DELETE", f"/brokers/configuration/{quote(setting, safe='')}", {}, f"remove the dynamic setting {setting}", _SUPER_USER)
+        """Remove a dynamic setting. Brokers then have the value of their own configuration, some
+        versions after they start again.
+        """
+        self._send(
+            "DELETE",
+            f"/brokers/configuration/{quote(setting, safe='')}",
+            {},
+            f"remove the dynamic setting {setting}",
+            _SUPER_USER,
+        )
 
     # --- HTTP ---
 
     def _get(
-        self, path: str, params: Mapping[str, str] | None = None, *, what: str, right: str, absent: bool = False, at: str | None = None
+        self,
+        path: str,
+        params: Mapping[str, str] | None = None,
+        *,
+        what: str,
+        right: str,
+        absent: bool = False,
+        at: str | None = None,
     ) -> object:
-        """Return the decoded answer; None if it is empty, or with `absent` if there is nothing at the path."""
+        """Return the decoded answer; None if it is empty, or with `absent` if there is nothing at
+        the path.
+        """
         answer = self._answer("GET", path, params or {}, what, at=at)
         if absent and answer.status_code == httpx.codes.NOT_FOUND:
             return None
         _check(answer, what, right)
         return _decoded(answer, what)
 
-    def _send(self, method: str, path: str, params: Mapping[str, str], what: str, right: str) -> None:
+    def _send(
+        self, method: str, path: str, params: Mapping[str, str], what: str, right: str
+    ) -> None:
         _check(self._answer(method, path, params, what), what, right)
 
     def _answer(
@@ -277,55 +401,102 @@ class PulsarAdmin:
         api: str = _API,
         timeout_s: float | None = None,
     ) -> httpx.Response:
-        """Return the answer of the broker `at`, or of the first URL that can be reached. No request that may have arrived is sent again."""
+        """Return the answer of the broker `at`, or of the first URL that can be reached. No request
+        that may have arrived is sent again.
+        """
         problem = "no URL of an admin API was given"
         limit_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
-        timeout = httpx.Timeout(limit_s, connect=limit_s if at is None else min(_BROKER_CONNECT_S, limit_s))
+        timeout = httpx.Timeout(
+            limit_s, connect=limit_s if at is None else min(_BROKER_CONNECT_S, limit_s)
+        )
         for url in self._urls if at is None else self._urls_of(at):
             try:
                 return self._followed(method, url, api + path, params, what, timeout=timeout)
             except httpx.InvalidURL as error:
-                raise RequestFailed(what=what, problem=f"{url}, or where it redirects to, is no URL: {error}") from error
+                raise RequestFailed(
+                    what=what, problem=f"{url}, or where it redirects to, is no URL: {error}"
+                ) from error
             except _NOT_SENT as error:
                 problem = f"{url} cannot be reached: {error}"
             except httpx.TransportError as error:
-                kind = "did not answer in time" if isinstance(error, httpx.TimeoutException) else f"broke the connection: {error}"
-                raise RequestFailed(what=what, problem=f"{url} {kind}", in_doubt=method != "GET") from error
+                kind = (
+                    "did not answer in time"
+                    if isinstance(error, httpx.TimeoutException)
+                    else f"broke the connection: {error}"
+                )
+                raise RequestFailed(
+                    what=what, problem=f"{url} {kind}", in_doubt=method != "GET"
+                ) from error
         raise RequestFailed(what=what, problem=f"{problem}; check --admin, or try again later")
 
     def _urls_of(self, broker: str) -> Sequence[str]:
-        """Return where a broker may be reached. Its id has the port without TLS if it has both; all brokers then have one port with TLS."""
+        """Return where a broker may be reached. Its id has the port without TLS if it has both; all
+        brokers then have one port with TLS.
+        """
         url = httpx.URL(self._urls[0])
         of_id = f"{url.scheme}://{broker}"
-        return [of_id] if url.scheme == "http" else [of_id, f"https://{broker.rpartition(':')[0]}:{url.port or 443}"]
+        return (
+            [of_id]
+            if url.scheme == "http"
+            else [of_id, f"https://{broker.rpartition(':')[0]}:{url.port or 443}"]
+        )
 
     def _followed(
-        self, method: str, url: str, path: str, params: Mapping[str, str], what: str, *, timeout: httpx.Timeout
+        self,
+        method: str,
+        url: str,
+        path: str,
+        params: Mapping[str, str],
+        what: str,
+        *,
+        timeout: httpx.Timeout,
     ) -> httpx.Response:
-        """Return the answer of the broker that a redirect names at last: the owner of the bundle, for most requests.
+        """Return the answer of the broker that a redirect names at last: the owner of the bundle,
+        for most requests.
 
-        Only the broker and the parameter `authoritative` are taken from a redirect. So it cannot turn one request into another.
+        Only the broker and the parameter `authoritative` are taken from a redirect. So it cannot
+        turn one request into another.
         """
         base, query = url, dict(params)
         for _ in range(_REDIRECTS_MAX):
             try:
-                answer = self._http.request(method, f"{base}{path}", params=query, headers=self._credentials.header(), timeout=timeout)
+                answer = self._http.request(
+                    method,
+                    f"{base}{path}",
+                    params=query,
+                    headers=self._credentials.header(),
+                    timeout=timeout,
+                )
             except _NOT_SENT as error:
                 if base == url:
                     raise
-                raise RequestFailed(what=what, problem=f"{base}, to which {url} redirects, cannot be reached: {error}") from error
-            if answer.status_code not in {httpx.codes.TEMPORARY_REDIRECT, httpx.codes.PERMANENT_REDIRECT}:
+                raise RequestFailed(
+                    what=what,
+                    problem=f"{base}, to which {url} redirects, cannot be reached: {error}",
+                ) from error
+            if answer.status_code not in {
+                httpx.codes.TEMPORARY_REDIRECT,
+                httpx.codes.PERMANENT_REDIRECT,
+            }:
                 return answer
             target = answer.url.join(answer.headers.get("Location", ""))
             if answer.url.scheme == "https" and target.scheme != "https":
                 raise RequestFailed(
-                    what=what, problem=f"{base} redirects to {target.host} without TLS; the token would be sent in the clear"
+                    what=what,
+                    problem=(
+                        f"{base} redirects to {target.host} without TLS; the token would be sent in"
+                        " the clear"
+                    ),
                 )
             base = f"{target.scheme}://{target.netloc.decode('ascii')}"
             if "authoritative" in target.params:
                 query["authoritative"] = target.params["authoritative"]
         raise RequestFailed(
-            what=what, problem=f"the brokers redirect from one to another without an end, the last to {base}; try again later"
+            what=what,
+            problem=(
+                f"the brokers redirect from one to another without an end, the last to {base}; try"
+                " again later"
+            ),
         )
 
 
@@ -345,12 +516,16 @@ def _check(answer: httpx.Response, what: str, right: str) -> None:
     reason = _reason(answer)
     if status in {httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN}:
         raise OperatorError(
-            f"the cluster does not let this client {what}: {reason}; give it credentials (--token-file, --client-conf) with {right}"
+            f"the cluster does not let this client {what}: {reason}; give it credentials"
+            f" (--token-file, --client-conf) with {right}"
         )
     # A broker that fails may have begun.
     in_doubt = status >= httpx.codes.INTERNAL_SERVER_ERROR and answer.request.method != "GET"
     raise RequestFailed(
-        what=what, problem=f"{answer.url.host}:{answer.url.port} answered {status}: {reason}", status=status, in_doubt=in_doubt
+        what=what,
+        problem=f"{answer.url.host}:{answer.url.port} answered {status}: {reason}",
+        status=status,
+        in_doubt=in_doubt,
     )
 
 
@@ -361,14 +536,20 @@ def _decoded(answer: httpx.Response, what: str) -> object:
     try:
         return answer.json()
     except ValueError as error:
-        raise RequestFailed(what=what, problem=f"{answer.url.host} answered with no JSON; is it a Pulsar admin API?") from error
+        raise RequestFailed(
+            what=what, problem=f"{answer.url.host} answered with no JSON; is it a Pulsar admin API?"
+        ) from error
 
 
 def _reason(answer: httpx.Response) -> str:
     """Return the message in an answer on one line, without the stack trace that Pulsar adds."""
     try:
         document = answer.json()
-        text = str(document["reason"]) if isinstance(document, Mapping) and document.get("reason") else answer.reason_phrase
+        text = (
+            str(document["reason"])
+            if isinstance(document, Mapping) and document.get("reason")
+            else answer.reason_phrase
+        )
     except ValueError:
         text = answer.text or answer.reason_phrase
     message = _find_message(text)
@@ -384,7 +565,12 @@ def _fault_in(topic: Mapping[str, object]) -> str | None:
     """Return what figure of a topic is no load; None if all are. One that is missing is 0."""
     for field in _FIGURES:
         figure = topic.get(field, 0)
-        if isinstance(figure, bool) or not isinstance(figure, int | float) or not math.isfinite(figure) or figure < 0:
+        if (
+            isinstance(figure, bool)
+            or not isinstance(figure, int | float)
+            or not math.isfinite(figure)
+            or figure < 0
+        ):
             return f"{field}={figure!r:.40}"
     return None
 
@@ -400,16 +586,29 @@ def _load_of(bundle: str, topics: Sequence[Mapping[str, object]]) -> BundleTraff
         messages_out_per_second=total("msgRateOut"),
     )
     consumers = sum(len(_consumers_of(topic)) for topic in topics)
-    return BundleTraffic(bundle=bundle, traffic=traffic, topics=len(topics), producers=int(total("producerCount")), consumers=consumers)
+    return BundleTraffic(
+        bundle=bundle,
+        traffic=traffic,
+        topics=len(topics),
+        producers=int(total("producerCount")),
+        consumers=consumers,
+    )
 
 
 def _consumers_of(topic: Mapping[str, object]) -> list[object]:
-    lists = [_mapping(subscription).get("consumers") for subscription in _mapping(topic.get("subscriptions")).values()]
-    return [consumer for consumers in lists if isinstance(consumers, list) for consumer in consumers]
+    lists = [
+        _mapping(subscription).get("consumers")
+        for subscription in _mapping(topic.get("subscriptions")).values()
+    ]
+    return [
+        consumer for consumers in lists if isinstance(consumers, list) for consumer in consumers
+    ]
 
 
 def _settled_sessions(topics: Sequence[Mapping[str, object]], settled_ms: int) -> int:
-    """Return how many producers and consumers of topics connected before `settled_ms`. Some brokers name no producers."""
+    """Return how many producers and consumers of topics connected before `settled_ms`. Some brokers
+    name no producers.
+    """
     publishers = [topic.get("publishers") for topic in topics]
     clients = [client for each in publishers if isinstance(each, list) for client in each]
     clients += [client for topic in topics for client in _consumers_of(topic)]
@@ -419,7 +618,9 @@ def _settled_sessions(topics: Sequence[Mapping[str, object]], settled_ms: int) -
 def _connected_ms(client: object) -> float:
     """Return when a client connected (Unix time), or infinity if its figures do not say."""
     try:
-        return datetime.fromisoformat(str(_mapping(client).get("connectedSince"))).timestamp() * 1_000
+        return (
+            datetime.fromisoformat(str(_mapping(client).get("connectedSince"))).timestamp() * 1_000
+        )
     except ValueError:
         return math.inf
 

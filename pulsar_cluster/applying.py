@@ -1,6 +1,8 @@
-"""Carry out a saved plan on a Pulsar cluster, as `pulsar_cluster.moving` decides. Each request and each outcome is in the audit file.
+"""Carry out a saved plan on a Pulsar cluster, as `pulsar_cluster.moving` decides. Each request and
+each outcome is in the audit file.
 
-Nothing is sent but the unloads of the plan. With `shedding_off`, Pulsar's own shedding is switched off before, and restored afterwards.
+Nothing is sent but the unloads of the plan. With `shedding_off`, Pulsar's own shedding is switched
+off before, and restored afterwards.
 """
 
 from __future__ import annotations
@@ -16,7 +18,14 @@ from equipoise.channel.system.deadline import Deadline
 from equipoise.pulsar_cluster.admin import PulsarAdmin, RequestFailed
 from equipoise.pulsar_cluster.audit_file import RESTORED, SWITCHED_OFF, AuditFile
 from equipoise.pulsar_cluster.loads import LoadReports
-from equipoise.pulsar_cluster.moving import Health, Look, Moving, Outcome, Reading, published_between
+from equipoise.pulsar_cluster.moving import (
+    Health,
+    Look,
+    Moving,
+    Outcome,
+    Reading,
+    published_between,
+)
 from equipoise.pulsar_cluster.records import Message
 from equipoise.pulsar_cluster.saved_plans import SavedPlan
 from equipoise.pulsar_cluster.table import Table
@@ -52,7 +61,9 @@ class Watch:
     """Looks at a cluster with its admin API and its load reports."""
 
     def __init__(self, admin: PulsarAdmin, reports: LoadReports, moves: Sequence[Move]) -> None:
-        """Watch the topics of the bundles of `moves`, at most `_WATCHED_MAX`. Raises as `PulsarAdmin` does."""
+        """Watch the topics of the bundles of `moves`, at most `_WATCHED_MAX`. Raises as
+        `PulsarAdmin` does.
+        """
         self._admin = admin
         self._reports = reports
         self._topics: list[str] = []
@@ -60,27 +71,38 @@ class Watch:
             if len(self._topics) < _WATCHED_MAX:
                 self._topics += admin.topics_of(move.bundle)
         self._topics = self._topics[:_WATCHED_MAX]
-        self._destinations = sorted({move.destination for move in moves if move.destination is not None})
+        self._destinations = sorted(
+            {move.destination for move in moves if move.destination is not None}
+        )
         self._latency_ms: float | None = None
         self._timed_s = -_LATENCY_S
         self._readings: dict[str, Reading] = {}
 
     def __call__(self) -> Look:
-        """See `Looking`. The rate of publishing is None at the first look. Each topic's counts from its last reading."""
+        """See `Looking`. The rate of publishing is None at the first look. Each topic's counts from
+        its last reading.
+        """
         members, leader = self._admin.brokers(), self._admin.leader()
-        uses = {broker: load.resources.max_use for broker, load in self._reports.loads.items() if broker in members}
+        uses = {
+            broker: load.resources.max_use
+            for broker, load in self._reports.loads.items()
+            if broker in members
+        }
         readings: dict[str, Reading] = {}
         for topic in self._topics:
             stats = self._stats_of(topic)
             if stats is not None:
                 readings[topic] = _reading_of(stats, time.monotonic_ns())
         published = published_between(self._readings, readings)
-        self._readings |= readings  # A topic that cannot be read for a moment keeps its last reading.
+        # A topic that cannot be read for a moment keeps its last reading.
+        self._readings |= readings
         backlog = sum(reading.backlog for reading in self._readings.values())
         return Look(members, leader, Health(uses, published, backlog, self._latency()))
 
     def _stats_of(self, topic: str) -> Mapping[str, object] | None:
-        """Return the figures of a topic; None while it moves, which a broker answers with an error. A broker that is away is one here."""
+        """Return the figures of a topic; None while it moves, which a broker answers with an error.
+        A broker that is away is one here.
+        """
         try:
             return self._admin.topic_stats(topic)
         except RequestFailed as error:
@@ -89,7 +111,8 @@ class Watch:
             return None
 
     def _latency(self) -> float | None:
-        """Return the slowest publishes at the destinations. A broker computes all its metrics for it, so it is asked rarely.
+        """Return the slowest publishes at the destinations. A broker computes all its metrics for
+        it, so it is asked rarely.
 
         A broker that does not answer is asked no more: each attempt delays the look.
         """
@@ -99,7 +122,8 @@ class Watch:
                 try:
                     latency_ms = self._admin.publish_latency_ms(broker)
                 except (PeerError, OperatorError):
-                    # Metrics may need another right, or be closed to this machine. The other figures are watched in any case.
+                    # Metrics may need another right, or be closed to this machine. The other
+                    # figures are watched in any case.
                     self._destinations.remove(broker)
                 else:
                     found += [] if latency_ms is None else [latency_ms]
@@ -110,7 +134,11 @@ class Watch:
 def _reading_of(stats: Mapping[str, object], at_ns: int) -> Reading:
     subscriptions = stats.get("subscriptions")
     each = subscriptions.values() if isinstance(subscriptions, Mapping) else ()
-    backlog = sum(_whole(subscription, "msgBacklog") for subscription in each if isinstance(subscription, Mapping))
+    backlog = sum(
+        _whole(subscription, "msgBacklog")
+        for subscription in each
+        if isinstance(subscription, Mapping)
+    )
     return Reading(at_ns, _whole(stats, "msgInCounter"), backlog)
 
 
@@ -133,15 +161,17 @@ def apply_plan(
 ) -> Iterator[Outcome | str]:
     """Carry out `plan`, and yield the outcome of each move, and at last why it stopped, if it did.
 
-    `table` is the channel up to its end; `read` goes on from there. Raises `OperatorError` if the audit file cannot be written: then
-    nothing more is requested.
+    `table` is the channel up to its end; `read` goes on from there. Raises `OperatorError` if the
+    audit file cannot be written: then nothing more is requested.
     """
     moving = Moving(plan, at_once=at_once, timeout_ms=timeout_ms)
     look()
     time.sleep(_LOOK_S)  # A rate of publishing needs two looks.
     _fold(moving, table, read)
     moving.begin(table.bundles, look())
-    audit.note("begin", plan=plan.id, source=plan.source, moves=len(plan.moves), stopped=moving.stopped)
+    audit.note(
+        "begin", plan=plan.id, source=plan.source, moves=len(plan.moves), stopped=moving.stopped
+    )
     with ThreadPoolExecutor(at_once, thread_name_prefix="unload") as threads:
         requests: dict[str, Future[None]] = {}
         looked_s = time.monotonic()
@@ -161,7 +191,13 @@ def apply_plan(
                     audit.note("not sent", plan=plan.id, bundle=move.bundle, problem=elsewhere)
                     moving.answered(move.bundle, elsewhere, in_doubt=False, now_ms=_now_ms())
                     break
-                audit.note("request", plan=plan.id, bundle=move.bundle, source=move.source, destination=move.destination)
+                audit.note(
+                    "request",
+                    plan=plan.id,
+                    bundle=move.bundle,
+                    source=move.source,
+                    destination=move.destination,
+                )
                 requests[move.bundle] = threads.submit(admin.unload, move.bundle, move.destination)
             for bundle in [bundle for bundle, request in requests.items() if request.done()]:
                 _answered(moving, audit, bundle, requests.pop(bundle))
@@ -193,10 +229,15 @@ def _look(moving: Moving, look: Looking) -> None:
 
 
 def _why_elsewhere(admin: PulsarAdmin, move: Move) -> str | None:
-    """Return why a move must not be sent: its source does not say itself that it owns the bundle. A channel can be a leftover."""
+    """Return why a move must not be sent: its source does not say itself that it owns the bundle. A
+    channel can be a leftover.
+    """
     try:
         if move.bundle not in admin.owned_by(move.source):
-            return f"{move.source} does not own it, as the topic says; see `equipoise pulsar status --admin`"
+            return (
+                f"{move.source} does not own it, as the topic says; see `equipoise pulsar status"
+                " --admin`"
+            )
     except (PeerError, OperatorError) as error:
         return f"whether {move.source} owns it cannot be asked: {error}"
     return None
@@ -207,7 +248,9 @@ def _answered(moving: Moving, audit: AuditFile, bundle: str, request: Future[Non
         request.result()
     except EquipoiseError as error:
         in_doubt = isinstance(error, RequestFailed) and error.in_doubt
-        audit.note("answer", plan=moving.plan.id, bundle=bundle, problem=str(error), in_doubt=in_doubt)
+        audit.note(
+            "answer", plan=moving.plan.id, bundle=bundle, problem=str(error), in_doubt=in_doubt
+        )
         moving.answered(bundle, str(error), in_doubt=in_doubt, now_ms=_now_ms())
     else:
         audit.note("answer", plan=moving.plan.id, bundle=bundle, problem=None)
@@ -216,7 +259,13 @@ def _answered(moving: Moving, audit: AuditFile, bundle: str, request: Future[Non
 def _decided(moving: Moving, audit: AuditFile) -> Iterator[Outcome]:
     decided, moving.decided = moving.decided, []
     for outcome in decided:
-        audit.note(outcome.status, plan=moving.plan.id, bundle=outcome.move.bundle, text=outcome.text, took_ms=outcome.took_ms)
+        audit.note(
+            outcome.status,
+            plan=moving.plan.id,
+            bundle=outcome.move.bundle,
+            text=outcome.text,
+            took_ms=outcome.took_ms,
+        )
         yield outcome
 
 
@@ -229,7 +278,9 @@ def is_shedding(settings: Mapping[str, str]) -> bool:
 
 
 def settings_of_leader(admin: PulsarAdmin) -> Mapping[str, str]:
-    """Return the settings of the leader, which is the broker that sheds; those of the given broker if the leader cannot be reached."""
+    """Return the settings of the leader, which is the broker that sheds; those of the given broker
+    if the leader cannot be reached.
+    """
     leader = admin.leader()
     if leader is not None:
         with suppress(RequestFailed):
@@ -239,12 +290,17 @@ def settings_of_leader(admin: PulsarAdmin) -> Mapping[str, str]:
 
 @contextmanager
 def shedding_off(admin: PulsarAdmin, audit: AuditFile) -> Iterator[None]:
-    """Switch Pulsar's own shedding off, and restore its setting after the body, also after an error.
+    """Switch Pulsar's own shedding off, and restore its setting after the body, also after an
+    error.
 
-    A setting that was dynamic before gets its value back. One that was not is set to its former value, which every broker takes at once,
-    and then removed. Raises as `PulsarAdmin` does, and `OperatorError` if it cannot be restored, with the command that does.
+    A setting that was dynamic before gets its value back. One that was not is set to its former
+    value, which every broker takes at once, and then removed. Raises as `PulsarAdmin` does, and
+    `OperatorError` if it cannot be restored, with the command that does.
     """
-    before = {"dynamic": admin.dynamic_settings().get(SHEDDING), "value": settings_of_leader(admin).get(SHEDDING, "true")}
+    before = {
+        "dynamic": admin.dynamic_settings().get(SHEDDING),
+        "value": settings_of_leader(admin).get(SHEDDING, "true"),
+    }
     audit.note(SWITCHED_OFF, **before)
     is_switched = True
     try:
@@ -263,8 +319,13 @@ def shedding_off(admin: PulsarAdmin, audit: AuditFile) -> Iterator[None]:
 
 
 def restore_shedding(admin: PulsarAdmin, audit: AuditFile, before: Mapping[str, object]) -> None:
-    """Restore the setting of Pulsar's shedding as it was `before`: a line `SWITCHED_OFF` of an audit file. Raises `OperatorError`."""
-    dynamic, value = before.get("dynamic"), str(before.get("dynamic") or before.get("value") or "true")
+    """Restore the setting of Pulsar's shedding as it was `before`: a line `SWITCHED_OFF` of an
+    audit file. Raises `OperatorError`.
+    """
+    dynamic, value = (
+        before.get("dynamic"),
+        str(before.get("dynamic") or before.get("value") or "true"),
+    )
     try:
         admin.set_dynamic(SHEDDING, value)
         _await_setting(admin, value)
@@ -273,7 +334,9 @@ def restore_shedding(admin: PulsarAdmin, audit: AuditFile, before: Mapping[str, 
     except (PeerError, OperatorError) as error:
         audit.note("shedding not restored", problem=str(error))
         command = f"pulsar-admin brokers update-dynamic-config --config {SHEDDING} --value {value}"
-        raise OperatorError(f"Pulsar's own shedding could not be switched on again: {error}; do it: {command}") from error
+        raise OperatorError(
+            f"Pulsar's own shedding could not be switched on again: {error}; do it: {command}"
+        ) from error
     audit.note(RESTORED, dynamic=dynamic, value=value)
 
 

@@ -1,10 +1,12 @@
 """Keep what was read of a Pulsar cluster in one SQLite file, which `why` and the Spark jobs read.
 
-* `messages` holds the channel, each message as it was, at a rising offset. The index finds those of a bundle.
+* `messages` holds the channel, each message as it was, at a rising offset. The index finds those of
+  a bundle.
 * `reports` holds the load reports of brokers and of their busiest bundles.
 * `members` holds the brokers and the leader, whenever they changed.
-* `archive` holds one row: where the cluster is, and the position after which reading goes on. It changes in the transaction of the messages
-  before it, so that a record is never lost or kept twice.
+* `archive` holds one row: where the cluster is, and the position after which reading goes on. It
+  changes in the transaction of the messages before it, so that a record is never lost or kept
+  twice.
 """
 
 from __future__ import annotations
@@ -30,12 +32,17 @@ _FORMAT: Final = 1
 _TABLES: Final = f"""
 CREATE TABLE archive (service_url TEXT NOT NULL, position BLOB);
 CREATE TABLE messages (
-    offset INTEGER PRIMARY KEY, message_id TEXT NOT NULL, bundle TEXT NOT NULL, producer TEXT NOT NULL, published_ms INTEGER NOT NULL,
-    value BLOB, begins_anew INTEGER NOT NULL
+    offset INTEGER PRIMARY KEY, message_id TEXT NOT NULL, bundle TEXT NOT NULL,
+    producer TEXT NOT NULL, published_ms INTEGER NOT NULL, value BLOB, begins_anew INTEGER NOT NULL
 );
 CREATE INDEX messages_of_bundle ON messages (bundle, offset);
-CREATE TABLE reports (id INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, topic TEXT NOT NULL, broker TEXT NOT NULL, value BLOB);
-CREATE TABLE members (id INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, leader TEXT, brokers TEXT NOT NULL);
+CREATE TABLE reports (
+    id INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, topic TEXT NOT NULL, broker TEXT NOT NULL,
+    value BLOB
+);
+CREATE TABLE members (
+    id INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, leader TEXT, brokers TEXT NOT NULL
+);
 PRAGMA application_id = {_APPLICATION_ID};
 PRAGMA user_version = {_FORMAT};
 """
@@ -45,7 +52,9 @@ _POLL_S: Final = 0.5
 
 
 class Report(NamedTuple):
-    """A load report as it was received at `at_ms` (Unix time). `topic` is that of the channel's namespace; None is a tombstone."""
+    """A load report as it was received at `at_ms` (Unix time). `topic` is that of the channel's
+    namespace; None is a tombstone.
+    """
 
     at_ms: int
     topic: str
@@ -70,7 +79,9 @@ class Archive:
         self._connection = connection
         self.service_url: str
         self.position: bytes | None
-        self.service_url, self.position = connection.execute("SELECT service_url, position FROM archive").fetchone()
+        self.service_url, self.position = connection.execute(
+            "SELECT service_url, position FROM archive"
+        ).fetchone()
         self.end = self._last()
         """The offset of the last message, -1 without messages."""
 
@@ -79,7 +90,15 @@ class Archive:
         if not reads:
             return
         rows = [
-            (self.end + place, read.message_id, read.key, read.producer, read.published_ms, read.value, read.begins_anew)
+            (
+                self.end + place,
+                read.message_id,
+                read.key,
+                read.producer,
+                read.published_ms,
+                read.value,
+                read.begins_anew,
+            )
             for place, read in enumerate(reads, 1)
         ]
         with self._transaction():
@@ -90,7 +109,9 @@ class Archive:
     def add_reports(self, reports: Sequence[Report]) -> None:
         """Add load reports."""
         with self._transaction():
-            self._connection.executemany("INSERT INTO reports (at_ms, topic, broker, value) VALUES (?, ?, ?, ?)", reports)
+            self._connection.executemany(
+                "INSERT INTO reports (at_ms, topic, broker, value) VALUES (?, ?, ?, ?)", reports
+            )
 
     def add_members(self, members: Members) -> None:
         """Add the brokers, if they or the leader changed."""
@@ -98,21 +119,30 @@ class Archive:
         if last is None or last[1:] != members[1:]:
             with self._transaction():
                 row = (members.at_ms, members.leader, orjson.dumps(members.brokers).decode())
-                self._connection.execute("INSERT INTO members (at_ms, leader, brokers) VALUES (?, ?, ?)", row)
+                self._connection.execute(
+                    "INSERT INTO members (at_ms, leader, brokers) VALUES (?, ?, ?)", row
+                )
 
     def members(self) -> Members | None:
         """Return the newest brokers and their leader, or None if nobody recorded them."""
-        row = self._connection.execute("SELECT at_ms, leader, brokers FROM members ORDER BY id DESC LIMIT 1").fetchone()
+        row = self._connection.execute(
+            "SELECT at_ms, leader, brokers FROM members ORDER BY id DESC LIMIT 1"
+        ).fetchone()
         return None if row is None else Members(row[0], row[1], tuple(orjson.loads(row[2])))
 
     def every_members(self) -> Iterator[Members]:
         """Yield the brokers and their leader, at each change."""
-        for at_ms, leader, brokers in self._connection.execute("SELECT at_ms, leader, brokers FROM members ORDER BY id"):
+        for at_ms, leader, brokers in self._connection.execute(
+            "SELECT at_ms, leader, brokers FROM members ORDER BY id"
+        ):
             yield Members(at_ms, leader, tuple(orjson.loads(brokers)))
 
     def messages(self, *, after: int = -1) -> Iterator[Message]:
         """Yield the messages behind an offset in order."""
-        for row in self._connection.execute(f"SELECT {_COLUMNS} FROM messages WHERE offset > ? ORDER BY offset", (after,)):  # noqa: S608
+        for row in self._connection.execute(
+            f"SELECT {_COLUMNS} FROM messages WHERE offset > ? ORDER BY offset",  # noqa: S608
+            (after,),
+        ):
             yield message_of(row[:6], begins_anew=bool(row[6]))
 
     def news(self, *, after: int) -> Iterator[Message]:
@@ -127,25 +157,36 @@ class Archive:
         """Return the bundles of a namespace that ever had a message."""
         # "0" is the character after "/".
         low, high = f"{namespace}/", f"{namespace}0"
-        rows = self._connection.execute("SELECT DISTINCT bundle FROM messages WHERE bundle >= ? AND bundle < ?", (low, high))
+        rows = self._connection.execute(
+            "SELECT DISTINCT bundle FROM messages WHERE bundle >= ? AND bundle < ?", (low, high)
+        )
         return [name for (name,) in rows]
 
     def beginnings(self) -> list[tuple[int, int]]:
         """Return the offset and the time of each message before which messages are lost."""
-        return self._connection.execute("SELECT offset, published_ms FROM messages WHERE begins_anew ORDER BY offset").fetchall()
+        return self._connection.execute(
+            "SELECT offset, published_ms FROM messages WHERE begins_anew ORDER BY offset"
+        ).fetchall()
 
     def messages_of(self, bundles: Sequence[str]) -> Iterator[Message]:
         """Yield the messages of some bundles in order.
 
-        A bundle that is not among the messages after a loss is gone. It gets a tombstone at the offset where they begin.
+        A bundle that is not among the messages after a loss is gone. It gets a tombstone at the
+        offset where they begin.
         """
         rows = []
         for bundle in bundles:
-            rows += self._connection.execute(f"SELECT {_COLUMNS} FROM messages WHERE bundle = ?", (bundle,)).fetchall()  # noqa: S608 - constants
+            # Constants.
+            rows += self._connection.execute(
+                f"SELECT {_COLUMNS} FROM messages WHERE bundle = ?",  # noqa: S608
+                (bundle,),
+            ).fetchall()
         rows.sort()
         beginnings = self.beginnings()
         for offset, at_ms in beginnings:
-            before, after = ({row[2] for row in rows if (row[0] >= offset) is later} for later in (False, True))
+            before, after = (
+                {row[2] for row in rows if (row[0] >= offset) is later} for later in (False, True)
+            )
             rows += [(offset, "", bundle, at_ms, None, "", 0) for bundle in sorted(before - after)]
         rows.sort(key=lambda row: row[0])
         for row in rows:
@@ -156,12 +197,16 @@ class Archive:
 
     def last_report_ms(self) -> int:
         """Return the time of the last load report, 0 without any."""
-        row = self._connection.execute("SELECT at_ms FROM reports ORDER BY id DESC LIMIT 1").fetchone()
+        row = self._connection.execute(
+            "SELECT at_ms FROM reports ORDER BY id DESC LIMIT 1"
+        ).fetchone()
         return 0 if row is None else int(row[0])
 
     def reports(self) -> Iterator[Report]:
         """Yield all load reports in the order of their arrival."""
-        for row in self._connection.execute("SELECT at_ms, topic, broker, value FROM reports ORDER BY id"):
+        for row in self._connection.execute(
+            "SELECT at_ms, topic, broker, value FROM reports ORDER BY id"
+        ):
             yield Report(*row)
 
     def reports_end(self) -> int:
@@ -170,7 +215,9 @@ class Archive:
         return int(number)
 
     def _last(self) -> int:
-        (offset,) = self._connection.execute("SELECT coalesce(max(offset), -1) FROM messages").fetchone()
+        (offset,) = self._connection.execute(
+            "SELECT coalesce(max(offset), -1) FROM messages"
+        ).fetchone()
         return int(offset)
 
     @contextmanager
@@ -181,7 +228,8 @@ class Archive:
                 yield
         except sqlite3.Error as error:
             raise OperatorError(
-                f"the archive {self.path} cannot be written: {error}; check the disk, and that no other `pulsar record` writes to it"
+                f"the archive {self.path} cannot be written: {error}; check the disk, and that no"
+                " other `pulsar record` writes to it"
             ) from error
 
 
@@ -189,61 +237,97 @@ class Archive:
 def open_archive(path: Path, *, create_for: str | None = None) -> Iterator[Archive]:
     """Open the archive at `path`, or create it for the cluster at the service URL `create_for`.
 
-    Raises `CallerError` if there is none and none is to be created, if it is another file, or if it holds another cluster.
+    Raises `CallerError` if there is none and none is to be created, if it is another file, or if it
+    holds another cluster.
     """
     if create_for is None and not path.exists():
-        raise CallerError(f"there is no archive {path}: make it with `equipoise pulsar record {path}`, or check the name")
+        raise CallerError(
+            f"there is no archive {path}: make it with `equipoise pulsar record {path}`, or check"
+            " the name"
+        )
     with ExitStack() as stack:
         try:
             if create_for is not None:
                 stack.enter_context(_locked(path))
-            connection = sqlite3.connect(_uri(path, writes=create_for is not None), uri=True, timeout=_LOCK_WAIT_S, isolation_level=None)
+            connection = sqlite3.connect(
+                _uri(path, writes=create_for is not None),
+                uri=True,
+                timeout=_LOCK_WAIT_S,
+                isolation_level=None,
+            )
             stack.callback(connection.close)
             # A recorder that was killed may have left a file without tables.
-            is_new = create_for is not None and not connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+            is_new = (
+                create_for is not None
+                and not connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+            )
             if is_new:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.executescript(f"BEGIN; {_TABLES} COMMIT;")
             if create_for is not None:
-                connection.execute("INSERT INTO archive SELECT ?, NULL WHERE NOT EXISTS (SELECT * FROM archive)", (create_for,))
+                connection.execute(
+                    "INSERT INTO archive SELECT ?, NULL WHERE NOT EXISTS (SELECT * FROM archive)",
+                    (create_for,),
+                )
             yield _checked(path, connection, create_for)
         except sqlite3.Error as error:
             raise OperatorError(
-                f"the file {path} cannot be used as an archive: {error}; name a file of `equipoise pulsar record`, and check its "
-                "permissions and its disk"
+                f"the file {path} cannot be used as an archive: {error}; name a file of `equipoise"
+                " pulsar record`, and check its permissions and its disk"
             ) from error
 
 
 def _checked(path: Path, connection: sqlite3.Connection, create_for: str | None) -> Archive:
-    (application_id,), (number,) = (connection.execute(f"PRAGMA {name}").fetchone() for name in ("application_id", "user_version"))
+    (application_id,), (number,) = (
+        connection.execute(f"PRAGMA {name}").fetchone()
+        for name in ("application_id", "user_version")
+    )
     if application_id != _APPLICATION_ID:
-        raise CallerError(f"the file {path} is no archive of a Pulsar cluster; name a file of `equipoise pulsar record`")
+        raise CallerError(
+            f"the file {path} is no archive of a Pulsar cluster; name a file of `equipoise pulsar"
+            " record`"
+        )
     if number != _FORMAT:
-        raise OperatorError(f"the archive {path} has format {number}, and this program knows {_FORMAT}; use a newer equipoise")
+        raise OperatorError(
+            f"the archive {path} has format {number}, and this program knows {_FORMAT}; use a newer"
+            " equipoise"
+        )
     archive = Archive(path, connection)
     if create_for is not None and archive.service_url != create_for:
-        raise CallerError(f"the archive {path} holds the cluster at {archive.service_url}, not {create_for}; name another file")
+        raise CallerError(
+            f"the archive {path} holds the cluster at {archive.service_url}, not {create_for}; name"
+            " another file"
+        )
     return archive
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Let no other process record into the file meanwhile. The lock is not one of SQLite's. It ends with the process."""
+    """Let no other process record into the file meanwhile. The lock is not one of SQLite's. It ends
+    with the process.
+    """
     # Closed after the connection: to close a descriptor of a database ends SQLite's own locks.
     try:
         file = path.open("ab")
     except OSError as error:
-        raise OperatorError(f"the archive {path} cannot be written: {error.strerror}; name another file") from error
+        raise OperatorError(
+            f"the archive {path} cannot be written: {error.strerror}; name another file"
+        ) from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise PeerError(f"another `equipoise pulsar record` writes to {path}; wait until it has ended, or name another file") from error
+            raise PeerError(
+                f"another `equipoise pulsar record` writes to {path}; wait until it has ended, or"
+                " name another file"
+            ) from error
         yield
 
 
 def _uri(path: Path, *, writes: bool) -> str:
-    """Return SQLite's name of the file. A reader without the right to write cannot make SQLite's other files, and needs none of them."""
+    """Return SQLite's name of the file. A reader without the right to write cannot make SQLite's
+    other files, and needs none of them.
+    """
     options = "mode=rwc" if writes else "mode=rw"
     if not writes and not os.access(path, os.W_OK) and not Path(f"{path}-wal").exists():
         options = "mode=ro&immutable=1"

@@ -1,4 +1,6 @@
-"""Keep a file with a line for each request that a plan sends to a Pulsar cluster, and for its outcome. One process has it at a time."""
+"""Keep a file with a line for each request that a plan sends to a Pulsar cluster, and for its
+outcome. One process has it at a time.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ RESTORED: Final = "shedding restored"
 
 
 class AuditFile:
-    """An open audit file. Each line is a JSON object: `at_ms` (Unix time), `event`, and the fields of the event."""
+    """An open audit file. Each line is a JSON object: `at_ms` (Unix time), `event`, and the fields
+    of the event.
+    """
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         """Append to `file`, whose name is `path`."""
@@ -33,10 +37,15 @@ class AuditFile:
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise OperatorError(f"the audit file {self.path} cannot be written: {error.strerror}; free space on its disk") from error
+            raise OperatorError(
+                f"the audit file {self.path} cannot be written: {error.strerror}; free space on its"
+                " disk"
+            ) from error
 
     def unrestored(self) -> Mapping[str, object] | None:
-        """Return the line of the last switch of Pulsar's shedding, if it was never switched on again: that process was killed."""
+        """Return the line of the last switch of Pulsar's shedding, if it was never switched on
+        again: that process was killed.
+        """
         found: Mapping[str, object] | None = None
         for entry in entries_in(self.path):
             event = entry.get("event")
@@ -45,7 +54,9 @@ class AuditFile:
 
 
 def entries_in(path: Path) -> list[Mapping[str, object]]:
-    """Return the lines of an audit file, none if there is no file. The last line of a process that was killed may be cut off."""
+    """Return the lines of an audit file, none if there is no file. The last line of a process that
+    was killed may be cut off.
+    """
     found: list[Mapping[str, object]] = []
     try:
         with path.open("rb") as file:
@@ -56,20 +67,31 @@ def entries_in(path: Path) -> list[Mapping[str, object]]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise OperatorError(f"the audit file {path} cannot be read: {error.strerror}; name another one") from error
+        raise OperatorError(
+            f"the audit file {path} cannot be read: {error.strerror}; name another one"
+        ) from error
     return found
 
 
 @contextmanager
 def audit_file(path: Path, *, plan: Path | None) -> Iterator[AuditFile]:
-    """Open and lock an audit file, and lock the file of the `plan`, if it has one; make an audit file if there is none.
+    """Open and lock an audit file, and lock the file of the `plan`, if it has one; make an audit
+    file if there is none.
 
     Raises `PeerError` if another process has one of them, and `OperatorError`.
     """
     with ExitStack() as stack:
         if plan is not None:
-            stack.enter_context(_locked(plan, "rb", f"another process applies the plan {plan}; wait until it has ended"))
-        file = _locked(path, "a+b", f"another process applies a plan with the audit file {path}; wait until it has ended")
+            stack.enter_context(
+                _locked(
+                    plan, "rb", f"another process applies the plan {plan}; wait until it has ended"
+                )
+            )
+        file = _locked(
+            path,
+            "a+b",
+            f"another process applies a plan with the audit file {path}; wait until it has ended",
+        )
         stack.enter_context(file)
         if file.tell() and not _ends_whole(file):
             file.write(b"\n")
@@ -77,11 +99,15 @@ def audit_file(path: Path, *, plan: Path | None) -> Iterator[AuditFile]:
 
 
 def _locked(path: Path, mode: Literal["rb", "a+b"], held: str) -> BinaryIO:
-    """Open a file that is locked until it is closed. Raises `PeerError` with the text `held` if another process has the lock."""
+    """Open a file that is locked until it is closed. Raises `PeerError` with the text `held` if
+    another process has the lock.
+    """
     try:
         file = path.open(mode)
     except OSError as error:
-        raise OperatorError(f"the file {path} cannot be opened: {error.strerror}; name another one") from error
+        raise OperatorError(
+            f"the file {path} cannot be opened: {error.strerror}; name another one"
+        ) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

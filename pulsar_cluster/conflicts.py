@@ -1,7 +1,8 @@
 """Apply Pulsar's own rule for conflicts: which record of two stays.
 
-Each broker applies it to every message of the channel, in the order of the topic. So all brokers keep the same records. The rule is
-that of `ServiceUnitStateDataConflictResolver.shouldKeepLeft`, with its order of checks. `tests/vectors` compares it with the class.
+Each broker applies it to every message of the channel, in the order of the topic. So all brokers
+keep the same records. The rule is that of `ServiceUnitStateDataConflictResolver.shouldKeepLeft`,
+with its order of checks. `tests/vectors` compares it with the class.
 """
 
 from __future__ import annotations
@@ -53,16 +54,25 @@ _OF_STORE: Final[Mapping[str, tuple[str, ...]]] = {
 }
 TRANSITIONS: Final[Mapping[Storage, Mapping[str, tuple[str, ...]]]] = {
     Storage.METADATA_STORE: _OF_STORE,
-    # Compaction may have removed the start of a chain. So each state but `Init` itself may follow no record.
-    Storage.SYSTEM_TOPIC: {**_OF_STORE, INIT: (FREE, OWNED, ASSIGNING, RELEASING, SPLITTING, DELETED), FREE: (ASSIGNING, INIT)},
+    # Compaction may have removed the start of a chain. So each state but `Init` itself may follow
+    # no record.
+    Storage.SYSTEM_TOPIC: {
+        **_OF_STORE,
+        INIT: (FREE, OWNED, ASSIGNING, RELEASING, SPLITTING, DELETED),
+        FREE: (ASSIGNING, INIT),
+    },
 }
 """State -> the states that may follow it."""
 
 
-def rejection_of(before: StateRecord | None, after: StateRecord | None, storage: Storage = Storage.SYSTEM_TOPIC) -> Rejection | None:
-    """Return why brokers that hold `before` ignore `after`, or None if they take it. None is a tombstone, or no record yet.
+def rejection_of(
+    before: StateRecord | None, after: StateRecord | None, storage: Storage = Storage.SYSTEM_TOPIC
+) -> Rejection | None:
+    """Return why brokers that hold `before` ignore `after`, or None if they take it. None is a
+    tombstone, or no record yet.
 
-    Pulsar throws for one malformed pair, an owned bundle without an owner that is released. Here it is a wrong broker.
+    Pulsar throws for one malformed pair, an owned bundle without an owner that is released. Here it
+    is a wrong broker.
     """
     if after is None:
         return None
@@ -73,7 +83,8 @@ def rejection_of(before: StateRecord | None, after: StateRecord | None, storage:
         if before.version >= after.version:
             return Rejection.OLD_VERSION
         if before.version < after.version - 1:
-            # On the topic, compaction may have removed the records between the two. Nothing more is checked.
+            # On the topic, compaction may have removed the records between the two. Nothing more is
+            # checked.
             return None if storage is Storage.SYSTEM_TOPIC else Rejection.VERSION_GAP
     if after.force:
         return None
@@ -89,7 +100,11 @@ def _names_wrong_broker(before: StateRecord, after: StateRecord) -> bool:
         case ("Owned", "Splitting"):
             return after.destination is not None or before.destination != after.source
         case ("Owned", "Releasing"):
-            return after.source is None or before.destination != after.source or before.destination == after.destination
+            return (
+                after.source is None
+                or before.destination != after.source
+                or before.destination == after.destination
+            )
         case ("Releasing", "Assigning"):
             return after.destination is None or _brokers(before) != _brokers(after)
         case ("Assigning", "Owned") | ("Releasing", "Free") | ("Splitting", "Deleted"):

@@ -1,6 +1,7 @@
 """Say who asks a Pulsar cluster, in the forms that its binary protocol and its admin API take.
 
-All of it can come from Pulsar's own `client.conf`: a token, a certificate, OAuth 2 (client credentials), or a name and a password.
+All of it can come from Pulsar's own `client.conf`: a token, a certificate, OAuth 2 (client
+credentials), or a name and a password.
 """
 
 from __future__ import annotations
@@ -29,7 +30,13 @@ _TOKEN_S: Final = 60.0
 """How long a token counts whose issuer does not say."""
 
 _ISSUER_S: Final = 10.0
-_PLUGINS: Final = ("AuthenticationToken", "AuthenticationTls", "AuthenticationOAuth2", "AuthenticationBasic", "AuthenticationDisabled")
+_PLUGINS: Final = (
+    "AuthenticationToken",
+    "AuthenticationTls",
+    "AuthenticationOAuth2",
+    "AuthenticationBasic",
+    "AuthenticationDisabled",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +44,12 @@ class Credentials:
     """Who asks, and which brokers are trusted. Without any of it, nobody in particular asks.
 
     * `token`: returns the bearer token of the moment. Raises `OperatorError`, `PeerError`.
-    * `password`: a name and its password. `certificate`: PEM files with the client's certificate and its key. With `is_role` brokers take
-      the role from it.
-    * `ca_file`: a PEM file with the authorities that may have signed the brokers' certificates; None: those that the machine trusts.
-    * `checks_certificates`, `checks_names`: whether a broker must have a trusted certificate, and one for its own name.
+    * `password`: a name and its password. `certificate`: PEM files with the client's certificate
+      and its key. With `is_role` brokers take the role from it.
+    * `ca_file`: a PEM file with the authorities that may have signed the brokers' certificates;
+      None: those that the machine trusts.
+    * `checks_certificates`, `checks_names`: whether a broker must have a trusted certificate, and
+      one for its own name.
     """
 
     token: Callable[[], str] | None = None
@@ -60,7 +69,8 @@ class Credentials:
         except (OSError, ssl.SSLError) as error:
             named = ", ".join(filter(None, (self.ca_file, *(self.certificate or ()))))
             raise OperatorError(
-                f"a PEM file cannot be used ({named}): {error.strerror or error}; check --ca-file and --client-conf"
+                f"a PEM file cannot be used ({named}): {error.strerror or error}; check --ca-file"
+                " and --client-conf"
             ) from error
         context.check_hostname = self.checks_names and self.checks_certificates
         if not self.checks_certificates:
@@ -80,7 +90,11 @@ class Credentials:
         if self.token is not None:
             return {"Authorization": f"Bearer {self.token()}"}
         if self.password is not None:
-            return {"Authorization": f"Basic {base64.b64encode(':'.join(self.password).encode()).decode()}"}
+            return {
+                "Authorization": (
+                    f"Basic {base64.b64encode(':'.join(self.password).encode()).decode()}"
+                )
+            }
         return {}
 
 
@@ -95,8 +109,12 @@ class ClientConf(NamedTuple):
     credentials: Credentials
 
 
-def with_files(credentials: Credentials, token_file: Path | None, ca_file: Path | None) -> Credentials:
-    """Return credentials with the token and the authorities of these files, if they are given. Raises `OperatorError`."""
+def with_files(
+    credentials: Credentials, token_file: Path | None, ca_file: Path | None
+) -> Credentials:
+    """Return credentials with the token and the authorities of these files, if they are given.
+    Raises `OperatorError`.
+    """
     if token_file is not None:
         token = _FileToken(token_file)
         token()  # Fail now if the file is missing.
@@ -105,22 +123,31 @@ def with_files(credentials: Credentials, token_file: Path | None, ca_file: Path 
         try:
             credentials = replace(credentials, ca_file=str(ca_file.resolve(strict=True)))
         except OSError as error:
-            raise OperatorError(f"the file {ca_file} cannot be read: {error.strerror}; check --ca-file") from error
+            raise OperatorError(
+                f"the file {ca_file} cannot be read: {error.strerror}; check --ca-file"
+            ) from error
     return credentials
 
 
 def read_client_conf(path: Path) -> ClientConf:
-    """Read a `client.conf`. Relative names of files in it are as its reader's, as for Pulsar's own tools.
+    """Read a `client.conf`. Relative names of files in it are as its reader's, as for Pulsar's own
+    tools.
 
-    Raises `OperatorError` for a file that cannot be read, and `CallerError` for entries that are not understood.
+    Raises `OperatorError` for a file that cannot be read, and `CallerError` for entries that are
+    not understood.
     """
     try:
         text = path.read_bytes().decode("iso-8859-1")  # Java's encoding of such files.
     except OSError as error:
-        raise OperatorError(f"the file {path} cannot be read: {error.strerror}; check --client-conf") from error
+        raise OperatorError(
+            f"the file {path} cannot be read: {error.strerror}; check --client-conf"
+        ) from error
     entries = {entry.key: entry.value.strip() for entry in parse_properties(text)}
     if entries.get("useKeyStoreTls") == "true":
-        raise CallerError(f"{path} names key stores of Java (useKeyStoreTls); write their content into PEM files, and name these there")
+        raise CallerError(
+            f"{path} names key stores of Java (useKeyStoreTls); write their content into PEM files,"
+            " and name these there"
+        )
     certificate, key = entries.get("tlsCertificateFilePath"), entries.get("tlsKeyFilePath")
     credentials = Credentials(
         certificate=(certificate, key) if certificate and key else None,
@@ -133,12 +160,18 @@ def read_client_conf(path: Path) -> ClientConf:
     try:
         credentials = _with_plugin(credentials, plugin.rpartition(".")[2], parameters)
     except (ValueError, KeyError, TypeError) as error:
-        raise CallerError(f"authPlugin {plugin} of {path} cannot be used: {error}; correct its authParams") from error
-    return ClientConf(entries.get("brokerServiceUrl") or None, entries.get("webServiceUrl") or None, credentials)
+        raise CallerError(
+            f"authPlugin {plugin} of {path} cannot be used: {error}; correct its authParams"
+        ) from error
+    return ClientConf(
+        entries.get("brokerServiceUrl") or None, entries.get("webServiceUrl") or None, credentials
+    )
 
 
 def _with_plugin(credentials: Credentials, plugin: str, parameters: str) -> Credentials:
-    """Return credentials with those of a plugin of Pulsar's client. Raise `ValueError` and its kind if they are not understood."""
+    """Return credentials with those of a plugin of Pulsar's client. Raise `ValueError` and its kind
+    if they are not understood.
+    """
     match plugin:
         case "" | "AuthenticationDisabled":
             return credentials
@@ -146,7 +179,9 @@ def _with_plugin(credentials: Credentials, plugin: str, parameters: str) -> Cred
             return replace(credentials, token=_token_in(parameters))
         case "AuthenticationTls":
             named = _object_or_pairs(parameters)
-            return replace(credentials, certificate=(named["tlsCertFile"], named["tlsKeyFile"]), is_role=True)
+            return replace(
+                credentials, certificate=(named["tlsCertFile"], named["tlsKeyFile"]), is_role=True
+            )
         case "AuthenticationBasic":
             named = _object_or_pairs(parameters)
             return replace(credentials, password=(named["userId"], named["password"]))
@@ -156,7 +191,9 @@ def _with_plugin(credentials: Credentials, plugin: str, parameters: str) -> Cred
 
 
 def _object_or_pairs(text: str) -> dict[str, str]:
-    """Return parameters that are a JSON object, or `NAME:VALUE` separated by commas, as Pulsar's clients take them."""
+    """Return parameters that are a JSON object, or `NAME:VALUE` separated by commas, as Pulsar's
+    clients take them.
+    """
     if text.startswith("{"):
         return {str(name): str(value) for name, value in json.loads(text).items()}
     pairs = (pair.partition(":") for pair in text.split(",") if pair)
@@ -164,10 +201,16 @@ def _object_or_pairs(text: str) -> dict[str, str]:
 
 
 def _token_in(parameters: str) -> Callable[[], str]:
-    """Return the token of parameters: `token:TOKEN`, `file:///PATH`, a JSON object with `token`, or the token itself."""
+    """Return the token of parameters: `token:TOKEN`, `file:///PATH`, a JSON object with `token`, or
+    the token itself.
+    """
     if parameters.startswith("file:"):
         return _FileToken(Path(unquote(urlsplit(parameters).path)))
-    token = str(json.loads(parameters)["token"]) if parameters.startswith("{") else parameters.removeprefix("token:")
+    token = (
+        str(json.loads(parameters)["token"])
+        if parameters.startswith("{")
+        else parameters.removeprefix("token:")
+    )
     if not token.isascii() or not token:
         raise ValueError("it holds no token")
     return lambda: token
@@ -183,33 +226,47 @@ class _FileToken:
         try:
             return self._path.read_text(encoding="ascii").strip()
         except OSError as error:
-            raise OperatorError(f"the file {self._path} cannot be read: {error.strerror}; check --token-file") from error
+            raise OperatorError(
+                f"the file {self._path} cannot be read: {error.strerror}; check --token-file"
+            ) from error
         except UnicodeDecodeError as error:
-            raise OperatorError(f"the file {self._path} holds no token: it has other characters than ASCII; check --token-file") from error
+            raise OperatorError(
+                f"the file {self._path} holds no token: it has other characters than ASCII; check"
+                " --token-file"
+            ) from error
 
 
 class OAuth2Token:
-    """Access tokens by OAuth 2's client credentials, each for as long as its issuer says. For several threads.
+    """Access tokens by OAuth 2's client credentials, each for as long as its issuer says. For
+    several threads.
 
-    Their parameters are those of Pulsar's `AuthenticationOAuth2`: `issuerUrl`, `privateKey` (a file with `client_id` and `client_secret`),
-    and `audience` and `scope` if they are needed.
+    Their parameters are those of Pulsar's `AuthenticationOAuth2`: `issuerUrl`, `privateKey` (a file
+    with `client_id` and `client_secret`), and `audience` and `scope` if they are needed.
     """
 
-    def __init__(self, parameters: Mapping[str, str], *, transport: httpx.BaseTransport | None = None) -> None:
-        """`transport` replaces the network in tests. Raises `ValueError` for parameters that are missing."""
+    def __init__(
+        self, parameters: Mapping[str, str], *, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        """`transport` replaces the network in tests. Raises `ValueError` for parameters that are
+        missing.
+        """
         kind = parameters.get("type", "client_credentials")
         if kind != "client_credentials":
             raise ValueError(f"its type is {kind}, and only client_credentials is known")
         self._issuer = parameters["issuerUrl"].rstrip("/")
         self._key = parameters["privateKey"]
-        self._asked = {name: parameters[name] for name in ("audience", "scope") if parameters.get(name)}
+        self._asked = {
+            name: parameters[name] for name in ("audience", "scope") if parameters.get(name)
+        }
         self._trusted = parameters.get("trustCertsFilePath")
         self._transport = transport
         self._lock = threading.Lock()
         self._token, self._until_s = "", 0.0
 
     def __call__(self) -> str:
-        """Return an access token. Raises `OperatorError` if the issuer refuses it, and `PeerError` if it does not answer."""
+        """Return an access token. Raises `OperatorError` if the issuer refuses it, and `PeerError`
+        if it does not answer.
+        """
         with self._lock:
             if time.monotonic() > self._until_s - _TOKEN_LEFT_S:
                 self._token, lives_s = self._new()
@@ -220,29 +277,49 @@ class OAuth2Token:
         try:
             import httpx
         except ImportError as error:
-            raise missing_extra(what="asking for an access token", extra="pulsar-cluster") from error
+            raise missing_extra(
+                what="asking for an access token", extra="pulsar-cluster"
+            ) from error
         trusted = Credentials(ca_file=self._trusted).tls()
         try:
             with httpx.Client(timeout=_ISSUER_S, transport=self._transport, verify=trusted) as http:
-                known = http.get(f"{self._issuer}/.well-known/openid-configuration").raise_for_status().json()
+                known = (
+                    http.get(f"{self._issuer}/.well-known/openid-configuration")
+                    .raise_for_status()
+                    .json()
+                )
                 form = {"grant_type": "client_credentials", **self._private_key(), **self._asked}
                 answer = http.post(known["token_endpoint"], data=form).raise_for_status().json()
                 return str(answer["access_token"]), float(answer.get("expires_in", _TOKEN_S))
         except httpx.HTTPStatusError as error:
             status = error.response.status_code
-            raise OperatorError(f"{error.request.url} answered {status}: no access token; check authParams of --client-conf") from error
+            raise OperatorError(
+                f"{error.request.url} answered {status}: no access token; check authParams of"
+                " --client-conf"
+            ) from error
         except httpx.HTTPError as error:
-            raise PeerError(f"the issuer of tokens {self._issuer} did not answer: {error}; try again later") from error
+            raise PeerError(
+                f"the issuer of tokens {self._issuer} did not answer: {error}; try again later"
+            ) from error
         except (ValueError, KeyError, TypeError) as error:
-            raise OperatorError(f"{self._issuer} gave no access token: {error!r}; check authParams of --client-conf") from error
+            raise OperatorError(
+                f"{self._issuer} gave no access token: {error!r}; check authParams of --client-conf"
+            ) from error
 
     def _private_key(self) -> Mapping[str, str]:
         try:
             if self._key.startswith("data:"):
                 content = base64.b64decode(self._key.partition("base64,")[2])
             else:
-                content = Path(unquote(urlsplit(self._key).path) if self._key.startswith("file:") else self._key).read_bytes()
+                content = Path(
+                    unquote(urlsplit(self._key).path)
+                    if self._key.startswith("file:")
+                    else self._key
+                ).read_bytes()
         except OSError as error:
-            raise OperatorError(f"the file {error.filename} cannot be read: {error.strerror}; check authParams of --client-conf") from error
+            raise OperatorError(
+                f"the file {error.filename} cannot be read: {error.strerror}; check authParams of"
+                " --client-conf"
+            ) from error
         document = json.loads(content)
         return {name: str(document[name]) for name in ("client_id", "client_secret")}

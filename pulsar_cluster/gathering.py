@@ -1,4 +1,6 @@
-"""Gather what a plan for a Pulsar cluster is made from: its channel, its load reports, and what its admin API knows."""
+"""Gather what a plan for a Pulsar cluster is made from: its channel, its load reports, and what its
+admin API knows.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,20 @@ from equipoise.pulsar_cluster.confirming import asking, confirm
 from equipoise.pulsar_cluster.loads import BUNDLES_MAX, LoadMessage, LoadReports
 from equipoise.pulsar_cluster.placement_rules import ClusterPolicies
 from equipoise.pulsar_cluster.planning import Cluster, holder_of
-from equipoise.pulsar_cluster.reading import Address, TopicReader, connected, load_readers, moved_after, read_channel
-from equipoise.pulsar_cluster.records import BROKER_LOAD_TOPIC, CHANNEL_TOPIC, TOP_BUNDLES_TOPIC, Message
+from equipoise.pulsar_cluster.reading import (
+    Address,
+    TopicReader,
+    connected,
+    load_readers,
+    moved_after,
+    read_channel,
+)
+from equipoise.pulsar_cluster.records import (
+    BROKER_LOAD_TOPIC,
+    CHANNEL_TOPIC,
+    TOP_BUNDLES_TOPIC,
+    Message,
+)
 from equipoise.pulsar_cluster.table import Table, is_of_system
 from equipoise.shedder.loads import BundleTraffic
 
@@ -29,15 +43,24 @@ _POLL_MS: Final = 50
 _BATCH: Final = 1_000
 _STATS_S: Final = 60
 _STATS_ROUNDS: Final = 3
-"""A broker has renewed the figures of its topics after so many of its intervals, even if it is busy."""
-_TOPICS: Final = {topic.rpartition("/")[2]: topic for topic in (BROKER_LOAD_TOPIC, TOP_BUNDLES_TOPIC)}
+"""A broker has renewed the figures of its topics after so many of its intervals, even if it is
+busy."""
+_TOPICS: Final = {
+    topic.rpartition("/")[2]: topic for topic in (BROKER_LOAD_TOPIC, TOP_BUNDLES_TOPIC)
+}
 
 
 class LiveCluster:
-    """A cluster that is read while it runs: the `table` of its channel, and the `reports` of its load. For one thread."""
+    """A cluster that is read while it runs: the `table` of its channel, and the `reports` of its
+    load. For one thread.
+    """
 
-    def __init__(self, client: pulsar.Client, address: Address, admin: PulsarAdmin, deadline: Deadline) -> None:
-        """Read the channel up to its end. Raises what `read_channel`, `TopicReader` and `confirm` raise."""
+    def __init__(
+        self, client: pulsar.Client, address: Address, admin: PulsarAdmin, deadline: Deadline
+    ) -> None:
+        """Read the channel up to its end. Raises what `read_channel`, `TopicReader` and `confirm`
+        raise.
+        """
         self.table = Table()
         self.reports = LoadReports()
         position = None
@@ -52,24 +75,37 @@ class LiveCluster:
         self._offset = self.table.offset
 
     def read(self) -> list[Message]:
-        """Return the new messages of the channel, not yet folded, and take the new load reports. Waits 50 ms for the first message."""
+        """Return the new messages of the channel, not yet folded, and take the new load reports.
+        Waits 50 ms for the first message.
+        """
         found: list[Message] = []
-        while len(found) < _BATCH and (read := self._channel.next(1 if found else _POLL_MS)) is not None:
+        while (
+            len(found) < _BATCH
+            and (read := self._channel.next(1 if found else _POLL_MS)) is not None
+        ):
             self._offset += 1
             found.append(read.message(self._offset))
         for reader in self._loads:
             while (report := reader.next(1)) is not None:
-                self.reports.take(LoadMessage(reader.topic, report.key, report.published_ms, report.value))
+                self.reports.take(
+                    LoadMessage(reader.topic, report.key, report.published_ms, report.value)
+                )
         return found
 
     def await_reports(self, admin: PulsarAdmin, wait_ms: int, note: Progress) -> None:
-        """Read on until every live broker has reported its load and its bundles, at most `wait_ms`."""
+        """Read on until every live broker has reported its load and its bundles, at most
+        `wait_ms`.
+        """
         members = admin.brokers()
         deadline = Deadline.after(timeout_ms=wait_ms)
         while True:
             for message in self.read():
                 self.table.fold(message)
-            missing = [broker for broker in members if broker not in self.reports.loads or broker not in self.reports.top]
+            missing = [
+                broker
+                for broker in members
+                if broker not in self.reports.loads or broker not in self.reports.top
+            ]
             note(len(members) - len(missing), len(members))
             if not missing or not deadline.remaining_ms():
                 return
@@ -104,7 +140,8 @@ def archived(archive: Archive) -> tuple[Table, LoadReports]:
 
 
 def replayed(archive: Archive, *, step_ms: int) -> Iterator[tuple[int, Cluster]]:
-    """Yield the cluster every `step_ms`, from the first load report of an archive to the last, each with its Unix time.
+    """Yield the cluster every `step_ms`, from the first load report of an archive to the last, each
+    with its Unix time.
 
     Its tables change from step to step: use a cluster before the next one. It has no policies.
     """
@@ -127,25 +164,41 @@ def replayed(archive: Archive, *, step_ms: int) -> Iterator[tuple[int, Cluster]]
             reports.take(LoadMessage(topic, report.broker, report.at_ms, report.value))
 
 
-def cluster_of(table: Table, reports: LoadReports, admin: PulsarAdmin, *, may_measure: bool) -> Cluster:
-    """Return what to plan from, with the members, the policies and the measured loads of the admin API.
+def cluster_of(
+    table: Table, reports: LoadReports, admin: PulsarAdmin, *, may_measure: bool
+) -> Cluster:
+    """Return what to plan from, with the members, the policies and the measured loads of the admin
+    API.
 
-    With `may_measure`, a broker without a report has the load that its topics have. Raises as `PulsarAdmin` does, and `UnreadablePolicy`.
+    With `may_measure`, a broker without a report has the load that its topics have. Raises as
+    `PulsarAdmin` does, and `UnreadablePolicy`.
     """
     members = admin.brokers()
     settings = admin.settings()
-    namespaces = sorted({namespace_in(bundle) for bundle in table.bundles if not is_of_system(bundle)})
+    namespaces = sorted(
+        {namespace_in(bundle) for bundle in table.bundles if not is_of_system(bundle)}
+    )
     present = admin.namespace_bundles(namespaces)
     # Leftovers of namespaces that were made again are no bundles, and no request can move them.
-    bundles = {bundle: each for bundle, each in table.bundles.items() if bundle in (present.get(namespace_in(bundle), {bundle}) or ())}
+    bundles = {
+        bundle: each
+        for bundle, each in table.bundles.items()
+        if bundle in (present.get(namespace_in(bundle), {bundle}) or ())
+    }
     unsettled: dict[str, int] = {}
     measured: dict[str, BundleTraffic] = {}
     now_ms = time.time_ns() // 1_000_000
     settles_in_ms = _STATS_ROUNDS * _stats_interval_ms(settings)
     settled_ms = now_ms - settles_in_ms
     for broker in members:
-        held = {bundle: message for bundle, message in bundles.items() if holder_of(message.record) == broker}
-        loads = measured_loads(held, admin.bundle_loads(broker, settled_ms=settled_ms), settled_ms=settled_ms)
+        held = {
+            bundle: message
+            for bundle, message in bundles.items()
+            if holder_of(message.record) == broker
+        }
+        loads = measured_loads(
+            held, admin.bundle_loads(broker, settled_ms=settled_ms), settled_ms=settled_ms
+        )
         measured |= loads
         # Bundles of Pulsar itself do not move.
         unknown = sum(bundle not in loads and not is_of_system(bundle) for bundle in held)
@@ -172,11 +225,16 @@ def measured_loads(
 ) -> dict[str, BundleTraffic]:
     """Return the known loads of the bundles that a broker holds, by its `figures` of topics.
 
-    A bundle without topics has no figures, and no load. So has one that came to the broker after it renewed them: if its record is younger
-    than `settled_ms` (Unix time), or there are no figures at all, its load is unknown.
+    A bundle without topics has no figures, and no load. So has one that came to the broker after it
+    renewed them: if its record is younger than `settled_ms` (Unix time), or there are no figures at
+    all, its load is unknown.
     """
     known = {bundle: load for bundle, load in figures.items() if load is not None}
-    idle = [bundle for bundle, message in held.items() if bundle not in figures and message.published_ms < settled_ms]
+    idle = [
+        bundle
+        for bundle, message in held.items()
+        if bundle not in figures and message.published_ms < settled_ms
+    ]
     return known | ({bundle: BundleTraffic(bundle=bundle) for bundle in idle} if figures else {})
 
 
@@ -186,12 +244,20 @@ def _stats_interval_ms(settings: Mapping[str, str]) -> int:
 
 
 def cluster_in(archive: Archive, table: Table, reports: LoadReports) -> Cluster:
-    """Return what to plan from with an archive alone: its members, or else every broker that has a bundle. It has no policies."""
+    """Return what to plan from with an archive alone: its members, or else every broker that has a
+    bundle. It has no policies.
+    """
     return _unruled(table, reports, archive.members())
 
 
 def _unruled(table: Table, reports: LoadReports, members: Members | None) -> Cluster:
-    holders = sorted({broker for message in table.bundles.values() if (broker := holder_of(message.record)) is not None})
+    holders = sorted(
+        {
+            broker
+            for message in table.bundles.values()
+            if (broker := holder_of(message.record)) is not None
+        }
+    )
     return Cluster(
         members=tuple(holders) if members is None else members.brokers,
         bundles=table.bundles,

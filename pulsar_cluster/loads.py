@@ -1,15 +1,17 @@
 """Parse Pulsar's load reports, and estimate the load of each bundle from them.
 
-Each broker reports its total load on `BROKER_LOAD_TOPIC`, and its busiest bundles on `TOP_BUNDLES_TOPIC`. The key of a message is the
-broker. What a report leaves out:
+Each broker reports its total load on `BROKER_LOAD_TOPIC`, and its busiest bundles on
+`TOP_BUNDLES_TOPIC`. The key of a message is the broker. What a report leaves out:
 
-* It names at most `loadBalancerMaxNumberOfBundlesInBundleLoadReport` bundles (default 10). If it is full, each other bundle of the broker
-  weighs an equal part of the rest of the broker's load.
+* It names at most `loadBalancerMaxNumberOfBundlesInBundleLoadReport` bundles (default 10). If it is
+  full, each other bundle of the broker weighs an equal part of the rest of the broker's load.
 * It names no bundle without throughput. If it is not full, its broker's other bundles have none.
-* It names no bundle of Pulsar's own namespace, and by default none of a namespace with an isolation policy or an anti-affinity group. So
-  these share the rest even if the report is not full. So do bundles whose entry is unusable.
+* It names no bundle of Pulsar's own namespace, and by default none of a namespace with an isolation
+  policy or an anti-affinity group. So these share the rest even if the report is not full. So do
+  bundles whose entry is unusable.
 
-Brokers empty their reports (a message without a value) when they get or give a bundle, and report anew after some seconds.
+Brokers empty their reports (a message without a value) when they get or give a bundle, and report
+anew after some seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +24,17 @@ import orjson
 
 from equipoise.pulsar_cluster.records import BROKER_LOAD_TOPIC, TOP_BUNDLES_TOPIC
 from equipoise.pulsar_cluster.table import is_of_system
-from equipoise.shedder.loads import RATES, Averages, BrokerLoad, BundleTraffic, Resources, Traffic, Use, fault_among, fault_of
+from equipoise.shedder.loads import (
+    RATES,
+    Averages,
+    BrokerLoad,
+    BundleTraffic,
+    Resources,
+    Traffic,
+    Use,
+    fault_among,
+    fault_of,
+)
 from equipoise.shedder.reported import format_age, format_duration
 
 BUNDLES_MAX: Final = 10
@@ -34,7 +46,9 @@ _NOT_NUMBERS: Final = frozenset({"NaN", "Infinity", "-Infinity"})
 
 
 class LoadMessage(NamedTuple):
-    """One message of a load topic. `value` is None if the broker emptied its report. `published_ms` is Unix time."""
+    """One message of a load topic. `value` is None if the broker emptied its report. `published_ms`
+    is Unix time.
+    """
 
     topic: str
     broker: str
@@ -57,8 +71,9 @@ class _Named(NamedTuple):
 class LoadReports:
     """The newest reports of each broker, and the newest load of each bundle that any report named.
 
-    `loads` are the brokers' total loads. `problems` are the unusable parts of the newest reports, by broker or bundle. A bundle whose entry
-    is unusable is still named: the others of its report weigh what they would weigh beside a usable one.
+    `loads` are the brokers' total loads. `problems` are the unusable parts of the newest reports,
+    by broker or bundle. A bundle whose entry is unusable is still named: the others of its report
+    weigh what they would weigh beside a usable one.
     """
 
     def __init__(self) -> None:
@@ -71,7 +86,9 @@ class LoadReports:
         self._lengths: dict[str, int] = {}
 
     def take(self, message: LoadMessage) -> None:
-        """Take the next message of either topic. An unusable one removes the broker's former report, and is named in `problems`."""
+        """Take the next message of either topic. An unusable one removes the broker's former
+        report, and is named in `problems`.
+        """
         broker = message.broker
         if message.topic == BROKER_LOAD_TOPIC:
             self.loads.pop(broker, None)
@@ -80,7 +97,9 @@ class LoadReports:
                 try:
                     self.loads[broker] = _broker_load(message.value, message.published_ms)
                 except _Unusable as error:
-                    self.problems[broker] = f"its load report is not plausible and does not count: {error}"
+                    self.problems[broker] = (
+                        f"its load report is not plausible and does not count: {error}"
+                    )
         elif message.topic == TOP_BUNDLES_TOPIC:
             self.top.pop(broker, None)
             self._lengths.pop(broker, None)
@@ -90,12 +109,22 @@ class LoadReports:
                 self.top[broker] = self._top_bundles(message, message.value)
 
     def measure(self, broker: str, bundles: Collection[BundleTraffic], at_ms: int) -> None:
-        """Take the measured loads of all bundles of a broker in place of the report that it has not sent. Its resources stay unknown."""
+        """Take the measured loads of all bundles of a broker in place of the report that it has not
+        sent. Its resources stay unknown.
+        """
         if broker not in self.loads and broker not in self.problems:
-            total = Traffic(**{field: sum(getattr(each.traffic, field) for each in bundles) for field in RATES})
+            total = Traffic(
+                **{field: sum(getattr(each.traffic, field) for each in bundles) for field in RATES}
+            )
             averages = Averages(weighted_max=0.0, bytes_per_second=total.bytes_per_second)
             topics = sum(each.topics for each in bundles)
-            self.loads[broker] = BrokerLoad(taken_ms=at_ms, traffic=total, averages=averages, bundle_count=len(bundles), topics=topics)
+            self.loads[broker] = BrokerLoad(
+                taken_ms=at_ms,
+                traffic=total,
+                averages=averages,
+                bundle_count=len(bundles),
+                topics=topics,
+            )
 
     def _top_bundles(self, message: LoadMessage, value: bytes) -> tuple[_Named, ...]:
         """Return the usable bundles of a report, lightest first, as Pulsar orders them."""
@@ -110,14 +139,19 @@ class LoadReports:
                 traffic = _bundle_traffic(entry)
             except _Unusable as error:
                 name = entry.get("bundleName") if isinstance(entry, Mapping) else None
-                self.problems[str(name or message.broker)] = f"its load, as {message.broker} reported it, does not count: {error}"
+                self.problems[str(name or message.broker)] = (
+                    f"its load, as {message.broker} reported it, does not count: {error}"
+                )
                 faulty.add(str(name or message.broker))
                 continue
             self.problems.pop(traffic.bundle, None)
             named = _Named(message.broker, message.published_ms, traffic)
             self.named[traffic.bundle] = named
             found.append(named)
-        self._faulty[message.broker], self._lengths[message.broker] = frozenset(faulty), len(entries)
+        self._faulty[message.broker], self._lengths[message.broker] = (
+            frozenset(faulty),
+            len(entries),
+        )
         return tuple(found)
 
     def faulty_of(self, broker: str) -> frozenset[str]:
@@ -133,9 +167,12 @@ class LoadReports:
 class Weighed:
     """The load of a cluster's bundles and brokers.
 
-    * `bundles`: the load of each bundle. `loads`: the reports that count, with the bundles that they name.
-    * `unknown`: the bundles whose load no report and no measure has: they weigh what an unnamed bundle does on average.
-    * `apart`: the brokers without a report that counts, and why. `notes`: what else was left out, one sentence each.
+    * `bundles`: the load of each bundle. `loads`: the reports that count, with the bundles that
+      they name.
+    * `unknown`: the bundles whose load no report and no measure has: they weigh what an unnamed
+      bundle does on average.
+    * `apart`: the brokers without a report that counts, and why. `notes`: what else was left out,
+      one sentence each.
     """
 
     bundles: Mapping[str, BundleTraffic]
@@ -162,42 +199,83 @@ def weigh(
     with_policies: Collection[str] = (),
     measured: Mapping[str, BundleTraffic] | None = None,
 ) -> Weighed:
-    """Return the load of every bundle that the live brokers have (`held`, by broker), at `now_ms` (Unix time).
+    """Return the load of every bundle that the live brokers have (`held`, by broker), at `now_ms`
+    (Unix time).
 
-    The first of these counts: the load in `measured`, in the owner's report, in the newest report of another broker, or an equal part of
-    the rest of the owner's load. Reports older than `age_ms_max` do not count. Reports of brokers that are gone only serve for bundles
-    that they gave away. `bundles_max` is how many bundles a full report names. `with_policies` are bundles that reports never name.
+    The first of these counts: the load in `measured`, in the owner's report, in the newest report
+    of another broker, or an equal part of the rest of the owner's load. Reports older than
+    `age_ms_max` do not count. Reports of brokers that are gone only serve for bundles that they
+    gave away. `bundles_max` is how many bundles a full report names. `with_policies` are bundles
+    that reports never name.
     """
     usable, apart = _sorted_out(held, reports, now_ms=now_ms, age_ms_max=age_ms_max)
-    named = {bundle: each for bundle, each in reports.named.items() if abs(now_ms - each.published_ms) <= age_ms_max}
+    named = {
+        bundle: each
+        for bundle, each in reports.named.items()
+        if abs(now_ms - each.published_ms) <= age_ms_max
+    }
     unnamed = frozenset(with_policies)
     rests = {}
     for broker, load in usable.items():
-        nameless = reports.faulty_of(broker) | {bundle for bundle, _ in held[broker] if bundle in unnamed or is_of_system(bundle)}
-        rests[broker] = _rest(load, reports.top.get(broker, ()), nameless, is_full=reports.length_of(broker) >= bundles_max)
+        nameless = reports.faulty_of(broker) | {
+            bundle for bundle, _ in held[broker] if bundle in unnamed or is_of_system(bundle)
+        }
+        rests[broker] = _rest(
+            load,
+            reports.top.get(broker, ()),
+            nameless,
+            is_full=reports.length_of(broker) >= bundles_max,
+        )
     mean = _mean([rest.each for rest in rests.values()])
     bundles: dict[str, BundleTraffic] = {}
     unknown: set[str] = set()
     for broker, holds in held.items():
-        own = {each.traffic.bundle: each.traffic for each in reports.top.get(broker, ())} if broker in usable else {}
+        own = (
+            {each.traffic.bundle: each.traffic for each in reports.top.get(broker, ())}
+            if broker in usable
+            else {}
+        )
         rest = rests.get(broker)
         for bundle, since_ms in holds:
-            known = (measured or {}).get(bundle) or own.get(bundle) or (named[bundle].traffic if bundle in named else None)
+            known = (
+                (measured or {}).get(bundle)
+                or own.get(bundle)
+                or (named[bundle].traffic if bundle in named else None)
+            )
             if known is None:
                 has_arrived_since = rest is None or since_ms > rest.taken_ms
                 is_in_rest = rest is not None and (rest.is_full or bundle in rest.nameless)
-                each = mean if has_arrived_since or rest is None else rest.each if is_in_rest else Traffic()
+                each = (
+                    mean
+                    if has_arrived_since or rest is None
+                    else rest.each
+                    if is_in_rest
+                    else Traffic()
+                )
                 known = BundleTraffic(bundle=bundle, traffic=each)
-                unknown |= {bundle} if has_arrived_since or bundle in reports.faulty_of(broker) else set()
+                unknown |= (
+                    {bundle} if has_arrived_since or bundle in reports.faulty_of(broker) else set()
+                )
             bundles[bundle] = known
     loads = {
-        broker: replace(load, bundles=tuple(each.traffic for each in reports.top[broker]) if broker in reports.top else None)
+        broker: replace(
+            load,
+            bundles=tuple(each.traffic for each in reports.top[broker])
+            if broker in reports.top
+            else None,
+        )
         for broker, load in usable.items()
     }
     gone = sorted({*reports.loads, *reports.top} - held.keys())
     notes = [f"{broker} is gone: its load report does not count" for broker in gone]
-    notes += [f"{subject}: {problem}" for subject, problem in sorted(reports.problems.items()) if subject not in apart]
-    return Weighed(bundles=bundles, unknown=frozenset(unknown), loads=loads, apart=apart, notes=tuple(notes))
+    notes += [
+        f"{subject}: {problem}"
+        for subject, problem in sorted(reports.problems.items())
+        if subject not in apart
+    ]
+    return Weighed(
+        bundles=bundles, unknown=frozenset(unknown), loads=loads, apart=apart, notes=tuple(notes)
+    )
 
 
 class _Rest(NamedTuple):
@@ -212,16 +290,29 @@ class _Rest(NamedTuple):
     is_full: bool
 
 
-def _rest(load: BrokerLoad, top: Collection[_Named], nameless: Collection[str], *, is_full: bool) -> _Rest:
+def _rest(
+    load: BrokerLoad, top: Collection[_Named], nameless: Collection[str], *, is_full: bool
+) -> _Rest:
     count = max(1, load.bundle_count - len(top) if is_full else len(nameless))
-    left = {field: max(0.0, getattr(load.traffic, field) - sum(getattr(each.traffic.traffic, field) for each in top)) for field in RATES}
+    left = {
+        field: max(
+            0.0,
+            getattr(load.traffic, field)
+            - sum(getattr(each.traffic.traffic, field) for each in top),
+        )
+        for field in RATES
+    }
     each = Traffic(**{field: value / count for field, value in left.items()})
     return _Rest(load.taken_ms, each, nameless, is_full)
 
 
 def _mean(parts: list[Traffic]) -> Traffic:
     count = len(parts)
-    return Traffic(**{field: sum(getattr(part, field) for part in parts) / count for field in RATES}) if count else Traffic()
+    return (
+        Traffic(**{field: sum(getattr(part, field) for part in parts) / count for field in RATES})
+        if count
+        else Traffic()
+    )
 
 
 def _sorted_out(
@@ -310,7 +401,9 @@ def _document(value: bytes) -> Mapping[str, object]:
 
 
 def _traffic(document: Mapping[str, object]) -> Traffic:
-    bytes_in, bytes_out, messages_in, messages_out = (_figure(document, field) for field in _RATE_FIELDS)
+    bytes_in, bytes_out, messages_in, messages_out = (
+        _figure(document, field) for field in _RATE_FIELDS
+    )
     return Traffic(
         bytes_in_per_second=bytes_in,
         bytes_out_per_second=bytes_out,
@@ -320,7 +413,9 @@ def _traffic(document: Mapping[str, object]) -> Traffic:
 
 
 def _use(document: Mapping[str, object], field: str) -> Use:
-    """Return a resource. Not every version of Pulsar reports every one. A negative limit is one that the broker does not know."""
+    """Return a resource. Not every version of Pulsar reports every one. A negative limit is one
+    that the broker does not know.
+    """
     use = document.get(field)
     if use is None:
         return Use()

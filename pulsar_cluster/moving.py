@@ -1,9 +1,12 @@
-"""Decide, step by step, how a saved plan is carried out on a Pulsar cluster. `pulsar_cluster.applying` does what this module decides.
+"""Decide, step by step, how a saved plan is carried out on a Pulsar cluster.
+`pulsar_cluster.applying` does what this module decides.
 
-* At most `at_once` moves are under way. A move is complete when the channel has the record of its new owner.
+* At most `at_once` moves are under way. A move is complete when the channel has the record of its
+  new owner.
 * The next move waits for a look at the cluster that followed the last arrival.
-* Anything that the plan did not foresee stops it: a changed bundle, another mover, a broker that leaves or joins, another leader, a move
-  that fails or takes too long, and a cluster that gets worse. Then no further move is requested, and those under way are awaited.
+* Anything that the plan did not foresee stops it: a changed bundle, another mover, a broker that
+  leaves or joins, another leader, a move that fails or takes too long, and a cluster that gets
+  worse. Then no further move is requested, and those under way are awaited.
 """
 
 from __future__ import annotations
@@ -42,7 +45,9 @@ class Status(StrEnum):
 
 
 class Outcome(NamedTuple):
-    """What became of a move: `status`, a sentence, and how long it took from its request, 0 without one."""
+    """What became of a move: `status`, a sentence, and how long it took from its request, 0 without
+    one.
+    """
 
     move: Move
     status: Status
@@ -54,7 +59,8 @@ class Health(NamedTuple):
     """How a cluster does. None: not known.
 
     * `uses`: the busiest resource of each broker, a fraction, from its load report.
-    * `published`: messages per second on the watched topics. `backlog`: their messages that no subscription has acknowledged.
+    * `published`: messages per second on the watched topics. `backlog`: their messages that no
+      subscription has acknowledged.
     * `latency_ms`: the time that 99 % of the publishes take at most, at the slowest broker.
     """
 
@@ -65,7 +71,9 @@ class Health(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """The figures of a topic at `at_ns` (any clock): the messages published since it was opened, and those not acknowledged."""
+    """The figures of a topic at `at_ns` (any clock): the messages published since it was opened,
+    and those not acknowledged.
+    """
 
     at_ns: int
     published: int
@@ -91,18 +99,48 @@ def why_worse(before: Health, now: Health) -> tuple[str, str] | None:
     for broker, use in sorted(now.uses.items()):
         was = before.uses.get(broker)
         if was is not None and use >= _USE_HIGH and use > was + _USE_RISE:
-            return "use", f"{broker} uses {format_percent(use)} of its busiest resource (before: {format_percent(was)})"
+            return (
+                "use",
+                (
+                    f"{broker} uses {format_percent(use)} of its busiest resource (before:"
+                    f" {format_percent(was)})"
+                ),
+            )
     published = before.published or 0.0
-    if published >= _PUBLISHED_MIN and now.published is not None and now.published < _PUBLISHED_LEFT * published:
-        return "published", f"clients publish {now.published:.0f} messages/s on the bundles of the plan (before: {published:.0f})"
+    if (
+        published >= _PUBLISHED_MIN
+        and now.published is not None
+        and now.published < _PUBLISHED_LEFT * published
+    ):
+        return (
+            "published",
+            (
+                f"clients publish {now.published:.0f} messages/s on the bundles of the plan"
+                f" (before: {published:.0f})"
+            ),
+        )
     if before.backlog is not None and now.backlog is not None:
-        allowed = max(2 * before.backlog, before.backlog + max(_BACKLOG_RISE, _BACKLOG_S * published))
+        allowed = max(
+            2 * before.backlog, before.backlog + max(_BACKLOG_RISE, _BACKLOG_S * published)
+        )
         if now.backlog > allowed:
-            return "backlog", f"the backlog of the bundles of the plan is {now.backlog} messages (before: {before.backlog})"
+            return (
+                "backlog",
+                (
+                    f"the backlog of the bundles of the plan is {now.backlog} messages (before:"
+                    f" {before.backlog})"
+                ),
+            )
     if before.latency_ms is not None and now.latency_ms is not None:
         allowed = max(_LATENCY_RATIO * before.latency_ms, before.latency_ms + _LATENCY_RISE_MS)
         if now.latency_ms > allowed:
-            return "latency", f"publishing takes up to {now.latency_ms:.0f} ms (before: {before.latency_ms:.0f} ms)"
+            return (
+                "latency",
+                (
+                    f"publishing takes up to {now.latency_ms:.0f} ms (before:"
+                    f" {before.latency_ms:.0f} ms)"
+                ),
+            )
     return None
 
 
@@ -117,7 +155,8 @@ class _Step:
 class Moving:
     """One plan on its way. `stopped` is why no further move is requested, or None.
 
-    `decided` collects the outcomes in their order; the driver takes them away. Times are Unix times in milliseconds.
+    `decided` collects the outcomes in their order; the driver takes them away. Times are Unix times
+    in milliseconds.
     """
 
     def __init__(self, plan: SavedPlan, *, at_once: int, timeout_ms: int) -> None:
@@ -135,16 +174,28 @@ class Moving:
     @property
     def is_over(self) -> bool:
         """Whether nothing is under way, and nothing more will be requested."""
-        left = [step for step in self._steps.values() if step.status in {Status.WAITING, Status.REQUESTED}]
-        return not left or (self.stopped is not None and all(step.status is Status.WAITING for step in left))
+        left = [
+            step
+            for step in self._steps.values()
+            if step.status in {Status.WAITING, Status.REQUESTED}
+        ]
+        return not left or (
+            self.stopped is not None and all(step.status is Status.WAITING for step in left)
+        )
 
     def begin(self, bundles: Mapping[str, Message], look: Look) -> None:
-        """Compare the cluster with the plan, and remember how it does. A difference stops the plan before its first move."""
+        """Compare the cluster with the plan, and remember how it does. A difference stops the plan
+        before its first move.
+        """
         changed = changes(self.plan, bundles, look.members, look.leader)
         if changed is not None:
             self.stop(f"the cluster has changed since the plan: {changed}")
         for message in bundles.values():
-            if message.record is not None and message.record.state == RELEASING and not is_of_system(message.bundle):
+            if (
+                message.record is not None
+                and message.record.state == RELEASING
+                and not is_of_system(message.bundle)
+            ):
                 self.stop(_other_mover(message.bundle, message.record))
         self._before = look.health
         self._must_look = False
@@ -158,7 +209,11 @@ class Moving:
         found: list[Move] = []
         under_way = sum(step.status is Status.REQUESTED for step in self._steps.values())
         for step in self._steps.values():
-            if self.stopped is not None or self._must_look or under_way + len(found) >= self._at_once:
+            if (
+                self.stopped is not None
+                or self._must_look
+                or under_way + len(found) >= self._at_once
+            ):
                 break
             if step.status is not Status.WAITING:
                 continue
@@ -171,7 +226,9 @@ class Moving:
         return found
 
     def see(self, change: Change, now_ms: int) -> None:
-        """Take a message of the channel into account. Those that Pulsar's brokers reject change nothing."""
+        """Take a message of the channel into account. Those that Pulsar's brokers reject change
+        nothing.
+        """
         if change.rejection is not None:
             return
         bundle, record = change.message.bundle, change.message.record
@@ -182,19 +239,30 @@ class Moving:
         elif step.status is Status.REQUESTED:
             self._follow(step, record, now_ms)
         elif step.status is Status.WAITING:
-            self.stop(why_changed(step.move, step.version, change.message) or f"{bundle} was written again")
+            self.stop(
+                why_changed(step.move, step.version, change.message)
+                or f"{bundle} was written again"
+            )
         elif step.status is Status.MOVED:
-            where = "has no record any more" if record is None else f"is {record.state} at {record.destination or record.source}"
+            where = (
+                "has no record any more"
+                if record is None
+                else f"is {record.state} at {record.destination or record.source}"
+            )
             self.stop(f"somebody else moves bundles: {bundle}, which this plan had moved, {where}")
 
     def answered(self, bundle: str, problem: str | None, *, in_doubt: bool, now_ms: int) -> None:
-        """Take the answer to a request into account. A request `in_doubt` may still be carried out, so its move is awaited."""
+        """Take the answer to a request into account. A request `in_doubt` may still be carried out,
+        so its move is awaited.
+        """
         step = self._steps[bundle]
         if problem is None:
             return
         self.stop(f"the move of {bundle} was refused: {problem}")
         if step.status is Status.REQUESTED and not in_doubt:
-            self._decide(step, Status.FAILED, f"{bundle} stays at {step.move.source}: {problem}", now_ms)
+            self._decide(
+                step, Status.FAILED, f"{bundle} stays at {step.move.source}: {problem}", now_ms
+            )
 
     def look(self, look: Look) -> None:
         """Take a look at the cluster into account."""
@@ -206,7 +274,9 @@ class Moving:
             if broker not in self.plan.members:
                 self.stop(f"the broker {broker} has joined: a new plan would use it")
         if self.plan.leader is not None and look.leader != self.plan.leader:
-            self.stop(f"the leader is {look.leader or 'nobody'} now (in the plan: {self.plan.leader})")
+            self.stop(
+                f"the leader is {look.leader or 'nobody'} now (in the plan: {self.plan.leader})"
+            )
         if self._before is not None:
             # A broker's first report since the start may come later.
             self._before = self._before._replace(uses={**look.health.uses, **self._before.uses})
@@ -224,28 +294,56 @@ class Moving:
             if step.status is Status.REQUESTED and now_ms - step.requested_ms >= self._timeout_ms:
                 message = bundles.get(bundle)
                 record = None if message is None else message.record
-                where = "it has no record" if record is None else f"it is {record.state} at {record.destination or record.source}"
+                where = (
+                    "it has no record"
+                    if record is None
+                    else f"it is {record.state} at {record.destination or record.source}"
+                )
                 limit = format_duration(self._timeout_ms)
-                self._decide(step, Status.FAILED, f"{bundle} did not arrive at {step.move.destination} within {limit}: {where}", now_ms)
+                self._decide(
+                    step,
+                    Status.FAILED,
+                    f"{bundle} did not arrive at {step.move.destination} within {limit}: {where}",
+                    now_ms,
+                )
                 self.stop(f"the move of {bundle} took more than {limit}")
 
     def leave_out(self) -> None:
         """Decide that what was not requested stays."""
         for step in self._steps.values():
             if step.status is Status.WAITING:
-                self._decide(step, Status.LEFT_OUT, f"{step.move.bundle} stays at {step.move.source}: it was not requested", 0)
+                self._decide(
+                    step,
+                    Status.LEFT_OUT,
+                    f"{step.move.bundle} stays at {step.move.source}: it was not requested",
+                    0,
+                )
 
     def _follow(self, step: _Step, record: StateRecord | None, now_ms: int) -> None:
         move = step.move
         if record is not None and record.destination == move.destination:
             if record.state == OWNED:
-                self._decide(step, Status.MOVED, f"{move.bundle} moved from {move.source} to {move.destination}", now_ms)
+                self._decide(
+                    step,
+                    Status.MOVED,
+                    f"{move.bundle} moved from {move.source} to {move.destination}",
+                    now_ms,
+                )
                 self._must_look = True
                 return
             if record.state in {RELEASING, ASSIGNING}:
                 return
-        where = "has no record any more" if record is None else f"is {record.state} at {record.destination or record.source}"
-        self._decide(step, Status.FAILED, f"{move.bundle} did not go to {move.destination}: it {where}", now_ms)
+        where = (
+            "has no record any more"
+            if record is None
+            else f"is {record.state} at {record.destination or record.source}"
+        )
+        self._decide(
+            step,
+            Status.FAILED,
+            f"{move.bundle} did not go to {move.destination}: it {where}",
+            now_ms,
+        )
         self.stop(f"{move.bundle} {where}, although it was to go to {move.destination}")
 
     def _decide(self, step: _Step, status: Status, text: str, now_ms: int) -> None:
@@ -255,12 +353,19 @@ class Moving:
 
 
 def published_between(before: Mapping[str, Reading], now: Mapping[str, Reading]) -> float | None:
-    """Return the messages per second between two readings of topics; None if no topic was read twice.
+    """Return the messages per second between two readings of topics; None if no topic was read
+    twice.
 
     The counter of a topic that moved begins again at 0.
     """
     rates = [
-        1e9 * (reading.published - was.published if reading.published >= was.published else reading.published) / (reading.at_ns - was.at_ns)
+        1e9
+        * (
+            reading.published - was.published
+            if reading.published >= was.published
+            else reading.published
+        )
+        / (reading.at_ns - was.at_ns)
         for topic, reading in now.items()
         if (was := before.get(topic)) is not None and reading.at_ns > was.at_ns
     ]
@@ -268,4 +373,7 @@ def published_between(before: Mapping[str, Reading], now: Mapping[str, Reading])
 
 
 def _other_mover(bundle: str, record: StateRecord) -> str:
-    return f"somebody else moves bundles: {bundle} leaves {record.source} for {record.destination or 'no broker yet'}"
+    return (
+        f"somebody else moves bundles: {bundle} leaves {record.source} for"
+        f" {record.destination or 'no broker yet'}"
+    )

@@ -1,11 +1,14 @@
-"""Decide which brokers of a Pulsar cluster may take a bundle: namespace isolation policies and anti-affinity groups, as Pulsar has them.
+"""Decide which brokers of a Pulsar cluster may take a bundle: namespace isolation policies and
+anti-affinity groups, as Pulsar has them.
 
-* Isolation: a namespace with a policy may use only its primaries. While fewer than `min_limit` of these are live, it may use the
-  secondaries, too. A namespace without a policy may use only brokers that are a primary of no policy. Patterns match a broker's host. Where
-  several policies cover one namespace, a broker must suit each. Pulsar uses the first that it finds.
-* Anti-affinity: bundles of the namespaces of a group go to the failure domains, and there to the brokers, with the fewest bundles of the
-  group. The bundle that is to move is not counted at its source. Pulsar counts it, and so may move it from a broker with one bundle of the
-  group to another.
+* Isolation: a namespace with a policy may use only its primaries. While fewer than `min_limit` of
+  these are live, it may use the secondaries, too. A namespace without a policy may use only brokers
+  that are a primary of no policy. Patterns match a broker's host. Where several policies cover one
+  namespace, a broker must suit each. Pulsar uses the first that it finds.
+* Anti-affinity: bundles of the namespaces of a group go to the failure domains, and there to the
+  brokers, with the fewest bundles of the group. The bundle that is to move is not counted at its
+  source. Pulsar counts it, and so may move it from a broker with one bundle of the group to
+  another.
 * A broker with too many topics takes none.
 """
 
@@ -27,14 +30,17 @@ _NO_DOMAIN: Final = "default-domain"
 
 
 class UnreadablePolicy(CallerError):
-    """An isolation policy of the cluster that cannot be read here, so nobody knows which brokers it keeps apart."""
+    """An isolation policy of the cluster that cannot be read here, so nobody knows which brokers it
+    keeps apart.
+    """
 
     def __init__(self, *, name: str, problem: str) -> None:
         """`name` is the policy's."""
         self.name = name
         self.problem = problem
         super().__init__(
-            f"the isolation policy {name!r} cannot be read: {problem}; correct it (pulsar-admin ns-isolation-policy get CLUSTER {name})"
+            f"the isolation policy {name!r} cannot be read: {problem}; correct it (pulsar-admin"
+            f" ns-isolation-policy get CLUSTER {name})"
         )
 
 
@@ -65,8 +71,10 @@ class IsolationPolicy:
 class ClusterPolicies:
     """What the administrators of a cluster have set about placement.
 
-    * `isolations`: the isolation policies. `groups`: the anti-affinity group of each namespace that has one.
-    * `domains`: the failure domain of each broker that is in one; empty if the cluster does not use them.
+    * `isolations`: the isolation policies. `groups`: the anti-affinity group of each namespace that
+      has one.
+    * `domains`: the failure domain of each broker that is in one; empty if the cluster does not use
+      them.
     * `topics_max`: a broker with as many topics takes no bundle.
     """
 
@@ -76,7 +84,9 @@ class ClusterPolicies:
     topics_max: int = 50_000
 
     def kind_of(self, namespace: str) -> Literal["isolation", "anti-affinity"] | None:
-        """Return which kind of policy a namespace has, if any: the reports of load then leave its bundles out."""
+        """Return which kind of policy a namespace has, if any: the reports of load then leave its
+        bundles out.
+        """
         if any(policy.covers(namespace) for policy in self.isolations):
             return "isolation"
         return "anti-affinity" if namespace in self.groups else None
@@ -109,11 +119,15 @@ def _patterns(name: str, document: Mapping[str, object], field: str) -> tuple[Pa
     try:
         return tuple(re.compile(text) for text in texts)
     except (re.error, TypeError) as error:
-        raise UnreadablePolicy(name=name, problem=f"{field} has a pattern that Python cannot read: {error}") from error
+        raise UnreadablePolicy(
+            name=name, problem=f"{field} has a pattern that Python cannot read: {error}"
+        ) from error
 
 
 class PlacementRules:
-    """The rules for one distribution of bundles over brokers. `move` keeps the counts of anti-affinity up to date."""
+    """The rules for one distribution of bundles over brokers. `move` keeps the counts of
+    anti-affinity up to date.
+    """
 
     def __init__(
         self,
@@ -123,13 +137,20 @@ class PlacementRules:
         *,
         topics: Mapping[str, int] | None = None,
     ) -> None:
-        """`brokers` are the live ones, `owners` the broker of each bundle, `topics` how many topics a broker has."""
+        """`brokers` are the live ones, `owners` the broker of each bundle, `topics` how many topics
+        a broker has.
+        """
         self._policies = policies
         self._brokers = tuple(sorted(brokers))
         self._owners = dict(owners)
-        self._full = {broker for broker, count in (topics or {}).items() if count >= policies.topics_max}
+        self._full = {
+            broker for broker, count in (topics or {}).items() if count >= policies.topics_max
+        }
         self._dedicated = {
-            broker: policy.name for policy in reversed(policies.isolations) for broker in self._brokers if policy.is_primary(broker)
+            broker: policy.name
+            for policy in reversed(policies.isolations)
+            for broker in self._brokers
+            if policy.is_primary(broker)
         }
         self._isolated: dict[str, Mapping[str, str]] = {}
         self._counts: dict[str, Counter[str]] = {}
@@ -160,17 +181,27 @@ class PlacementRules:
         refused = dict(self._isolated[namespace])
         owner = self._owners.get(bundle)
         limit = self._policies.topics_max
-        refused |= {broker: f"it has {limit} topics or more" for broker in sorted(self._full - refused.keys()) if broker != owner}
+        refused |= {
+            broker: f"it has {limit} topics or more"
+            for broker in sorted(self._full - refused.keys())
+            if broker != owner
+        }
         group = self._policies.groups.get(namespace)
         if group is not None:
             left = [broker for broker in self._brokers if broker not in refused]
             refused |= self._refused_by_group(group, left, without=owner)
-        return Candidates(allowed=tuple(broker for broker in self._brokers if broker not in refused), refused=refused)
+        return Candidates(
+            allowed=tuple(broker for broker in self._brokers if broker not in refused),
+            refused=refused,
+        )
 
     def _refused_by_isolation(self, namespace: str) -> Mapping[str, str]:
         covering = [policy for policy in self._policies.isolations if policy.covers(namespace)]
         if not covering:
-            return {broker: f"it is a primary of the isolation policy {name}" for broker, name in self._dedicated.items()}
+            return {
+                broker: f"it is a primary of the isolation policy {name}"
+                for broker, name in self._dedicated.items()
+            }
         refused: dict[str, str] = {}
         for policy in covering:
             primaries = {broker for broker in self._brokers if policy.is_primary(broker)}
@@ -178,14 +209,21 @@ class PlacementRules:
                 if broker in primaries:
                     continue
                 if not policy.is_secondary(broker):
-                    refused.setdefault(broker, f"the isolation policy {policy.name} gives this namespace other brokers")
+                    refused.setdefault(
+                        broker,
+                        f"the isolation policy {policy.name} gives this namespace other brokers",
+                    )
                 elif len(primaries) >= policy.min_limit:
                     enough = f"has {len(primaries)} primaries live, and needs {policy.min_limit}"
                     refused.setdefault(broker, f"the isolation policy {policy.name} {enough}")
         return refused
 
-    def _refused_by_group(self, group: str, left: Iterable[str], *, without: str | None) -> Mapping[str, str]:
-        """Return which of the brokers `left` have more bundles of the group than others. A bundle at `without` is not counted."""
+    def _refused_by_group(
+        self, group: str, left: Iterable[str], *, without: str | None
+    ) -> Mapping[str, str]:
+        """Return which of the brokers `left` have more bundles of the group than others. A bundle
+        at `without` is not counted.
+        """
         counts = self._counts.get(group, Counter[str]())
         numbers = {broker: counts[broker] - (broker == without) for broker in left}
         kept = numbers
@@ -194,9 +232,16 @@ class PlacementRules:
             for broker, number in numbers.items():
                 totals[self._domain(broker)] += number
             least = min(totals.values())
-            kept = {broker: number for broker, number in numbers.items() if totals[self._domain(broker)] == least}
+            kept = {
+                broker: number
+                for broker, number in numbers.items()
+                if totals[self._domain(broker)] == least
+            }
         fewest = min(kept.values(), default=0)
-        why = f"it or its failure domain has more bundles of the anti-affinity group {group} than others"
+        why = (
+            f"it or its failure domain has more bundles of the anti-affinity group {group} than"
+            " others"
+        )
         return {broker: why for broker in numbers if kept.get(broker) != fewest}
 
     def _domain(self, broker: str) -> str:

@@ -1,8 +1,10 @@
 """Plan the moves that even out a Pulsar cluster, with any balancing policy.
 
-A policy plans one round, and then waits for new load reports. A plan here is complete: the policy is asked again on the cluster as its
-moves should leave it, until it moves nothing more. It is asked as if the load had been uneven for as long as the policy waits: an operator
-who asks for a plan wants moves now. No bundle moves twice. Bundles of Pulsar's own namespace and bundles in transition do not move.
+A policy plans one round, and then waits for new load reports. A plan here is complete: the policy
+is asked again on the cluster as its moves should leave it, until it moves nothing more. It is asked
+as if the load had been uneven for as long as the policy waits: an operator who asks for a plan
+wants moves now. No bundle moves twice. Bundles of Pulsar's own namespace and bundles in transition
+do not move.
 """
 
 from __future__ import annotations
@@ -19,7 +21,15 @@ from equipoise.brokers.balancing.settings.balancing_settings import BalancingSet
 from equipoise.channel.core.ranges import namespace_in
 from equipoise.pulsar_cluster.loads import BUNDLES_MAX, Held, LoadReports, Weighed, weigh
 from equipoise.pulsar_cluster.placement_rules import ClusterPolicies, PlacementRules
-from equipoise.pulsar_cluster.records import ASSIGNING, IN_FLIGHT, OWNED, RELEASING, SPLITTING, Message, StateRecord
+from equipoise.pulsar_cluster.records import (
+    ASSIGNING,
+    IN_FLIGHT,
+    OWNED,
+    RELEASING,
+    SPLITTING,
+    Message,
+    StateRecord,
+)
 from equipoise.pulsar_cluster.table import is_of_system
 from equipoise.shedder.balanced import BalancedShedder
 from equipoise.shedder.loads import RATES, Averages, BrokerLoad, BundleTraffic, Traffic
@@ -37,7 +47,8 @@ ROUNDS_MAX: Final = 64
 """How often a policy is asked for one plan."""
 
 EVEN: Final = BalancingSettings(balanced=BalancedShedder(start_ratio=0.05, settle_ratio=0.04))
-"""The settings of a plan. It evens out more than a balancer that acts all the time: nothing moves again when the load changes a little."""
+"""The settings of a plan. It evens out more than a balancer that acts all the time: nothing moves
+again when the load changes a little."""
 
 _CAPACITY: Final = 100
 """The capacity of each broker if none reports how many cores it has."""
@@ -49,11 +60,15 @@ _MOVES_ALREADY: Final = "it moves in this plan already"
 class Cluster:
     """What a plan is made from.
 
-    * `members`: the live brokers. `bundles`: the message of each bundle's record. `reports`: the load reports.
-    * `policies`: isolation, anti-affinity and limits. `measured`: loads of bundles that are known better than from the reports.
+    * `members`: the live brokers. `bundles`: the message of each bundle's record. `reports`: the
+      load reports.
+    * `policies`: isolation, anti-affinity and limits. `measured`: loads of bundles that are known
+      better than from the reports.
     * `bundles_max`: how many bundles a full report names.
-    * `unsettled`: the brokers without a report whose figures of topics are older than their clients, and of how many bundles.
-    * `settles_ms`: when all figures of topics are as new as the clients of now (Unix time). None: nobody knows.
+    * `unsettled`: the brokers without a report whose figures of topics are older than their
+      clients, and of how many bundles.
+    * `settles_ms`: when all figures of topics are as new as the clients of now (Unix time). None:
+      nobody knows.
     """
 
     members: Collection[str]
@@ -72,7 +87,8 @@ class Planned:
 
     * `notes`: what was left out of it, and whom it evens out among themselves, one sentence each.
     * `versions`: those of the records of the moved bundles.
-    * `unknown`: the bundles of brokers that take part whose load nobody knows. They stay. What comes of the plan depends on them.
+    * `unknown`: the bundles of brokers that take part whose load nobody knows. They stay. What
+      comes of the plan depends on them.
     """
 
     forecast: Forecast
@@ -87,7 +103,9 @@ class Planned:
 
 
 def holder_of(record: StateRecord | None) -> str | None:
-    """Return the broker that a bundle's load counts at: its owner, or where it is on its way to; None if it has none."""
+    """Return the broker that a bundle's load counts at: its owner, or where it is on its way to;
+    None if it has none.
+    """
     if record is None:
         return None
     if record.state in {OWNED, ASSIGNING}:
@@ -106,29 +124,57 @@ def plan_moves(cluster: Cluster, settings: BalancingSettings, *, now_ms: int) ->
     measure: Measure = "cost" if settings.balancing.shedder == "BalancedShedder" else "use"
     # A forecast shows the loads of all bundles, and the reports name only the busiest.
     all_named = {
-        broker: replace(load, bundles=tuple(weighed.bundles[each.bundle] for each in predicted.held[broker]))
+        broker: replace(
+            load, bundles=tuple(weighed.bundles[each.bundle] for each in predicted.held[broker])
+        )
         for broker, load in weighed.loads.items()
     }
     forecast = forecast_of(
-        replace(begin, loads=all_named, owners=dict(begin.owners), rules=predicted.rules_at_begin.candidates),
+        replace(
+            begin,
+            loads=all_named,
+            owners=dict(begin.owners),
+            rules=predicted.rules_at_begin.candidates,
+        ),
         plan,
         measure=measure,
         ttl_ms=settings.transfer.load_ttl_ms,
     )
-    versions = {move.bundle: record.version for move in plan.moves if (record := cluster.bundles[move.bundle].record) is not None}
-    lost = Counter(broker for bundle in cluster.bundles if (broker := holder_of(cluster.bundles[bundle].record)) not in cluster.members)
+    versions = {
+        move.bundle: record.version
+        for move in plan.moves
+        if (record := cluster.bundles[move.bundle].record) is not None
+    }
+    lost = Counter(
+        broker
+        for bundle in cluster.bundles
+        if (broker := holder_of(cluster.bundles[bundle].record)) not in cluster.members
+    )
     notes = [
-        f"{broker} is no broker of the cluster any more, and still has {count} bundles" for broker, count in sorted(lost.items()) if broker
+        f"{broker} is no broker of the cluster any more, and still has {count} bundles"
+        for broker, count in sorted(lost.items())
+        if broker
     ]
     after = predicted.fills()
     apart = [among for among in sets if len(sets) > 1 and len(among) > 1]
     notes += [
-        f"isolation policies give {', '.join(among)} bundles of their own: these are evened out among themselves, from a deviation of "
-        f"{format_percent(_deviation(before, among))} to {format_percent(_deviation(after, among))}"
+        f"isolation policies give {', '.join(among)} bundles of their own: these are evened out"
+        f" among themselves, from a deviation of {format_percent(_deviation(before, among))} to"
+        f" {format_percent(_deviation(after, among))}"
         for among in apart
     ]
-    takers = {bundle for broker, bundles in predicted.held.items() if broker not in weighed.apart for bundle, _ in bundles}
-    return Planned(forecast=forecast, notes=(*notes, *weighed.notes), versions=versions, unknown=weighed.unknown & takers)
+    takers = {
+        bundle
+        for broker, bundles in predicted.held.items()
+        if broker not in weighed.apart
+        for bundle, _ in bundles
+    }
+    return Planned(
+        forecast=forecast,
+        notes=(*notes, *weighed.notes),
+        versions=versions,
+        unknown=weighed.unknown & takers,
+    )
 
 
 def _deviation(fills: Mapping[str, float], among: Collection[str]) -> float:
@@ -138,19 +184,28 @@ def _deviation(fills: Mapping[str, float], among: Collection[str]) -> float:
 
 
 def snapshot_of(cluster: Cluster, *, now_ms: int, age_ms_max: int) -> Snapshot:
-    """Return the cluster at `now_ms` (Unix time) as policies take it. Reports older than `age_ms_max` do not count."""
+    """Return the cluster at `now_ms` (Unix time) as policies take it. Reports older than
+    `age_ms_max` do not count.
+    """
     return _Predicted(cluster, now_ms=now_ms, age_ms_max=age_ms_max).snapshot(now_ms)
 
 
-def _weighed(cluster: Cluster, held: Mapping[str, Sequence[Held]], *, now_ms: int, age_ms_max: int) -> Weighed:
-    has_policy = {name: cluster.policies.kind_of(name) is not None for name in dict.fromkeys(map(namespace_in, cluster.bundles))}
+def _weighed(
+    cluster: Cluster, held: Mapping[str, Sequence[Held]], *, now_ms: int, age_ms_max: int
+) -> Weighed:
+    has_policy = {
+        name: cluster.policies.kind_of(name) is not None
+        for name in dict.fromkeys(map(namespace_in, cluster.bundles))
+    }
     return weigh(
         held,
         cluster.reports,
         now_ms=now_ms,
         age_ms_max=age_ms_max,
         bundles_max=cluster.bundles_max,
-        with_policies=frozenset(bundle for bundle in cluster.bundles if has_policy[namespace_in(bundle)]),
+        with_policies=frozenset(
+            bundle for bundle in cluster.bundles if has_policy[namespace_in(bundle)]
+        ),
         measured=cluster.measured,
     )
 
@@ -158,20 +213,31 @@ def _weighed(cluster: Cluster, held: Mapping[str, Sequence[Held]], *, now_ms: in
 def command_of(move: Move) -> str:
     """Return the command of Pulsar's own tool that makes a move."""
     namespace, _, key_range = move.bundle.rpartition("/")
-    return f"pulsar-admin namespaces unload --bundle {key_range} --destinationBroker {move.destination} {namespace}"
+    return (
+        f"pulsar-admin namespaces unload --bundle {key_range} --destinationBroker"
+        f" {move.destination} {namespace}"
+    )
 
 
-def _all_rounds(predicted: _Predicted, sets: Sequence[tuple[str, ...]], settings: BalancingSettings, now_ms: int) -> Plan:
+def _all_rounds(
+    predicted: _Predicted, sets: Sequence[tuple[str, ...]], settings: BalancingSettings, now_ms: int
+) -> Plan:
     """Even out each set of brokers, and return all moves as one plan."""
     plans = [_rounds_of(predicted, among, settings, now_ms) for among in sets]
     whole = max(plans, key=lambda plan: plan.deviation or 0.0)
     moves = tuple(move for plan in plans for move in plan.moves)
-    stays = tuple(sorted((stay for plan in plans for stay in plan.stays), key=lambda stay: stay.subject))
+    stays = tuple(
+        sorted((stay for plan in plans for stay in plan.stays), key=lambda stay: stay.subject)
+    )
     return replace(whole, moves=moves, stays=stays, idle=None if moves else whole.idle)
 
 
-def _rounds_of(predicted: _Predicted, among: Collection[str], settings: BalancingSettings, now_ms: int) -> Plan:
-    """Ask the policy about some brokers until it moves nothing more, and return all moves as one plan."""
+def _rounds_of(
+    predicted: _Predicted, among: Collection[str], settings: BalancingSettings, now_ms: int
+) -> Plan:
+    """Ask the policy about some brokers until it moves nothing more, and return all moves as one
+    plan.
+    """
     shedder = shedder_of(settings)
     first: Plan | None = None
     last = Plan(moves=(), stays=())
@@ -209,17 +275,26 @@ class _Predicted:
     """The cluster as the moves planned so far should leave it."""
 
     def __init__(self, cluster: Cluster, *, now_ms: int, age_ms_max: int) -> None:
-        """Begin with the cluster as it is. `held` are the bundles of each live broker, `weighed` their loads."""
+        """Begin with the cluster as it is. `held` are the bundles of each live broker, `weighed`
+        their loads.
+        """
         self.held = held = _held_in(cluster)
         self.weighed = weighed = _weighed(cluster, held, now_ms=now_ms, age_ms_max=age_ms_max)
-        kinds = {name: cluster.policies.kind_of(name) for name in dict.fromkeys(map(namespace_in, cluster.bundles))}
-        self._held = {broker: {each.bundle: None for each in bundles} for broker, bundles in held.items()}
+        kinds = {
+            name: cluster.policies.kind_of(name)
+            for name in dict.fromkeys(map(namespace_in, cluster.bundles))
+        }
+        self._held = {
+            broker: {each.bundle: None for each in bundles} for broker, bundles in held.items()
+        }
         self._owners = {each.bundle: broker for broker, bundles in held.items() for each in bundles}
         self._kinds = {name: kind for name, kind in kinds.items() if kind is not None}
         self._loads = dict(weighed.loads)
         self._costs = _costs_of(weighed.bundles)
         self._barred = {
-            bundle: why for bundle in self._owners if (why := self._why_barred(bundle, cluster.bundles[bundle].record)) is not None
+            bundle: why
+            for bundle in self._owners
+            if (why := self._why_barred(bundle, cluster.bundles[bundle].record)) is not None
         }
         self._capacities = _capacities_of(held, weighed.loads)
         topics = {broker: load.topics for broker, load in weighed.loads.items()}
@@ -237,12 +312,18 @@ class _Predicted:
         return None if self._costs[bundle] > 0 else "it carries nothing"
 
     def sets(self) -> list[tuple[str, ...]]:
-        """Return the brokers by sets between which isolation policies let no bundle move. All are one set without such policies.
+        """Return the brokers by sets between which isolation policies let no bundle move. All are
+        one set without such policies.
 
-        A bundle that a policy does not leave at its broker joins that one to the brokers where it may go.
+        A bundle that a policy does not leave at its broker joins that one to the brokers where it
+        may go.
         """
         of_broker = {broker: {broker} for broker in self._held}
-        owned = [(namespace_in(bundle), owner) for bundle, owner in self._owners.items() if not is_of_system(bundle)]
+        owned = [
+            (namespace_in(bundle), owner)
+            for bundle, owner in self._owners.items()
+            if not is_of_system(bundle)
+        ]
         for namespace, owner in dict.fromkeys(owned):
             among = sorted(self._rules.brokers_of(namespace) | {owner})
             joined = set[str]().union(*(of_broker[broker] for broker in among))
@@ -255,14 +336,21 @@ class _Predicted:
 
     def snapshot(self, now_ms: int, among: Collection[str] | None = None) -> Snapshot:
         """Return the cluster as policies take it, or the part of it that some brokers have."""
-        held = {broker: bundles for broker, bundles in self._held.items() if among is None or broker in among}
+        held = {
+            broker: bundles
+            for broker, bundles in self._held.items()
+            if among is None or broker in among
+        }
         owners = {bundle: owner for bundle, owner in self._owners.items() if owner in held}
         resting = {**self._barred, **dict.fromkeys(self.moved, _MOVES_ALREADY)}
         brokers = tuple(
             WeighedBroker(
                 broker=broker,
                 capacity=self._capacities[broker],
-                bundles=tuple(WeighedBundle(name=bundle, cost=self._costs[bundle], barred=resting.get(bundle)) for bundle in bundles),
+                bundles=tuple(
+                    WeighedBundle(name=bundle, cost=self._costs[bundle], barred=resting.get(bundle))
+                    for bundle in bundles
+                ),
                 barred=self.weighed.apart.get(broker),
             )
             for broker, bundles in held.items()
@@ -282,17 +370,32 @@ class _Predicted:
     def carry_out(self, moves: Sequence[Move]) -> list[Move]:
         """Predict the effect of `moves`, and return them with destinations.
 
-        A policy sees the rules as they were before its first move. So each move is checked again, and left out if an earlier one forbids
-        it.
+        A policy sees the rules as they were before its first move. So each move is checked again,
+        and left out if an earlier one forbids it.
         """
         accepted = []
         for move in moves:
-            allowed = [broker for broker in self._rules.candidates(move.bundle).allowed if broker not in self.weighed.apart]
+            allowed = [
+                broker
+                for broker in self._rules.candidates(move.bundle).allowed
+                if broker not in self.weighed.apart
+            ]
             destination = move.destination or min(
-                (broker for broker in allowed if broker != move.source), key=lambda broker: (self._fill(broker), broker), default=None
+                (broker for broker in allowed if broker != move.source),
+                key=lambda broker: (self._fill(broker), broker),
+                default=None,
             )
-            is_free = move.bundle not in self.moved and move.bundle not in self._barred and self._owners.get(move.bundle) == move.source
-            if destination is None or destination == move.source or destination not in allowed or not is_free:
+            is_free = (
+                move.bundle not in self.moved
+                and move.bundle not in self._barred
+                and self._owners.get(move.bundle) == move.source
+            )
+            if (
+                destination is None
+                or destination == move.source
+                or destination not in allowed
+                or not is_free
+            ):
                 continue
             self._move(move.bundle, move.source, destination)
             accepted.append(replace(move, destination=destination))
@@ -311,43 +414,73 @@ class _Predicted:
         if giver is None or taker is None:
             return
         traffic = self.weighed.bundles[bundle]
-        carried = traffic.traffic.bytes_per_second / giver.traffic.bytes_per_second if giver.traffic.bytes_per_second > 0 else 0.0
+        carried = (
+            traffic.traffic.bytes_per_second / giver.traffic.bytes_per_second
+            if giver.traffic.bytes_per_second > 0
+            else 0.0
+        )
         use = giver.averages.weighted_max * min(1.0, carried)
-        kept = None if giver.bundles is None else tuple(each for each in giver.bundles if each.bundle != bundle)
+        kept = (
+            None
+            if giver.bundles is None
+            else tuple(each for each in giver.bundles if each.bundle != bundle)
+        )
         is_named = giver.bundles is not None and kept is not None and len(kept) < len(giver.bundles)
         self._loads[source] = _with(replace(giver, bundles=kept), traffic, use, sign=-1)
         taken = taker.bundles
         if is_named:
             # Reports name the lightest bundle first.
-            taken = tuple(sorted((*(taken or ()), traffic), key=lambda each: each.traffic.bytes_per_second))
+            taken = tuple(
+                sorted((*(taken or ()), traffic), key=lambda each: each.traffic.bytes_per_second)
+            )
         self._loads[destination] = _with(replace(taker, bundles=taken), traffic, use, sign=1)
 
 
 def _with(load: BrokerLoad, bundle: BundleTraffic, use: float, *, sign: int) -> BrokerLoad:
-    """Return a broker's load with a bundle added or removed. Nothing falls below 0: reports do not add up exactly."""
-    traffic = Traffic(**{name: max(0.0, getattr(load.traffic, name) + sign * getattr(bundle.traffic, name)) for name in RATES})
+    """Return a broker's load with a bundle added or removed. Nothing falls below 0: reports do not
+    add up exactly.
+    """
+    traffic = Traffic(
+        **{
+            name: max(0.0, getattr(load.traffic, name) + sign * getattr(bundle.traffic, name))
+            for name in RATES
+        }
+    )
     averages = Averages(
         weighted_max=max(0.0, load.averages.weighted_max + sign * use),
-        bytes_per_second=max(0.0, load.averages.bytes_per_second + sign * bundle.traffic.bytes_per_second),
+        bytes_per_second=max(
+            0.0, load.averages.bytes_per_second + sign * bundle.traffic.bytes_per_second
+        ),
     )
-    return replace(load, traffic=traffic, averages=averages, bundle_count=max(0, load.bundle_count + sign))
+    return replace(
+        load, traffic=traffic, averages=averages, bundle_count=max(0, load.bundle_count + sign)
+    )
 
 
 def _costs_of(bundles: Mapping[str, BundleTraffic]) -> Mapping[str, float]:
-    """Return the cost of each bundle in messages per second; see `shedder.snapshot` for what bytes and sessions cost.
+    """Return the cost of each bundle in messages per second; see `shedder.snapshot` for what bytes
+    and sessions cost.
 
     A bundle that carries nothing costs nothing. It stays: a move evens nothing out.
     """
     return {
-        name: load.traffic.messages_per_second
-        + load.traffic.bytes_per_second / BYTES_PER_CALL
-        + (load.producers + load.consumers) / SESSIONS_PER_CALL
+        name: (
+            load.traffic.messages_per_second
+            + load.traffic.bytes_per_second / BYTES_PER_CALL
+            + (load.producers + load.consumers) / SESSIONS_PER_CALL
+        )
         for name, load in bundles.items()
     }
 
 
 def _capacities_of(brokers: Collection[str], loads: Mapping[str, BrokerLoad]) -> Mapping[str, int]:
-    """Return the capacity of each broker: its CPU limit in percent of a core. One that is not known is taken to be the median."""
-    limits = {broker: limit for broker, load in loads.items() if (limit := round(load.resources.cpu.limit)) >= 1}
+    """Return the capacity of each broker: its CPU limit in percent of a core. One that is not known
+    is taken to be the median.
+    """
+    limits = {
+        broker: limit
+        for broker, load in loads.items()
+        if (limit := round(load.resources.cpu.limit)) >= 1
+    }
     unknown = median_low(limits.values()) if limits else _CAPACITY
     return {broker: limits.get(broker, unknown) for broker in brokers}

@@ -1,4 +1,6 @@
-"""Read the topics of a real Pulsar cluster. Nothing here writes: it has no producer, and keeps no subscription."""
+"""Read the topics of a real Pulsar cluster. Nothing here writes: it has no producer, and keeps no
+subscription.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from equipoise.channel.core.errors import CallerError, EquipoiseError, OperatorError, PeerError, missing_extra
+from equipoise.channel.core.errors import (
+    CallerError,
+    EquipoiseError,
+    OperatorError,
+    PeerError,
+    missing_extra,
+)
 from equipoise.channel.system.deadline import Deadline
 from equipoise.pulsar_cluster.credentials import NOBODY, Credentials
-from equipoise.pulsar_cluster.records import BROKER_LOAD_TOPIC, CHANNEL_TOPIC, TOP_BUNDLES_TOPIC, Message, message_of
+from equipoise.pulsar_cluster.records import (
+    BROKER_LOAD_TOPIC,
+    CHANNEL_TOPIC,
+    TOP_BUNDLES_TOPIC,
+    Message,
+    message_of,
+)
 
 if TYPE_CHECKING:
     import pulsar
@@ -36,7 +50,8 @@ OPERATION_S: Final = 30
 class Address:
     """Where a cluster is, and who asks.
 
-    * `service_url`: `pulsar://HOST:PORT` or `pulsar+ssl://HOST:PORT`, several hosts separated by commas; or the name of an archive.
+    * `service_url`: `pulsar://HOST:PORT` or `pulsar+ssl://HOST:PORT`, several hosts separated by
+      commas; or the name of an archive.
     * `admin_urls`: those of the admin API, if it may be asked.
     * `credentials`: who asks, and which brokers are trusted.
     * `timeout_s`: the time for one question to the cluster, from connecting to the answer.
@@ -61,7 +76,8 @@ class Read(NamedTuple):
     * `message_id`: `LEDGER:ENTRY`, and `:PLACE` in a batch.
     * `position`: the same for the client, to go on after this message.
     * `value`: None for a tombstone.
-    * `begins_anew`: messages before this one are lost: Pulsar compacted and deleted them unread. From here on all records follow again.
+    * `begins_anew`: messages before this one are lost: Pulsar compacted and deleted them unread.
+      From here on all records follow again.
     """
 
     message_id: str
@@ -87,11 +103,15 @@ def is_url(source: str) -> bool:
 def connected(address: Address) -> Iterator[pulsar.Client]:
     """Open a client. It connects when it is used.
 
-    Raises `OperatorError` for a file that cannot be read, `CallerError` for another URL or without the extra `pulsar-cluster`, and
-    `PeerError` if no broker of the URL can be reached: the client itself would try for `timeout_s`.
+    Raises `OperatorError` for a file that cannot be read, `CallerError` for another URL or without
+    the extra `pulsar-cluster`, and `PeerError` if no broker of the URL can be reached: the client
+    itself would try for `timeout_s`.
     """
     if not address.service_url.startswith(_SCHEMES):
-        raise CallerError(f"{address.service_url!r} is not the service URL of a Pulsar cluster: write pulsar://HOST:PORT")
+        raise CallerError(
+            f"{address.service_url!r} is not the service URL of a Pulsar cluster: write"
+            " pulsar://HOST:PORT"
+        )
     try:
         import pulsar
     except ImportError as error:
@@ -121,7 +141,8 @@ def connected(address: Address) -> Iterator[pulsar.Client]:
         )
     except ValueError as error:
         raise CallerError(
-            f"{address.service_url!r} is not the service URL of a Pulsar cluster: {error}; write pulsar://HOST:PORT"
+            f"{address.service_url!r} is not the service URL of a Pulsar cluster: {error}; write"
+            " pulsar://HOST:PORT"
         ) from error
     try:
         yield client
@@ -130,9 +151,11 @@ def connected(address: Address) -> Iterator[pulsar.Client]:
 
 
 def newest_of(token: Callable[[], str]) -> Callable[[], str]:
-    """Return a source of tokens that never fails: it returns the last one while `token` raises. Raises what `token` raises now.
+    """Return a source of tokens that never fails: it returns the last one while `token` raises.
+    Raises what `token` raises now.
 
-    The client asks in a thread of its own, where an error would end the process. Brokers refuse a token that is too old.
+    The client asks in a thread of its own, where an error would end the process. Brokers refuse a
+    token that is too old.
     """
     newest = token()
 
@@ -146,7 +169,9 @@ def newest_of(token: Callable[[], str]) -> Callable[[], str]:
 
 
 def _check_reachable(address: Address) -> None:
-    """Raise `PeerError` if no broker of a service URL accepts a connection in time. Leave a malformed URL to the client."""
+    """Raise `PeerError` if no broker of a service URL accepts a connection in time. Leave a
+    malformed URL to the client.
+    """
     deadline = Deadline.after(timeout_ms=round(1_000 * min(_CONNECT_S, address.timeout_s)))
     try:
         hosts = address.hosts
@@ -155,25 +180,41 @@ def _check_reachable(address: Address) -> None:
     problems = []
     for name, port in hosts:
         try:
-            socket.create_connection((name, port), max(_CONNECT_LEAST_S, deadline.remaining_ms() / 1_000)).close()
+            socket.create_connection(
+                (name, port), max(_CONNECT_LEAST_S, deadline.remaining_ms() / 1_000)
+            ).close()
         except UnicodeError:
             return
         except OSError as error:
             problems.append(f"{name}:{port}: {error.strerror or error}")
         else:
             return
-    raise PeerError(f"no broker of {address.service_url} can be reached ({', '.join(problems)}); check the service URL, or try again later")
+    raise PeerError(
+        f"no broker of {address.service_url} can be reached ({', '.join(problems)}); check the"
+        " service URL, or try again later"
+    )
 
 
 class TopicReader:
     """Reads one topic of a cluster in order. For one thread."""
 
-    def __init__(self, client: pulsar.Client, topic: str, *, after: bytes | None, compacted: bool = False, newest: bool = False) -> None:
-        """Begin after the position `after`, or with the first message, or with `newest` after the last.
+    def __init__(
+        self,
+        client: pulsar.Client,
+        topic: str,
+        *,
+        after: bytes | None,
+        compacted: bool = False,
+        newest: bool = False,
+    ) -> None:
+        """Begin after the position `after`, or with the first message, or with `newest` after the
+        last.
 
-        With `compacted` the topic's compacted part is read in place of the messages that it was made of.
+        With `compacted` the topic's compacted part is read in place of the messages that it was
+        made of.
 
-        Raises `OperatorError` without permission or topic, and `PeerError` if the cluster does not answer.
+        Raises `OperatorError` without permission or topic, and `PeerError` if the cluster does not
+        answer.
         """
         import pulsar
 
@@ -195,7 +236,9 @@ class TopicReader:
             return not self._reader.has_message_available()
 
     def next(self, timeout_ms: int = _POLL_MS) -> Read | None:
-        """Return the next message, or None if there is none within `timeout_ms`. Raises `PeerError`."""
+        """Return the next message, or None if there is none within `timeout_ms`. Raises
+        `PeerError`.
+        """
         try:
             message = self._reader.read_next(timeout_millis=timeout_ms)
         except self._pulsar.Timeout:
@@ -228,19 +271,26 @@ class TopicReader:
             raise _explained(self.topic, error) from error
 
 
-def read_channel(client: pulsar.Client, *, after: bytes | None = None, deadline: Deadline) -> Iterator[Read]:
+def read_channel(
+    client: pulsar.Client, *, after: bytes | None = None, deadline: Deadline
+) -> Iterator[Read]:
     """Yield the messages of the channel after the position `after`, or all, up to its end.
 
-    Pulsar compacts the channel, and then deletes the oldest messages. What is left of them in its compacted part comes first. If messages
-    after `after` were deleted, the whole compacted part comes, and its first message has `begins_anew`.
+    Pulsar compacts the channel, and then deletes the oldest messages. What is left of them in its
+    compacted part comes first. If messages after `after` were deleted, the whole compacted part
+    comes, and its first message has `begins_anew`.
 
     Raises `PeerError` after the deadline, and what `TopicReader` raises.
     """
     reader = TopicReader(client, CHANNEL_TOPIC, after=after)
     try:
         first = next(_up_to_end(reader, deadline), None)
-        # A reader of the compacted part that begins at `after` sees an older message than `first` only if that was deleted from the topic.
-        is_hole = after is not None and next(_compacted_before(client, first, after, deadline), None) is not None
+        # A reader of the compacted part that begins at `after` sees an older message than `first`
+        # only if that was deleted from the topic.
+        is_hole = (
+            after is not None
+            and next(_compacted_before(client, first, after, deadline), None) is not None
+        )
         if after is None or is_hole:
             for number, read in enumerate(_compacted_before(client, first, None, deadline)):
                 yield read._replace(begins_anew=is_hole and not number)
@@ -251,8 +301,12 @@ def read_channel(client: pulsar.Client, *, after: bytes | None = None, deadline:
         reader.close()
 
 
-def _compacted_before(client: pulsar.Client, first: Read | None, after: bytes | None, deadline: Deadline) -> Iterator[Read]:
-    """Yield the messages of the compacted part after the position `after` that are older than `first`, the next message of the topic."""
+def _compacted_before(
+    client: pulsar.Client, first: Read | None, after: bytes | None, deadline: Deadline
+) -> Iterator[Read]:
+    """Yield the messages of the compacted part after the position `after` that are older than
+    `first`, the next message of the topic.
+    """
     reader = TopicReader(client, CHANNEL_TOPIC, after=after, compacted=True)
     try:
         for read in _up_to_end(reader, deadline):
@@ -271,7 +325,8 @@ def _order_of(read: Read) -> tuple[int, ...]:
 def _up_to_end(reader: TopicReader, deadline: Deadline) -> Iterator[Read]:
     """Yield the messages up to the present end of a topic.
 
-    Ask for the end only while no message is ready, and every second of a topic that never pauses: it costs more than a message.
+    Ask for the end only while no message is ready, and every second of a topic that never pauses:
+    it costs more than a message.
     """
     asked = Deadline.after(timeout_ms=_ASK_MS)
     while deadline.remaining_ms() > 0:
@@ -283,12 +338,14 @@ def _up_to_end(reader: TopicReader, deadline: Deadline) -> Iterator[Read]:
                 return
             asked = Deadline.after(timeout_ms=_ASK_MS)
     raise PeerError(
-        f"{reader.topic} was not read to its end in time; give the command more time (--timeout), or record the cluster first "
-        "(equipoise pulsar record)"
+        f"{reader.topic} was not read to its end in time; give the command more time (--timeout),"
+        " or record the cluster first (equipoise pulsar record)"
     )
 
 
-def moved_after(client: pulsar.Client, position: bytes | None, deadline: Deadline) -> Callable[[], set[str]]:
+def moved_after(
+    client: pulsar.Client, position: bytes | None, deadline: Deadline
+) -> Callable[[], set[str]]:
     """Return the question which bundles the channel has had messages about since `position`."""
 
     def moved() -> set[str]:
@@ -302,7 +359,9 @@ def moved_after(client: pulsar.Client, position: bytes | None, deadline: Deadlin
 
 
 def load_readers(client: pulsar.Client) -> tuple[TopicReader, TopicReader]:
-    """Return readers of the load reports of brokers and of their busiest bundles, from now on. Both topics keep nothing."""
+    """Return readers of the load reports of brokers and of their busiest bundles, from now on. Both
+    topics keep nothing.
+    """
     return (
         TopicReader(client, BROKER_LOAD_TOPIC, after=None, newest=True),
         TopicReader(client, TOP_BUNDLES_TOPIC, after=None, newest=True),
@@ -315,18 +374,23 @@ def _explained(topic: str, error: Exception) -> OperatorError | PeerError:
 
     if isinstance(error, pulsar.AuthorizationError | pulsar.AuthenticationError):
         return OperatorError(
-            f"the cluster does not let this client read {topic}: {error}; give it credentials (--token-file, --client-conf) with the "
-            "permission to consume from the namespace pulsar/system"
+            f"the cluster does not let this client read {topic}: {error}; give it credentials"
+            " (--token-file, --client-conf) with the permission to consume from the namespace"
+            " pulsar/system"
         )
     if isinstance(error, pulsar.TopicNotFound):
         return OperatorError(f"{no_channel()} ({error})")
-    return PeerError(f"the cluster did not answer while {topic} was read: {error}; check the service URL, or try again later")
+    return PeerError(
+        f"the cluster did not answer while {topic} was read: {error}; check the service URL, or try"
+        " again later"
+    )
 
 
 def no_channel() -> str:
     """Return why a cluster has no bundle state channel, and how to tell."""
     return (
-        f"the cluster has no topic {CHANNEL_TOPIC}: its brokers have the modular load manager, or keep the states of bundles in the "
-        "metadata store (loadManagerServiceUnitStateTableViewClassName); only the extensible load manager with its default writes them to "
-        "a topic"
+        f"the cluster has no topic {CHANNEL_TOPIC}: its brokers have the modular load manager, or"
+        " keep the states of bundles in the metadata store"
+        " (loadManagerServiceUnitStateTableViewClassName); only the extensible load manager with"
+        " its default writes them to a topic"
     )

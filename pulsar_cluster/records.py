@@ -1,7 +1,7 @@
 """Define the records of Pulsar's bundle state channel, and parse them.
 
-Pulsar's brokers append them to the topic `CHANNEL_TOPIC`. The key of a message is the bundle, its value a JSON document. A message
-without a value is a tombstone: the bundle has no record any more.
+Pulsar's brokers append them to the topic `CHANNEL_TOPIC`. The key of a message is the bundle, its
+value a JSON document. A message without a value is a tombstone: the bundle has no record any more.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class StateRecord(NamedTuple):
     * `state`: one of `STATES`, or the name of a state of a newer Pulsar.
     * `destination`, `source`: brokers as `HOST:PORT`; None where the record names none.
     * `children`: the ranges of a split.
-    * `force`: a broker wrote it over the rules of the transitions, as the leader does for a dead broker.
+    * `force`: a broker wrote it over the rules of the transitions, as the leader does for a dead
+      broker.
     * `timestamp_ms`: Unix time at the writer. No rule uses it.
     * `version`: one more than the version before, from 1.
     """
@@ -65,7 +66,8 @@ class Message(NamedTuple):
     * `message_id`: Pulsar's own: `LEDGER:ENTRY`, and `:PLACE` for a message of a batch.
     * `published_ms`: Unix time of the broker that stored it.
     * `record`: None for a tombstone, or if there is a `problem`: why the value is not a record.
-    * `producer`: the name that Pulsar gave to the writer's connection; each broker has its own, and a new one after a restart.
+    * `producer`: the name that Pulsar gave to the writer's connection; each broker has its own, and
+      a new one after a restart.
     * `begins_anew`: messages before it are lost. What brokers hold is known again from this one on.
     """
 
@@ -84,8 +86,12 @@ class Message(NamedTuple):
         return self.record is None and not self.problem
 
 
-def message_of(row: tuple[int, str, str, int, bytes | None, str], *, begins_anew: bool = False) -> Message:
-    """Return a message from its offset, id, bundle, time, value and producer. A value that is not a record is named in `problem`."""
+def message_of(
+    row: tuple[int, str, str, int, bytes | None, str], *, begins_anew: bool = False
+) -> Message:
+    """Return a message from its offset, id, bundle, time, value and producer. A value that is not a
+    record is named in `problem`.
+    """
     offset, message_id, bundle, published_ms, value, producer = row
     record, problem = None, ""
     if value:
@@ -97,7 +103,8 @@ def message_of(row: tuple[int, str, str, int, bytes | None, str], *, begins_anew
 
 
 def parse_record(value: bytes | str) -> StateRecord:
-    """Parse the value of a message. Unknown fields and states are kept out of the way: a newer Pulsar may write them.
+    """Parse the value of a message. Unknown fields and states are kept out of the way: a newer
+    Pulsar may write them.
 
     Raises `InvalidStateRecord`.
     """
@@ -107,7 +114,11 @@ def parse_record(value: bytes | str) -> StateRecord:
         raise InvalidStateRecord(f"it is not JSON: {error}") from error
     if not isinstance(document, dict):
         raise InvalidStateRecord("it is not a JSON object")
-    state, version, timestamp_ms = document.get("state"), document.get("versionId"), document.get("timestamp", 0)
+    state, version, timestamp_ms = (
+        document.get("state"),
+        document.get("versionId"),
+        document.get("timestamp", 0),
+    )
     if not isinstance(state, str) or not state:
         raise InvalidStateRecord("its state is missing")
     if type(version) is not int or not VERSION_MIN <= version <= VERSION_MAX:
@@ -118,7 +129,15 @@ def parse_record(value: bytes | str) -> StateRecord:
     if not isinstance(children, Mapping):
         raise InvalidStateRecord("its splitServiceUnitToDestBroker is not an object")
     destination, source = _broker(document, "dstBroker"), _broker(document, "sourceBroker")
-    return StateRecord(state, destination, source, document.get("force") is True, version, timestamp_ms, tuple(children))
+    return StateRecord(
+        state,
+        destination,
+        source,
+        document.get("force") is True,
+        version,
+        timestamp_ms,
+        tuple(children),
+    )
 
 
 def _broker(document: Mapping[str, object], field: str) -> str | None:

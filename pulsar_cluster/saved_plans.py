@@ -1,4 +1,5 @@
-"""Save a plan for a Pulsar cluster with the facts that it depends on, and say what has changed since.
+"""Save a plan for a Pulsar cluster with the facts that it depends on, and say what has changed
+since.
 
 The file holds the exact moves: an operator applies what was shown, and nothing else.
 """
@@ -24,10 +25,13 @@ _SAVED: Final = ("bundle", "source", "destination", "reason", "cause")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedPlan:
-    """The moves of a plan in their order, all with a destination, and the facts on which it was made.
+    """The moves of a plan in their order, all with a destination, and the facts on which it was
+    made.
 
-    * `source`: the service URL of the cluster, or the archive. `made_ms`: Unix time. `leader`: the leading broker then, if known.
-    * `versions`: the version of the record of each bundle that moves. `members`: the live brokers then.
+    * `source`: the service URL of the cluster, or the archive. `made_ms`: Unix time. `leader`: the
+      leading broker then, if known.
+    * `versions`: the version of the record of each bundle that moves. `members`: the live brokers
+      then.
     * `whole`: the id of the plan that this is the rest of; None if it is whole itself.
     """
 
@@ -42,7 +46,10 @@ class SavedPlan:
     @property
     def id(self) -> str:
         """The digest of the whole plan's content: 12 hexadecimal digits."""
-        return self.whole or sha256(json.dumps(self._content(), sort_keys=True).encode()).hexdigest()[:12]
+        return (
+            self.whole
+            or sha256(json.dumps(self._content(), sort_keys=True).encode()).hexdigest()[:12]
+        )
 
     def text(self) -> str:
         """Return the content of the plan's file."""
@@ -66,10 +73,14 @@ class SavedPlan:
 
 
 def read_plan(content: bytes) -> SavedPlan:
-    """Return the plan in the content of its file. Raise `ValueError` if it is no plan, or was changed by hand."""
+    """Return the plan in the content of its file. Raise `ValueError` if it is no plan, or was
+    changed by hand.
+    """
     try:
         document = json.loads(content)
-        moves = tuple(Move(**{field: move[field] for field in _SAVED}) for move in document["moves"])
+        moves = tuple(
+            Move(**{field: move[field] for field in _SAVED}) for move in document["moves"]
+        )
         plan = SavedPlan(
             source=document["source"],
             made_ms=document["made_ms"],
@@ -89,7 +100,9 @@ def read_plan(content: bytes) -> SavedPlan:
 
 
 def why_changed(move: Move, version: int, message: Message | None) -> str | None:
-    """Return what has happened to the bundle of a move since the plan saw its record with `version`; None if nothing has."""
+    """Return what has happened to the bundle of a move since the plan saw its record with
+    `version`; None if nothing has.
+    """
     record = None if message is None else message.record
     if record is None:
         return f"{move.bundle} has no record any more: it was split or deleted"
@@ -99,20 +112,35 @@ def why_changed(move: Move, version: int, message: Message | None) -> str | None
     return f"{move.bundle} is {now} (in the plan: Owned at {move.source}, version {version})"
 
 
-def changes(plan: SavedPlan, bundles: Mapping[str, Message], members: Iterable[str], leader: str | None) -> str | None:
-    """Return what has changed since the plan, in a sentence without an end; None if nothing has that concerns it."""
+def changes(
+    plan: SavedPlan, bundles: Mapping[str, Message], members: Iterable[str], leader: str | None
+) -> str | None:
+    """Return what has changed since the plan, in a sentence without an end; None if nothing has
+    that concerns it.
+    """
     live = frozenset(members)
-    found = [why for move in plan.moves if (why := why_changed(move, plan.versions[move.bundle], bundles.get(move.bundle))) is not None]
+    found = [
+        why
+        for move in plan.moves
+        if (why := why_changed(move, plan.versions[move.bundle], bundles.get(move.bundle)))
+        is not None
+    ]
     found += [f"the broker {broker} is gone" for broker in plan.members if broker not in live]
     found += [f"the broker {broker} has joined" for broker in sorted(live.difference(plan.members))]
     if plan.leader is not None and leader != plan.leader:
         found.append(f"the leader is {leader or 'nobody'} (in the plan: {plan.leader})")
     more = len(found) - _NAMED_MAX
-    return f"{', '.join(found[:_NAMED_MAX])}{f' and {more} more changes' if more > 0 else ''}" if found else None
+    return (
+        f"{', '.join(found[:_NAMED_MAX])}{f' and {more} more changes' if more > 0 else ''}"
+        if found
+        else None
+    )
 
 
 class Now(NamedTuple):
-    """A cluster at one moment (`at_ms`, Unix time): the message of each bundle's record, the live brokers, and the leader."""
+    """A cluster at one moment (`at_ms`, Unix time): the message of each bundle's record, the live
+    brokers, and the leader.
+    """
 
     bundles: Mapping[str, Message]
     members: tuple[str, ...]
@@ -120,38 +148,75 @@ class Now(NamedTuple):
     at_ms: int
 
     def owned(self, bundle: str) -> tuple[str | None, int]:
-        """Return the broker that owns a bundle, None if nobody does, and the version of its record."""
+        """Return the broker that owns a bundle, None if nobody does, and the version of its
+        record.
+        """
         message = self.bundles.get(bundle)
         record = None if message is None else message.record
-        return (None, 0) if record is None else (record.destination if record.state == OWNED else None, record.version)
+        return (
+            (None, 0)
+            if record is None
+            else (record.destination if record.state == OWNED else None, record.version)
+        )
 
 
 def rest_of(plan: SavedPlan, entries: Iterable[Mapping[str, object]], now: Now) -> SavedPlan:
-    """Return what is left of a plan that stopped: without the moves that were requested and have arrived. Its brokers are those of now."""
-    requested = {str(entry["bundle"]) for entry in entries if entry.get("event") == "request" and entry.get("plan") == plan.id}
-    left = tuple(move for move in plan.moves if move.bundle not in requested or now.owned(move.bundle)[0] != move.destination)
+    """Return what is left of a plan that stopped: without the moves that were requested and have
+    arrived. Its brokers are those of now.
+    """
+    requested = {
+        str(entry["bundle"])
+        for entry in entries
+        if entry.get("event") == "request" and entry.get("plan") == plan.id
+    }
+    left = tuple(
+        move
+        for move in plan.moves
+        if move.bundle not in requested or now.owned(move.bundle)[0] != move.destination
+    )
     return replace(plan, moves=left, members=now.members, leader=now.leader, whole=plan.id)
 
 
-def undoing(entries: Sequence[Mapping[str, object]], now: Now, source: str) -> tuple[SavedPlan, list[str]]:
-    """Return the plan that moves back what the last plan of an audit file moved, newest first, and what it leaves out, one sentence each.
+def undoing(
+    entries: Sequence[Mapping[str, object]], now: Now, source: str
+) -> tuple[SavedPlan, list[str]]:
+    """Return the plan that moves back what the last plan of an audit file moved, newest first, and
+    what it leaves out, one sentence each.
 
     Raises `CallerError` if no plan of the file has requested a move.
     """
     requests = [entry for entry in entries if entry.get("event") == "request"]
     if not requests:
-        raise CallerError("the audit file has no request of a move, so there is nothing to undo; name that of the plan to undo")
+        raise CallerError(
+            "the audit file has no request of a move, so there is nothing to undo; name that of the"
+            " plan to undo"
+        )
     last = requests[-1]["plan"]
     moves, versions, notes = list[Move](), dict[str, int](), list[str]()
     for entry in reversed([entry for entry in requests if entry["plan"] == last]):
         bundle, begin, end = (str(entry[field]) for field in ("bundle", "source", "destination"))
         owner, version = now.owned(bundle)
         if owner == end and begin in now.members and bundle not in versions:
-            moves.append(Move(bundle=bundle, source=end, destination=begin, reason=f"it undoes plan {last}"))
+            moves.append(
+                Move(bundle=bundle, source=end, destination=begin, reason=f"it undoes plan {last}")
+            )
             versions[bundle] = version
         elif owner not in {begin, end}:
-            notes.append(f"{bundle} is left out: plan {last} moved it to {end}, and now {owner or 'no broker'} owns it")
+            notes.append(
+                f"{bundle} is left out: plan {last} moved it to {end}, and now"
+                f" {owner or 'no broker'} owns it"
+            )
         elif owner == end and begin not in now.members:
-            notes.append(f"{bundle} is left out: {begin}, from which plan {last} moved it, is no broker of the cluster any more")
-    plan = SavedPlan(source=source, made_ms=now.at_ms, leader=now.leader, members=now.members, moves=tuple(moves), versions=versions)
+            notes.append(
+                f"{bundle} is left out: {begin}, from which plan {last} moved it, is no broker of"
+                " the cluster any more"
+            )
+    plan = SavedPlan(
+        source=source,
+        made_ms=now.at_ms,
+        leader=now.leader,
+        members=now.members,
+        moves=tuple(moves),
+        versions=versions,
+    )
     return plan, notes

@@ -1,4 +1,6 @@
-"""Open the history of a Pulsar cluster, from the cluster itself or from an archive, and record it into one."""
+"""Open the history of a Pulsar cluster, from the cluster itself or from an archive, and record it
+into one.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class History(Protocol):
         ...
 
     def now_ms(self) -> int:
-        """Return the Unix time up to which the cluster is known: now, or that of the last load report in an archive (0: no report)."""
+        """Return the Unix time up to which the cluster is known: now, or that of the last load
+        report in an archive (0: no report).
+        """
         ...
 
     def messages(self) -> Iterator[Message]:
@@ -67,20 +71,25 @@ class History(Protocol):
         ...
 
     def known(self, table: Table) -> Known:
-        """Return who the brokers are and what bundles the namespaces of `table` have, as far as anybody can be asked."""
+        """Return who the brokers are and what bundles the namespaces of `table` have, as far as
+        anybody can be asked.
+        """
         ...
 
     def confirm(self, table: Table) -> None:
-        """Raise `OperatorError` if the brokers contradict `table`, which holds all of `messages`, and `PeerError` if they are away."""
+        """Raise `OperatorError` if the brokers contradict `table`, which holds all of `messages`,
+        and `PeerError` if they are away.
+        """
         ...
 
 
 @contextmanager
 def opened_admin(address: Address) -> Iterator[PulsarAdmin | None]:
-    """Open the admin API of a cluster that keeps its states in the topic, or yield None without a URL of it.
+    """Open the admin API of a cluster that keeps its states in the topic, or yield None without a
+    URL of it.
 
-    Raises `OperatorError` for a cluster that keeps them elsewhere, `CallerError` without the extra `pulsar-cluster`, and what `PulsarAdmin`
-    raises.
+    Raises `OperatorError` for a cluster that keeps them elsewhere, `CallerError` without the extra
+    `pulsar-cluster`, and what `PulsarAdmin` raises.
     """
     if not address.admin_urls:
         yield None
@@ -88,8 +97,12 @@ def opened_admin(address: Address) -> Iterator[PulsarAdmin | None]:
     try:
         from equipoise.pulsar_cluster.admin import PulsarAdmin
     except ImportError as error:
-        raise missing_extra(what="asking the admin API of a Pulsar cluster", extra="pulsar-cluster") from error
-    admin = PulsarAdmin(address.admin_urls, credentials=address.credentials, timeout_s=address.timeout_s)
+        raise missing_extra(
+            what="asking the admin API of a Pulsar cluster", extra="pulsar-cluster"
+        ) from error
+    admin = PulsarAdmin(
+        address.admin_urls, credentials=address.credentials, timeout_s=address.timeout_s
+    )
     try:
         check_store(admin.settings())
         yield admin
@@ -99,7 +112,8 @@ def opened_admin(address: Address) -> Iterator[PulsarAdmin | None]:
 
 @contextmanager
 def opened(source: Address, *, deadline: Deadline) -> Iterator[History]:
-    """Open the history of a cluster, or of an archive: then its name is in the place of the service URL.
+    """Open the history of a cluster, or of an archive: then its name is in the place of the service
+    URL.
 
     Raises as `connected`, `opened_admin` and `open_archive` do.
     """
@@ -114,7 +128,9 @@ def opened(source: Address, *, deadline: Deadline) -> Iterator[History]:
 class _Live:
     """A history as the cluster's topic holds it now."""
 
-    def __init__(self, client: pulsar.Client, address: Address, admin: PulsarAdmin | None, deadline: Deadline) -> None:
+    def __init__(
+        self, client: pulsar.Client, address: Address, admin: PulsarAdmin | None, deadline: Deadline
+    ) -> None:
         self.name = address.service_url
         self._client = client
         self._address = address
@@ -148,7 +164,11 @@ class _Live:
             return Known()
         return Known(
             self._admin.brokers(),
-            self._admin.namespace_bundles(span[0].namespace for bundle in table.bundles if (span := span_of(bundle)) is not None),
+            self._admin.namespace_bundles(
+                span[0].namespace
+                for bundle in table.bundles
+                if (span := span_of(bundle)) is not None
+            ),
         )
 
     def confirm(self, table: Table) -> None:
@@ -177,7 +197,9 @@ class _Archived:
             yield message
 
     def messages_of(self, bundle: BundleName) -> Iterator[Message]:
-        return self._archive.messages_of(overlapping(self._archive.bundles(bundle.namespace), bundle))
+        return self._archive.messages_of(
+            overlapping(self._archive.bundles(bundle.namespace), bundle)
+        )
 
     def news(self) -> Iterator[Message]:
         return self._archive.news(after=self._offset)
@@ -202,10 +224,12 @@ def record(
     until_s: float | None,
     note: Progress,
 ) -> None:
-    """Add what the channel has behind the archive's position, and then what comes until `time.monotonic()` is `until_s`, if it is given.
+    """Add what the channel has behind the archive's position, and then what comes until
+    `time.monotonic()` is `until_s`, if it is given.
 
-    With the admin API it also adds who the brokers are. A recording goes on exactly where it stopped. Raises `OperatorError` if the brokers
-    do not go by the channel, and what `connected`, `opened_admin` and `TopicReader` raise.
+    With the admin API it also adds who the brokers are. A recording goes on exactly where it
+    stopped. Raises `OperatorError` if the brokers do not go by the channel, and what `connected`,
+    `opened_admin` and `TopicReader` raise.
     """
     begin = archive.end
     with opened_admin(address) as admin, connected(address) as client:
@@ -226,7 +250,14 @@ def record(
             _follow(archive, client, admin, until_s=until_s, note=note)
 
 
-def _follow(archive: Archive, client: pulsar.Client, admin: PulsarAdmin | None, *, until_s: float, note: Progress) -> None:
+def _follow(
+    archive: Archive,
+    client: pulsar.Client,
+    admin: PulsarAdmin | None,
+    *,
+    until_s: float,
+    note: Progress,
+) -> None:
     begin, asked_s = archive.end, -_MEMBERS_EVERY_S
     channel = TopicReader(client, CHANNEL_TOPIC, after=archive.position)
     loads = load_readers(client)
@@ -235,7 +266,11 @@ def _follow(archive: Archive, client: pulsar.Client, admin: PulsarAdmin | None, 
             archive.append(_ready(channel, first_ms=_POLL_MS))
             note(archive.end - begin, None)
             at_ms = time.time_ns() // 1_000_000
-            reports = [Report(at_ms, reader.topic.rpartition("/")[2], each.key, each.value) for reader in loads for each in _ready(reader)]
+            reports = [
+                Report(at_ms, reader.topic.rpartition("/")[2], each.key, each.value)
+                for reader in loads
+                for each in _ready(reader)
+            ]
             if reports:
                 archive.add_reports(reports)
             if admin is not None and now_s - asked_s >= _MEMBERS_EVERY_S:

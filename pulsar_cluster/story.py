@@ -1,4 +1,6 @@
-"""Describe the messages of Pulsar's channel for people: what each did to its bundle, who wrote it, and why brokers ignored it. Pure."""
+"""Describe the messages of Pulsar's channel for people: what each did to its bundle, who wrote it,
+and why brokers ignored it. Pure.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,24 @@ from typing import Final
 from equipoise.channel.core.ranges import BundleName
 from equipoise.channel.inspect.story import one_line, overlaps
 from equipoise.pulsar_cluster.conflicts import Rejection
-from equipoise.pulsar_cluster.records import ASSIGNING, DELETED, FREE, INIT, OWNED, RELEASING, SPLITTING, Message, StateRecord
+from equipoise.pulsar_cluster.records import (
+    ASSIGNING,
+    DELETED,
+    FREE,
+    INIT,
+    OWNED,
+    RELEASING,
+    SPLITTING,
+    Message,
+    StateRecord,
+)
 from equipoise.pulsar_cluster.table import Change, Table, server_of
 
 _VERB_CHARACTERS: Final = len("splitting")
 _MEANINGS: Final[Mapping[Rejection, str]] = {
-    Rejection.OLD_VERSION: "the bundle had version {version} at offset {offset}; another writer was first",
+    Rejection.OLD_VERSION: (
+        "the bundle had version {version} at offset {offset}; another writer was first"
+    ),
     Rejection.VERSION_GAP: "the version must follow the one before",
     Rejection.TRANSITION: "from {before} no broker may go to {after}",
     Rejection.BROKER: "the brokers that it names are not those of the record before ({standing})",
@@ -22,9 +36,11 @@ _MEANINGS: Final[Mapping[Rejection, str]] = {
 
 
 class Writers:
-    """The broker behind each producer of the channel. Pulsar records no author, so they are learned.
+    """The broker behind each producer of the channel. Pulsar records no author, so they are
+    learned.
 
-    A broker that takes a bundle writes `Owned` with its own name, unless the record is forced: then the leader wrote it.
+    A broker that takes a bundle writes `Owned` with its own name, unless the record is forced: then
+    the leader wrote it.
     """
 
     def __init__(self) -> None:
@@ -34,7 +50,13 @@ class Writers:
     def learn(self, message: Message) -> None:
         """Learn from one message, accepted or not."""
         record = message.record
-        if record is not None and record.state == OWNED and not record.force and record.destination is not None and message.producer:
+        if (
+            record is not None
+            and record.state == OWNED
+            and not record.force
+            and record.destination is not None
+            and message.producer
+        ):
             self._brokers[message.producer] = record.destination
 
     def producers_of(self, broker: str) -> frozenset[str]:
@@ -47,12 +69,17 @@ class Writers:
 
 
 def describe(change: Change, writers: Writers) -> list[str]:
-    """Return a change as text: `VERB BUNDLE DETAIL by BROKER VERDICT`, and further lines. An accepted one has no verdict."""
+    """Return a change as text: `VERB BUNDLE DETAIL by BROKER VERDICT`, and further lines. An
+    accepted one has no verdict.
+    """
     message, rejection = change.message, change.rejection
     verb, detail, more = _action(change)
     author = writers.of(message)
     if message.begins_anew:
-        more.append("messages before this one are lost: Pulsar compacted its channel while nobody recorded it")
+        more.append(
+            "messages before this one are lost: Pulsar compacted its channel while nobody"
+            " recorded it"
+        )
     outcome = "" if rejection is None else f"rejected: {rejection}"
     if rejection is not None:
         more.append(f"{rejection}: {_meaning(change, rejection)}")
@@ -82,7 +109,10 @@ def as_document(change: Change, writers: Writers) -> dict[str, object]:
 def standing(message: Message) -> str:
     """Return one line on the state of a bundle, from the message of its record."""
     version = 0 if message.record is None else message.record.version
-    return f"{message.bundle} is {state_of(message.record)}, version {version}, last changed at offset {message.offset}"
+    return (
+        f"{message.bundle} is {state_of(message.record)}, version {version}, last changed at offset"
+        f" {message.offset}"
+    )
 
 
 def state_of(record: StateRecord | None) -> str:
@@ -91,16 +121,24 @@ def state_of(record: StateRecord | None) -> str:
         return INIT
     relation = "by" if record.state == OWNED else "to"
     destination = "" if record.destination is None else f" {relation} {record.destination}"
-    return f"{record.state}{destination}" + ("" if record.source is None else f" from {record.source}")
+    return f"{record.state}{destination}" + (
+        "" if record.source is None else f" from {record.source}"
+    )
 
 
 def overlapping(bundles: Iterable[str], wanted: BundleName) -> list[str]:
-    """Return the bundles that share points with `wanted`: its parents, children and itself, as splits made them."""
+    """Return the bundles that share points with `wanted`: its parents, children and itself, as
+    splits made them.
+    """
     return [name for name in bundles if overlaps(name, wanted)]
 
 
-def story_of(messages: Iterable[Message], wanted: BundleName, writers: Writers) -> Iterator[tuple[Change, list[str]]]:
-    """Yield what happened to the bundles that share points with `wanted`, with its text. `writers` learns from all messages."""
+def story_of(
+    messages: Iterable[Message], wanted: BundleName, writers: Writers
+) -> Iterator[tuple[Change, list[str]]]:
+    """Yield what happened to the bundles that share points with `wanted`, with its text. `writers`
+    learns from all messages.
+    """
     table, known = Table(), dict[str, bool]()
     for message in messages:
         writers.learn(message)
@@ -146,9 +184,15 @@ def _verb(record: StateRecord) -> tuple[str, str]:
 
 
 def _forced(before: Message | None, record: StateRecord) -> str:
-    """Return why a record may break the rules: only a broker that shuts down, and a leader that cleans up, write such records."""
+    """Return why a record may break the rules: only a broker that shuts down, and a leader that
+    cleans up, write such records.
+    """
     if record.state == RELEASING:
-        return "forced: the namespace is deleted" if record.destination is None else f"forced: {record.source} shuts down"
+        return (
+            "forced: the namespace is deleted"
+            if record.destination is None
+            else f"forced: {record.source} shuts down"
+        )
     held = None if before is None else before.record
     if held is not None and held.force and held.state == RELEASING:
         return "forced, as the step before"

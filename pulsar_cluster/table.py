@@ -1,4 +1,6 @@
-"""Fold Pulsar's channel into the table that each of its brokers holds: bundle to its last accepted record. Describe it as rows."""
+"""Fold Pulsar's channel into the table that each of its brokers holds: bundle to its last accepted
+record. Describe it as rows.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ from typing import Final, NamedTuple
 from equipoise.channel.core.errors import InvalidName
 from equipoise.channel.core.ranges import BundleName, namespace_in, parse_bundle
 from equipoise.pulsar_cluster.conflicts import Rejection, Storage, rejection_of
-from equipoise.pulsar_cluster.records import IN_FLIGHT, OWNED, RELEASING, SPLITTING, SYSTEM_NAMESPACE, Message, StateRecord
+from equipoise.pulsar_cluster.records import (
+    IN_FLIGHT,
+    OWNED,
+    RELEASING,
+    SPLITTING,
+    SYSTEM_NAMESPACE,
+    Message,
+    StateRecord,
+)
 
 Row = Mapping[str, object]
 
@@ -35,7 +45,8 @@ class Change(NamedTuple):
 class Table:
     """The bundles of a cluster, as its brokers see them after the messages that were folded.
 
-    `bundles` maps each bundle to the message of its record. `offset` is that of the last message, -1 before the first.
+    `bundles` maps each bundle to the message of its record. `offset` is that of the last message,
+    -1 before the first.
     """
 
     def __init__(self, storage: Storage = Storage.SYSTEM_TOPIC) -> None:
@@ -64,7 +75,9 @@ class Table:
 
 
 def server_of(record: StateRecord | None) -> str | None:
-    """Return the broker that serves a bundle in this state, or None. From assigning on, the source of a transfer serves no more."""
+    """Return the broker that serves a bundle in this state, or None. From assigning on, the source
+    of a transfer serves no more.
+    """
     if record is None:
         return None
     if record.state == OWNED:
@@ -78,11 +91,17 @@ def is_of_system(bundle: str) -> bool:
 
 
 def overlapping_pairs(bundles: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the pairs of neighbours, by namespace and range, that share points. Names of another form share none."""
+    """Return the pairs of neighbours, by namespace and range, that share points. Names of another
+    form share none.
+    """
     spans = sorted(span for bundle in bundles if (span := span_of(bundle)) is not None)
     found, reach = [], spans[0] if spans else None
     for span in spans[1:]:
-        if reach is not None and span[0].namespace == reach[0].namespace and span[0].low < reach[0].high:
+        if (
+            reach is not None
+            and span[0].namespace == reach[0].namespace
+            and span[0].low < reach[0].high
+        ):
             found.append((reach[1], span[1]))
             reach = max(reach, span, key=lambda each: each[0].high)
         else:
@@ -102,7 +121,9 @@ def span_of(bundle: str) -> tuple[BundleName, str] | None:
 
 
 def bundle_row(message: Message) -> Row:
-    """Describe a bundle by the message of its record: its state, its brokers, and the one that serves it now, if any."""
+    """Describe a bundle by the message of its record: its state, its brokers, and the one that
+    serves it now, if any.
+    """
     record = message.record
     assert record is not None, "a table holds records only"
     return {
@@ -118,7 +139,9 @@ def bundle_row(message: Message) -> Row:
 
 
 def broker_rows(table: Table) -> list[Row]:
-    """Describe each broker that the records name: the bundles that it serves, and those that it is to take."""
+    """Describe each broker that the records name: the bundles that it serves, and those that it is
+    to take.
+    """
     serves, incoming = Counter[str](), Counter[str]()
     for message in table.bundles.values():
         record, server = message.record, server_of(message.record)
@@ -126,7 +149,10 @@ def broker_rows(table: Table) -> list[Row]:
             serves[server] += 1
         if record is not None and record.state in IN_FLIGHT and record.destination is not None:
             incoming[record.destination] += 1
-    return [{"broker": name, "bundles": serves[name], "incoming": incoming[name]} for name in sorted(serves.keys() | incoming.keys())]
+    return [
+        {"broker": name, "bundles": serves[name], "incoming": incoming[name]}
+        for name in sorted(serves.keys() | incoming.keys())
+    ]
 
 
 def namespace_rows(table: Table) -> list[Row]:
@@ -140,7 +166,15 @@ def namespace_rows(table: Table) -> list[Row]:
         states = counts[name]
         owned, moving = states[OWNED], sum(states[state] for state in IN_FLIGHT)
         bundles = states.total()
-        rows.append({"namespace": name, "bundles": bundles, "owned": owned, "moving": moving, "free": bundles - owned - moving})
+        rows.append(
+            {
+                "namespace": name,
+                "bundles": bundles,
+                "owned": owned,
+                "moving": moving,
+                "free": bundles - owned - moving,
+            }
+        )
     return rows
 
 

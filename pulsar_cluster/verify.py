@@ -1,7 +1,8 @@
-"""Audit Pulsar's channel: what its brokers rejected, how long bundles had no owner, and what should not have happened. Pure.
+"""Audit Pulsar's channel: what its brokers rejected, how long bundles had no owner, and what should
+not have happened. Pure.
 
-Pulsar keeps no epoch or offset in its records. So some findings are possible in a healthy cluster for a moment, and each says what an
-operator can do.
+Pulsar keeps no epoch or offset in its records. So some findings are possible in a healthy cluster
+for a moment, and each says what an operator can do.
 """
 
 from __future__ import annotations
@@ -35,16 +36,19 @@ FINDINGS_MAX: Final = 1_000
 """Findings kept. More are only counted."""
 
 BOUNCE_MS: Final = 600_000
-"""A bundle bounces if it was elsewhere, and comes back to a broker within ten minutes after it left."""
+"""A bundle bounces if it was elsewhere, and comes back to a broker within ten minutes after it
+left."""
 
 RACE_MS: Final = 10_000
-"""A rejected record is a lost race if its version had been written by another within ten seconds before."""
+"""A rejected record is a lost race if its version had been written by another within ten seconds
+before."""
 
 _VERSIONS_KEPT: Final = 16
 """Versions of a bundle whose times are remembered."""
 
 STUCK_MS: Final = 30_000
-"""Pulsar's leader ends a move after 30 s (`loadBalancerInFlightServiceUnitStateWaitingTimeInMillis`), when its monitor sees it."""
+"""Pulsar's leader ends a move after 30 s
+(`loadBalancerInFlightServiceUnitStateWaitingTimeInMillis`), when its monitor sees it."""
 
 _TAKEN_FROM_GONE: Final = frozenset({OWNED, SPLITTING})
 
@@ -71,17 +75,34 @@ class Kind(StrEnum):
 _UNLOAD: Final = "pulsar-admin namespaces unload --bundle {range} {namespace}"
 _RESTART: Final = "pulsar-admin --admin-url http://BROKER brokers shutdown"
 _ADVICE: Final[Mapping[Kind, str]] = {
-    Kind.OLD_VERSION: f"its writer's table was behind: look for a long pause of that broker; after a tombstone, {_UNLOAD}",
+    Kind.OLD_VERSION: (
+        "its writer's table was behind: look for a long pause of that broker; after a tombstone,"
+        f" {_UNLOAD}"
+    ),
     Kind.SECOND_OWNER: f"two brokers may have served it: {_UNLOAD}",
-    Kind.GAP: "records are missing, unless a broker wrote past all rules: equipoise pulsar why {bundle}",
+    Kind.GAP: (
+        "records are missing, unless a broker wrote past all rules: equipoise pulsar why {bundle}"
+    ),
     Kind.GONE_BROKER: f"if it has no owner, {_UNLOAD}; else nothing is left to do",
-    Kind.UNREADABLE: "take the permission from who else writes there: pulsar-admin namespaces permissions pulsar/system",
+    Kind.UNREADABLE: (
+        "take the permission from who else writes there: pulsar-admin namespaces permissions"
+        " pulsar/system"
+    ),
     Kind.UNKNOWN_STATE: "the brokers are newer than this program: pip install --upgrade equipoise",
     Kind.STUCK: f"if it still has no owner, {_UNLOAD}",
-    Kind.OVERLAP: "one of both is a leftover: equipoise pulsar verify --admin URL says which, and how to remove it",
-    Kind.LEFTOVER: "make its namespace again with this bundle, while no client uses it: pulsar-admin namespaces delete {namespace}",
+    Kind.OVERLAP: (
+        "one of both is a leftover: equipoise pulsar verify --admin URL says which, and how to"
+        " remove it"
+    ),
+    Kind.LEFTOVER: (
+        "make its namespace again with this bundle, while no client uses it: pulsar-admin"
+        " namespaces delete {namespace}"
+    ),
     Kind.LOST_CHILD: f"a client's next lookup gives it an owner; if not, {_UNLOAD}",
-    Kind.NO_MEMBER: f"the leader takes it within two minutes; if not, stop the leader, so that another one does: {_RESTART}",
+    Kind.NO_MEMBER: (
+        "the leader takes it within two minutes; if not, stop the leader, so that another one"
+        f" does: {_RESTART}"
+    ),
 }
 """What heals each kind of finding: the command at last."""
 
@@ -106,7 +127,9 @@ class Finding(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What a cluster's admin API says now: its live brokers, and the bundles of its namespaces. None: not known, or no such namespace."""
+    """What a cluster's admin API says now: its live brokers, and the bundles of its namespaces.
+    None: not known, or no such namespace.
+    """
 
     members: tuple[str, ...] | None = None
     namespaces: Mapping[str, frozenset[str] | None] = MappingProxyType({})
@@ -116,7 +139,9 @@ NOT_ASKED: Final = Known()
 
 
 class Spans(NamedTuple):
-    """Durations of one kind in ms: their number, the median, the 95th percentile, and the longest."""
+    """Durations of one kind in ms: their number, the median, the 95th percentile, and the
+    longest.
+    """
 
     number: int
     p50: float
@@ -128,14 +153,15 @@ class Spans(NamedTuple):
 class Result:
     """The result of an audit.
 
-    * `messages`, `accepted`, `tombstones`, `rejected` (by cause): counts. `lost_races` are the rejections that are normal: another
-      broker was first by less than `RACE_MS`.
-    * `losses`: how often messages are missing, because Pulsar deleted them before they were recorded.
-    * `without_owner`: how long bundles had none that were assigned to a broker; `unowned` those of them that have none now, with the Unix
-      time since when.
+    * `messages`, `accepted`, `tombstones`, `rejected` (by cause): counts. `lost_races` are the
+      rejections that are normal: another broker was first by less than `RACE_MS`.
+    * `losses`: how often messages are missing, because Pulsar deleted them before they were
+      recorded.
+    * `without_owner`: how long bundles had none that were assigned to a broker; `unowned` those of
+      them that have none now, with the Unix time since when.
     * `in_state`: how long bundles stayed in each state. `transfers`: from `Releasing` to `Owned`.
-    * `bounced`: moves back within `BOUNCE_MS` by bundle. `splits`: finished splits. `forced`: records that the leader or a broker that
-      shuts down forced.
+    * `bounced`: moves back within `BOUNCE_MS` by bundle. `splits`: finished splits. `forced`:
+      records that the leader or a broker that shuts down forced.
     * `vanished`: bundles taken from brokers that were gone, by broker.
     * `findings`: at most `FINDINGS_MAX` of `findings_count`.
     """
@@ -182,14 +208,18 @@ class _Bundle:
 
 
 class _Gone(NamedTuple):
-    """A broker that left the cluster with bundles: the first record by which the leader took one, and its producers until then."""
+    """A broker that left the cluster with bundles: the first record by which the leader took one,
+    and its producers until then.
+    """
 
     offset: int
     producers: frozenset[str]
 
 
 class Audit:
-    """Sees each change of the channel in order, and counts. Its memory grows with the bundles, not with the messages."""
+    """Sees each change of the channel in order, and counts. Its memory grows with the bundles, not
+    with the messages.
+    """
 
     def __init__(self) -> None:
         """Begin before the first message."""
@@ -229,8 +259,14 @@ class Audit:
         self._measure(change)
 
     def result(self, *, now_ms: int = 0, known: Known = NOT_ASKED) -> Result:
-        """Return what was found up to the last message. `now_ms` (Unix time) counts if it is later: what is stuck has no next message."""
-        present = _present([bundle.message for bundle in self._bundles.values()], max(now_ms, self._newest_ms), known)
+        """Return what was found up to the last message. `now_ms` (Unix time) counts if it is later:
+        what is stuck has no next message.
+        """
+        present = _present(
+            [bundle.message for bundle in self._bundles.values()],
+            max(now_ms, self._newest_ms),
+            known,
+        )
         return Result(
             messages=self._counts["messages"],
             losses=self._counts["losses"],
@@ -239,8 +275,15 @@ class Audit:
             rejected={cause.value: self._rejected[cause] for cause in sorted(self._rejected)},
             lost_races=self._counts["races"],
             without_owner=self._spans_of("without owner"),
-            unowned={name: bundle.unowned_since_ms for name, bundle in self._bundles.items() if bundle.unowned_since_ms is not None},
-            in_state={state: self._spans_of(state) for state in sorted(self._spans.keys() - {"without owner", "transfer"})},
+            unowned={
+                name: bundle.unowned_since_ms
+                for name, bundle in self._bundles.items()
+                if bundle.unowned_since_ms is not None
+            },
+            in_state={
+                state: self._spans_of(state)
+                for state in sorted(self._spans.keys() - {"without owner", "transfer"})
+            },
             transfers=self._spans_of("transfer"),
             bounced=dict(self._bounced),
             splits=self._counts["splits"],
@@ -251,28 +294,54 @@ class Audit:
         )
 
     def _see_gone(self, change: Change) -> None:
-        """Find records of brokers that were gone. One that takes what it was assigned since then has come back."""
+        """Find records of brokers that were gone. One that takes what it was assigned since then
+        has come back.
+        """
         message, record = change.message, change.message.record
-        taker = record.destination if record is not None and record.state == OWNED and not record.force else None
+        taker = (
+            record.destination
+            if record is not None and record.state == OWNED and not record.force
+            else None
+        )
         gone = None if taker is None else self._gone.get(taker)
-        if taker is not None and gone is not None and self._was_assigned(change, taker, since=gone.offset):
+        if (
+            taker is not None
+            and gone is not None
+            and self._was_assigned(change, taker, since=gone.offset)
+        ):
             del self._gone[taker]
             return
         if message.producer:
             for broker, each in self._gone.items():
                 if message.producer in each.producers:
-                    self._find(Kind.GONE_BROKER, message, f"{broker} wrote it, whose bundles the leader took at offset {each.offset}")
+                    self._find(
+                        Kind.GONE_BROKER,
+                        message,
+                        f"{broker} wrote it, whose bundles the leader took at offset {each.offset}",
+                    )
                     return
         if gone is not None:
-            self._find(Kind.GONE_BROKER, message, f"{taker} owns it, whose bundles the leader took at offset {gone.offset}")
+            self._find(
+                Kind.GONE_BROKER,
+                message,
+                f"{taker} owns it, whose bundles the leader took at offset {gone.offset}",
+            )
 
     @staticmethod
     def _was_assigned(change: Change, taker: str, *, since: int) -> bool:
-        """Return whether a broker takes a bundle that was assigned to it after the offset `since`."""
+        """Return whether a broker takes a bundle that was assigned to it after the offset
+        `since`.
+        """
         before = change.before
         held = None if before is None else before.record
         is_later = before is not None and before.offset > since
-        return change.rejection is None and is_later and held is not None and held.state == ASSIGNING and held.destination == taker
+        return (
+            change.rejection is None
+            and is_later
+            and held is not None
+            and held.state == ASSIGNING
+            and held.destination == taker
+        )
 
     def _see_rejected(self, change: Change, rejection: Rejection) -> None:
         self._rejected[rejection] += 1
@@ -286,13 +355,20 @@ class Audit:
         if rejection is not Rejection.OLD_VERSION:
             if record.state == OWNED:
                 # Its writer had read the newest record, so it did not just come late.
-                self._find(Kind.SECOND_OWNER, message, f"{record.destination} claims it, and it is {state_of(held)}")
+                self._find(
+                    Kind.SECOND_OWNER,
+                    message,
+                    f"{record.destination} claims it, and it is {state_of(held)}",
+                )
             return
         reached_ms = self._bundles[message.bundle].reached.get(record.version)
         if reached_ms is not None and message.published_ms - reached_ms <= RACE_MS:
             self._counts["races"] += 1
         else:
-            text = f"{record.state} with version {record.version}, when the bundle had long had version {held.version}"
+            text = (
+                f"{record.state} with version {record.version}, when the bundle had long had"
+                f" version {held.version}"
+            )
             self._find(Kind.OLD_VERSION, message, text)
 
     def _check(self, change: Change) -> None:
@@ -303,34 +379,71 @@ class Audit:
             self._find(Kind.UNKNOWN_STATE, message, f"the state {record.state} is unknown")
         held = None if change.before is None else change.before.record
         server, now = server_of(held), server_of(record)
-        child = next((child for child in self._split.get(message.bundle, ()) if self._is_served(child)), None)
+        child = next(
+            (child for child in self._split.get(message.bundle, ()) if self._is_served(child)), None
+        )
         if child is not None:
-            self._find(Kind.SECOND_OWNER, message, f"it was split, and is {record.state} again, although its child {child} is served")
-        elif held is None and message.bundle in self._forgotten and record.state != ASSIGNING and record.version > 1 and not record.force:
-            text = f"{record.state} with version {record.version}, after a tombstone had ended the bundle's versions"
+            self._find(
+                Kind.SECOND_OWNER,
+                message,
+                f"it was split, and is {record.state} again, although its child {child} is served",
+            )
+        elif (
+            held is None
+            and message.bundle in self._forgotten
+            and record.state != ASSIGNING
+            and record.version > 1
+            and not record.force
+        ):
+            text = (
+                f"{record.state} with version {record.version}, after a tombstone had ended the"
+                " bundle's versions"
+            )
             self._find(Kind.OLD_VERSION, message, text)
         if record.state == DELETED and not record.force:
             lost = (
-                [child for child in self._bundles[message.bundle].children if not self._is_served(child)]
+                [
+                    child
+                    for child in self._bundles[message.bundle].children
+                    if not self._is_served(child)
+                ]
                 if message.bundle in self._bundles
                 else []
             )
             for name in lost:
-                self._find(Kind.LOST_CHILD, message._replace(bundle=name), f"{message.bundle} was split into it, and no broker owned it")
+                self._find(
+                    Kind.LOST_CHILD,
+                    message._replace(bundle=name),
+                    f"{message.bundle} was split into it, and no broker owned it",
+                )
         parent = self._splitting.get(message.bundle)
         splitter = None if parent is None else server_of(self._bundles[parent].message.record)
         if splitter is not None and now is not None and now != splitter and not record.force:
-            self._find(Kind.SECOND_OWNER, message, f"{now} owns it, and {splitter} still splits {parent}")
+            self._find(
+                Kind.SECOND_OWNER, message, f"{now} owns it, and {splitter} still splits {parent}"
+            )
         if record.force:
             # The leader takes an owned bundle only from a broker that left the cluster.
-            if held is not None and server is not None and server != record.destination and _takes_over(held, record):
+            if (
+                held is not None
+                and server is not None
+                and server != record.destination
+                and _takes_over(held, record)
+            ):
                 self._vanished[server] += 1
-                self._gone.setdefault(server, _Gone(message.offset, self._writers.producers_of(server)))
+                self._gone.setdefault(
+                    server, _Gone(message.offset, self._writers.producers_of(server))
+                )
         elif server is not None and now is not None and server != now:
-            text = f"{now} owns it ({record.state}, version {record.version}), and {server} has not released it"
+            text = (
+                f"{now} owns it ({record.state}, version {record.version}), and {server} has not"
+                " released it"
+            )
             self._find(Kind.SECOND_OWNER, message, text)
         elif held is not None and record.version > held.version + 1:
-            self._find(Kind.GAP, message, f"its version goes from {held.version} to {record.version}")
+            self._find(
+                Kind.GAP, message, f"its version goes from {held.version} to {record.version}"
+            )
 
     def _is_served(self, name: str) -> bool:
         return name in self._bundles and server_of(self._bundles[name].message.record) is not None
@@ -356,7 +469,9 @@ class Audit:
         if len(bundle.reached) > _VERSIONS_KEPT:
             del bundle.reached[next(iter(bundle.reached))]
         if record.state == SPLITTING:
-            bundle.children = tuple(f"{message.bundle.rpartition('/')[0]}/{child}" for child in record.children)
+            bundle.children = tuple(
+                f"{message.bundle.rpartition('/')[0]}/{child}" for child in record.children
+            )
             self._splitting |= dict.fromkeys(bundle.children, message.bundle)
         elif record.state == RELEASING:
             bundle.releasing_since_ms = None if record.destination is None else message.published_ms
@@ -368,7 +483,9 @@ class Audit:
             self._counts["splits"] += 1
 
     def _measure_serving(self, bundle: _Bundle, before: str | None, message: Message) -> None:
-        """Measure for how long nobody served a bundle that somebody waits for: while it is assigned. No client waits for a free one."""
+        """Measure for how long nobody served a bundle that somebody waits for: while it is
+        assigned. No client waits for a free one.
+        """
         record, at_ms = message.record, message.published_ms
         server = server_of(record)
         if server is not None and bundle.unowned_since_ms is not None:
@@ -392,7 +509,11 @@ class Audit:
 
     def _notice_bounce(self, bundle: _Bundle, message: Message, record: StateRecord) -> None:
         left_ms = None if record.destination is None else bundle.left.pop(record.destination, None)
-        if left_ms is not None and message.published_ms - left_ms <= BOUNCE_MS and bundle.server != record.destination:
+        if (
+            left_ms is not None
+            and message.published_ms - left_ms <= BOUNCE_MS
+            and bundle.server != record.destination
+        ):
             self._bounced[message.bundle] += 1
 
     def _span(self, kind: str, span_ms: int) -> None:
@@ -415,30 +536,63 @@ def _is_stuck(record: StateRecord | None, spent_ms: int) -> bool:
 
 def _present(messages: Sequence[Message], now_ms: int, known: Known) -> list[Finding]:
     """Return what is wrong at the end of the channel, given the message of each bundle's record."""
-    served = {message.bundle: message for message in messages if server_of(message.record) is not None}
+    served = {
+        message.bundle: message for message in messages if server_of(message.record) is not None
+    }
     gone, leftovers = list[Finding](), list[Finding]()
     stuck = [
-        Finding(Kind.STUCK, each.offset, each.bundle, f"it has been {state_of(each.record)} for {_seconds(now_ms - each.published_ms)}")
+        Finding(
+            Kind.STUCK,
+            each.offset,
+            each.bundle,
+            f"it has been {state_of(each.record)} for {_seconds(now_ms - each.published_ms)}",
+        )
         for each in messages
         if _is_stuck(each.record, now_ms - each.published_ms)
     ]
     for bundle, message in served.items():
         server, namespace = server_of(message.record), namespace_in(bundle)
         if known.members is not None and server not in known.members:
-            gone.append(Finding(Kind.NO_MEMBER, message.offset, bundle, f"{server} owns it, and is no broker of the cluster any more"))
+            gone.append(
+                Finding(
+                    Kind.NO_MEMBER,
+                    message.offset,
+                    bundle,
+                    f"{server} owns it, and is no broker of the cluster any more",
+                )
+            )
         present = known.namespaces.get(namespace, frozenset((bundle,)))
         # A split changes the namespace a moment before or after the channel.
         if (present is None or bundle not in present) and now_ms - message.published_ms > RACE_MS:
-            why = "there is no such namespace" if present is None else "its namespace has other bundles"
-            around = next((each for each in sorted(present or ()) if _is_within(parse_bundle(bundle), parse_bundle(each))), None)
-            leftovers.append(Finding(Kind.LEFTOVER, message.offset, bundle, f"{server} owns it, and {why}", around))
+            why = (
+                "there is no such namespace"
+                if present is None
+                else "its namespace has other bundles"
+            )
+            around = next(
+                (
+                    each
+                    for each in sorted(present or ())
+                    if _is_within(parse_bundle(bundle), parse_bundle(each))
+                ),
+                None,
+            )
+            leftovers.append(
+                Finding(
+                    Kind.LEFTOVER, message.offset, bundle, f"{server} owns it, and {why}", around
+                )
+            )
     named = {finding.bundle for finding in leftovers}
     overlaps = [pair for pair in overlapping_pairs(served) if not named.intersection(pair)]
     return [
         *stuck,
         *gone,
         *leftovers,
-        *(_overlap(served[one], served[other]) for one, other in overlaps if _is_wrong(served, one, other, now_ms)),
+        *(
+            _overlap(served[one], served[other])
+            for one, other in overlaps
+            if _is_wrong(served, one, other, now_ms)
+        ),
     ]
 
 
@@ -447,26 +601,39 @@ def _is_within(bundle: BundleName, around: BundleName) -> bool:
 
 
 def _split_around(bundle: BundleName, around: BundleName) -> str:
-    """Return how to end a leftover: Pulsar unloads no bundle that its namespace lacks, and hands it on when its owner stops."""
+    """Return how to end a leftover: Pulsar unloads no bundle that its namespace lacks, and hands it
+    on when its owner stops.
+    """
     cuts = ",".join(str(end) for end in (bundle.low, bundle.high) if around.low < end < around.high)
     ends = f"0x{around.low:08x}_0x{around.high:08x}"
     return (
-        "make it a bundle of its namespace by a split, after which it has one owner: pulsar-admin namespaces split-bundle "
-        f"--bundle {ends} --split-algorithm-name specified_positions_divide --split-boundaries {cuts} {around.namespace}"
+        "make it a bundle of its namespace by a split, after which it has one owner: pulsar-admin"
+        f" namespaces split-bundle --bundle {ends} --split-algorithm-name"
+        f" specified_positions_divide --split-boundaries {cuts} {around.namespace}"
     )
 
 
 def _is_wrong(served: Mapping[str, Message], one: str, other: str, now_ms: int) -> bool:
-    """Return whether two served bundles that share points are no split under way. The end of a split may be read a moment later."""
+    """Return whether two served bundles that share points are no split under way. The end of a
+    split may be read a moment later.
+    """
     messages = served[one], served[other]
-    splits = any(message.record is not None and message.record.state == SPLITTING for message in messages)
+    splits = any(
+        message.record is not None and message.record.state == SPLITTING for message in messages
+    )
     is_at_one = server_of(messages[0].record) == server_of(messages[1].record)
-    return not (splits and is_at_one) and now_ms - max(message.published_ms for message in messages) > RACE_MS
+    return (
+        not (splits and is_at_one)
+        and now_ms - max(message.published_ms for message in messages) > RACE_MS
+    )
 
 
 def _overlap(one: Message, other: Message) -> Finding:
     newest = max(one, other, key=lambda message: message.offset)
-    text = f"{server_of(one.record)} owns {one.bundle} and {server_of(other.record)} owns {other.bundle}, which have topics in common"
+    text = (
+        f"{server_of(one.record)} owns {one.bundle} and {server_of(other.record)} owns"
+        f" {other.bundle}, which have topics in common"
+    )
     return Finding(Kind.OVERLAP, newest.offset, newest.bundle, text)
 
 
@@ -486,5 +653,7 @@ def spans_of(spans_ms: Sequence[int] | deque[int], *, number: int | None = None)
     """Summarise durations. Without any, all figures are 0."""
     if not spans_ms:
         return Spans(0, 0, 0, 0)
-    cuts = quantiles([*spans_ms, spans_ms[-1]] if len(spans_ms) == 1 else spans_ms, n=100, method="inclusive")
+    cuts = quantiles(
+        [*spans_ms, spans_ms[-1]] if len(spans_ms) == 1 else spans_ms, n=100, method="inclusive"
+    )
     return Spans(len(spans_ms) if number is None else number, cuts[49], cuts[94], max(spans_ms))

@@ -1,6 +1,8 @@
-"""Implement Pulsar's `AvgShedder`: pair the least used broker with the most used, and so on inwards, and balance each pair.
+"""Implement Pulsar's `AvgShedder`: pair the least used broker with the most used, and so on
+inwards, and balance each pair.
 
-A pair acts after several rounds of difference: few rounds for a large difference, more for a smaller one.
+A pair acts after several rounds of difference: few rounds for a large difference, more for a
+smaller one.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ from equipoise.shedder.snapshot import Snapshot
 class AvgShedder:
     """The strategy and its settings, with Pulsar's names in brackets.
 
-    * `low_percent`, `high_percent`: the difference of use that counts, and the one that counts as large, in percentage points
-      (`loadBalancerAvgShedderLowThreshold`, `...HighThreshold`).
-    * `low_hits`, `high_hits`: the rounds after which a pair acts (`loadBalancerAvgShedderHitCountLowThreshold`, `...High...`).
+    * `low_percent`, `high_percent`: the difference of use that counts, and the one that counts as
+      large, in percentage points (`loadBalancerAvgShedderLowThreshold`, `...HighThreshold`).
+    * `low_hits`, `high_hits`: the rounds after which a pair acts
+      (`loadBalancerAvgShedderHitCountLowThreshold`, `...High...`).
     * `unloaded_share`: the share of the traffic difference that moves (`maxUnloadPercentage`).
-    * `messages_min`, `bytes_min`: move only more than this, per second (`minUnloadMessage`, `minUnloadMessageThroughput`).
+    * `messages_min`, `bytes_min`: move only more than this, per second (`minUnloadMessage`,
+      `minUnloadMessageThroughput`).
     """
 
     low_percent: float = 15
@@ -39,15 +43,22 @@ class AvgShedder:
     def plan(self, snapshot: Snapshot) -> Plan:
         """See `Shedder.plan`."""
         picking = Picking.of(snapshot, pulsar_exact=self.pulsar_exact)
-        scores = {broker: self.weights.weighted_max(load.resources) * 100 for broker, load in picking.loads.items()}
+        scores = {
+            broker: self.weights.weighted_max(load.resources) * 100
+            for broker, load in picking.loads.items()
+        }
         hits = _Hits(low=dict(snapshot.memory.low_hits), high=dict(snapshot.memory.high_hits))
-        if not self.pulsar_exact:  # Pulsar remembers brokers that are gone until a round without a differing pair.
+        # Pulsar remembers brokers that are gone until a round without a differing pair.
+        if not self.pulsar_exact:
             hits.forget(*[broker for broker in {**hits.low, **hits.high} if broker not in scores])
         pairs = self._pairs(scores, hits)
         if not pairs:
             hits = _Hits()
         for least, most in pairs:
-            comparison = f"use is {format_percent(scores[most] / 100)}, and of {least} {format_percent(scores[least] / 100)}"
+            comparison = (
+                f"use is {format_percent(scores[most] / 100)}, and of {least}"
+                f" {format_percent(scores[least] / 100)}"
+            )
             if not self._are_due(hits, least, most):
                 picking.stays[most] = f"{comparison}: too few rounds in a row"
                 continue
@@ -55,11 +66,16 @@ class AvgShedder:
             self._even_out(picking, least, most, comparison)
         memory = replace(snapshot.memory, low_hits=hits.low, high_hits=hits.high)
         return picking.plan(
-            idle=f"it differs from its partner by less than {self.low_percent:.0f} %, or is the less used one", memory=memory
+            idle=(
+                f"it differs from its partner by less than {self.low_percent:.0f} %, or is the less"
+                " used one"
+            ),
+            memory=memory,
         )
 
     def _pairs(self, scores: Mapping[str, float], hits: _Hits) -> list[tuple[str, str]]:
-        """Return the differing pairs, outermost first, and count their hits. `scores` is the use of each broker in percent.
+        """Return the differing pairs, outermost first, and count their hits. `scores` is the use of
+        each broker in percent.
 
         With an odd number, the middle broker is its own partner, and its hits are forgotten.
         """
@@ -82,10 +98,15 @@ class AvgShedder:
         return differing
 
     def _are_due(self, hits: _Hits, least: str, most: str) -> bool:
-        return any(hits.high.get(broker, 0) >= self.high_hits or hits.low.get(broker, 0) >= self.low_hits for broker in (least, most))
+        return any(
+            hits.high.get(broker, 0) >= self.high_hits or hits.low.get(broker, 0) >= self.low_hits
+            for broker in (least, most)
+        )
 
     def _even_out(self, picking: Picking, least: str, most: str, comparison: str) -> None:
-        """Plan the moves from one broker of a pair to the other, by messages, or by bytes if messages do not differ enough."""
+        """Plan the moves from one broker of a pair to the other, by messages, or by bytes if
+        messages do not differ enough.
+        """
         giving, taking = picking.loads[most].traffic, picking.loads[least].traffic
         messages = (giving.messages_per_second - taking.messages_per_second) * self.unloaded_share
         bytes_ = (giving.bytes_per_second - taking.bytes_per_second) * self.unloaded_share
@@ -96,17 +117,28 @@ class AvgShedder:
             weight, need = throughput, bytes_
             amount = format_rate(bytes_)
         else:
-            picking.stays[most] = f"{comparison}, but the difference of traffic is too small for a move"
+            picking.stays[most] = (
+                f"{comparison}, but the difference of traffic is too small for a move"
+            )
             return
         chosen = _fitting(picking.movable(most, weight=weight, destination=least), weight, need)
-        picking.give(chosen, most, destination=least, reason=f"average: {most} should give {amount} to {least}: {comparison}")
+        picking.give(
+            chosen,
+            most,
+            destination=least,
+            reason=f"average: {most} should give {amount} to {least}: {comparison}",
+        )
         if not chosen:
-            picking.stays[most] = f"{comparison}, but no movable bundle fits into the {amount} that it should give"
+            picking.stays[most] = (
+                f"{comparison}, but no movable bundle fits into the {amount} that it should give"
+            )
 
 
 @dataclass(slots=True, kw_only=True)
 class _Hits:
-    """For each broker, the rounds in which it differed from its partner at all (`low`), and much (`high`). 0 is left out."""
+    """For each broker, the rounds in which it differed from its partner at all (`low`), and much
+    (`high`). 0 is left out.
+    """
 
     low: dict[str, int] = field(default_factory=dict)
     high: dict[str, int] = field(default_factory=dict)

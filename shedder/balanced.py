@@ -1,26 +1,35 @@
-"""Implement `BalancedShedder`: move bundles from brokers above the mean fill to brokers below it, as little load as possible.
+"""Implement `BalancedShedder`: move bundles from brokers above the mean fill to brokers below it,
+as little load as possible.
 
 Theory of operation:
 
-* A broker's fill is the cost of its bundles divided by its capacity. The mean is the total cost divided by the total capacity.
-* Each broker has a band around the mean: `settle_ratio` of the mean, and `_NOISES` standard errors of its reported cost.
-* A broker is helped if it is further from the mean than `start_ratio` and its noise, for at least `patience_ms`. A broker further away than
-  `_GROSS_RATIO` and its noise is helped at once.
-* A move brings a broker to the edge of its band, not to the mean. Of all ways to lower the spread, this moves the least load: the load
-  between the edge and the mean is the most expensive to even out. So a bundle that is a little too light is better than one that is a
-  little too heavy: a further bundle can fill the gap.
-* A bundle moves only if the move would be right even if it weighed half as much again (`_WOBBLE_RATIO`). So a measurement with a smaller
-  error does not bring it back.
-* A bundle moves only to a broker that the rules allow. A forbidden move would be undone, again and again.
-* A broker with far too little is filled: one that has just joined, or has less than half of its share. Moves that fill it are outside the
-  budget of moved load, and may take bundles that have moved lately. Its noise does not count. It is full when it has its share of the load,
-  less `settle_ratio`, or its share of the bundles. It gets no more than either, even if the reports say otherwise.
-* Bundles that cost nearly the same (`_EQUAL_RATIO`) are evened out by number: each costs the mean, and each broker gets its share of them,
-  rounded down or up. Numbers have no noise, so no broker waits.
+* A broker's fill is the cost of its bundles divided by its capacity. The mean is the total cost
+  divided by the total capacity.
+* Each broker has a band around the mean: `settle_ratio` of the mean, and `_NOISES` standard errors
+  of its reported cost.
+* A broker is helped if it is further from the mean than `start_ratio` and its noise, for at least
+  `patience_ms`. A broker further away than `_GROSS_RATIO` and its noise is helped at once.
+* A move brings a broker to the edge of its band, not to the mean. Of all ways to lower the spread,
+  this moves the least load: the load between the edge and the mean is the most expensive to even
+  out. So a bundle that is a little too light is better than one that is a little too heavy: a
+  further bundle can fill the gap.
+* A bundle moves only if the move would be right even if it weighed half as much again
+  (`_WOBBLE_RATIO`). So a measurement with a smaller error does not bring it back.
+* A bundle moves only to a broker that the rules allow. A forbidden move would be undone, again and
+  again.
+* A broker with far too little is filled: one that has just joined, or has less than half of its
+  share. Moves that fill it are outside the budget of moved load, and may take bundles that have
+  moved lately. Its noise does not count. It is full when it has its share of the load, less
+  `settle_ratio`, or its share of the bundles. It gets no more than either, even if the reports say
+  otherwise.
+* Bundles that cost nearly the same (`_EQUAL_RATIO`) are evened out by number: each costs the mean,
+  and each broker gets its share of them, rounded down or up. Numbers have no noise, so no broker
+  waits.
 
-The effect of moving a bundle of cost c from a source s to a destination d: unevenness is the sum of cost^2 / capacity, which is least when
-all fills are equal. Let P = fill(s) * capacity(d) - cost(d). Unevenness falls for 0 < c < 2x, and falls most for c = x = P * capacity(s) /
-(capacity(s) + capacity(d)), where both fills become equal. If c < P, d stays below the old fill of s.
+The effect of moving a bundle of cost c from a source s to a destination d: unevenness is the sum of
+cost^2 / capacity, which is least when all fills are equal. Let P = fill(s) * capacity(d) - cost(d).
+Unevenness falls for 0 < c < 2x, and falls most for c = x = P * capacity(s) / (capacity(s) +
+capacity(d)), where both fills become equal. If c < P, d stays below the old fill of s.
 """
 
 from __future__ import annotations
@@ -37,23 +46,30 @@ from equipoise.shedder.reported import format_duration, format_percent
 from equipoise.shedder.snapshot import RESTS, Memory, Snapshot, WeighedBroker, WeighedBundle
 
 ASKED_MAX: Final = 500_000
-"""The most checks of rules per plan: bundles times brokers. With a policy for each, a check takes half a microsecond per broker."""
+"""The most checks of rules per plan: bundles times brokers. With a policy for each, a check takes
+half a microsecond per broker."""
 
 LOOKS_MAX: Final = 500_000
 """The most lookups of cached answers per plan. Each takes half a microsecond."""
 
-_FAR_RATIO: Final = 0.5  # A broker with less than this part of its share, of load and of bundles, is filled.
+# A broker with less than this part of its share, of load and of bundles, is filled.
+_FAR_RATIO: Final = 0.5
 _EQUAL_RATIO: Final = (
-    0.15  # Costs are equal if their standard deviation is at most this share of their mean: counts of few calls vary as much.
+    # Costs are equal if their standard deviation is at most this share of their mean: counts of few
+    # calls vary as much.
+    0.15
 )
 _GROSS_RATIO: Final = 0.20  # A broker further from the mean is relieved or filled at once.
 _WOBBLE_RATIO: Final = 0.50
 _NOISES: Final = 2.2  # A difference of fewer standard errors is chance.
-_NOISE_SHARE_MAX: Final = 1.0  # More noise than the mean load is not believed, so that a liar is relieved, too.
-_NOISE_SHARE: Final = 0.2  # The noise of a broker while no broker knows its own, as a share of its cost.
+# More noise than the mean load is not believed, so that a liar is relieved, too.
+_NOISE_SHARE_MAX: Final = 1.0
+# The noise of a broker while no broker knows its own, as a share of its cost.
+_NOISE_SHARE: Final = 0.2
 _CALM: Final = 1.7  # How much wider all bands are with `calm`.
 _NEED_SHARE_MIN: Final = 0.02  # A smaller bundle than this share of the best is not worth a pause.
-_LIGHT_RATIO: Final = 0.3  # A bundle with less of the needed cost than this is too light: it would take many.
+# A bundle with less of the needed cost than this is too light: it would take many.
+_LIGHT_RATIO: Final = 0.3
 _MOVES_MAX: Final = 64  # The moves of a round. The next round sees what they have changed.
 _HOUR_MS: Final = 3_600_000
 
@@ -62,8 +78,10 @@ _HOUR_MS: Final = 3_600_000
 class BalancedShedder:
     """The strategy and its settings. Ratios are relative to the mean load.
 
-    * `moves_max`: the bundles that one broker takes in a round, so that a new broker fills step by step.
-    * `start_ratio`, `settle_ratio`: the distance from the mean at which a broker is helped, and the one that is left.
+    * `moves_max`: the bundles that one broker takes in a round, so that a new broker fills step by
+      step.
+    * `start_ratio`, `settle_ratio`: the distance from the mean at which a broker is helped, and the
+      one that is left.
     * `calm`: wider bands. Less load moves, and the load is less even.
     * `patience_ms`: how long a broker must be too far from the mean, if it is not very far.
     * `churn_max`: the share of all load that may move in an hour.
@@ -80,8 +98,14 @@ class BalancedShedder:
         """See `Shedder.plan`."""
         brokers = sorted(snapshot.brokers, key=lambda broker: broker.broker)
         taking_part = [broker for broker in brokers if broker.barred is None]
-        stays = [Stay(subject=broker.broker, reason=broker.barred) for broker in brokers if broker.barred is not None]
-        cluster = _cluster_of(taking_part, ratio=_CALM if self.calm else 1.0, settle_ratio=self.settle_ratio)
+        stays = [
+            Stay(subject=broker.broker, reason=broker.barred)
+            for broker in brokers
+            if broker.barred is not None
+        ]
+        cluster = _cluster_of(
+            taking_part, ratio=_CALM if self.calm else 1.0, settle_ratio=self.settle_ratio
+        )
         memory, waits_ms = self._remember(snapshot, cluster)
         deviation, moves = cluster.deviation, list[Move]()
         helped = [load for load in cluster.loads if waits_ms.get(load.broker) == 0]
@@ -90,7 +114,11 @@ class BalancedShedder:
             duration_ms = median(memory.durations_ms) if memory.durations_ms else None
             moves = self._moves(cluster, helped, _Rules(snapshot), duration_ms=duration_ms)
             costs = {**memory.costs, **cluster.filled}
-            memory = replace(memory, churn=memory.churn + (cluster.moved / cluster.cost if cluster.moved else 0.0), costs=costs)
+            memory = replace(
+                memory,
+                churn=memory.churn + (cluster.moved / cluster.cost if cluster.moved else 0.0),
+                costs=costs,
+            )
         budget = self._budget(cluster, memory)
         stays += self._stays(cluster, moves, waits_ms)
         in_order = tuple(sorted(stays, key=lambda stay: stay.subject))
@@ -106,25 +134,62 @@ class BalancedShedder:
         )
 
     def _remember(self, snapshot: Snapshot, cluster: _Cluster) -> tuple[Memory, Mapping[str, int]]:
-        """Return the memory at the start of this round, and for each broker outside its band how long it still waits, in milliseconds."""
+        """Return the memory at the start of this round, and for each broker outside its band how
+        long it still waits, in milliseconds.
+        """
         now_ms, memory = snapshot.now_ms, snapshot.memory
         elapsed_ms = max(0, now_ms - memory.churn_ms)  # A clock that was set back adds no budget.
         churn = max(0.0, memory.churn - self.churn_max * elapsed_ms / _HOUR_MS)
         for load in cluster.loads:
-            load.fills = cluster.is_short(load) and (load.is_new or load.broker in memory.filling or cluster.is_far_below(load))
+            load.fills = cluster.is_short(load) and (
+                load.is_new or load.broker in memory.filling or cluster.is_far_below(load)
+            )
         filling = frozenset(load.broker for load in cluster.loads if load.fills)
         costs = (
-            {bundle.name: bundle.cost for broker in snapshot.brokers for bundle in broker.bundles if bundle.rests} if memory.costs else {}
+            {
+                bundle.name: bundle.cost
+                for broker in snapshot.brokers
+                for bundle in broker.bundles
+                if bundle.rests
+            }
+            if memory.costs
+            else {}
         )
         outside = [load for load in cluster.loads if cluster.excess(load, self.start_ratio) > 0]
-        since_ms = {load.broker: min(memory.uneven_since_ms.get(load.broker, now_ms), now_ms) for load in outside}
-        waits_ms = {
-            load.broker: 0 if cluster.is_gross(load) else max(0, self.patience_ms - (now_ms - since_ms[load.broker])) for load in outside
+        since_ms = {
+            load.broker: min(memory.uneven_since_ms.get(load.broker, now_ms), now_ms)
+            for load in outside
         }
-        return replace(memory, churn=churn, churn_ms=now_ms, filling=filling, costs=costs, uneven_since_ms=since_ms), waits_ms
+        waits_ms = {
+            load.broker: (
+                0
+                if cluster.is_gross(load)
+                else max(0, self.patience_ms - (now_ms - since_ms[load.broker]))
+            )
+            for load in outside
+        }
+        return (
+            replace(
+                memory,
+                churn=churn,
+                churn_ms=now_ms,
+                filling=filling,
+                costs=costs,
+                uneven_since_ms=since_ms,
+            ),
+            waits_ms,
+        )
 
-    def _moves(self, cluster: _Cluster, helped: Sequence[_LoadedBroker], rules: _Rules, *, duration_ms: float | None) -> list[Move]:
-        """Return the moves that bring the `helped` brokers into their bands, within the budget of the cluster. Apply them.
+    def _moves(
+        self,
+        cluster: _Cluster,
+        helped: Sequence[_LoadedBroker],
+        rules: _Rules,
+        *,
+        duration_ms: float | None,
+    ) -> list[Move]:
+        """Return the moves that bring the `helped` brokers into their bands, within the budget of
+        the cluster. Apply them.
 
         Each move is predicted to take `duration_ms`.
         """
@@ -151,76 +216,124 @@ class BalancedShedder:
     def _best_move(
         self, worst: _LoadedBroker, cluster: _Cluster, rules: _Rules
     ) -> tuple[WeighedBundle, _LoadedBroker, _LoadedBroker] | None:
-        """Return the bundle that helps `worst`, with its source and destination; None if no move helps.
+        """Return the bundle that helps `worst`, with its source and destination; None if no move
+        helps.
 
-        If `worst` is too full, it gives to the emptiest broker that can take. If it is too empty, the fullest that can give fills it.
+        If `worst` is too full, it gives to the emptiest broker that can take. If it is too empty,
+        the fullest that can give fills it.
         """
         if worst.fill > cluster.mean:
-            low = (load for load in cluster.loads if load.fill < cluster.mean and not cluster.is_sated(load))
+            low = (
+                load
+                for load in cluster.loads
+                if load.fill < cluster.mean and not cluster.is_sated(load)
+            )
             takers = sorted(low, key=lambda load: (load.fill, load.broker))
             pairs = [(worst, taker) for taker in takers if taker.taken < self.moves_max]
             worst.waits = len(pairs) < len(takers)
         else:
-            givers = sorted((load for load in cluster.loads if load.fill > cluster.mean), key=lambda load: (-load.fill, load.broker))
+            givers = sorted(
+                (load for load in cluster.loads if load.fill > cluster.mean),
+                key=lambda load: (-load.fill, load.broker),
+            )
             worst.waits = worst.taken >= self.moves_max
             pairs = [] if worst.waits else [(giver, worst) for giver in givers]
         for source, destination in pairs:
-            bundle = _worth_moving(source, destination, cluster, rules, settle_ratio=self.settle_ratio)
+            bundle = _worth_moving(
+                source, destination, cluster, rules, settle_ratio=self.settle_ratio
+            )
             if bundle is not None:
                 return bundle, source, destination
         return None
 
     def _budget(self, cluster: _Cluster, memory: Memory) -> Budget:
-        """Return the budget after the moves of this round, and when the lightest bundle that it blocks fits into it."""
+        """Return the budget after the moves of this round, and when the lightest bundle that it
+        blocks fits into it.
+        """
         if cluster.blocked is None:
             return Budget(most=self.churn_max, used=memory.churn)
         share = cluster.blocked / cluster.cost
         free_in_ms = None
         if share <= self.churn_max:
-            free_in_ms = math.ceil((share + memory.churn - self.churn_max) / self.churn_max * _HOUR_MS)
+            free_in_ms = math.ceil(
+                (share + memory.churn - self.churn_max) / self.churn_max * _HOUR_MS
+            )
         return Budget(most=self.churn_max, used=memory.churn, blocks=True, free_in_ms=free_in_ms)
 
     def _idle(self, cluster: _Cluster, waits_ms: Mapping[str, int], budget: Budget) -> Idle:
         """Return why nothing moves, counted as `shedder.transfer` counts it."""
         if not cluster.loads:
-            return Idle(result="Skip", cause="NoBrokers", reason="no broker has a fresh load report")
+            return Idle(
+                result="Skip", cause="NoBrokers", reason="no broker has a fresh load report"
+            )
         if not waits_ms:
-            return Idle(result="Skip", cause="HitCount", reason=f"the load is even: {cluster.why_even(self.start_ratio)}")
+            return Idle(
+                result="Skip",
+                cause="HitCount",
+                reason=f"the load is even: {cluster.why_even(self.start_ratio)}",
+            )
         wait_ms = min(waits_ms.values())
         if wait_ms == 0:
             why = budget.reason if budget.blocks else "no bundle can be moved: see each broker"
             return Idle(result="Skip", cause="NoBundles", reason=f"the load is uneven, and {why}")
-        reason = f"the load is a little uneven: the round waits another {format_duration(wait_ms)}, in case it passes"
+        reason = (
+            f"the load is a little uneven: the round waits another {format_duration(wait_ms)}, in"
+            " case it passes"
+        )
         return Idle(result="Skip", cause="HitCount", reason=reason)
 
-    def _stays(self, cluster: _Cluster, moves: Sequence[Move], waits_ms: Mapping[str, int]) -> Iterable[Stay]:
+    def _stays(
+        self, cluster: _Cluster, moves: Sequence[Move], waits_ms: Mapping[str, int]
+    ) -> Iterable[Stay]:
         given = {move.source for move in moves}
         for load in cluster.loads:
             if load.broker in given:
                 continue
-            carries = f"load is {_percent(load.fill, cluster.mean)} of the mean{load.beside}{load.with_taken}"
+            carries = (
+                f"load is {_percent(load.fill, cluster.mean)} of the"
+                f" mean{load.beside}{load.with_taken}"
+            )
             if cluster.excess(load, self.start_ratio) <= 0:
-                yield Stay(subject=load.broker, reason=f"{carries} (allowed: {cluster.allowed(load, self.start_ratio)})")
+                yield Stay(
+                    subject=load.broker,
+                    reason=f"{carries} (allowed: {cluster.allowed(load, self.start_ratio)})",
+                )
                 continue
             is_full = load.fill > cluster.mean
             for bundle in (*load.barred, *load.resting) if is_full else ():
-                yield Stay(subject=bundle.name, reason=f"{bundle.barred or RESTS}, although the load of {load.broker} is too high")
+                yield Stay(
+                    subject=bundle.name,
+                    reason=(
+                        f"{bundle.barred or RESTS}, although the load of {load.broker} is too high"
+                    ),
+                )
             if load.is_stuck and not load.waits:
                 yield Stay(subject=load.broker, reason=f"{carries}, but {cluster.why_stuck(load)}")
             elif waits_ms.get(load.broker):
-                yield Stay(subject=load.broker, reason=f"{carries}: too little and too short for a move yet")
+                yield Stay(
+                    subject=load.broker,
+                    reason=f"{carries}: too little and too short for a move yet",
+                )
             else:
-                yield Stay(subject=load.broker, reason=f"{carries}; it {'gives' if is_full else 'takes'} bundles in the next round")
+                yield Stay(
+                    subject=load.broker,
+                    reason=(
+                        f"{carries}; it {'gives' if is_full else 'takes'} bundles in the next round"
+                    ),
+                )
 
 
 @dataclass(slots=True, kw_only=True)
 class _LoadedBroker:
-    """One broker during a plan. `movable`: bundles that it may still give, by cost and name; `resting`: only to fill a broker.
+    """One broker during a plan. `movable`: bundles that it may still give, by cost and name;
+    `resting`: only to fill a broker.
 
-    * `noise`: the standard error of its cost. `count`: its bundles. `taken`: the bundles that it takes in this plan.
+    * `noise`: the standard error of its cost. `count`: its bundles. `taken`: the bundles that it
+      takes in this plan.
     * `other_work`: the share of its CPU that other work takes.
     * `is_new`: it has joined lately. `fills`: it is filled.
-    * `is_stuck`: no move helps it in this plan. `waits`: brokers that could help take no more bundles in this round.
+    * `is_stuck`: no move helps it in this plan. `waits`: brokers that could help take no more
+      bundles in this round.
     * `kept`: the first thing that kept a bundle from a destination.
     """
 
@@ -248,26 +361,45 @@ class _LoadedBroker:
     @property
     def beside(self) -> str:
         """The other work of its CPU, for a reason; empty if there is none."""
-        return f" for what other work leaves: that takes {format_percent(self.other_work)} of its CPU" if self.other_work else ""
+        return (
+            f" for what other work leaves: that takes {format_percent(self.other_work)} of its CPU"
+            if self.other_work
+            else ""
+        )
 
     @property
     def with_taken(self) -> str:
         """The bundles that it takes, for a reason; empty if there are none."""
-        return f" with {self.taken} more bundle{'s' if self.taken > 1 else ''}" if self.taken else ""
+        return (
+            f" with {self.taken} more bundle{'s' if self.taken > 1 else ''}" if self.taken else ""
+        )
 
     def helpful(self, cost: float, cost_max: float, *, fills: bool) -> Iterator[WeighedBundle]:
-        """Yield the bundles of at most `cost_max`, the best first: of at most `cost`, heavier, and much lighter than `cost`.
+        """Yield the bundles of at most `cost_max`, the best first: of at most `cost`, heavier, and
+        much lighter than `cost`.
 
-        Only a move that `fills` a broker takes a resting one, and of equally good ones the others first.
+        Only a move that `fills` a broker takes a resting one, and of equally good ones the others
+        first.
         """
         piles = (self.movable, self.resting) if fills else (self.movable,)
         for pile in piles:
             end = bisect_right(pile, cost_max, key=_cost)
             above = min(end, bisect_right(pile, cost, key=_cost))
-            yield from reversed(pile[min(above, bisect_left(pile, _LIGHT_RATIO * cost, key=_cost)) : above])
+            yield from reversed(
+                pile[min(above, bisect_left(pile, _LIGHT_RATIO * cost, key=_cost)) : above]
+            )
             yield from pile[above:end]
         for pile in piles:
-            yield from reversed(pile[: bisect_left(pile, _LIGHT_RATIO * cost, hi=bisect_right(pile, cost_max, key=_cost), key=_cost)])
+            yield from reversed(
+                pile[
+                    : bisect_left(
+                        pile,
+                        _LIGHT_RATIO * cost,
+                        hi=bisect_right(pile, cost_max, key=_cost),
+                        key=_cost,
+                    )
+                ]
+            )
 
     def give(self, bundle: WeighedBundle, destination: _LoadedBroker) -> None:
         """Move a bundle to another load. It does not move again in this plan."""
@@ -286,13 +418,15 @@ class _LoadedBroker:
             return self.kept
         heaviest = self.movable[-1]
         return (
-            f"no move would help: the heaviest of its {len(self.movable)} bundles is {heaviest.name}, "
-            f"with {_percent(heaviest.cost / self.capacity, mean)} of the mean load; split it"
+            f"no move would help: the heaviest of its {len(self.movable)} bundles is"
+            f" {heaviest.name}, with {_percent(heaviest.cost / self.capacity, mean)} of the mean"
+            " load; split it"
         )
 
 
 class _Cluster:
-    """The loads of the brokers that take part. `ratio` widens all bands. The mean does not change in a plan: moves keep the total.
+    """The loads of the brokers that take part. `ratio` widens all bands. The mean does not change
+    in a plan: moves keep the total.
 
     * `unit`: the cost of each bundle, if all cost the same; else None.
     * `budget`: the cost that may still move. `moved`: what has moved of it.
@@ -300,7 +434,14 @@ class _Cluster:
     * `blocked`: the cost of the lightest bundle that the budget keeps from a move.
     """
 
-    def __init__(self, loads: Sequence[_LoadedBroker], *, ratio: float, settle_ratio: float, unit: float | None) -> None:
+    def __init__(
+        self,
+        loads: Sequence[_LoadedBroker],
+        *,
+        ratio: float,
+        settle_ratio: float,
+        unit: float | None,
+    ) -> None:
         self.loads = loads
         self.ratio = ratio
         self.unit = unit
@@ -314,9 +455,14 @@ class _Cluster:
         self.mean = self.cost / self._capacity if self._capacity else 0.0
 
     def is_short(self, load: _LoadedBroker) -> bool:
-        """Return whether a broker has too little by number and by load, so that a bundle more is not too much by either."""
+        """Return whether a broker has too little by number and by load, so that a bundle more is
+        not too much by either.
+        """
         has_room = (load.count + 1) * self._capacity <= self._count * load.capacity
-        return has_room and (self.unit is not None or load.cost < (1 - self._settle_ratio) * self.mean * load.capacity)
+        return has_room and (
+            self.unit is not None
+            or load.cost < (1 - self._settle_ratio) * self.mean * load.capacity
+        )
 
     def is_far_below(self, load: _LoadedBroker) -> bool:
         """Return whether a broker has far too little by number and by load."""
@@ -328,7 +474,9 @@ class _Cluster:
         return load.fills and self.is_short(load)
 
     def is_sated(self, load: _LoadedBroker) -> bool:
-        """Return whether a broker has been filled in this plan. Only its next report shows whether it has too little load."""
+        """Return whether a broker has been filled in this plan. Only its next report shows whether
+        it has too little load.
+        """
         return load.fills and not self.is_short(load)
 
     def bounds(self, load: _LoadedBroker, ratio: float) -> tuple[float, float]:
@@ -345,7 +493,8 @@ class _Cluster:
     def excess(self, load: _LoadedBroker, ratio: float) -> float:
         """Return how far the cost of a broker is outside its bounds; at most 0 inside."""
         least, most = self.bounds(load, ratio)
-        cost = load.cost if self.unit is None else load.count * self.unit  # Sums of costs are rounded.
+        # Sums of costs are rounded.
+        cost = load.cost if self.unit is None else load.count * self.unit
         return max(least - cost, cost - most)
 
     def allowed(self, load: _LoadedBroker, ratio: float) -> str:
@@ -353,7 +502,9 @@ class _Cluster:
         least, most = (bound / load.capacity for bound in self.bounds(load, ratio))
         return f"{_percent(max(0.0, least), self.mean)} to {_percent(most, self.mean)}"
 
-    def move(self, bundle: WeighedBundle, source: _LoadedBroker, destination: _LoadedBroker) -> None:
+    def move(
+        self, bundle: WeighedBundle, source: _LoadedBroker, destination: _LoadedBroker
+    ) -> None:
         """Move a bundle. What fills a broker is outside the budget."""
         if self.is_filled(destination):
             self.filled[bundle.name] = bundle.cost
@@ -369,39 +520,61 @@ class _Cluster:
         allowed = self.ratio * ratio * self.mean
         if abs(furthest.fill - self.mean) <= allowed:
             return f"no broker is further from the mean than {_percent(allowed, self.mean)} of it"
-        carries = f"{furthest.broker} has {_percent(furthest.fill, self.mean)} of the mean load (allowed: {self.allowed(furthest, ratio)})"
-        return f"the load varies, and no broker is further from the mean than that explains: {carries}"
+        carries = (
+            f"{furthest.broker} has {_percent(furthest.fill, self.mean)} of the mean load (allowed:"
+            f" {self.allowed(furthest, ratio)})"
+        )
+        return (
+            f"the load varies, and no broker is further from the mean than that explains: {carries}"
+        )
 
     def why_stuck(self, load: _LoadedBroker) -> str:
         """Return why no move helps a broker that has too much or too little."""
         if load.fill > self.mean:
             return load.why_stuck(self.mean)
-        giver = min((load for load in self.loads if load.fill > self.mean), key=lambda load: (-load.fill, load.broker), default=None)
-        return "no broker can give it a bundle" + ("" if giver is None else f": of {giver.broker}, {giver.why_stuck(self.mean)}")
+        giver = min(
+            (load for load in self.loads if load.fill > self.mean),
+            key=lambda load: (-load.fill, load.broker),
+            default=None,
+        )
+        return "no broker can give it a bundle" + (
+            "" if giver is None else f": of {giver.broker}, {giver.why_stuck(self.mean)}"
+        )
 
     def is_gross(self, load: _LoadedBroker) -> bool:
         """Return whether a broker is so far from the mean that it is helped at once."""
         return self.excess(load, _GROSS_RATIO) > 0
 
     def worst(self, loads: Iterable[_LoadedBroker], ratio: float) -> _LoadedBroker | None:
-        """Return the one of these brokers whose fill is furthest outside its band, unless it is stuck; ties by name."""
+        """Return the one of these brokers whose fill is furthest outside its band, unless it is
+        stuck; ties by name.
+        """
         outside = [load for load in loads if not load.is_stuck and self.excess(load, ratio) > 0]
-        return min(outside, key=lambda load: (-self.excess(load, ratio) / load.capacity, load.broker), default=None)
+        return min(
+            outside,
+            key=lambda load: (-self.excess(load, ratio) / load.capacity, load.broker),
+            default=None,
+        )
 
     @property
     def deviation(self) -> float:
         """The standard deviation of the brokers' fills relative to the mean."""
         if not self.mean:
             return 0.0
-        return math.sqrt(sum((load.fill / self.mean - 1) ** 2 for load in self.loads) / len(self.loads))
+        return math.sqrt(
+            sum((load.fill / self.mean - 1) ** 2 for load in self.loads) / len(self.loads)
+        )
 
 
 class _Rules:
-    """Cached answers of the rules, asked once per bundle. Past the bounds, every further bundle is refused in this plan."""
+    """Cached answers of the rules, asked once per bundle. Past the bounds, every further bundle is
+    refused in this plan.
+    """
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        self._known: dict[str, tuple[frozenset[str], Mapping[str, str]]] = {}  # By bundle: allowed brokers, and refusals.
+        # By bundle: allowed brokers, and refusals.
+        self._known: dict[str, tuple[frozenset[str], Mapping[str, str]]] = {}
         self._looks = 0
 
     @property
@@ -420,31 +593,45 @@ class _Rules:
             candidates = self._snapshot.candidates(bundle)
             self._known[bundle] = frozenset(candidates.allowed), candidates.refused
         allowed, refused = self._known[bundle]
-        return None if broker in allowed else refused.get(broker, f"the rules keep it from {broker}")
+        return (
+            None if broker in allowed else refused.get(broker, f"the rules keep it from {broker}")
+        )
 
 
 def _worth_moving(
-    source: _LoadedBroker, destination: _LoadedBroker, cluster: _Cluster, rules: _Rules, *, settle_ratio: float
+    source: _LoadedBroker,
+    destination: _LoadedBroker,
+    cluster: _Cluster,
+    rules: _Rules,
+    *,
+    settle_ratio: float,
 ) -> WeighedBundle | None:
-    """Return the best bundle for the one of two brokers that needs more, within the bounds of the module."""
+    """Return the best bundle for the one of two brokers that needs more, within the bounds of the
+    module.
+    """
     fills = cluster.is_filled(destination)
     budget = math.inf if fills else cluster.budget - cluster.moved
     need = max(cluster.excess(source, settle_ratio), cluster.excess(destination, settle_ratio))
     pull = source.fill * destination.capacity - destination.cost
     best = pull * source.capacity / (source.capacity + destination.capacity)
     cost_max = min(pull, 2 * best) / (1 + _WOBBLE_RATIO)
-    for bundle in source.helpful(min(max(need, _NEED_SHARE_MIN * best), best), min(cost_max, budget), fills=fills):
+    for bundle in source.helpful(
+        min(max(need, _NEED_SHARE_MIN * best), best), min(cost_max, budget), fills=fills
+    ):
         refusal = rules.refusal(bundle.name, destination.broker)
         if refusal is None:
             return bundle
         source.kept = (
             source.kept
-            or f"the rules keep its bundles from brokers with less load: for example {bundle.name} from {destination.broker}: {refusal}"
+            or "the rules keep its bundles from brokers with less load: for example"
+            f" {bundle.name} from {destination.broker}: {refusal}"
         )
         if rules.has_reached_bound:
             break
     if source.movable and budget < source.movable[0].cost <= cost_max:
-        source.kept = source.kept or "the budget of moved load per hour is used up (balanced.churn_max)"
+        source.kept = (
+            source.kept or "the budget of moved load per hour is used up (balanced.churn_max)"
+        )
         cluster.blocked = min(cluster.blocked or math.inf, source.movable[0].cost)
     return None
 
@@ -452,15 +639,25 @@ def _worth_moving(
 def _cluster_of(brokers: Sequence[WeighedBroker], *, ratio: float, settle_ratio: float) -> _Cluster:
     """Return the loads of brokers before the first move.
 
-    A broker whose noise is not known yet is taken to be as noisy as others are at the median, relative to their cost. If no broker knows
-    its noise, the cluster has just been started, and each load is taken to be uncertain.
+    A broker whose noise is not known yet is taken to be as noisy as others are at the median,
+    relative to their cost. If no broker knows its noise, the cluster has just been started, and
+    each load is taken to be uncertain.
     """
     unit = _unit_of(brokers)
-    costs = [math.fsum(bundle.cost for bundle in broker.bundles) for broker in brokers]  # In any order the same.
-    shares = [broker.noise / cost for broker, cost in zip(brokers, costs, strict=True) if broker.noise is not None and cost > 0]
+    # In any order the same.
+    costs = [math.fsum(bundle.cost for bundle in broker.bundles) for broker in brokers]
+    shares = [
+        broker.noise / cost
+        for broker, cost in zip(brokers, costs, strict=True)
+        if broker.noise is not None and cost > 0
+    ]
     loads = list[_LoadedBroker]()
     for broker, cost in zip(brokers, costs, strict=True):
-        bundles = broker.bundles if unit is None else [replace(bundle, cost=unit) for bundle in broker.bundles]
+        bundles = (
+            broker.bundles
+            if unit is None
+            else [replace(bundle, cost=unit) for bundle in broker.bundles]
+        )
         # Of equal bundles the last by name is first, because the heaviest are looked at first.
         in_order = sorted(sorted(bundles, key=lambda bundle: bundle.name, reverse=True), key=_cost)
         noise = broker.noise
@@ -473,7 +670,9 @@ def _cluster_of(brokers: Sequence[WeighedBroker], *, ratio: float, settle_ratio:
                 cost=cost if unit is None else unit * len(bundles),
                 count=len(bundles),
                 noise=noise,
-                movable=[bundle for bundle in in_order if bundle.barred is None and not bundle.rests],
+                movable=[
+                    bundle for bundle in in_order if bundle.barred is None and not bundle.rests
+                ],
                 resting=[bundle for bundle in in_order if bundle.barred is None and bundle.rests],
                 barred=[bundle for bundle in in_order if bundle.barred is not None],
                 other_work=broker.other_work,
@@ -486,8 +685,8 @@ def _cluster_of(brokers: Sequence[WeighedBroker], *, ratio: float, settle_ratio:
 def _unit_of(brokers: Sequence[WeighedBroker]) -> float | None:
     """Return the mean cost of the bundles if all cost nearly the same; else None.
 
-    None, too, if a broker has other work, because measuring its capacity is not exact, and if not every broker can have a bundle, because
-    it may help to split one.
+    None, too, if a broker has other work, because measuring its capacity is not exact, and if not
+    every broker can have a bundle, because it may help to split one.
     """
     costs = [bundle.cost for broker in brokers for bundle in broker.bundles]
     if len(costs) < max(1, len(brokers)) or any(broker.other_work for broker in brokers):
@@ -495,7 +694,8 @@ def _unit_of(brokers: Sequence[WeighedBroker]) -> float | None:
     mean = fmean(costs)
     if not mean:
         return None
-    spread = math.sqrt(fmean((cost / mean - 1) ** 2 for cost in costs))  # Not `pstdev`, which is exact and slow.
+    # Not `pstdev`, which is exact and slow.
+    spread = math.sqrt(fmean((cost / mean - 1) ** 2 for cost in costs))
     return mean if spread <= _EQUAL_RATIO else None
 
 
@@ -503,17 +703,27 @@ def _cost(bundle: WeighedBundle) -> float:
     return bundle.cost
 
 
-def _move_of(bundle: WeighedBundle, source: _LoadedBroker, destination: _LoadedBroker, predicted: Predicted) -> Move:
+def _move_of(
+    bundle: WeighedBundle, source: _LoadedBroker, destination: _LoadedBroker, predicted: Predicted
+) -> Move:
     """Return an applied move with its reason."""
     before, after = (
-        tuple(format_percent(share) for share in shares) for shares in zip(predicted.source, predicted.destination, strict=True)
+        tuple(format_percent(share) for share in shares)
+        for shares in zip(predicted.source, predicted.destination, strict=True)
     )
     reason = (
-        f"balanced: {source.broker} has {before[0]} of the mean load{source.beside}, {destination.broker} has {before[1]}; "
-        f"the bundle brings them to {after[0]} and {after[1]}, "
-        f"and is {_percent(bundle.cost, source.cost + bundle.cost)} of the load of {source.broker}"
+        f"balanced: {source.broker} has {before[0]} of the mean load{source.beside},"
+        f" {destination.broker} has {before[1]}; the bundle brings them to {after[0]} and"
+        f" {after[1]}, and is {_percent(bundle.cost, source.cost + bundle.cost)} of the load of"
+        f" {source.broker}"
     )
-    return Move(bundle=bundle.name, source=source.broker, destination=destination.broker, reason=reason, predicted=predicted)
+    return Move(
+        bundle=bundle.name,
+        source=source.broker,
+        destination=destination.broker,
+        reason=reason,
+        predicted=predicted,
+    )
 
 
 def _percent(part: float, whole: float) -> str:

@@ -10,7 +10,8 @@ from equipoise.channel.core.errors import CallerError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Messaging:
-    """The load of the topics of a bundle: rates per second over the last sample, and counts of open objects.
+    """The load of the topics of a bundle: rates per second over the last sample, and counts of open
+    objects.
 
     Raises `CallerError` for a number that is negative or not finite.
     """
@@ -24,7 +25,8 @@ class Messaging:
     topics: int = 0
 
     def __post_init__(self) -> None:
-        # Written out for speed: a broker makes thousands of these per sample. NaN fails each comparison.
+        # Written out for speed: a broker makes thousands of these per sample. NaN fails each
+        # comparison.
         if not (
             0 <= self.messages_in_per_second < math.inf
             and 0 <= self.bytes_in_per_second < math.inf
@@ -39,10 +41,12 @@ class Messaging:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleLoad:
-    """The cost of a bundle for its broker: rates per second over the last sample, and the number of open sessions.
+    """The cost of a bundle for its broker: rates per second over the last sample, and the number of
+    open sessions.
 
-    `bytes_per_second` counts both directions. A batch of messages is one call. `messaging` holds the details of a bundle of topics. Raises
-    `CallerError` for a number that is negative or not finite.
+    `bytes_per_second` counts both directions. A batch of messages is one call. `messaging` holds
+    the details of a bundle of topics. Raises `CallerError` for a number that is negative or not
+    finite.
     """
 
     calls_per_second: float = 0.0
@@ -52,16 +56,24 @@ class BundleLoad:
 
     def __post_init__(self) -> None:
         # As in `Messaging`.
-        if not (0 <= self.calls_per_second < math.inf and 0 <= self.bytes_per_second < math.inf and 0 <= self.sessions < math.inf):
+        if not (
+            0 <= self.calls_per_second < math.inf
+            and 0 <= self.bytes_per_second < math.inf
+            and 0 <= self.sessions < math.inf
+        ):
             raise _refusal_of(self)
 
 
 def _refusal_of(load: BundleLoad | Messaging) -> CallerError:
-    figures = ((each.name, getattr(load, each.name)) for each in fields(load) if each.name != "messaging")
+    figures = (
+        (each.name, getattr(load, each.name)) for each in fields(load) if each.name != "messaging"
+    )
     name, value = next((name, value) for name, value in figures if not 0 <= value < math.inf)
     return impossible_figure("bundle", name, value)
 
 
 def impossible_figure(subject: str, field: str, value: float) -> CallerError:
     """Return the error for a load of a `bundle` or `topic` that cannot be."""
-    return CallerError(f"a {subject} cannot have {field}={value!r}: the figure must be finite and not negative")
+    return CallerError(
+        f"a {subject} cannot have {field}={value!r}: the figure must be finite and not negative"
+    )

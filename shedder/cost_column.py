@@ -1,8 +1,11 @@
-"""Pack the costs of all bundles of a broker into four bytes each, so that a report can carry them beside the few bundles that it names.
+"""Pack the costs of all bundles of a broker into four bytes each, so that a report can carry them
+beside the few bundles that it names.
 
-An entry is a 24-bit tag of the bundle's name and a byte for its share of the broker's total cost. A share is a power of 2^(-1/16): at most
-2.2 % wrong, down to a 62,000th of the total. Tags do not depend on other bundles, so a reader whose bundles differ from the reporter's
-still finds the others. Of 100,000 bundles, 1 in 170 shares its tag with another: both then count with the cost that was read last.
+An entry is a 24-bit tag of the bundle's name and a byte for its share of the broker's total cost. A
+share is a power of 2^(-1/16): at most 2.2 % wrong, down to a 62,000th of the total. Tags do not
+depend on other bundles, so a reader whose bundles differ from the reporter's still finds the
+others. Of 100,000 bundles, 1 in 170 shares its tag with another: both then count with the cost that
+was read last.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from typing import Final
 from zlib import crc32
 
 COSTS_MAX: Final = 512
-"""How many bundles a column holds: the most costly. The others share the rest of the cost equally."""
+"""How many bundles a column holds: the most costly. The others share the rest of the cost
+equally."""
 
 ENTRY_BYTES: Final = 4
 
@@ -31,7 +35,9 @@ def tag_of(name: str) -> int:
 
 
 def pack(names: Sequence[str], costs: Sequence[float]) -> bytes:
-    """Return the column of these bundles, in their order; empty if their total is 0 or not finite."""
+    """Return the column of these bundles, in their order; empty if their total is 0 or not
+    finite.
+    """
     total = sum(costs)
     if not 0 < total < math.inf:
         return b""
@@ -43,9 +49,14 @@ def pack(names: Sequence[str], costs: Sequence[float]) -> bytes:
 
 
 def unpack(column: bytes, total: float) -> dict[int, float]:
-    """Return the cost of each bundle by its tag. `total` is the broker's cost. An incomplete entry at the end is ignored."""
+    """Return the cost of each bundle by its tag. `total` is the broker's cost. An incomplete entry
+    at the end is ignored.
+    """
     whole = len(column) // ENTRY_BYTES * ENTRY_BYTES
-    return {entry >> 8: total * _SHARES[entry & _STEP_MAX] for (entry,) in _ENTRY.iter_unpack(column[:whole])}
+    return {
+        entry >> 8: total * _SHARES[entry & _STEP_MAX]
+        for (entry,) in _ENTRY.iter_unpack(column[:whole])
+    }
 
 
 def _step(total: float, cost: float) -> int:

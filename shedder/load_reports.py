@@ -1,9 +1,11 @@
-"""Define load reports: the samples of brokers, the summaries made from them, and the port that carries both.
+"""Define load reports: the samples of brokers, the summaries made from them, and the port that
+carries both.
 
 The adapters of `LoadBus` in `brokers.load.bus` all call `summarized`.
 
-A sample is small: it names a broker's busiest bundles and counts the others. The carrier of the samples keeps the averages, so they survive
-a broker that reads them: on Kafka in the tables of load workers, otherwise beside the log.
+A sample is small: it names a broker's busiest bundles and counts the others. The carrier of the
+samples keeps the averages, so they survive a broker that reads them: on Kafka in the tables of load
+workers, otherwise beside the log.
 """
 
 from __future__ import annotations
@@ -31,11 +33,14 @@ class Sample:
     """The load that a broker reports at one moment.
 
     * `at_ms`: Unix time by its own clock.
-    * `resources`: its resources. `used`: their weighted maximum as a fraction, by the configured weights.
+    * `resources`: its resources. `used`: their weighted maximum as a fraction, by the configured
+      weights.
     * `traffic`, `bundle_count`, `topics`, `cost`: of all open bundles.
-    * `bundles`: its busiest, lightest first. `column`: the costs of all bundles, see `shedder.cost_column`.
+    * `bundles`: its busiest, lightest first. `column`: the costs of all bundles, see
+      `shedder.cost_column`.
     * `noise`: the standard error of `cost`, see `shedder.cost_windows`; None: not known yet.
-    * `cpu_use`: the CPU use in the time that `cost` is of, a fraction of the limit; None: not known yet.
+    * `cpu_use`: the CPU use in the time that `cost` is of, a fraction of the limit; None: not known
+      yet.
     * `cpu_cost`: the cost of the bundles that it had in this time. Some may have left since.
     * `history`: the configured share of an average that remains after `shedder.loads.STEP_MS`.
     """
@@ -58,7 +63,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """The known load of one broker: its last sample, and averages of all samples. `cost` is the total of all its bundles.
+    """The known load of one broker: its last sample, and averages of all samples. `cost` is the
+    total of all its bundles.
 
     `column`, `noise`, `cpu_use` and `cpu_cost` are as in `Sample`.
     """
@@ -80,20 +86,27 @@ class Summary:
 def summarized(before: Summary | None, sample: Sample) -> Summary:
     """Return the summary after one more sample.
 
-    The traffic of bundles is averaged, their counts and costs are not: a cost is the broker's own average, so that the costs of its
-    bundles add up to its total.
+    The traffic of bundles is averaged, their counts and costs are not: a cost is the broker's own
+    average, so that the costs of its bundles add up to its total.
 
-    If a sample is older than the last one, because a clock was set back, it leaves the averages unchanged. Its other figures count.
+    If a sample is older than the last one, because a clock was set back, it leaves the averages
+    unchanged. Its other figures count.
     """
     elapsed_ms = 0 if before is None else sample.at_ms - before.load.taken_ms
     kept = kept_share(sample.history, elapsed_ms=elapsed_ms)
-    known = {} if before is None else {bundle.bundle: bundle for bundle in before.load.bundles or ()}
-    bundles = tuple(blended(known.get(bundle.bundle), bundle, kept=kept) for bundle in sample.bundles)
+    known = (
+        {} if before is None else {bundle.bundle: bundle for bundle in before.load.bundles or ()}
+    )
+    bundles = tuple(
+        blended(known.get(bundle.bundle), bundle, kept=kept) for bundle in sample.bundles
+    )
     throughput = sample.traffic.bytes_per_second
     averages = Averages(weighted_max=sample.used, bytes_per_second=throughput)
     if before is not None:
         averages = Averages(
-            weighted_max=_average(before.load.averages.weighted_max, sample.used, kept, most=USE_MAX),
+            weighted_max=_average(
+                before.load.averages.weighted_max, sample.used, kept, most=USE_MAX
+            ),
             bytes_per_second=_average(before.load.averages.bytes_per_second, throughput, kept),
         )
     load = BrokerLoad(
@@ -117,7 +130,9 @@ def summarized(before: Summary | None, sample: Sample) -> Summary:
 
 
 def blended(before: BundleTraffic | None, bundle: BundleTraffic, *, kept: float) -> BundleTraffic:
-    """Return `bundle` with its traffic averaged with that of `before`, which has the weight `kept`."""
+    """Return `bundle` with its traffic averaged with that of `before`, which has the weight
+    `kept`.
+    """
     if before is None:
         return bundle
     old, new = before.traffic, bundle.traffic
@@ -125,8 +140,12 @@ def blended(before: BundleTraffic | None, bundle: BundleTraffic, *, kept: float)
     traffic = Traffic(
         bytes_in_per_second=_average(old.bytes_in_per_second, new.bytes_in_per_second, kept),
         bytes_out_per_second=_average(old.bytes_out_per_second, new.bytes_out_per_second, kept),
-        messages_in_per_second=_average(old.messages_in_per_second, new.messages_in_per_second, kept),
-        messages_out_per_second=_average(old.messages_out_per_second, new.messages_out_per_second, kept),
+        messages_in_per_second=_average(
+            old.messages_in_per_second, new.messages_in_per_second, kept
+        ),
+        messages_out_per_second=_average(
+            old.messages_out_per_second, new.messages_out_per_second, kept
+        ),
     )
     return BundleTraffic(
         bundle=bundle.bundle,
@@ -140,7 +159,9 @@ def blended(before: BundleTraffic | None, bundle: BundleTraffic, *, kept: float)
 
 
 def fault_of_summary(summary: Summary) -> str | None:
-    """Return a message about the first impossible figure; None if there is none. See `shedder.loads.fault_of`."""
+    """Return a message about the first impossible figure; None if there is none. See
+    `shedder.loads.fault_of`.
+    """
     fault = fault_of(summary.load)
     if fault is not None:
         return fault
@@ -149,24 +170,32 @@ def fault_of_summary(summary: Summary) -> str | None:
     if summary.cpu_use is not None and not 0 <= summary.cpu_use <= USE_MAX:
         return f"its CPU use is {summary.cpu_use!r}"
     costs = (("it", summary.cost), ("what it had", summary.cpu_cost), *summary.costs.items())
-    return next((f"{name} costs {cost!r}" for name, cost in costs if not 0 <= cost <= FIGURE_MAX), None)
+    return next(
+        (f"{name} costs {cost!r}" for name, cost in costs if not 0 <= cost <= FIGURE_MAX), None
+    )
 
 
 def _average(before: float, now: float, kept: float, *, most: float = FIGURE_MAX) -> float:
-    """Average one figure. An impossible old figure is forgotten; an impossible new one stays as reported."""
+    """Average one figure. An impossible old figure is forgotten; an impossible new one stays as
+    reported.
+    """
     return blend(before, now, kept=kept) if 0 <= before <= most and 0 <= now <= most else now
 
 
 class LoadBus(Protocol):
-    """Carries samples from brokers to the keeper of summaries, and summaries to brokers. It keeps only the latest, and may lose some.
+    """Carries samples from brokers to the keeper of summaries, and summaries to brokers. It keeps
+    only the latest, and may lose some.
 
     The contract of every adapter, which one test suite checks:
 
-    * `latest` returns at most one summary per broker, ordered by id. Each was written as a whole, and is the newest or nearly so.
-    * A sample may be lost, late, or outlive its broker. Safety does not depend on it. Readers check its age.
+    * `latest` returns at most one summary per broker, ordered by id. Each was written as a whole,
+      and is the newest or nearly so.
+    * A sample may be lost, late, or outlive its broker. Safety does not depend on it. Readers check
+      its age.
     * Averages are computed by `summarized` over the samples that arrived, from any handle.
     * Calls may block for as long as writing a small file. An event loop makes them in a thread.
-    * Handles on one bus are independent, in one process or in many. Only one thread may use a handle at a time.
+    * Handles on one bus are independent, in one process or in many. Only one thread may use a
+      handle at a time.
     """
 
     def publish(self, sample: Sample) -> None:

@@ -1,6 +1,8 @@
-"""Define the load of a broker as Pulsar's strategies weigh it (`BrokerLoadData`): resources, traffic, and two decaying averages.
+"""Define the load of a broker as Pulsar's strategies weigh it (`BrokerLoadData`): resources,
+traffic, and two decaying averages.
 
-A value may hold any reported figure, so that a strategy can report what is wrong with it (see `fault_of`).
+A value may hold any reported figure, so that a strategy can report what is wrong with it (see
+`fault_of`).
 """
 
 from __future__ import annotations
@@ -10,21 +12,25 @@ from ctypes import c_float
 from dataclasses import dataclass, field, fields
 from typing import Final
 
-# How often a Pulsar broker measures its load. An average loses `1 - history` of its old value in this time.
+# How often a Pulsar broker measures its load. An average loses `1 - history` of its old value in
+# this time.
 STEP_MS: Final = 5_000
 
-# Larger figures are not believed. This is a million times what the fastest network card carries in bytes, and squares of it can still be
-# summed.
+# Larger figures are not believed. This is a million times what the fastest network card carries in
+# bytes, and squares of it can still be summed.
 FIGURE_MAX: Final = 1e18
 
-# A larger use, as a fraction, is not believed: 100,000 %. A card that carries 100 Gbit/s and is configured as 0.1 Gbit/s reaches 1,000.
-# A larger use would hide all other brokers in the mean and the deviation.
+# A larger use, as a fraction, is not believed: 100,000 %. A card that carries 100 Gbit/s and is
+# configured as 0.1 Gbit/s reaches 1,000. A larger use would hide all other brokers in the mean and
+# the deviation.
 USE_MAX: Final = 1_000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """The use and the limit of one resource, in one unit: CPU in percent of a core, memory in MiB, network in Kbit/s."""
+    """The use and the limit of one resource, in one unit: CPU in percent of a core, memory in MiB,
+    network in Kbit/s.
+    """
 
     used: float = 0.0
     limit: float = 0.0
@@ -48,8 +54,18 @@ class Resources:
 
     @property
     def max_use(self) -> float:
-        """The use of the busiest resource as a fraction, without memory. It decides whether a report is due."""
-        return max(self.cpu.percent, self.direct_memory.percent, self.bandwidth_in.percent, self.bandwidth_out.percent) / 100
+        """The use of the busiest resource as a fraction, without memory. It decides whether a
+        report is due.
+        """
+        return (
+            max(
+                self.cpu.percent,
+                self.direct_memory.percent,
+                self.bandwidth_in.percent,
+                self.bandwidth_out.percent,
+            )
+            / 100
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +117,8 @@ RATES: Final = tuple(each.name for each in fields(Traffic))
 class BundleTraffic:
     """The traffic and the open objects of one bundle.
 
-    `cache_bytes` is what its topics keep in memory. `cost` is its cost for its broker (see `shedder.snapshot.costs_of`).
+    `cache_bytes` is what its topics keep in memory. `cost` is its cost for its broker (see
+    `shedder.snapshot.costs_of`).
     """
 
     bundle: str
@@ -115,7 +132,9 @@ class BundleTraffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Averages:
-    """A broker's decaying averages: `weighted_max` is a fraction, `bytes_per_second` the throughput both ways."""
+    """A broker's decaying averages: `weighted_max` is a fraction, `bytes_per_second` the throughput
+    both ways.
+    """
 
     weighted_max: float
     bytes_per_second: float
@@ -125,7 +144,8 @@ class Averages:
 class BrokerLoad:
     """The load that one broker reports. `taken_ms` is the Unix time of the sample by its own clock.
 
-    `bundles` are its busiest, as reported, lightest first. The others are only counted. None: no bundles were reported.
+    `bundles` are its busiest, as reported, lightest first. The others are only counted. None: no
+    bundles were reported.
     """
 
     taken_ms: int
@@ -140,8 +160,8 @@ class BrokerLoad:
 def kept_share(history: float, *, elapsed_ms: int) -> float:
     """Return the share of an average that remains after a sample `elapsed_ms` later.
 
-    `history` is Pulsar's `loadBalancerHistoryResourcePercentage`, the share that remains after `STEP_MS`. Pulsar applies it at each call,
-    so reading its metrics makes the averages run faster.
+    `history` is Pulsar's `loadBalancerHistoryResourcePercentage`, the share that remains after
+    `STEP_MS`. Pulsar applies it at each call, so reading its metrics makes the averages run faster.
     """
     share: float = history ** (max(elapsed_ms, 0) / STEP_MS)
     return share
@@ -155,7 +175,8 @@ def blend(before: float, now: float, *, kept: float) -> float:
 def fault_of(load: BrokerLoad) -> str | None:
     """Return a message about the first impossible figure; None if there is none.
 
-    A figure is impossible if it is NaN, negative, or above `FIGURE_MAX`. A use must not be above `USE_MAX`.
+    A figure is impossible if it is NaN, negative, or above `FIGURE_MAX`. A use must not be above
+    `USE_MAX`.
     """
     if not 0 <= load.averages.weighted_max <= USE_MAX:
         return f"its average use is {load.averages.weighted_max!r}"
@@ -177,7 +198,9 @@ def fault_of(load: BrokerLoad) -> str | None:
 
 
 def fault_among(figures: object, names: Sequence[str]) -> str | None:
-    """Return the first impossible figure of those named, as name=value; None if there is none. See `fault_of`."""
+    """Return the first impossible figure of those named, as name=value; None if there is none. See
+    `fault_of`.
+    """
     for name in names:
         value = getattr(figures, name)
         if not 0 <= value <= FIGURE_MAX:

@@ -1,4 +1,5 @@
-"""Implement Pulsar's `OverloadShedder`: a broker above a threshold sheds throughput until it is 5 % below.
+"""Implement Pulsar's `OverloadShedder`: a broker above a threshold sheds throughput until it is 5 %
+below.
 
 It looks at each broker alone. Placement chooses where the bundles go.
 """
@@ -20,10 +21,11 @@ _MARGIN: Final = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverloadShedder:
-    """The strategy and its settings. Example: a broker at 95 % with a threshold of 85 % sheds (95 - 85) + 5 = 15 % of its throughput.
+    """The strategy and its settings. Example: a broker at 95 % with a threshold of 85 % sheds (95 -
+    85) + 5 = 15 % of its throughput.
 
-    `overloaded_percent` is Pulsar's `loadBalancerBrokerOverloadedThresholdPercentage`. By default nothing moves if no broker is below it,
-    and a broker keeps at least one bundle.
+    `overloaded_percent` is Pulsar's `loadBalancerBrokerOverloadedThresholdPercentage`. By default
+    nothing moves if no broker is below it, and a broker keeps at least one bundle.
     """
 
     overloaded_percent: float = 85
@@ -34,13 +36,20 @@ class OverloadShedder:
         """See `Shedder.plan`."""
         picking = Picking.of(snapshot, pulsar_exact=self.pulsar_exact)
         threshold = self.overloaded_percent / 100
-        uses = {broker: self.weights.weighted_max(load.resources) for broker, load in picking.loads.items()}
+        uses = {
+            broker: self.weights.weighted_max(load.resources)
+            for broker, load in picking.loads.items()
+        }
         has_taker = self.pulsar_exact or any(use < threshold for use in uses.values())
         for broker, use in uses.items():
             if use < threshold:
-                picking.stays[broker] = f"use is {format_percent(use)} (allowed: up to {format_percent(threshold)})"
+                picking.stays[broker] = (
+                    f"use is {format_percent(use)} (allowed: up to {format_percent(threshold)})"
+                )
             elif not has_taker:
-                picking.stays[broker] = f"use is {format_percent(use)}, and no broker with less use can take a bundle"
+                picking.stays[broker] = (
+                    f"use is {format_percent(use)}, and no broker with less use can take a bundle"
+                )
             else:
                 self._shed(picking, broker, use)
         return picking.plan(idle="no broker is overloaded and has a bundle that can move")
@@ -48,16 +57,22 @@ class OverloadShedder:
     def _shed(self, picking: Picking, broker: str, use: float) -> None:
         load = picking.loads[broker]
         if load.bundle_count < 2:  # noqa: PLR2004
-            picking.stays[broker] = f"use is {format_percent(use)}, but its only bundle would overload another broker: split it"
+            picking.stays[broker] = (
+                f"use is {format_percent(use)}, but its only bundle would overload another broker:"
+                " split it"
+            )
             return
         need = load.traffic.bytes_per_second * (use - self.overloaded_percent / 100 + _MARGIN)
         reason = (
-            f"overload: the use of {broker} is {format_percent(use)} (allowed: up to {self.overloaded_percent:.0f} %); it should give "
-            f"{format_rate(need)} of {format_rate(load.traffic.bytes_per_second)}"
+            f"overload: the use of {broker} is {format_percent(use)} (allowed: up to"
+            f" {self.overloaded_percent:.0f} %); it should give {format_rate(need)} of"
+            f" {format_rate(load.traffic.bytes_per_second)}"
         )
         bundles = picking.movable(broker, weight=throughput)
         one_stays = not self.pulsar_exact and len(bundles) == load.bundle_count
         chosen = up_to(bundles, need, one_stays=one_stays)
         picking.give(chosen, broker, reason=reason)
         if not chosen:
-            picking.stays[broker] = f"use is {format_percent(use)}, but none of its reported bundles can move"
+            picking.stays[broker] = (
+                f"use is {format_percent(use)}, but none of its reported bundles can move"
+            )

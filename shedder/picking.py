@@ -1,7 +1,9 @@
-"""Choose the bundles that a broker sheds, for strategies that name no destination, or the same one for all bundles.
+"""Choose the bundles that a broker sheds, for strategies that name no destination, or the same one
+for all bundles.
 
-This is the common part of Pulsar's classic strategies: which brokers take part, which bundles may go, and how much is taken. Where their
-rules have faults, the default corrects them, and `pulsar_exact` keeps them.
+This is the common part of Pulsar's classic strategies: which brokers take part, which bundles may
+go, and how much is taken. Where their rules have faults, the default corrects them, and
+`pulsar_exact` keeps them.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from equipoise.shedder.plan import Cause, Idle, Move, Plan
 from equipoise.shedder.reported import Reported, bundles_of, in_order, reported, why_held
 from equipoise.shedder.snapshot import Memory, Snapshot
 
-# How long a report counts, as in `TransferShedder`. Pulsar's classic strategies use a report for ever.
+# How long a report counts, as in `TransferShedder`. Pulsar's classic strategies use a report for
+# ever.
 LOAD_TTL_MS: Final = 1_800_000
 
 Weight = Callable[[BundleTraffic], float]
@@ -44,7 +47,11 @@ class Picking:
     @classmethod
     def of(cls, snapshot: Snapshot, *, pulsar_exact: bool) -> Picking:
         """Start a round over a snapshot. Pulsar believes every report."""
-        seen = Reported(loads=snapshot.loads) if pulsar_exact else reported(snapshot, ttl_ms=LOAD_TTL_MS)
+        seen = (
+            Reported(loads=snapshot.loads)
+            if pulsar_exact
+            else reported(snapshot, ttl_ms=LOAD_TTL_MS)
+        )
         return cls(snapshot=snapshot, pulsar_exact=pulsar_exact, seen=seen)
 
     @property
@@ -52,8 +59,11 @@ class Picking:
         """The brokers that take part, with their reported loads."""
         return self.seen.loads
 
-    def movable(self, broker: str, *, weight: Weight, destination: str | None = None) -> list[BundleTraffic]:
-        """Return the bundles that `broker` may give (to `destination`, if given), heaviest first, ties by name.
+    def movable(
+        self, broker: str, *, weight: Weight, destination: str | None = None
+    ) -> list[BundleTraffic]:
+        """Return the bundles that `broker` may give (to `destination`, if given), heaviest first,
+        ties by name.
 
         Pulsar keeps ties in their given order, and checks no rules before it unloads.
         """
@@ -70,22 +80,54 @@ class Picking:
                 self.stays[bundle.bundle] = refusal
         return sorted(free, key=lambda bundle: (-weight(bundle), bundle.bundle))
 
-    def give(self, bundles: Iterable[BundleTraffic], source: str, *, reason: str, destination: str | None = None) -> None:
-        """Plan the moves of some bundles of one broker. If the rules forbid the destination, placement chooses."""
+    def give(
+        self,
+        bundles: Iterable[BundleTraffic],
+        source: str,
+        *,
+        reason: str,
+        destination: str | None = None,
+    ) -> None:
+        """Plan the moves of some bundles of one broker. If the rules forbid the destination,
+        placement chooses.
+        """
         for bundle in bundles:
-            target = None if destination is None or destination not in self.snapshot.candidates(bundle.bundle).allowed else destination
-            self.moves.append(Move(bundle=bundle.bundle, source=source, destination=target, cause="Overloaded", reason=reason))
+            target = (
+                None
+                if destination is None
+                or destination not in self.snapshot.candidates(bundle.bundle).allowed
+                else destination
+            )
+            self.moves.append(
+                Move(
+                    bundle=bundle.bundle,
+                    source=source,
+                    destination=target,
+                    cause="Overloaded",
+                    reason=reason,
+                )
+            )
 
     def plan(self, *, idle: str, mean: float | None = None, memory: Memory | None = None) -> Plan:
-        """Return the plan. If nothing moves, `idle` is the reason for each broker without a reason of its own."""
-        found = Plan(moves=tuple(self.moves), stays=(), mean=mean, memory=memory or self.snapshot.memory)
-        stays = in_order({**dict.fromkeys(self.snapshot.live, idle), **self.seen.apart, **self.stays}, self.moves)
+        """Return the plan. If nothing moves, `idle` is the reason for each broker without a reason
+        of its own.
+        """
+        found = Plan(
+            moves=tuple(self.moves), stays=(), mean=mean, memory=memory or self.snapshot.memory
+        )
+        stays = in_order(
+            {**dict.fromkeys(self.snapshot.live, idle), **self.seen.apart, **self.stays}, self.moves
+        )
         if self.moves:
             return replace(found, stays=stays)
-        cause: Cause = "NoBundles" if self.loads else "OutDatedData" if self.seen.has_outdated else "NoBrokers"
+        cause: Cause = (
+            "NoBundles" if self.loads else "OutDatedData" if self.seen.has_outdated else "NoBrokers"
+        )
         return replace(found, stays=stays, idle=Idle(result="Skip", cause=cause, reason=idle))
 
-    def _why_not(self, bundle: BundleTraffic, broker: str, weight: Weight, destination: str | None) -> str | None:
+    def _why_not(
+        self, bundle: BundleTraffic, broker: str, weight: Weight, destination: str | None
+    ) -> str | None:
         held = why_held(self.snapshot, bundle.bundle, broker)
         if held is not None:
             return held
@@ -94,13 +136,21 @@ class Picking:
         candidates = self.snapshot.candidates(bundle.bundle)
         if destination is not None:
             return (
-                None if destination in candidates.allowed else candidates.refused.get(destination, f"the rules keep it from {destination}")
+                None
+                if destination in candidates.allowed
+                else candidates.refused.get(destination, f"the rules keep it from {destination}")
             )
-        return None if any(other != broker for other in candidates.allowed) else "the rules allow no other broker"
+        return (
+            None
+            if any(other != broker for other in candidates.allowed)
+            else "the rules allow no other broker"
+        )
 
 
 def up_to(bundles: Sequence[BundleTraffic], need: float, *, one_stays: bool) -> list[BundleTraffic]:
-    """Return the heaviest bundles that together carry `need` bytes per second, at least one. With `one_stays`, never all."""
+    """Return the heaviest bundles that together carry `need` bytes per second, at least one. With
+    `one_stays`, never all.
+    """
     taken: list[BundleTraffic] = []
     carried = 0.0
     for bundle in bundles[: len(bundles) - 1] if one_stays else bundles:

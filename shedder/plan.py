@@ -16,15 +16,25 @@ from equipoise.shedder.snapshot import Memory, Snapshot
 Result = Literal["Success", "Skip", "Failure"]
 _LONG_MS: Final = 120_000  # From here on minutes are exact enough.
 
-Cause = Literal["Overloaded", "Underloaded", "HitCount", "NoBundles", "CoolDown", "OutDatedData", "NoLoadData", "NoBrokers", "Unknown"]
+Cause = Literal[
+    "Overloaded",
+    "Underloaded",
+    "HitCount",
+    "NoBundles",
+    "CoolDown",
+    "OutDatedData",
+    "NoLoadData",
+    "NoBrokers",
+    "Unknown",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
     """What a policy expects of a move.
 
-    * `source`, `destination`: the load of that broker before and after the move, as fractions of the mean load of all brokers. Moves
-      earlier in the plan count as done.
+    * `source`, `destination`: the load of that broker before and after the move, as fractions of
+      the mean load of all brokers. Moves earlier in the plan count as done.
     * `duration_ms`: from the request until the destination owns the bundle; None: unknown.
     """
 
@@ -37,7 +47,8 @@ class Predicted:
 class Move:
     """Move `bundle` from the broker `source` to the broker `destination`; None: placement chooses.
 
-    `reason` is recorded with it. `cause` names the end whose load is wrong. `predicted`: None if the policy predicts nothing.
+    `reason` is recorded with it. `cause` names the end whose load is wrong. `predicted`: None if
+    the policy predicts nothing.
     """
 
     bundle: str
@@ -67,9 +78,11 @@ class Idle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The load that may move in an hour, as a share of all load: how much of it is used, and what that keeps from moving.
+    """The load that may move in an hour, as a share of all load: how much of it is used, and what
+    that keeps from moving.
 
-    `blocks`: whether it keeps a bundle from a move that would help. `free_in_ms`: until the first such bundle may move; None: never.
+    `blocks`: whether it keeps a bundle from a move that would help. `free_in_ms`: until the first
+    such bundle may move; None: never.
     """
 
     most: float
@@ -80,8 +93,15 @@ class Budget:
     @property
     def reason(self) -> str:
         """What a budget that `blocks` keeps from moving, and until when, in a sentence."""
-        when = "no bundle is light enough for it" if self.free_in_ms is None else f"the next bundle may move in {_minutes(self.free_in_ms)}"
-        return f"the budget of moved load, {100 * self.most:.0f} % of all load per hour (balanced.churn_max), is used up; {when}"
+        when = (
+            "no bundle is light enough for it"
+            if self.free_in_ms is None
+            else f"the next bundle may move in {_minutes(self.free_in_ms)}"
+        )
+        return (
+            f"the budget of moved load, {100 * self.most:.0f} % of all load per hour"
+            f" (balanced.churn_max), is used up; {when}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +109,8 @@ class Plan:
     """The moves of one round, in the order in which they start, and the stays by subject.
 
     * `idle`: set by a policy that moves nothing.
-    * `mean`, `deviation`: of the brokers' loads before. `deviation_after`: as the moves should leave it. All are fractions, or None if not
-      computed.
+    * `mean`, `deviation`: of the brokers' loads before. `deviation_after`: as the moves should
+      leave it. All are fractions, or None if not computed.
     * `budget`: None for a policy without one.
     * `fills`: whether moves fill a broker that has too little: the next round follows at once.
     * `memory`: the input of the next round.
@@ -110,13 +130,22 @@ class Plan:
         """Return this plan with stays for subjects that it does not have yet."""
         known = {stay.subject for stay in self.stays} | {move.bundle for move in self.moves}
         added = [stay for stay in more if stay.subject not in known]
-        return replace(self, stays=tuple(sorted((*self.stays, *added), key=lambda stay: stay.subject))) if added else self
+        return (
+            replace(self, stays=tuple(sorted((*self.stays, *added), key=lambda stay: stay.subject)))
+            if added
+            else self
+        )
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """Return how often each result and cause occurred, as Pulsar counts decisions. A planned move counts as a success."""
+        """Return how often each result and cause occurred, as Pulsar counts decisions. A planned
+        move counts as a success.
+        """
         if self.idle is not None:
             return {(self.idle.result, self.idle.cause): 1}
-        return {("Success", cause): number for cause, number in Counter(move.cause for move in self.moves).items()}
+        return {
+            ("Success", cause): number
+            for cause, number in Counter(move.cause for move in self.moves).items()
+        }
 
 
 class Shedder(Protocol):
@@ -131,9 +160,15 @@ class Shedder(Protocol):
     """
 
     def plan(self, snapshot: Snapshot) -> Plan:
-        """Return the plan of this round. The fold may reject single moves; the next round sees the result."""
+        """Return the plan of this round. The fold may reject single moves; the next round sees the
+        result.
+        """
         ...
 
 
 def _minutes(duration_ms: int) -> str:
-    return f"{duration_ms / 1_000:.0f} s" if duration_ms < _LONG_MS else f"{duration_ms / 60_000:.0f} min"
+    return (
+        f"{duration_ms / 1_000:.0f} s"
+        if duration_ms < _LONG_MS
+        else f"{duration_ms / 60_000:.0f} min"
+    )

@@ -1,4 +1,6 @@
-"""Select the brokers that take part in a round: the live ones with a fresh and plausible report. All strategies after Pulsar's use it."""
+"""Select the brokers that take part in a round: the live ones with a fresh and plausible report.
+All strategies after Pulsar's use it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from equipoise.shedder.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """The loads of the brokers that take part, by id; why others do not (`out`); and live brokers without any report (`silent`)."""
+    """The loads of the brokers that take part, by id; why others do not (`out`); and live brokers
+    without any report (`silent`).
+    """
 
     loads: Mapping[str, BrokerLoad]
     out: Mapping[str, str] = field(default_factory=dict)
@@ -28,8 +32,8 @@ class Reported:
 def reported(snapshot: Snapshot, *, ttl_ms: int) -> Reported:
     """Sort the live brokers by the state of their reports.
 
-    A report is outdated if its age or its distance into the future is more than `ttl_ms`. One impossible figure invalidates the whole
-    report, because the others may be wrong, too.
+    A report is outdated if its age or its distance into the future is more than `ttl_ms`. One
+    impossible figure invalidates the whole report, because the others may be wrong, too.
     """
     loads: dict[str, BrokerLoad] = {}
     out: dict[str, str] = {}
@@ -43,7 +47,9 @@ def reported(snapshot: Snapshot, *, ttl_ms: int) -> Reported:
             silent.append(broker)
         elif abs(snapshot.now_ms - load.taken_ms) > ttl_ms:
             age = format_age(snapshot.now_ms - load.taken_ms)
-            out[broker] = f"its load report is outdated: it was made {age} (limit: {format_duration(ttl_ms)})"
+            out[broker] = (
+                f"its load report is outdated: it was made {age} (limit: {format_duration(ttl_ms)})"
+            )
             has_outdated = True
         elif (fault := fault_of(load)) is not None:
             out[broker] = f"its load report is not plausible and does not count: {fault}"
@@ -56,7 +62,9 @@ def why_held(snapshot: Snapshot, bundle: str, broker: str) -> str | None:
     """Return why a bundle that `broker` reported must not move now; None if it may."""
     owner = snapshot.owners.get(bundle)
     if owner != broker:
-        return "no broker serves it now" if owner is None else f"{owner} serves it now, not {broker}"
+        return (
+            "no broker serves it now" if owner is None else f"{owner} serves it now, not {broker}"
+        )
     return snapshot.resting.get(bundle)
 
 
@@ -68,7 +76,11 @@ def bundles_of(load: BrokerLoad) -> tuple[BundleTraffic, ...]:
 def in_order(stays: Mapping[str, str], moves: Iterable[Move]) -> tuple[Stay, ...]:
     """Return the stays by subject, without moving bundles and the brokers that give some."""
     given = {name for move in moves for name in (move.source, move.bundle)}
-    return tuple(Stay(subject=subject, reason=stays[subject]) for subject in sorted(stays) if subject not in given)
+    return tuple(
+        Stay(subject=subject, reason=stays[subject])
+        for subject in sorted(stays)
+        if subject not in given
+    )
 
 
 def format_duration(duration_ms: int) -> str:
@@ -78,7 +90,11 @@ def format_duration(duration_ms: int) -> str:
 
 def format_age(age_ms: int) -> str:
     """Format an age. A negative age means that the other clock is ahead."""
-    return f"{format_duration(age_ms)} ago" if age_ms >= 0 else f"{format_duration(-age_ms)} ahead of this clock"
+    return (
+        f"{format_duration(age_ms)} ago"
+        if age_ms >= 0
+        else f"{format_duration(-age_ms)} ahead of this clock"
+    )
 
 
 def format_percent(fraction: float) -> str:

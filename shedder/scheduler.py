@@ -1,4 +1,5 @@
-"""Schedule rounds of balancing: when the next is due, which of its moves may start, what is in flight, and which bundles rest.
+"""Schedule rounds of balancing: when the next is due, which of its moves may start, what is in
+flight, and which bundles rest.
 
 Time comes in as an argument. The plan comes from a shedder, and the broker carries it out.
 """
@@ -11,7 +12,8 @@ from typing import Final
 
 from equipoise.shedder.plan import Move
 
-# How long the first report of a broker that joined is awaited. After that, it is weighed in the next regular round.
+# How long the first report of a broker that joined is awaited. After that, it is weighed in the
+# next regular round.
 _NEWCOMER_MS: Final = 10_000
 
 Ends = tuple[str | None, str | None]
@@ -19,13 +21,14 @@ Ends = tuple[str | None, str | None]
 
 
 class Scheduler:
-    """The rounds of one broker while it leads, and what it needs to know when it becomes the leader.
+    """The rounds of one broker while it leads, and what it needs to know when it becomes the
+    leader.
 
     * Times are milliseconds of a clock that does not jump.
-    * A round starts one interval after the last, but not while a move waits or is in flight: the cost of the bundle could not be assigned
-      to either broker.
-    * When the first report of a broker that joined arrives, a round starts at once. While it finds moves, the next follows it. So it does
-      while a broker is filled.
+    * A round starts one interval after the last, but not while a move waits or is in flight: the
+      cost of the bundle could not be assigned to either broker.
+    * When the first report of a broker that joined arrives, a round starts at once. While it finds
+      moves, the next follows it. So it does while a broker is filled.
     * A bundle rests after every move, by any broker.
     """
 
@@ -44,11 +47,17 @@ class Scheduler:
 
     def awaited(self, now_ms: int) -> frozenset[str]:
         """Return the brokers that joined lately and whose first report is awaited."""
-        self._newcomers = {broker: joined_ms for broker, joined_ms in self._newcomers.items() if now_ms - joined_ms < _NEWCOMER_MS}
+        self._newcomers = {
+            broker: joined_ms
+            for broker, joined_ms in self._newcomers.items()
+            if now_ms - joined_ms < _NEWCOMER_MS
+        }
         return frozenset(self._newcomers)
 
     def reported(self, brokers: Collection[str]) -> None:
-        """Record that these brokers have reported since they joined. If one was awaited, a round is due."""
+        """Record that these brokers have reported since they joined. If one was awaited, a round is
+        due.
+        """
         for broker in brokers:
             if self._newcomers.pop(broker, None) is not None:
                 self._fills = True
@@ -56,19 +65,27 @@ class Scheduler:
     def due(self, now_ms: int, *, interval_ms: int) -> bool:
         """Return whether a round starts now. If so, the next is due one interval later.
 
-        The first is due one interval after the first call, so that a new leader has a report of every broker.
+        The first is due one interval after the first call, so that a new leader has a report of
+        every broker.
         """
         if self._began_ms is None:
             self._began_ms = now_ms
-        if self._waiting or self._in_flight or not (self._fills or now_ms - self._began_ms >= interval_ms):
+        if (
+            self._waiting
+            or self._in_flight
+            or not (self._fills or now_ms - self._began_ms >= interval_ms)
+        ):
             return False
         self._began_ms = now_ms
-        # A round that is not planned (balancing is off or paused, or the round failed) must not start again at once, over and over.
+        # A round that is not planned (balancing is off or paused, or the round failed) must not
+        # start again at once, over and over.
         self._is_fill, self._fills = self._fills, False
         return True
 
     def planned(self, moves: Iterable[Move], *, fills: bool = False) -> None:
-        """Queue these moves, in their order. Without any, the brokers that joined are filled. `fills` is as in `Plan`."""
+        """Queue these moves, in their order. Without any, the brokers that joined are filled.
+        `fills` is as in `Plan`.
+        """
         self._waiting = list(moves)
         self._fills = self._fills or ((self._is_fill or fills) and bool(self._waiting))
         self._is_fill = False
@@ -78,20 +95,29 @@ class Scheduler:
         dropped, self._waiting = tuple(self._waiting), []
         return dropped
 
-    def begin(self, others: Mapping[str, Ends], *, moves_max: int, broker_moves_max: int) -> tuple[Move, ...]:
+    def begin(
+        self, others: Mapping[str, Ends], *, moves_max: int, broker_moves_max: int
+    ) -> tuple[Move, ...]:
         """Return the planned moves that may start now. They count as in flight.
 
-        At most `moves_max` moves run in the cluster, and `broker_moves_max` from and to one broker. `others` are the bundles that move on
-        the channel, by any broker. A move whose brokers are busy does not block the moves after it.
+        At most `moves_max` moves run in the cluster, and `broker_moves_max` from and to one broker.
+        `others` are the bundles that move on the channel, by any broker. A move whose brokers are
+        busy does not block the moves after it.
         """
         in_flight = {**others, **self._in_flight}
-        busy = Counter(broker for ends in in_flight.values() for broker in ends if broker is not None)
+        busy = Counter(
+            broker for ends in in_flight.values() for broker in ends if broker is not None
+        )
         begun: list[Move] = []
         waiting: list[Move] = []
         for move in self._waiting:
             ends = (move.source, move.destination)
             has_room = all(broker is None or busy[broker] < broker_moves_max for broker in ends)
-            if has_room and move.bundle not in in_flight and len(in_flight) + len(begun) < moves_max:
+            if (
+                has_room
+                and move.bundle not in in_flight
+                and len(in_flight) + len(begun) < moves_max
+            ):
                 busy.update(broker for broker in ends if broker is not None)
                 begun.append(move)
             else:
@@ -101,17 +127,27 @@ class Scheduler:
         return tuple(begun)
 
     def ended(self, bundle: str, now_ms: int) -> None:
-        """Record the end of a move with any result: the bundle rests now. So a refused move is not retried at once."""
+        """Record the end of a move with any result: the bundle rests now. So a refused move is not
+        retried at once.
+        """
         self._in_flight.pop(bundle, None)
         self.moved(bundle, now_ms)
 
     def moved(self, bundle: str, at_ms: int) -> None:
-        """Record that a bundle was moved, split or merged by any broker: it rests from `at_ms` on, or from the latest such time."""
+        """Record that a bundle was moved, split or merged by any broker: it rests from `at_ms` on,
+        or from the latest such time.
+        """
         self._moved[bundle] = max(at_ms, self._moved.get(bundle, at_ms))
 
     def forget(self, now_ms: int, *, rest_ms: int) -> None:
-        """Forget bundles that have rested. Brokers that run no rounds call this, too, because they may never lead."""
-        self._moved = {bundle: moved_ms for bundle, moved_ms in self._moved.items() if now_ms - moved_ms < rest_ms}
+        """Forget bundles that have rested. Brokers that run no rounds call this, too, because they
+        may never lead.
+        """
+        self._moved = {
+            bundle: moved_ms
+            for bundle, moved_ms in self._moved.items()
+            if now_ms - moved_ms < rest_ms
+        }
 
     def resting(self, now_ms: int, *, rest_ms: int) -> tuple[str, ...]:
         """Return the bundles that must not move again yet, by name."""

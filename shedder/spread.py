@@ -9,8 +9,8 @@ from collections.abc import Iterable
 class Spread:
     """Mean and population deviation of loads, which are fractions.
 
-    With `pulsar_exact` it keeps a sum of squares, as Pulsar does. Similar loads then lose all digits, and a negative variance makes the
-    deviation NaN.
+    With `pulsar_exact` it keeps a sum of squares, as Pulsar does. Similar loads then lose all
+    digits, and a negative variance makes the deviation NaN.
     """
 
     def __init__(self, loads: Iterable[float], *, pulsar_exact: bool) -> None:
@@ -24,7 +24,9 @@ class Spread:
         self.deviation = self._by_squares() if pulsar_exact else self._measured()
 
     def move(self, most: float, least: float, shed: float) -> None:
-        """Move `shed` from a broker of load `most` to one of load `least`. No load becomes negative."""
+        """Move `shed` from a broker of load `most` to one of load `least`. No load becomes
+        negative.
+        """
         given, got = max(most - shed, 0.0), least + shed
         if self._pulsar_exact:
             self._squares -= most * most + least * least
@@ -36,7 +38,10 @@ class Spread:
         self.deviation = self._measured()
 
     def _measured(self) -> float:
-        return math.sqrt(math.fsum((load - self.mean) * (load - self.mean) for load in self._loads) / len(self._loads))
+        return math.sqrt(
+            math.fsum((load - self.mean) * (load - self.mean) for load in self._loads)
+            / len(self._loads)
+        )
 
     def _by_squares(self) -> float:
         variance = self._variance_by_squares()

@@ -1,4 +1,5 @@
-"""Implement Pulsar's `ThresholdShedder`: brokers above the mean plus a threshold shed the excess and 5 % more.
+"""Implement Pulsar's `ThresholdShedder`: brokers above the mean plus a threshold shed the excess
+and 5 % more.
 
 Placement chooses where the bundles go.
 """
@@ -18,7 +19,8 @@ from equipoise.shedder.snapshot import Snapshot
 # What is shed in addition to the excess: Pulsar's `ADDITIONAL_THRESHOLD_PERCENT_MARGIN`.
 _MARGIN: Final = 0.05
 
-# The share of the threshold that the most used broker sheds if another is far below the mean: Pulsar's `LOWER_BOUNDARY_THRESHOLD_MARGIN`.
+# The share of the threshold that the most used broker sheds if another is far below the mean:
+# Pulsar's `LOWER_BOUNDARY_THRESHOLD_MARGIN`.
 _LOWER_BOUNDARY_SHARE: Final = 0.5
 
 
@@ -26,11 +28,15 @@ _LOWER_BOUNDARY_SHARE: Final = 0.5
 class ThresholdShedder:
     """The strategy and its settings, with Pulsar's names in brackets.
 
-    * `threshold_percent`: allowed use above the mean, in percentage points (`loadBalancerBrokerThresholdShedderPercentage`).
-    * `bytes_min`: the least throughput to shed, bytes per second (`loadBalancerBundleUnloadMinThroughputThreshold`, there in MiB).
-    * `lower_boundary`: if no broker is too high but one is as far below, the most used one sheds (`lowerBoundarySheddingEnabled`).
-    * `history`, `weights`: with `pulsar_exact` the strategy computes its own averages, one step per round. By default it uses the reported
-      averages, which decay by time and survive a change of the leader.
+    * `threshold_percent`: allowed use above the mean, in percentage points
+      (`loadBalancerBrokerThresholdShedderPercentage`).
+    * `bytes_min`: the least throughput to shed, bytes per second
+      (`loadBalancerBundleUnloadMinThroughputThreshold`, there in MiB).
+    * `lower_boundary`: if no broker is too high but one is as far below, the most used one sheds
+      (`lowerBoundarySheddingEnabled`).
+    * `history`, `weights`: with `pulsar_exact` the strategy computes its own averages, one step per
+      round. By default it uses the reported averages, which decay by time and survive a change of
+      the leader.
     """
 
     threshold_percent: float = 10
@@ -52,45 +58,74 @@ class ThresholdShedder:
         for broker, use in uses.items():
             now = self.weights.weighted_max(picking.loads[broker].resources)
             if use < bound:
-                picking.stays[broker] = f"{_use_and_mean(use, mean)}; up to {self.threshold_percent:.0f} points above the mean are allowed"
+                picking.stays[broker] = (
+                    f"{_use_and_mean(use, mean)}; up to {self.threshold_percent:.0f} points above"
+                    " the mean are allowed"
+                )
             elif not self.pulsar_exact and 0 < now < bound:
-                # After a move the use falls at once, but its average only after many rounds. Without this check the broker would shed each
-                # time.
-                picking.stays[broker] = f"{_use_and_mean(use, mean)} on average; now it is {format_percent(now)}"
+                # After a move the use falls at once, but its average only after many rounds.
+                # Without this check the broker would shed each time.
+                picking.stays[broker] = (
+                    f"{_use_and_mean(use, mean)} on average; now it is {format_percent(now)}"
+                )
             else:
                 self._shed(picking, broker, use - bound + _MARGIN, _use_and_mean(use, mean))
         if self.lower_boundary and not picking.moves:
-            if self.pulsar_exact:  # Pulsar updates the averages a second time here, so they run twice as fast.
+            # Pulsar updates the averages a second time here, so they run twice as fast.
+            if self.pulsar_exact:
                 uses = self._uses(picking, uses)
                 mean = _mean_of(uses)
                 memory = replace(memory, averages=uses)
             self._shed_for_the_least_used(picking, uses, mean)
-        return picking.plan(idle="no broker is too far from the mean and has enough to give", mean=mean, memory=memory)
+        return picking.plan(
+            idle="no broker is too far from the mean and has enough to give",
+            mean=mean,
+            memory=memory,
+        )
 
     def _uses(self, picking: Picking, before: Mapping[str, float]) -> Mapping[str, float]:
         if not self.pulsar_exact:
             return {broker: load.averages.weighted_max for broker, load in picking.loads.items()}
-        now = {broker: self.weights.weighted_max(load.resources) for broker, load in picking.loads.items()}
-        return {broker: blend(before[broker], use, kept=self.history) if broker in before else use for broker, use in now.items()}
+        now = {
+            broker: self.weights.weighted_max(load.resources)
+            for broker, load in picking.loads.items()
+        }
+        return {
+            broker: blend(before[broker], use, kept=self.history) if broker in before else use
+            for broker, use in now.items()
+        }
 
     def _shed(self, picking: Picking, broker: str, share: float, comparison: str) -> None:
-        """Plan that `broker` sheds this share of its throughput, if that is enough and it has two bundles."""
+        """Plan that `broker` sheds this share of its throughput, if that is enough and it has two
+        bundles.
+        """
         load = picking.loads[broker]
         need = load.traffic.bytes_per_second * share
         if need < self.bytes_min:
-            picking.stays[broker] = f"{comparison}, but the {format_rate(need)} to give are too small for a move"
+            picking.stays[broker] = (
+                f"{comparison}, but the {format_rate(need)} to give are too small for a move"
+            )
             return
         if load.bundle_count < 2:  # noqa: PLR2004
-            picking.stays[broker] = f"{comparison}, but its only bundle is too heavy for another broker: split it"
+            picking.stays[broker] = (
+                f"{comparison}, but its only bundle is too heavy for another broker: split it"
+            )
             return
         bundles = picking.movable(broker, weight=throughput)
-        chosen = up_to(bundles, need, one_stays=not self.pulsar_exact and len(bundles) == load.bundle_count)
-        reason = f"threshold: {broker} should give {format_rate(need)} of {format_rate(load.traffic.bytes_per_second)}: {comparison}"
+        chosen = up_to(
+            bundles, need, one_stays=not self.pulsar_exact and len(bundles) == load.bundle_count
+        )
+        reason = (
+            f"threshold: {broker} should give {format_rate(need)} of"
+            f" {format_rate(load.traffic.bytes_per_second)}: {comparison}"
+        )
         picking.give(chosen, broker, reason=reason)
         if not chosen:
             picking.stays[broker] = f"{comparison}, but none of its reported bundles can move"
 
-    def _shed_for_the_least_used(self, picking: Picking, uses: Mapping[str, float], mean: float) -> None:
+    def _shed_for_the_least_used(
+        self, picking: Picking, uses: Mapping[str, float], mean: float
+    ) -> None:
         threshold = self.threshold_percent / 100
         if not any(use < mean - threshold for use in uses.values()):
             return
@@ -98,7 +133,10 @@ class ThresholdShedder:
         if givers:
             most = max(givers, key=lambda broker: uses[broker])
             self._shed(
-                picking, most, threshold * _LOWER_BOUNDARY_SHARE, f"{_use_and_mean(uses[most], mean)}, and other brokers are far below"
+                picking,
+                most,
+                threshold * _LOWER_BOUNDARY_SHARE,
+                f"{_use_and_mean(uses[most], mean)}, and other brokers are far below",
             )
 
 

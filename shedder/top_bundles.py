@@ -1,4 +1,6 @@
-"""Rank bundles and choose the busiest for a broker's report (Pulsar's `TopKBundles` and `NamespaceBundleStats`)."""
+"""Rank bundles and choose the busiest for a broker's report (Pulsar's `TopKBundles` and
+`NamespaceBundleStats`).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ _CACHE_STEP: Final = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleFigures:
-    """The figures that rank bundles, in columns: place i of each is of the bundle `names[i]`. Rates are per second.
+    """The figures that rank bundles, in columns: place i of each is of the bundle `names[i]`. Rates
+    are per second.
 
     `opened` are topics, consumers and producers together.
     """
@@ -36,20 +39,23 @@ class BundleFigures:
 
 
 def busiest_places(figures: BundleFigures, *, at_most: int) -> Sequence[int]:
-    """Return the places of the `at_most` busiest bundles, lightest first, because a shedder tries them in this order.
+    """Return the places of the `at_most` busiest bundles, lightest first, because a shedder tries
+    them in this order.
 
-    Bundles without load, of Pulsar's system namespace, or with impossible figures (NaN, negative, absurd) are left out. Among equal
-    bundles, the first by name is the heavier.
+    Bundles without load, of Pulsar's system namespace, or with impossible figures (NaN, negative,
+    absurd) are left out. Among equal bundles, the first by name is the heavier.
     """
     bytes_in = figures.bytes_in
     places: Sequence[int] = range(len(figures.names))
     least = nlargest(at_most, bytes_in)[-1] if 0 < at_most < len(places) else -math.inf
-    undecided = _valid(figures, [place for place in places if bytes_in[place] >= least - _BYTES_STEP])
+    undecided = _valid(
+        figures, [place for place in places if bytes_in[place] >= least - _BYTES_STEP]
+    )
     # Drop bundles more than a step below the last of the top, unless too few of the top are valid.
     if sum(bytes_in[place] >= least for place in undecided) < at_most:
         undecided = _valid(figures, places)
-    # Rank by bytes in, then bytes out, messages, open objects, and cache. Each figure ranks only the ties of the one before: ranking
-    # thousands of bundles by all of them takes milliseconds.
+    # Rank by bytes in, then bytes out, messages, open objects, and cache. Each figure ranks only
+    # the ties of the one before: ranking thousands of bundles by all of them takes milliseconds.
     ranking = (
         (bytes_in, _BYTES_STEP, 0.5),
         (figures.bytes_out, _BYTES_STEP, 0.5),
@@ -66,12 +72,19 @@ def busiest_places(figures: BundleFigures, *, at_most: int) -> Sequence[int]:
         chosen += heavier
     chosen += nsmallest(at_most - len(chosen), undecided, key=figures.names.__getitem__)
     by_name = sorted(chosen, key=figures.names.__getitem__, reverse=True)
-    return sorted(by_name, key=lambda place: [_steps(column[place], step, up) for column, step, up in ranking])
+    return sorted(
+        by_name, key=lambda place: [_steps(column[place], step, up) for column, step, up in ranking]
+    )
 
 
 def _valid(figures: BundleFigures, places: Sequence[int]) -> list[int]:
     """Return the places that a report may name. NaN fails each comparison, too."""
-    names, bytes_in, bytes_out, messages = figures.names, figures.bytes_in, figures.bytes_out, figures.messages
+    names, bytes_in, bytes_out, messages = (
+        figures.names,
+        figures.bytes_in,
+        figures.bytes_out,
+        figures.messages,
+    )
     return [
         place
         for place in places
@@ -81,8 +94,12 @@ def _valid(figures: BundleFigures, places: Sequence[int]) -> list[int]:
     ]
 
 
-def _split_at_last(places: Sequence[int], column: Sequence[float], step: int, up: float, wanted: int) -> tuple[list[int], list[int]]:
-    """Return the places that are certainly among the `wanted` heaviest by one figure, and those that tie with the last of them."""
+def _split_at_last(
+    places: Sequence[int], column: Sequence[float], step: int, up: float, wanted: int
+) -> tuple[list[int], list[int]]:
+    """Return the places that are certainly among the `wanted` heaviest by one figure, and those
+    that tie with the last of them.
+    """
     values = column if len(places) == len(column) else [column[place] for place in places]
     if _steps(max(values), step, up) == _steps(min(values), step, up):
         return [], list(places)

@@ -1,12 +1,14 @@
-"""Implement Pulsar's `TransferShedder`: pair the most loaded broker with the least loaded one, and move half of the difference.
+"""Implement Pulsar's `TransferShedder`: pair the most loaded broker with the least loaded one, and
+move half of the difference.
 
-* It acts if, for several rounds in a row, the deviation of the brokers' average uses is above the target, or one broker is idle or
-  overloaded compared with the others.
-* The amount is a throughput. If half of the difference is 10 % of a broker's load, the broker gives 10 % of its throughput.
+* It acts if, for several rounds in a row, the deviation of the brokers' average uses is above the
+  target, or one broker is idle or overloaded compared with the others.
+* The amount is a throughput. If half of the difference is 10 % of a broker's load, the broker gives
+  10 % of its throughput.
 * If a bundle is too heavy, lighter ones may come back for it (a swap).
 
-With `pulsar_exact` it decides as the class of Pulsar 4.2.4, with its faults. docs/reference/balancing.md lists the differences and their
-reasons.
+With `pulsar_exact` it decides as the class of Pulsar 4.2.4, with its faults.
+docs/reference/balancing.md lists the differences and their reasons.
 """
 
 from __future__ import annotations
@@ -19,7 +21,16 @@ from typing import Final
 from equipoise.channel.core.ranges import namespace_in
 from equipoise.shedder.loads import BrokerLoad, BundleTraffic
 from equipoise.shedder.plan import Cause, Idle, Move, Plan
-from equipoise.shedder.reported import Reported, bundles_of, format_duration, format_percent, format_rate, in_order, reported, why_held
+from equipoise.shedder.reported import (
+    Reported,
+    bundles_of,
+    format_duration,
+    format_percent,
+    format_rate,
+    in_order,
+    reported,
+    why_held,
+)
 from equipoise.shedder.snapshot import Snapshot
 from equipoise.shedder.spread import Spread
 
@@ -34,16 +45,23 @@ _SWAP_SHARE_MAX: Final = 0.75
 class TransferShedder:
     """The strategy and its settings, with Pulsar's names in brackets.
 
-    * `target_deviation`: of the brokers' average uses, a fraction (`loadBalancerBrokerLoadTargetStd`).
-    * `hit_count_threshold`: uneven rounds in a row before one acts (`loadBalancerSheddingConditionHitCountThreshold`).
-    * `sources_max`: how many brokers give in one round (`loadBalancerMaxNumberOfBrokerSheddingPerCycle`).
+    * `target_deviation`: of the brokers' average uses, a fraction
+      (`loadBalancerBrokerLoadTargetStd`).
+    * `hit_count_threshold`: uneven rounds in a row before one acts
+      (`loadBalancerSheddingConditionHitCountThreshold`).
+    * `sources_max`: how many brokers give in one round
+      (`loadBalancerMaxNumberOfBrokerSheddingPerCycle`).
     * `transfer`: moves name their destination, and swaps are tried (`loadBalancerTransferEnabled`).
-    * `overloaded_percent`: a broker above it may be overloaded (`loadBalancerBrokerOverloadedThresholdPercentage`).
+    * `overloaded_percent`: a broker above it may be overloaded
+      (`loadBalancerBrokerOverloadedThresholdPercentage`).
     * `load_ttl_ms`: how long a report counts (`loadBalancerBrokerLoadDataTTLInSeconds`).
-    * `cool_down_ms`: a report must be at least this much younger than a move (`loadBalanceSheddingDelayInSeconds`).
-    * `with_policies`: bundles of namespaces with policies move, too (`loadBalancerSheddingBundlesWithPoliciesEnabled`).
+    * `cool_down_ms`: a report must be at least this much younger than a move
+      (`loadBalanceSheddingDelayInSeconds`).
+    * `with_policies`: bundles of namespaces with policies move, too
+      (`loadBalancerSheddingBundlesWithPoliciesEnabled`).
     * `excluded_namespaces`: their bundles never move (`loadBalancerSheddingExcludedNamespaces`).
-    * `pulsar_debug`: with `pulsar_exact`, decide as Pulsar in debug mode. Only that mode counts what a swap brings back.
+    * `pulsar_debug`: with `pulsar_exact`, decide as Pulsar in debug mode. Only that mode counts
+      what a swap brings back.
     """
 
     target_deviation: float = 0.25
@@ -63,9 +81,20 @@ class TransferShedder:
         seen = self._as_pulsar(snapshot) if self.pulsar_exact else self._sound(snapshot)
         memory = replace(snapshot.memory, gave_ms=seen.gave_ms, got_ms=seen.got_ms)
         if seen.idle is not None:
-            return _idle_plan(Plan(moves=(), stays=(), idle=seen.idle, memory=memory), snapshot, seen.out)
-        spread = Spread((load.averages.weighted_max for load in seen.counted), pulsar_exact=self.pulsar_exact)
-        found = Plan(moves=(), stays=(), mean=spread.mean, deviation=spread.deviation, deviation_after=spread.deviation, memory=memory)
+            return _idle_plan(
+                Plan(moves=(), stays=(), idle=seen.idle, memory=memory), snapshot, seen.out
+            )
+        spread = Spread(
+            (load.averages.weighted_max for load in seen.counted), pulsar_exact=self.pulsar_exact
+        )
+        found = Plan(
+            moves=(),
+            stays=(),
+            mean=spread.mean,
+            deviation=spread.deviation,
+            deviation_after=spread.deviation,
+            memory=memory,
+        )
         round_ = _Round(settings=self, snapshot=snapshot, order=seen.order, spread=spread)
         cause = round_.cause(0, len(seen.order) - 1)
         hits = memory.hits + 1 if cause is not None else 0
@@ -76,13 +105,23 @@ class TransferShedder:
         round_.run()
         found = replace(found, deviation_after=spread.deviation)
         if not round_.moves:
-            idle = Idle(result="Skip", cause=round_.why_none(), reason="the load is uneven, and no bundle can be moved: see each broker")
-            return _idle_plan(replace(found, idle=idle, memory=memory), snapshot, {**seen.out, **round_.stays()})
+            idle = Idle(
+                result="Skip",
+                cause=round_.why_none(),
+                reason="the load is uneven, and no bundle can be moved: see each broker",
+            )
+            return _idle_plan(
+                replace(found, idle=idle, memory=memory), snapshot, {**seen.out, **round_.stays()}
+            )
         stays = in_order({**seen.out, **round_.stays()}, round_.moves)
-        return replace(found, moves=tuple(round_.moves), stays=stays, memory=replace(memory, hits=0))
+        return replace(
+            found, moves=tuple(round_.moves), stays=stays, memory=replace(memory, hits=0)
+        )
 
     def _sound(self, snapshot: Snapshot) -> _Evaluation:
-        """Return the brokers that take part, or why none does: live brokers with plausible reports."""
+        """Return the brokers that take part, or why none does: live brokers with plausible
+        reports.
+        """
         found = reported(snapshot, ttl_ms=self.load_ttl_ms)
         gave_ms = self._still_cooling(snapshot, found, snapshot.memory.gave_ms)
         got_ms = self._still_cooling(snapshot, found, snapshot.memory.got_ms)
@@ -94,14 +133,25 @@ class TransferShedder:
             idle = _nobody(has_outdated=found.has_outdated)
         elif found.silent:
             idle = _silent(found.silent[0], len(found.silent))
-        order = sorted(found.loads.items(), key=lambda each: each[1].averages.weighted_max)  # Ties keep the order of ids.
-        return _Evaluation(order=order, counted=tuple(found.loads.values()), gave_ms=gave_ms, got_ms=got_ms, idle=idle, out=found.out)
+        # Ties keep the order of ids.
+        order = sorted(found.loads.items(), key=lambda each: each[1].averages.weighted_max)
+        return _Evaluation(
+            order=order,
+            counted=tuple(found.loads.values()),
+            gave_ms=gave_ms,
+            got_ms=got_ms,
+            idle=idle,
+            out=found.out,
+        )
 
-    def _still_cooling(self, snapshot: Snapshot, found: Reported, ended_ms: Mapping[str, int]) -> dict[str, int]:
-        """Return the brokers whose last report is less than `cool_down_ms` younger than their last move, with the time of the move.
+    def _still_cooling(
+        self, snapshot: Snapshot, found: Reported, ended_ms: Mapping[str, int]
+    ) -> dict[str, int]:
+        """Return the brokers whose last report is less than `cool_down_ms` younger than their last
+        move, with the time of the move.
 
-        For a broker without a report, only the time since the move counts. A time in the future counts as now: a clock that was set back
-        must not make the cool-down last for ever.
+        For a broker without a report, only the time since the move counts. A time in the future
+        counts as now: a clock that was set back must not make the cool-down last for ever.
         """
         cooling: dict[str, int] = {}
         for broker, moved_ms in ended_ms.items():
@@ -113,20 +163,37 @@ class TransferShedder:
         return cooling
 
     def _as_pulsar(self, snapshot: Snapshot) -> _Evaluation:
-        """Like `_sound`, as Pulsar does it: over all stored reports, in their order, up to a broker that is cooling down."""
+        """Like `_sound`, as Pulsar does it: over all stored reports, in their order, up to a broker
+        that is cooling down.
+        """
         missing = dict.fromkeys(snapshot.live)
         gave_ms = dict(snapshot.memory.gave_ms)
         out: dict[str, str] = {}
         counted: list[BrokerLoad] = []
-        order = sorted(snapshot.loads.items(), key=lambda each: (math.isnan(each[1].averages.weighted_max), each[1].averages.weighted_max))
+        order = sorted(
+            snapshot.loads.items(),
+            key=lambda each: (
+                math.isnan(each[1].averages.weighted_max),
+                each[1].averages.weighted_max,
+            ),
+        )
         for broker, load in snapshot.loads.items():
             missing.pop(broker, None)
             if snapshot.now_ms - load.taken_ms > self.load_ttl_ms:
-                out[broker] = f"its load report is outdated (limit: {format_duration(self.load_ttl_ms)})"
+                out[broker] = (
+                    f"its load report is outdated (limit: {format_duration(self.load_ttl_ms)})"
+                )
                 continue
             if broker in gave_ms:
                 if load.taken_ms - gave_ms[broker] < self.cool_down_ms:
-                    return _Evaluation(order=order, counted=counted, gave_ms=gave_ms, got_ms={}, idle=self._cooling(broker), out=out)
+                    return _Evaluation(
+                        order=order,
+                        counted=counted,
+                        gave_ms=gave_ms,
+                        got_ms={},
+                        idle=self._cooling(broker),
+                        out=out,
+                    )
                 del gave_ms[broker]
             counted.append(load)
         idle = None
@@ -134,7 +201,9 @@ class TransferShedder:
             idle = _nobody(has_outdated=bool(out))
         elif missing:
             idle = _silent(next(iter(missing)), len(missing))
-        return _Evaluation(order=order, counted=counted, gave_ms=gave_ms, got_ms={}, idle=idle, out=out)
+        return _Evaluation(
+            order=order, counted=counted, gave_ms=gave_ms, got_ms={}, idle=idle, out=out
+        )
 
     def _cooling(self, broker: str) -> Idle:
         silence = f"has sent no report {format_duration(self.cool_down_ms)} after it"
@@ -144,17 +213,23 @@ class TransferShedder:
     def _why_waiting(self, hits: int, spread: Spread) -> str:
         if hits == 0:
             return (
-                f"the load is even: the deviation is {format_percent(spread.deviation)} around a mean of {format_percent(spread.mean)} "
-                f"(allowed: {format_percent(self.target_deviation)}), and no broker is idle or overloaded"
+                f"the load is even: the deviation is {format_percent(spread.deviation)} around a"
+                f" mean of {format_percent(spread.mean)} (allowed:"
+                f" {format_percent(self.target_deviation)}), and no broker is idle or overloaded"
             )
-        return f"the load has been uneven for {hits} rounds in a row; moves begin after {self.hit_count_threshold}"
+        return (
+            f"the load has been uneven for {hits} rounds in a row; moves begin after"
+            f" {self.hit_count_threshold}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Evaluation:
-    """The evaluation of a snapshot: brokers from the least loaded to the most, brokers that cool down, and why nothing can be done.
+    """The evaluation of a snapshot: brokers from the least loaded to the most, brokers that cool
+    down, and why nothing can be done.
 
-    `counted` are the loads that make the mean. With `pulsar_exact`, outdated brokers are in `order` but not in `counted`.
+    `counted` are the loads that make the mean. With `pulsar_exact`, outdated brokers are in `order`
+    but not in `counted`.
     """
 
     order: Sequence[tuple[str, BrokerLoad]]
@@ -180,7 +255,9 @@ class _Round:
     _without_bundles: int = 0
 
     def cause(self, low: int, high: int) -> Cause | None:
-        """Return why the pair is worth a move, or None. It checks the spread of all, then the least loaded, then the most loaded."""
+        """Return why the pair is worth a move, or None. It checks the spread of all, then the least
+        loaded, then the most loaded.
+        """
         settings, least, most = self.settings, self.order[low][1], self.order[high][1]
         if self.spread.deviation > settings.target_deviation:
             return "Overloaded"
@@ -189,12 +266,17 @@ class _Round:
         if is_unused or least.averages.bytes_per_second < most.averages.bytes_per_second * share:
             return "Underloaded"
         use = most.averages.weighted_max
-        if use > settings.overloaded_percent / 100 and use > self.spread.mean + settings.target_deviation:
+        if (
+            use > settings.overloaded_percent / 100
+            and use > self.spread.mean + settings.target_deviation
+        ):
             return "Overloaded"
         return None
 
     def run(self) -> None:
-        """Plan the moves. A source is used once, with or without success; a destination until it has received something."""
+        """Plan the moves. A source is used once, with or without success; a destination until it
+        has received something.
+        """
         low, high, sources = 0, len(self.order) - 1, 0
         while sources < self.settings.sources_max and low < high:
             cause = self.cause(low, high)
@@ -207,20 +289,33 @@ class _Round:
 
     def why_none(self) -> Cause:
         """Return the cause to count for a round without moves."""
-        return "NoLoadData" if self._without_load else "NoBundles" if self._without_bundles else "HitCount"
+        return (
+            "NoLoadData"
+            if self._without_load
+            else "NoBundles"
+            if self._without_bundles
+            else "HitCount"
+        )
 
     def stays(self) -> dict[str, str]:
         """Return why each checked broker and bundle stays, and the use of the others."""
         mean = format_percent(self.spread.mean)
-        uses = {name: f"use is {format_percent(load.averages.weighted_max)} (mean: {mean})" for name, load in self.order}
+        uses = {
+            name: f"use is {format_percent(load.averages.weighted_max)} (mean: {mean})"
+            for name, load in self.order
+        }
         return {**uses, **self._why}
 
-    def _shed(self, source: tuple[str, BrokerLoad], destination: tuple[str, BrokerLoad], cause: Cause) -> bool:
+    def _shed(
+        self, source: tuple[str, BrokerLoad], destination: tuple[str, BrokerLoad], cause: Cause
+    ) -> bool:
         """Plan the moves between two brokers, in both directions. Return whether there are any."""
         (name, load), (_, least) = source, destination
         bundles = bundles_of(load)
         if len(bundles) < 2:  # noqa: PLR2004
-            self._why[name] = "it should give bundles, but reported " + ("only one, which stays" if bundles else "none")
+            self._why[name] = "it should give bundles, but reported " + (
+                "only one, which stays" if bundles else "none"
+            )
             self._without_bundles += len(bundles)
             self._without_load += not bundles
             return False
@@ -238,28 +333,41 @@ class _Round:
             self._why[name] = "it should give bundles, but none that it reported can move"
             self._without_bundles += 1
             return False
-        shed = _over((pair.out - pair.gain) * load.averages.weighted_max, load.traffic.bytes_per_second)
+        shed = _over(
+            (pair.out - pair.gain) * load.averages.weighted_max, load.traffic.bytes_per_second
+        )
         self.spread.move(load.averages.weighted_max, least.averages.weighted_max, shed)
         return True
 
     def _budget(self, load: BrokerLoad, offload: float) -> float:
         """Return how many bytes per second a broker may give, if `offload` of its load is to go."""
-        if load.averages.weighted_max == 0:  # Load 0 gives no relation to throughput. Pulsar then gives away all but one bundle.
+        # Load 0 gives no relation to throughput. Pulsar then gives away all but one bundle.
+        if load.averages.weighted_max == 0:
             return math.inf if self.settings.pulsar_exact else 0.0
         return load.traffic.bytes_per_second * offload / load.averages.weighted_max
 
-    def add(self, bundle: BundleTraffic, source: str, destination: str, cause: Cause, reason: str) -> None:
+    def add(
+        self, bundle: BundleTraffic, source: str, destination: str, cause: Cause, reason: str
+    ) -> None:
         """Plan one move."""
         target = destination if self.settings.transfer else None
-        self.moves.append(Move(bundle=bundle.bundle, source=source, destination=target, cause=cause, reason=reason))
+        self.moves.append(
+            Move(
+                bundle=bundle.bundle, source=source, destination=target, cause=cause, reason=reason
+            )
+        )
         self._moved.add(bundle.bundle)
 
     def stay(self, bundle: BundleTraffic, reason: str) -> None:
         """Note why a bundle stays."""
         self._why[bundle.bundle] = reason
 
-    def why_not(self, bundle: BundleTraffic, source: str, destination: str, *, is_swapped: bool = False) -> str | None:
-        """Return why a bundle may not move between the brokers; None if it may. Pulsar checks less for one that comes back in a swap."""
+    def why_not(
+        self, bundle: BundleTraffic, source: str, destination: str, *, is_swapped: bool = False
+    ) -> str | None:
+        """Return why a bundle may not move between the brokers; None if it may. Pulsar checks less
+        for one that comes back in a swap.
+        """
         settings, snapshot, name = self.settings, self.snapshot, bundle.bundle
         if not (settings.pulsar_exact and is_swapped):
             held = why_held(snapshot, name, source)
@@ -275,9 +383,15 @@ class _Round:
         candidates = snapshot.candidates(name)
         if settings.transfer or settings.pulsar_exact:
             return (
-                None if destination in candidates.allowed else candidates.refused.get(destination, f"the rules keep it from {destination}")
+                None
+                if destination in candidates.allowed
+                else candidates.refused.get(destination, f"the rules keep it from {destination}")
             )
-        return None if any(broker != source for broker in candidates.allowed) else "the rules allow no other broker"
+        return (
+            None
+            if any(broker != source for broker in candidates.allowed)
+            else "the rules allow no other broker"
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -307,7 +421,9 @@ class _Pair:
                 self.round.stay(bundle, refusal)
                 continue
             if remaining <= 1:
-                self.round.stay(bundle, f"it is the last bundle that {source} reported, and one must stay")
+                self.round.stay(
+                    bundle, f"it is the last bundle that {source} reported, and one must stay"
+                )
                 break
             if throughput == 0:
                 self.round.stay(bundle, "it has no traffic, so a move would change nothing")
@@ -318,11 +434,19 @@ class _Pair:
                 if not back:
                     left = max(0.0, self.budget - self.out + self.gain)
                     self.round.stay(
-                        bundle, f"its traffic is {format_rate(throughput)}, but {source} should give only {format_rate(left)} more"
+                        bundle,
+                        f"its traffic is {format_rate(throughput)}, but {source} should give only"
+                        f" {format_rate(left)} more",
                     )
                     break
             for each in back:
-                self.round.add(each, destination, source, self.cause, f"it returns to {source} in exchange for {bundle.bundle}")
+                self.round.add(
+                    each,
+                    destination,
+                    source,
+                    self.cause,
+                    f"it returns to {source} in exchange for {bundle.bundle}",
+                )
                 if settings.pulsar_debug or not settings.pulsar_exact:
                     self.gain += each.traffic.bytes_per_second
             self.round.add(bundle, source, destination, self.cause, self._reason(throughput))
@@ -330,7 +454,9 @@ class _Pair:
             remaining -= 1
 
     def _swap(self, throughput: float) -> Sequence[BundleTraffic]:
-        """Return bundles of the destination that compensate for one of `throughput` that is too heavy alone; empty if there are none."""
+        """Return bundles of the destination that compensate for one of `throughput` that is too
+        heavy alone; empty if there are none.
+        """
         if not self.round.settings.transfer:
             return ()
         giving = self.source[1].traffic.bytes_per_second
@@ -341,25 +467,34 @@ class _Pair:
             weight = bundle.traffic.bytes_per_second
             if weight == 0 or not (most + weight < giving and least - weight < giving):
                 continue
-            if self.round.why_not(bundle, self.destination[0], self.source[0], is_swapped=True) is not None:
+            if (
+                self.round.why_not(bundle, self.destination[0], self.source[0], is_swapped=True)
+                is not None
+            ):
                 continue
             chosen.append(bundle)
             most, least = most + weight, least - weight
-            # The budget is half of the difference. Moving more than the whole difference would increase it.
-            if least <= most < giving * _SWAP_SHARE_MAX and (self.round.settings.pulsar_exact or giving - most <= 2 * self.budget):
+            # The budget is half of the difference. Moving more than the whole difference would
+            # increase it.
+            if least <= most < giving * _SWAP_SHARE_MAX and (
+                self.round.settings.pulsar_exact or giving - most <= 2 * self.budget
+            ):
                 return chosen
         return ()
 
     def _offered(self) -> Iterable[BundleTraffic]:
-        """Return the bundles that may come back. Pulsar looks at each once per pair; here all are offered again for the next bundle."""
+        """Return the bundles that may come back. Pulsar looks at each once per pair; here all are
+        offered again for the next bundle.
+        """
         return self.back if self.round.settings.pulsar_exact else bundles_of(self.destination[1])
 
     def _reason(self, throughput: float) -> str:
         (source, load), (destination, least) = self.source, self.destination
         return (
-            f"transfer: use is {format_percent(load.averages.weighted_max)} at {source} and "
-            f"{format_percent(least.averages.weighted_max)} at {destination}; the bundle has {format_rate(throughput)} of the "
-            f"{format_rate(load.traffic.bytes_per_second)} at {source}"
+            f"transfer: use is {format_percent(load.averages.weighted_max)} at {source} and"
+            f" {format_percent(least.averages.weighted_max)} at {destination}; the bundle has"
+            f" {format_rate(throughput)} of the {format_rate(load.traffic.bytes_per_second)} at"
+            f" {source}"
         )
 
 
@@ -370,14 +505,20 @@ def _nobody(*, has_outdated: bool) -> Idle:
 
 
 def _silent(broker: str, number: int) -> Idle:
-    reason = f"{broker} has not reported its load" + (f", nor have {number - 1} others" if number > 1 else "")
+    reason = f"{broker} has not reported its load" + (
+        f", nor have {number - 1} others" if number > 1 else ""
+    )
     return Idle(result="Skip", cause="NoLoadData", reason=f"{reason}: the round waits")
 
 
 def _idle_plan(plan: Plan, snapshot: Snapshot, stays: Mapping[str, str]) -> Plan:
-    """Return the plan of a round without moves. Its reason applies to each broker without a reason of its own."""
+    """Return the plan of a round without moves. Its reason applies to each broker without a reason
+    of its own.
+    """
     assert plan.idle is not None
-    return replace(plan, stays=in_order({**dict.fromkeys(snapshot.live, plan.idle.reason), **stays}, ()))
+    return replace(
+        plan, stays=in_order({**dict.fromkeys(snapshot.live, plan.idle.reason), **stays}, ())
+    )
 
 
 def _over(number: float, divisor: float) -> float:

@@ -1,6 +1,8 @@
-"""Implement Pulsar's `UniformLoadShedder`: move a share of the difference between the busiest and the idlest broker.
+"""Implement Pulsar's `UniformLoadShedder`: move a share of the difference between the busiest and
+the idlest broker.
 
-It compares messages, or bytes if messages do not differ enough, but not their cost. Placement chooses where the bundles go.
+It compares messages, or bytes if messages do not differ enough, but not their cost. Placement
+chooses where the bundles go.
 """
 
 from __future__ import annotations
@@ -31,8 +33,10 @@ class UniformLoadShedder:
     * `throughput_ratio`: allowed ratio of the busiest's throughput to the idlest's; 0: off
       (`loadBalancerMsgThroughputMultiplierDifferenceShedderThreshold`).
     * `unloaded_share`: the share of the difference that moves (`maxUnloadPercentage`).
-    * `messages_min`, `bytes_min`: the least amount to move, per second (`minUnloadMessage`, `minUnloadMessageThroughput`).
-    * `bundles_max`: the most bundles to move; None: no limit (`maxUnloadBundleNumPerShedding`, there -1).
+    * `messages_min`, `bytes_min`: the least amount to move, per second (`minUnloadMessage`,
+      `minUnloadMessageThroughput`).
+    * `bundles_max`: the most bundles to move; None: no limit (`maxUnloadBundleNumPerShedding`,
+      there -1).
     """
 
     rate_difference_percent: float = 50
@@ -49,11 +53,16 @@ class UniformLoadShedder:
         loads = picking.loads
         if not loads:
             return picking.plan(idle="there is no load of any broker")
-        rates = self._range({broker: load.traffic.messages_per_second for broker, load in loads.items()})
-        throughputs = self._range({broker: load.traffic.bytes_per_second for broker, load in loads.items()})
+        rates = self._range(
+            {broker: load.traffic.messages_per_second for broker, load in loads.items()}
+        )
+        throughputs = self._range(
+            {broker: load.traffic.bytes_per_second for broker, load in loads.items()}
+        )
         comparison = (
-            f"the highest rate is {rates.most:.0f} messages/s, the lowest {rates.least:.0f}; the highest throughput is "
-            f"{format_rate(throughputs.most)}, the lowest {format_rate(throughputs.least)}"
+            f"the highest rate is {rates.most:.0f} messages/s, the lowest {rates.least:.0f}; the"
+            f" highest throughput is {format_rate(throughputs.most)}, the lowest"
+            f" {format_rate(throughputs.least)}"
         )
         if 0 < self.rate_difference_percent < (rates.most - rates.least) * 100 / rates.least:
             weight, compared, need_min = message_rate, rates, self.messages_min
@@ -63,21 +72,43 @@ class UniformLoadShedder:
             return picking.plan(idle=f"the traffic is uniform enough: {comparison}")
         need = self._whole((compared.most - compared.least) * self.unloaded_share)
         if loads[compared.busiest].bundle_count < 2:  # noqa: PLR2004
-            return picking.plan(idle=f"{compared.busiest} has too much traffic in its only bundle: split it; {comparison}")
+            return picking.plan(
+                idle=(
+                    f"{compared.busiest} has too much traffic in its only bundle: split it;"
+                    f" {comparison}"
+                )
+            )
         if need < need_min:
-            return picking.plan(idle=f"the traffic to take from {compared.busiest} is too small for a move: {comparison}")
+            return picking.plan(
+                idle=(
+                    f"the traffic to take from {compared.busiest} is too small for a move:"
+                    f" {comparison}"
+                )
+            )
         chosen = self._fitting(picking.movable(compared.busiest, weight=weight), weight, need)
         picking.give(chosen, compared.busiest, reason=f"uniform: {comparison}")
-        return picking.plan(idle=f"no bundle of {compared.busiest} fits into the traffic to take from it: {comparison}")
+        return picking.plan(
+            idle=(
+                f"no bundle of {compared.busiest} fits into the traffic to take from it:"
+                f" {comparison}"
+            )
+        )
 
     def _range(self, carried: Mapping[str, float]) -> _Range:
         least = min(carried.values())
-        if self.pulsar_exact:  # Pulsar starts its search for the least with the greatest 32-bit integer.
+        # Pulsar starts its search for the least with the greatest 32-bit integer.
+        if self.pulsar_exact:
             least = min(least, _INTEGER_MAX)
         busiest = max(carried, key=lambda broker: carried[broker])
-        return _Range(busiest=busiest, most=carried[busiest], least=1.0 if -_NOTHING <= least <= _NOTHING else least)
+        return _Range(
+            busiest=busiest,
+            most=carried[busiest],
+            least=1.0 if -_NOTHING <= least <= _NOTHING else least,
+        )
 
-    def _fitting(self, bundles: Sequence[BundleTraffic], weight: Weight, need: float) -> list[BundleTraffic]:
+    def _fitting(
+        self, bundles: Sequence[BundleTraffic], weight: Weight, need: float
+    ) -> list[BundleTraffic]:
         """Return the heaviest bundles that fit into what is still needed."""
         chosen: list[BundleTraffic] = []
         for bundle in bundles:

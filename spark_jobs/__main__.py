@@ -12,7 +12,8 @@ import sys
 def main() -> None:
     """Run this process's command line as `equipoise spark`."""
     # The command line is a layer above the jobs. Only this entry point may import it.
-    from equipoise.brokers.cli.__main__ import main as run  # noqa: PLC0415 - only as a program, not on import
+    # Only as a program, not on import.
+    from equipoise.brokers.cli.__main__ import main as run  # noqa: PLC0415
 
     sys.argv[1:1] = ["spark"]
     run()

@@ -1,4 +1,6 @@
-"""Run the laboratory on Spark: one task per run, and two Parquet tables of what the runs reached."""
+"""Run the laboratory on Spark: one task per run, and two Parquet tables of what the runs
+reached.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,13 @@ RUNS: Final = "runs.parquet"
 FRONT: Final = "front.parquet"
 
 RUNS_DDL: Final = (
-    "trace STRING, policy STRING, settings ARRAY<STRING>, seed INT, unevenness DOUBLE, load_moved DOUBLE, moves INT, worst_mean DOUBLE, "
-    "worst_max DOUBLE, balanced_s DOUBLE, undone INT, error STRING"
+    "trace STRING, policy STRING, settings ARRAY<STRING>, seed INT, unevenness DOUBLE, load_moved"
+    " DOUBLE, moves INT, worst_mean DOUBLE, worst_max DOUBLE, balanced_s DOUBLE, undone INT, error"
+    " STRING"
 )
-FRONT_DDL: Final = "trace STRING, policy STRING, settings ARRAY<STRING>, unevenness DOUBLE, load_moved DOUBLE"
+FRONT_DDL: Final = (
+    "trace STRING, policy STRING, settings ARRAY<STRING>, unevenness DOUBLE, load_moved DOUBLE"
+)
 
 _NOT_FINISHED: Final = "the job ended before this run"
 _NO_METRICS: Final[Mapping[str, None]] = dict.fromkeys(each.name for each in fields(Metrics))
@@ -44,8 +49,8 @@ _NO_METRICS: Final[Mapping[str, None]] = dict.fromkeys(each.name for each in fie
 def run_lab(options: LabOptions, screen: Screen) -> int:
     """Run the grid, write its tables and print the front. Return the number of failed runs.
 
-    Raises `CallerError` for a wrong trace, policy or setting and for too many runs, `OperatorError` if the tables cannot be written,
-    `PeerError` if Spark fails, and what `spark_session` raises.
+    Raises `CallerError` for a wrong trace, policy or setting and for too many runs, `OperatorError`
+    if the tables cannot be written, `PeerError` if Spark fails, and what `spark_session` raises.
     """
     for policy in options.policies:
         settings_of(policy, every_s=options.every_s)
@@ -55,27 +60,43 @@ def run_lab(options: LabOptions, screen: Screen) -> int:
     finished, front = _run_all(spark, planned, traces, options, screen)
     failed = [each for each in finished if each.error is not None]
     if failed:
-        screen.note(f"{len(failed)} of {len(finished)} runs failed; the first error: {failed[0].error}")
+        screen.note(
+            f"{len(failed)} of {len(finished)} runs failed; the first error: {failed[0].error}"
+        )
     if options.as_json:
-        document = {"output": options.output, "runs": len(finished), "failed": len(failed), "front": [asdict(each) for each in front]}
+        document = {
+            "output": options.output,
+            "runs": len(finished),
+            "failed": len(failed),
+            "front": [asdict(each) for each in front],
+        }
         screen.result(orjson.dumps(document).decode())
     else:
         for line in lines(front):
             screen.result(line)
-        screen.result(f"wrote {len(finished)} runs to {_path(options.output, RUNS)}, and this front to {_path(options.output, FRONT)}")
+        screen.result(
+            f"wrote {len(finished)} runs to {_path(options.output, RUNS)}, and this front to"
+            f" {_path(options.output, FRONT)}"
+        )
     return len(failed)
 
 
 def _run_all(
-    spark: SparkSession, planned: Sequence[Planned], traces: Mapping[str, Traces], options: LabOptions, screen: Screen
+    spark: SparkSession,
+    planned: Sequence[Planned],
+    traces: Mapping[str, Traces],
+    options: LabOptions,
+    screen: Screen,
 ) -> tuple[list[Finished], list[FrontPoint]]:
-    """Do all runs in parallel, each in a task, and write the tables, also if Ctrl-C or Spark ends the job early.
+    """Do all runs in parallel, each in a task, and write the tables, also if Ctrl-C or Spark ends
+    the job early.
 
     Return the runs in order, and the front. A run that was not done has an error.
     """
     context = spark.sparkContext
     done = context.accumulator(list[Finished](), _Results())
-    sent = context.broadcast(traces)  # A trace of a file goes to each worker once, not with each run.
+    # A trace of a file goes to each worker once, not with each run.
+    sent = context.broadcast(traces)
 
     def work(each: Planned) -> None:
         done.add([finished_run(each, sent.value, every_s=options.every_s)])
@@ -84,8 +105,15 @@ def _run_all(
         found = {each.run: each for each in done.value}
         finished = [found.get(each) or Finished(run=each, error=_NOT_FINISHED) for each in planned]
         front = fronts(finished)
-        _write_table(spark, _path(options.output, RUNS), [_row(each) for each in finished], RUNS_DDL)
-        _write_table(spark, _path(options.output, FRONT), [tuple(asdict(each).values()) for each in front], FRONT_DDL)
+        _write_table(
+            spark, _path(options.output, RUNS), [_row(each) for each in finished], RUNS_DDL
+        )
+        _write_table(
+            spark,
+            _path(options.output, FRONT),
+            [tuple(asdict(each).values()) for each in front],
+            FRONT_DDL,
+        )
         return finished, front
 
     # The runs may take hours, so a folder that cannot be written is reported before them.
@@ -115,13 +143,16 @@ class _Results(AccumulatorParam[list[Finished]]):
         """Return what a worker begins with."""
         return value[:0]
 
-    def addInPlace(self, value1: list[Finished], value2: list[Finished]) -> list[Finished]:  # noqa: N802 - the name is Spark's
+    # The name is Spark's.
+    def addInPlace(self, value1: list[Finished], value2: list[Finished]) -> list[Finished]:  # noqa: N802
         """Append the results of another task."""
         value1 += value2
         return value1
 
 
-def finished_run(planned: Planned, traces: Mapping[str, Traces], *, every_s: float | None = None) -> Finished:
+def finished_run(
+    planned: Planned, traces: Mapping[str, Traces], *, every_s: float | None = None
+) -> Finished:
     """Do a run. An error becomes part of the result, so that it does not end the other runs."""
     try:
         given = dict(text.split("=", 1) for text in planned.settings)
@@ -133,7 +164,9 @@ def finished_run(planned: Planned, traces: Mapping[str, Traces], *, every_s: flo
 
 
 def lines(front: Sequence[FrontPoint]) -> Iterator[str]:
-    """Yield a heading, and a line for each point that ends with its options for `equipoise lab run`."""
+    """Yield a heading, and a line for each point that ends with its options for `equipoise lab
+    run`.
+    """
     width = max((len(each.trace) for each in front), default=0)
     yield f"{'trace':{width}}  unevenness  load moved  settings"
     for each in front:
@@ -141,17 +174,23 @@ def lines(front: Sequence[FrontPoint]) -> Iterator[str]:
         yield f"{each.trace:{width}}  {each.unevenness:10.4f}  {each.load_moved:10.4f}  {options}"
 
 
-def _write_table(spark: SparkSession, path: str, rows: Sequence[tuple[object, ...]], ddl: str) -> None:
+def _write_table(
+    spark: SparkSession, path: str, rows: Sequence[tuple[object, ...]], ddl: str
+) -> None:
     """Write a table as one file, in place of an earlier one."""
     try:
         spark.createDataFrame(rows, ddl).coalesce(1).write.mode("overwrite").parquet(path)
         written = spark.read.schema(ddl).parquet(path).count()
     except (PySparkException, Py4JError) as error:
         raise OperatorError(
-            f"the table {path} cannot be written: {cause_of(str(error)).text}; name another folder with --output"
+            f"the table {path} cannot be written: {cause_of(str(error)).text}; name another folder"
+            " with --output"
         ) from error
     if written != len(rows):  # A worker on another machine has written to a disk of its own.
-        raise OperatorError(f"the table {path} has {written} of {len(rows)} rows; name a folder with --output that all machines share")
+        raise OperatorError(
+            f"the table {path} has {written} of {len(rows)} rows; name a folder with --output that"
+            " all machines share"
+        )
 
 
 def _row(finished: Finished) -> tuple[object, ...]:

@@ -14,8 +14,20 @@ import pytest
 from hypothesis import settings
 
 from equipoise.channel.system import free_ports
-from tests.channels.log_fixtures import leave_out_all_but_some_on_kafka, log_kind, log_place, log_url, run_on_kinds
-from tests.kafka.fixtures import kafka, own_kafka, own_kafka_of_module, three_kafkas, three_kafkas_of_module
+from tests.channels.log_fixtures import (
+    leave_out_all_but_some_on_kafka,
+    log_kind,
+    log_place,
+    log_url,
+    run_on_kinds,
+)
+from tests.kafka.fixtures import (
+    kafka,
+    own_kafka,
+    own_kafka_of_module,
+    three_kafkas,
+    three_kafkas_of_module,
+)
 from tests.planted import Watch
 from tests.spread import GroupScheduling, hurry, start_slow_ones_first
 
@@ -32,14 +44,17 @@ __all__ = [
 
 pytest_plugins = ["equipoise.pytest"]
 
-# On a shared machine the time of one example means nothing. pytest's timeout stops an example that hangs.
+# On a shared machine the time of one example means nothing. pytest's timeout stops an example that
+# hangs.
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
 
-# Spark's JVMs live for minutes at most. Little optimisation, no garbage collector threads and no check of the bytecode of Spark's jars
-# save half of their start time.
+# Spark's JVMs live for minutes at most. Little optimisation, no garbage collector threads and no
+# check of the bytecode of Spark's jars save half of their start time.
 os.environ.setdefault(
-    "SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+    "SPARK_SUBMIT_OPTS",
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions"
+    " -XX:-BytecodeVerificationRemote",
 )
 
 # Workers that draw from one range sometimes start two servers on the same port.
@@ -50,7 +65,9 @@ free_ports.PORTS = free_ports.PORTS[_worker * _part : (_worker + 1) * _part]
 
 @pytest.fixture
 def hears_interrupts() -> Iterator[None]:
-    """Make SIGINT raise `KeyboardInterrupt` here and in child processes, even if pytest was started with SIGINT ignored."""
+    """Make SIGINT raise `KeyboardInterrupt` here and in child processes, even if pytest was started
+    with SIGINT ignored.
+    """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -62,7 +79,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     test = pyfuncitem.obj
     if not inspect.iscoroutinefunction(test):
         return None
-    asyncio.run(test(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}))
+    asyncio.run(
+        test(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters})
+    )
     return True
 
 

@@ -56,21 +56,31 @@ def outcome(at_ms: int = AT_MS, *, broker: str = "a") -> Decision:
         stays=(Stay(subject="t/n/1", reason="b refused it"),),
         brokers=(
             BrokerOutcome(broker="a", before=1.6, predicted=1.2, measured=1.25),
-            BrokerOutcome(broker="b", before=0.4, predicted=0.8, measured=None, reason="t/n/7 moved, too"),
+            BrokerOutcome(
+                broker="b", before=0.4, predicted=0.8, measured=None, reason="t/n/7 moved, too"
+            ),
         ),
         durations_ms={"t/n/0": 12},
     )
 
 
 def move(number: int) -> Move:
-    return Move(bundle=f"t/n/{number}", source="a", destination="b", reason=f"a is used by 90 %, b by 10 % ({number})")
+    return Move(
+        bundle=f"t/n/{number}",
+        source="a",
+        destination="b",
+        reason=f"a is used by 90 %, b by 10 % ({number})",
+    )
 
 
 _texts = st.text(max_size=20)  # Without surrogates, as everything that is decoded.
 _figures = st.none() | st.floats(allow_nan=False, allow_infinity=False)
 _shares = st.floats(allow_nan=False, allow_infinity=False)
 _predictions = st.builds(
-    Predicted, source=st.tuples(_shares, _shares), destination=st.tuples(_shares, _shares), duration_ms=st.none() | st.floats(0, 1e9)
+    Predicted,
+    source=st.tuples(_shares, _shares),
+    destination=st.tuples(_shares, _shares),
+    duration_ms=st.none() | st.floats(0, 1e9),
 )
 _moves = st.builds(
     Move,
@@ -82,10 +92,20 @@ _moves = st.builds(
     predicted=st.none() | _predictions,
 )
 _broker_outcomes = st.builds(
-    BrokerOutcome, broker=_texts, before=_shares, predicted=_shares, measured=st.none() | _shares, reason=st.none() | _texts
+    BrokerOutcome,
+    broker=_texts,
+    before=_shares,
+    predicted=_shares,
+    measured=st.none() | _shares,
+    reason=st.none() | _texts,
 )
 _stays = st.builds(Stay, subject=_texts, reason=_texts)
-_idles = st.builds(Idle, result=st.sampled_from(get_args(Result)), cause=st.sampled_from(get_args(Cause)), reason=_texts)
+_idles = st.builds(
+    Idle,
+    result=st.sampled_from(get_args(Result)),
+    cause=st.sampled_from(get_args(Cause)),
+    reason=_texts,
+)
 
 decisions = st.builds(
     Decision,

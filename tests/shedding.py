@@ -15,8 +15,12 @@ NAMESPACE = "tenant/space"
 
 
 def broker(percent: float, /, **bytes_per_second: float) -> BrokerLoad:
-    """A broker with this CPU use in percent, and bundles with these bytes per second, in messages of 1,000 bytes."""
-    bundles = tuple(bundle(f"{NAMESPACE}/{name}", throughput) for name, throughput in bytes_per_second.items())
+    """A broker with this CPU use in percent, and bundles with these bytes per second, in messages
+    of 1,000 bytes.
+    """
+    bundles = tuple(
+        bundle(f"{NAMESPACE}/{name}", throughput) for name, throughput in bytes_per_second.items()
+    )
     traffic = traffic_of(sum(bytes_per_second.values()))
     return BrokerLoad(
         taken_ms=NOW_MS,
@@ -30,7 +34,10 @@ def broker(percent: float, /, **bytes_per_second: float) -> BrokerLoad:
 
 def in_namespace(namespace: str, load: BrokerLoad) -> BrokerLoad:
     """The broker, with its bundles in another namespace."""
-    bundles = [replace(each, bundle=each.bundle.replace(NAMESPACE, namespace)) for each in load.bundles or ()]
+    bundles = [
+        replace(each, bundle=each.bundle.replace(NAMESPACE, namespace))
+        for each in load.bundles or ()
+    ]
     return replace(load, bundles=tuple(bundles))
 
 
@@ -40,7 +47,10 @@ def bundle(name: str, bytes_per_second: float) -> BundleTraffic:
 
 def traffic_of(bytes_per_second: float) -> Traffic:
     """All bytes go out."""
-    return Traffic(bytes_out_per_second=bytes_per_second, messages_out_per_second=bytes_per_second / MESSAGE_BYTES)
+    return Traffic(
+        bytes_out_per_second=bytes_per_second,
+        messages_out_per_second=bytes_per_second / MESSAGE_BYTES,
+    )
 
 
 def cluster(loads: Mapping[str, BrokerLoad]) -> Snapshot:
@@ -51,7 +61,10 @@ def cluster(loads: Mapping[str, BrokerLoad]) -> Snapshot:
 
 def moves_of(plan: Plan) -> list[str]:
     """The moves in order, as `bundle: source -> destination`, without the namespace."""
-    return [f"{move.bundle.rpartition('/')[2]}: {move.source} -> {move.destination or 'any'}" for move in plan.moves]
+    return [
+        f"{move.bundle.rpartition('/')[2]}: {move.source} -> {move.destination or 'any'}"
+        for move in plan.moves
+    ]
 
 
 def stays_of(plan: Plan) -> dict[str, str]:

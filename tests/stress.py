@@ -1,4 +1,5 @@
-"""`python -m tests.stress [--pulsar]`: a full stress run, of the counter service or of Pulsar's clients.
+"""`python -m tests.stress [--pulsar]`: a full stress run, of the counter service or of Pulsar's
+clients.
 
 Exit code 0: clean; 1: not.
 """
@@ -35,7 +36,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="equipoise-stress-") as temporary:
         directory = (arguments.data or Path(temporary)).absolute()
         directory.mkdir(parents=True, exist_ok=True)
-        logging.basicConfig(filename=directory / "stress.log")  # A Kafka client's lines about an outage would bury what this prints.
+        # A Kafka client's lines about an outage would bury what this prints.
+        logging.basicConfig(filename=directory / "stress.log")
         with breakable_place(arguments.log, directory) as log:
             result = asyncio.run(_run(arguments, directory, log, languages=languages, say=say))
     _print(result)
@@ -44,26 +46,51 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.stress")
-    parser.add_argument("--pulsar", action="store_true", help="run Pulsar's clients instead of the counter service")
     parser.add_argument(
-        "--seed", type=int, default=0, help="the order of events; with an odd one nobody declares a broker dead (default: 0)"
+        "--pulsar", action="store_true", help="run Pulsar's clients instead of the counter service"
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="the order of events; with an odd one nobody declares a broker dead (default: 0)",
     )
     add_log_option(parser)
-    parser.add_argument("--data", type=Path, help="a new directory, which is kept (default: a temporary one)")
+    parser.add_argument(
+        "--data", type=Path, help="a new directory, which is kept (default: a temporary one)"
+    )
     for field in dataclasses.fields(Size):
         kind = float if isinstance(field.default, float) else int
         name = f"--{field.name.replace('_', '-')}"
-        parser.add_argument(name, type=kind, help=f"(default: {field.default}; with --pulsar {getattr(pulsar_stress.FULL, field.name)})")
+        parser.add_argument(
+            name,
+            type=kind,
+            help=(
+                f"(default: {field.default}; with --pulsar"
+                f" {getattr(pulsar_stress.FULL, field.name)})"
+            ),
+        )
     return parser.parse_args()
 
 
 async def _run(
-    arguments: argparse.Namespace, directory: Path, log: LogPlace, *, languages: list[Language], say: Callable[[str], None]
+    arguments: argparse.Namespace,
+    directory: Path,
+    log: LogPlace,
+    *,
+    languages: list[Language],
+    say: Callable[[str], None],
 ) -> Result | pulsar_stress.Result:
-    given = {field.name: value for field in dataclasses.fields(Size) if (value := getattr(arguments, field.name)) is not None}
+    given = {
+        field.name: value
+        for field in dataclasses.fields(Size)
+        if (value := getattr(arguments, field.name)) is not None
+    }
     if arguments.pulsar:
         size = dataclasses.replace(pulsar_stress.FULL, **given)
-        return await pulsar_stress.pulsar_stress(size, directory, log, seed=arguments.seed, languages=languages, say=say)
+        return await pulsar_stress.pulsar_stress(
+            size, directory, log, seed=arguments.seed, languages=languages, say=say
+        )
     return await stress(Size(**given), directory, log, seed=arguments.seed, say=say)
 
 
@@ -79,10 +106,16 @@ def _runnable() -> list[Language]:
 
 
 def _print(result: Result | pulsar_stress.Result) -> None:
-    print(f"made: {_in_words(result.made)}; refused and replaced: {result.refused}, in {result.seconds:.0f} s")
+    print(
+        f"made: {_in_words(result.made)}; refused and replaced: {result.refused}, in"
+        f" {result.seconds:.0f} s"
+    )
     if isinstance(result, pulsar_stress.Result):
         print(f"excused after deaths: {result.excused_s:.1f} s")
-        print("longest pause on a topic outside of deaths: " + ", ".join(f"{name} {ms:.0f} ms" for name, ms in result.pauses_ms.items()))
+        print(
+            "longest pause on a topic outside of deaths: "
+            + ", ".join(f"{name} {ms:.0f} ms" for name, ms in result.pauses_ms.items())
+        )
     else:
         print(f"callers: {_in_words(dataclasses.asdict(result.tally))}")
     print(f"checked: {_in_words(result.verdict.totals)}")
@@ -96,7 +129,10 @@ def _print(result: Result | pulsar_stress.Result) -> None:
 
 
 def _in_words(numbers: Mapping[str, object]) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {f'{value:.0f}' if isinstance(value, float) else value}" for name, value in numbers.items())
+    return ", ".join(
+        f"{name.replace('_', ' ')} {f'{value:.0f}' if isinstance(value, float) else value}"
+        for name, value in numbers.items()
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""An event loop whose time passes only while nothing is left to do, and a test's own work: the same run on any machine."""
+"""An event loop whose time passes only while nothing is left to do, and a test's own work: the same
+run on any machine.
+"""
 
 from __future__ import annotations
 

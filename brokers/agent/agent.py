@@ -2,8 +2,10 @@
 
 Theory of operation:
 
-* A step folds the records that were read into the view, informs each part, and asks each part what is due.
-* Parts decide from the view, never from a single record. So replay, tailing and a resync (`Resynced`) behave alike.
+* A step folds the records that were read into the view, informs each part, and asks each part what
+  is due.
+* Parts decide from the view, never from a single record. So replay, tailing and a resync
+  (`Resynced`) behave alike.
 * A part decides by proposing a record. The decision counts only once the record is read back.
 """
 
@@ -71,18 +73,30 @@ class Agent:
     ) -> None:
         """Create a broker. Only this agent may feed `reader`, which may start from a snapshot.
 
-        `make_nonce` must never repeat a text. `predecessor_nonces` come from the data directory, whose exclusive lock this process holds.
-        `settings` apply where the channel has none. Raise `InvalidConfig` for unsafe durations.
+        `make_nonce` must never repeat a text. `predecessor_nonces` come from the data directory,
+        whose exclusive lock this process holds. `settings` apply where the channel has none. Raise
+        `InvalidConfig` for unsafe durations.
         """
         timing.check()
         core = Core(broker=broker, cluster=cluster, reader=reader, timing=timing, profile=profile)
         self._core = core
-        self._membership = Membership(core, make_nonce=make_nonce, predecessor_nonces=predecessor_nonces)
+        self._membership = Membership(
+            core, make_nonce=make_nonce, predecessor_nonces=predecessor_nonces
+        )
         self._ownerships = Ownerships(core)
-        self._leading = Leading(core, self._membership, placement or FewestBundles(), batches or Batches(), settings or BalancingSettings())
+        self._leading = Leading(
+            core,
+            self._membership,
+            placement or FewestBundles(),
+            batches or Batches(),
+            settings or BalancingSettings(),
+        )
         self._drain: DrainRequested | None = None
-        self._rejoins = False  # After a drain without a stop: leave, and join again. Only a new incarnation does not drain.
-        # The newest attempt made before a stall, until the broker hears from the log again; then None.
+        # After a drain without a stop: leave, and join again. Only a new incarnation does not
+        # drain.
+        self._rejoins = False
+        # The newest attempt made before a stall, until the broker hears from the log again; then
+        # None.
         self._asked_asleep: int | None = None
 
     # --- what the host may read between steps ---
@@ -153,7 +167,11 @@ class Agent:
         if self._core.stopped:
             return NEVER_MS
         drain_ms = NEVER_MS if self._drain is None else self._core.now.boot_ms + _DRAIN_ROUND_MS
-        parts_ms = (self._membership.wake_at_ms, self._ownerships.wake_at_ms, self._leading.wake_at_ms)
+        parts_ms = (
+            self._membership.wake_at_ms,
+            self._ownerships.wake_at_ms,
+            self._leading.wake_at_ms,
+        )
         return min(*parts_ms, self._core.mark.wake_at_ms, drain_ms)
 
     def handle(self, bundle: str) -> Handle | None:
@@ -161,11 +179,15 @@ class Agent:
         return self._ownerships.handle(bundle)
 
     def out_of_touch_ms(self, now: Instant) -> int | None:
-        """Return the age in ms of the last own renewal read back, if at least half a lease; else None."""
+        """Return the age in ms of the last own renewal read back, if at least half a lease; else
+        None.
+        """
         return self._membership.out_of_touch_ms(now)
 
     def is_suspect(self, broker: BrokerEntry, now: Instant, *, log_is_readable: bool) -> bool:
-        """Return whether only this broker is late with its renewal, so that lookups of its bundles should wait."""
+        """Return whether only this broker is late with its renewal, so that lookups of its bundles
+        should wait.
+        """
         return self._membership.is_suspect(broker, now, log_is_readable=log_is_readable)
 
     # --- the one way in ---
@@ -183,7 +205,8 @@ class Agent:
             self._membership.tick()
             self._ownerships.tick()
             self._leading.tick()
-            # Do not propose again at once what the log has just refused: a leaving broker would loop.
+            # Do not propose again at once what the log has just refused: a leaving broker would
+            # loop.
             if type(event) is not AppendFailed:
                 self._leave_if_due()
             mark = core.mark.due(core.view, now)
@@ -192,7 +215,8 @@ class Agent:
         return core.effects
 
     def _attend(self, event: Event) -> None:
-        """Note that the broker is awake. After a stall, wait for news from the log, where it may have been declared dead.
+        """Note that the broker is awake. After a stall, wait for news from the log, where it may
+        have been declared dead.
 
         A failed attempt counts as news only if it was made after the stall.
         """
@@ -200,7 +224,9 @@ class Agent:
         is_awake = core.lease.is_attended(core.now)
         if not is_awake and self._asked_asleep is None:
             self._asked_asleep = core.attempts_made
-        has_heard = isinstance(event, Read) or (isinstance(event, AppendFailed) and event.attempt > (self._asked_asleep or 0))
+        has_heard = isinstance(event, Read) or (
+            isinstance(event, AppendFailed) and event.attempt > (self._asked_asleep or 0)
+        )
         if is_awake or has_heard:
             self._asked_asleep = None
             core.lease.attend(core.now)
@@ -216,42 +242,70 @@ class Agent:
         folded = core.reader.feed(entry)
         core.effects.append(folded)
         record = folded.record
-        own = record.publisher == core.broker and record.incarnation is not None and record.incarnation == core.incarnation
+        own = (
+            record.publisher == core.broker
+            and record.incarnation is not None
+            and record.incarnation == core.incarnation
+        )
         attempt = core.settle(folded, record.sequence or 0) if own else None
         if own:
             self._ownerships.append_succeeded()
         if self._ends_me(folded):
-            self._lose_incarnation(f"declared dead at offset {folded.offset} by {folded.record.publisher}", folded.offset)
+            self._lose_incarnation(
+                f"declared dead at offset {folded.offset} by {folded.record.publisher}",
+                folded.offset,
+            )
         before = core.incarnation
         self._membership.folded(folded)
-        if attempt is not None and folded.verdict.accepted and attempt.key == core.broker and core.incarnation is not None:
+        if (
+            attempt is not None
+            and folded.verdict.accepted
+            and attempt.key == core.broker
+            and core.incarnation is not None
+        ):
             self._membership.renewed(attempt.decided)
         if core.incarnation != before:
             self._ownerships.incarnation_changed()
         self._ownerships.folded(folded)
         self._leading.folded(folded)
-        if own and folded.verdict.reason is not None and attempt is not None and not self._is_quiet(folded.verdict.reason):
+        if (
+            own
+            and folded.verdict.reason is not None
+            and attempt is not None
+            and not self._is_quiet(folded.verdict.reason)
+        ):
             self._complain(folded)
 
     def _is_quiet(self, reason: Reason) -> bool:
-        """Return whether a rejection is routine. Brokers that stop together propose each other as destinations at first."""
-        return reason in QUIET_REASONS or (reason is Reason.DRAINING_TARGET and self._drain is not None)
+        """Return whether a rejection is routine. Brokers that stop together propose each other as
+        destinations at first.
+        """
+        return reason in QUIET_REASONS or (
+            reason is Reason.DRAINING_TARGET and self._drain is not None
+        )
 
     def _ends_me(self, folded: Folded) -> bool:
         me = self._core.incarnation
-        return me is not None and any(isinstance(change, BrokerChanged) and change.dead == me for change in folded.verdict.changes)
+        return me is not None and any(
+            isinstance(change, BrokerChanged) and change.dead == me
+            for change in folded.verdict.changes
+        )
 
     def _resynced(self, event: Resynced) -> None:
-        """Act on the difference of the views. Do not renew the lease: only an own record that is read does."""
+        """Act on the difference of the views. Do not renew the lease: only an own record that is
+        read does.
+        """
         core = self._core
         resync = core.resynced(event.reader)
         core.effects.append(resync)
         if core.incarnation is not None and core.incarnation not in core.view.live:
             self._lose_incarnation(
-                f"declared dead between offsets {resync.before} and {resync.offset}, in records that were truncated before they were read",
+                f"declared dead between offsets {resync.before} and {resync.offset}, in records"
+                " that were truncated before they were read",
                 resync.offset,
             )
-        # Do this first: the membership may adopt an incarnation that joined in the gap, which has no old transfers.
+        # Do this first: the membership may adopt an incarnation that joined in the gap, which has
+        # no old transfers.
         self._ownerships.resynced(resync)
         before = core.incarnation
         self._membership.resynced(resync)
@@ -260,7 +314,9 @@ class Agent:
         self._leading.resynced(resync)
 
     def _lose_incarnation(self, death: str, offset: int) -> None:
-        """Close everything and join again after the own death was read (section 4). Do not join again when leaving."""
+        """Close everything and join again after the own death was read (section 4). Do not join
+        again when leaving.
+        """
         self._membership.ended()
         self._ownerships.incarnation_changed()
         if self._rejoins:
@@ -269,14 +325,29 @@ class Agent:
             self._membership.join_no_more()
         else:
             self._core.effects.append(
-                Alarm(name=AlarmName.OWN_DEATH, message=f"{death}; joining anew", key=self._core.broker, offset=offset)
+                Alarm(
+                    name=AlarmName.OWN_DEATH,
+                    message=f"{death}; joining anew",
+                    key=self._core.broker,
+                    offset=offset,
+                )
             )
 
     def _complain(self, folded: Folded) -> None:
         record, verdict = folded.record, folded.verdict
         key = "?" if isinstance(record, Unreadable) else record.key
-        message = f"the proposal about {key} at offset {folded.offset} was rejected: {verdict.reason}"
-        self._core.effects.append(Alarm(name=AlarmName.REJECTED, message=message, key=key, offset=folded.offset, reason=verdict.reason))
+        message = (
+            f"the proposal about {key} at offset {folded.offset} was rejected: {verdict.reason}"
+        )
+        self._core.effects.append(
+            Alarm(
+                name=AlarmName.REJECTED,
+                message=message,
+                key=key,
+                offset=folded.offset,
+                reason=verdict.reason,
+            )
+        )
 
     def _mark_written(self, event: MarkWritten) -> None:
         self._core.mark.written(event.offset)
@@ -290,14 +361,22 @@ class Agent:
     def _requested(self, event: Requested) -> None:
         core = self._core
         if core.incarnation is None or not core.lease.good(core.now):
-            without_lease = NotProposed(broker=core.broker, problem="it has no lease at this moment")
+            without_lease = NotProposed(
+                broker=core.broker, problem="it has no lease at this moment"
+            )
             core.effects.append(Answered(ticket=event.ticket, error=without_lease))
             return
         make = record_of(core.view, event.intent, self._leading.placement)
         lost_ms = self.out_of_touch_ms(core.now)
         if isinstance(make, Verdict) and lost_ms is not None:
-            problem = f"it has not read its own renewals for {lost_ms} ms, so its view may be out of date"
-            core.effects.append(Answered(ticket=event.ticket, error=NotProposed(broker=core.broker, problem=problem)))
+            problem = (
+                f"it has not read its own renewals for {lost_ms} ms, so its view may be out of date"
+            )
+            core.effects.append(
+                Answered(
+                    ticket=event.ticket, error=NotProposed(broker=core.broker, problem=problem)
+                )
+            )
         elif isinstance(make, Verdict):
             core.effects.append(Answered(ticket=event.ticket, verdict=make))
         else:
@@ -315,13 +394,15 @@ class Agent:
     # --- leaving ---
 
     def _leave_if_due(self) -> None:
-        """Stop gracefully: drain, move all bundles away, stop serving in this incarnation, close, then leave."""
+        """Stop gracefully: drain, move all bundles away, stop serving in this incarnation, close,
+        then leave.
+        """
         core, drain = self._core, self._drain
         if drain is None or core.stopped:
             return
         if core.incarnation is None:
-            # A pending `joined` may still create a member that no process runs: wait, then leave. Wait for the service too: after a death
-            # during a close, callers still need its result.
+            # A pending `joined` may still create a member that no process runs: wait, then leave.
+            # Wait for the service too: after a death during a close, callers still need its result.
             if drain.leave and not self._membership.join_no_more() and self._ownerships.is_empty():
                 core.stopped = True
                 core.effects.append(Stop(error=None))

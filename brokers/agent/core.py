@@ -1,4 +1,6 @@
-"""Hold what the parts of an agent share, and propose records for them. Policy belongs in the parts."""
+"""Hold what the parts of an agent share, and propose records for them. Policy belongs in the
+parts.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,21 @@ from equipoise.channel.core.errors import EquipoiseError, OutcomeUnknown, Overlo
 from equipoise.channel.core.log import RECORD_BYTES_MAX
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.reader import Folded, Reader
-from equipoise.channel.core.records import KEY_CHARACTERS_MAX, LEVEL_SUPPORTED, AnyRecord, Joined, Unreadable
+from equipoise.channel.core.records import (
+    KEY_CHARACTERS_MAX,
+    LEVEL_SUPPORTED,
+    AnyRecord,
+    Joined,
+    Unreadable,
+)
 from equipoise.channel.core.view import View
 
-# Unsettled attempts. A drain of the demo's 256 bundles has 64 in flight; an outage adds one renewal per interval. Above this bound only
-# membership records are attempted.
+# Unsettled attempts. A drain of the demo's 256 bundles has 64 in flight; an outage adds one renewal
+# per interval. Above this bound only membership records are attempted.
 ATTEMPTS_MAX: Final = 4_096
 
-# How often the position in the log is noted at most: an fsync of 0.1 to 10 ms per second, in a thread.
+# How often the position in the log is noted at most: an fsync of 0.1 to 10 ms per second, in a
+# thread.
 _MARK_MS: Final = 1_000
 
 NEVER_MS: Final = 2**62
@@ -55,7 +64,9 @@ class Profile:
         if problem is not None:
             raise InvalidConfig(problems=(problem,))
 
-    def joined(self, *, key: str, based_on: int, nonce: str, timestamp_ms: int, timing: Timing) -> Joined:
+    def joined(
+        self, *, key: str, based_on: int, nonce: str, timestamp_ms: int, timing: Timing
+    ) -> Joined:
         """Return the record by which the broker `key` joins if its id is free."""
         return Joined(
             key=key,
@@ -77,7 +88,9 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One try to append one record. `number` is the record's sequence; `ticket` is the request that it serves, if any."""
+    """One try to append one record. `number` is the record's sequence; `ticket` is the request that
+    it serves, if any.
+    """
 
     number: int
     key: str
@@ -88,23 +101,31 @@ class Attempt:
 
 def _misfit(profile: Profile) -> str | None:
     """Return why a `joined` with this profile could not be read; None if it can."""
-    joined = profile.joined(key=_LONGEST_KEY, based_on=0, nonce="any", timestamp_ms=0, timing=Timing())
+    joined = profile.joined(
+        key=_LONGEST_KEY, based_on=0, nonce="any", timestamp_ms=0, timing=Timing()
+    )
     try:
         data = encode(joined)
-    except TypeError as error:  # JSON cannot represent it: a lone surrogate, or a name that is not text.
+    except TypeError as error:
+        # JSON cannot represent it: a lone surrogate, or a name that is not text.
         return f"the broker's profile is not valid JSON: {error}"
     if len(data) > RECORD_BYTES_MAX:
-        return f"the broker's profile takes {len(data)} bytes; a record may take at most {RECORD_BYTES_MAX}"
+        return (
+            f"the broker's profile takes {len(data)} bytes; a record may take at most"
+            f" {RECORD_BYTES_MAX}"
+        )
     read = decode(data)
     return read.problem if isinstance(read, Unreadable) else None
 
 
 class Mark:
-    """Keeps in the data directory how far the log was read, so that the next start refuses a log that has gone back.
+    """Keeps in the data directory how far the log was read, so that the next start refuses a log
+    that has gone back.
 
-    A mark is written at most `_MARK_MS` after what it covers, and before this broker opens a bundle under a token above the last mark. Such
-    a token waits for one fsync, which all tokens of one read share. The mark cannot be written ahead of the log: a log that ends below it
-    is refused, and a crash in between would leave a whole log that no broker accepts.
+    A mark is written at most `_MARK_MS` after what it covers, and before this broker opens a bundle
+    under a token above the last mark. Such a token waits for one fsync, which all tokens of one
+    read share. The mark cannot be written ahead of the log: a log that ends below it is refused,
+    and a crash in between would leave a whole log that no broker accepts.
     """
 
     def __init__(self) -> None:
@@ -115,7 +136,9 @@ class Mark:
         self._wanted = -1
 
     def covers(self, token: int) -> bool:
-        """Return whether the token may be used. Otherwise the mark is written soon, and `MarkWritten` follows."""
+        """Return whether the token may be used. Otherwise the mark is written soon, and
+        `MarkWritten` follows.
+        """
         self._wanted = max(self._wanted, token)
         return token <= self._written
 
@@ -124,7 +147,9 @@ class Mark:
         self._written = max(self._written, offset)
 
     def due(self, view: View, now: Instant) -> WriteMark | None:
-        """Return the mark to write now, if any. A write that fails is not answered: it is repeated after `_MARK_MS`."""
+        """Return the mark to write now, if any. A write that fails is not answered: it is repeated
+        after `_MARK_MS`.
+        """
         again_at_ms = self._asked_at_ms + _MARK_MS
         is_wanted = self._wanted > self._asked and self._asked <= self._written
         is_due = view.offset > self._written and (is_wanted or now.boot_ms >= again_at_ms)
@@ -141,7 +166,9 @@ class Core:
     `leaving` means that this incarnation has stopped serving for good.
     """
 
-    def __init__(self, *, broker: str, cluster: str, reader: Reader, timing: Timing, profile: Profile) -> None:
+    def __init__(
+        self, *, broker: str, cluster: str, reader: Reader, timing: Timing, profile: Profile
+    ) -> None:
         self.broker = broker
         self.cluster = cluster
         self.reader = reader
@@ -161,7 +188,9 @@ class Core:
 
     @property
     def serving(self) -> int | None:
-        """The incarnation that takes and keeps bundles; None before the broker joins and once it leaves."""
+        """The incarnation that takes and keeps bundles; None before the broker joins and once it
+        leaves.
+        """
         return None if self.leaving else self.incarnation
 
     @property
@@ -184,10 +213,17 @@ class Core:
             requested_by=requested_by,
         )
 
-    def propose(self, make: Callable[[Author], AnyRecord], *, ticket: int | None = None, requested_by: str | None = None) -> bool:
+    def propose(
+        self,
+        make: Callable[[Author], AnyRecord],
+        *,
+        ticket: int | None = None,
+        requested_by: str | None = None,
+    ) -> bool:
         """Append the record that `make` returns. Return False if the same proposal is in flight.
 
-        The same means: same key, same expected offset, and it may still be read back. The log would reject the second as stale.
+        The same means: same key, same expected offset, and it may still be read back. The log would
+        reject the second as stale.
         """
         number = self.next_attempt()
         record = make(self.author(number, requested_by))
@@ -195,17 +231,24 @@ class Core:
             return False
         if self.is_crowded() and not self._made_room(record.key):
             if ticket is not None:
-                crowd = Overloaded(what=f"the list of broker {self.broker}'s unsettled proposals", limit=ATTEMPTS_MAX)
+                crowd = Overloaded(
+                    what=f"the list of broker {self.broker}'s unsettled proposals",
+                    limit=ATTEMPTS_MAX,
+                )
                 self.effects.append(Answered(ticket=ticket, error=crowd))
             return False
-        attempt = Attempt(number=number, key=record.key, based_on=record.based_on, decided=self.now, ticket=ticket)
+        attempt = Attempt(
+            number=number, key=record.key, based_on=record.based_on, decided=self.now, ticket=ticket
+        )
         self._in_flight[number] = attempt
         self._newest_by_key[record.key] = attempt
         self.effects.append(Append(attempt=number, data=encode(record)))
         return True
 
     def append(self, data: bytes) -> None:
-        """Append a genesis or a `joined`. They have no sequence; an instance id settles a `joined`."""
+        """Append a genesis or a `joined`. They have no sequence; an instance id settles a
+        `joined`.
+        """
         self.effects.append(Append(attempt=self.next_attempt(), data=data))
 
     def is_crowded(self) -> bool:
@@ -213,10 +256,14 @@ class Core:
         return len(self._in_flight) >= ATTEMPTS_MAX
 
     def _made_room(self, key: str) -> bool:
-        """Drop the oldest membership attempt, which is too old to renew a lease, so that renewals go on in any outage."""
+        """Drop the oldest membership attempt, which is too old to renew a lease, so that renewals
+        go on in any outage.
+        """
         if key != self.broker:
             return False
-        oldest = next((number for number, attempt in self._in_flight.items() if attempt.key == key), None)
+        oldest = next(
+            (number for number, attempt in self._in_flight.items() if attempt.key == key), None
+        )
         if oldest is not None:
             self._lost(oldest)
         return True
@@ -234,7 +281,8 @@ class Core:
     def append_failed(self, number: int, error: EquipoiseError, *, in_doubt: bool) -> None:
         """Allow the same proposal again, under a new number.
 
-        With `in_doubt` the attempt stays unsettled, because it may be on the log. Otherwise `error` settles it.
+        With `in_doubt` the attempt stays unsettled, because it may be on the log. Otherwise `error`
+        settles it.
         """
         attempt = self._in_flight.get(number)
         if attempt is None:
@@ -245,32 +293,48 @@ class Core:
             self._lost(number, error)
 
     def settle(self, folded: Folded, number: int) -> Attempt | None:
-        """Settle an own record that was read back, and every earlier attempt as lost. Return the attempt."""
+        """Settle an own record that was read back, and every earlier attempt as lost. Return the
+        attempt.
+        """
         for earlier in [other for other in self._in_flight if other < number]:
             self._lost(earlier)
         attempt = self._in_flight.pop(number, None)
         if attempt is not None:
             self._forget_key(attempt)
             if attempt.ticket is not None:
-                self.effects.append(Answered(ticket=attempt.ticket, offset=folded.offset, verdict=folded.verdict))
+                self.effects.append(
+                    Answered(ticket=attempt.ticket, offset=folded.offset, verdict=folded.verdict)
+                )
         return attempt
 
     def resynced(self, reader: Reader) -> Resync:
         """Continue with `reader`, which has skipped records. Return what they changed.
 
-        An attempt is settled if the new view has its sequence or a later one, or if its incarnation has ended. Its verdict may be in the
-        gap. A later attempt may still be read back.
+        An attempt is settled if the new view has its sequence or a later one, or if its incarnation
+        has ended. Its verdict may be in the gap. A later attempt may still be read back.
         """
         resync = resync_between(self.view, reader.view)
         self.reader, self.view = reader, reader.view
         myself = None if self.incarnation is None else self.view.live.get(self.incarnation)
-        for number in [number for number in self._in_flight if myself is None or number <= myself.sequence]:
-            problem = f"its verdict is between offsets {resync.before} and {resync.offset}, which were truncated before they were read"
-            self._lost(number, OutcomeUnknown(log=reader.log, subject=self._in_flight[number].key, problem=problem))
+        for number in [
+            number for number in self._in_flight if myself is None or number <= myself.sequence
+        ]:
+            problem = (
+                f"its verdict is between offsets {resync.before} and {resync.offset}, which were"
+                " truncated before they were read"
+            )
+            self._lost(
+                number,
+                OutcomeUnknown(
+                    log=reader.log, subject=self._in_flight[number].key, problem=problem
+                ),
+            )
         return resync
 
     def lose_all(self) -> None:
-        """Settle all unread attempts of an incarnation that is over. The log accepts none of them."""
+        """Settle all unread attempts of an incarnation that is over. The log accepts none of
+        them.
+        """
         for number in list(self._in_flight):
             self._lost(number)
 
@@ -278,7 +342,12 @@ class Core:
         attempt = self._in_flight.pop(number)
         self._forget_key(attempt)
         if attempt.ticket is not None:
-            self.effects.append(Answered(ticket=attempt.ticket, error=error or NotProposed(broker=self.broker, problem=_OVERTAKEN)))
+            self.effects.append(
+                Answered(
+                    ticket=attempt.ticket,
+                    error=error or NotProposed(broker=self.broker, problem=_OVERTAKEN),
+                )
+            )
 
     def _forget_key(self, attempt: Attempt) -> None:
         if self._newest_by_key.get(attempt.key) is attempt:

@@ -39,7 +39,9 @@ class ForgetNonces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteMark:
-    """Write and fsync that the log was read up to the logical `offset`, then send `MarkWritten`. `base` is that of the log."""
+    """Write and fsync that the log was read up to the logical `offset`, then send `MarkWritten`.
+    `base` is that of the log.
+    """
 
     offset: int
     base: int
@@ -56,7 +58,9 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open:
-    """Open the bundle of `handle` with the former owner's state, then send `Opened`. `source` is that owner, if it lives."""
+    """Open the bundle of `handle` with the former owner's state, then send `Opened`. `source` is
+    that owner, if it lives.
+    """
 
     handle: Handle
     source: BrokerEntry | None
@@ -66,7 +70,8 @@ class Open:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Close:
-    """Stop accepting work, settle accepted work, redirect clients to `moved_to` (None: unknown), then send `Closed`.
+    """Stop accepting work, settle accepted work, redirect clients to `moved_to` (None: unknown),
+    then send `Closed`.
 
     The handle is closed already.
     """
@@ -97,7 +102,9 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindCuts:
-    """Ask the service where to cut `bundle`, then send `CutsFound` with the entry's `last` as `asked_at`."""
+    """Ask the service where to cut `bundle`, then send `CutsFound` with the entry's `last` as
+    `asked_at`.
+    """
 
     bundle: BundleEntry
 
@@ -112,7 +119,8 @@ class Reshaped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """The result of a request: a `verdict`, with the `offset` of a record on the log, or an `error`.
+    """The result of a request: a `verdict`, with the `offset` of a record on the log, or an
+    `error`.
 
     After an error nothing was done and nothing will be. Exception: `OutcomeUnknown`.
     """
@@ -124,7 +132,9 @@ class Answered:
 
 
 class AlarmName(StrEnum):
-    """The stable names of alarms, for metrics and logs. `docs/reference/log-lines.md` describes each."""
+    """The stable names of alarms, for metrics and logs. `docs/reference/log-lines.md` describes
+    each.
+    """
 
     OWN_DEATH = "own_death"
     REJECTED = "rejected"
@@ -152,7 +162,9 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refold:
-    """Fold the log again beside the live view after views diverged. Stop only if the live view is wrong."""
+    """Fold the log again beside the live view after views diverged. Stop only if the live view is
+    wrong.
+    """
 
     other: str
     offset: int

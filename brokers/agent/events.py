@@ -1,4 +1,6 @@
-"""Define the events that `Agent.step` takes: facts from the log, the service, the operator or the clock."""
+"""Define the events that `Agent.step` takes: facts from the log, the service, the operator or the
+clock.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from equipoise.channel.core.reader import Reader
 
 
 class Instant(NamedTuple):
-    """One reading of both clocks. `boot_ms` runs on while the machine sleeps and never jumps; `wall_ms` is Unix time."""
+    """One reading of both clocks. `boot_ms` runs on while the machine sleeps and never jumps;
+    `wall_ms` is Unix time.
+    """
 
     boot_ms: int
     wall_ms: int
@@ -22,7 +26,9 @@ class Instant(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """The next entries of the log. `caught_up` is set once they reach the log's end at the broker's start."""
+    """The next entries of the log. `caught_up` is set once they reach the log's end at the broker's
+    start.
+    """
 
     entries: Sequence[Entry]
     caught_up: bool = True
@@ -30,7 +36,9 @@ class Read:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resynced:
-    """Truncation removed the next records. Continue with the restored `reader`, which skips them."""
+    """Truncation removed the next records. Continue with the restored `reader`, which skips
+    them.
+    """
 
     reader: Reader
 
@@ -106,9 +114,11 @@ class Discarded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutsFound:
-    """Where the owner cuts its splitting `bundle` (hash points); empty, with a `problem`, if it cannot.
+    """Where the owner cuts its splitting `bundle` (hash points); empty, with a `problem`, if it
+    cannot.
 
-    `asked_at` is the `last` of the entry in `FindCuts`. It identifies the answer if the bundle is split, cancelled and split again.
+    `asked_at` is the `last` of the entry in `FindCuts`. It identifies the answer if the bundle is
+    split, cancelled and split again.
     """
 
     bundle: str
@@ -126,7 +136,8 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requested:
-    """An operator or the balancer requests something. The result is an `Answered` with this `ticket`.
+    """An operator or the balancer requests something. The result is an `Answered` with this
+    `ticket`.
 
     `requested_by` is the operator's name for the record, `admin:NAME`; None for the balancer.
     """
@@ -138,7 +149,9 @@ class Requested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRequested:
-    """Move every bundle away. With `leave`, then leave the cluster, by `deadline_ms` of boot time. `requested_by` is as in `Requested`."""
+    """Move every bundle away. With `leave`, then leave the cluster, by `deadline_ms` of boot time.
+    `requested_by` is as in `Requested`.
+    """
 
     leave: bool
     deadline_ms: int
@@ -147,7 +160,9 @@ class DrainRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UndrainRequested:
-    """End a drain: leave once all bundles are away, and join again. Without effect if the broker does not drain, or stops."""
+    """End a drain: leave once all bundles are away, and join again. Without effect if the broker
+    does not drain, or stops.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

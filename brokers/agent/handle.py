@@ -14,9 +14,10 @@ from equipoise.brokers.agent.events import Instant
 class Lease:
     """The right of one incarnation to serve until `deadline_ms` of boot time; 0 once it is lost.
 
-    * `skew_ms`: wall clock minus boot clock when the lease was decided. If it grows by more than `skew_max_ms`, the machine slept unseen by
-      the boot clock, and the lease ends.
-    * `attention_ms`: past the lease (section 4), a broker without a step for this long serves nothing until it hears from the log.
+    * `skew_ms`: wall clock minus boot clock when the lease was decided. If it grows by more than
+      `skew_max_ms`, the machine slept unseen by the boot clock, and the lease ends.
+    * `attention_ms`: past the lease (section 4), a broker without a step for this long serves
+      nothing until it hears from the log.
     * `until_ms`: the last deadline, kept after a loss. For evidence only.
     """
 
@@ -42,18 +43,26 @@ class Lease:
 
     def good(self, now: Instant) -> bool:
         """Return whether work may start or be answered now."""
-        return now.boot_ms < self.deadline_ms and now.wall_ms - now.boot_ms - self.skew_ms <= self.skew_max_ms
+        return (
+            now.boot_ms < self.deadline_ms
+            and now.wall_ms - now.boot_ms - self.skew_ms <= self.skew_max_ms
+        )
 
     def attend(self, now: Instant) -> None:
         """Note that the broker has taken a step and is awake."""
         self.attended = now
 
     def is_attended(self, now: Instant) -> bool:
-        """Return whether the incarnation goes on, as far as is known, and both clocks show a recent step."""
+        """Return whether the incarnation goes on, as far as is known, and both clocks show a recent
+        step.
+        """
         if self.attended is None or not self.deadline_ms:  # No lease, or a lost one.
             return False
         asleep_ms = now.boot_ms - self.attended.boot_ms
-        return asleep_ms <= self.attention_ms and now.wall_ms - self.attended.wall_ms <= self.attention_ms + self.skew_max_ms
+        return (
+            asleep_ms <= self.attention_ms
+            and now.wall_ms - self.attended.wall_ms <= self.attention_ms + self.skew_max_ms
+        )
 
     def left_ms(self, now: Instant) -> int:
         """Return the rest of the lease in ms; 0 if it has ended."""
@@ -65,12 +74,12 @@ class Handle:
     """One ownership of one bundle by one incarnation. All work is checked by it.
 
     * `is_open`: from the end of opening until the bundle must be released.
-    * `is_settling`: from there until the service's `close` begins, while the log waits for this broker to report the release. No other
-      broker serves the bundle before that report.
+    * `is_settling`: from there until the service's `close` begins, while the log waits for this
+      broker to report the release. No other broker serves the bundle before that report.
     * `children`: the handles that took over the range in a split or merge, in the same step.
     * `serves_on`: whether the namespace is served past the end of the lease.
-    * `answered_ns`, `answered_by_token`: boot time of the last work that passed its second check; whether any passed past a lease. For
-      evidence only.
+    * `answered_ns`, `answered_by_token`: boot time of the last work that passed its second check;
+      whether any passed past a lease. For evidence only.
     """
 
     bundle: str
@@ -88,7 +97,9 @@ class Handle:
 
     def passes(self, now: Instant) -> bool:
         """Return whether work on this bundle may start or be answered now."""
-        return self.is_open and (self.lease.good(now) or (self.serves_on and self.lease.is_attended(now)))
+        return self.is_open and (
+            self.lease.good(now) or (self.serves_on and self.lease.is_attended(now))
+        )
 
     def settles(self, now: Instant) -> bool:
         """Return whether work that the release waits for may be answered now. None may start."""

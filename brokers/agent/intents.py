@@ -24,8 +24,8 @@ class Transfer:
 class MoveAway:
     """Transfer `bundle` to any other broker, with the least effect on clients.
 
-    If no other broker may own it, unload it, or refuse if `or_stay` is set. `planned` is the incarnation to which a plan for several
-    bundles moves it, if that still takes bundles.
+    If no other broker may own it, unload it, or refuse if `or_stay` is set. `planned` is the
+    incarnation to which a plan for several bundles moves it, if that still takes bundles.
     """
 
     bundle: str
@@ -63,7 +63,9 @@ class MergeBundles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel:
-    """Cancel a transfer or a split that is not done yet. The owner goes on serving with the same token."""
+    """Cancel a transfer or a split that is not done yet. The owner goes on serving with the same
+    token.
+    """
 
     bundle: str
     reason: str
@@ -102,7 +104,8 @@ class Unset(Enum):
 class SetPolicy:
     """Set one policy of namespace `name`, or remove it with None.
 
-    With `expected`, set it only if its value is that (None: not set), so that no concurrent change is undone.
+    With `expected`, set it only if its value is that (None: not set), so that no concurrent change
+    is undone.
     """
 
     name: str
@@ -113,9 +116,11 @@ class SetPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetClusterPolicy:
-    """Set the cluster policy `policy` (KIND/NAME as in `brokers.balancing.policies`), or remove it with None.
+    """Set the cluster policy `policy` (KIND/NAME as in `brokers.balancing.policies`), or remove it
+    with None.
 
-    With `expected`, set it only if its document is that (None: not set), so that no concurrent change is undone.
+    With `expected`, set it only if its document is that (None: not set), so that no concurrent
+    change is undone.
     """
 
     policy: str
@@ -125,7 +130,8 @@ class SetClusterPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetSettings:
-    """Set settings of balancing (GROUP.FIELD as in `brokers.balancing.settings.setting_values`), or remove them with None.
+    """Set settings of balancing (GROUP.FIELD as in `brokers.balancing.settings.setting_values`), or
+    remove them with None.
 
     `changed_by` names the requester if that is not the proposing broker.
     """
@@ -140,23 +146,37 @@ Intent = AboutBundle | AboutNamespace | SetClusterPolicy | SetSettings
 
 
 def subject_of(intent: Intent) -> str:
-    """Return the key on the channel that an intent changes: a bundle (the left one of a merge), a namespace, a policy, or the settings."""
+    """Return the key on the channel that an intent changes: a bundle (the left one of a merge), a
+    namespace, a policy, or the settings.
+    """
     if isinstance(intent, SetClusterPolicy):
         return intent.policy
     if isinstance(intent, SetSettings):
         return settings_records.KEY
     if isinstance(intent, MergeBundles):
         return intent.left
-    return intent.bundle if isinstance(intent, Transfer | MoveAway | Unload | SplitBundle | Cancel) else intent.name
+    return (
+        intent.bundle
+        if isinstance(intent, Transfer | MoveAway | Unload | SplitBundle | Cancel)
+        else intent.name
+    )
 
 
 def tenant_of(intent: Intent) -> str | None:
-    """Return the tenant whose bundle or namespace an intent changes; None for one that changes the cluster."""
-    return None if isinstance(intent, SetClusterPolicy | SetSettings) else tenant_in(subject_of(intent))
+    """Return the tenant whose bundle or namespace an intent changes; None for one that changes the
+    cluster.
+    """
+    return (
+        None
+        if isinstance(intent, SetClusterPolicy | SetSettings)
+        else tenant_in(subject_of(intent))
+    )
 
 
 def action_of(intent: Intent) -> str:
-    """Return what an intent does to `subject_of(intent)`, as the words between `cannot` and the subject."""
+    """Return what an intent does to `subject_of(intent)`, as the words between `cannot` and the
+    subject.
+    """
     match intent:
         case Transfer() | MoveAway():
             return "move"

@@ -1,4 +1,5 @@
-"""Lead: place free bundles, cancel stuck moves, drain brokers, forget old brokers, set quarantines, end controls in time.
+"""Lead: place free bundles, cancel stuck moves, drain brokers, forget old brokers, set quarantines,
+end controls in time.
 
 Brokers act in order of age. Acting twice is harmless: the expected offset lets one proposal win.
 """
@@ -18,18 +19,31 @@ from equipoise.brokers.agent.refusals import Refusals
 from equipoise.brokers.balancing.controls import ReadControls, freeze_key, is_control, read_controls
 from equipoise.brokers.balancing.failure_domains import maintenance_of
 from equipoise.brokers.balancing.placement import Placement, places_elsewhere
-from equipoise.brokers.balancing.policies import FAILURE_DOMAIN, QUARANTINE, Maintenance, quarantine_key
+from equipoise.brokers.balancing.policies import (
+    FAILURE_DOMAIN,
+    QUARANTINE,
+    Maintenance,
+    quarantine_key,
+)
 from equipoise.brokers.balancing.quarantine import Suspicions, is_quarantined
 from equipoise.brokers.balancing.settings import settings_records
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.channel.core import propose
 from equipoise.channel.core.difference import Resync
-from equipoise.channel.core.entries import BrokerChanged, BrokerEntry, BundleChanged, BundleEntry, NamespaceChanged, PolicyChanged
+from equipoise.channel.core.entries import (
+    BrokerChanged,
+    BrokerEntry,
+    BundleChanged,
+    BundleEntry,
+    NamespaceChanged,
+    PolicyChanged,
+)
 from equipoise.channel.core.propose import is_refusal
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX, AnyRecord, PolicyRecord, Unreadable
 
-# Interval of checks of unsettled bundles when nothing is read. Brokers after the leader wait longer to act.
+# Interval of checks of unsettled bundles when nothing is read. Brokers after the leader wait longer
+# to act.
 _ROUND_MS: Final = 250
 
 _FAILURE_DOMAIN: Final = f"{FAILURE_DOMAIN}/"
@@ -43,10 +57,10 @@ _STEP_IN_MS: Final = 1_000
 class Batches:
     """How much is begun at once. Bundles that no broker takes are skipped.
 
-    * `placements_max`: assignments per step. 256 records of 250 bytes are one group commit of a few milliseconds; the rest follows one
-      round trip later.
-    * `transfers_max`: concurrent transfers away from a draining broker: enough to hide the log's round trip, few enough for the
-      destinations' services.
+    * `placements_max`: assignments per step. 256 records of 250 bytes are one group commit of a few
+      milliseconds; the rest follows one round trip later.
+    * `transfers_max`: concurrent transfers away from a draining broker: enough to hide the log's
+      round trip, few enough for the destinations' services.
     """
 
     placements_max: int = 256
@@ -56,13 +70,21 @@ class Batches:
 class Leading:
     """The leader's tasks. Every other broker does them too, after longer deadlines."""
 
-    def __init__(self, core: Core, membership: Membership, placement: Placement, batches: Batches, settings: BalancingSettings) -> None:
+    def __init__(
+        self,
+        core: Core,
+        membership: Membership,
+        placement: Placement,
+        batches: Batches,
+        settings: BalancingSettings,
+    ) -> None:
         self._core = core
         self._membership = membership
         self.placement = placement
         self._batches = batches
-        # The boot time since which a bundle is free, or in a move, oldest first. So a step looks only at those that are due: with all of
-        # 28,000 in each step, the steps of one creation took longer than a lease.
+        # The boot time since which a bundle is free, or in a move, oldest first. So a step looks
+        # only at those that are due: with all of 28,000 in each step, the steps of one creation
+        # took longer than a lease.
         self._free_since: dict[str, int] = {}
         self._moving_since: dict[str, int] = {}
         self._refusals = Refusals()
@@ -72,7 +94,8 @@ class Leading:
         self._knows_the_snapshot = False
         self._controls: ReadControls | None = None  # None before they are read, and after a change.
         self._suspicions = Suspicions()
-        self._held_since_ms: dict[str, int] = {}  # By the key of the quarantine: when this broker read it.
+        # By the key of the quarantine: when this broker read it.
+        self._held_since_ms: dict[str, int] = {}
         self._settings = settings  # Those of this broker; the channel's come first.
         self._rules = settings_records.settings_in(core.view, settings).quarantine
         self._has_news = False
@@ -137,19 +160,30 @@ class Leading:
             self._held_since_ms[change.name] = self._core.now.boot_ms
         else:
             self._held_since_ms.pop(change.name, None)
-            self._refusals.forget(change.name.removeprefix(_QUARANTINE))  # It is to be served at once.
+            # It is to be served at once.
+            self._refusals.forget(change.name.removeprefix(_QUARANTINE))
 
     def _report_quarantine(self, folded: Folded, change: PolicyChanged) -> None:
         """Raise an alarm about a quarantine that this broker has set."""
         record = folded.record
-        is_own = isinstance(record, PolicyRecord) and record.incarnation is not None and record.incarnation == self._core.incarnation
+        is_own = (
+            isinstance(record, PolicyRecord)
+            and record.incarnation is not None
+            and record.incarnation == self._core.incarnation
+        )
         if is_own and change.after is not None and change.name.startswith(_QUARANTINE):
-            bundle, reason = change.name.removeprefix(_QUARANTINE), change.after.document.get("reason")
-            message = (
-                f"{bundle} is in quarantine: {reason}; nobody serves it until the quarantine ends "
-                f"(equipoise bundles quarantine list), or until: equipoise bundles quarantine release {bundle}"
+            bundle, reason = (
+                change.name.removeprefix(_QUARANTINE),
+                change.after.document.get("reason"),
             )
-            self._core.effects.append(Alarm(name=AlarmName.QUARANTINE, message=message, key=bundle, offset=folded.offset))
+            message = (
+                f"{bundle} is in quarantine: {reason}; nobody serves it until the quarantine ends"
+                " (equipoise bundles quarantine list), or until: equipoise bundles quarantine"
+                f" release {bundle}"
+            )
+            self._core.effects.append(
+                Alarm(name=AlarmName.QUARANTINE, message=message, key=bundle, offset=folded.offset)
+            )
 
     def _note_broker(self, change: BrokerChanged) -> None:
         if change.after is not None and not change.after.live:
@@ -173,17 +207,28 @@ class Leading:
             self._controls = None
 
     def wanted(self, name: str) -> None:
-        """Assign a free bundle that a client looked up, together with others, unless the leader is about to do so.
+        """Assign a free bundle that a client looked up, together with others, unless the leader is
+        about to do so.
 
-        One batch is spread over the brokers. Bundles placed one by one, before the first is read back, would all go to the same broker.
+        One batch is spread over the brokers. Bundles placed one by one, before the first is read
+        back, would all go to the same broker.
         """
         bundle = self._core.view.bundles.get(name)
-        if bundle is None or bundle.phase != "free" or self._core.is_proposed(bundle) or not self._may_act():
+        if (
+            bundle is None
+            or bundle.phase != "free"
+            or self._core.is_proposed(bundle)
+            or not self._may_act()
+        ):
             return
         earliest_ms = 0 if self._standing() == 0 else self._core.timing.leader_first_ms
         if self._waited_ms(bundle) >= earliest_ms:
-            free = takewhile(lambda each: self._waited_ms(each) >= earliest_ms, self._bundles(self._free_since))
-            batch = {each.name: each for each in (bundle, *islice(free, self._batches.placements_max))}
+            free = takewhile(
+                lambda each: self._waited_ms(each) >= earliest_ms, self._bundles(self._free_since)
+            )
+            batch = {
+                each.name: each for each in (bundle, *islice(free, self._batches.placements_max))
+            }
             self._place(list(batch.values()))
 
     def tick(self) -> None:
@@ -199,7 +244,14 @@ class Leading:
         standing = self._standing()
         self._quarantine(standing)
         stuck_ms = self._core.timing.patience_ms + standing * _STEP_IN_MS
-        self._unstick(list(takewhile(lambda each: self._waited_ms(each) >= stuck_ms, self._bundles(self._moving_since))))
+        self._unstick(
+            list(
+                takewhile(
+                    lambda each: self._waited_ms(each) >= stuck_ms,
+                    self._bundles(self._moving_since),
+                )
+            )
+        )
         self._place_due(standing)
         reason = self._why_it_gives()
         if reason is not None:
@@ -212,14 +264,21 @@ class Leading:
 
     def _may_act(self) -> bool:
         core = self._core
-        return core.serving is not None and self._membership.caught_up and core.lease.good(core.now) and not core.is_crowded()
+        return (
+            core.serving is not None
+            and self._membership.caught_up
+            and core.lease.good(core.now)
+            and not core.is_crowded()
+        )
 
     def _standing(self) -> int:
         """Return how many brokers must act before this one: 0 for the leader."""
         return sum(1 for broker in self._core.view.live_brokers() if self._comes_first(broker))
 
     def _comes_first(self, broker: BrokerEntry) -> bool:
-        """Return whether `broker` must act before this one: draining brokers come last, older ones first."""
+        """Return whether `broker` must act before this one: draining brokers come last, older ones
+        first.
+        """
         mine = (self._membership.drains, self._core.incarnation or 0)
         return (broker.status == "draining", broker.incarnation) < mine
 
@@ -238,16 +297,22 @@ class Leading:
         return map(self._core.view.bundles.__getitem__, names)
 
     def _is_due(self, bundle: BundleEntry, standing: int) -> bool:
-        """Return whether this broker must place a free bundle: no elder has placed it or is placing others.
+        """Return whether this broker must place a free bundle: no elder has placed it or is placing
+        others.
 
         An elder that never places this one is not waited for longer than a bundle in flight.
         """
         waited_ms, deadline_ms = self._waited_ms(bundle), standing * _STEP_IN_MS
         idle_ms = self._core.now.boot_ms - self._elder_placed_ms
-        return min(waited_ms, idle_ms) >= deadline_ms or waited_ms >= self._core.timing.patience_ms + deadline_ms
+        return (
+            min(waited_ms, idle_ms) >= deadline_ms
+            or waited_ms >= self._core.timing.patience_ms + deadline_ms
+        )
 
     def _place_due(self, standing: int) -> None:
-        """Assign the first batch of free bundles in which one can be placed. The rest follows when that batch is read back."""
+        """Assign the first batch of free bundles in which one can be placed. The rest follows when
+        that batch is read back.
+        """
         due = takewhile(lambda each: self._is_due(each, standing), self._bundles(self._free_since))
         assignable = filter(self._may_be_assigned, due)
         while batch := list(islice(assignable, self._batches.placements_max)):
@@ -264,9 +329,14 @@ class Leading:
         return bool(destinations)
 
     def _may_be_assigned(self, bundle: BundleEntry) -> bool:
-        """Return whether somebody may have it: the log refuses it while its namespace is being deleted, and a quarantine forbids it."""
+        """Return whether somebody may have it: the log refuses it while its namespace is being
+        deleted, and a quarantine forbids it.
+        """
         view = self._core.view
-        is_refused = view.namespaces[bundle.namespace].status != "created" or bundle.name in self._suspicions.due
+        is_refused = (
+            view.namespaces[bundle.namespace].status != "created"
+            or bundle.name in self._suspicions.due
+        )
         return not is_refused and not is_quarantined(view, bundle.name)
 
     def _quarantine(self, standing: int) -> None:
@@ -275,26 +345,40 @@ class Leading:
         for name, accusation in self._suspicions.due.items():
             if self._waited_ms(view.bundles[name]) >= standing * _STEP_IN_MS:
                 document = accusation.document(self._core.now.wall_ms)
-                self._core.propose(partial(propose.set_policy, view=view, name=quarantine_key(name), document=document))
+                self._core.propose(
+                    partial(
+                        propose.set_policy, view=view, name=quarantine_key(name), document=document
+                    )
+                )
 
     def _destinations(self, bundles: Sequence[BundleEntry], *, at_most: int) -> dict[str, int]:
-        """Return the chosen owners of the first of `bundles`, without brokers that have refused them."""
+        """Return the chosen owners of the first of `bundles`, without brokers that have refused
+        them.
+        """
         if not bundles:
             return {}
         avoid = self._refusals.to_avoid([bundle.name for bundle in bundles], self._core.now.boot_ms)
         return self.placement.place(self._core.view, bundles, avoid=avoid, at_most=at_most)
 
     def _unstick(self, bundles: Sequence[BundleEntry]) -> None:
-        """Cancel slow moves, or assign their bundles elsewhere, all together, where the log allows it without the actor."""
+        """Cancel slow moves, or assign their bundles elsewhere, all together, where the log allows
+        it without the actor.
+        """
         core = self._core
-        stranded = [each for each in bundles if each.phase == "assigning" and each.owner is not None and self._may_be_assigned(each)]
+        stranded = [
+            each
+            for each in bundles
+            if each.phase == "assigning" and each.owner is not None and self._may_be_assigned(each)
+        ]
         owners = places_elsewhere(core.view, stranded, self.placement)
         for bundle in bundles:
             reason = f"nothing happened for {self._waited_ms(bundle)} ms"
             if bundle.phase in ("transferring", "splitting"):
                 core.propose(partial(propose.cancel, bundle=bundle, reason=reason))
             elif bundle.name in owners:
-                core.propose(partial(propose.assign, bundle=bundle, owner=owners[bundle.name], reason=reason))
+                core.propose(
+                    partial(propose.assign, bundle=bundle, owner=owners[bundle.name], reason=reason)
+                )
 
     # --- a broker that drains, or is in maintenance ---
 
@@ -302,7 +386,11 @@ class Leading:
     def maintenance(self) -> Maintenance | None:
         """The maintenance that this broker is in."""
         entry, controls = self._membership.entry, self._read_controls()
-        return None if entry is None else maintenance_of(controls.maintenances, controls.domains, [entry]).get(entry.broker)
+        return (
+            None
+            if entry is None
+            else maintenance_of(controls.maintenances, controls.domains, [entry]).get(entry.broker)
+        )
 
     def _why_it_gives(self) -> str | None:
         """Return why this broker has to give its bundles away; None if it need not, or has none."""
@@ -326,7 +414,9 @@ class Leading:
         if room > 0:
             for name, destination in self._destinations(movable, at_most=room).items():
                 bundle = core.view.bundles[name]
-                core.propose(partial(propose.transfer, bundle=bundle, destination=destination, reason=reason))
+                core.propose(
+                    partial(propose.transfer, bundle=bundle, destination=destination, reason=reason)
+                )
 
     # --- controls ---
 
@@ -336,20 +426,30 @@ class Leading:
         return self._controls
 
     def _end_controls(self) -> None:
-        """Remove each control whose end has passed or whose subject is gone, so that the history shows its end; wake at the next end."""
+        """Remove each control whose end has passed or whose subject is gone, so that the history
+        shows its end; wake at the next end.
+        """
         core, controls = self._core, self._read_controls()
         for key in controls.outlived:
             core.propose(partial(propose.remove_policy, view=core.view, name=key))
         if controls.outlived:
             self.wake_at_ms = min(self.wake_at_ms, core.now.boot_ms + _ROUND_MS)
         now_ms = core.now.boot_ms
-        ends_ms = [(control.name, now_ms + control.until_ms - core.now.wall_ms) for control in controls.ending]
+        ends_ms = [
+            (control.name, now_ms + control.until_ms - core.now.wall_ms)
+            for control in controls.ending
+        ]
         # A broker that starts during a quarantine, from a snapshot, counts from its start.
-        ends_ms += [(each.name, self._held_since_ms.setdefault(each.name, now_ms) + each.hold_ms) for each in controls.quarantines]
+        ends_ms += [
+            (each.name, self._held_since_ms.setdefault(each.name, now_ms) + each.hold_ms)
+            for each in controls.quarantines
+        ]
         for key, end_ms in ends_ms:
             if end_ms <= now_ms:
                 core.propose(partial(propose.remove_policy, view=core.view, name=key))
-            self.wake_at_ms = min(self.wake_at_ms, end_ms if end_ms > now_ms else now_ms + _ROUND_MS)
+            self.wake_at_ms = min(
+                self.wake_at_ms, end_ms if end_ms > now_ms else now_ms + _ROUND_MS
+            )
 
     # --- brokers long gone ---
 
@@ -375,7 +475,11 @@ class Leading:
 
 def _is_placed(change: BundleChanged) -> bool:
     before, after = change.before, change.after
-    return before is not None and after is not None and (before.phase, after.phase) == ("free", "assigning")
+    return (
+        before is not None
+        and after is not None
+        and (before.phase, after.phase) == ("free", "assigning")
+    )
 
 
 def _refuser(change: BundleChanged, record: AnyRecord | Unreadable) -> int | None:

@@ -3,11 +3,14 @@
 Theory of operation:
 
 * A broker serves until the decision time of its last accepted renewal, plus its lease.
-* A broker accuses another after reading nothing from it for that lease plus the grace period. Its own clock counts from the latest of: the
-  other's last record was read, its own lease became good, it got back in touch with the log.
-* So, with clocks of nearly equal rate, no broker is declared dead while it may still answer, and an outage of the log kills none.
-* A broker late with one renewal is suspect: clients should wait. Its silence counts only if another broker was heard after its renewal was
-  due, or if nothing shows that the log is away. Otherwise it is trusted until its lease must have ended.
+* A broker accuses another after reading nothing from it for that lease plus the grace period. Its
+  own clock counts from the latest of: the other's last record was read, its own lease became good,
+  it got back in touch with the log.
+* So, with clocks of nearly equal rate, no broker is declared dead while it may still answer, and an
+  outage of the log kills none.
+* A broker late with one renewal is suspect: clients should wait. Its silence counts only if another
+  broker was heard after its renewal was due, or if nothing shows that the log is away. Otherwise it
+  is trusted until its lease must have ended.
 """
 
 from __future__ import annotations
@@ -30,28 +33,33 @@ from equipoise.channel.core.entries import BrokerChanged, BrokerEntry, Change
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import BrokerRecord, Genesis, Joined, Reason, Renewed
 
-# This many renewals of a stranger under this id show a live process, not late records of a dead one.
+# This many renewals of a stranger under this id show a live process, not late records of a dead
+# one.
 _RENEWALS_OF_A_LIVING_STRANGER: Final = 3
 
-# Remembered own instance ids: over an hour at one attempt per second. A forgotten one that is accepted counts as a stranger's, which
-# silence ends.
+# Remembered own instance ids: over an hour at one attempt per second. A forgotten one that is
+# accepted counts as a stranger's, which silence ends.
 _OWN_NONCES_MAX: Final = 4_096
 
 
 class Membership:
     """One broker's membership."""
 
-    def __init__(self, core: Core, *, make_nonce: Callable[[], str], predecessor_nonces: frozenset[str]) -> None:
+    def __init__(
+        self, core: Core, *, make_nonce: Callable[[], str], predecessor_nonces: frozenset[str]
+    ) -> None:
         self._core = core
         self._timing = core.timing
         self._make_nonce = make_nonce
-        # Instance ids of dead processes, since we hold their directory's lock. Replaced, never adopted.
+        # Instance ids of dead processes, since we hold their directory's lock. Replaced, never
+        # adopted.
         self._predecessor_nonces = predecessor_nonces
         # Own instance ids, with the decision times from which a lease is counted.
         self._own_nonces: dict[str, Instant] = {}
         self._caught_up_ms: int | None = None
         self._heard_ms: dict[int, int] = {}
-        # When any broker, this one included, was last heard, and since when without a gap that cost a renewal.
+        # When any broker, this one included, was last heard, and since when without a gap that cost
+        # a renewal.
         self._heard_anybody_ms = -NEVER_MS
         self._hearing_since_ms = -NEVER_MS
         self._append_failed_ms = -NEVER_MS
@@ -93,10 +101,12 @@ class Membership:
         return min(renew_at_ms, join_at_ms, self._accuse_at_ms)
 
     def is_suspect(self, broker: BrokerEntry, now: Instant, *, log_is_readable: bool) -> bool:
-        """Return whether a broker is so late with a renewal that clients should avoid it. False for this broker.
+        """Return whether a broker is so late with a renewal that clients should avoid it. False for
+        this broker.
 
-        In an outage all serve until their leases end, so a broker that was not late before is trusted that long. After the outage it has a
-        renewal interval and a grace period to be heard.
+        In an outage all serve until their leases end, so a broker that was not late before is
+        trusted that long. After the outage it has a renewal interval and a grace period to be
+        heard.
         """
         promised = broker.joined
         heard_ms = self._heard_of_ms(broker)
@@ -112,16 +122,23 @@ class Membership:
         return others_were_heard or (log_is_readable and not self._hears_nobody(now))
 
     def _hears_nobody(self, now: Instant) -> bool:
-        """Return whether the log may be away for all: no renewal was read, or the last append failed."""
+        """Return whether the log may be away for all: no renewal was read, or the last append
+        failed.
+        """
         late_ms = self._core.timing.renew_ms + self._core.timing.margin_ms
-        return now.boot_ms - self._heard_anybody_ms > late_ms or self._append_failed_ms > self._heard_anybody_ms
+        return (
+            now.boot_ms - self._heard_anybody_ms > late_ms
+            or self._append_failed_ms > self._heard_anybody_ms
+        )
 
     def is_in_touch(self) -> bool:
         """Return whether an own renewal was read back recently enough to judge others' silence."""
         return self._core.now.boot_ms - self._touched_ms < self._core.timing.lease_ms // 2
 
     def out_of_touch_ms(self, now: Instant) -> int | None:
-        """Return the age in ms of the last own renewal read back; None while in touch or not a member."""
+        """Return the age in ms of the last own renewal read back; None while in touch or not a
+        member.
+        """
         silent_ms = now.boot_ms - self._renewed_ms
         is_lost = self._core.serving is not None and silent_ms >= self._core.timing.lease_ms // 2
         return silent_ms if is_lost else None
@@ -129,7 +146,9 @@ class Membership:
     # --- what was read ---
 
     def caught_up_now(self) -> None:
-        """Note that the log's end at the start is reached: silence counts from now, and the broker may join."""
+        """Note that the log's end at the start is reached: silence counts from now, and the broker
+        may join.
+        """
         if self._caught_up_ms is None:
             self._caught_up_ms = self._core.now.boot_ms
             self._join_at_ms = self._core.now.boot_ms
@@ -144,7 +163,11 @@ class Membership:
         elif verdict.accepted and isinstance(record, Renewed):
             self._heard(record.incarnation)
             # An earlier renewal shows no live stranger: it is most likely the predecessor's.
-            if self.caught_up and record.publisher == self._core.broker and record.incarnation != self._core.incarnation:
+            if (
+                self.caught_up
+                and record.publisher == self._core.broker
+                and record.incarnation != self._core.incarnation
+            ):
                 self._strangers_renewals += 1
             if verdict.diverged:
                 self._core.effects.append(Refold(other=record.publisher, offset=folded.offset))
@@ -156,8 +179,8 @@ class Membership:
     def resynced(self, resync: Resync) -> None:
         """Handle skipped records. The view holds their results, but not their times.
 
-        So nothing in it renews the lease or shows that this broker is in touch; silence counts from the next own record. An accepted
-        `joined` of this process is adopted, without a lease.
+        So nothing in it renews the lease or shows that this broker is in touch; silence counts from
+        the next own record. An accepted `joined` of this process is adopted, without a lease.
         """
         core = self._core
         self._touched_ms = -NEVER_MS
@@ -166,10 +189,16 @@ class Membership:
         for incarnation in core.view.live:
             self._heard(incarnation)
         myself = core.view.brokers.get(core.broker)
-        if core.incarnation is None and myself is not None and myself.live and myself.joined.nonce in self._own_nonces:
+        if (
+            core.incarnation is None
+            and myself is not None
+            and myself.live
+            and myself.joined.nonce in self._own_nonces
+        ):
             self._asked_to_join_ms = -NEVER_MS
             self._adopt(myself.incarnation, myself.joined)
-            self._renewed_ms = core.now.boot_ms  # Nothing to read back yet; that is no loss of the channel.
+            # Nothing to read back yet; that is no loss of the channel.
+            self._renewed_ms = core.now.boot_ms
         if core.incarnation is not None:
             self._renew_at_ms = core.now.boot_ms
 
@@ -208,7 +237,11 @@ class Membership:
             if decided is not None and record.key == self._core.broker:
                 self._adopt(folded.offset, record)
                 self.renewed(decided)
-        elif decided is not None and self._core.incarnation is None and folded.verdict.reason is Reason.STILL_ALIVE:
+        elif (
+            decided is not None
+            and self._core.incarnation is None
+            and folded.verdict.reason is Reason.STILL_ALIVE
+        ):
             # An answer proves that this process is in touch, although it is not a member.
             self._touch()
 
@@ -217,10 +250,17 @@ class Membership:
         core = self._core
         core.incarnation = incarnation
         # The promised durations count, not those of today's settings.
-        core.timing = replace(self._timing, lease_ms=joined.lease_ms, margin_ms=joined.margin_ms, renew_ms=joined.renew_ms)
+        core.timing = replace(
+            self._timing,
+            lease_ms=joined.lease_ms,
+            margin_ms=joined.margin_ms,
+            renew_ms=joined.renew_ms,
+        )
         # An awake broker takes a step at each renewal. Add the longest harmless stall.
         attention_ms = core.timing.renew_ms + core.timing.stall_ms
-        core.lease = Lease(incarnation=incarnation, skew_max_ms=core.timing.skew_max_ms, attention_ms=attention_ms)
+        core.lease = Lease(
+            incarnation=incarnation, skew_max_ms=core.timing.skew_max_ms, attention_ms=attention_ms
+        )
         core.lease.attend(core.now)
         self._renewed_ms = core.now.boot_ms
         self._renew_at_ms = core.now.boot_ms + core.timing.renew_ms
@@ -238,7 +278,9 @@ class Membership:
             self._heard_ms[incarnation] = self._heard_anybody_ms = now_ms
             broker = self._core.view.live.get(incarnation)
             if broker is not None and self._core.incarnation is not None:
-                self._accuse_at_ms = min(self._accuse_at_ms, now_ms + broker.joined.lease_ms + broker.joined.margin_ms)
+                self._accuse_at_ms = min(
+                    self._accuse_at_ms, now_ms + broker.joined.lease_ms + broker.joined.margin_ms
+                )
 
     def _touch(self) -> None:
         if not self.is_in_touch():
@@ -276,8 +318,11 @@ class Membership:
 
     def _accuse(self) -> None:
         core, now_ms = self._core, self._core.now.boot_ms
-        others = [broker for broker in core.view.live_brokers() if broker.incarnation != core.incarnation]
-        # One broker accuses at a time: each waits a grace period more per older broker that is not overdue.
+        others = [
+            broker for broker in core.view.live_brokers() if broker.incarnation != core.incarnation
+        ]
+        # One broker accuses at a time: each waits a grace period more per older broker that is not
+        # overdue.
         elders = sum(1 for broker in others if self._accuses_before_us(broker))
         may_accuse = core.lease.good(core.now) and self.is_in_touch() and not core.leaving
         due_ms = NEVER_MS
@@ -289,15 +334,23 @@ class Membership:
                 self._propose_down(broker, now_ms - self._silent_since_ms(broker))
             # The ranks change when an elder becomes overdue: look again then.
             again_ms = now_ms + core.timing.margin_ms // 2
-            due_ms = min(due_ms, next(at_ms for at_ms in (overdue_ms, accusable_ms, again_ms) if at_ms > now_ms))
+            due_ms = min(
+                due_ms,
+                next(at_ms for at_ms in (overdue_ms, accusable_ms, again_ms) if at_ms > now_ms),
+            )
         self._accuse_at_ms = due_ms
 
     def _propose_down(self, broker: BrokerEntry, silent_ms: int) -> None:
-        reason = f"silent for {silent_ms} ms: longer than its lease of {broker.joined.lease_ms} ms and the grace period"
+        reason = (
+            f"silent for {silent_ms} ms: longer than its lease of {broker.joined.lease_ms} ms and"
+            " the grace period"
+        )
         self._core.propose(partial(propose.down, broker=broker, reason=reason))
 
     def _silent_since_ms(self, broker: BrokerEntry) -> int:
-        """Return when the broker's silence begins to count. This broker's own absence does not count."""
+        """Return when the broker's silence begins to count. This broker's own absence does not
+        count.
+        """
         return max(self._heard_of_ms(broker), self._lease_good_since_ms, self._back_in_touch_ms)
 
     def _heard_of_ms(self, broker: BrokerEntry) -> int:
@@ -307,7 +360,9 @@ class Membership:
 
     def _accuses_before_us(self, broker: BrokerEntry) -> bool:
         """Return whether an older broker that is not overdue must accuse before this one."""
-        return broker.incarnation < (self._core.incarnation or 0) and self._core.now.boot_ms < self._overdue_ms(broker)
+        return broker.incarnation < (
+            self._core.incarnation or 0
+        ) and self._core.now.boot_ms < self._overdue_ms(broker)
 
     def _overdue_ms(self, broker: BrokerEntry) -> int:
         """Return when the broker will have been silent for its lease and its grace period."""
@@ -324,7 +379,13 @@ class Membership:
             return
         if self._strangers_renewals >= _RENEWALS_OF_A_LIVING_STRANGER:
             core.stopped = True
-            core.effects.append(Stop(error=BrokerIdTaken(broker=core.broker, incarnation=core.view.brokers[core.broker].incarnation)))
+            core.effects.append(
+                Stop(
+                    error=BrokerIdTaken(
+                        broker=core.broker, incarnation=core.view.brokers[core.broker].incarnation
+                    )
+                )
+            )
             return
         nonce = self._make_nonce()
         if len(self._own_nonces) >= _OWN_NONCES_MAX:
@@ -340,7 +401,11 @@ class Membership:
         self._asked_to_join_ms = core.now.boot_ms
         before = core.view.brokers.get(core.broker)
         alive = before if before is not None and before.live else None
-        replaces = alive.joined.nonce if alive is not None and alive.joined.nonce in self._predecessor_nonces else None
+        replaces = (
+            alive.joined.nonce
+            if alive is not None and alive.joined.nonce in self._predecessor_nonces
+            else None
+        )
         joined = core.profile.joined(
             key=core.broker,
             based_on=core.view.last_of_broker(core.broker),
@@ -352,7 +417,9 @@ class Membership:
         core.append(encode(replace(joined, replaces=replaces, after_silence=after_silence)))
 
     def _is_silent(self, before: BrokerEntry) -> bool:
-        """Return whether this process, in touch, read nothing of the incarnation for lease and grace period."""
+        """Return whether this process, in touch, read nothing of the incarnation for lease and
+        grace period.
+        """
         return self.is_in_touch() and self._core.now.boot_ms >= self._overdue_ms(before)
 
     # --- leaving ---

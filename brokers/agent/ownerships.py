@@ -1,12 +1,14 @@
-"""Reconcile each bundle that the view assigns to this broker with its service (section 3 of the protocol).
+"""Reconcile each bundle that the view assigns to this broker with its service (section 3 of the
+protocol).
 
 Theory of operation:
 
-* After any change, `_reconcile` compares this broker's role in a bundle with the stage of its ownership and takes one step. So replay,
-  tailing, restarts, repeated events and cancels run the same code.
+* After any change, `_reconcile` compares this broker's role in a bundle with the stage of its
+  ownership and takes one step. So replay, tailing, restarts, repeated events and cancels run the
+  same code.
 * A bundle has one service operation at a time. The next one waits for its end or its deadline.
-* An ownership belongs to one transfer. When the log takes the bundle away, the operation ends, the service closes or discards, and the
-  ownership is forgotten. Only then may another begin.
+* An ownership belongs to one transfer. When the log takes the bundle away, the operation ends, the
+  service closes or discards, and the ownership is forgotten. Only then may another begin.
 """
 
 from __future__ import annotations
@@ -19,7 +21,15 @@ from itertools import pairwise
 from typing import Final
 
 from equipoise.brokers.agent.core import NEVER_MS, Core
-from equipoise.brokers.agent.effects import Abandon, Close, Discard, FindCuts, Open, Prepare, Reshaped
+from equipoise.brokers.agent.effects import (
+    Abandon,
+    Close,
+    Discard,
+    FindCuts,
+    Open,
+    Prepare,
+    Reshaped,
+)
 from equipoise.brokers.agent.events import CutsFound
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.balancing.namespace_policies import serves_on
@@ -27,13 +37,19 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerEntry, BundleChanged, BundleEntry, NamespaceChanged
 from equipoise.channel.core.reader import Folded
-from equipoise.channel.core.records import CUTS_MAX, TEXT_CHARACTERS_MAX, BundleTransition, Merge, Split
+from equipoise.channel.core.records import (
+    CUTS_MAX,
+    TEXT_CHARACTERS_MAX,
+    BundleTransition,
+    Merge,
+    Split,
+)
 
 # How often unfinished ownerships are checked again, for lost proposals.
 _SWEEP_MS: Final = 250
 
-# The same while the log takes no records. The first renewal read back ends it, so no bundle loses time. It spares a full disk 1,000 appends
-# a second with 256 pending bundles.
+# The same while the log takes no records. The first renewal read back ends it, so no bundle loses
+# time. It spares a full disk 1,000 appends a second with 256 pending bundles.
 _SWEEP_OF_OUTAGE_MS: Final = 10_000
 
 
@@ -68,7 +84,11 @@ _ROLE_OF_OWNER: Final = {
     "owned": Role.SERVE,
     "splitting": Role.SERVE,
 }
-_ROLE_OF_SOURCE: Final = {"transferring": Role.SERVE, "handing_over": Role.RELEASE, "unloading": Role.RELEASE}
+_ROLE_OF_SOURCE: Final = {
+    "transferring": Role.SERVE,
+    "handing_over": Role.RELEASE,
+    "unloading": Role.RELEASE,
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,9 +97,11 @@ class Ownership:
 
     * `deadline_ms`: of the current operation.
     * `problem`: why it was refused or failed.
-    * `released_by`: the `source`, if it lived when the log gave the bundle to this broker. It may leave before the bundle is opened.
+    * `released_by`: the `source`, if it lived when the log gave the bundle to this broker. It may
+      leave before the bundle is opened.
     * `is_over`: the log has taken the bundle away. The next ownership takes nothing from this one.
-    * `handover`: the newest state, from the former owner or the own service, and before it the token it goes on under.
+    * `handover`: the newest state, from the former owner or the own service, and before it the
+      token it goes on under.
     """
 
     bundle: str
@@ -102,7 +124,8 @@ class Ownerships:
         self._core = core
         self._ownerships: dict[str, Ownership] = {}
         self._pending: dict[str, None] = {}
-        self._unnoted: dict[str, BundleEntry] = {}  # To open once the data directory notes their tokens.
+        # To open once the data directory notes their tokens.
+        self._unnoted: dict[str, BundleEntry] = {}
         self._sweep_ms = _SWEEP_MS
         self._sweep_at_ms = NEVER_MS
         self.wake_at_ms = NEVER_MS
@@ -112,7 +135,11 @@ class Ownerships:
     @property
     def handles(self) -> dict[str, Handle]:
         """The handles of bundles that are open or opening here, by name."""
-        return {name: ownership.handle for name, ownership in self._ownerships.items() if ownership.handle is not None}
+        return {
+            name: ownership.handle
+            for name, ownership in self._ownerships.items()
+            if ownership.handle is not None
+        }
 
     def handle(self, bundle: str) -> Handle | None:
         """Return the handle of a bundle that is open or opening here; None otherwise."""
@@ -130,7 +157,11 @@ class Ownerships:
         record = folded.record
         if isinstance(record, Split | Merge):
             self._reshape(folded)
-        elif isinstance(record, BundleTransition) and record.handover is not None and folded.verdict.accepted:
+        elif (
+            isinstance(record, BundleTransition)
+            and record.handover is not None
+            and folded.verdict.accepted
+        ):
             ownership = self._ownerships.get(record.key)
             if ownership is not None and record.owner == self._core.serving:
                 ownership.handover = folded.offset, record.handover
@@ -143,8 +174,9 @@ class Ownerships:
     def resynced(self, resync: Resync) -> None:
         """Act on bundles that changed in records that this broker has not read.
 
-        If it is now to warm up, another transfer may have begun, so the old ownership is over. If it owns the bundle or has reported ready,
-        the transfer is the known one: both need an own record.
+        If it is now to warm up, another transfer may have begun, so the old ownership is over. If
+        it owns the bundle or has reported ready, the transfer is the known one: both need an own
+        record.
         """
         for change in resync.changes:
             if isinstance(change, BundleChanged):
@@ -157,7 +189,9 @@ class Ownerships:
                 self._policies_changed(change.name)
 
     def incarnation_changed(self) -> None:
-        """Reconcile all ownerships and bundles after the broker joined, lost its incarnation or stopped serving."""
+        """Reconcile all ownerships and bundles after the broker joined, lost its incarnation or
+        stopped serving.
+        """
         for name in list(self._ownerships):
             self._reconcile(name)
         if self._core.serving is not None:
@@ -175,24 +209,38 @@ class Ownerships:
         if change.name in self._ownerships:
             return True
         me = self._core.serving
-        return me is not None and change.after is not None and me in (change.after.owner, change.after.source)
+        return (
+            me is not None
+            and change.after is not None
+            and me in (change.after.owner, change.after.source)
+        )
 
     def _reshape(self, folded: Folded) -> None:
-        """Note a split or a merge: if the parents are open here, the children open in the same instant."""
+        """Note a split or a merge: if the parents are open here, the children open in the same
+        instant.
+        """
         changes = [change for change in folded.verdict.changes if isinstance(change, BundleChanged)]
         gone = [self._open_ownership(change.name) for change in changes if change.after is None]
-        is_busy = any(change.after is not None and change.name in self._ownerships for change in changes)
+        is_busy = any(
+            change.after is not None and change.name in self._ownerships for change in changes
+        )
         if not gone or any(handle is None for handle in gone) or is_busy:
             return  # Not open or still busy: reconcile as usual.
         parents = tuple(handle for handle in gone if handle is not None)
-        children = tuple(self._new_handle(change.after, is_open=True) for change in changes if change.after is not None)
+        children = tuple(
+            self._new_handle(change.after, is_open=True)
+            for change in changes
+            if change.after is not None
+        )
         for parent in parents:
             parent.is_open = False
             parent.children = children
             del self._ownerships[parent.bundle]
             self._pending.pop(parent.bundle, None)
         for child in children:
-            self._ownerships[child.bundle] = Ownership(bundle=child.bundle, stage=Stage.OPEN, handle=child)
+            self._ownerships[child.bundle] = Ownership(
+                bundle=child.bundle, stage=Stage.OPEN, handle=child
+            )
         self._core.effects.append(Reshaped(gone=parents, children=children))
 
     def _open_ownership(self, bundle: str) -> Handle | None:
@@ -203,17 +251,27 @@ class Ownerships:
 
     def prepared(self, bundle: str, problem: str | None) -> None:
         """Note that the service is warm for the bundle, or refuses it."""
-        self._finished(bundle, Stage.PREPARING, Stage.READY if problem is None else Stage.REFUSED, problem)
+        self._finished(
+            bundle, Stage.PREPARING, Stage.READY if problem is None else Stage.REFUSED, problem
+        )
 
     def opened(self, bundle: str, problem: str | None) -> None:
         """Note that the service has opened the bundle, or failed to."""
         ownership = self._ownerships.get(bundle)
-        if ownership is not None and ownership.stage is Stage.OPENING and ownership.handle is not None:
+        if (
+            ownership is not None
+            and ownership.stage is Stage.OPENING
+            and ownership.handle is not None
+        ):
             ownership.handle.is_open = problem is None
-        self._finished(bundle, Stage.OPENING, Stage.OPEN if problem is None else Stage.FAILED, problem)
+        self._finished(
+            bundle, Stage.OPENING, Stage.OPEN if problem is None else Stage.FAILED, problem
+        )
 
     def open_continues(self, bundle: str) -> None:
-        """Give an opening that receives state its deadline again, unless the log has taken the bundle away."""
+        """Give an opening that receives state its deadline again, unless the log has taken the
+        bundle away.
+        """
         ownership = self._ownerships.get(bundle)
         if ownership is not None and ownership.stage is Stage.OPENING and not ownership.is_over:
             ownership.deadline_ms = self._core.now.boot_ms + self._core.timing.open_ms
@@ -224,7 +282,11 @@ class Ownerships:
         if ownership is not None and ownership.stage is Stage.CLOSING:
             if ownership.handle is not None:
                 ownership.handle.is_settling = False
-            ownership.handover = None if handover is None or ownership.handle is None else (ownership.handle.token, handover)
+            ownership.handover = (
+                None
+                if handover is None or ownership.handle is None
+                else (ownership.handle.token, handover)
+            )
         self._finished(bundle, Stage.CLOSING, Stage.CLOSED, None)
 
     def discarded(self, bundle: str) -> None:
@@ -232,7 +294,9 @@ class Ownerships:
         self._finished(bundle, Stage.DISCARDING, Stage.CLOSED, None)
 
     def cuts_found(self, found: CutsFound) -> None:
-        """Note where the service wants to cut, or that it cannot. Ignore an answer to an older question."""
+        """Note where the service wants to cut, or that it cannot. Ignore an answer to an older
+        question.
+        """
         ownership = self._ownerships.get(found.bundle)
         if ownership is not None and ownership.cuts_asked_at == found.asked_at:
             ownership.cuts = found.cuts
@@ -261,15 +325,23 @@ class Ownerships:
                 self._reconcile(name)
 
     def _is_merged(self, ownership: Ownership, unnoted: BundleEntry | None) -> bool:
-        """Return whether a bundle was merged away while it waited for its mark. It opens and closes: only so the union gets its state."""
-        if unnoted is None or unnoted.owner != self._core.serving or unnoted.name in self._core.view.bundles:
+        """Return whether a bundle was merged away while it waited for its mark. It opens and
+        closes: only so the union gets its state.
+        """
+        if (
+            unnoted is None
+            or unnoted.owner != self._core.serving
+            or unnoted.name in self._core.view.bundles
+        ):
             return False
         return ownership.stage in (Stage.READY, Stage.REFUSED, Stage.CLOSED)
 
     # --- what is due ---
 
     def tick(self) -> None:
-        """End operations past their deadlines. Check all unfinished ownerships when a sweep is due."""
+        """End operations past their deadlines. Check all unfinished ownerships when a sweep is
+        due.
+        """
         now_ms = self._core.now.boot_ms
         if now_ms < self.wake_at_ms:
             return
@@ -282,7 +354,9 @@ class Ownerships:
                 self._reconcile(name)
         if is_sweep:
             self._sweep_at_ms = now_ms + self._sweep_ms if self._pending else NEVER_MS
-        deadlines_ms = (self._ownerships[name].deadline_ms for name in self._pending if name in self._ownerships)
+        deadlines_ms = (
+            self._ownerships[name].deadline_ms for name in self._pending if name in self._ownerships
+        )
         self.wake_at_ms = min(self._sweep_at_ms, *deadlines_ms, NEVER_MS)
 
     def append_failed(self) -> None:
@@ -301,7 +375,9 @@ class Ownerships:
         self._core.effects.append(Abandon(bundle=ownership.bundle, doing=doing.value))
         if ownership.handle is not None:
             ownership.handle.is_open = ownership.handle.is_settling = False
-        self._finished(ownership.bundle, doing, after, f"the service did not finish {doing.value} it in time")
+        self._finished(
+            ownership.bundle, doing, after, f"the service did not finish {doing.value} it in time"
+        )
 
     # --- reconciliation ---
 
@@ -348,8 +424,13 @@ class Ownerships:
         elif self._is_merged(ownership, self._unnoted.get(ownership.bundle)):
             return
         elif ownership.stage is Stage.READY:
-            ownership.stage, ownership.deadline_ms = Stage.DISCARDING, self._core.now.boot_ms + self._core.timing.close_ms
-            self._core.effects.append(Discard(bundle=ownership.bundle, deadline_ms=ownership.deadline_ms))
+            ownership.stage, ownership.deadline_ms = (
+                Stage.DISCARDING,
+                self._core.now.boot_ms + self._core.timing.close_ms,
+            )
+            self._core.effects.append(
+                Discard(bundle=ownership.bundle, deadline_ms=ownership.deadline_ms)
+            )
         elif ownership.stage in (Stage.REFUSED, Stage.FAILED, Stage.CLOSED):
             del self._ownerships[ownership.bundle]
             if self._role(bundle) is not Role.NONE:
@@ -362,7 +443,10 @@ class Ownerships:
                 return
             deadline_ms = core.now.boot_ms + core.timing.prepare_ms
             self._ownerships[bundle.name] = Ownership(
-                bundle=bundle.name, stage=Stage.PREPARING, deadline_ms=deadline_ms, source=bundle.source
+                bundle=bundle.name,
+                stage=Stage.PREPARING,
+                deadline_ms=deadline_ms,
+                source=bundle.source,
             )
             source = None if bundle.source is None else core.view.live.get(bundle.source)
             core.effects.append(Prepare(bundle=bundle, source=source, deadline_ms=deadline_ms))
@@ -382,7 +466,11 @@ class Ownerships:
     def _serve(self, bundle: BundleEntry, ownership: Ownership | None) -> None:
         if ownership is None or ownership.stage in (Stage.READY, Stage.REFUSED, Stage.CLOSED):
             self._open(bundle, ownership)
-        elif ownership.stage is Stage.OPEN and ownership.handle is not None and ownership.handle.token != bundle.token:
+        elif (
+            ownership.stage is Stage.OPEN
+            and ownership.handle is not None
+            and ownership.handle.token != bundle.token
+        ):
             self._wind_up(ownership, bundle)  # Moved away and back: another ownership.
         elif ownership.stage is Stage.OPEN and bundle.phase == "splitting":
             self._cut(bundle, ownership)
@@ -395,11 +483,18 @@ class Ownerships:
             ownership.handle.is_open = False
         if ownership is not None and ownership.stage is Stage.OPEN:
             self._close(ownership, bundle)
-        elif ownership is None or ownership.stage in (Stage.READY, Stage.REFUSED, Stage.FAILED, Stage.CLOSED):
+        elif ownership is None or ownership.stage in (
+            Stage.READY,
+            Stage.REFUSED,
+            Stage.FAILED,
+            Stage.CLOSED,
+        ):
             if bundle.phase == "unloading":
                 core.propose(partial(propose.released, bundle=bundle))
             else:
-                core.propose(partial(propose.hand_over, bundle=bundle, handover=_handover(bundle, ownership)))
+                core.propose(
+                    partial(propose.hand_over, bundle=bundle, handover=_handover(bundle, ownership))
+                )
 
     def _open(self, bundle: BundleEntry, prepared: Ownership | None) -> None:
         core = self._core
@@ -412,23 +507,44 @@ class Ownerships:
             return
         handle = self._new_handle(bundle, is_open=False)
         deadline_ms = core.now.boot_ms + core.timing.open_ms
-        self._ownerships[bundle.name] = Ownership(bundle=bundle.name, stage=Stage.OPENING, deadline_ms=deadline_ms, handle=handle)
+        self._ownerships[bundle.name] = Ownership(
+            bundle=bundle.name, stage=Stage.OPENING, deadline_ms=deadline_ms, handle=handle
+        )
         source = None if prepared is None else prepared.released_by
-        core.effects.append(Open(handle=handle, source=source, handover=_handover(bundle, prepared), deadline_ms=deadline_ms))
+        core.effects.append(
+            Open(
+                handle=handle,
+                source=source,
+                handover=_handover(bundle, prepared),
+                deadline_ms=deadline_ms,
+            )
+        )
 
     def _close(self, ownership: Ownership, bundle: BundleEntry | None) -> None:
         core = self._core
         handle = ownership.handle
         if handle is None:
             return
-        # A closing broker that is still the owner on the log (it leaves, or lost this ownership) knows no next owner.
-        moved_to = None if bundle is None or bundle.owner in (None, core.incarnation) else core.view.live.get(bundle.owner)
+        # A closing broker that is still the owner on the log (it leaves, or lost this ownership)
+        # knows no next owner.
+        moved_to = (
+            None
+            if bundle is None or bundle.owner in (None, core.incarnation)
+            else core.view.live.get(bundle.owner)
+        )
         handle.is_settling = not ownership.is_over
-        ownership.stage, ownership.deadline_ms = Stage.CLOSING, core.now.boot_ms + core.timing.close_ms
-        core.effects.append(Close(handle=handle, moved_to=moved_to, deadline_ms=ownership.deadline_ms))
+        ownership.stage, ownership.deadline_ms = (
+            Stage.CLOSING,
+            core.now.boot_ms + core.timing.close_ms,
+        )
+        core.effects.append(
+            Close(handle=handle, moved_to=moved_to, deadline_ms=ownership.deadline_ms)
+        )
 
     def _give_up(self, bundle: BundleEntry, reason: str) -> None:
-        """Hand back a bundle that the service failed to open. First cancel a move that builds on it."""
+        """Hand back a bundle that the service failed to open. First cancel a move that builds on
+        it.
+        """
         core = self._core
         if bundle.phase == "owned":
             core.propose(partial(propose.give_up, bundle=bundle, problem=reason))
@@ -447,8 +563,13 @@ class Ownerships:
         if cuts and self._are_possible(bundle, cuts):
             core.propose(partial(propose.split, bundle=bundle, cuts=cuts))
         else:
-            nonsense = f"the service returned cuts that are more than {CUTS_MAX}, not rising, or not strictly inside it"
-            reason = ownership.problem or (nonsense if cuts else "the service found no point at which to split it")
+            nonsense = (
+                f"the service returned cuts that are more than {CUTS_MAX}, not rising, or not"
+                " strictly inside it"
+            )
+            reason = ownership.problem or (
+                nonsense if cuts else "the service found no point at which to split it"
+            )
             core.propose(partial(propose.cancel, bundle=bundle, reason=_fit_for_a_record(reason)))
 
     @staticmethod
@@ -469,20 +590,28 @@ class Ownerships:
         )
 
     def _is_overlapped(self, bundle: BundleEntry) -> bool:
-        """Return whether the service is busy with another bundle over the same points, after a split or a merge."""
+        """Return whether the service is busy with another bundle over the same points, after a
+        split or a merge.
+        """
         return any(
             ownership.handle is not None
             and ownership.bundle != bundle.name
             and ownership.handle.namespace == bundle.namespace
             and ownership.handle.low < bundle.high
             and bundle.low < ownership.handle.high
-            for ownership in (self._ownerships[name] for name in self._pending if name in self._ownerships)
+            for ownership in (
+                self._ownerships[name] for name in self._pending if name in self._ownerships
+            )
         )
 
 
 def _handover(bundle: BundleEntry, ownership: Ownership | None) -> bytes | None:
-    """Return the newest state of a bundle; None if it is unknown here or belongs to another token."""
-    token, state = (None, None) if ownership is None or ownership.handover is None else ownership.handover
+    """Return the newest state of a bundle; None if it is unknown here or belongs to another
+    token.
+    """
+    token, state = (
+        (None, None) if ownership is None or ownership.handover is None else ownership.handover
+    )
     return state if token == bundle.token else None
 
 

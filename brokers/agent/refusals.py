@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Final
 
 ASK_AGAIN_MS: Final = 750
-"""Back-off after a first refusal, so that others get a turn. Shorter than the time after which others do the leader's work, so that the
-leader asks again."""
+"""Back-off after a first refusal, so that others get a turn. Shorter than the time after which
+others do the leader's work, so that the leader asks again."""
 
 ASK_AGAIN_MS_MAX: Final = 60_000
-"""Longest back-off, doubled per refusal. Each try costs three or four records. An operator who fixed the service waits at most this
-long."""
+"""Longest back-off, doubled per refusal. Each try costs three or four records. An operator who
+fixed the service waits at most this long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,9 @@ class _Refusal:
 
     @property
     def forgotten_at_ms(self) -> int:
-        """After this a refusal counts as the first again: the bundle was open meanwhile, or the broker was not asked."""
+        """After this a refusal counts as the first again: the bundle was open meanwhile, or the
+        broker was not asked.
+        """
         return self.at_ms + self.back_off_ms + ASK_AGAIN_MS_MAX
 
 
@@ -49,7 +51,10 @@ class _Refused:
 
     def look(self, now_ms: int) -> None:
         """Update which brokers are resting now."""
-        ends_ms = {incarnation: refusal.at_ms + refusal.back_off_ms for incarnation, refusal in self.refusals.items()}
+        ends_ms = {
+            incarnation: refusal.at_ms + refusal.back_off_ms
+            for incarnation, refusal in self.refusals.items()
+        }
         rests = {incarnation: end_ms for incarnation, end_ms in ends_ms.items() if now_ms < end_ms}
         self.resting = frozenset(rests)
         self.until_ms = min(rests.values(), default=self.forgotten_at_ms)
@@ -71,9 +76,15 @@ class Refusals:
         """Note a refusal of a bundle. Drop old ones, so that memory stays bounded."""
         refused = self._refused.get(bundle)
         earlier = {} if refused is None else refused.refusals
-        known = {incarnation: refusal for incarnation, refusal in earlier.items() if now_ms < refusal.forgotten_at_ms}
+        known = {
+            incarnation: refusal
+            for incarnation, refusal in earlier.items()
+            if now_ms < refusal.forgotten_at_ms
+        }
         before = known.get(refuser)
-        known[refuser] = _Refusal(at_ms=now_ms, in_a_row=1 if before is None else before.in_a_row + 1)
+        known[refuser] = _Refusal(
+            at_ms=now_ms, in_a_row=1 if before is None else before.in_a_row + 1
+        )
         self._refused[bundle] = _Refused(refusals=known)
 
     def forget(self, bundle: str) -> None:
@@ -81,7 +92,9 @@ class Refusals:
         self._refused.pop(bundle, None)
 
     def to_avoid(self, bundles: Sequence[str], now_ms: int) -> Mapping[str, frozenset[int]]:
-        """Return, for each of `bundles` with refusals, the incarnations that must not be asked yet."""
+        """Return, for each of `bundles` with refusals, the incarnations that must not be asked
+        yet.
+        """
         avoid = {}
         for name in [name for name in bundles if name in self._refused]:
             refused = self._refused[name]

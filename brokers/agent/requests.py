@@ -1,4 +1,6 @@
-"""Turn an intent into a record against the current view, or into the rejection that the log would give."""
+"""Turn an intent into a record against the current view, or into the rejection that the log would
+give.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,13 @@ from equipoise.brokers.balancing.namespace_policies import misfit
 from equipoise.brokers.balancing.placement import FewestBundles, Placement, places_elsewhere
 from equipoise.brokers.balancing.policy_changes import check_policy_change
 from equipoise.brokers.balancing.settings import settings_records
-from equipoise.brokers.errors import InvalidPolicy, InvalidSetting, PolicyLeavesNobody, Rejected, UnknownSetting
+from equipoise.brokers.errors import (
+    InvalidPolicy,
+    InvalidSetting,
+    PolicyLeavesNobody,
+    Rejected,
+    UnknownSetting,
+)
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry, Verdict
 from equipoise.channel.core.lifecycle import Phase
@@ -53,9 +61,11 @@ Make = Callable[[Author], AnyRecord]
 
 
 def may_run_again(view: View, intent: Intent | None, reason: Reason, race: int) -> bool:
-    """Return whether to retry a proposal that was rejected as `reason` and read back in `view`. `race` counts the attempts, from 1.
+    """Return whether to retry a proposal that was rejected as `reason` and read back in `view`.
+    `race` counts the attempts, from 1.
 
-    A proposal loses a race if its key or its destination changes before it is read back: the destination dies, joins again or drains.
+    A proposal loses a race if its key or its destination changes before it is read back: the
+    destination dies, joins again or drains.
     """
     if race >= RACES_MAX:
         return False
@@ -68,17 +78,22 @@ def may_run_again(view: View, intent: Intent | None, reason: Reason, race: int) 
 
 
 def refusal(intent: Intent, verdict: Verdict, offset: int | None = None) -> Rejected:
-    """Return the refusal of an intent that was rejected with `verdict`; `offset` is that of its record, if it was appended."""
+    """Return the refusal of an intent that was rejected with `verdict`; `offset` is that of its
+    record, if it was appended.
+    """
     assert verdict.reason is not None, "an accepted record is not refused"
     action, reason, problem = action_of(intent), verdict.reason, verdict.problem
-    return Rejected(key=subject_of(intent), reason=reason, problem=problem, offset=offset, action=action)
+    return Rejected(
+        key=subject_of(intent), reason=reason, problem=problem, offset=offset, action=action
+    )
 
 
 def record_of(view: View, intent: Intent, placement: Placement = BY_COUNT) -> Make | Verdict:
-    """Return the maker of the record for `intent`, or its rejection. `placement` chooses missing destinations.
+    """Return the maker of the record for `intent`, or its rejection. `placement` chooses missing
+    destinations.
 
-    A transfer to a dead or draining broker is proposed and rejected by the log, for `channel why`. Refused here are only intents without a
-    record (unknown bundle, no owner) or without effect.
+    A transfer to a dead or draining broker is proposed and rejected by the log, for `channel why`.
+    Refused here are only intents without a record (unknown bundle, no owner) or without effect.
     """
     if isinstance(intent, AboutBundle):
         name = intent.left if isinstance(intent, MergeBundles) else intent.bundle
@@ -88,7 +103,9 @@ def record_of(view: View, intent: Intent, placement: Placement = BY_COUNT) -> Ma
         if isinstance(intent, Cancel):
             return _cancel(bundle, intent.reason)
         if bundle.phase != "owned":
-            return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=f"it is {bundle.state}, not owned")
+            return Verdict(
+                reason=Reason.ILLEGAL_TRANSITION, problem=f"it is {bundle.state}, not owned"
+            )
         return _about_bundle(view, bundle, intent, placement)
     if isinstance(intent, SetClusterPolicy):
         return _cluster_policy(view, intent)
@@ -98,7 +115,13 @@ def record_of(view: View, intent: Intent, placement: Placement = BY_COUNT) -> Ma
         problem = misfit(intent.policies)
         if problem is not None:
             return Verdict(reason=Reason.MALFORMED, problem=problem)
-        return partial(propose.create_namespace, view=view, name=intent.name, boundaries=intent.boundaries, policies=intent.policies)
+        return partial(
+            propose.create_namespace,
+            view=view,
+            name=intent.name,
+            boundaries=intent.boundaries,
+            policies=intent.policies,
+        )
     if intent.name not in view.namespaces:
         return Verdict(reason=Reason.UNKNOWN_NAMESPACE)
     if isinstance(intent, SetPolicy):
@@ -109,18 +132,27 @@ def record_of(view: View, intent: Intent, placement: Placement = BY_COUNT) -> Ma
     return partial(propose.delete_namespace, view=view, name=intent.name)
 
 
-def _away(view: View, bundle: BundleEntry, intent: MoveAway, placement: Placement) -> Make | Verdict:
+def _away(
+    view: View, bundle: BundleEntry, intent: MoveAway, placement: Placement
+) -> Make | Verdict:
     """Return a transfer to another broker; if there is none, an unload or a rejection."""
     assert bundle.owner is not None, "an owned bundle has an owner"
     planned = view.live.get(intent.planned or 0)
     if planned is not None and planned.status == "up" and planned.incarnation != bundle.owner:
-        return partial(propose.transfer, bundle=bundle, destination=planned.incarnation, reason=intent.reason)
+        return partial(
+            propose.transfer, bundle=bundle, destination=planned.incarnation, reason=intent.reason
+        )
     placed = places_elsewhere(view, [bundle], placement)
     if bundle.name in placed:
-        return partial(propose.transfer, bundle=bundle, destination=placed[bundle.name], reason=intent.reason)
+        return partial(
+            propose.transfer, bundle=bundle, destination=placed[bundle.name], reason=intent.reason
+        )
     if not intent.or_stay:
         return partial(propose.unload, bundle=bundle, reason=intent.reason)
-    problem = f"it stays at {view.live[bundle.owner].broker}: {nobody_else(view, bundle) or 'placement finds no other broker'}"
+    problem = (
+        f"it stays at {view.live[bundle.owner].broker}:"
+        f" {nobody_else(view, bundle) or 'placement finds no other broker'}"
+    )
     return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=problem)
 
 
@@ -129,7 +161,10 @@ def nobody_else(view: View, bundle: BundleEntry) -> str | None:
     assert bundle.owner is not None, "an owned bundle has an owner"
     owner = view.live[bundle.owner].broker
     refused = Destinations(view).bound(bundle).refused
-    if any(broker.status == "up" and broker.broker not in {owner, *refused} for broker in view.live_brokers()):
+    if any(
+        broker.status == "up" and broker.broker not in {owner, *refused}
+        for broker in view.live_brokers()
+    ):
         return None
     reasons = sorted({reason for broker, reason in refused.items() if broker != owner})
     return f"no other broker may own it: {'; '.join(reasons) or 'no other broker accepts bundles'}"
@@ -140,7 +175,10 @@ def _policies(view: View, intent: SetPolicy) -> Make | Verdict:
     now = before.get(intent.policy)
     # Check in each attempt: of two concurrent changes, the second sees the first.
     if not isinstance(intent.expected, Unset) and now != intent.expected:
-        problem = f"{intent.policy} is now {_value(now)}, but the change expects {_value(intent.expected)}"
+        problem = (
+            f"{intent.policy} is now {_value(now)}, but the change expects"
+            f" {_value(intent.expected)}"
+        )
         return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=problem)
     policies = {policy: value for policy, value in before.items() if policy != intent.policy}
     if intent.value is not None:
@@ -183,40 +221,70 @@ def _cluster_policy(view: View, intent: SetClusterPolicy) -> Make | Verdict:
 def _settings(view: View, intent: SetSettings) -> Make | Verdict:
     """Change the current settings, so that concurrent changes of different settings succeed."""
     try:
-        document = settings_records.changed(settings_records.document_of(view), intent.changes, intent.changed_by)
+        document = settings_records.changed(
+            settings_records.document_of(view), intent.changes, intent.changed_by
+        )
     except (UnknownSetting, InvalidSetting) as error:
         return Verdict(reason=Reason.MALFORMED, problem=str(error))
     if len(document) > DOCUMENT_ENTRIES_MAX:
-        problem = f"the balancing settings have at most {DOCUMENT_ENTRIES_MAX} entries, and each namespace counts"
+        problem = (
+            f"the balancing settings have at most {DOCUMENT_ENTRIES_MAX} entries, and each"
+            " namespace counts"
+        )
         return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=problem)
     return partial(propose.set_policy, view=view, name=settings_records.KEY, document=document)
 
 
 def _cancel(bundle: BundleEntry, reason: str) -> Make | Verdict:
     if bundle.phase not in STOPPABLE:
-        state = "it is owned and does not move" if bundle.phase == "owned" else f"it is {bundle.state} already"
-        return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=f"there is nothing to cancel: {state}")
+        state = (
+            "it is owned and does not move"
+            if bundle.phase == "owned"
+            else f"it is {bundle.state} already"
+        )
+        return Verdict(
+            reason=Reason.ILLEGAL_TRANSITION, problem=f"there is nothing to cancel: {state}"
+        )
     return partial(propose.cancel, bundle=bundle, reason=reason)
 
 
-def _about_bundle(view: View, bundle: BundleEntry, intent: AboutBundle, placement: Placement) -> Make | Verdict:
+def _about_bundle(
+    view: View, bundle: BundleEntry, intent: AboutBundle, placement: Placement
+) -> Make | Verdict:
     if isinstance(intent, Transfer):
         broker = view.brokers.get(intent.destination)
         if broker is None:
-            return Verdict(reason=Reason.UNKNOWN_BROKER, problem=f"no broker {intent.destination!r} has ever joined")
+            return Verdict(
+                reason=Reason.UNKNOWN_BROKER,
+                problem=f"no broker {intent.destination!r} has ever joined",
+            )
         if broker.incarnation == bundle.owner:
-            return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=f"{intent.destination} already owns it, so there is nothing to move")
-        return partial(propose.transfer, bundle=bundle, destination=broker.incarnation, reason=intent.reason)
+            return Verdict(
+                reason=Reason.ILLEGAL_TRANSITION,
+                problem=f"{intent.destination} already owns it, so there is nothing to move",
+            )
+        return partial(
+            propose.transfer, bundle=bundle, destination=broker.incarnation, reason=intent.reason
+        )
     if isinstance(intent, MoveAway):
         return _away(view, bundle, intent, placement)
     if isinstance(intent, Unload):
         return partial(propose.unload, bundle=bundle, reason=intent.reason)
     if isinstance(intent, SplitBundle):
-        return partial(propose.start_split, bundle=bundle, algorithm=intent.algorithm, positions=intent.positions, reason=intent.reason)
+        return partial(
+            propose.start_split,
+            bundle=bundle,
+            algorithm=intent.algorithm,
+            positions=intent.positions,
+            reason=intent.reason,
+        )
     assert isinstance(intent, MergeBundles), "a cancel is handled above"
     right = view.right_neighbour(bundle)
     if right is None:
         return Verdict(reason=Reason.NOT_ADJACENT, problem="it is the last bundle of its namespace")
     if intent.right not in (None, right.name):
-        return Verdict(reason=Reason.NOT_ADJACENT, problem=f"its right neighbour is {right.name}, not {intent.right}")
+        return Verdict(
+            reason=Reason.NOT_ADJACENT,
+            problem=f"its right neighbour is {right.name}, not {intent.right}",
+        )
     return partial(propose.merge, left=bundle, right=right, reason=intent.reason)

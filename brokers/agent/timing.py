@@ -1,4 +1,6 @@
-"""Define the durations of a broker's promises and deadlines, scale them with the number of members, and refuse unsafe ones."""
+"""Define the durations of a broker's promises and deadlines, scale them with the number of members,
+and refuse unsafe ones.
+"""
 
 from __future__ import annotations
 
@@ -9,31 +11,37 @@ from typing import Final
 from equipoise.brokers.errors import InvalidConfig
 
 RETRY_DIVISOR: Final = 4
-"""A failed renewal is retried after the interval divided by this, so that the end of an outage is noticed soon."""
+"""A failed renewal is retried after the interval divided by this, so that the end of an outage is
+noticed soon."""
 
-# Up to here a renewal per second costs next to nothing. Beyond, lease, renewal interval and grace period grow in proportion, so that all
-# members together renew 10 times a second. Brokers that join one by one keep the pace they found: a hundred renew 33 times a second. A
-# larger number means faster failover in large clusters, and costlier idling.
+# Up to here a renewal per second costs next to nothing. Beyond, lease, renewal interval and grace
+# period grow in proportion, so that all members together renew 10 times a second. Brokers that join
+# one by one keep the pace they found: a hundred renew 33 times a second. A larger number means
+# faster failover in large clusters, and costlier idling.
 _MEMBERS_AT_FULL_PACE: Final = 10
 
-# Readings in whole milliseconds err by less than 3 ms; the rest is for promises that grow in whole ones.
+# Readings in whole milliseconds err by less than 3 ms; the rest is for promises that grow in whole
+# ones.
 _ROUNDING_MS: Final = 10
 _MILLION: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Durations in milliseconds. The defaults are for the embedded log; `timing_of` returns those of each kind of log.
+    """Durations in milliseconds. The defaults are for the embedded log; `timing_of` returns those
+    of each kind of log.
 
-    * `lease_ms`, `renew_ms`, `margin_ms` (the grace period): this incarnation's promises. Others use them, never their own settings.
+    * `lease_ms`, `renew_ms`, `margin_ms` (the grace period): this incarnation's promises. Others
+      use them, never their own settings.
     * `round_trip_ms`: longest time from append to read-back.
     * `reconnect_ms`: longest reconnect after an outage of the log.
-    * `failover_ms`: how long the log is away while it replaces a dead node of its own (0: it has no nodes).
+    * `failover_ms`: how long the log is away while it replaces a dead node of its own (0: it has no
+      nodes).
     * `stall_ms`: longest stall of a process that must not cost it its bundles.
     * `clock_rate_error_ppm`: how much faster or slower than true time a clock may run.
     * `prepare_ms`, `open_ms`, `close_ms`: the service's deadlines.
-    * `patience_ms`: how long the leader watches a bundle in flight before it cancels the move or assigns the bundle again. Later brokers,
-      by age, wait longer.
+    * `patience_ms`: how long the leader watches a bundle in flight before it cancels the move or
+      assigns the bundle again. Later brokers, by age, wait longer.
     * `attempt_ms`: how long to wait for an attempt that is neither read back nor failed.
     """
 
@@ -71,22 +79,32 @@ class Timing:
         return self.margin_ms // 2
 
     def check(self) -> None:
-        """Raise `InvalidConfig` if these durations could have a live broker declared dead, or two brokers own one bundle."""
+        """Raise `InvalidConfig` if these durations could have a live broker declared dead, or two
+        brokers own one bundle.
+        """
         rate_error_ms = 2 * self.clock_rate_error_ppm * self.lease_ms // _MILLION
-        # Half of the grace period covers a sleep hidden from the boot clock, the other half the clocks' rates: margin / 2 >= 2 x rate error
-        # x (lease + margin) + rounding, solved for the margin and rounded up.
+        # Half of the grace period covers a sleep hidden from the boot clock, the other half the
+        # clocks' rates: margin / 2 >= 2 x rate error x (lease + margin) + rounding, solved for the
+        # margin and rounded up.
         for_sleep_ms = -(
-            -2 * (2 * self.clock_rate_error_ppm * self.lease_ms + _ROUNDING_MS * _MILLION) // (_MILLION - 4 * self.clock_rate_error_ppm)
+            -2
+            * (2 * self.clock_rate_error_ppm * self.lease_ms + _ROUNDING_MS * _MILLION)
+            // (_MILLION - 4 * self.clock_rate_error_ppm)
         )
         half_lease_ms = self.lease_ms // 2
-        # A node of the log may die just before a renewal is due. A renewal may fail just before the next node takes over, and is retried a
-        # fraction of the interval later.
-        through_failover_ms = self.renew_ms + self.failover_ms + self.renew_ms // RETRY_DIVISOR + self.round_trip_ms
+        # A node of the log may die just before a renewal is due. A renewal may fail just before the
+        # next node takes over, and is retried a fraction of the interval later.
+        through_failover_ms = (
+            self.renew_ms + self.failover_ms + self.renew_ms // RETRY_DIVISOR + self.round_trip_ms
+        )
         rules = (
             (
                 self.margin_ms >= for_sleep_ms,
                 "margin_ms",
-                f"at least {for_sleep_ms} (twice what clocks differ by in lease and margin, since a sleep of half the margin goes unseen)",
+                (
+                    f"at least {for_sleep_ms} (twice what clocks differ by in lease and margin,"
+                    " since a sleep of half the margin goes unseen)"
+                ),
             ),
             (
                 self.margin_ms >= rate_error_ms + self.stall_ms,
@@ -101,25 +119,34 @@ class Timing:
             (
                 self.lease_ms >= through_failover_ms,
                 "lease_ms",
-                f"at least {through_failover_ms} (renewal + failover_ms, the log's session timeout and an election, + retry + round trip)",
+                (
+                    f"at least {through_failover_ms} (renewal + failover_ms, the log's session"
+                    " timeout and an election, + retry + round trip)"
+                ),
             ),
             (
                 half_lease_ms + self.margin_ms >= self.renew_ms + self.reconnect_ms,
                 "margin_ms",
-                f"at least {self.renew_ms + self.reconnect_ms - half_lease_ms} (renewal + longest reconnect - lease / 2)",
+                (
+                    f"at least {self.renew_ms + self.reconnect_ms - half_lease_ms} (renewal +"
+                    " longest reconnect - lease / 2)"
+                ),
             ),
         )
         for holds, setting, expected in rules:
             if not holds:
-                problem = f"{setting} is {getattr(self, setting)} ms, which is not safe: it must be {expected}"
+                problem = (
+                    f"{setting} is {getattr(self, setting)} ms, which is not safe: it must be"
+                    f" {expected}"
+                )
                 raise InvalidConfig(problems=(problem,))
 
 
 # `broker.session.timeout.ms` (default 9 s), plus 1 s to elect another leader and inform clients.
 _KAFKA_FAILOVER_MS: Final = 9_000 + 1_000
 
-# Renewal + failover + retry + round trip = 14,750 ms. A reconnect takes librdkafka's longest back-off and a metadata request; half the
-# lease + grace period - renewal would allow 5,500 ms.
+# Renewal + failover + retry + round trip = 14,750 ms. A reconnect takes librdkafka's longest
+# back-off and a metadata request; half the lease + grace period - renewal would allow 5,500 ms.
 _TIMINGS: Final[Mapping[str, Timing]] = {
     "kafka": Timing(
         lease_ms=15_000,
@@ -133,5 +160,7 @@ _TIMINGS: Final[Mapping[str, Timing]] = {
 
 
 def timing_of(log_url: str) -> Timing:
-    """Return the durations for the kind of log of `log_url`; those of the embedded log if it is unknown."""
+    """Return the durations for the kind of log of `log_url`; those of the embedded log if it is
+    unknown.
+    """
     return _TIMINGS.get(log_url.partition(":")[0]) or Timing()

@@ -1,10 +1,13 @@
-"""Find what operators have stopped: balancing of the whole cluster (a pause), or of one namespace (a freeze).
+"""Find what operators have stopped: balancing of the whole cluster (a pause), or of one namespace
+(a freeze).
 
-Both stop what the balancer chooses: moves for load, automatic splits and merges. Bundles without an owner are still placed, brokers that
-drain or stop still give their bundles away, and operators can still move, split and merge. A pause also stops moves away from brokers that
-violate a policy, as `balancing off` does; a freeze does not, because an operator set that policy.
+Both stop what the balancer chooses: moves for load, automatic splits and merges. Bundles without an
+owner are still placed, brokers that drain or stop still give their bundles away, and operators can
+still move, split and merge. A pause also stops moves away from brokers that violate a policy, as
+`balancing off` does; a freeze does not, because an operator set that policy.
 
-Both are policies on the channel. They no longer count once their end has passed; the leader then removes the record.
+Both are policies on the channel. They no longer count once their end has passed; the leader then
+removes the record.
 """
 
 from __future__ import annotations
@@ -44,7 +47,10 @@ class Controls:
     @property
     def why_frozen(self) -> Mapping[str, str]:
         """Why the balancer leaves a namespace alone, by namespace."""
-        return {name: f"its namespace is frozen: {control.reason}" for name, control in self.frozen.items()}
+        return {
+            name: f"its namespace is frozen: {control.reason}"
+            for name, control in self.frozen.items()
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +75,9 @@ def is_control(key: str) -> bool:
 
 
 def controls_of(view: View) -> Iterator[Control]:
-    """Yield maintenance, pause and freezes of a view, also those whose end has passed. An unreadable one has no effect."""
+    """Yield maintenance, pause and freezes of a view, also those whose end has passed. An
+    unreadable one has no effect.
+    """
     for key in filter(is_control, view.policies):
         try:
             control = parse_policy(key, view.policies[key].document)
@@ -101,14 +109,18 @@ def read_controls(view: View) -> ReadControls:
 def controls_in(view: View, now_ms: int) -> Controls:
     """Return the controls that count at `now_ms` (Unix time)."""
     standing = {
-        control.name: control for control in controls_of(view) if not (isinstance(control, Maintenance) or control.has_ended(now_ms))
+        control.name: control
+        for control in controls_of(view)
+        if not (isinstance(control, Maintenance) or control.has_ended(now_ms))
     }
     pause = standing.pop(PAUSE_KEY, None)
     return Controls(pause=pause, frozen={control.subject: control for control in standing.values()})
 
 
 def standing_controls(view: View, now_ms: int) -> list[Control]:
-    """Return the pause, freezes, maintenances and quarantines of a view that count at `now_ms` (Unix time), in this order."""
+    """Return the pause, freezes, maintenances and quarantines of a view that count at `now_ms`
+    (Unix time), in this order.
+    """
     controls = controls_in(view, now_ms)
     return [
         *([] if controls.pause is None else [controls.pause]),
@@ -119,11 +131,16 @@ def standing_controls(view: View, now_ms: int) -> list[Control]:
 
 
 def controls_document(view: View, now_ms: int) -> dict[str, object]:
-    """Describe the controls of a view at `now_ms` (Unix time), for programs. An end of None: it has none."""
+    """Describe the controls of a view at `now_ms` (Unix time), for programs. An end of None: it has
+    none.
+    """
     controls = controls_in(view, now_ms)
     return {
         "pause": None if controls.pause is None else _document(view, controls.pause),
-        "freezes": [{"namespace": name, **_document(view, controls.frozen[name])} for name in sorted(controls.frozen)],
+        "freezes": [
+            {"namespace": name, **_document(view, controls.frozen[name])}
+            for name in sorted(controls.frozen)
+        ],
         "maintenances": maintenance_documents(view),
         "quarantines": quarantine_documents(view),
     }
@@ -136,7 +153,9 @@ def maintenances_in(view: View) -> Mapping[str, Maintenance]:
 
 
 def why_frozen(view: View, namespace: str) -> str | None:
-    """Return the reason of the freeze of a namespace; None if there is none. The leader removes it at its end."""
+    """Return the reason of the freeze of a namespace; None if there is none. The leader removes it
+    at its end.
+    """
     entry = view.policies.get(freeze_key(namespace))
     return None if entry is None else str(entry.document.get("reason"))
 
@@ -144,11 +163,20 @@ def why_frozen(view: View, namespace: str) -> str | None:
 def maintenance_documents(view: View) -> list[dict[str, object]]:
     """Describe what is in maintenance: its brokers, and how many bundles these still have."""
     of_brokers, found = maintenances_in(view), []
-    for control in sorted(read_controls(view).maintenances, key=lambda each: (each.subject, each.name)):
-        brokers = sorted(broker for broker, maintained_by in of_brokers.items() if maintained_by == control)
-        document: dict[str, object] = {"id": control.subject, "of": "failure domain" if control.is_of_domain else "broker"}
+    for control in sorted(
+        read_controls(view).maintenances, key=lambda each: (each.subject, each.name)
+    ):
+        brokers = sorted(
+            broker for broker, maintained_by in of_brokers.items() if maintained_by == control
+        )
+        document: dict[str, object] = {
+            "id": control.subject,
+            "of": "failure domain" if control.is_of_domain else "broker",
+        }
         bundles = sum(view.held_count(view.brokers[broker].incarnation) for broker in brokers)
-        found.append(document | {**_document(view, control), "brokers": brokers, "bundles": bundles})
+        found.append(
+            document | {**_document(view, control), "brokers": brokers, "bundles": bundles}
+        )
     return found
 
 
@@ -159,14 +187,20 @@ def quarantine_documents(view: View) -> list[dict[str, object]]:
             "bundle": control.subject,
             **_document(view, control),
             "evidence": list(control.evidence),
-            "state": view.bundles[control.subject].state if control.subject in view.bundles else None,
+            "state": view.bundles[control.subject].state
+            if control.subject in view.bundles
+            else None,
         }
         for control in quarantined_in(view)
     ]
 
 
 def _document(view: View, control: Control) -> dict[str, object]:
-    return {"reason": control.reason, "until_ms": control.until_ms or None, "last": view.policies[control.name].last}
+    return {
+        "reason": control.reason,
+        "until_ms": control.until_ms or None,
+        "last": view.policies[control.name].last,
+    }
 
 
 def freeze_key(namespace: str) -> str:

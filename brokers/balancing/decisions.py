@@ -1,4 +1,5 @@
-"""Record the result of each round of balancing, so that people can see later why a bundle moved or stayed.
+"""Record the result of each round of balancing, so that people can see later why a bundle moved or
+stayed.
 
 This module holds the value and the port of the log. The adapters are in `brokers.decision_log`.
 """
@@ -16,7 +17,8 @@ Kind = Literal["shed", "split", "merge", "misplaced", "outcome"]
 """`outcome` is no round: it compares the prediction of an earlier round with load reports."""
 
 STAYS_MAX: Final = 100
-"""How many stays of one decision are kept, by subject. The others are only counted: a round over 100,000 bundles gives as many stays."""
+"""How many stays of one decision are kept, by subject. The others are only counted: a round over
+100,000 bundles gives as many stays."""
 
 NOTHING: Final = ("Skip", "Unknown")
 """The outcome of a decision that moves nothing, counts nothing and gives no reason."""
@@ -24,7 +26,8 @@ NOTHING: Final = ("Skip", "Unknown")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerOutcome:
-    """The load of one broker before a round, as predicted after it, and as measured, as fractions of the mean load.
+    """The load of one broker before a round, as predicted after it, and as measured, as fractions
+    of the mean load.
 
     `measured`: None if it could not be measured, for the `reason`.
     """
@@ -38,8 +41,15 @@ class BrokerOutcome:
     @property
     def sentence(self) -> str:
         """The outcome in a line."""
-        load = f"{self.broker} had {format_percent(self.before)} of the mean load, {format_percent(self.predicted)} was predicted"
-        return f"{load}, not measured: {self.reason}" if self.measured is None else f"{load}, {format_percent(self.measured)} was measured"
+        load = (
+            f"{self.broker} had {format_percent(self.before)} of the mean load,"
+            f" {format_percent(self.predicted)} was predicted"
+        )
+        return (
+            f"{load}, not measured: {self.reason}"
+            if self.measured is None
+            else f"{load}, {format_percent(self.measured)} was measured"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +61,8 @@ class Decision:
     * `counted`: what the round adds to the counters, by Pulsar's names of result and cause.
     * `mean`, `deviation`, `deviation_after`, `budget`: as in `Plan`.
     * `moves_left_out`, `stays_left_out`: how many were not kept.
-    * `brokers`, `durations_ms`: only of an outcome: the loads of brokers, and how long each move took, by bundle. Its `moves` were done.
-      Its `stays` are the moves that were not, and why.
+    * `brokers`, `durations_ms`: only of an outcome: the loads of brokers, and how long each move
+      took, by bundle. Its `moves` were done. Its `stays` are the moves that were not, and why.
     """
 
     at_ms: int
@@ -74,7 +84,8 @@ class Decision:
 
     @property
     def outcome(self) -> tuple[str, str]:
-        """One result and one cause for the round: why it was idle, else the pair counted most. Ties break by name.
+        """One result and one cause for the round: why it was idle, else the pair counted most. Ties
+        break by name.
 
         An outcome is a success if a move was done.
         """
@@ -86,7 +97,9 @@ class Decision:
 
     @property
     def reason(self) -> str | None:
-        """Why the round was idle, in a sentence; else the outcome of its first broker, or the reason of its first move or stay."""
+        """Why the round was idle, in a sentence; else the outcome of its first broker, or the
+        reason of its first move or stay.
+        """
         if self.idle is not None:
             return self.idle.reason
         if self.brokers:
@@ -95,22 +108,40 @@ class Decision:
         return next((each.reason for each in explained), None)
 
     def move_line(self, move: Move) -> str:
-        """Return one of the moves in a line: why it was planned or, in an outcome, how long it took."""
+        """Return one of the moves in a line: why it was planned or, in an outcome, how long it
+        took.
+        """
         expected_ms = None if move.predicted is None else move.predicted.duration_ms
         if self.kind == "outcome":
             expected = "" if expected_ms is None else f", {expected_ms:.0f} ms was predicted"
             why = f"took {self.durations_ms.get(move.bundle, 0)} ms{expected}"
         else:
-            why = move.reason if expected_ms is None else f"{move.reason}; moves take {expected_ms:.0f} ms"
-        return f"{move.bundle}: {move.source} -> {move.destination or 'wherever placement puts it'}; {why}"
+            why = (
+                move.reason
+                if expected_ms is None
+                else f"{move.reason}; moves take {expected_ms:.0f} ms"
+            )
+        return (
+            f"{move.bundle}: {move.source} -> {move.destination or 'wherever placement puts it'};"
+            f" {why}"
+        )
 
     def outcome_line(self, bundle: str) -> str | None:
-        """Return what came of the move of a bundle, in a line; None if this is not the outcome of a round that moved it."""
+        """Return what came of the move of a bundle, in a line; None if this is not the outcome of a
+        round that moved it.
+        """
         move = next((move for move in self.moves if move.bundle == bundle), None)
         if self.kind != "outcome" or move is None:
             return None
         return "; ".join(
-            (self.move_line(move), *(each.sentence for each in self.brokers if each.broker in (move.source, move.destination)))
+            (
+                self.move_line(move),
+                *(
+                    each.sentence
+                    for each in self.brokers
+                    if each.broker in (move.source, move.destination)
+                ),
+            )
         )
 
 
@@ -136,8 +167,9 @@ def decision_of(plan: Plan, *, at_ms: int, broker: str, strategy: str, kind: Kin
 class DecisionLog(Protocol):
     """Keeps decisions in order, for as long as its adapter defines.
 
-    Safety does not depend on it: a decision that cannot be written is lost, and the loss is reported. Calls may block, so an event loop
-    makes them in a thread. Only one thread may use a handle at a time.
+    Safety does not depend on it: a decision that cannot be written is lost, and the loss is
+    reported. Calls may block, so an event loop makes them in a thread. Only one thread may use a
+    handle at a time.
     """
 
     def write(self, decision: Decision) -> None:

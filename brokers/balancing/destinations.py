@@ -2,21 +2,26 @@
 
 Theory of operation:
 
-* Placement and shedders share one answer, `Destinations.of`, so neither undoes the work of the other.
-* A hard rule may drop every broker: then the bundle waits. Hard rules: alive, not draining or in maintenance, below the topic limit,
-  isolation policies, pins, and the caller's `avoid`.
-* A preference keeps the best of the brokers that hard rules leave, so it always leaves one. Preferences: later versions (if set), and
-  anti-affinity of namespaces.
+* Placement and shedders share one answer, `Destinations.of`, so neither undoes the work of the
+  other.
+* A hard rule may drop every broker: then the bundle waits. Hard rules: alive, not draining or in
+  maintenance, below the topic limit, isolation policies, pins, and the caller's `avoid`.
+* A preference keeps the best of the brokers that hard rules leave, so it always leaves one.
+  Preferences: later versions (if set), and anti-affinity of namespaces.
 * With `pulsar_exact`, preferences come before isolation and pins, as in Pulsar.
 
-**Anti-affinity.** The namespaces of one group (policy `anti_affinity_group`) keep apart. The order of choice:
+**Anti-affinity.** The namespaces of one group (policy `anti_affinity_group`) keep apart. The order
+of choice:
 
-1. Failure domains (`brokers.balancing.failure_domains`): those with the fewest other namespaces of the group. Of these, the domain that
-   already has the bundle's namespace, so that a namespace uses few domains.
-2. Brokers with the fewest other namespaces of the group; of these, those with the fewest bundles of the group.
+1. Failure domains (`brokers.balancing.failure_domains`): those with the fewest other namespaces of
+   the group. Of these, the domain that already has the bundle's namespace, so that a namespace uses
+   few domains.
+2. Brokers with the fewest other namespaces of the group; of these, those with the fewest bundles of
+   the group.
 
-Counts come from the view, without the bundle itself. For namespaces of one bundle this gives the even distribution that Pulsar documents.
-With `pulsar_exact`, anti-affinity counts all bundles of the group, by domain and then by broker.
+Counts come from the view, without the bundle itself. For namespaces of one bundle this gives the
+even distribution that Pulsar documents. With `pulsar_exact`, anti-affinity counts all bundles of
+the group, by domain and then by broker.
 """
 
 from __future__ import annotations
@@ -29,7 +34,13 @@ from typing import Final
 
 from equipoise.brokers.balancing.failure_domains import domain_of, domains_by_broker, maintenance_of
 from equipoise.brokers.balancing.namespace_policies import anti_affinity_group
-from equipoise.brokers.balancing.policies import ClusterPolicies, Isolation, Pattern, is_named, read_policies
+from equipoise.brokers.balancing.policies import (
+    ClusterPolicies,
+    Isolation,
+    Pattern,
+    is_named,
+    read_policies,
+)
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.view import View
 from equipoise.shedder.loads import BrokerLoad
@@ -39,7 +50,9 @@ DEFAULT_DOMAIN: Final = "default-domain"
 """The failure domain of a broker without one; Pulsar's name for it."""
 
 # Numbers and an optional suffix, as in semantic versions. Trailing numbers may be missing.
-_match_version: Final = re.compile(r"v?(\d+(?:\.\d+)*)[-.]?([0-9A-Za-z.-]*)(?:\+([0-9A-Za-z.-]*))?", re.ASCII).fullmatch
+_match_version: Final = re.compile(
+    r"v?(\d+(?:\.\d+)*)[-.]?([0-9A-Za-z.-]*)(?:\+([0-9A-Za-z.-]*))?", re.ASCII
+).fullmatch
 
 _NOBODY: Final[frozenset[int]] = frozenset()
 
@@ -68,17 +81,20 @@ class PlacementRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meant:
-    """The brokers that an isolation policy names, by id. A broker may be both primary and secondary."""
+    """The brokers that an isolation policy names, by id. A broker may be both primary and
+    secondary.
+    """
 
     primaries: Mapping[str, None]
     secondaries: Mapping[str, None]
 
 
 class Destinations:
-    """The allowed destinations for one view and one set of load reports (by broker id), as of construction.
+    """The allowed destinations for one view and one set of load reports (by broker id), as of
+    construction.
 
-    Call `placed` for each bundle of a batch, so that it counts for the next ones. `policies` replace the view's, to check a change before
-    it is made.
+    Call `placed` for each bundle of a batch, so that it counts for the next ones. `policies`
+    replace the view's, to check a change before it is made.
     """
 
     def __init__(
@@ -94,23 +110,32 @@ class Destinations:
         self._rules = rules or PlacementRules()
         self.policies = read_policies(view) if policies is None else policies
         self._about: dict[str, ClusterPolicies] = {}  # By namespace.
-        self._bound: dict[tuple[str, ...], Candidates] = {}  # By the names of the policies of a bundle.
+        # By the names of the policies of a bundle.
+        self._bound: dict[tuple[str, ...], Candidates] = {}
         self._groups: dict[str, _Group] = {}
         self._meanings: dict[str, Meant] = {}
         everybody = tuple(view.brokers[broker] for broker in sorted(view.brokers))
         self.maintained: Refused = {
             broker: f"it is in maintenance ({policy.name}: {policy.reason})"
-            for broker, policy in maintenance_of(self.policies.maintenances, domains_by_broker(self.policies.domains), everybody).items()
+            for broker, policy in maintenance_of(
+                self.policies.maintenances, domains_by_broker(self.policies.domains), everybody
+            ).items()
         }
         """The brokers in maintenance, by id, and why."""
-        steps = (not_up, self._maintained, lambda left: too_many_topics(left, self._loads, self._rules.topics_max))
+        steps = (
+            not_up,
+            self._maintained,
+            lambda left: too_many_topics(left, self._loads, self._rules.topics_max),
+        )
         fit, refused = _sift(everybody, {}, steps)
         self._fit, self._unfit = fit, refused
         self.live = tuple(broker for broker in everybody if broker.live)
         self._unbound = Candidates(allowed=tuple(broker.broker for broker in fit), refused=refused)
 
     def of(self, bundle: BundleEntry, *, avoid: Collection[int] = _NOBODY) -> Candidates:
-        """Return which brokers may have `bundle`. `avoid` are incarnations that must not have it now."""
+        """Return which brokers may have `bundle`. `avoid` are incarnations that must not have it
+        now.
+        """
         if not avoid and not self._has_rules(bundle):
             return self._unbound
         left, refused = self._fit, dict(self._unfit)
@@ -120,10 +145,11 @@ class Destinations:
         return Candidates(allowed=tuple(broker.broker for broker in left), refused=refused)
 
     def bound(self, bundle: BundleEntry) -> Candidates:
-        """Return which brokers isolation policies, pins and maintenance allow for `bundle`, and why they refuse each other live broker.
+        """Return which brokers isolation policies, pins and maintenance allow for `bundle`, and why
+        they refuse each other live broker.
 
-        A broker that drains, or has reached the topic limit, is refused only if these rules keep it from the bundle. Bundles with the same
-        policies share one cached answer.
+        A broker that drains, or has reached the topic limit, is refused only if these rules keep it
+        from the bundle. Bundles with the same policies share one cached answer.
         """
         names = self._policies_of(bundle.namespace).names(bundle)
         found = self._bound.get(names)
@@ -131,7 +157,8 @@ class Destinations:
             refused = dict(self._forbidden(self._fit, bundle))
             for broker in self.live:
                 if broker.broker in self._unfit:
-                    # Ask for one such broker at a time: only brokers that take bundles count when a policy counts its available primaries.
+                    # Ask for one such broker at a time: only brokers that take bundles count when a
+                    # policy counts its available primaries.
                     reason = self._forbidden((*self._fit, broker), bundle).get(broker.broker)
                     reason = reason or self.maintained.get(broker.broker)
                     refused.update({} if reason is None else {broker.broker: reason})
@@ -162,7 +189,9 @@ class Destinations:
 
     @cached_property
     def kept(self) -> Mapping[str, str]:
-        """The live brokers that are a primary of an isolation policy, by id, and the name of the first such policy."""
+        """The live brokers that are a primary of an isolation policy, by id, and the name of the
+        first such policy.
+        """
         found: dict[str, str] = {}
         for policy in self.policies.isolations:
             for broker in self._meant(policy).primaries:
@@ -182,29 +211,45 @@ class Destinations:
     # --- the filters that ask about a bundle ---
 
     def _steps(self) -> tuple[Callable[[Brokers, BundleEntry], Refused], ...]:
-        # Not stored: an object that holds its own methods waits for the garbage collector, here with a view of 100,000 bundles.
+        # Not stored: an object that holds its own methods waits for the garbage collector, here
+        # with a view of 100,000 bundles.
         hard, preferences = (self._isolated, self._pinned_elsewhere), (self._older, self._crowded)
         return (*preferences, *hard) if self._rules.pulsar_exact else (*hard, *preferences)
 
     def _maintained(self, left: Brokers) -> Refused:
-        return {broker.broker: self.maintained[broker.broker] for broker in left if broker.broker in self.maintained}
+        return {
+            broker.broker: self.maintained[broker.broker]
+            for broker in left
+            if broker.broker in self.maintained
+        }
 
     def _forbidden(self, brokers: Brokers, bundle: BundleEntry) -> Refused:
-        return _sift(brokers, {}, (_about(self._isolated, bundle), _about(self._pinned_elsewhere, bundle)))[1]
+        return _sift(
+            brokers, {}, (_about(self._isolated, bundle), _about(self._pinned_elsewhere, bundle))
+        )[1]
 
     def _isolated(self, left: Brokers, bundle: BundleEntry) -> Refused:
         about, exact = self._policies_of(bundle.namespace), self._rules.pulsar_exact
         if about.closed and not exact:  # Pulsar ignores a policy that it cannot read.
             closed = about.closed[0]
-            reason = f"the policy {closed.name} cannot be read, so nobody may have what it is about: {closed.problem}"
+            reason = (
+                f"the policy {closed.name} cannot be read, so nobody may have what it is about:"
+                f" {closed.problem}"
+            )
             return {broker.broker: reason for broker in left}
         if not about.isolations:
             kept = self.kept
-            return {broker.broker: f"{kept[broker.broker]} keeps it for other namespaces" for broker in left if broker.broker in kept}
+            return {
+                broker.broker: f"{kept[broker.broker]} keeps it for other namespaces"
+                for broker in left
+                if broker.broker in kept
+            }
         dropped: dict[str, str] = {}
         for policy in about.isolations[:1] if exact else about.isolations:
             rest = tuple(broker for broker in left if broker.broker not in dropped)
-            dropped.update(isolated(rest, policy, self._meant(policy), self._loads, pulsar_exact=exact))
+            dropped.update(
+                isolated(rest, policy, self._meant(policy), self._loads, pulsar_exact=exact)
+            )
         return dropped
 
     def _policies_of(self, namespace: str) -> ClusterPolicies:
@@ -218,20 +263,30 @@ class Destinations:
         """Return the live brokers that a policy names. Its patterns are matched once."""
         found = self._meanings.get(policy.name)
         if found is None:
-            found = self._meanings[policy.name] = meant_by(policy, self.live, host_only=self._rules.pulsar_exact)
+            found = self._meanings[policy.name] = meant_by(
+                policy, self.live, host_only=self._rules.pulsar_exact
+            )
         return found
 
     def _pinned_elsewhere(self, left: Brokers, bundle: BundleEntry) -> Refused:
-        """Return the brokers that a pin of the bundle does not name. With several pins, each must name the broker."""
+        """Return the brokers that a pin of the bundle does not name. With several pins, each must
+        name the broker.
+        """
         dropped = {}
         for pin in self._policies_of(bundle.namespace).pins:
             if pin.covers(bundle):
                 reason = f"{pin.name} keeps this bundle at {', '.join(pin.brokers)}"
-                dropped.update({broker.broker: reason for broker in left if broker.broker not in pin.brokers})
+                dropped.update(
+                    {broker.broker: reason for broker in left if broker.broker not in pin.brokers}
+                )
         return dropped
 
     def _older(self, left: Brokers, _: BundleEntry) -> Refused:
-        return older_versions(left, pulsar_exact=self._rules.pulsar_exact) if self._rules.prefer_later_versions else {}
+        return (
+            older_versions(left, pulsar_exact=self._rules.pulsar_exact)
+            if self._rules.prefer_later_versions
+            else {}
+        )
 
     def _crowded(self, left: Brokers, bundle: BundleEntry) -> Refused:
         group = self._group_of(bundle.namespace)
@@ -240,7 +295,11 @@ class Destinations:
         dropped: dict[str, str] = {}
         if self._rules.failure_domains:
             dropped.update(group.crowded_domains(left, bundle))
-        dropped.update(group.crowded_brokers(tuple(broker for broker in left if broker.broker not in dropped), bundle))
+        dropped.update(
+            group.crowded_brokers(
+                tuple(broker for broker in left if broker.broker not in dropped), bundle
+            )
+        )
         return dropped
 
     def _group_of(self, namespace: str) -> _Group | None:
@@ -250,8 +309,13 @@ class Destinations:
             return None
         if name not in self._groups:
             policies = domains_by_broker(self.policies.domains)
-            domains = {broker.broker: domain_of(broker, policies).name or DEFAULT_DOMAIN for broker in self.live}
-            self._groups[name] = _Group(name, self.view, self.live, domains, pulsar_exact=self._rules.pulsar_exact)
+            domains = {
+                broker.broker: domain_of(broker, policies).name or DEFAULT_DOMAIN
+                for broker in self.live
+            }
+            self._groups[name] = _Group(
+                name, self.view, self.live, domains, pulsar_exact=self._rules.pulsar_exact
+            )
         return self._groups[name]
 
 
@@ -266,17 +330,30 @@ def not_up(brokers: Brokers) -> Refused:
 
 def refused_lately(brokers: Brokers, avoid: Collection[int]) -> Refused:
     """Return the brokers to avoid now, regardless of the other rules."""
-    return {broker.broker: "it must not have this bundle now" for broker in brokers if broker.incarnation in avoid}
+    return {
+        broker.broker: "it must not have this bundle now"
+        for broker in brokers
+        if broker.incarnation in avoid
+    }
 
 
 def too_many_topics(brokers: Brokers, loads: Mapping[str, BrokerLoad], topics_max: int) -> Refused:
-    """Return the brokers that have reached the topic limit. A broker without a report has no topics."""
-    topics = {broker.broker: loads[broker.broker].topics for broker in brokers if broker.broker in loads}
-    return {name: f"it has {count} topics, and may have {topics_max}" for name, count in topics.items() if count >= topics_max}
+    """Return the brokers that have reached the topic limit. A broker without a report has no
+    topics.
+    """
+    topics = {
+        broker.broker: loads[broker.broker].topics for broker in brokers if broker.broker in loads
+    }
+    return {
+        name: f"it has {count} topics, and may have {topics_max}"
+        for name, count in topics.items()
+        if count >= topics_max
+    }
 
 
 def older_versions(brokers: Brokers, *, pulsar_exact: bool = False) -> Refused:
-    """Return the brokers whose version is not the latest. An unreadable version counts as the oldest.
+    """Return the brokers whose version is not the latest. An unreadable version counts as the
+    oldest.
 
     With `pulsar_exact`, an unreadable version disables the filter, as in Pulsar.
     """
@@ -292,21 +369,40 @@ def older_versions(brokers: Brokers, *, pulsar_exact: bool = False) -> Refused:
 
 
 def meant_by(policy: Isolation, brokers: Brokers, *, host_only: bool = False) -> Meant:
-    """Return the brokers that a policy names by id or host. With `host_only`, by host alone, as in Pulsar."""
+    """Return the brokers that a policy names by id or host. With `host_only`, by host alone, as in
+    Pulsar.
+    """
 
     def named(patterns: tuple[Pattern, ...]) -> dict[str, None]:
-        return dict.fromkeys(broker.broker for broker in brokers if is_named(patterns, broker.broker, host_only=host_only))
+        return dict.fromkeys(
+            broker.broker
+            for broker in brokers
+            if is_named(patterns, broker.broker, host_only=host_only)
+        )
 
     return Meant(primaries=named(policy.primary), secondaries=named(policy.secondary))
 
 
-def isolated(brokers: Brokers, policy: Isolation, meant: Meant, loads: Mapping[str, BrokerLoad], *, pulsar_exact: bool = False) -> Refused:
-    """Return the brokers that `policy` excludes: all but primaries and, while too few primaries are available, secondaries.
+def isolated(
+    brokers: Brokers,
+    policy: Isolation,
+    meant: Meant,
+    loads: Mapping[str, BrokerLoad],
+    *,
+    pulsar_exact: bool = False,
+) -> Refused:
+    """Return the brokers that `policy` excludes: all but primaries and, while too few primaries are
+    available, secondaries.
 
-    `meant` are the brokers that the policy names. Pulsar counts each primary as available and ignores `usage_threshold`.
+    `meant` are the brokers that the policy names. Pulsar counts each primary as available and
+    ignores `usage_threshold`.
     """
     primaries = [broker.broker for broker in brokers if broker.broker in meant.primaries]
-    available = [name for name in primaries if pulsar_exact or not _is_full(loads.get(name), policy.usage_threshold)]
+    available = [
+        name
+        for name in primaries
+        if pulsar_exact or not _is_full(loads.get(name), policy.usage_threshold)
+    ]
     fails_over = len(available) < policy.min_limit
     dropped = {}
     for broker in brokers:
@@ -315,12 +411,17 @@ def isolated(brokers: Brokers, policy: Isolation, meant: Meant, loads: Mapping[s
         if broker.broker not in meant.secondaries:
             dropped[broker.broker] = f"{policy.name} gives this namespace other brokers"
         elif not fails_over:
-            dropped[broker.broker] = f"{policy.name} has {len(available)} primaries available, and needs {policy.min_limit}"
+            dropped[broker.broker] = (
+                f"{policy.name} has {len(available)} primaries available, and needs"
+                f" {policy.min_limit}"
+            )
     return dropped
 
 
 def version_rank(version: str) -> VersionRank:
-    """Return a sort key that orders versions as semantic versions, including builds. An invalid version comes first."""
+    """Return a sort key that orders versions as semantic versions, including builds. An invalid
+    version comes first.
+    """
     match = _match_version(version)
     if match is None:
         return _NO_VERSION
@@ -328,19 +429,32 @@ def version_rank(version: str) -> VersionRank:
     while numbers and numbers[-1] == 0:
         numbers.pop()
     before, build = match[2], match[3]
-    return (tuple(numbers), not before, _identifiers(before), build is not None, _identifiers(build or ""))
+    return (
+        tuple(numbers),
+        not before,
+        _identifiers(before),
+        build is not None,
+        _identifiers(build or ""),
+    )
 
 
 def _identifiers(text: str) -> _Identifiers:
     """Return the dot-separated identifiers in order: numbers by value, before words."""
-    return tuple((not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in text.split(".") if part)
+    return tuple(
+        (not part.isdecimal(), int(part) if part.isdecimal() else 0, part)
+        for part in text.split(".")
+        if part
+    )
 
 
 def _is_full(load: BrokerLoad | None, usage_threshold: int) -> bool:
-    return load is not None and not load.averages.weighted_max * 100 < usage_threshold  # NaN is full, too.
+    # NaN is full, too.
+    return load is not None and not load.averages.weighted_max * 100 < usage_threshold
 
 
-def _sift(left: Brokers, refused: Mapping[str, str], steps: Iterable[Callable[[Brokers], Refused]]) -> tuple[Brokers, dict[str, str]]:
+def _sift(
+    left: Brokers, refused: Mapping[str, str], steps: Iterable[Callable[[Brokers], Refused]]
+) -> tuple[Brokers, dict[str, str]]:
     """Return the brokers left after all steps, and all refused brokers with reasons."""
     everything = dict(refused)
     for step in steps:
@@ -351,7 +465,9 @@ def _sift(left: Brokers, refused: Mapping[str, str], steps: Iterable[Callable[[B
     return left, everything
 
 
-def _about(step: Callable[[Brokers, BundleEntry], Refused], bundle: BundleEntry) -> Callable[[Brokers], Refused]:
+def _about(
+    step: Callable[[Brokers, BundleEntry], Refused], bundle: BundleEntry
+) -> Callable[[Brokers], Refused]:
     return lambda left: step(left, bundle)
 
 
@@ -359,15 +475,26 @@ def _about(step: Callable[[Brokers, BundleEntry], Refused], bundle: BundleEntry)
 
 
 class _Group:
-    """The namespaces of one anti-affinity group, and how many of their bundles each live broker has. `domains` are by broker."""
+    """The namespaces of one anti-affinity group, and how many of their bundles each live broker
+    has. `domains` are by broker.
+    """
 
-    def __init__(self, name: str, view: View, live: Brokers, domains: Mapping[str, str], *, pulsar_exact: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        view: View,
+        live: Brokers,
+        domains: Mapping[str, str],
+        *,
+        pulsar_exact: bool,
+    ) -> None:
         self._name = name
         self._domains = domains
         self._exact = pulsar_exact
         self._live = live
         self._holder: dict[str, str] = {}  # By bundle.
-        self._counts: dict[str, dict[str, int]] = {broker.broker: {} for broker in live}  # By broker, then namespace.
+        # By broker, then namespace.
+        self._counts: dict[str, dict[str, int]] = {broker.broker: {} for broker in live}
         for namespace in sorted(view.namespaces):
             if anti_affinity_group(view.namespaces[namespace].policies) != name:
                 continue
@@ -390,22 +517,38 @@ class _Group:
         domains = {self._domains[broker.broker] for broker in brokers}
         if len(domains) <= 1:
             return {}
-        # A domain fails as a whole, so its brokers that may not have the bundle count, too. Pulsar does not count them.
+        # A domain fails as a whole, so its brokers that may not have the bundle count, too. Pulsar
+        # does not count them.
         counted = brokers if self._exact else self._live
         ranks = {
-            domain: self._rank([broker.broker for broker in counted if self._domains[broker.broker] == domain], bundle, domain=True)
+            domain: self._rank(
+                [broker.broker for broker in counted if self._domains[broker.broker] == domain],
+                bundle,
+                domain=True,
+            )
             for domain in sorted(domains)
         }
-        return self._behind({broker.broker: ranks[self._domains[broker.broker]] for broker in brokers}, domain=True)
+        return self._behind(
+            {broker.broker: ranks[self._domains[broker.broker]] for broker in brokers}, domain=True
+        )
 
     def crowded_brokers(self, brokers: Brokers, bundle: BundleEntry) -> Refused:
         """Return all brokers that are not the best."""
-        return self._behind({broker.broker: self._rank([broker.broker], bundle, domain=False) for broker in brokers}, domain=False)
+        return self._behind(
+            {
+                broker.broker: self._rank([broker.broker], bundle, domain=False)
+                for broker in brokers
+            },
+            domain=False,
+        )
 
-    def _rank(self, brokers: Iterable[str], bundle: BundleEntry, *, domain: bool) -> tuple[int, int]:
+    def _rank(
+        self, brokers: Iterable[str], bundle: BundleEntry, *, domain: bool
+    ) -> tuple[int, int]:
         """Return how crowded brokers are for a bundle; least is best.
 
-        The first number counts other namespaces of the group. The second prefers the namespace's own domain, or counts bundles of a broker.
+        The first number counts other namespaces of the group. The second prefers the namespace's
+        own domain, or counts bundles of a broker.
         """
         names = tuple(brokers)
         counts = {name: dict(self._counts[name]) for name in names}
@@ -427,9 +570,15 @@ class _Group:
                 continue
             subject = "its failure domain" if domain else "it"
             if domain and rank[0] == least[0]:
-                dropped[broker] = f"{subject} is not the one where this namespace is, and {self._name} is a group of anti-affinity"
+                dropped[broker] = (
+                    f"{subject} is not the one where this namespace is, and {self._name} is a group"
+                    " of anti-affinity"
+                )
                 continue
             more, fewer = (rank[0], least[0]) if rank[0] != least[0] else (rank[1], least[1])
             of = "other namespaces" if rank[0] != least[0] and not self._exact else "bundles"
-            dropped[broker] = f"{subject} has {more} {of} of the anti-affinity group {self._name}, and another has {fewer}"
+            dropped[broker] = (
+                f"{subject} has {more} {of} of the anti-affinity group {self._name}, and another"
+                f" has {fewer}"
+            )
         return dropped

@@ -1,6 +1,7 @@
 """Find the failure domain of a broker: every reader asks here.
 
-A policy `failure-domain/NAME` (Pulsar's failure domains) overrides what the broker declares on joining.
+A policy `failure-domain/NAME` (Pulsar's failure domains) overrides what the broker declares on
+joining.
 """
 
 from __future__ import annotations
@@ -8,7 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from equipoise.brokers.balancing.policies import FAILURE_DOMAIN, FailureDomain, Maintenance, policies_in
+from equipoise.brokers.balancing.policies import (
+    FAILURE_DOMAIN,
+    FailureDomain,
+    Maintenance,
+    policies_in,
+)
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.view import View
 
@@ -17,14 +23,18 @@ BY_BROKER = "broker"
 
 
 class Domain(NamedTuple):
-    """The failure domain of a broker, and its source: the key of a policy, or `BY_BROKER`. Both are None if there is none."""
+    """The failure domain of a broker, and its source: the key of a policy, or `BY_BROKER`. Both are
+    None if there is none.
+    """
 
     name: str | None
     source: str | None
 
 
 def domain_of(broker: BrokerEntry, policies: Mapping[str, FailureDomain]) -> Domain:
-    """Return the failure domain of a broker. `policies` are those of `domains_by_broker` or `domains_in`."""
+    """Return the failure domain of a broker. `policies` are those of `domains_by_broker` or
+    `domains_in`.
+    """
     policy = policies.get(broker.broker)
     if policy is not None:
         return Domain(policy.domain, policy.name)
@@ -42,9 +52,12 @@ def domains_by_broker(policies: Iterable[FailureDomain]) -> Mapping[str, Failure
 
 
 def maintenance_of(
-    maintenances: Collection[Maintenance], domains: Mapping[str, FailureDomain], brokers: Iterable[BrokerEntry]
+    maintenances: Collection[Maintenance],
+    domains: Mapping[str, FailureDomain],
+    brokers: Iterable[BrokerEntry],
 ) -> Mapping[str, Maintenance]:
-    """Return the maintenance of each of these brokers that has one, by broker id. The broker's own comes before that of its domain.
+    """Return the maintenance of each of these brokers that has one, by broker id. The broker's own
+    comes before that of its domain.
 
     `domains` are the policies of `domains_by_broker`.
     """
@@ -52,7 +65,9 @@ def maintenance_of(
         return {}
     known = {(policy.is_of_domain, policy.subject): policy for policy in maintenances}
     found = {
-        broker.broker: known.get((False, broker.broker)) or known.get((True, domain_of(broker, domains).name or "")) for broker in brokers
+        broker.broker: known.get((False, broker.broker))
+        or known.get((True, domain_of(broker, domains).name or ""))
+        for broker in brokers
     }
     return {broker: policy for broker, policy in found.items() if policy is not None}
 
@@ -60,4 +75,8 @@ def maintenance_of(
 def domains_in(view: View) -> Mapping[str, FailureDomain]:
     """Return the policies of a view by broker."""
     prefix = f"{FAILURE_DOMAIN}/"
-    return domains_by_broker(policies_in({key: entry.document for key, entry in view.policies.items() if key.startswith(prefix)}).domains)
+    return domains_by_broker(
+        policies_in(
+            {key: entry.document for key, entry in view.policies.items() if key.startswith(prefix)}
+        ).domains
+    )

@@ -1,9 +1,10 @@
 """Show a cluster before and after a plan: what would move, and which rules prevent moves.
 
-This module decides nothing: the shedder plans the moves, and placement chooses missing destinations.
+This module decides nothing: the shedder plans the moves, and placement chooses missing
+destinations.
 
-A moving bundle takes its reported throughput and messages along. Its use is the broker's use times the bundle's share of the broker's
-throughput, as in `TransferShedder`.
+A moving bundle takes its reported throughput and messages along. Its use is the broker's use times
+the bundle's share of the broker's throughput, as in `TransferShedder`.
 """
 
 from __future__ import annotations
@@ -19,15 +20,19 @@ from equipoise.shedder.reported import reported
 from equipoise.shedder.snapshot import Snapshot
 
 Measure = Literal["use", "cost"]
-"""What brokers are compared by: the average of the busiest resource, or the cost of their bundles per capacity."""
+"""What brokers are compared by: the average of the busiest resource, or the cost of their bundles
+per capacity."""
 
 ASKED_MAX: Final = 2_000
-"""The most bundles whose rules are checked. With 1,000 brokers and a policy for each, 2,000 bundles take a second."""
+"""The most bundles whose rules are checked. With 1,000 brokers and a policy for each, 2,000 bundles
+take a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """The load of one broker. `used` is a fraction, or None if unknown; rates are per second; `cost` is as in `shedder.snapshot`."""
+    """The load of one broker. `used` is a fraction, or None if unknown; rates are per second;
+    `cost` is as in `shedder.snapshot`.
+    """
 
     used: float | None
     bytes_per_second: float
@@ -38,7 +43,9 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerForecast:
-    """One live broker before and after. `apart`: why it takes no part. `capacity`: None if the view does not have it."""
+    """One live broker before and after. `apart`: why it takes no part. `capacity`: None if the view
+    does not have it.
+    """
 
     broker: str
     capacity: int | None
@@ -59,7 +66,9 @@ class MoveForecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """Mean and population deviation of the brokers that take part: of their use, or of their fill relative to the mean before."""
+    """Mean and population deviation of the brokers that take part: of their use, or of their fill
+    relative to the mean before.
+    """
 
     mean: float
     deviation: float
@@ -76,7 +85,9 @@ class Forbidden:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """The effect of a plan. `before` and `after` are None if no broker takes part. `forbidden` starts with the rule of most bundles."""
+    """The effect of a plan. `before` and `after` are None if no broker takes part. `forbidden`
+    starts with the rule of most bundles.
+    """
 
     plan: Plan
     measure: Measure
@@ -103,8 +114,17 @@ class Forecast:
         return self.moved_bytes_per_second / whole if whole > 0 else 0.0
 
 
-def forecast_of(snapshot: Snapshot, plan: Plan, *, measure: Measure, ttl_ms: int, placed: Mapping[str, str] | None = None) -> Forecast:
-    """Return the effect of `plan`. `ttl_ms`: how long a report counts. `placed`: destinations of moves that name none."""
+def forecast_of(
+    snapshot: Snapshot,
+    plan: Plan,
+    *,
+    measure: Measure,
+    ttl_ms: int,
+    placed: Mapping[str, str] | None = None,
+) -> Forecast:
+    """Return the effect of `plan`. `ttl_ms`: how long a report counts. `placed`: destinations of
+    moves that name none.
+    """
     apart = _apart(snapshot, measure, ttl_ms)
     carried = _Carried(snapshot)
     before = {broker: carried.standing(broker) for broker in snapshot.live}
@@ -114,7 +134,13 @@ def forecast_of(snapshot: Snapshot, plan: Plan, *, measure: Measure, ttl_ms: int
         _carry_out(after, before, each, carried)
     capacities = {broker.broker: broker.capacity for broker in snapshot.brokers}
     brokers = tuple(
-        BrokerForecast(broker=broker, capacity=capacities.get(broker), before=before[broker], after=after[broker], apart=apart.get(broker))
+        BrokerForecast(
+            broker=broker,
+            capacity=capacities.get(broker),
+            before=before[broker],
+            after=after[broker],
+            apart=apart.get(broker),
+        )
         for broker in snapshot.live
     )
     taking = tuple(broker for broker in brokers if broker.apart is None)
@@ -134,13 +160,18 @@ class _Carried:
     """The loads of brokers and bundles from plausible reports, and the costs of bundles."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        self._loads = {name: load for name, load in snapshot.loads.items() if fault_of(load) is None}
+        self._loads = {
+            name: load for name, load in snapshot.loads.items() if fault_of(load) is None
+        }
         self._traffic: dict[str, BundleTraffic] = {}
-        # Oldest first, so that the newest report of a bundle remains. `traffic` prefers the owner's report.
+        # Oldest first, so that the newest report of a bundle remains. `traffic` prefers the owner's
+        # report.
         for _, load in sorted(self._loads.items(), key=lambda each: (each[1].taken_ms, each[0])):
             self._traffic |= {bundle.bundle: bundle for bundle in load.bundles or ()}
         self._weighed = {broker.broker: broker for broker in snapshot.brokers}
-        self._costs = {bundle.name: bundle.cost for broker in snapshot.brokers for bundle in broker.bundles}
+        self._costs = {
+            bundle.name: bundle.cost for broker in snapshot.brokers for bundle in broker.bundles
+        }
 
     def standing(self, broker: str) -> Standing:
         """Return the load of a broker before the plan."""
@@ -155,7 +186,9 @@ class _Carried:
         )
 
     def traffic(self, bundle: str, broker: str) -> BundleTraffic | None:
-        """Return the load of a bundle as `broker` reports it, else as the newest report of another broker has it."""
+        """Return the load of a bundle as `broker` reports it, else as the newest report of another
+        broker has it.
+        """
         load = self._loads.get(broker)
         own = () if load is None else [each for each in load.bundles or () if each.bundle == bundle]
         return own[-1] if own else self._traffic.get(bundle)
@@ -175,12 +208,21 @@ def _foreseen(move: Move, carried: _Carried, placed: Mapping[str, str]) -> MoveF
     )
 
 
-def _carry_out(after: dict[str, Standing], before: Mapping[str, Standing], each: MoveForecast, carried: _Carried) -> None:
+def _carry_out(
+    after: dict[str, Standing],
+    before: Mapping[str, Standing],
+    each: MoveForecast,
+    carried: _Carried,
+) -> None:
     """Move one bundle's load from its source to its destination, if these are live."""
     source = before.get(each.move.source)
     if source is None:
         return
-    share = min(1.0, (each.bytes_per_second or 0.0) / source.bytes_per_second) if source.bytes_per_second > 0 else 0.0
+    share = (
+        min(1.0, (each.bytes_per_second or 0.0) / source.bytes_per_second)
+        if source.bytes_per_second > 0
+        else 0.0
+    )
     load = Standing(
         used=(source.used or 0.0) * share,
         bytes_per_second=each.bytes_per_second or 0.0,
@@ -194,11 +236,15 @@ def _carry_out(after: dict[str, Standing], before: Mapping[str, Standing], each:
 
 
 def _with(standing: Standing, load: Standing, sign: int) -> Standing:
-    """Return the standing with a load added or removed. Nothing falls below 0: reports do not add up exactly."""
+    """Return the standing with a load added or removed. Nothing falls below 0: reports do not add
+    up exactly.
+    """
     return Standing(
         used=None if standing.used is None else max(0.0, standing.used + sign * (load.used or 0.0)),
         bytes_per_second=max(0.0, standing.bytes_per_second + sign * load.bytes_per_second),
-        messages_per_second=max(0.0, standing.messages_per_second + sign * load.messages_per_second),
+        messages_per_second=max(
+            0.0, standing.messages_per_second + sign * load.messages_per_second
+        ),
         cost=max(0.0, standing.cost + sign * load.cost),
         bundles=standing.bundles + sign,
     )
@@ -212,7 +258,9 @@ _Weigh = Callable[[BrokerForecast, Standing], float]
 
 def _apart(snapshot: Snapshot, measure: Measure, ttl_ms: int) -> Mapping[str, str]:
     if measure == "cost":
-        return {broker.broker: broker.barred for broker in snapshot.brokers if broker.barred is not None}
+        return {
+            broker.broker: broker.barred for broker in snapshot.brokers if broker.barred is not None
+        }
     return reported(snapshot, ttl_ms=ttl_ms).apart
 
 
@@ -235,17 +283,29 @@ def _level(loads: Sequence[float]) -> Level | None:
     if not loads:
         return None
     mean = math.fsum(loads) / len(loads)
-    return Level(mean=mean, deviation=math.sqrt(math.fsum((load - mean) * (load - mean) for load in loads) / len(loads)))
+    return Level(
+        mean=mean,
+        deviation=math.sqrt(
+            math.fsum((load - mean) * (load - mean) for load in loads) / len(loads)
+        ),
+    )
 
 
 # --- the rules ---
 
 
-def _forbidden(snapshot: Snapshot, taking: Sequence[BrokerForecast], weigh: _Weigh) -> tuple[Forbidden, ...]:
-    """Return which rules forbid moves of bundles away from brokers above the mean, busiest brokers first."""
+def _forbidden(
+    snapshot: Snapshot, taking: Sequence[BrokerForecast], weigh: _Weigh
+) -> tuple[Forbidden, ...]:
+    """Return which rules forbid moves of bundles away from brokers above the mean, busiest brokers
+    first.
+    """
     loads = {broker.broker: weigh(broker, broker.before) for broker in taking}
     mean = math.fsum(loads.values()) / len(loads) if loads else 0.0
-    above = sorted((broker for broker in loads if loads[broker] >= mean), key=lambda broker: (-loads[broker], broker))
+    above = sorted(
+        (broker for broker in loads if loads[broker] >= mean),
+        key=lambda broker: (-loads[broker], broker),
+    )
     live = frozenset(snapshot.live)
     bundles: dict[str, dict[str, None]] = {}  # By reason. The keys are an ordered set.
     brokers: dict[str, set[str]] = {}
@@ -254,12 +314,19 @@ def _forbidden(snapshot: Snapshot, taking: Sequence[BrokerForecast], weigh: _Wei
             if other != broker and other in live:
                 bundles.setdefault(reason, {})[bundle] = None
                 brokers.setdefault(reason, set()).add(other)
-    found = [Forbidden(reason=reason, bundles=tuple(bundles[reason]), brokers=tuple(sorted(brokers[reason]))) for reason in sorted(bundles)]
+    found = [
+        Forbidden(
+            reason=reason, bundles=tuple(bundles[reason]), brokers=tuple(sorted(brokers[reason]))
+        )
+        for reason in sorted(bundles)
+    ]
     return tuple(sorted(found, key=lambda each: -len(each.bundles)))
 
 
 def _named(snapshot: Snapshot, brokers: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield up to `ASKED_MAX` bundles that these brokers reported and still serve, with the broker of each."""
+    """Yield up to `ASKED_MAX` bundles that these brokers reported and still serve, with the broker
+    of each.
+    """
     named = [
         (broker, bundle.bundle)
         for broker in brokers

@@ -1,7 +1,8 @@
 """Read and write the rights of roles on the channel.
 
 * A right in the cluster is a cluster policy with the key `grant/ROLE` and one entry, `right`.
-* The actions of a role in a namespace are the policy `permission:ROLE` of that namespace, a sorted list with commas: `consume,produce`.
+* The actions of a role in a namespace are the policy `permission:ROLE` of that namespace, a sorted
+  list with commas: `consume,produce`.
 * The roles that administer a tenant are `admin_roles` of the tenant.
 
 Rights that cannot be read grant nothing.
@@ -33,7 +34,11 @@ def parse_actions(names: Collection[str]) -> frozenset[Action]:
     """Return actions by name. Raises `InvalidRequest` for an unknown one, and if there is none."""
     unknown = sorted(set(names) - set(Action))
     if unknown or not names:
-        problem = f"{unknown[0][:64]!r} is none of {', '.join(Action)}" if unknown else f"name at least one of {', '.join(Action)}"
+        problem = (
+            f"{unknown[0][:64]!r} is none of {', '.join(Action)}"
+            if unknown
+            else f"name at least one of {', '.join(Action)}"
+        )
         raise InvalidRequest(what="the actions", problem=problem)
     return frozenset(map(Action, names))
 
@@ -54,27 +59,40 @@ def permission_value(actions: Collection[Action]) -> str | None:
 
 
 def misfit_of_permission(name: str, value: Scalar) -> str | None:
-    """Return why a namespace must not have this policy; None if it may, or if it is no permission."""
+    """Return why a namespace must not have this policy; None if it may, or if it is no
+    permission.
+    """
     if not name.startswith(_PERMISSION):
         return None
     if not is_role(name.removeprefix(_PERMISSION)):
         return f"the role of {name[:64]!r} must be {_EXPECTED}"
     actions = _actions(value)
     if not actions or value != permission_value(actions):
-        return f"{name[:64]} is {value!r:.80}, and must be a sorted list with commas of {', '.join(Action)}"
+        return (
+            f"{name[:64]} is {value!r:.80}, and must be a sorted list with commas of"
+            f" {', '.join(Action)}"
+        )
     return None
 
 
 def rights_in(view: View) -> Mapping[str, Right]:
     """Return the rights in the cluster by role, sorted."""
     prefix = f"{GRANT}/"
-    found = {key.removeprefix(prefix): _right(view.policies[key].document) for key in sorted(view.policies) if key.startswith(prefix)}
+    found = {
+        key.removeprefix(prefix): _right(view.policies[key].document)
+        for key in sorted(view.policies)
+        if key.startswith(prefix)
+    }
     return {role: right for role, right in found.items() if right is not None}
 
 
 def permissions_in(policies: Document) -> Mapping[str, Sequence[Action]]:
     """Return the actions of each role in the namespace with these policies, sorted."""
-    found = {name.removeprefix(_PERMISSION): sorted(_actions(policies[name])) for name in sorted(policies) if name.startswith(_PERMISSION)}
+    found = {
+        name.removeprefix(_PERMISSION): sorted(_actions(policies[name]))
+        for name in sorted(policies)
+        if name.startswith(_PERMISSION)
+    }
     return {role: actions for role, actions in found.items() if actions}
 
 
@@ -86,7 +104,11 @@ def held_in(view: View, role: str, place: Place) -> Held:
     return Held(
         right=None if grant is None else _right(grant.document),
         is_tenant_admin=tenant is not None and role in items_of(tenant.document, "admin_roles"),
-        actions=frozenset() if namespace is None else _actions(namespace.policies.get(permission_policy(role))),
+        actions=(
+            frozenset()
+            if namespace is None
+            else _actions(namespace.policies.get(permission_policy(role)))
+        ),
     )
 
 

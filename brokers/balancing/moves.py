@@ -1,7 +1,7 @@
 """Recognise moves of bundles in folded records: what starts a move, and how it ends.
 
-A move starts when a bundle leaves `owned`, by request or by a death. It ends when the bundle is owned again, or gone. A merge is a single
-record. Time comes in as an argument.
+A move starts when a bundle leaves `owned`, by request or by a death. It ends when the bundle is
+owned again, or gone. A merge is a single record. Time comes in as an argument.
 """
 
 from __future__ import annotations
@@ -12,10 +12,24 @@ from enum import StrEnum
 from typing import Final
 
 from equipoise.channel.core.difference import Resync
-from equipoise.channel.core.entries import BrokerChanged, BundleChanged, BundleEntry, Change, NamespaceChanged
+from equipoise.channel.core.entries import (
+    BrokerChanged,
+    BundleChanged,
+    BundleEntry,
+    Change,
+    NamespaceChanged,
+)
 from equipoise.channel.core.lifecycle import Phase
 from equipoise.channel.core.reader import Folded
-from equipoise.channel.core.records import AnyRecord, BrokerRecord, BundleTransition, Joined, Merge, Split, Unreadable
+from equipoise.channel.core.records import (
+    AnyRecord,
+    BrokerRecord,
+    BundleTransition,
+    Joined,
+    Merge,
+    Split,
+    Unreadable,
+)
 
 
 class MoveKind(StrEnum):
@@ -29,7 +43,9 @@ class MoveKind(StrEnum):
 
 
 class MoveResult(StrEnum):
-    """How a move ended: as planned; back at its source; ended by a broker's death; with its namespace deleted."""
+    """How a move ended: as planned; back at its source; ended by a broker's death; with its
+    namespace deleted.
+    """
 
     DONE = "done"
     CANCELLED = "cancelled"
@@ -78,62 +94,93 @@ class _Beginning:
 
 
 class Moves:
-    """The moves in progress, one entry per moving bundle. Call `folded` with every record, in order."""
+    """The moves in progress, one entry per moving bundle. Call `folded` with every record, in
+    order.
+    """
 
     def __init__(self) -> None:
         self._begun: dict[str, _Beginning] = {}
 
     def reason(self, bundle: str) -> str | None:
-        """Return why the current move of a bundle started; None if the bundle is not moving, or no reason was given."""
+        """Return why the current move of a bundle started; None if the bundle is not moving, or no
+        reason was given.
+        """
         begun = self._begun.get(bundle)
         return None if begun is None else begun.reason
 
     def resynced(self, resync: Resync) -> None:
-        """Forget the moves of all bundles that changed in skipped records: how they ended is unknown."""
+        """Forget the moves of all bundles that changed in skipped records: how they ended is
+        unknown.
+        """
         for change in resync.changes:
             if isinstance(change, BundleChanged):
                 self._begun.pop(change.name, None)
 
     def folded(self, folded: Folded, now_ns: int) -> list[Move]:
-        """Return the moves that this record ends. `now_ns` is when it was read, by any monotonic clock."""
+        """Return the moves that this record ends. `now_ns` is when it was read, by any monotonic
+        clock.
+        """
         record, ended = folded.record, list[Move]()
         if isinstance(record, Merge) and folded.verdict.accepted:
             ended.append(_merge(folded, record))
         by_death = isinstance(record, Joined | BrokerRecord)
         for change in folded.verdict.changes:
             if isinstance(change, BundleChanged) and change.before is not None:
-                result = _result(change.before, change.after, by_death=by_death, split=isinstance(record, Split))
+                result = _result(
+                    change.before, change.after, by_death=by_death, split=isinstance(record, Split)
+                )
                 begun = None if result is None else self._begun.pop(change.name, None)
                 if result is not None and begun is not None:
                     ended.append(_ended(folded, change, begun, result, now_ns))
                 kind = _begins(change.before, change.after, by_death=by_death)
                 if kind is not None:
-                    source = change.before.owner if change.before.source is None else change.before.source
-                    self._begun.setdefault(change.name, _Beginning(kind=kind, source=source, reason=_reason(record), at_ns=now_ns))
+                    source = (
+                        change.before.owner
+                        if change.before.source is None
+                        else change.before.source
+                    )
+                    self._begun.setdefault(
+                        change.name,
+                        _Beginning(kind=kind, source=source, reason=_reason(record), at_ns=now_ns),
+                    )
         return ended
 
 
 def moved_in(changes: Sequence[Change]) -> tuple[str, ...]:
     """Return the bundles that a live broker released, or that a split or a merge created.
 
-    `changes` come from one record, or from a resync. Bundles of a new namespace or of a dead owner are left out: nobody chose their place.
+    `changes` come from one record, or from a resync. Bundles of a new namespace or of a dead owner
+    are left out: nobody chose their place.
     """
     dead = {change.dead for change in changes if isinstance(change, BrokerChanged)}
-    created = {change.name for change in changes if isinstance(change, NamespaceChanged) and change.before is None}
+    created = {
+        change.name
+        for change in changes
+        if isinstance(change, NamespaceChanged) and change.before is None
+    }
     return tuple(
         change.name
         for change in changes
-        if isinstance(change, BundleChanged) and change.after is not None and _has_moved(change.before, change.after, dead, created)
+        if isinstance(change, BundleChanged)
+        and change.after is not None
+        and _has_moved(change.before, change.after, dead, created)
     )
 
 
-def _has_moved(before: BundleEntry | None, after: BundleEntry, dead: Container[int | None], created: Container[str]) -> bool:
+def _has_moved(
+    before: BundleEntry | None,
+    after: BundleEntry,
+    dead: Container[int | None],
+    created: Container[str],
+) -> bool:
     if before is None:
         return after.namespace not in created
     return before.server is not None and before.server != after.server and before.server not in dead
 
 
-def _ended(folded: Folded, change: BundleChanged, begun: _Beginning, result: MoveResult, now_ns: int) -> Move:
+def _ended(
+    folded: Folded, change: BundleChanged, begun: _Beginning, result: MoveResult, now_ns: int
+) -> Move:
     before, after = change.before, change.after
     assert before is not None, "what is new has not moved"
     destination = before.owner
@@ -153,7 +200,11 @@ def _ended(folded: Folded, change: BundleChanged, begun: _Beginning, result: Mov
 
 
 def _merge(folded: Folded, merge: Merge) -> Move:
-    union = next(change.after for change in folded.verdict.changes if isinstance(change, BundleChanged) and change.after is not None)
+    union = next(
+        change.after
+        for change in folded.verdict.changes
+        if isinstance(change, BundleChanged) and change.after is not None
+    )
     return Move(
         bundle=merge.key,
         kind=MoveKind.MERGE,
@@ -179,7 +230,9 @@ def _begins(before: BundleEntry, after: BundleEntry | None, *, by_death: bool) -
     return KIND_OF_PHASE.get(after.phase) if before.phase == "owned" else None
 
 
-def _result(before: BundleEntry, after: BundleEntry | None, *, by_death: bool, split: bool) -> MoveResult | None:
+def _result(
+    before: BundleEntry, after: BundleEntry | None, *, by_death: bool, split: bool
+) -> MoveResult | None:
     """Return how a change ends the move that it is part of; None if the move continues."""
     if after is None:
         return MoveResult.DONE if split else MoveResult.DELETED
@@ -187,5 +240,10 @@ def _result(before: BundleEntry, after: BundleEntry | None, *, by_death: bool, s
         if before.phase in ("transferring", "splitting"):
             return MoveResult.CUT_SHORT if by_death else MoveResult.CANCELLED
         return MoveResult.CUT_SHORT if after.owner == before.source else MoveResult.DONE
-    # The owner died: this ends the unload, transfer or split. The move that the death started follows.
-    return MoveResult.CUT_SHORT if by_death and after.phase in _LOST and before.phase not in _LOST else None
+    # The owner died: this ends the unload, transfer or split. The move that the death started
+    # follows.
+    return (
+        MoveResult.CUT_SHORT
+        if by_death and after.phase in _LOST and before.phase not in _LOST
+        else None
+    )

@@ -1,4 +1,6 @@
-"""Look up namespaces, bundles and cluster policies of a view by name, and the broker that serves a bundle."""
+"""Look up namespaces, bundles and cluster policies of a view by name, and the broker that serves a
+bundle.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,21 @@ def bundle_named(view: View, name: str) -> BundleEntry:
 
 def no_bundle(name: str) -> NotFound:
     """Return the error for a bundle that does not exist."""
-    return NotFound(f"there is no bundle {name!r}; list those that exist: equipoise namespaces bundles {namespace_in(name)}")
+    return NotFound(
+        f"there is no bundle {name!r}; list those that exist: equipoise namespaces bundles"
+        f" {namespace_in(name)}"
+    )
 
 
 def policy_named(view: View, key: str) -> PolicyEntry:
-    """Return the isolation policy, pin or failure domain of this key, KIND/NAME. Raises `NotFound`."""
+    """Return the isolation policy, pin or failure domain of this key, KIND/NAME. Raises
+    `NotFound`.
+    """
     policy = view.policies.get(key) if is_about_placement(key) else None
     if policy is None:
-        raise NotFound(f"there is no policy {key!r}; list those that exist: equipoise policies list")
+        raise NotFound(
+            f"there is no policy {key!r}; list those that exist: equipoise policies list"
+        )
     return policy
 
 
@@ -49,13 +58,20 @@ def tenants_in(view: View) -> list[str]:
 
 
 def tenant_named(view: View, name: str) -> Tenant:
-    """Return the tenant of this name. One that only has namespaces has no roles, and this cluster. Raises `NotFound`."""
+    """Return the tenant of this name. One that only has namespaces has no roles, and this cluster.
+    Raises `NotFound`.
+    """
     entry = view.policies.get(f"{TENANT}/{name}")
     if entry is not None:
-        roles, clusters = (tuple(items_of(entry.document, field)) for field in ("admin_roles", "allowed_clusters"))
+        roles, clusters = (
+            tuple(items_of(entry.document, field)) for field in ("admin_roles", "allowed_clusters")
+        )
         return Tenant(name=name, admin_roles=roles, allowed_clusters=clusters)
     if not namespaces_of(view, name):
-        advice = f"create it (pulsar-admin tenants create {name}), or a namespace in it (equipoise namespaces create {name}/NAMESPACE)"
+        advice = (
+            f"create it (pulsar-admin tenants create {name}), or a namespace in it (equipoise"
+            f" namespaces create {name}/NAMESPACE)"
+        )
         raise NotFound(f"there is no tenant {name!r}; {advice}")
     assert view.cluster is not None, "a log with a namespace has a genesis"
     return Tenant(name=name, admin_roles=(), allowed_clusters=(view.cluster,))
@@ -69,7 +85,8 @@ def namespaces_of(view: View, tenant: str) -> list[str]:
 def server_of(view: View, bundle: BundleEntry) -> BrokerEntry | None:
     """Return the live broker that serves `bundle` in this view, or None if a client should wait.
 
-    A source that is closing still owns the bundle, but would send the client away. So the client waits for the next owner.
+    A source that is closing still owns the bundle, but would send the client away. So the client
+    waits for the next owner.
     """
     if bundle.phase in ("handing_over", "unloading") or bundle.server is None:
         return None

@@ -1,8 +1,11 @@
-"""Choose the broker for a bundle that has no owner, or must move. The choice is policy, not safety: the fold accepts or rejects it.
+"""Choose the broker for a bundle that has no owner, or must move. The choice is policy, not safety:
+the fold accepts or rejects it.
 
-All strategies choose among the brokers that `brokers.balancing.destinations` allows. They place a batch as a whole, heaviest bundle first,
-and count each placed bundle for the next. Bundles that leave an owner do not count there, and of equal bundles those of each owner take
-turns. Bundles without weight go by number. The score (`Scale`) is the shedder's, so the shedder does not move what was just placed.
+All strategies choose among the brokers that `brokers.balancing.destinations` allows. They place a
+batch as a whole, heaviest bundle first, and count each placed bundle for the next. Bundles that
+leave an owner do not count there, and of equal bundles those of each owner take turns. Bundles
+without weight go by number. The score (`Scale`) is the shedder's, so the shedder does not move what
+was just placed.
 """
 
 from __future__ import annotations
@@ -26,8 +29,16 @@ _NOBODY: Final[frozenset[int]] = frozenset()
 class Placement(Protocol):
     """A placement strategy."""
 
-    def place(self, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]], at_most: int) -> dict[str, int]:
-        """Return an incarnation for each of the first `at_most` of `bundles` that can be placed, by bundle name.
+    def place(
+        self,
+        view: View,
+        bundles: Sequence[BundleEntry],
+        *,
+        avoid: Mapping[str, frozenset[int]],
+        at_most: int,
+    ) -> dict[str, int]:
+        """Return an incarnation for each of the first `at_most` of `bundles` that can be placed, by
+        bundle name.
 
         * A bundle without a candidate is left out and does not count towards `at_most`.
         * Only brokers that `brokers.balancing.destinations` allows are chosen.
@@ -39,10 +50,11 @@ class Placement(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """What brokers are compared by: each broker's load per room, and the weight that each bundle adds.
+    """What brokers are compared by: each broker's load per room, and the weight that each bundle
+    adds.
 
-    `carried` and `weights` share one unit. A bundle of unknown weight weighs `usual`. A live broker that is missing in `carried` counts as
-    the mean of the others. Room defaults to 1.
+    `carried` and `weights` share one unit. A bundle of unknown weight weighs `usual`. A live broker
+    that is missing in `carried` counts as the mean of the others. Room defaults to 1.
     """
 
     carried: Mapping[str, float]
@@ -57,11 +69,12 @@ class Scale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reports:
-    """Plausible reports, combined once per placement, because every lookup of a free bundle needs them.
+    """Plausible reports, combined once per placement, because every lookup of a free bundle needs
+    them.
 
     * `carried`, `weights`: the loads of brokers by id and of bundles by name, in one unit.
-    * `usual`: the weight of an unreported bundle. It is the mean of the bundles that reports count but do not name; without any, the mean
-      of the named bundles.
+    * `usual`: the weight of an unreported bundle. It is the mean of the bundles that reports count
+      but do not name; without any, the mean of the named bundles.
     * `named`: by broker, the bundles that its report names and no newer report does.
     """
 
@@ -72,7 +85,9 @@ class Reports:
     named: Mapping[str, frozenset[str]]
 
     def scale(self, view: View) -> Scale:
-        """Return a scale that includes moves after the reports. Otherwise many lookups at once would all choose one idle broker."""
+        """Return a scale that includes moves after the reports. Otherwise many lookups at once
+        would all choose one idle broker.
+        """
         now, arrived = dict(self.carried), dict.fromkeys(self.carried, 0)
         for reporter, names in self.named.items():
             entry = view.brokers.get(reporter)
@@ -80,7 +95,9 @@ class Reports:
             moved = names if entry is None else view.not_settled_at(entry.incarnation, names)
             for name in sorted(moved):
                 bundle = view.bundles.get(name)
-                owner = None if bundle is None or bundle.owner is None else view.live.get(bundle.owner)
+                owner = (
+                    None if bundle is None or bundle.owner is None else view.live.get(bundle.owner)
+                )
                 if owner is not None and owner.broker != reporter:
                     now[reporter] -= self.weights[name]
                     if owner.broker in now:
@@ -88,17 +105,27 @@ class Reports:
                         arrived[owner.broker] += 1
         for broker in view.live.values():
             if broker.broker in now:
-                unheard = view.held_count(broker.incarnation) - self.loads[broker.broker].bundle_count - arrived[broker.broker]
+                unheard = (
+                    view.held_count(broker.incarnation)
+                    - self.loads[broker.broker].bundle_count
+                    - arrived[broker.broker]
+                )
                 now[broker.broker] += max(0, unheard) * self.usual
-        return Scale(carried={name: max(0.0, amount) for name, amount in now.items()}, weights=self.weights, usual=self.usual)
+        return Scale(
+            carried={name: max(0.0, amount) for name, amount in now.items()},
+            weights=self.weights,
+            usual=self.usual,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FewestBundles:
-    """Places each bundle at the broker that will have the fewest bundles per capacity, counting all that the view has given it.
+    """Places each bundle at the broker that will have the fewest bundles per capacity, counting all
+    that the view has given it.
 
-    Capacity is the weight that a broker declares on joining: a broker of 200 gets two bundles for each one of a broker of 100. It is not a
-    limit, because a bundle without a broker is worse off than one at a full broker. `loads` only exclude brokers.
+    Capacity is the weight that a broker declares on joining: a broker of 200 gets two bundles for
+    each one of a broker of 100. It is not a limit, because a bundle without a broker is worse off
+    than one at a full broker. `loads` only exclude brokers.
     """
 
     loads: Mapping[str, BrokerLoad] = field(default_factory=dict)
@@ -108,7 +135,14 @@ class FewestBundles:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_believed", believed(self.loads))
 
-    def place(self, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]], at_most: int) -> dict[str, int]:
+    def place(
+        self,
+        view: View,
+        bundles: Sequence[BundleEntry],
+        *,
+        avoid: Mapping[str, frozenset[int]],
+        at_most: int,
+    ) -> dict[str, int]:
         """See `Placement.place`."""
         destinations = Destinations(view, loads=self._believed, rules=self.rules)
         return _Batch(view, destinations, _by_count(destinations)).place(bundles, avoid, at_most)
@@ -116,17 +150,30 @@ class FewestBundles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastCost:
-    """Places each bundle at the broker whose bundles will cost least per capacity: the score of `shedder.balanced`."""
+    """Places each bundle at the broker whose bundles will cost least per capacity: the score of
+    `shedder.balanced`.
+    """
 
     summaries: Mapping[str, Summary] = field(default_factory=dict)
     rules: PlacementRules = field(default_factory=PlacementRules)
     _reports: Reports = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        possible = {name: summary for name, summary in sorted(self.summaries.items()) if fault_of_summary(summary) is None}
+        possible = {
+            name: summary
+            for name, summary in sorted(self.summaries.items())
+            if fault_of_summary(summary) is None
+        }
         object.__setattr__(self, "_reports", by_cost(possible))
 
-    def place(self, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]], at_most: int) -> dict[str, int]:
+    def place(
+        self,
+        view: View,
+        bundles: Sequence[BundleEntry],
+        *,
+        avoid: Mapping[str, frozenset[int]],
+        at_most: int,
+    ) -> dict[str, int]:
         """See `Placement.place`."""
         destinations = Destinations(view, loads=self._reports.loads, rules=self.rules)
         scale = replace(self._reports.scale(view), room=_capacities(destinations))
@@ -135,10 +182,12 @@ class LeastCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastLongTermMessageRate:
-    """Places each bundle at the broker that will have the fewest messages per second, as Pulsar's strategy of this name does.
+    """Places each bundle at the broker that will have the fewest messages per second, as Pulsar's
+    strategy of this name does.
 
-    A broker above `overloaded_percent` (`loadBalancerBrokerOverloadedThresholdPercentage`) comes after all others. If all are above it,
-    this takes the one with the fewest messages; Pulsar takes any.
+    A broker above `overloaded_percent` (`loadBalancerBrokerOverloadedThresholdPercentage`) comes
+    after all others. If all are above it, this takes the one with the fewest messages; Pulsar takes
+    any.
     """
 
     loads: Mapping[str, BrokerLoad] = field(default_factory=dict)
@@ -149,7 +198,14 @@ class LeastLongTermMessageRate:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_reports", by_messages(believed(self.loads)))
 
-    def place(self, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]], at_most: int) -> dict[str, int]:
+    def place(
+        self,
+        view: View,
+        bundles: Sequence[BundleEntry],
+        *,
+        avoid: Mapping[str, frozenset[int]],
+        at_most: int,
+    ) -> dict[str, int]:
         """See `Placement.place`."""
         loads = self._reports.loads
         used = {name: load.averages.weighted_max * 100 for name, load in loads.items()}
@@ -159,18 +215,27 @@ class LeastLongTermMessageRate:
             if not self.rules.pulsar_exact:
                 return calm or fit
             least = min((batch.score(name, bundle) for name in calm), default=None)
-            return [_any_of([name for name in calm if batch.score(name, bundle) == least] or fit, bundle)]
+            return [
+                _any_of(
+                    [name for name in calm if batch.score(name, bundle) == least] or fit, bundle
+                )
+            ]
 
         destinations = Destinations(view, loads=loads, rules=self.rules)
-        return _Batch(view, destinations, self._reports.scale(view), narrow=fewest).place(bundles, avoid, at_most)
+        return _Batch(view, destinations, self._reports.scale(view), narrow=fewest).place(
+            bundles, avoid, at_most
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastResourceUsageWithWeight:
-    """Places each bundle at a broker whose use is below the mean by a margin, as Pulsar's strategy of this name does.
+    """Places each bundle at a broker whose use is below the mean by a margin, as Pulsar's strategy
+    of this name does.
 
-    The margin is `difference_percent` (`loadBalancerAverageResourceUsageDifferenceThresholdPercentage`). Of these brokers, or of all if
-    there are none, it takes the one that will be used least. Pulsar takes any of them, and uses its last reports only.
+    The margin is `difference_percent`
+    (`loadBalancerAverageResourceUsageDifferenceThresholdPercentage`). Of these brokers, or of all
+    if there are none, it takes the one that will be used least. Pulsar takes any of them, and uses
+    its last reports only.
     """
 
     loads: Mapping[str, BrokerLoad] = field(default_factory=dict)
@@ -181,7 +246,14 @@ class LeastResourceUsageWithWeight:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_reports", by_use(believed(self.loads)))
 
-    def place(self, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]], at_most: int) -> dict[str, int]:
+    def place(
+        self,
+        view: View,
+        bundles: Sequence[BundleEntry],
+        *,
+        avoid: Mapping[str, frozenset[int]],
+        at_most: int,
+    ) -> dict[str, int]:
         """See `Placement.place`."""
         loads = self._reports.loads
         reported = {name: load.averages.weighted_max for name, load in loads.items()}
@@ -193,7 +265,9 @@ class LeastResourceUsageWithWeight:
             return choose_among(fit, used, self.difference_percent)
 
         destinations = Destinations(view, loads=loads, rules=self.rules)
-        return _Batch(view, destinations, self._reports.scale(view), narrow=least_used).place(bundles, avoid, at_most)
+        return _Batch(view, destinations, self._reports.scale(view), narrow=least_used).place(
+            bundles, avoid, at_most
+        )
 
 
 class RoundRobin:
@@ -203,7 +277,14 @@ class RoundRobin:
         self.rules = rules or PlacementRules()
         self._turn = 0
 
-    def place(self, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]], at_most: int) -> dict[str, int]:
+    def place(
+        self,
+        view: View,
+        bundles: Sequence[BundleEntry],
+        *,
+        avoid: Mapping[str, frozenset[int]],
+        at_most: int,
+    ) -> dict[str, int]:
         """See `Placement.place`."""
 
         def next_in_turn(_: BundleEntry, fit: Sequence[str], __: _Batch) -> Sequence[str]:
@@ -211,11 +292,16 @@ class RoundRobin:
             return [fit[(self._turn - 1) % len(fit)]]
 
         destinations = Destinations(view, rules=self.rules)
-        return _Batch(view, destinations, _by_count(destinations), narrow=next_in_turn).place(bundles, avoid, at_most)
+        return _Batch(view, destinations, _by_count(destinations), narrow=next_in_turn).place(
+            bundles, avoid, at_most
+        )
 
 
-def choose_among(candidates: Sequence[str], used: Mapping[str, float], difference_percent: float) -> Sequence[str]:
-    """Return the candidates from which Pulsar's LeastResourceUsageWithWeight draws: those below the mean by a margin, or all.
+def choose_among(
+    candidates: Sequence[str], used: Mapping[str, float], difference_percent: float
+) -> Sequence[str]:
+    """Return the candidates from which Pulsar's LeastResourceUsageWithWeight draws: those below the
+    mean by a margin, or all.
 
     `used` are fractions of 1. A missing candidate does not count for the mean.
     """
@@ -223,7 +309,9 @@ def choose_among(candidates: Sequence[str], used: Mapping[str, float], differenc
     if not known:
         return candidates
     mean = sum(known.values()) / len(known)
-    return [name for name, use in known.items() if use + difference_percent / 100 <= mean] or candidates
+    return [
+        name for name, use in known.items() if use + difference_percent / 100 <= mean
+    ] or candidates
 
 
 def believed(loads: Mapping[str, BrokerLoad]) -> Mapping[str, BrokerLoad]:
@@ -231,14 +319,22 @@ def believed(loads: Mapping[str, BrokerLoad]) -> Mapping[str, BrokerLoad]:
     return {name: loads[name] for name in sorted(loads) if fault_of(loads[name]) is None}
 
 
-def places_elsewhere(view: View, bundles: Sequence[BundleEntry], placement: Placement) -> dict[str, int]:
-    """Return where `placement` puts these bundles, away from their owners, all together: an incarnation by bundle name."""
-    avoid = {bundle.name: frozenset({bundle.owner}) for bundle in bundles if bundle.owner is not None}
+def places_elsewhere(
+    view: View, bundles: Sequence[BundleEntry], placement: Placement
+) -> dict[str, int]:
+    """Return where `placement` puts these bundles, away from their owners, all together: an
+    incarnation by bundle name.
+    """
+    avoid = {
+        bundle.name: frozenset({bundle.owner}) for bundle in bundles if bundle.owner is not None
+    }
     return placement.place(view, bundles, avoid=avoid, at_most=len(bundles)) if bundles else {}
 
 
 def in_turns(bundles: Iterable[BundleEntry]) -> list[BundleEntry]:
-    """Return the bundles in an order in which owners take turns, so that a part of them leaves all owners evenly."""
+    """Return the bundles in an order in which owners take turns, so that a part of them leaves all
+    owners evenly.
+    """
     before = Counter[int | None]()
     turns: list[tuple[int, BundleEntry]] = []
     for bundle in bundles:
@@ -266,22 +362,30 @@ def by_messages(loads: Mapping[str, BrokerLoad]) -> Reports:
 def by_use(loads: Mapping[str, BrokerLoad]) -> Reports:
     """Return reports of the decaying average of weighted use, as `TransferShedder` uses it.
 
-    A bundle's share of its broker's use is its share of the broker's throughput, as in that shedder.
+    A bundle's share of its broker's use is its share of the broker's throughput, as in that
+    shedder.
     """
     carried = {name: load.averages.weighted_max for name, load in loads.items()}
     throughput = sum(load.averages.bytes_per_second for load in loads.values())
     mean = sum(carried.values()) / throughput if throughput >= 1 else 0.0
     per_byte = {
         # Below a byte per second the use per byte is unknown.
-        name: carried[name] / load.averages.bytes_per_second if load.averages.bytes_per_second >= 1 else mean
+        name: carried[name] / load.averages.bytes_per_second
+        if load.averages.bytes_per_second >= 1
+        else mean
         for name, load in loads.items()
     }
-    return _reports_of(loads, carried, lambda name, bundle: bundle.traffic.bytes_per_second * per_byte[name])
+    return _reports_of(
+        loads, carried, lambda name, bundle: bundle.traffic.bytes_per_second * per_byte[name]
+    )
 
 
 def _by_count(destinations: Destinations) -> Scale:
     return Scale(
-        carried={broker.broker: destinations.view.held_count(broker.incarnation) for broker in destinations.live},
+        carried={
+            broker.broker: destinations.view.held_count(broker.incarnation)
+            for broker in destinations.live
+        },
         room=_capacities(destinations),
     )
 
@@ -290,7 +394,11 @@ def _capacities(destinations: Destinations) -> Mapping[str, int]:
     return {broker.broker: broker.joined.capacity for broker in destinations.live}
 
 
-def _reports_of(loads: Mapping[str, BrokerLoad], carried: Mapping[str, float], weight: Callable[[str, BundleTraffic], float]) -> Reports:
+def _reports_of(
+    loads: Mapping[str, BrokerLoad],
+    carried: Mapping[str, float],
+    weight: Callable[[str, BundleTraffic], float],
+) -> Reports:
     """Combine the reports. `weight` returns what a bundle weighs at the broker that reported it."""
     weights: dict[str, float] = {}
     reporters: dict[str, str] = {}
@@ -303,7 +411,11 @@ def _reports_of(loads: Mapping[str, BrokerLoad], carried: Mapping[str, float], w
         if load.bundle_count > len(reported):
             rest += max(0.0, carried[name] - sum(reported.values()))
             uncounted += load.bundle_count - len(reported)
-    usual = rest / uncounted if uncounted else (sum(weights.values()) / len(weights) if weights else 0.0)
+    usual = (
+        rest / uncounted
+        if uncounted
+        else (sum(weights.values()) / len(weights) if weights else 0.0)
+    )
     named: dict[str, list[str]] = {}
     for bundle, reporter in reporters.items():
         named.setdefault(reporter, []).append(bundle)
@@ -315,7 +427,9 @@ def _reports_of(loads: Mapping[str, BrokerLoad], carried: Mapping[str, float], w
 
 
 class _Batch:
-    """One batch during its placement. `narrow` reduces the allowed brokers to at least one; the least loaded of them is taken."""
+    """One batch during its placement. `narrow` reduces the allowed brokers to at least one; the
+    least loaded of them is taken.
+    """
 
     def __init__(
         self,
@@ -323,22 +437,38 @@ class _Batch:
         destinations: Destinations,
         scale: Scale,
         *,
-        narrow: Callable[[BundleEntry, Sequence[str], _Batch], Sequence[str]] = lambda _, fit, __: fit,
+        narrow: Callable[[BundleEntry, Sequence[str], _Batch], Sequence[str]] = lambda _, fit, __: (
+            fit
+        ),
     ) -> None:
         self._view = view
         self._destinations = destinations
         self._scale = scale
         self._narrow = narrow
-        known = [scale.carried[broker.broker] for broker in destinations.live if broker.broker in scale.carried]
+        known = [
+            scale.carried[broker.broker]
+            for broker in destinations.live
+            if broker.broker in scale.carried
+        ]
         mean = sum(known) / len(known) if known else 0.0
         # The load and the room of each broker. The number of bundles per capacity breaks ties.
-        self.carried = {broker.broker: scale.carried.get(broker.broker, mean) for broker in destinations.live}
-        self._room = {broker.broker: scale.room.get(broker.broker, 1) for broker in destinations.live}
-        self._counts = {broker.broker: view.held_count(broker.incarnation) for broker in destinations.live}
+        self.carried = {
+            broker.broker: scale.carried.get(broker.broker, mean) for broker in destinations.live
+        }
+        self._room = {
+            broker.broker: scale.room.get(broker.broker, 1) for broker in destinations.live
+        }
+        self._counts = {
+            broker.broker: view.held_count(broker.incarnation) for broker in destinations.live
+        }
 
-    def place(self, bundles: Sequence[BundleEntry], avoid: Mapping[str, frozenset[int]], at_most: int) -> dict[str, int]:
+    def place(
+        self, bundles: Sequence[BundleEntry], avoid: Mapping[str, frozenset[int]], at_most: int
+    ) -> dict[str, int]:
         """See `Placement.place`."""
-        everybody = frozenset(broker.incarnation for broker in self._destinations.live if broker.status == "up")
+        everybody = frozenset(
+            broker.incarnation for broker in self._destinations.live if broker.status == "up"
+        )
         fit: dict[str, BundleEntry] = {}
         for bundle in bundles:
             if len(fit) >= at_most:
@@ -346,17 +476,26 @@ class _Batch:
             # Fast path for bundles that every broker refuses: there may be thousands.
             if not everybody <= avoid.get(bundle.name, _NOBODY) and self._allowed(bundle, avoid):
                 fit[bundle.name] = bundle
-        owners = {name: owner for name, bundle in fit.items() if (owner := self._view.live.get(bundle.owner or 0)) is not None}
+        owners = {
+            name: owner
+            for name, bundle in fit.items()
+            if (owner := self._view.live.get(bundle.owner or 0)) is not None
+        }
         for name, owner in owners.items():
             self._count(name, owner.broker, -1)
         placed: dict[str, str] = {}
-        in_order = sorted(in_turns(fit.values()), key=lambda bundle: -self._scale.weight(bundle.name))
-        # Where bundles leave brokers that take others, the first ones take places that later ones need. A second pass evens that out.
+        in_order = sorted(
+            in_turns(fit.values()), key=lambda bundle: -self._scale.weight(bundle.name)
+        )
+        # Where bundles leave brokers that take others, the first ones take places that later ones
+        # need. A second pass evens that out.
         passes = 2 if any(owner.status == "up" for owner in owners.values()) else 1
         for bundle in in_order * passes:
             if bundle.name in placed:
                 self._count(bundle.name, placed[bundle.name], -1)
-            chosen = placed[bundle.name] = self._choose(bundle, self._narrow(bundle, self._allowed(bundle, avoid), self))
+            chosen = placed[bundle.name] = self._choose(
+                bundle, self._narrow(bundle, self._allowed(bundle, avoid), self)
+            )
             self._count(bundle.name, chosen, 1)
             self._destinations.placed(bundle, chosen)
         return {name: self._view.brokers[broker].incarnation for name, broker in placed.items()}
@@ -378,12 +517,22 @@ class _Batch:
         carried, room, weight = self.carried, self._room, self._scale.weight(bundle.name)
         brokers, counts = self._view.brokers, self._counts
         scores = {name: (carried[name] + weight) / room[name] for name in fit}
-        # A bundle without weight changes no score: by score first, one broker would get a whole batch of them.
+        # A bundle without weight changes no score: by score first, one broker would get a whole
+        # batch of them.
         least = min(scores.values()) if weight > 0 else math.inf
         equals = [name for name, score in scores.items() if score <= least]
-        return min(equals, key=lambda name: ((counts[name] + 1) / brokers[name].joined.capacity, scores[name], name))
+        return min(
+            equals,
+            key=lambda name: (
+                (counts[name] + 1) / brokers[name].joined.capacity,
+                scores[name],
+                name,
+            ),
+        )
 
 
 def _any_of(names: Sequence[str], bundle: BundleEntry) -> str:
-    """Return one of the names by a hash. Pulsar draws at random; this gives equal answers to equal questions."""
+    """Return one of the names by a hash. Pulsar draws at random; this gives equal answers to equal
+    questions.
+    """
     return names[crc32(bundle.name.encode()) % len(names)]

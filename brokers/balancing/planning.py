@@ -1,4 +1,5 @@
-"""Turn the channel, the load reports and the settings into a shedder's input, and run one round on it.
+"""Turn the channel, the load reports and the settings into a shedder's input, and run one round on
+it.
 
 The leader's rounds and the dry run share this code, so a dry run shows what a round would do.
 """
@@ -35,7 +36,8 @@ OF_POLICIES: Final = "policies"
 class ClusterSnapshot:
     """A cluster as a round sees it: the allowed destinations, and the snapshot for shedders.
 
-    Both read the view lazily. Make a plan before the view changes, or use a view that does not change.
+    Both read the view lazily. Make a plan before the view changes, or use a view that does not
+    change.
     """
 
     destinations: Destinations
@@ -58,8 +60,8 @@ def cluster_snapshot_of(
 ) -> ClusterSnapshot:
     """Return the cluster of `view` at `now_ms` (Unix time), with its policies and placement rules.
 
-    `resting` are bundles that have moved lately. A broker without recent reports takes no part, even if a strategy's own limit
-    would still accept its last report.
+    `resting` are bundles that have moved lately. A broker without recent reports takes no part,
+    even if a strategy's own limit would still accept its last report.
     """
     known = tuple(summaries)
     loads = believed({summary.broker: summary.load for summary in known})
@@ -78,29 +80,46 @@ def cluster_snapshot_of(
         frozen=controls_in(view, now_ms).why_frozen,
     )
     silent = {
-        summary.broker: f"its last load report was made {format_age(now_ms - summary.load.taken_ms)} (limit: {format_duration(age_ms_max)})"
+        summary.broker: (
+            f"its last load report was made {format_age(now_ms - summary.load.taken_ms)} (limit:"
+            f" {format_duration(age_ms_max)})"
+        )
         for summary in known
         if summary.broker in snapshot.live and abs(now_ms - summary.load.taken_ms) > age_ms_max
     }
-    return ClusterSnapshot(destinations=destinations, snapshot=replace(snapshot, apart={**silent, **snapshot.apart}))
+    return ClusterSnapshot(
+        destinations=destinations, snapshot=replace(snapshot, apart={**silent, **snapshot.apart})
+    )
 
 
-def fresh(summaries: Iterable[Summary], settings: BalancingSettings, *, now_ms: int) -> Mapping[str, Summary]:
-    """Return the summaries that placement uses at `now_ms` (Unix time), by broker: those that `cluster_snapshot_of` counts as recent.
+def fresh(
+    summaries: Iterable[Summary], settings: BalancingSettings, *, now_ms: int
+) -> Mapping[str, Summary]:
+    """Return the summaries that placement uses at `now_ms` (Unix time), by broker: those that
+    `cluster_snapshot_of` counts as recent.
 
-    Without this check, a broker that was idle when its reports stopped would get every bundle. An unknown broker counts as the mean.
+    Without this check, a broker that was idle when its reports stopped would get every bundle. An
+    unknown broker counts as the mean.
     """
     age_ms_max = _age_ms_max(settings)
-    return {summary.broker: summary for summary in summaries if abs(now_ms - summary.load.taken_ms) <= age_ms_max}
+    return {
+        summary.broker: summary
+        for summary in summaries
+        if abs(now_ms - summary.load.taken_ms) <= age_ms_max
+    }
 
 
 def _age_ms_max(settings: BalancingSettings) -> int:
     reports = settings.reports
-    return _REPORTS_MISSED * max(reports.interval_max_ms, reports.interval_min_ms, reports.sample_interval_ms)
+    return _REPORTS_MISSED * max(
+        reports.interval_max_ms, reports.interval_min_ms, reports.sample_interval_ms
+    )
 
 
 def _rules(view: View, destinations: Destinations) -> Callable[[str], Candidates]:
-    """Return a function that gives the candidates of a bundle. A reported bundle that was split or merged since has none."""
+    """Return a function that gives the candidates of a bundle. A reported bundle that was split or
+    merged since has none.
+    """
 
     def candidates(name: str) -> Candidates:
         bundle = view.bundles.get(name)
@@ -111,9 +130,11 @@ def _rules(view: View, destinations: Destinations) -> Callable[[str], Candidates
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalancingRound:
-    """The plan of one round of the leader, and its strategy: `OF_POLICIES`, or the name of a shedder.
+    """The plan of one round of the leader, and its strategy: `OF_POLICIES`, or the name of a
+    shedder.
 
-    `capacities`: of the brokers whose mean load the predictions of the moves refer to, by id; empty without predictions.
+    `capacities`: of the brokers whose mean load the predictions of the moves refer to, by id; empty
+    without predictions.
     """
 
     plan: Plan
@@ -134,33 +155,49 @@ def plan_round(
     resting: Collection[str] = (),
     choose: Callable[[BalancingSettings], Shedder] = shedder_of,
 ) -> BalancingRound:
-    """Return the plan of one round over `cluster`, which was made with the same `settings` and `resting`.
+    """Return the plan of one round over `cluster`, which was made with the same `settings` and
+    `resting`.
 
-    If bundles violate a policy, only they move, to where `placement` puts them; the next round sees the load after that.
+    If bundles violate a policy, only they move, to where `placement` puts them; the next round sees
+    the load after that.
     """
     snapshot = cluster.snapshot
     at_most = settings.balancing.moves_max
-    moves, stays = policy_violations(cluster.destinations, placement=placement, at_most=at_most, resting=resting)
+    moves, stays = policy_violations(
+        cluster.destinations, placement=placement, at_most=at_most, resting=resting
+    )
     if moves:
-        return BalancingRound(plan=Plan(moves=moves, stays=stays, memory=snapshot.memory), strategy=OF_POLICIES)
+        return BalancingRound(
+            plan=Plan(moves=moves, stays=stays, memory=snapshot.memory), strategy=OF_POLICIES
+        )
     plan = choose(settings).plan(snapshot).with_stays(stays)
     is_predicted = any(move.predicted is not None for move in plan.moves)
-    capacities = {broker.broker: broker.capacity for broker in snapshot.brokers if broker.barred is None} if is_predicted else {}
+    capacities = (
+        {broker.broker: broker.capacity for broker in snapshot.brokers if broker.barred is None}
+        if is_predicted
+        else {}
+    )
     return BalancingRound(plan=plan, strategy=settings.balancing.shedder, capacities=capacities)
 
 
-def stale_moves(view: View, moves: Iterable[Move], rules: PlacementRules, *, now_ms: int) -> Mapping[str, str]:
-    """Return which planned moves must not start any more, by bundle, and why. They may have waited for a free slot.
+def stale_moves(
+    view: View, moves: Iterable[Move], rules: PlacementRules, *, now_ms: int
+) -> Mapping[str, str]:
+    """Return which planned moves must not start any more, by bundle, and why. They may have waited
+    for a free slot.
 
-    The bundle may have moved or gone since the plan, a new policy may forbid the move, or its namespace may be frozen at `now_ms` (Unix
-    time). A bundle whose owner violates a policy still moves.
+    The bundle may have moved or gone since the plan, a new policy may forbid the move, or its
+    namespace may be frozen at `now_ms` (Unix time). A bundle whose owner violates a policy still
+    moves.
     """
     destinations, frozen = Destinations(view, rules=rules), controls_in(view, now_ms).why_frozen
     reasons = {move.bundle: _why_stale(view, destinations, move, frozen) for move in moves}
     return {bundle: reason for bundle, reason in reasons.items() if reason is not None}
 
 
-def _why_stale(view: View, destinations: Destinations, move: Move, frozen: Mapping[str, str]) -> str | None:
+def _why_stale(
+    view: View, destinations: Destinations, move: Move, frozen: Mapping[str, str]
+) -> str | None:
     entry = view.bundles.get(move.bundle)
     owner = None if entry is None or entry.owner is None else view.live.get(entry.owner)
     if entry is None or owner is None or owner.broker != move.source:
@@ -168,19 +205,35 @@ def _why_stale(view: View, destinations: Destinations, move: Move, frozen: Mappi
     if entry.namespace in frozen and move.source not in destinations.bound(entry).refused:
         return frozen[entry.namespace]
     if move.destination is None:
-        return None if destinations.of(entry, avoid={owner.incarnation}).allowed else "no other broker may have it now"
+        return (
+            None
+            if destinations.of(entry, avoid={owner.incarnation}).allowed
+            else "no other broker may have it now"
+        )
     bound = destinations.bound(entry)
-    return None if move.destination in bound.allowed else bound.refused.get(move.destination, f"{move.destination} takes nothing now")
+    return (
+        None
+        if move.destination in bound.allowed
+        else bound.refused.get(move.destination, f"{move.destination} takes nothing now")
+    )
 
 
 def planned_elsewhere(view: View, moves: Iterable[Move], placement: Placement) -> Mapping[str, int]:
-    """Return where the bundles go whose moves name no destination, all together: an incarnation by bundle name."""
-    away = [view.bundles[move.bundle] for move in moves if move.destination is None and move.bundle in view.bundles]
+    """Return where the bundles go whose moves name no destination, all together: an incarnation by
+    bundle name.
+    """
+    away = [
+        view.bundles[move.bundle]
+        for move in moves
+        if move.destination is None and move.bundle in view.bundles
+    ]
     return places_elsewhere(view, away, placement)
 
 
 def moving_in(view: View) -> dict[str, Ends]:
-    """Return the moving bundles of any broker, with both ends. A bundle that nobody serves is placed, not moved."""
+    """Return the moving bundles of any broker, with both ends. A bundle that nobody serves is
+    placed, not moved.
+    """
     return {
         bundle.name: (broker_id_of(view, bundle.source), broker_id_of(view, bundle.owner))
         for bundle in view.unsettled()
@@ -194,18 +247,29 @@ def broker_id_of(view: View, incarnation: int | None) -> str | None:
     return None if broker is None else broker.broker
 
 
-def foreseen(cluster: ClusterSnapshot, settings: BalancingSettings, placement: Placement) -> tuple[str, Forecast]:
-    """Return the strategy of the next round, as in `BalancingRound.strategy`, and what the round would do if it were due."""
+def foreseen(
+    cluster: ClusterSnapshot, settings: BalancingSettings, placement: Placement
+) -> tuple[str, Forecast]:
+    """Return the strategy of the next round, as in `BalancingRound.strategy`, and what the round
+    would do if it were due.
+    """
     due = as_if_due(cluster.snapshot, settings)
     planned = plan_round(replace(cluster, snapshot=due), settings, placement)
-    ttl_ms = settings.transfer.load_ttl_ms if settings.balancing.shedder == "TransferShedder" else LOAD_TTL_MS
+    ttl_ms = (
+        settings.transfer.load_ttl_ms
+        if settings.balancing.shedder == "TransferShedder"
+        else LOAD_TTL_MS
+    )
     measure: Measure = "cost" if settings.balancing.shedder == "BalancedShedder" else "use"
     placed = _placed(cluster.destinations.view, planned.plan, placement)
-    return planned.strategy, forecast_of(due, planned.plan, measure=measure, ttl_ms=ttl_ms, placed=placed)
+    return planned.strategy, forecast_of(
+        due, planned.plan, measure=measure, ttl_ms=ttl_ms, placed=placed
+    )
 
 
 def as_if_due(snapshot: Snapshot, settings: BalancingSettings) -> Snapshot:
-    """Return the snapshot with a memory of so many uneven rounds that a strategy acts in the next one.
+    """Return the snapshot with a memory of so many uneven rounds that a strategy acts in the next
+    one.
 
     Only the leader knows the real count. The memory of moves stays as it is.
     """
@@ -214,15 +278,23 @@ def as_if_due(snapshot: Snapshot, settings: BalancingSettings) -> Snapshot:
         hits=settings.transfer.hit_count_threshold,
         low_hits=dict.fromkeys(snapshot.live, settings.average.low_hits),
         high_hits=dict.fromkeys(snapshot.live, settings.average.high_hits),
-        uneven_since_ms=dict.fromkeys(snapshot.live, snapshot.now_ms - settings.balanced.patience_ms),
+        uneven_since_ms=dict.fromkeys(
+            snapshot.live, snapshot.now_ms - settings.balanced.patience_ms
+        ),
     )
     return replace(snapshot, memory=memory)
 
 
 def groups_in_play(settings: BalancingSettings) -> tuple[str, ...]:
-    """Return the groups of settings that affect a round: `balancing`, the shedder's own, `weights` and `placement`."""
+    """Return the groups of settings that affect a round: `balancing`, the shedder's own, `weights`
+    and `placement`.
+    """
     shedder = settings.balancing.shedder
-    own = (group.name for group in fields(settings) if type(getattr(settings, group.name)).__name__ == shedder)
+    own = (
+        group.name
+        for group in fields(settings)
+        if type(getattr(settings, group.name)).__name__ == shedder
+    )
     return ("balancing", *own, "weights", "placement")
 
 

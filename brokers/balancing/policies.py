@@ -1,29 +1,36 @@
-"""Parse cluster policies: isolation policies, pins of bundles to brokers, failure domains, controls, tenants, and rights of roles.
+"""Parse cluster policies: isolation policies, pins of bundles to brokers, failure domains,
+controls, tenants, and rights of roles.
 
 What follows for a bundle is decided in `brokers.balancing.destinations`.
 
-The key of a policy record is KIND/NAME. Unknown kinds are ignored. A document is flat, so lists use numbers: `primary.0`, `primary.1`. The
-kinds:
+The key of a policy record is KIND/NAME. Unknown kinds are ignored. A document is flat, so lists use
+numbers: `primary.0`, `primary.1`. The kinds:
 
-* `isolation`: Pulsar's namespace isolation policy with `min_available`. Namespaces that match one of `namespaces.N` may use only brokers
-  that match one of `primary.N`, and no other namespace may use these brokers. While fewer than `min_limit` primaries (default 1; 0: never)
-  are available, brokers that match one of `secondary.N` take these namespaces, too. A primary whose use is at least `usage_threshold`
-  percent (default 100) is not available.
-* `pin`: bundles of `namespace` may use only `brokers.N`. With `range` (`0xLOW_0xHIGH`), only bundles that overlap it are pinned. Pulsar has
-  no pins.
-* `failure-domain`: `brokers.N` fail together, for anti-affinity. It overrides the domain that a broker declares on joining. A broker is in
-  one domain; if two records name it, the first domain by name counts.
-* `maintenance`, `domain-maintenance`: the broker, or the failure domain, NAME takes no bundles and gives away those that it has, for the
-  `reason`. At `until_ms` (Unix time; 0: no end) the leader removes the policy, and it applies until it is removed.
-* `pause`: with the name `balancing`, the balancer neither moves, splits nor merges until `until_ms` (Unix time), for the `reason`.
-* `freeze`: the same for the bundles of the namespace NAME; `until_ms` 0: no end. See `brokers.balancing.controls`.
-* `quarantine`: nobody is assigned the bundle NAME, for the `reason`; `evidence.N` are the offsets of the records that show it. See
-  `brokers.balancing.quarantine`.
-* `tenant`: a tenant that was created, with `allowed_clusters.N`, and the `admin_roles.N` that administer it.
+* `isolation`: Pulsar's namespace isolation policy with `min_available`. Namespaces that match one
+  of `namespaces.N` may use only brokers that match one of `primary.N`, and no other namespace may
+  use these brokers. While fewer than `min_limit` primaries (default 1; 0: never) are available,
+  brokers that match one of `secondary.N` take these namespaces, too. A primary whose use is at
+  least `usage_threshold` percent (default 100) is not available.
+* `pin`: bundles of `namespace` may use only `brokers.N`. With `range` (`0xLOW_0xHIGH`), only
+  bundles that overlap it are pinned. Pulsar has no pins.
+* `failure-domain`: `brokers.N` fail together, for anti-affinity. It overrides the domain that a
+  broker declares on joining. A broker is in one domain; if two records name it, the first domain by
+  name counts.
+* `maintenance`, `domain-maintenance`: the broker, or the failure domain, NAME takes no bundles and
+  gives away those that it has, for the `reason`. At `until_ms` (Unix time; 0: no end) the leader
+  removes the policy, and it applies until it is removed.
+* `pause`: with the name `balancing`, the balancer neither moves, splits nor merges until `until_ms`
+  (Unix time), for the `reason`.
+* `freeze`: the same for the bundles of the namespace NAME; `until_ms` 0: no end. See
+  `brokers.balancing.controls`.
+* `quarantine`: nobody is assigned the bundle NAME, for the `reason`; `evidence.N` are the offsets
+  of the records that show it. See `brokers.balancing.quarantine`.
+* `tenant`: a tenant that was created, with `allowed_clusters.N`, and the `admin_roles.N` that
+  administer it.
 * `grant`: the `right` of the role NAME in the cluster; see `brokers.balancing.grants`.
 
-A pattern is a regular expression of RE2, which has no backreferences and does not look ahead or back. It must match the whole name of a
-namespace, or a broker's whole id or host.
+A pattern is a regular expression of RE2, which has no backreferences and does not look ahead or
+back. It must match the whole name of a namespace, or a broker's whole id or host.
 """
 
 from __future__ import annotations
@@ -39,8 +46,20 @@ from equipoise.brokers.errors import InvalidPolicy
 from equipoise.brokers.security.rights import Right
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.errors import InvalidName
-from equipoise.channel.core.ranges import HASH_MAX, check_broker_id, check_namespace, parse_bundle, parse_range
-from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, INTEGER_MAX, TEXT_CHARACTERS_MAX, Document, Scalar
+from equipoise.channel.core.ranges import (
+    HASH_MAX,
+    check_broker_id,
+    check_namespace,
+    parse_bundle,
+    parse_range,
+)
+from equipoise.channel.core.records import (
+    DOCUMENT_ENTRIES_MAX,
+    INTEGER_MAX,
+    TEXT_CHARACTERS_MAX,
+    Document,
+    Scalar,
+)
 from equipoise.channel.core.view import View
 
 ISOLATION: Final = "isolation"
@@ -70,9 +89,10 @@ _LIMIT_MAX: Final = 1_000_000  # More brokers than any cluster has.
 _TIME_MAX_MS: Final = 1 << 53  # What JSON carries exactly in every program.
 _PATTERN_CHARACTERS_MAX: Final = 255
 
-# Every broker matches the patterns of the log. RE2 takes time in proportion to the name for every pattern. Python's engine can take
-# hours for `(a|a)*b`, and then no broker renews its lease. The memory bounds the size of a compiled pattern: the largest one that fits
-# is compiled in about 1 ms, and matches a name of 250 characters in 0.3 ms.
+# Every broker matches the patterns of the log. RE2 takes time in proportion to the name for every
+# pattern. Python's engine can take hours for `(a|a)*b`, and then no broker renews its lease. The
+# memory bounds the size of a compiled pattern: the largest one that fits is compiled in about 1 ms,
+# and matches a name of 250 characters in 0.3 ms.
 _RE2: Final = re2.Options()
 _RE2.max_mem = 1 << 18
 _RE2.log_errors = False
@@ -107,7 +127,9 @@ class Isolation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """Restricts the bundles between the points `low` and `high` of a namespace to the brokers with these ids."""
+    """Restricts the bundles between the points `low` and `high` of a namespace to the brokers with
+    these ids.
+    """
 
     name: str
     namespace: str
@@ -117,12 +139,16 @@ class Pin:
 
     def covers(self, bundle: BundleEntry) -> bool:
         """Return whether the pin applies to this bundle, because they overlap."""
-        return bundle.namespace == self.namespace and self.low < bundle.high and bundle.low < self.high
+        return (
+            bundle.namespace == self.namespace and self.low < bundle.high and bundle.low < self.high
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureDomain:
-    """Brokers that can fail together, by id. `name` is the policy's key, `domain` the name of the domain."""
+    """Brokers that can fail together, by id. `name` is the policy's key, `domain` the name of the
+    domain.
+    """
 
     name: str
     brokers: tuple[str, ...]
@@ -135,7 +161,9 @@ class FailureDomain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """What an operator has stopped for a reason: all balancing, or that of a namespace. `until_ms` is Unix time; 0: it has no end."""
+    """What an operator has stopped for a reason: all balancing, or that of a namespace. `until_ms`
+    is Unix time; 0: it has no end.
+    """
 
     name: str
     reason: str
@@ -163,9 +191,11 @@ class Maintenance(Control):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantine(Control):
-    """The quarantine of the bundle `subject`. `evidence` are the offsets of the records that show why.
+    """The quarantine of the bundle `subject`. `evidence` are the offsets of the records that show
+    why.
 
-    It lasts `hold_ms`, by the clock of each broker that reads it, because clocks differ. `until_ms` is for people.
+    It lasts `hold_ms`, by the clock of each broker that reads it, because clocks differ. `until_ms`
+    is for people.
     """
 
     hold_ms: int
@@ -191,7 +221,9 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """An unreadable policy. No broker may have bundles of the namespaces that it is known to cover."""
+    """An unreadable policy. No broker may have bundles of the namespaces that it is known to
+    cover.
+    """
 
     name: str
     namespaces: tuple[Pattern, ...]
@@ -221,7 +253,9 @@ class ClusterPolicies:
         )
 
     def names(self, bundle: BundleEntry) -> tuple[str, ...]:
-        """Return the names of these policies without the pins that do not cover `bundle`. Names are unique."""
+        """Return the names of these policies without the pins that do not cover `bundle`. Names are
+        unique.
+        """
         return (
             *(policy.name for policy in self.isolations),
             *(policy.name for policy in self.closed),
@@ -233,7 +267,9 @@ Policy = Isolation | Pin | FailureDomain | Control | Tenant | Grant
 
 
 def is_named(patterns: Iterable[Pattern], broker: str, *, host_only: bool = False) -> bool:
-    """Return whether a pattern matches a broker's id or host. With `host_only`, match the host alone, as Pulsar does."""
+    """Return whether a pattern matches a broker's id or host. With `host_only`, match the host
+    alone, as Pulsar does.
+    """
     host = host_of(broker)
     return _is_match(patterns, host) or (not host_only and _is_match(patterns, broker))
 
@@ -255,7 +291,9 @@ def is_about_placement(key: str) -> bool:
 
 
 def is_maintenance(key: str) -> bool:
-    """Return whether the policy of this key is the maintenance of a broker or of a failure domain."""
+    """Return whether the policy of this key is the maintenance of a broker or of a failure
+    domain.
+    """
     return key.partition("/")[0] in (MAINTENANCE, DOMAIN_MAINTENANCE)
 
 
@@ -268,22 +306,36 @@ def isolation_document(
     usage_threshold: int = USAGE_THRESHOLD_DEFAULT,
 ) -> Document:
     """Return the document of an isolation policy, unchecked; `parse_policy` checks it."""
-    lists = _numbered("namespaces", namespaces) | _numbered("primary", primary) | _numbered("secondary", secondary)
+    lists = (
+        _numbered("namespaces", namespaces)
+        | _numbered("primary", primary)
+        | _numbered("secondary", secondary)
+    )
     return lists | {"min_limit": min_limit, "usage_threshold": usage_threshold}
 
 
 def pin_document(*, namespace: str, brokers: Iterable[str], range_: str | None = None) -> Document:
-    """Return the document of a pin, unchecked; `parse_policy` checks it. Without a range it covers the whole namespace."""
-    return {"namespace": namespace} | ({} if range_ is None else {"range": range_}) | _numbered("brokers", brokers)
+    """Return the document of a pin, unchecked; `parse_policy` checks it. Without a range it covers
+    the whole namespace.
+    """
+    return (
+        {"namespace": namespace}
+        | ({} if range_ is None else {"range": range_})
+        | _numbered("brokers", brokers)
+    )
 
 
 def failure_domain_document(brokers: Iterable[str]) -> Document:
-    """Return the document of a failure domain, unchecked; `parse_policy` checks it. It may be empty."""
+    """Return the document of a failure domain, unchecked; `parse_policy` checks it. It may be
+    empty.
+    """
     return _numbered("brokers", sorted(set(brokers)))
 
 
 def control_document(reason: str, *, until_ms: int = 0) -> Document:
-    """Return the document of a control, unchecked; `parse_policy` checks it. `until_ms` is Unix time; 0: no end."""
+    """Return the document of a control, unchecked; `parse_policy` checks it. `until_ms` is Unix
+    time; 0: no end.
+    """
     return {"reason": reason, "until_ms": until_ms}
 
 
@@ -292,14 +344,25 @@ def quarantine_key(bundle: str) -> str:
     return f"{QUARANTINE}/{bundle}"
 
 
-def quarantine_document(reason: str, *, hold_ms: int, until_ms: int, evidence: Iterable[int]) -> Document:
-    """Return the document of a quarantine, unchecked; `parse_policy` checks it. `until_ms` is Unix time."""
-    return {"reason": reason, "until_ms": until_ms, "hold_ms": hold_ms, **_numbered("evidence", evidence)}
+def quarantine_document(
+    reason: str, *, hold_ms: int, until_ms: int, evidence: Iterable[int]
+) -> Document:
+    """Return the document of a quarantine, unchecked; `parse_policy` checks it. `until_ms` is Unix
+    time.
+    """
+    return {
+        "reason": reason,
+        "until_ms": until_ms,
+        "hold_ms": hold_ms,
+        **_numbered("evidence", evidence),
+    }
 
 
 def tenant_document(*, admin_roles: Iterable[str], allowed_clusters: Iterable[str]) -> Document:
     """Return the document of a tenant, unchecked; `parse_policy` checks it."""
-    return _numbered("admin_roles", sorted(set(admin_roles))) | _numbered("allowed_clusters", sorted(set(allowed_clusters)))
+    return _numbered("admin_roles", sorted(set(admin_roles))) | _numbered(
+        "allowed_clusters", sorted(set(allowed_clusters))
+    )
 
 
 def grant_document(right: Right) -> Document:
@@ -308,8 +371,14 @@ def grant_document(right: Right) -> Document:
 
 
 def items_of(document: Document, name: str) -> list[str]:
-    """Return the texts of one list of a document, in the order of their numbers. Skip values that are not text."""
-    found = [(int(match[2]), value) for field, value in document.items() if (match := _match_item(field)) and match[1] == name]
+    """Return the texts of one list of a document, in the order of their numbers. Skip values that
+    are not text.
+    """
+    found = [
+        (int(match[2]), value)
+        for field, value in document.items()
+        if (match := _match_item(field)) and match[1] == name
+    ]
     return [value for _, value in sorted(found, key=lambda item: item[0]) if isinstance(value, str)]
 
 
@@ -319,11 +388,20 @@ def parse_policy(key: str, document: Document) -> Policy | None:
     if kind not in _PARSERS:
         return None
     if kind == GRANT and not is_role(name):
-        raise InvalidPolicy(policy=key[:_ROLE_CHARACTERS_MAX], problem="the name of a role must be 1 to 255 printable characters")
+        raise InvalidPolicy(
+            policy=key[:_ROLE_CHARACTERS_MAX],
+            problem="the name of a role must be 1 to 255 printable characters",
+        )
     if kind not in (GRANT, FREEZE, QUARANTINE) and _match_name(name) is None:
-        raise InvalidPolicy(policy=key, problem="its name must be 1 to 255 ASCII letters, digits, '_', '-', '=', ':' or '.'")
+        raise InvalidPolicy(
+            policy=key,
+            problem="its name must be 1 to 255 ASCII letters, digits, '_', '-', '=', ':' or '.'",
+        )
     if len(document) > DOCUMENT_ENTRIES_MAX:
-        raise InvalidPolicy(policy=key, problem=f"it has {len(document)} entries, and may have {DOCUMENT_ENTRIES_MAX}")
+        raise InvalidPolicy(
+            policy=key,
+            problem=f"it has {len(document)} entries, and may have {DOCUMENT_ENTRIES_MAX}",
+        )
     fields = _Fields(key, document)
     policy = _PARSERS[kind](key, fields)
     fields.check_no_others()
@@ -331,7 +409,9 @@ def parse_policy(key: str, document: Document) -> Policy | None:
 
 
 def read_policies(view: View) -> ClusterPolicies:
-    """Return all policies of a view. An unreadable policy closes its known namespaces, and does not affect the other policies."""
+    """Return all policies of a view. An unreadable policy closes its known namespaces, and does not
+    affect the other policies.
+    """
     return policies_in({name: entry.document for name, entry in view.policies.items()})
 
 
@@ -346,9 +426,16 @@ def policies_in(documents: Mapping[str, Document]) -> ClusterPolicies:
         try:
             policy = parse_policy(key, documents[key])
         except InvalidPolicy as error:
-            # An unreadable domain has no effect: it is only a preference. Nor has an unreadable maintenance: a broker would be idle.
+            # An unreadable domain has no effect: it is only a preference. Nor has an unreadable
+            # maintenance: a broker would be idle.
             if key.partition("/")[0] in (ISOLATION, PIN):
-                closed.append(Closed(name=key, namespaces=_known_to_be_about(documents[key]), problem=error.problem))
+                closed.append(
+                    Closed(
+                        name=key,
+                        namespaces=_known_to_be_about(documents[key]),
+                        problem=error.problem,
+                    )
+                )
             continue
         match policy:
             case Isolation():
@@ -360,7 +447,11 @@ def policies_in(documents: Mapping[str, Document]) -> ClusterPolicies:
             case Maintenance():
                 maintenances.append(policy)
     return ClusterPolicies(
-        isolations=tuple(isolations), pins=tuple(pins), closed=tuple(closed), domains=tuple(domains), maintenances=tuple(maintenances)
+        isolations=tuple(isolations),
+        pins=tuple(pins),
+        closed=tuple(closed),
+        domains=tuple(domains),
+        maintenances=tuple(maintenances),
     )
 
 
@@ -375,13 +466,21 @@ def _isolation(key: str, fields: _Fields) -> Isolation:
         primary=fields.patterns("primary"),
         secondary=fields.patterns("secondary", required=False),
         min_limit=fields.integer("min_limit", MIN_LIMIT_DEFAULT, most=_LIMIT_MAX),
-        usage_threshold=fields.integer("usage_threshold", USAGE_THRESHOLD_DEFAULT, most=_PERCENT_MAX),
+        usage_threshold=fields.integer(
+            "usage_threshold", USAGE_THRESHOLD_DEFAULT, most=_PERCENT_MAX
+        ),
     )
 
 
 def _pin(key: str, fields: _Fields) -> Pin:
     low, high = fields.range("range")
-    return Pin(name=key, namespace=fields.namespace("namespace"), low=low, high=high, brokers=fields.broker_ids("brokers"))
+    return Pin(
+        name=key,
+        namespace=fields.namespace("namespace"),
+        low=low,
+        high=high,
+        brokers=fields.broker_ids("brokers"),
+    )
 
 
 def _failure_domain(key: str, fields: _Fields) -> FailureDomain:
@@ -389,7 +488,11 @@ def _failure_domain(key: str, fields: _Fields) -> FailureDomain:
 
 
 def _maintenance(key: str, fields: _Fields) -> Maintenance:
-    return Maintenance(name=key, reason=fields.text("reason"), until_ms=fields.integer("until_ms", 0, most=_TIME_MAX_MS))
+    return Maintenance(
+        name=key,
+        reason=fields.text("reason"),
+        until_ms=fields.integer("until_ms", 0, most=_TIME_MAX_MS),
+    )
 
 
 def _broker_maintenance(key: str, fields: _Fields) -> Maintenance:
@@ -400,19 +503,33 @@ def _broker_maintenance(key: str, fields: _Fields) -> Maintenance:
 def _pause(key: str, fields: _Fields) -> Control:
     if key != PAUSE_KEY:
         raise InvalidPolicy(policy=key, problem=f"only balancing can be paused, by {PAUSE_KEY}")
-    return Control(name=key, reason=fields.text("reason"), until_ms=fields.integer("until_ms", 0, least=1, most=_TIME_MAX_MS))
+    return Control(
+        name=key,
+        reason=fields.text("reason"),
+        until_ms=fields.integer("until_ms", 0, least=1, most=_TIME_MAX_MS),
+    )
 
 
 def _freeze(key: str, fields: _Fields) -> Control:
     fields.check_namespace(key.partition("/")[2])
-    return Control(name=key, reason=fields.text("reason"), until_ms=fields.integer("until_ms", 0, most=_TIME_MAX_MS))
+    return Control(
+        name=key,
+        reason=fields.text("reason"),
+        until_ms=fields.integer("until_ms", 0, most=_TIME_MAX_MS),
+    )
 
 
 def _quarantine(key: str, fields: _Fields) -> Quarantine:
     fields.check_bundle(key.partition("/")[2])
     until_ms = fields.integer("until_ms", 0, least=1, most=_TIME_MAX_MS)
     hold_ms = fields.integer("hold_ms", 0, least=1, most=_TIME_MAX_MS)
-    return Quarantine(name=key, reason=fields.text("reason"), until_ms=until_ms, hold_ms=hold_ms, evidence=fields.offsets("evidence"))
+    return Quarantine(
+        name=key,
+        reason=fields.text("reason"),
+        until_ms=until_ms,
+        hold_ms=hold_ms,
+        evidence=fields.offsets("evidence"),
+    )
 
 
 def _tenant(key: str, fields: _Fields) -> Tenant:
@@ -451,18 +568,24 @@ def _compiled(text: str) -> tuple[Pattern | None, str]:
         return re2.compile(text, _RE2), ""
     except re2.error as error:
         problem = error.args[0]
-        return None, problem.decode(errors="replace") if isinstance(problem, bytes) else str(problem)
+        return None, (
+            problem.decode(errors="replace") if isinstance(problem, bytes) else str(problem)
+        )
 
 
 class _Fields:
-    """The fields of one document. Each reader removes what it reads, so the fields left at the end are unknown."""
+    """The fields of one document. Each reader removes what it reads, so the fields left at the end
+    are unknown.
+    """
 
     def __init__(self, policy: str, document: Document) -> None:
         self._policy = policy
         self._left: dict[str, Scalar] = dict(document)
 
     def patterns(self, name: str, *, required: bool = True) -> tuple[Pattern, ...]:
-        return tuple(self._pattern(field, text) for field, text in self._items(name, required=required))
+        return tuple(
+            self._pattern(field, text) for field, text in self._items(name, required=required)
+        )
 
     def texts(self, name: str, *, required: bool = True) -> tuple[str, ...]:
         return tuple(text for _, text in self._items(name, required=required))
@@ -485,7 +608,9 @@ class _Fields:
     def integer(self, name: str, default: int, *, least: int = 0, most: int) -> int:
         value = self._left.pop(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise self._wrong(f"{name} is {value!r:.80}, and must be an integer from {least} to {most}")
+            raise self._wrong(
+                f"{name} is {value!r:.80}, and must be an integer from {least} to {most}"
+            )
         return value
 
     def namespace(self, name: str) -> str:
@@ -516,7 +641,9 @@ class _Fields:
         if value is None:
             return 0, HASH_MAX
         if not isinstance(value, str):
-            raise self._wrong(f"{name} is {value!r:.80}, and must be a range such as 0x00000000_0x80000000")
+            raise self._wrong(
+                f"{name} is {value!r:.80}, and must be a range such as 0x00000000_0x80000000"
+            )
         try:
             return parse_range(value)
         except InvalidName as error:
@@ -541,20 +668,33 @@ class _Fields:
 
     def _numbers(self, name: str) -> list[str]:
         """Return the fields of a list, in the order of their numbers."""
-        numbered = [(int(match[2]), field) for field in self._left if (match := _match_item(field)) is not None and match[1] == name]
+        numbered = [
+            (int(match[2]), field)
+            for field in self._left
+            if (match := _match_item(field)) is not None and match[1] == name
+        ]
         return [field for _, field in sorted(numbered)]
 
     def _text(self, field: str, value: Scalar) -> str:
-        if not isinstance(value, str) or not value or not value.isprintable():  # A record cannot hold a lone surrogate, either.
-            raise self._wrong(f"{field} is {value!r:.80}, and must be a text of printable characters that is not empty")
+        # A record cannot hold a lone surrogate, either.
+        if not isinstance(value, str) or not value or not value.isprintable():
+            raise self._wrong(
+                f"{field} is {value!r:.80}, and must be a text of printable characters that is not"
+                " empty"
+            )
         if len(value) > TEXT_CHARACTERS_MAX:
-            raise self._wrong(f"{field} has {len(value)} characters, and may have {TEXT_CHARACTERS_MAX}")
+            raise self._wrong(
+                f"{field} has {len(value)} characters, and may have {TEXT_CHARACTERS_MAX}"
+            )
         return value
 
     def _pattern(self, field: str, text: str) -> Pattern:
         pattern, problem = _compiled(text)
         if pattern is None:
-            raise self._wrong(f"{field} is {text!r:.80}, which is no regular expression that can be used: {problem}")
+            raise self._wrong(
+                f"{field} is {text!r:.80}, which is no regular expression that can be used:"
+                f" {problem}"
+            )
         return pattern
 
     def _wrong(self, problem: str) -> InvalidPolicy:

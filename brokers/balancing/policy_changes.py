@@ -1,6 +1,7 @@
 """Check a change of a cluster policy before its record is written.
 
-The check looks at the brokers that are up now. Set a policy for future brokers once they have joined.
+The check looks at the brokers that are up now. Set a policy for future brokers once they have
+joined.
 """
 
 from __future__ import annotations
@@ -46,12 +47,16 @@ def check_policy_change(view: View, key: str, document: Document | None) -> None
 
     If no broker is up, neither case applies.
 
-    Raises `Rejected` if a failure domain names a broker of another one, or if a tenant that is removed has namespaces.
+    Raises `Rejected` if a failure domain names a broker of another one, or if a tenant that is
+    removed has namespaces.
     """
     policy = None if document is None else parse_policy(key, document)
     if document is not None and policy is None:
         kinds = ", ".join(f"{kind}/" for kind in ABOUT_PLACEMENT)
-        raise InvalidPolicy(policy=key, problem=f"there is no such kind of policy; its key begins with one of {kinds}")
+        raise InvalidPolicy(
+            policy=key,
+            problem=f"there is no such kind of policy; its key begins with one of {kinds}",
+        )
     match policy:
         case None if key.startswith(f"{TENANT}/"):
             _check_is_empty(view, key.partition("/")[2])
@@ -71,52 +76,86 @@ def _check_is_empty(view: View, tenant: str) -> None:
     namespaces = namespaces_of(view, tenant)
     if namespaces:
         more = f" and {len(namespaces) - 1} more" if len(namespaces) > 1 else ""
-        problem, advice = f"it still has namespace {namespaces[0]}{more}", "delete its namespaces first"
-        raise conflict(tenant, problem, action="delete tenant", advice=advice, reason=Reason.BUNDLES_IN_USE)
+        problem, advice = (
+            f"it still has namespace {namespaces[0]}{more}",
+            "delete its namespaces first",
+        )
+        raise conflict(
+            tenant, problem, action="delete tenant", advice=advice, reason=Reason.BUNDLES_IN_USE
+        )
 
 
 def _check_is_alone(view: View, policy: FailureDomain) -> None:
-    """Raise if a broker of this domain is in another one: a broker that fails with two domains would make them one."""
+    """Raise if a broker of this domain is in another one: a broker that fails with two domains
+    would make them one.
+    """
     policies = domains_in(view)
     for broker in policy.brokers:
         other = policies.get(broker, policy)
         if other.name != policy.name:
             problem = f"broker {broker} is in the failure domain {other.domain}"
-            raise conflict(policy.domain, problem, action="set failure domain", advice="remove it there first")
+            raise conflict(
+                policy.domain, problem, action="set failure domain", advice="remove it there first"
+            )
 
 
-def _check_leaves_somebody(view: View, key: str, policy: Isolation | Pin | Maintenance | None, document: Document | None) -> None:
+def _check_leaves_somebody(
+    view: View, key: str, policy: Isolation | Pin | Maintenance | None, document: Document | None
+) -> None:
     after = {name: entry.document for name, entry in view.policies.items() if name != key}
     after |= {} if document is None else {key: document}
     if isinstance(policy, Isolation | Pin) and not _names_somebody(view, policy):
         advice = "name brokers that are up (equipoise brokers list), or start them first"
-        raise PolicyLeavesNobody(policy=key, subject=None, problem="none of the brokers that it names is up", advice=advice)
+        raise PolicyLeavesNobody(
+            policy=key,
+            subject=None,
+            problem="none of the brokers that it names is up",
+            advice=advice,
+        )
     policies = (read_policies(view), policies_in(after))
     now, then = (Destinations(view, policies=each) for each in policies)
     asked = set()
     for namespace in sorted(view.namespaces):
         about = tuple(each.about(namespace) for each in policies)
         pins = [pin for each in about for pin in each.pins]
-        # A broker runs this check between other work, and there may be 65,536 bundles. Bundles with the same policies before and after have
-        # the same answer, so ask only once for each combination.
+        # A broker runs this check between other work, and there may be 65,536 bundles. Bundles with
+        # the same policies before and after have the same answer, so ask only once for each
+        # combination.
         for bundle in _unlike(view.bundles_of(namespace), pins):
             question = tuple(each.names(bundle) for each in about)
             if question in asked:
                 continue
             asked.add(question)
             if now.of(bundle).allowed and not then.of(bundle).allowed:
-                raise _leaves_nobody(key, policy, bundle, subject=bundle.name if pins else namespace)
+                raise _leaves_nobody(
+                    key, policy, bundle, subject=bundle.name if pins else namespace
+                )
 
 
-def _leaves_nobody(key: str, policy: Isolation | Pin | Maintenance | None, bundle: BundleEntry, *, subject: str) -> PolicyLeavesNobody:
-    """Return the refusal of a change after which no broker may have `bundle`. A primary broker is reserved for the policy's namespaces."""
+def _leaves_nobody(
+    key: str, policy: Isolation | Pin | Maintenance | None, bundle: BundleEntry, *, subject: str
+) -> PolicyLeavesNobody:
+    """Return the refusal of a change after which no broker may have `bundle`. A primary broker is
+    reserved for the policy's namespaces.
+    """
     if isinstance(policy, Isolation) and not policy.covers(bundle.namespace):
-        problem = f"it would reserve brokers for the namespaces that it names, and leave none for {subject}, which it does not name"
-        advice = "leave at least one broker out of `primary`, or let `namespaces` match this one, too"
+        problem = (
+            "it would reserve brokers for the namespaces that it names, and leave none for"
+            f" {subject}, which it does not name"
+        )
+        advice = (
+            "leave at least one broker out of `primary`, or let `namespaces` match this one, too"
+        )
     elif isinstance(policy, Maintenance):
-        problem, advice = f"no other broker that is up could own {subject}", "start another broker, or end another maintenance first"
+        problem, advice = (
+            f"no other broker that is up could own {subject}",
+            "start another broker, or end another maintenance first",
+        )
     elif policy is None:
-        problem, advice = f"without it, no broker that is up could own {subject}", "change the policies that reserve the brokers first"
+        problem, advice = (
+            f"without it, no broker that is up could own {subject}",
+            "change the policies that reserve the brokers first",
+        )
     else:
         problem = f"no broker that is up could own {subject}"
         advice = "name more brokers that are up (equipoise brokers list)"
@@ -126,8 +165,9 @@ def _leaves_nobody(key: str, policy: Isolation | Pin | Maintenance | None, bundl
 def _unlike(bundles: Sequence[BundleEntry], pins: Sequence[Pin]) -> Iterable[BundleEntry]:
     """Yield one bundle for each group of bundles that the same pins cover.
 
-    A pin covers a bundle if it starts before the bundle ends, and ends after the bundle starts. So the answer depends only on how many ends
-    of pins lie below each side of the bundle. n pins give at most 4n + 1 groups.
+    A pin covers a bundle if it starts before the bundle ends, and ends after the bundle starts. So
+    the answer depends only on how many ends of pins lie below each side of the bundle. n pins give
+    at most 4n + 1 groups.
     """
     ends = sorted({end for pin in pins for end in (pin.low, pin.high)})
     firsts: dict[tuple[int, int], BundleEntry] = {}

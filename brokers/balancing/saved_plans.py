@@ -1,6 +1,7 @@
 """Save a plan of the dry run with the facts that it depends on, and say what has changed since.
 
-The file holds the exact moves, because load reports change every few seconds and a second plan would differ.
+The file holds the exact moves, because load reports change every few seconds and a second plan
+would differ.
 """
 
 from __future__ import annotations
@@ -18,16 +19,19 @@ from equipoise.shedder.plan import Move
 from equipoise.shedder.scheduler import Ends, Scheduler
 
 Facts = Mapping[str, str]
-"""What a plan depends on, by subject: its bundles and their namespaces, all brokers, policies and settings. A value ends a sentence."""
+"""What a plan depends on, by subject: its bundles and their namespaces, all brokers, policies and
+settings. A value ends a sentence."""
 
 _NAMED_MAX: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedPlan:
-    """The moves of a plan in their order, all with a destination, and the facts on which it was made.
+    """The moves of a plan in their order, all with a destination, and the facts on which it was
+    made.
 
-    At most `moves_max` moves run at once in the cluster, and `broker_moves_max` from and to one broker.
+    At most `moves_max` moves run at once in the cluster, and `broker_moves_max` from and to one
+    broker.
     """
 
     moves: Sequence[Move]
@@ -45,23 +49,37 @@ class SavedPlan:
         return json.dumps({"id": self.id, **self._content()}, indent=1) + "\n"
 
     def next_batch(self, left: Iterable[Move], moving: Mapping[str, Ends]) -> Sequence[Move]:
-        """Return those of the moves `left` that may start while `moving` are moving, by any broker; see `moving_in`."""
+        """Return those of the moves `left` that may start while `moving` are moving, by any broker;
+        see `moving_in`.
+        """
         scheduler = Scheduler()
         scheduler.planned(left)
-        return scheduler.begin(moving, moves_max=self.moves_max, broker_moves_max=self.broker_moves_max)
+        return scheduler.begin(
+            moving, moves_max=self.moves_max, broker_moves_max=self.broker_moves_max
+        )
 
     def changes(self, view: View, moves: Sequence[Move]) -> str | None:
-        """Return what has changed in `view` that concerns these moves of the plan; None if nothing has."""
+        """Return what has changed in `view` that concerns these moves of the plan; None if nothing
+        has.
+        """
         bundles = [move.bundle for move in moves]
         now, about = facts_of(view, bundles), _subjects_of(bundles)
-        then = {subject: fact for subject, fact in self.facts.items() if subject in about or subject.startswith(("broker ", "policy "))}
+        then = {
+            subject: fact
+            for subject, fact in self.facts.items()
+            if subject in about or subject.startswith(("broker ", "policy "))
+        }
         changed = [
             f"{subject} {now.get(subject, 'is gone')} (in the plan: {then.get(subject, 'absent')})"
             for subject in sorted({*then, *now})
             if then.get(subject) != now.get(subject)
         ]
         more = len(changed) - _NAMED_MAX
-        return f"{', '.join(changed[:_NAMED_MAX])}{f' and {more} more' if more > 0 else ''}" if changed else None
+        return (
+            f"{', '.join(changed[:_NAMED_MAX])}{f' and {more} more' if more > 0 else ''}"
+            if changed
+            else None
+        )
 
     def _content(self) -> dict[str, object]:
         bounds = {"moves_max": self.moves_max, "broker_moves_max": self.broker_moves_max}
@@ -69,19 +87,34 @@ class SavedPlan:
 
 
 def saved_plan(view: View, forecast: Forecast, rounds: RoundSettings) -> SavedPlan:
-    """Return the plan of `forecast`, which was made on `view`. Moves that placement finds no destination for are left out."""
+    """Return the plan of `forecast`, which was made on `view`. Moves that placement finds no
+    destination for are left out.
+    """
     planned = ((each.move, each.destination) for each in forecast.moves)
     moves = tuple(
-        Move(bundle=move.bundle, source=move.source, destination=destination, reason=move.reason, cause=move.cause)
+        Move(
+            bundle=move.bundle,
+            source=move.source,
+            destination=destination,
+            reason=move.reason,
+            cause=move.cause,
+        )
         for move, destination in planned
         if destination is not None
     )
     facts = facts_of(view, [move.bundle for move in moves])
-    return SavedPlan(moves=moves, moves_max=rounds.moves_max, broker_moves_max=rounds.broker_moves_max, facts=facts)
+    return SavedPlan(
+        moves=moves,
+        moves_max=rounds.moves_max,
+        broker_moves_max=rounds.broker_moves_max,
+        facts=facts,
+    )
 
 
 def read_plan(content: bytes) -> SavedPlan:
-    """Return the plan in the content of its file. Raise `ValueError` if it is no plan, or was changed by hand."""
+    """Return the plan in the content of its file. Raise `ValueError` if it is no plan, or was
+    changed by hand.
+    """
     try:
         document = json.loads(content)
         moves = tuple(Move(**move) for move in document["moves"])
@@ -97,17 +130,27 @@ def read_plan(content: bytes) -> SavedPlan:
 
 def facts_of(view: View, bundles: Collection[str]) -> Facts:
     """Return the facts in `view` on which a plan for `bundles` depends."""
-    facts = {f"broker {broker.broker}": f"is {broker.status}, incarnation {broker.incarnation}" for broker in view.live_brokers()}
-    facts |= {f"policy {policy.name}": f"was changed at offset {policy.last}" for policy in view.policies.values()}
+    facts = {
+        f"broker {broker.broker}": f"is {broker.status}, incarnation {broker.incarnation}"
+        for broker in view.live_brokers()
+    }
+    facts |= {
+        f"policy {policy.name}": f"was changed at offset {policy.last}"
+        for policy in view.policies.values()
+    }
     for name in bundles:
         bundle = view.bundles.get(name)
         if bundle is not None:
             owner = None if bundle.owner is None else view.live.get(bundle.owner)
             at = "without an owner" if owner is None else f"at {owner.broker}"
             facts[f"bundle {name}"] = f"is {bundle.state} {at}, changed at offset {bundle.last}"
-            facts[f"namespace {bundle.namespace}"] = f"was changed at offset {view.namespaces[bundle.namespace].last}"
+            facts[f"namespace {bundle.namespace}"] = (
+                f"was changed at offset {view.namespaces[bundle.namespace].last}"
+            )
     return facts
 
 
 def _subjects_of(bundles: Collection[str]) -> frozenset[str]:
-    return frozenset(f"bundle {name}" for name in bundles) | {f"namespace {name.rpartition('/')[0]}" for name in bundles}
+    return frozenset(f"bundle {name}" for name in bundles) | {
+        f"namespace {name.rpartition('/')[0]}" for name in bundles
+    }

@@ -1,4 +1,5 @@
-"""Run a command as a process: the console script `equipoise`, and `python -m equipoise.brokers.cli`.
+"""Run a command as a process: the console script `equipoise`, and `python -m
+equipoise.brokers.cli`.
 
 Import nothing else before Ctrl-C is set up here.
 """
@@ -14,7 +15,8 @@ from types import FrameType
 def main() -> None:
     """Run the command of the command line.
 
-    While modules are imported, and again at the end, Ctrl-C ends the process at once and silently. In between each command decides.
+    While modules are imported, and again at the end, Ctrl-C ends the process at once and silently.
+    In between each command decides.
     """
     _on_ctrl_c(signal.SIG_DFL)
     try:
@@ -29,7 +31,8 @@ def main() -> None:
 
 
 def _on_ctrl_c(handler: signal.Handlers | Callable[[int, FrameType | None], object]) -> None:
-    # A shell ignores SIGINT for background jobs of a script. Commands that run until stopped handle it (`channel.system.stop_signals`).
+    # A shell ignores SIGINT for background jobs of a script. Commands that run until stopped handle
+    # it (`channel.system.stop_signals`).
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, handler)
 

@@ -1,6 +1,7 @@
 """Compare two views of a channel: keys added, keys removed, and fields changed. Pure.
 
-The input is the result of `rows.view_document`, or of `pulsar_cluster.table.table_document`, which has fewer kinds of keys and fields.
+The input is the result of `rows.view_document`, or of `pulsar_cluster.table.table_document`, which
+has fewer kinds of keys and fields.
 """
 
 from __future__ import annotations
@@ -34,7 +35,11 @@ def difference_of(before: Row, after: Row) -> Row:
     return {
         "before": _head(before),
         "after": _head(after),
-        **{kind: _difference(_rows(before, kind), _rows(after, kind), kind) for kind in _THINGS if kind in after},
+        **{
+            kind: _difference(_rows(before, kind), _rows(after, kind), kind)
+            for kind in _THINGS
+            if kind in after
+        },
     }
 
 
@@ -46,16 +51,28 @@ def lines_of(difference: Row) -> Iterator[str]:
     for kind, thing in _kinds(difference):
         groups = cast("Mapping[str, list[Row]]", difference[kind])
         lines = [
-            *((row[thing], f"- {thing} {row[thing]}{_fields(row, kind)}") for row in groups["removed"]),
-            *((row[thing], f"+ {thing} {row[thing]}{_fields(row, kind)}") for row in groups["added"]),
-            *((row[thing], f"~ {thing} {row[thing]}: {_changes(row)}") for row in groups["changed"]),
+            *(
+                (row[thing], f"- {thing} {row[thing]}{_fields(row, kind)}")
+                for row in groups["removed"]
+            ),
+            *(
+                (row[thing], f"+ {thing} {row[thing]}{_fields(row, kind)}")
+                for row in groups["added"]
+            ),
+            *(
+                (row[thing], f"~ {thing} {row[thing]}: {_changes(row)}")
+                for row in groups["changed"]
+            ),
         ]
         yield from (line for _, line in sorted(lines, key=lambda line: str(line[0])))
 
 
 def nothing_changed(difference: Row) -> bool:
     """Return whether there is no difference."""
-    return not any(any(cast("Mapping[str, list[Row]]", difference[kind]).values()) for kind, _ in _kinds(difference))
+    return not any(
+        any(cast("Mapping[str, list[Row]]", difference[kind]).values())
+        for kind, _ in _kinds(difference)
+    )
 
 
 def _kinds(difference: Row) -> list[tuple[str, str]]:
@@ -63,7 +80,9 @@ def _kinds(difference: Row) -> list[tuple[str, str]]:
 
 
 def _head(document: Row) -> Row:
-    return {name: document[name] for name in ("offset", "level", "leader", "digest") if name in document}
+    return {
+        name: document[name] for name in ("offset", "level", "leader", "digest") if name in document
+    }
 
 
 def _rows(document: Row, kind: str) -> dict[str, Row]:
@@ -77,9 +96,19 @@ def _difference(before: Mapping[str, Row], after: Mapping[str, Row], kind: str) 
     changed = []
     for name in sorted(before.keys() & after.keys()):
         was, now = before[name], after[name]
-        fields = [field for field in now if was[field] != now[field] and field != _WITH_EACH_RENEWAL.get(kind)]
+        fields = [
+            field
+            for field in now
+            if was[field] != now[field] and field != _WITH_EACH_RENEWAL.get(kind)
+        ]
         if fields:
-            changed.append({_THINGS[kind]: name, "before": {f: was[f] for f in fields}, "after": {f: now[f] for f in fields}})
+            changed.append(
+                {
+                    _THINGS[kind]: name,
+                    "before": {f: was[f] for f in fields},
+                    "after": {f: now[f] for f in fields},
+                }
+            )
     return {
         "added": [after[name] for name in sorted(after.keys() - before.keys())],
         "removed": [before[name] for name in sorted(before.keys() - after.keys())],
@@ -94,7 +123,9 @@ def _fields(row: Row, kind: str) -> str:
 
 def _changes(row: Row) -> str:
     before, after = cast("Row", row["before"]), cast("Row", row["after"])
-    return ", ".join(f"{name.replace('_', ' ')} {_moved(before[name], after[name])}" for name in after)
+    return ", ".join(
+        f"{name.replace('_', ' ')} {_moved(before[name], after[name])}" for name in after
+    )
 
 
 def _moved(before: object, after: object) -> str:

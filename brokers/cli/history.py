@@ -18,13 +18,19 @@ def entries(access: Access) -> Iterator[Entry]:
 
 
 def fold_to(access: Access, moment: Moment) -> str:
-    """Fold up to a moment, and return the local time of the last record, or "" if unknown. The view must not be beyond the moment.
+    """Fold up to a moment, and return the local time of the last record, or "" if unknown. The view
+    must not be beyond the moment.
 
-    * Raises `CallerError` if the moment is before what can be folded, or the offset is before the first record or after the last.
+    * Raises `CallerError` if the moment is before what can be folded, or the offset is before the
+      first record or after the last.
     * Raises `LogClosed` if the time is after the log was closed.
     * Raises what `entries_to_end` and `Reader.feed` raise.
     """
-    return _fold_to_time(access, moment) if moment.offset is None else _fold_to_offset(access, moment, moment.offset)
+    return (
+        _fold_to_time(access, moment)
+        if moment.offset is None
+        else _fold_to_offset(access, moment, moment.offset)
+    )
 
 
 def _fold_to_offset(access: Access, moment: Moment, offset: int) -> str:
@@ -74,7 +80,8 @@ def unknown_offset(access: Access, offset: int) -> CallerError:
             break
     end = access.view.offset
     there = (
-        f"its last record is at {end}, and gaps are normal; list its records: equipoise channel tail"
+        f"its last record is at {end}, and gaps are normal; list its records: equipoise channel"
+        " tail"
         if end >= 0
         else "it has no records yet; start a broker on it"
     )
@@ -84,11 +91,22 @@ def unknown_offset(access: Access, offset: int) -> CallerError:
 def gone(access: Access, moment: str) -> CallerError:
     """Return the error for a moment before the earliest view that can be folded."""
     known_from = access.view.offset
-    why = f"no longer has the view at {moment}: the records before offset {known_from} have been compacted"
+    why = (
+        f"no longer has the view at {moment}: the records before offset {known_from} have been"
+        " compacted"
+    )
     if access.log.start() == FIRST_OFFSET:
-        problem = "its first record was appended later (an import appends all records when it is made)"
+        problem = (
+            "its first record was appended later (an import appends all records when it is made)"
+        )
         if access.view.offset >= 0:
-            problem = f"it is a copy or an import; the records before offset {known_from} are on the log that it was made from"
+            problem = (
+                f"it is a copy or an import; the records before offset {known_from} are on the log"
+                " that it was made from"
+            )
         why = f"does not have the view at {moment}: {problem}"
-    advice = "ask for a later moment, or import an earlier export and look at that (equipoise channel import)"
+    advice = (
+        "ask for a later moment, or import an earlier export and look at that (equipoise channel"
+        " import)"
+    )
     return CallerError(f"the log {access.log.name} {why}; {advice}")

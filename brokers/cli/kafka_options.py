@@ -14,13 +14,24 @@ import typer
 
 from equipoise.brokers.cli.output import Row, print_json
 from equipoise.channel.kafka.lines import LIBRARY_LOGGER
-from equipoise.channel.kafka.settings import CONFIG_FILE_VARIABLE, CONFIG_VARIABLE, as_text, checked, masked, parsed
+from equipoise.channel.kafka.settings import (
+    CONFIG_FILE_VARIABLE,
+    CONFIG_VARIABLE,
+    as_text,
+    checked,
+    masked,
+    parsed,
+)
 
 if TYPE_CHECKING:
     from typer._click import Command, Parameter
 
 PrintConfigOption = Annotated[
-    bool, typer.Option("--print-config", help="Print the effective settings as JSON, with secrets masked, and exit.")
+    bool,
+    typer.Option(
+        "--print-config",
+        help="Print the effective settings as JSON, with secrets masked, and exit.",
+    ),
 ]
 
 _LOGS: Final = frozenset({"log", "to"})
@@ -39,7 +50,8 @@ def _set_config(given: list[str] | None) -> list[str] | None:
 
 def _set_config_file(given: Path | None) -> Path | None:
     if given is not None:
-        os.environ[CONFIG_FILE_VARIABLE] = str(given.absolute())  # A child process may have another working directory.
+        # A child process may have another working directory.
+        os.environ[CONFIG_FILE_VARIABLE] = str(given.absolute())
     return given
 
 
@@ -54,7 +66,10 @@ def _shared_options(
         typer.Option(
             metavar="KEY=VALUE",
             callback=_set_config,
-            help=f"Set an option of Kafka's client, by its librdkafka name. Repeatable. Also in {CONFIG_VARIABLE}.",
+            help=(
+                "Set an option of Kafka's client, by its librdkafka name. Repeatable. Also in"
+                f" {CONFIG_VARIABLE}."
+            ),
             show_default=False,
         ),
     ] = None,
@@ -65,7 +80,10 @@ def _shared_options(
             callback=_set_config_file,
             exists=True,
             dir_okay=False,
-            help=f"Read such options from a file, for example passwords. Also in {CONFIG_FILE_VARIABLE}.",
+            help=(
+                "Read such options from a file, for example passwords. Also in"
+                f" {CONFIG_FILE_VARIABLE}."
+            ),
             show_default=False,
         ),
     ] = None,
@@ -74,7 +92,8 @@ def _shared_options(
 
 
 def silence_kafka() -> None:
-    """Keep the log of Kafka's library off a command's standard error: the command's one error line has the reason.
+    """Keep the log of Kafka's library off a command's standard error: the command's one error line
+    has the reason.
 
     Commands that set up logging, such as a broker, log it.
     """
@@ -85,15 +104,22 @@ def add_kafka_options(command: Command) -> None:
     """Add the options to a command that opens a log, or to all such commands of a group."""
     for child in getattr(command, "commands", {}).values():
         add_kafka_options(child)
-    at = next((place for place, parameter in enumerate(command.params) if parameter.name in _LOGS), None)
+    at = next(
+        (place for place, parameter in enumerate(command.params) if parameter.name in _LOGS), None
+    )
     if at is not None:
         command.params[at + 1 : at + 1] = _options()
 
 
 def _options() -> list[Parameter]:
-    options = [parameter for parameter in typer.main.get_command(_pattern).params if parameter.name in _shared_options.__annotations__]
+    options = [
+        parameter
+        for parameter in typer.main.get_command(_pattern).params
+        if parameter.name in _shared_options.__annotations__
+    ]
     for option in options:
-        option.expose_value = False  # The value is in the environment; the command itself does not need it.
+        # The value is in the environment; the command itself does not need it.
+        option.expose_value = False
     return options
 
 

@@ -19,9 +19,23 @@ from equipoise.brokers.balancing.settings.setting_values import Value, value_of
 from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.cli.commands.broker import pairs
 from equipoise.brokers.cli.moments import duration
-from equipoise.brokers.cli.options import TIMEOUT_S, JsonOption, LogOption, TimeoutOption, directory, file, reading
+from equipoise.brokers.cli.options import (
+    TIMEOUT_S,
+    JsonOption,
+    LogOption,
+    TimeoutOption,
+    directory,
+    file,
+    reading,
+)
 from equipoise.brokers.cli.outcome import group
-from equipoise.brokers.cli.output import print_document, print_fact, print_json, print_line, print_rows
+from equipoise.brokers.cli.output import (
+    print_document,
+    print_fact,
+    print_json,
+    print_line,
+    print_rows,
+)
 from equipoise.brokers.cli.progress import progress
 from equipoise.brokers.load.bus import open_load_bus
 from equipoise.channel.core.errors import missing_extra
@@ -46,11 +60,21 @@ _EXTRA_MODULES: Final = ("matplotlib", "numpy", "optuna", "pyarrow")
 OURS: Final = "BalancedShedder"
 
 TraceArgument = Annotated[
-    str, typer.Argument(metavar="TRACE", help="A kind of generated trace, or a file: .csv or .parquet.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="TRACE",
+        help="A kind of generated trace, or a file: .csv or .parquet.",
+        show_default=False,
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Change a setting of balancing. Repeatable.", show_default=False),
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Change a setting of balancing. Repeatable.",
+        show_default=False,
+    ),
 ]
 EveryOption = Annotated[
     float | None,
@@ -62,10 +86,24 @@ EveryOption = Annotated[
         show_default=False,
     ),
 ]
-BrokersOption = Annotated[int, typer.Option(metavar="NUMBER", min=2, max=_BROKERS_MAX, help="Brokers of a trace that names none.")]
-BundlesOption = Annotated[int, typer.Option(metavar="NUMBER", min=1, max=BUNDLES_MAX, help="Bundles of a generated trace.")]
+BrokersOption = Annotated[
+    int,
+    typer.Option(
+        metavar="NUMBER", min=2, max=_BROKERS_MAX, help="Brokers of a trace that names none."
+    ),
+]
+BundlesOption = Annotated[
+    int,
+    typer.Option(metavar="NUMBER", min=1, max=BUNDLES_MAX, help="Bundles of a generated trace."),
+]
 ForOption = Annotated[
-    str, typer.Option("--for", metavar="DURATION", help="Length of a generated trace: 30m, 2h (s, m, h, d).", show_default=True)
+    str,
+    typer.Option(
+        "--for",
+        metavar="DURATION",
+        help="Length of a generated trace: 30m, 2h (s, m, h, d).",
+        show_default=True,
+    ),
 ]
 
 
@@ -73,10 +111,17 @@ ForOption = Annotated[
 def run_one(
     trace: TraceArgument,
     *,
-    policy: Annotated[str, typer.Option(metavar="NAME", help=f"One of {', '.join(SHEDDERS)}.")] = OURS,
+    policy: Annotated[
+        str, typer.Option(metavar="NAME", help=f"One of {', '.join(SHEDDERS)}.")
+    ] = OURS,
     changes: SetOption = None,
     every: EveryOption = None,
-    seed: Annotated[int, typer.Option(metavar="NUMBER", min=0, help="Seed of the trace, and of the owners at its start.")] = 1,
+    seed: Annotated[
+        int,
+        typer.Option(
+            metavar="NUMBER", min=0, help="Seed of the trace, and of the owners at its start."
+        ),
+    ] = 1,
     brokers: BrokersOption = BROKERS,
     bundles: BundlesOption = BUNDLES,
     length: ForOption = "2h",
@@ -96,35 +141,56 @@ def run_one(
     replayed = traces_named([trace], shape_of(brokers, bundles, length))[trace](seed)
     metrics = run(replayed, settings, seed=seed).metrics()
     floor = round(floor_at(front(replayed, seed=seed), metrics.load_moved), 4)
-    print_document({"trace": trace, "policy": policy, "seed": seed, **metrics.document(), "floor": floor}, as_json=as_json)
+    print_document(
+        {"trace": trace, "policy": policy, "seed": seed, **metrics.document(), "floor": floor},
+        as_json=as_json,
+    )
 
 
 @app.command("compare")
 def compare_all(
     traces: Annotated[
-        list[str] | None, typer.Argument(metavar="TRACE", help="Kinds of generated traces, or files.", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            metavar="TRACE", help="Kinds of generated traces, or files.", show_default=False
+        ),
     ] = None,
     *,
-    every_kind: Annotated[bool, typer.Option("--all", help="Compare on all kinds of generated traces.")] = False,
+    every_kind: Annotated[
+        bool, typer.Option("--all", help="Compare on all kinds of generated traces.")
+    ] = False,
     policy: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A policy to compare. Repeatable.  [default: all]", show_default=False),
+        typer.Option(
+            metavar="NAME",
+            help="A policy to compare. Repeatable.  [default: all]",
+            show_default=False,
+        ),
     ] = None,
     changes: SetOption = None,
     every: EveryOption = None,
-    seeds: Annotated[str, typer.Option(metavar="NUMBER,...", help="Seeds, whose figures are averaged.")] = "1",
+    seeds: Annotated[
+        str, typer.Option(metavar="NUMBER,...", help="Seeds, whose figures are averaged.")
+    ] = "1",
     brokers: BrokersOption = BROKERS,
     bundles: BundlesOption = BUNDLES,
     length: ForOption = "2h",
     output: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", parser=directory, help="Write plots (PNG) and a page (HTML) to this folder.", show_default=False),
+        typer.Option(
+            metavar="DIR",
+            parser=directory,
+            help="Write plots (PNG) and a page (HTML) to this folder.",
+            show_default=False,
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare policies on load traces, relative to the more even one of TransferShedder and AvgShedder.
+    """Compare policies on load traces, relative to the more even one of TransferShedder and
+    AvgShedder.
 
-    --set and --every change the policies that are compared, not the two of the reference. It uses all cores.
+    --set and --every change the policies that are compared, not the two of the reference. It uses
+    all cores.
     """
     _check_extra()
     from equipoise.lab.comparing import compare
@@ -138,8 +204,18 @@ def compare_all(
     numbers = _numbers(seeds)
     policies = _policies(policy or list(SHEDDERS), pairs("--set", changes or ()), every)
     with progress("running", unit="runs") as note:
-        comparisons = compare(traces_named(names, shape_of(brokers, bundles, length)), policies, seeds=numbers, note=note)
-    print_rows([row for each in comparisons for row in each.rows()], columns=COLUMNS, as_json=as_json, nothing="no traces")
+        comparisons = compare(
+            traces_named(names, shape_of(brokers, bundles, length)),
+            policies,
+            seeds=numbers,
+            note=note,
+        )
+    print_rows(
+        [row for each in comparisons for row in each.rows()],
+        columns=COLUMNS,
+        as_json=as_json,
+        nothing="no traces",
+    )
     if output is not None:
         page = write_page(comparisons, output, seeds=numbers)
         if not as_json:
@@ -148,21 +224,45 @@ def compare_all(
 
 @app.command("tune")
 def tune_policy(
-    traces: Annotated[list[str], typer.Argument(metavar="TRACE", help="Kinds of generated traces, or files.", show_default=False)],
+    traces: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TRACE", help="Kinds of generated traces, or files.", show_default=False
+        ),
+    ],
     *,
-    policy: Annotated[str, typer.Option(metavar="NAME", help=f"One of {', '.join(SHEDDERS)}.")] = OURS,
-    trials: Annotated[int, typer.Option(metavar="NUMBER", min=1, max=_TRIALS_MAX, help="Settings to try.")] = 100,
+    policy: Annotated[
+        str, typer.Option(metavar="NAME", help=f"One of {', '.join(SHEDDERS)}.")
+    ] = OURS,
+    trials: Annotated[
+        int, typer.Option(metavar="NUMBER", min=1, max=_TRIALS_MAX, help="Settings to try.")
+    ] = 100,
     load_moved_max: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", min=0, help="Limit of the load that moves: a share of all load per hour.", show_default=False),
+        typer.Option(
+            metavar="SHARE",
+            min=0,
+            help="Limit of the load that moves: a share of all load per hour.",
+            show_default=False,
+        ),
     ] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Fix a setting of balancing. Repeatable.", show_default=False),
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Fix a setting of balancing. Repeatable.",
+            show_default=False,
+        ),
     ] = None,
     every: EveryOption = None,
     seed: Annotated[
-        int, typer.Option(metavar="NUMBER", min=0, help="Seed of the traces, of the owners at their start and of the search.")
+        int,
+        typer.Option(
+            metavar="NUMBER",
+            min=0,
+            help="Seed of the traces, of the owners at their start and of the search.",
+        ),
     ] = 1,
     brokers: BrokersOption = BROKERS,
     bundles: BundlesOption = BUNDLES,
@@ -171,8 +271,8 @@ def tune_policy(
 ) -> None:
     """Search settings of a policy that keep the load even and move little.
 
-    It prints the settings that no others beat in both figures, and changes nothing. Each trial is a run per trace, on all cores. Ctrl-C
-    ends the search early, and prints what was found.
+    It prints the settings that no others beat in both figures, and changes nothing. Each trial is a
+    run per trace, on all cores. Ctrl-C ends the search early, and prints what was found.
     """
     _check_extra()
     from equipoise.lab.search import lines
@@ -180,19 +280,33 @@ def tune_policy(
     from equipoise.lab.tuning import Search, tune
 
     given = _typed(changes or ())
-    search = Search(policy=policy, given=given, every_s=every, trials=trials, seed=seed, load_moved_max=load_moved_max)
+    search = Search(
+        policy=policy,
+        given=given,
+        every_s=every,
+        trials=trials,
+        seed=seed,
+        load_moved_max=load_moved_max,
+    )
     with progress("tuning", unit="trials") as note:
         found = tune(traces_named(traces, shape_of(brokers, bundles, length)), search, note=note)
     if as_json:
-        print_json({"defaults": found.defaults.row(), "front": [each.row() for each in found.front]})
+        print_json(
+            {"defaults": found.defaults.row(), "front": [each.row() for each in found.front]}
+        )
         return
     for line in lines(found.front):
         print_line(line)
-    print_line(f"without changes: unevenness {found.defaults.unevenness:.4f}, load moved {found.defaults.load_moved:.4f}")
+    print_line(
+        f"without changes: unevenness {found.defaults.unevenness:.4f}, load moved"
+        f" {found.defaults.load_moved:.4f}"
+    )
 
 
 def _typed(texts: Sequence[str]) -> dict[str, Value]:
-    """Return `NAME=VALUE` texts of `--set` as values of settings. Raises `typer.BadParameter`, `UnknownSetting`, `InvalidSetting`."""
+    """Return `NAME=VALUE` texts of `--set` as values of settings. Raises `typer.BadParameter`,
+    `UnknownSetting`, `InvalidSetting`.
+    """
     return {name: value_of(name, text) for name, text in pairs("--set", texts).items()}
 
 
@@ -200,25 +314,45 @@ def _typed(texts: Sequence[str]) -> dict[str, Value]:
 def record(
     *,
     log: LogOption,
-    output: Annotated[Path, typer.Option(metavar="FILE", parser=file, help="Write the trace to this file: .csv or .parquet.")],
-    length: Annotated[str, typer.Option("--for", metavar="DURATION", help="How long to record: 30m, 2h (s, m, h, d).")] = "10m",
-    every: Annotated[float, typer.Option(metavar="SECONDS", min=1, max=_EVERY_S_MAX, help="Length of a step.")] = _STEP_S,
+    output: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE", parser=file, help="Write the trace to this file: .csv or .parquet."
+        ),
+    ],
+    length: Annotated[
+        str,
+        typer.Option("--for", metavar="DURATION", help="How long to record: 30m, 2h (s, m, h, d)."),
+    ] = "10m",
+    every: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, max=_EVERY_S_MAX, help="Length of a step.")
+    ] = _STEP_S,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
     """Record a load trace from the load reports of a running cluster.
 
-    It reads the channel and the reports, and changes nothing. Costs are averages, so a recorded load varies less than the real one. Ctrl-C
-    ends the recording early, and writes what there is.
+    It reads the channel and the reports, and changes nothing. Costs are averages, so a recorded
+    load varies less than the real one. Ctrl-C ends the recording early, and writes what there is.
     """
     _check_extra()
     from equipoise.lab.trace_files import check_suffix, path_of_brokers, write_trace
 
     check_suffix(output)
-    trace = _recorded(log, steps=max(1, round(duration(length) / 1_000 / every)), step_s=every, timeout_s=timeout).trace(output.stem)
+    trace = _recorded(
+        log, steps=max(1, round(duration(length) / 1_000 / every)), step_s=every, timeout_s=timeout
+    ).trace(output.stem)
     write_trace(trace, output)
-    facts = {"trace": str(output), "brokers_file": str(path_of_brokers(output)), "steps": len(trace.loads), "bundles": len(trace.bundles)}
-    sentence = f"wrote {len(trace.loads)} steps of {len(trace.bundles)} bundles to {output}, and their brokers to {path_of_brokers(output)}"
+    facts = {
+        "trace": str(output),
+        "brokers_file": str(path_of_brokers(output)),
+        "steps": len(trace.loads),
+        "bundles": len(trace.bundles),
+    }
+    sentence = (
+        f"wrote {len(trace.loads)} steps of {len(trace.bundles)} bundles to {output}, and their"
+        f" brokers to {path_of_brokers(output)}"
+    )
     print_fact(sentence, facts, as_json=as_json)
 
 
@@ -233,12 +367,17 @@ def _recorded(log: str, *, steps: int, step_s: float, timeout_s: int) -> Recordi
         try:
             for step in range(steps):
                 time.sleep(max(0.0, began_s + step * step_s - time.monotonic()))
-                read_on(access.log, access.reader, deadline=Deadline.after(timeout_ms=timeout_s * 1_000))
+                read_on(
+                    access.log, access.reader, deadline=Deadline.after(timeout_ms=timeout_s * 1_000)
+                )
                 summaries = bus.latest()
                 settings = settings_in(access.view, BalancingSettings())
                 now_ms = time.time_ns() // 1_000_000
                 used = {summary.broker: summary.load.averages.weighted_max for summary in summaries}
-                recording.note(cluster_snapshot_of(access.view, summaries, settings, now_ms=now_ms).snapshot, used)
+                recording.note(
+                    cluster_snapshot_of(access.view, summaries, settings, now_ms=now_ms).snapshot,
+                    used,
+                )
                 note(step + 1, steps)
         except KeyboardInterrupt:
             if not recording.steps:
@@ -259,10 +398,15 @@ def shape_of(brokers: int, bundles: int, length: str) -> Shape:
     return Shape(brokers=brokers, bundles=bundles, duration_s=duration(length) / 1_000)
 
 
-def _policies(names: Sequence[str], given: Mapping[str, str], every_s: float | None) -> list[Policy]:
+def _policies(
+    names: Sequence[str], given: Mapping[str, str], every_s: float | None
+) -> list[Policy]:
     from equipoise.lab.comparing import Policy, settings_of
 
-    return [Policy(name=name, settings=settings_of(name, given=given, every_s=every_s)) for name in dict.fromkeys(names)]
+    return [
+        Policy(name=name, settings=settings_of(name, given=given, every_s=every_s))
+        for name in dict.fromkeys(names)
+    ]
 
 
 def _numbers(text: str) -> list[int]:

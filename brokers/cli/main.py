@@ -1,6 +1,7 @@
 """Define the command line `equipoise` and its table of command groups.
 
-A group's module is imported only when one of its commands runs, which keeps `--help` and small commands fast.
+A group's module is imported only when one of its commands runs, which keeps `--help` and small
+commands fast.
 """
 
 from __future__ import annotations
@@ -19,25 +20,64 @@ if TYPE_CHECKING:
 
 GROUPS: Final = {
     "broker": ("equipoise.brokers.cli.commands.broker", "Run one broker in the foreground."),
-    "load-worker": ("equipoise.brokers.cli.commands.load_worker", "Average the load of a cluster on Kafka."),
+    "load-worker": (
+        "equipoise.brokers.cli.commands.load_worker",
+        "Average the load of a cluster on Kafka.",
+    ),
     "up": ("equipoise.brokers.cli.commands.up", "Run a cluster of brokers on this machine."),
-    "namespaces": ("equipoise.brokers.cli.commands.namespaces", "Create and delete namespaces; move, split and merge their bundles."),
-    "topics": ("equipoise.brokers.cli.commands.topics", "List topics, show their stats, manage partitioned topics."),
-    "bundles": ("equipoise.brokers.cli.commands.bundles", "Show bundles and their owners; cancel moves."),
-    "policies": ("equipoise.brokers.cli.commands.policy_commands", "Define which brokers may own which bundles."),
+    "namespaces": (
+        "equipoise.brokers.cli.commands.namespaces",
+        "Create and delete namespaces; move, split and merge their bundles.",
+    ),
+    "topics": (
+        "equipoise.brokers.cli.commands.topics",
+        "List topics, show their stats, manage partitioned topics.",
+    ),
+    "bundles": (
+        "equipoise.brokers.cli.commands.bundles",
+        "Show bundles and their owners; cancel moves.",
+    ),
+    "policies": (
+        "equipoise.brokers.cli.commands.policy_commands",
+        "Define which brokers may own which bundles.",
+    ),
     "brokers": (
         "equipoise.brokers.cli.commands.broker_commands",
         "List brokers and their status; drain a broker; declare a dead one dead.",
     ),
-    "plan": ("equipoise.brokers.cli.commands.plan", "Show what the balancer would move now, and what blocks further moves."),
-    "decisions": ("equipoise.brokers.cli.commands.decision_commands", "Show what the balancer decided, and why."),
-    "balancing": ("equipoise.brokers.cli.commands.balancing_commands", "Turn balancing on or off, and change its settings."),
+    "plan": (
+        "equipoise.brokers.cli.commands.plan",
+        "Show what the balancer would move now, and what blocks further moves.",
+    ),
+    "decisions": (
+        "equipoise.brokers.cli.commands.decision_commands",
+        "Show what the balancer decided, and why.",
+    ),
+    "balancing": (
+        "equipoise.brokers.cli.commands.balancing_commands",
+        "Turn balancing on or off, and change its settings.",
+    ),
     "lab": ("equipoise.brokers.cli.lab_commands", "Measure balancing policies on load traces."),
-    "pulsar": ("equipoise.brokers.cli.pulsar_apply_commands", "See, audit and balance an Apache Pulsar cluster."),
-    "channel": ("equipoise.brokers.cli.commands.channel_commands", "Read the log, show a bundle's history, verify everything."),
-    "rights": ("equipoise.brokers.cli.commands.right_commands", "Grant roles rights in the cluster, and list who may do what."),
-    "tokens": ("equipoise.brokers.cli.commands.token_commands", "Make and check keys and tokens for authentication."),
-    "spark": ("equipoise.brokers.cli.commands.spark_commands", "Audit, archive and report a channel; run the laboratory."),
+    "pulsar": (
+        "equipoise.brokers.cli.pulsar_apply_commands",
+        "See, audit and balance an Apache Pulsar cluster.",
+    ),
+    "channel": (
+        "equipoise.brokers.cli.commands.channel_commands",
+        "Read the log, show a bundle's history, verify everything.",
+    ),
+    "rights": (
+        "equipoise.brokers.cli.commands.right_commands",
+        "Grant roles rights in the cluster, and list who may do what.",
+    ),
+    "tokens": (
+        "equipoise.brokers.cli.commands.token_commands",
+        "Make and check keys and tokens for authentication.",
+    ),
+    "spark": (
+        "equipoise.brokers.cli.commands.spark_commands",
+        "Audit, archive and report a channel; run the laboratory.",
+    ),
 }
 """By name: the module whose `app` implements it, and its text in `--help`."""
 
@@ -50,7 +90,9 @@ _HELP: Final = (
 class Equipoise(Commands):
     """All commands. A group is imported when the command line names it."""
 
-    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: Context, args: list[str]
+    ) -> tuple[str | None, Command | None, list[str]]:
         """Import and return the command that `args` begin with."""
         silence_kafka()
         if args and args[0] in GROUPS:
@@ -90,6 +132,11 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def equipoise(
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
 ) -> None:
     """Take the options that precede the name of a command."""

@@ -42,12 +42,26 @@ LogOption = Annotated[
         help="The cluster's log: sqlite:PATH or kafka://HOST:PORT/TOPIC.",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option(JSON_FLAG, help="Print results and errors as JSON: one document, or one line per record.")]
+JsonOption = Annotated[
+    bool,
+    typer.Option(
+        JSON_FLAG, help="Print results and errors as JSON: one document, or one line per record."
+    ),
+]
 ErrorsAsJsonOption = Annotated[bool, typer.Option(JSON_FLAG, help="Print errors as JSON.")]
-TimeoutOption = Annotated[int, typer.Option("--timeout", metavar="SECONDS", min=1, max=TIMEOUT_S_MAX, help="Time limit of the command.")]
+TimeoutOption = Annotated[
+    int,
+    typer.Option(
+        "--timeout", metavar="SECONDS", min=1, max=TIMEOUT_S_MAX, help="Time limit of the command."
+    ),
+]
 AsOption = Annotated[
     str | None,
-    typer.Option("--as", metavar="NAME", help="Your name in the channel's history (admin:NAME).  [default: the user's name]"),
+    typer.Option(
+        "--as",
+        metavar="NAME",
+        help="Your name in the channel's history (admin:NAME).  [default: the user's name]",
+    ),
 ]
 BrokerConfOption = Annotated[
     Path | None,
@@ -56,27 +70,49 @@ BrokerConfOption = Annotated[
         metavar="FILE",
         exists=True,
         dir_okay=False,
-        help="Use the entries about balancing and security of this Pulsar broker.conf. --set and the channel override them.",
+        help=(
+            "Use the entries about balancing and security of this Pulsar broker.conf. --set and the"
+            " channel override them."
+        ),
         show_default=False,
     ),
 ]
-ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for the channel's history.", show_default=False)]
+ReasonOption = Annotated[
+    str,
+    typer.Option(
+        "--reason", metavar="TEXT", help="Why, for the channel's history.", show_default=False
+    ),
+]
 ForOption = Annotated[
     int | None,
-    typer.Option("--for", metavar="DURATION", parser=duration, help="End it after this time (30m; s, m, h, d, w).", show_default=False),
+    typer.Option(
+        "--for",
+        metavar="DURATION",
+        parser=duration,
+        help="End it after this time (30m; s, m, h, d, w).",
+        show_default=False,
+    ),
 ]
 WaitOption = Annotated[
-    bool, typer.Option("--wait/--no-wait", help="Wait for the effect, or only until the channel has accepted the request.")
+    bool,
+    typer.Option(
+        "--wait/--no-wait",
+        help="Wait for the effect, or only until the channel has accepted the request.",
+    ),
 ]
 
 
 def directory(text: str) -> Path:
-    """Parse the directory of an option. An empty name is a usage error; pathlib would read it as the working directory."""
+    """Parse the directory of an option. An empty name is a usage error; pathlib would read it as
+    the working directory.
+    """
     return _named(text, unless=Path.is_file, other="a file; name a directory")
 
 
 def file(text: str) -> Path:
-    """Parse the file of an option. An empty name is a usage error; pathlib would read it as the working directory."""
+    """Parse the file of an option. An empty name is a usage error; pathlib would read it as the
+    working directory.
+    """
     return _named(text, unless=Path.is_dir, other="a directory; name a file")
 
 
@@ -91,10 +127,16 @@ def _named(text: str, *, unless: Callable[[Path], bool], other: str) -> Path:
 
 
 def publisher(name: str | None) -> str:
-    """Return the publisher of an admin's records: `admin:` and the given name or the user's. Raise `InvalidName`."""
+    """Return the publisher of an admin's records: `admin:` and the given name or the user's. Raise
+    `InvalidName`.
+    """
     name = _user_name() if name is None else name
     if not name.strip() or not name.isprintable() or len(name) > NAME_BYTES_MAX:
-        raise InvalidName(what="name for --as", name=name[:NAME_BYTES_MAX], expected=f"1 to {NAME_BYTES_MAX} printable characters")
+        raise InvalidName(
+            what="name for --as",
+            name=name[:NAME_BYTES_MAX],
+            expected=f"1 to {NAME_BYTES_MAX} printable characters",
+        )
     return ADMIN_PREFIX + name
 
 
@@ -111,23 +153,36 @@ def writing(log_url: str, name: str | None, timeout_s: int) -> Iterator[Access]:
 
     Raises `LogNotBegun` if no broker has begun the log, and what `publisher` and `opened` raise.
     """
-    with opened(shared(log_url), timeout_ms=timeout_s * 1_000, publisher=publisher(name), watched=_restoring()) as access:
+    with opened(
+        shared(log_url),
+        timeout_ms=timeout_s * 1_000,
+        publisher=publisher(name),
+        watched=_restoring(),
+    ) as access:
         if access.view.genesis is None:
             raise LogNotBegun(log=log_url, problem="no broker has started on it yet")
         yield access
 
 
-def carry_out(operation: Operation[Answer], log_url: str, name: str | None, timeout_s: int, *, as_json: bool) -> Answer:
-    """Run an operation on the channel as the admin `name`, print its answer, and return it. Raises as `writing` and the operation do."""
+def carry_out(
+    operation: Operation[Answer], log_url: str, name: str | None, timeout_s: int, *, as_json: bool
+) -> Answer:
+    """Run an operation on the channel as the admin `name`, print its answer, and return it. Raises
+    as `writing` and the operation do.
+    """
     with writing(log_url, name, timeout_s) as access:
         answer = run(access, operation)
     print_fact(answer.sentence, answer.document, as_json=as_json)
     return answer
 
 
-def reading(log_url: str, timeout_s: int, *, cluster: str | None = None) -> AbstractContextManager[Access]:
+def reading(
+    log_url: str, timeout_s: int, *, cluster: str | None = None
+) -> AbstractContextManager[Access]:
     """Open the channel to read its view. Raises as `opened` does."""
-    return opened(shared(log_url), timeout_ms=timeout_s * 1_000, cluster=cluster, watched=_restoring())
+    return opened(
+        shared(log_url), timeout_ms=timeout_s * 1_000, cluster=cluster, watched=_restoring()
+    )
 
 
 def unread(log_url: str, timeout_s: int) -> AbstractContextManager[Access]:
@@ -152,5 +207,7 @@ def _restoring() -> AbstractContextManager[Progress]:
 def shared(log_url: str) -> str:
     """Return `log_url` if other processes can share the log. Raise `CallerError`."""
     if is_in_memory(log_url):
-        raise invalid_log_url(url=log_url, problem="a log in memory is known only to the process that made it")
+        raise invalid_log_url(
+            url=log_url, problem="a log in memory is known only to the process that made it"
+        )
     return log_url

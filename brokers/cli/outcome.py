@@ -46,9 +46,11 @@ _match_negative: Final = re.compile(r"-\d").match
 STANDARD_OUTPUT: Final = "the standard output"
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""Errors that only a write can cause. An error without a file name comes from standard output, because all other outputs are named."""
+"""Errors that only a write can cause. An error without a file name comes from standard output,
+because all other outputs are named."""
 
-_KILLED_BY: Final = 128  # A shell reports a program that a signal ended as this plus the signal's number.
+# A shell reports a program that a signal ended as this plus the signal's number.
+_KILLED_BY: Final = 128
 
 
 class ExitCode(IntEnum):
@@ -62,7 +64,8 @@ class ExitCode(IntEnum):
     UNAVAILABLE = 3
     """The log, a broker or the answer was not available in time. Trying again may help."""
     OPERATOR = 4
-    """An operator must act first: damaged log, full disk, process still running. Also used for bugs."""
+    """An operator must act first: damaged log, full disk, process still running. Also used for
+    bugs."""
 
 
 _CODES: Final[tuple[tuple[type[EquipoiseError], ExitCode], ...]] = (
@@ -81,25 +84,35 @@ _CODES: Final[tuple[tuple[type[EquipoiseError], ExitCode], ...]] = (
 
 
 def exit_code_of(error: EquipoiseError) -> ExitCode:
-    """Return the exit code for an error, by who must act. A refusal has its own code; other errors may be temporary."""
+    """Return the exit code for an error, by who must act. A refusal has its own code; other errors
+    may be temporary.
+    """
     return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.UNAVAILABLE)
 
 
 def printable(text: str) -> str:
     """Return `text` on one line, with unprintable characters escaped.
 
-    Names, reasons and paths come from records, files and command lines. They may hold line ends, escape sequences and lone surrogates.
+    Names, reasons and paths come from records, files and command lines. They may hold line ends,
+    escape sequences and lone surrogates.
     """
     if text.isprintable():
         return text
-    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
+    return "".join(
+        character if character.isprintable() else ascii(character)[1:-1] for character in text
+    )
 
 
 def print_error(error: Exception, *, as_json: bool) -> None:
     """Print one line to standard error, or a JSON object with the error's attributes."""
     if as_json:
         attributes = vars(error) if isinstance(error, EquipoiseError) else {}
-        typer.echo(json.dumps({"error": type(error).__name__, "message": str(error), **attributes}, default=str), err=True)
+        typer.echo(
+            json.dumps(
+                {"error": type(error).__name__, "message": str(error), **attributes}, default=str
+            ),
+            err=True,
+        )
     else:
         typer.secho(f"error: {printable(str(error))}", fg=typer.colors.RED, err=True)
 
@@ -110,12 +123,18 @@ def _usage_errors(*, as_json: bool) -> Iterator[None]:
     try:
         yield
     except _UsageError as error:
-        if _match_negative(getattr(error, "option_name", "")):  # The parser reads a negative number as an option.
+        # The parser reads a negative number as an option.
+        if _match_negative(getattr(error, "option_name", "")):
             error.message = f"{error.message} (negative numbers are not allowed)"
         if not as_json:
             raise
         usage = "" if error.ctx is None else error.ctx.get_usage().removeprefix("Usage: ")
-        typer.echo(json.dumps({"error": type(error).__name__, "message": error.format_message(), "usage": usage}), err=True)
+        typer.echo(
+            json.dumps(
+                {"error": type(error).__name__, "message": error.format_message(), "usage": usage}
+            ),
+            err=True,
+        )
         raise typer.Exit(ExitCode.USAGE) from error
 
 
@@ -131,7 +150,8 @@ def _ended(*, as_json: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         raise typer.Exit(_KILLED_BY + signal.SIGINT) from None
     except BrokenPipeError:
-        # Discard buffered output, so that flushing it does not fail again when the interpreter ends.
+        # Discard buffered output, so that flushing it does not fail again when the interpreter
+        # ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise typer.Exit(_KILLED_BY + signal.SIGPIPE) from None
     except OSError as error:
@@ -148,22 +168,29 @@ def output_failed(output: str, error: OSError) -> OperatorError:
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
-    """Return whether a command line asks for JSON. This runs before parsing, because parse errors are printed as JSON too."""
+    """Return whether a command line asks for JSON. This runs before parsing, because parse errors
+    are printed as JSON too.
+    """
     return JSON_FLAG in arguments[: arguments.index("--") if "--" in arguments else None]
 
 
 def group(text: str) -> typer.Typer:
     """Create a group of commands, or a single one, whose help begins with `text`.
 
-    Help is plain text: it fits a narrow terminal, shows brackets unchanged, and starts twice as fast.
+    Help is plain text: it fits a narrow terminal, shows brackets unchanged, and starts twice as
+    fast.
     """
     return typer.Typer(help=text, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 
 
 class Commands(TyperGroup):
-    """All commands. Expected errors become a line and an exit code; Ctrl-C and a closed pipe print none."""
+    """All commands. Expected errors become a line and an exit code; Ctrl-C and a closed pipe print
+    none.
+    """
 
-    def make_context(self, info_name: str | None, args: list[str], parent: Context | None = None, **extra: object) -> Context:
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Context | None = None, **extra: object
+    ) -> Context:
         """Parse what precedes the name of a command."""
         as_json = wants_json(args)
         with _ended(as_json=as_json):
@@ -171,12 +198,14 @@ class Commands(TyperGroup):
         context.meta[_JSON_WANTED] = as_json
         return context
 
-    def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]  # Typer hands over its own context, and no other.
+    # Typer hands over its own context, and no other.
+    def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         """Run the command of the command line."""
         as_json: bool = ctx.meta[_JSON_WANTED]
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")  # Characters missing from the encoding must not end a command.
+                # Characters missing from the encoding must not end a command.
+                stream.reconfigure(errors="backslashreplace")
         with _ended(as_json=as_json):
             result = super().invoke(ctx)
             typer.echo(nl=False)  # Flush, so that an output error is raised here.

@@ -40,9 +40,13 @@ def print_heading(text: str) -> None:
 
 
 def print_wrapped(text: str, *, indent: int = 0, bold: bool = False) -> None:
-    """Print a sentence wrapped to the terminal, with later lines indented; on one line without a terminal."""
+    """Print a sentence wrapped to the terminal, with later lines indented; on one line without a
+    terminal.
+    """
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_COLUMNS
-    for line in textwrap.wrap(printable(text), width, subsequent_indent=" " * indent, break_on_hyphens=False):
+    for line in textwrap.wrap(
+        printable(text), width, subsequent_indent=" " * indent, break_on_hyphens=False
+    ):
         typer.secho(line, bold=bold or None)
 
 
@@ -54,8 +58,16 @@ def print_fact(sentence: str, document: Row, *, as_json: bool) -> None:
         print_line(sentence)
 
 
-def print_rows(rows: Sequence[Row], *, columns: Sequence[str], as_json: bool, nothing: str, sometimes: Sequence[str] = ()) -> None:
-    """Print rows as a JSON list, or their `columns` as a table, and those of `sometimes` that any row has.
+def print_rows(
+    rows: Sequence[Row],
+    *,
+    columns: Sequence[str],
+    as_json: bool,
+    nothing: str,
+    sometimes: Sequence[str] = (),
+) -> None:
+    """Print rows as a JSON list, or their `columns` as a table, and those of `sometimes` that any
+    row has.
 
     Without rows print `nothing` instead of a table.
     """
@@ -65,7 +77,10 @@ def print_rows(rows: Sequence[Row], *, columns: Sequence[str], as_json: bool, no
         print_line(nothing)
     else:
         shown = [*columns, *(column for column in sometimes if any(row[column] for row in rows))]
-        print_table([column.replace("_", " ") for column in shown], [[cell(row[column]) for column in shown] for row in rows])
+        print_table(
+            [column.replace("_", " ") for column in shown],
+            [[cell(row[column]) for column in shown] for row in rows],
+        )
 
 
 def print_document(document: Row, *, as_json: bool) -> None:
@@ -73,7 +88,9 @@ def print_document(document: Row, *, as_json: bool) -> None:
     if as_json:
         print_json(document)
     else:
-        print_table(None, [[name.replace("_", " "), cell(value)] for name, value in document.items()])
+        print_table(
+            None, [[name.replace("_", " "), cell(value)] for name, value in document.items()]
+        )
 
 
 def print_table(header: Sequence[str] | None, rows: Sequence[Sequence[str]]) -> None:
@@ -82,8 +99,18 @@ def print_table(header: Sequence[str] | None, rows: Sequence[Sequence[str]]) -> 
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=_PIPE_COLUMNS)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=header is not None, header_style="bold")
+    console = (
+        Console(highlight=False)
+        if sys.stdout.isatty()
+        else Console(highlight=False, width=_PIPE_COLUMNS)
+    )
+    table = Table(
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+        show_header=header is not None,
+        header_style="bold",
+    )
     for name in header or rows[0]:
         table.add_column(name, overflow="fold")
     for row in rows:

@@ -19,7 +19,12 @@ def progress(what: str, *, unit: str = "records") -> Iterator[Progress]:
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
-    columns = (TextColumn(f"{what}  "), BarColumn(), TextColumn(f"{{task.completed:,}} {unit}"), TimeRemainingColumn())
+    columns = (
+        TextColumn(f"{what}  "),
+        BarColumn(),
+        TextColumn(f"{{task.completed:,}} {unit}"),
+        TimeRemainingColumn(),
+    )
     with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(what, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)

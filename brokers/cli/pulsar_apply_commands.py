@@ -1,6 +1,8 @@
-"""Define `equipoise pulsar plan` and `equipoise pulsar apply`: even out an Apache Pulsar cluster that already runs.
+"""Define `equipoise pulsar plan` and `equipoise pulsar apply`: even out an Apache Pulsar cluster
+that already runs.
 
-`plan` only reads. `apply` is the only command that writes to the cluster, with `--send`: the unloads of a plan that was shown.
+`plan` only reads. `apply` is the only command that writes to the cluster, with `--send`: the
+unloads of a plan that was shown.
 """
 
 from __future__ import annotations
@@ -16,12 +18,24 @@ import typer
 from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings
 from equipoise.brokers.balancing.settings.setting_values import with_values
 from equipoise.brokers.cli.commands.broker import pairs
-from equipoise.brokers.cli.commands.forecasts import conclusion, differing, effect_document, print_effect
+from equipoise.brokers.cli.commands.forecasts import (
+    conclusion,
+    differing,
+    effect_document,
+    print_effect,
+)
 from equipoise.brokers.cli.commands.plan import balancing_settings_of
 from equipoise.brokers.cli.moments import local_time
 from equipoise.brokers.cli.options import TIMEOUT_S_MAX, BrokerConfOption, JsonOption, file
 from equipoise.brokers.cli.outcome import ExitCode
-from equipoise.brokers.cli.output import Row, print_fact, print_heading, print_json, print_line, print_wrapped
+from equipoise.brokers.cli.output import (
+    Row,
+    print_fact,
+    print_heading,
+    print_json,
+    print_line,
+    print_wrapped,
+)
 from equipoise.brokers.cli.progress import progress
 from equipoise.brokers.cli.pulsar_commands import app
 from equipoise.brokers.cli.pulsar_options import Cluster, on_cluster
@@ -34,7 +48,14 @@ from equipoise.pulsar_cluster.moving import Outcome, Status
 from equipoise.pulsar_cluster.planning import EVEN, Planned, command_of, plan_moves
 from equipoise.pulsar_cluster.planning import Cluster as PlannedFor
 from equipoise.pulsar_cluster.reading import is_url
-from equipoise.pulsar_cluster.saved_plans import Now, SavedPlan, changes, read_plan, rest_of, undoing
+from equipoise.pulsar_cluster.saved_plans import (
+    Now,
+    SavedPlan,
+    changes,
+    read_plan,
+    rest_of,
+    undoing,
+)
 from equipoise.pulsar_cluster.sources import opened_admin
 
 if TYPE_CHECKING:
@@ -55,30 +76,52 @@ _WAIT_S: Final = 70
 def plan(
     *,
     cluster: Cluster,
-    shedder: Annotated[str, typer.Option(metavar="NAME", help=f"Plan with this policy: {', '.join(SHEDDERS)}.")] = "BalancedShedder",
+    shedder: Annotated[
+        str, typer.Option(metavar="NAME", help=f"Plan with this policy: {', '.join(SHEDDERS)}.")
+    ] = "BalancedShedder",
     changes_to: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Override a setting. Repeatable.", show_default=False)
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Override a setting. Repeatable.",
+            show_default=False,
+        ),
     ] = None,
     broker_conf: BrokerConfOption = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", parser=file, help="Write the plan to this file, for `apply`.", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            parser=file,
+            help="Write the plan to this file, for `apply`.",
+            show_default=False,
+        ),
     ] = None,
     wait: Annotated[
-        int, typer.Option(metavar="SECONDS", min=0, max=TIMEOUT_S_MAX, help="How long to wait for a load report of each broker.")
+        int,
+        typer.Option(
+            metavar="SECONDS",
+            min=0,
+            max=TIMEOUT_S_MAX,
+            help="How long to wait for a load report of each broker.",
+        ),
     ] = _WAIT_S,
     as_json: JsonOption = False,
 ) -> None:
-    """Plan the moves that even out the cluster, and show their reasons, the load before and after, and the commands of pulsar-admin.
+    """Plan the moves that even out the cluster, and show their reasons, the load before and after,
+    and the commands of pulsar-admin.
 
-    It changes nothing. A cluster needs --admin, for its brokers, isolation policies and anti-affinity groups. With an archive and without
-    --admin, these policies are not known.
+    It changes nothing. A cluster needs --admin, for its brokers, isolation policies and
+    anti-affinity groups. With an archive and without --admin, these policies are not known.
 
     Exit code 1: no broker has sent a load report that counts.
     """
     given = pairs("--set", changes_to or ()) | {"balancing.shedder": shedder}
     base = with_values(EVEN, {} if broker_conf is None else balancing_settings_of(broker_conf))
     settings = with_values(base, given)
-    # The settings of the cluster's own balancer say whether it acts. An operator's plan always does.
+    # The settings of the cluster's own balancer say whether it acts. An operator's plan always
+    # does.
     settings = replace(settings, balancing=replace(settings.balancing, enabled=True, shedding=True))
     may_measure = settings.balancing.shedder == "BalancedShedder"
     source = cluster.address.service_url
@@ -88,8 +131,13 @@ def plan(
         leader = None if admin is None else admin.leader()
     if planned.forecast.before is None:
         apart = [f"{broker.broker}: {broker.apart}" for broker in planned.forecast.brokers]
-        advice = "wait longer for the reports of its brokers (--wait), or record them first (equipoise pulsar record)"
-        raise NoFreshLoad(log=source, problem=apart[0] if apart else "no broker is alive", advice=advice)
+        advice = (
+            "wait longer for the reports of its brokers (--wait), or record them first (equipoise"
+            " pulsar record)"
+        )
+        raise NoFreshLoad(
+            log=source, problem=apart[0] if apart else "no broker is alive", advice=advice
+        )
     saved = SavedPlan(
         source=source,
         made_ms=_now_ms(),
@@ -102,9 +150,14 @@ def plan(
         try:
             output.write_text(saved.text(), encoding="utf-8")
         except OSError as error:
-            raise InvalidRequest(what=f"the file {output}", problem=f"the plan cannot be written to it: {error.strerror}") from error
+            raise InvalidRequest(
+                what=f"the file {output}",
+                problem=f"the plan cannot be written to it: {error.strerror}",
+            ) from error
     if as_json:
-        print_json(_document(saved, settings, planned, notes, _conclusion(settings, planned, known)))
+        print_json(
+            _document(saved, settings, planned, notes, _conclusion(settings, planned, known))
+        )
     else:
         _print_plan(saved, settings, planned, notes, _conclusion(settings, planned, known))
 
@@ -113,37 +166,71 @@ def plan(
 @on_cluster
 def apply(
     path: Annotated[
-        Path | None, typer.Argument(metavar="FILE", parser=file, help="A plan that `plan --output` wrote.", show_default=False)
+        Path | None,
+        typer.Argument(
+            metavar="FILE",
+            parser=file,
+            help="A plan that `plan --output` wrote.",
+            show_default=False,
+        ),
     ] = None,
     *,
     cluster: Cluster,
-    send: Annotated[bool, typer.Option("--send", help="Send the moves. Without it, only show what would be sent.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a plan that stopped: only with what was not moved yet.")] = False,
+    send: Annotated[
+        bool,
+        typer.Option("--send", help="Send the moves. Without it, only show what would be sent."),
+    ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Go on with a plan that stopped: only with what was not moved yet."
+        ),
+    ] = False,
     undo: Annotated[
         Path | None,
         typer.Option(
-            metavar="AUDIT", exists=True, dir_okay=False, help="Move back what the last plan in this audit file moved.", show_default=False
+            metavar="AUDIT",
+            exists=True,
+            dir_okay=False,
+            help="Move back what the last plan in this audit file moved.",
+            show_default=False,
         ),
     ] = None,
-    at_once: Annotated[int, typer.Option(min=1, max=_AT_ONCE_MAX, metavar="N", help="The most moves at a time.")] = _AT_ONCE,
+    at_once: Annotated[
+        int, typer.Option(min=1, max=_AT_ONCE_MAX, metavar="N", help="The most moves at a time.")
+    ] = _AT_ONCE,
     audit: Annotated[
-        Path, typer.Option(metavar="FILE", parser=file, help="Append a line for each request and outcome to this file.")
+        Path,
+        typer.Option(
+            metavar="FILE",
+            parser=file,
+            help="Append a line for each request and outcome to this file.",
+        ),
     ] = Path("pulsar-moves.jsonl"),
     switch_shedding_off: Annotated[
-        bool, typer.Option("--switch-shedding-off", help="Switch Pulsar's own shedding off, and restore it afterwards.")
+        bool,
+        typer.Option(
+            "--switch-shedding-off",
+            help="Switch Pulsar's own shedding off, and restore it afterwards.",
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Carry out a plan: a few moves at a time, each awaited on the channel, while the cluster is watched.
+    """Carry out a plan: a few moves at a time, each awaited on the channel, while the cluster is
+    watched.
 
-    Without --send it is a dry run. It stops when anything changes that the plan did not foresee, and when the cluster gets worse. Ctrl-C
-    stops after the moves under way. --timeout is the limit of each move. --resume and --undo go by the audit file of the former run, and by
-    where the bundles are now.
+    Without --send it is a dry run. It stops when anything changes that the plan did not foresee,
+    and when the cluster gets worse. Ctrl-C stops after the moves under way. --timeout is the limit
+    of each move. --resume and --undo go by the audit file of the former run, and by where the
+    bundles are now.
 
-    Exit code 1: the cluster has changed since the plan, Pulsar's own shedding is on, or the plan stopped before its end.
+    Exit code 1: the cluster has changed since the plan, Pulsar's own shedding is on, or the plan
+    stopped before its end.
     """
     if (path is None) == (undo is None) or (undo is not None and resume):
-        raise typer.BadParameter("name one of: a plan, a plan with --resume, or an audit file with --undo")
+        raise typer.BadParameter(
+            "name one of: a plan, a plan with --resume, or an audit file with --undo"
+        )
     if not cluster.address_with_admin.admin_urls:
         raise typer.BadParameter("name the cluster's admin API with --admin: moves are sent there")
     audit = audit if undo is None else undo
@@ -155,18 +242,33 @@ def apply(
             if saved is None or resume:
                 now = Now(live.table.bundles, admin.brokers(), admin.leader(), _now_ms())
                 entries = entries_in(audit)
-                saved, notes = undoing(entries, now, cluster.address.service_url) if saved is None else (rest_of(saved, entries, now), [])
+                saved, notes = (
+                    undoing(entries, now, cluster.address.service_url)
+                    if saved is None
+                    else (rest_of(saved, entries, now), [])
+                )
             for note in notes:
                 print_fact(note, {"plan": saved.id, "note": note}, as_json=as_json)
             problem = _why_not(saved, admin, live, may_switch=switch_shedding_off)
             if not send:
                 _print_dry_run(saved, problem, as_json=as_json)
             elif problem is not None:
-                print_fact(f"nothing was sent: {problem}", {"plan": saved.id, "stopped": problem}, as_json=as_json)
+                print_fact(
+                    f"nothing was sent: {problem}",
+                    {"plan": saved.id, "stopped": problem},
+                    as_json=as_json,
+                )
             else:
                 with audit_file(audit, plan=path) as lines:
                     problem = _send(
-                        saved, admin, live, lines, at_once=at_once, timeout_s=cluster.timeout_s, switch=switch_shedding_off, as_json=as_json
+                        saved,
+                        admin,
+                        live,
+                        lines,
+                        at_once=at_once,
+                        timeout_s=cluster.timeout_s,
+                        switch=switch_shedding_off,
+                        as_json=as_json,
                     )
     if problem is not None:
         raise typer.Exit(ExitCode.REFUSED)
@@ -176,12 +278,16 @@ def _plan_in(path: Path) -> SavedPlan:
     try:
         return read_plan(path.read_bytes())
     except OSError as error:
-        raise InvalidRequest(what=f"the plan {path}", problem=f"its file cannot be read: {error.strerror}") from error
+        raise InvalidRequest(
+            what=f"the plan {path}", problem=f"its file cannot be read: {error.strerror}"
+        ) from error
     except ValueError as error:
         raise InvalidRequest(what=f"the plan {path}", problem=str(error)) from error
 
 
-def _why_not(saved: SavedPlan, admin: PulsarAdmin, cluster: LiveCluster, *, may_switch: bool) -> str | None:
+def _why_not(
+    saved: SavedPlan, admin: PulsarAdmin, cluster: LiveCluster, *, may_switch: bool
+) -> str | None:
     """Return why the plan must not be applied now; None if it may."""
     from equipoise.pulsar_cluster.applying import SHEDDING, is_shedding, settings_of_leader
 
@@ -189,7 +295,10 @@ def _why_not(saved: SavedPlan, admin: PulsarAdmin, cluster: LiveCluster, *, may_
     if changed is not None:
         return f"the cluster has changed since the plan: {changed}; make a new plan"
     if not may_switch and is_shedding(settings_of_leader(admin)):
-        return f"Pulsar's own shedding is on ({SHEDDING}), and two balancers would fight; use --switch-shedding-off, or switch it off"
+        return (
+            f"Pulsar's own shedding is on ({SHEDDING}), and two balancers would fight; use"
+            " --switch-shedding-off, or switch it off"
+        )
     return None
 
 
@@ -222,8 +331,13 @@ def _send(
             restore_shedding(admin, lines, unrestored)
         elif unrestored is not None:
             value = unrestored.get("dynamic") or unrestored.get("value")
-            command = f"pulsar-admin brokers update-dynamic-config --config {SHEDDING} --value {value}"
-            sentence = f"Pulsar's own shedding is still off, because an earlier apply was killed; switch it on afterwards: {command}"
+            command = (
+                f"pulsar-admin brokers update-dynamic-config --config {SHEDDING} --value {value}"
+            )
+            sentence = (
+                "Pulsar's own shedding is still off, because an earlier apply was killed; switch"
+                f" it on afterwards: {command}"
+            )
             print_fact(sentence, {"plan": saved.id, "warning": sentence}, as_json=as_json)
         if switch and is_shedding(settings_of_leader(admin)):
             stack.enter_context(shedding_off(admin, lines))
@@ -243,16 +357,26 @@ def _send(
                 _print_outcome(event, as_json=as_json)
             else:
                 stopped = event
-                print_fact(f"stopped: {event}", {"plan": saved.id, "stopped": event}, as_json=as_json)
+                print_fact(
+                    f"stopped: {event}", {"plan": saved.id, "stopped": event}, as_json=as_json
+                )
             moved += isinstance(event, Outcome) and event.status is Status.MOVED
     if not as_json:
-        print_heading(f"{moved} of {counted(len(saved.moves), 'move')} done; each request and its outcome is a line of {lines.path}")
+        print_heading(
+            f"{moved} of {counted(len(saved.moves), 'move')} done; each request and its outcome is"
+            f" a line of {lines.path}"
+        )
     return stopped
 
 
 def _print_outcome(outcome: Outcome, *, as_json: bool) -> None:
     took = f" ({outcome.took_ms} ms)" if outcome.status is Status.MOVED else ""
-    document: Row = {"bundle": outcome.move.bundle, "status": outcome.status, "text": outcome.text, "took_ms": outcome.took_ms}
+    document: Row = {
+        "bundle": outcome.move.bundle,
+        "status": outcome.status,
+        "text": outcome.text,
+        "took_ms": outcome.took_ms,
+    }
     print_fact(f"{outcome.text}{took}", document, as_json=as_json)
 
 
@@ -263,20 +387,30 @@ def _print_dry_run(saved: SavedPlan, problem: str | None, *, as_json: bool) -> N
         return
     for command in commands:
         print_line(command)
-    print_heading(f"This is a dry run of plan {saved.id} with {len(commands)} moves: --send sends them.")
+    print_heading(
+        f"This is a dry run of plan {saved.id} with {len(commands)} moves: --send sends them."
+    )
     if problem is not None:
         print_wrapped(f"It would be refused now: {problem}")
 
 
-def _gathered(cluster: Cluster, admin: PulsarAdmin | None, wait_ms: int, *, may_measure: bool) -> tuple[PlannedFor, list[str], int]:
+def _gathered(
+    cluster: Cluster, admin: PulsarAdmin | None, wait_ms: int, *, may_measure: bool
+) -> tuple[PlannedFor, list[str], int]:
     """Return what to plan from, what is not known, and as of when to plan: Unix time."""
     from equipoise.pulsar_cluster.gathering import archived, cluster_in, cluster_of
 
     source = cluster.address.service_url
     if is_url(source):
         if admin is None:
-            raise CallerError("a plan for a running cluster needs its admin API, for its policies: name it with --admin")
-        with _live(cluster, admin) as live, progress("waiting for load reports", unit="brokers") as note:
+            raise CallerError(
+                "a plan for a running cluster needs its admin API, for its policies: name it with"
+                " --admin"
+            )
+        with (
+            _live(cluster, admin) as live,
+            progress("waiting for load reports", unit="brokers") as note,
+        ):
             live.await_reports(admin, wait_ms, note)
             known = cluster_of(live.table, live.reports, admin, may_measure=may_measure)
             return known, _unknown(admin, known, live.table), _now_ms()
@@ -285,12 +419,22 @@ def _gathered(cluster: Cluster, admin: PulsarAdmin | None, wait_ms: int, *, may_
         if admin is not None:
             known = cluster_of(table, reports, admin, may_measure=may_measure)
             return known, _unknown(admin, known, table), _now_ms()
-        notes = ["isolation policies and anti-affinity groups are not known, because --admin was not given: check each move"]
+        notes = [
+            (
+                "isolation policies and anti-affinity groups are not known, because --admin was not"
+                " given: check each move"
+            )
+        ]
         last_ms = max((report.at_ms for report in archive.reports()), default=None)
         if last_ms is None:
             return cluster_in(archive, table, reports), notes, _now_ms()
         age_h = (_now_ms() - last_ms) / _HOUR_MS
-        notes += [f"the plan is as of the last load report in the archive, at {local_time(last_ms)}, {age_h:.1f} hours ago"]
+        notes += [
+            (
+                f"the plan is as of the last load report in the archive, at {local_time(last_ms)},"
+                f" {age_h:.1f} hours ago"
+            )
+        ]
         return cluster_in(archive, table, reports), notes, last_ms
 
 
@@ -299,17 +443,24 @@ def _unknown(admin: PulsarAdmin, known: PlannedFor, table: Table) -> list[str]:
     found = []
     if admin.without_figures:
         brokers, why = ", ".join(admin.without_figures), next(iter(admin.without_figures.values()))
-        found.append(f"the figures of the topics of {brokers} are not known, so the plan uses their load reports: {why}")
-    found += [f"the figures of {topic} are no load ({why}): that of its bundle is not known" for topic, why in admin.implausible.items()]
+        found.append(
+            f"the figures of the topics of {brokers} are not known, so the plan uses their load"
+            f" reports: {why}"
+        )
+    found += [
+        f"the figures of {topic} are no load ({why}): that of its bundle is not known"
+        for topic, why in admin.implausible.items()
+    ]
     leftovers = sorted(table.bundles.keys() - known.bundles.keys())
     if leftovers:
         named = ", ".join(leftovers[:_NAMED_MAX])
         found.append(
-            f"{counted(len(leftovers), 'bundle')} ({named}) are left out, because their namespaces have no such bundles: "
-            "`equipoise pulsar verify --admin URL` says how to remove them"
+            f"{counted(len(leftovers), 'bundle')} ({named}) are left out, because their namespaces"
+            " have no such bundles: `equipoise pulsar verify --admin URL` says how to remove them"
         )
     found += [
-        f"{broker} takes no part: clients of {counted(count, 'bundle')} of it have connected lately; {_settled(known)}"
+        f"{broker} takes no part: clients of {counted(count, 'bundle')} of it have connected"
+        f" lately; {_settled(known)}"
         for broker, count in known.unsettled.items()
     ]
     return found
@@ -319,7 +470,10 @@ def _settled(known: PlannedFor) -> str:
     """Return when all loads are known, and what to do then."""
     if known.settles_ms is None:
         return "plan again when the brokers have reported again"
-    return f"their figures are settled at {local_time(known.settles_ms)} at the latest: plan again then"
+    return (
+        f"their figures are settled at {local_time(known.settles_ms)} at the latest: plan again"
+        " then"
+    )
 
 
 def _conclusion(settings: BalancingSettings, planned: Planned, known: PlannedFor) -> str:
@@ -328,7 +482,10 @@ def _conclusion(settings: BalancingSettings, planned: Planned, known: PlannedFor
         return text
     text = text.partition("; the deviation would")[0].rstrip(".")
     count = counted(len(planned.unknown), "bundle")
-    return f"{text}. What deviation it leaves is not known: nobody knows the load of {count}; {_settled(known)}."
+    return (
+        f"{text}. What deviation it leaves is not known: nobody knows the load of {count};"
+        f" {_settled(known)}."
+    )
 
 
 def _now_ms() -> int:
@@ -341,7 +498,9 @@ def _live(cluster: Cluster, admin: PulsarAdmin) -> AbstractContextManager[LiveCl
     return live_cluster(cluster.address, admin, cluster.deadline())
 
 
-def _document(saved: SavedPlan, settings: BalancingSettings, planned: Planned, notes: list[str], ending: str) -> Row:
+def _document(
+    saved: SavedPlan, settings: BalancingSettings, planned: Planned, notes: list[str], ending: str
+) -> Row:
     effect = effect_document(planned.forecast)
     return {
         "id": saved.id,
@@ -359,9 +518,15 @@ def _document(saved: SavedPlan, settings: BalancingSettings, planned: Planned, n
     }
 
 
-def _print_plan(saved: SavedPlan, settings: BalancingSettings, planned: Planned, notes: list[str], ending: str) -> None:
+def _print_plan(
+    saved: SavedPlan, settings: BalancingSettings, planned: Planned, notes: list[str], ending: str
+) -> None:
     leader = saved.leader or "not known"
-    print_wrapped(f"{settings.balancing.shedder}, at {local_time(saved.made_ms)}; leader: {leader}; plan {saved.id}", indent=2)
+    print_wrapped(
+        f"{settings.balancing.shedder}, at {local_time(saved.made_ms)}; leader: {leader}; plan"
+        f" {saved.id}",
+        indent=2,
+    )
     for name, row in differing(settings).items():
         print_wrapped(f"{name} is {row['value']} (default: {row['default']})", indent=2)
     for note in (*notes, *planned.notes):

@@ -1,6 +1,7 @@
 """Define `equipoise pulsar`: see and audit an Apache Pulsar cluster that already runs.
 
-The commands read the cluster's own bundle state channel, or an archive of it. None of them writes to the cluster.
+The commands read the cluster's own bundle state channel, or an archive of it. None of them writes
+to the cluster.
 """
 
 from __future__ import annotations
@@ -15,14 +16,34 @@ from typing import Annotated, Final
 import typer
 
 from equipoise.brokers.cli.differences import difference_of, lines_of, nothing_changed
-from equipoise.brokers.cli.moments import Moment, MomentArgument, TimeCommand, duration, local_time, moment
+from equipoise.brokers.cli.moments import (
+    Moment,
+    MomentArgument,
+    TimeCommand,
+    duration,
+    local_time,
+    moment,
+)
 from equipoise.brokers.cli.options import JsonOption, file
 from equipoise.brokers.cli.outcome import ExitCode, group
-from equipoise.brokers.cli.output import print_document, print_fact, print_json, print_line, print_rows
+from equipoise.brokers.cli.output import (
+    print_document,
+    print_fact,
+    print_json,
+    print_line,
+    print_rows,
+)
 from equipoise.brokers.cli.progress import progress
 from equipoise.brokers.cli.pulsar_options import Cluster, on_cluster
 from equipoise.channel.core.errors import NotFound, missing_extra
-from equipoise.channel.core.ranges import HASH_MAX, BundleName, namespace_in, parse_bundle, parse_topic, topic_hash
+from equipoise.channel.core.ranges import (
+    HASH_MAX,
+    BundleName,
+    namespace_in,
+    parse_bundle,
+    parse_topic,
+    topic_hash,
+)
 from equipoise.channel.system.stop_signals import hear_interrupts
 from equipoise.pulsar_cluster.archive import open_archive
 from equipoise.pulsar_cluster.conflicts import Rejection
@@ -51,12 +72,15 @@ _LONG_MS: Final = 10_000
 _STEP_S: Final = 60.0
 _EVERY_S_MAX: Final = 86_400
 REPORT_AGE_MS: Final = 900_000
-"""Pulsar's brokers report at least every 15 minutes (`loadBalancerReportUpdateMaxIntervalMinutes`)."""
+"""Pulsar's brokers report at least every 15 minutes
+(`loadBalancerReportUpdateMaxIntervalMinutes`)."""
 _LINES_MAX: Final = 1_000_000
 _BOUNCING_SHOWN: Final = 10
 _FOR_EVER_S: Final = 10 * 365 * 86_400.0
 
-SourceOption = Annotated[str, typer.Option("--source", metavar="FILE", envvar="EQUIPOISE_PULSAR", help="An archive.")]
+SourceOption = Annotated[
+    str, typer.Option("--source", metavar="FILE", envvar="EQUIPOISE_PULSAR", help="An archive.")
+]
 
 
 @app.command()
@@ -84,19 +108,27 @@ def status(
     if as_json:
         print_json(document)
         return
-    print_document({name: value for name, value in document.items() if not isinstance(value, list)}, as_json=False)
+    print_document(
+        {name: value for name, value in document.items() if not isinstance(value, list)},
+        as_json=False,
+    )
     print_line("")
     print_rows(broker_rows(table), columns=BROKER_COLUMNS, as_json=False, nothing="no brokers")
     print_line("(the channel does not name brokers without bundles)")
     print_line("")
-    print_rows(namespace_rows(table), columns=NAMESPACE_COLUMNS, as_json=False, nothing="no namespaces")
+    print_rows(
+        namespace_rows(table), columns=NAMESPACE_COLUMNS, as_json=False, nothing="no namespaces"
+    )
 
 
 @app.command()
 @on_cluster
 def bundles(
     namespace: Annotated[
-        str | None, typer.Argument(metavar="NAMESPACE", help="Only bundles of TENANT/NAMESPACE.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="NAMESPACE", help="Only bundles of TENANT/NAMESPACE.", show_default=False
+        ),
     ] = None,
     *,
     cluster: Cluster,
@@ -106,20 +138,31 @@ def bundles(
     with _history(cluster) as history:
         table = _folded(history)
     names = sorted(name for name in table.bundles if namespace in (None, namespace_in(name)))
-    print_rows([bundle_row(table.bundles[name]) for name in names], columns=BUNDLE_COLUMNS, as_json=as_json, nothing="no bundles")
+    print_rows(
+        [bundle_row(table.bundles[name]) for name in names],
+        columns=BUNDLE_COLUMNS,
+        as_json=as_json,
+        nothing="no bundles",
+    )
 
 
 @app.command()
 @on_cluster
 def why(
-    what: Annotated[str, typer.Argument(metavar="BUNDLE|TOPIC", help="A bundle, or a topic in it.", show_default=False)],
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="BUNDLE|TOPIC", help="A bundle, or a topic in it.", show_default=False
+        ),
+    ],
     *,
     cluster: Cluster,
     as_json: JsonOption = False,
 ) -> None:
     """Show the full history of a bundle, or of the bundles that held a topic.
 
-    It continues through splits, and includes the records that Pulsar's brokers rejected, with their reasons.
+    It continues through splits, and includes the records that Pulsar's brokers rejected, with their
+    reasons.
     """
     name, page, now, table = _about(what), _Page(as_json=as_json), dict[str, str](), Table()
     with _history(cluster) as history:
@@ -133,7 +176,10 @@ def why(
         elif change.rejection is None:
             now.pop(change.message.bundle, None)
     if not story:
-        raise NotFound(f"no record names the bundle of {what}; list those that have one: equipoise pulsar bundles {name.namespace}")
+        raise NotFound(
+            f"no record names the bundle of {what}; list those that have one: equipoise pulsar"
+            f" bundles {name.namespace}"
+        )
     if as_json:
         print_json({"ending": list(now.values())})
     for line in () if as_json else now.values() or ["no bundle"]:
@@ -167,7 +213,11 @@ def at(
     for rows, columns, what in (
         (broker_rows(table), BROKER_COLUMNS, "brokers"),
         (namespace_rows(table), NAMESPACE_COLUMNS, "namespaces"),
-        ([bundle_row(table.bundles[name]) for name in sorted(table.bundles)], BUNDLE_COLUMNS, "bundles"),
+        (
+            [bundle_row(table.bundles[name]) for name in sorted(table.bundles)],
+            BUNDLE_COLUMNS,
+            "bundles",
+        ),
     ):
         print_line("")
         print_rows(rows, columns=columns, as_json=False, nothing=f"no {what}")
@@ -192,7 +242,9 @@ def diff(
                 was, was_offset = table_document(table), table.offset
             if _is_after(second, message.offset, message.published_ms):
                 if was is None:
-                    raise typer.BadParameter(f"{second.text} is before {first.text}; give the earlier moment first")
+                    raise typer.BadParameter(
+                        f"{second.text} is before {first.text}; give the earlier moment first"
+                    )
                 break
             table.fold(message)
         else:
@@ -203,7 +255,12 @@ def diff(
         return
     _print_if_unknown(was_offset, oldest)
     for line in lines_of(difference):
-        print_line(line, color={"+": typer.colors.GREEN, "-": typer.colors.RED, "~": typer.colors.YELLOW}.get(line[:1]))
+        print_line(
+            line,
+            color={"+": typer.colors.GREEN, "-": typer.colors.RED, "~": typer.colors.YELLOW}.get(
+                line[:1]
+            ),
+        )
     if nothing_changed(difference):
         print_line("nothing changed")
 
@@ -213,13 +270,22 @@ def diff(
 def tail(
     *,
     cluster: Cluster,
-    follows: Annotated[bool, typer.Option("--follow", "-f", help="Print new records as they are written, until Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, max=_LINES_MAX, help="Print this many of the newest records.")] = _LINES,
+    follows: Annotated[
+        bool,
+        typer.Option("--follow", "-f", help="Print new records as they are written, until Ctrl-C."),
+    ] = False,
+    lines: Annotated[
+        int,
+        typer.Option(
+            "--lines", "-n", min=0, max=_LINES_MAX, help="Print this many of the newest records."
+        ),
+    ] = _LINES,
     as_json: JsonOption = False,
 ) -> None:
     """Print the newest records: offset, time, action, bundle, details, author.
 
-    Pulsar records no author. It is known from the moment at which the same connection of a broker took a bundle.
+    Pulsar records no author. It is known from the moment at which the same connection of a broker
+    took a bundle.
     """
     if follows:
         hear_interrupts()
@@ -246,9 +312,11 @@ def verify(
     cluster: Cluster,
     as_json: JsonOption = False,
 ) -> None:
-    """Fold the channel by Pulsar's rules, and tell what its brokers rejected, how long bundles had no owner, and what went wrong.
+    """Fold the channel by Pulsar's rules, and tell what its brokers rejected, how long bundles had
+    no owner, and what went wrong.
 
-    With --admin it also compares the channel with the cluster's brokers and with the bundles of its namespaces.
+    With --admin it also compares the channel with the cluster's brokers and with the bundles of its
+    namespaces.
 
     Exit code 1: there are findings.
     """
@@ -272,29 +340,51 @@ def verify(
 @on_cluster
 def record(
     archive: Annotated[
-        Path, typer.Argument(metavar="FILE", parser=file, help="The archive. It is made if there is none.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            parser=file,
+            help="The archive. It is made if there is none.",
+            show_default=False,
+        ),
     ],
     *,
     cluster: Cluster,
     once: Annotated[bool, typer.Option("--once", help="Stop at the end of the channel.")] = False,
     length: Annotated[
         int | None,
-        typer.Option("--for", metavar="DURATION", parser=duration, help="How long to record (30m; s, m, h, d, w).", show_default=False),
+        typer.Option(
+            "--for",
+            metavar="DURATION",
+            parser=duration,
+            help="How long to record (30m; s, m, h, d, w).",
+            show_default=False,
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Follow the channel and the load reports of a cluster into an archive, until Ctrl-C.
 
-    A later recording into the same file goes on after the last record. Load reports that nobody records are lost: Pulsar keeps none. With
-    --admin it also records which brokers there are, and which one leads.
+    A later recording into the same file goes on after the last record. Load reports that nobody
+    records are lost: Pulsar keeps none. With --admin it also records which brokers there are, and
+    which one leads.
     """
     hear_interrupts()
     until_s = time.monotonic() + (_FOR_EVER_S if length is None else length / 1_000)
     deadline = cluster.deadline()
-    with open_archive(archive, create_for=cluster.address.service_url) as opened_archive, progress("recording") as note:
+    with (
+        open_archive(archive, create_for=cluster.address.service_url) as opened_archive,
+        progress("recording") as note,
+    ):
         begin = opened_archive.end
         with suppress(KeyboardInterrupt):
-            record_all(opened_archive, cluster.address, deadline=deadline, until_s=None if once else until_s, note=note)
+            record_all(
+                opened_archive,
+                cluster.address,
+                deadline=deadline,
+                until_s=None if once else until_s,
+                note=note,
+            )
         added, end = opened_archive.end - begin, opened_archive.end
     print_fact(
         f"{added} records added to {archive}, which now has {end + 1}",
@@ -305,16 +395,26 @@ def record(
 
 @app.command()
 def trace(
-    output: Annotated[Path, typer.Argument(metavar="FILE", parser=file, help="The load trace: .csv or .parquet.", show_default=False)],
+    output: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            parser=file,
+            help="The load trace: .csv or .parquet.",
+            show_default=False,
+        ),
+    ],
     *,
     source: SourceOption,
-    every: Annotated[float, typer.Option(metavar="SECONDS", min=1, max=_EVERY_S_MAX, help="Length of a step.")] = _STEP_S,
+    every: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, max=_EVERY_S_MAX, help="Length of a step.")
+    ] = _STEP_S,
     as_json: JsonOption = False,
 ) -> None:
     """Make a load trace from the load reports of an archive.
 
-    `equipoise lab` replays it with any policy: it shows what another policy would have done. The load of a
-    bundle is that of its owner's newest report.
+    `equipoise lab` replays it with any policy: it shows what another policy would have done. The
+    load of a bundle is that of its owner's newest report.
     """
     try:
         from equipoise.lab.recording import Recording
@@ -328,14 +428,24 @@ def trace(
     age_ms_max, recording = max(REPORT_AGE_MS, round(2_000 * every)), Recording(step_s=every)
     with open_archive(Path(source)) as archive, progress("reading", unit="steps") as note:
         for now_ms, cluster in replayed(archive, step_ms=round(every * 1_000)):
-            used = {broker: load.averages.weighted_max for broker, load in cluster.reports.loads.items()}
+            used = {
+                broker: load.averages.weighted_max for broker, load in cluster.reports.loads.items()
+            }
             recording.note(snapshot_of(cluster, now_ms=now_ms, age_ms_max=age_ms_max), used)
             note(recording.steps, None)
     made = recording.trace(output.stem)
     write_trace(made, output)
     brokers_file = path_of_brokers(output)
-    facts = {"trace": str(output), "brokers_file": str(brokers_file), "steps": len(made.loads), "bundles": len(made.bundles)}
-    sentence = f"wrote {len(made.loads)} steps of {len(made.bundles)} bundles to {output}, and their brokers to {brokers_file}"
+    facts = {
+        "trace": str(output),
+        "brokers_file": str(brokers_file),
+        "steps": len(made.loads),
+        "bundles": len(made.bundles),
+    }
+    sentence = (
+        f"wrote {len(made.loads)} steps of {len(made.bundles)} bundles to {output}, and their"
+        f" brokers to {brokers_file}"
+    )
     print_fact(sentence, facts, as_json=as_json)
 
 
@@ -358,7 +468,8 @@ def _folded_into(table: Table, messages: Iterable[Message]) -> Iterator[Message]
 
 
 def _about(what: str) -> BundleName:
-    """Return the range of hash points that `why` is about. Raise `InvalidName` for a name of another form.
+    """Return the range of hash points that `why` is about. Raise `InvalidName` for a name of
+    another form.
 
     A topic without a domain is persistent, as for the tools of Pulsar.
     """
@@ -374,16 +485,25 @@ def _moment(text: str) -> Moment:
 
 
 def _is_after(then: Moment, offset: int, published_ms: int) -> bool:
-    return offset > then.offset if then.offset is not None else then.time_ms is not None and published_ms >= then.time_ms
+    return (
+        offset > then.offset
+        if then.offset is not None
+        else then.time_ms is not None and published_ms >= then.time_ms
+    )
 
 
 def _print_if_unknown(offset: int, oldest: Message | None) -> None:
     if offset < 0 and oldest is not None:
-        print_line(f"the oldest record that is left is of {local_time(oldest.published_ms)}; nothing is known before it")
+        print_line(
+            f"the oldest record that is left is of {local_time(oldest.published_ms)}; nothing is"
+            " known before it"
+        )
 
 
 class _Page:
-    """Prints changes, one after another. A line with the date stands above the first one of each day."""
+    """Prints changes, one after another. A line with the date stands above the first one of each
+    day.
+    """
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
@@ -396,8 +516,12 @@ class _Page:
             return
         # A lost race is normal. Other rejections need attention.
         quiet = change.rejection is Rejection.OLD_VERSION
-        color = None if change.rejection is None else typer.colors.YELLOW if quiet else typer.colors.RED
-        day, _, time_of_day = local_time(change.message.published_ms, precision="milliseconds").partition(" ")
+        color = (
+            None if change.rejection is None else typer.colors.YELLOW if quiet else typer.colors.RED
+        )
+        day, _, time_of_day = local_time(
+            change.message.published_ms, precision="milliseconds"
+        ).partition(" ")
         if day not in ("", self._day):
             self._day = day
             print_line(day)
@@ -409,17 +533,35 @@ class _Page:
 def _as_json(result: Result) -> dict[str, object]:
     from dataclasses import asdict
 
-    spans = {name: value._asdict() for name, value in (("without_owner", result.without_owner), ("transfers", result.transfers))}
+    spans = {
+        name: value._asdict()
+        for name, value in (
+            ("without_owner", result.without_owner),
+            ("transfers", result.transfers),
+        )
+    }
     states = {state: value._asdict() for state, value in result.in_state.items()}
     findings = [{**finding._asdict(), "advice": finding.advice} for finding in result.findings]
-    return {**asdict(result), **spans, "in_state": states, "findings": findings, "in_order": result.in_order}
+    return {
+        **asdict(result),
+        **spans,
+        "in_state": states,
+        "findings": findings,
+        "in_order": result.in_order,
+    }
 
 
 def _print_result(result: Result) -> None:
     rejected = ", ".join(f"{count} {cause}" for cause, count in result.rejected.items()) or "none"
-    print_line(f"{result.messages} records: {result.accepted} accepted, {result.tombstones} of them tombstones; rejected: {rejected}")
+    print_line(
+        f"{result.messages} records: {result.accepted} accepted, {result.tombstones} of them"
+        f" tombstones; rejected: {rejected}"
+    )
     if result.losses:
-        print_line(f"records are missing at {result.losses} places: Pulsar compacted its channel while nobody recorded it")
+        print_line(
+            f"records are missing at {result.losses} places: Pulsar compacted its channel while"
+            " nobody recorded it"
+        )
     if result.lost_races:
         print_line(f"lost races (another broker was first, which is normal): {result.lost_races}")
     print_line(f"pauses without an owner: {_spans(result.without_owner)}")
@@ -436,7 +578,11 @@ def _print_result(result: Result) -> None:
     for broker, count in result.vanished.items():
         print_line(f"{broker} vanished with {count} bundles, which the leader gave to others")
     for finding in result.findings:
-        print_line(f"offset {finding.offset}: {finding.kind}: {finding.bundle}: {finding.text}; {finding.advice}", color=typer.colors.RED)
+        print_line(
+            f"offset {finding.offset}: {finding.kind}: {finding.bundle}: {finding.text};"
+            f" {finding.advice}",
+            color=typer.colors.RED,
+        )
     if result.in_order:
         print_line("all is in order", color=typer.colors.GREEN)
     else:
@@ -446,5 +592,7 @@ def _print_result(result: Result) -> None:
 def _spans(spans: Spans) -> str:
     if not spans.number:
         return "none"
-    p50, p95, longest = (f"{span:.0f} ms" if span < _LONG_MS else format_duration(round(span)) for span in spans[1:])
+    p50, p95, longest = (
+        f"{span:.0f} ms" if span < _LONG_MS else format_duration(round(span)) for span in spans[1:]
+    )
     return f"{spans.number} (p50 {p50}, p95 {p95}, max {longest})"

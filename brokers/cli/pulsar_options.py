@@ -1,4 +1,6 @@
-"""Define the options that say which Pulsar cluster a command is about and who asks, once for all commands."""
+"""Define the options that say which Pulsar cluster a command is about and who asks, once for all
+commands.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,15 @@ class Cluster:
     ) -> None:
         """Take what the options say."""
         self.timeout_s = timeout
-        conf = ClientConf(None, None, NOBODY) if client_conf is None else read_client_conf(client_conf)
+        conf = (
+            ClientConf(None, None, NOBODY) if client_conf is None else read_client_conf(client_conf)
+        )
         source = source or conf.service_url
         if source is None:
-            raise typer.BadParameter("name the cluster with --source (or EQUIPOISE_PULSAR), or as brokerServiceUrl in --client-conf")
+            raise typer.BadParameter(
+                "name the cluster with --source (or EQUIPOISE_PULSAR), or as brokerServiceUrl in"
+                " --client-conf"
+            )
         self.address = Address(
             service_url=source,
             admin_urls=tuple(admin or ()),
@@ -49,11 +56,16 @@ class Cluster:
 
     @property
     def address_with_admin(self) -> Address:
-        """The same, with the admin API of `client.conf` if none was named: for commands that cannot do without it.
+        """The same, with the admin API of `client.conf` if none was named: for commands that cannot
+        do without it.
 
         Others do not ask it unasked: its role may read the topic alone. An archive needs none.
         """
-        if self.address.admin_urls or self._admin_of_conf is None or not is_url(self.address.service_url):
+        if (
+            self.address.admin_urls
+            or self._admin_of_conf is None
+            or not is_url(self.address.service_url)
+        ):
             return self.address
         return replace(self.address, admin_urls=(self._admin_of_conf,))
 
@@ -67,12 +79,19 @@ def _options(
     source: Annotated[
         str | None,
         typer.Option(
-            metavar="URL|FILE", envvar=_VARIABLE, help="The cluster's service URL (pulsar://HOST:PORT), or an archive.", show_default=False
+            metavar="URL|FILE",
+            envvar=_VARIABLE,
+            help="The cluster's service URL (pulsar://HOST:PORT), or an archive.",
+            show_default=False,
         ),
     ] = None,
     admin: Annotated[
         list[str] | None,
-        typer.Option(metavar="URL", help="The cluster's admin API: http://HOST:PORT. Repeatable.", show_default=False),
+        typer.Option(
+            metavar="URL",
+            help="The cluster's admin API: http://HOST:PORT. Repeatable.",
+            show_default=False,
+        ),
     ] = None,
     client_conf: Annotated[
         Path | None,
@@ -86,20 +105,43 @@ def _options(
         ),
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", exists=True, dir_okay=False, help="A file with a token.", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="A file with a token.",
+            show_default=False,
+        ),
     ] = None,
     ca_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", exists=True, dir_okay=False, help="A PEM file with trusted authorities.", show_default=False),
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="A PEM file with trusted authorities.",
+            show_default=False,
+        ),
     ] = None,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> Cluster:
-    return Cluster(source=source, admin=admin, client_conf=client_conf, token_file=token_file, ca_file=ca_file, timeout=timeout)
+    return Cluster(
+        source=source,
+        admin=admin,
+        client_conf=client_conf,
+        token_file=token_file,
+        ca_file=ca_file,
+        timeout=timeout,
+    )
 
 
 def on_cluster(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of `_options` in place of its parameter `cluster`."""
-    own, shared = inspect.signature(command, eval_str=True), inspect.signature(_options, eval_str=True)
+    own, shared = (
+        inspect.signature(command, eval_str=True),
+        inspect.signature(_options, eval_str=True),
+    )
 
     @functools.wraps(command)
     def run(**given: object) -> None:

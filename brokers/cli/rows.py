@@ -1,4 +1,6 @@
-"""Describe brokers, namespaces, bundles and views as rows, with the same names in tables and JSON. Pure."""
+"""Describe brokers, namespaces, bundles and views as rows, with the same names in tables and JSON.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,25 @@ from equipoise.brokers.runtime.service import http_address
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.view import View
 
-BROKER_COLUMNS: Final = ("broker", "status", "leader", "incarnation", "bundles", "capacity", "http", "lease_ms")
-NAMESPACE_COLUMNS: Final = ("namespace", "status", "bundles", "owned", "moving", "free", "on_channel_loss")
+BROKER_COLUMNS: Final = (
+    "broker",
+    "status",
+    "leader",
+    "incarnation",
+    "bundles",
+    "capacity",
+    "http",
+    "lease_ms",
+)
+NAMESPACE_COLUMNS: Final = (
+    "namespace",
+    "status",
+    "bundles",
+    "owned",
+    "moving",
+    "free",
+    "on_channel_loss",
+)
 BUNDLE_COLUMNS: Final = ("bundle", "state", "owner", "source", "token", "last")
 QUARANTINE_COLUMNS: Final = ("bundle", "reason", "until", "evidence", "state", "last")
 POLICY_COLUMNS: Final = ("policy", "namespaces", "brokers", "problem")
@@ -55,7 +74,9 @@ def broker_row(view: View, broker: BrokerEntry, maintenances: Mapping[str, Maint
         "leader": view.leader() is broker,
         "incarnation": broker.incarnation,
         "bundles": view.held_count(broker.incarnation),
-        "maintenance": maintenances[broker.broker].reason if broker.broker in maintenances else None,
+        "maintenance": (
+            maintenances[broker.broker].reason if broker.broker in maintenances else None
+        ),
         "capacity": joined.capacity,
         "http": http_address(joined.addresses),
         "addresses": dict(joined.addresses),
@@ -101,7 +122,11 @@ def bundle_row(view: View, bundle: BundleEntry) -> Row:
         "last": bundle.last,
         "algorithm": bundle.algorithm,
         "quarantine": why_quarantined(view, bundle.name),
-        "positions": None if bundle.positions is None else [f"0x{position:08x}" for position in bundle.positions],
+        "positions": (
+            None
+            if bundle.positions is None
+            else [f"0x{position:08x}" for position in bundle.positions]
+        ),
     }
 
 
@@ -115,12 +140,23 @@ def control_line(control: Control) -> str:
         DOMAIN_MAINTENANCE: f"the failure domain {subject} is in maintenance",
         QUARANTINE: f"{subject} is in quarantine",
     }[kind]
-    return f"{state}{f' until {local_time(control.until_ms)}' if control.until_ms else ''}: {control.reason}"
+    return (
+        f"{state}{f' until {local_time(control.until_ms)}' if control.until_ms else ''}:"
+        f" {control.reason}"
+    )
 
 
 def control_rows(documents: Iterable[Mapping[str, object]]) -> list[Row]:
     """Return documents of controls, with their end as people read it."""
-    return [{**each, "until": local_time(until_ms) if isinstance(until_ms := each["until_ms"], int) else None} for each in documents]
+    return [
+        {
+            **each,
+            "until": (
+                local_time(until_ms) if isinstance(until_ms := each["until_ms"], int) else None
+            ),
+        }
+        for each in documents
+    ]
 
 
 def policy_row(view: View, key: str) -> Row:
@@ -158,18 +194,31 @@ def policy_row(view: View, key: str) -> Row:
 
 
 def destination_rows(destinations: Destinations, bundle: BundleEntry) -> list[Row]:
-    """Return for every known broker whether it may have a bundle, and why not. `rather not` is a preference, `no` a rule."""
+    """Return for every known broker whether it may have a bundle, and why not. `rather not` is a
+    preference, `no` a rule.
+    """
     found, bound = destinations.of(bundle), destinations.bound(bundle)
     rows: list[Row] = []
     for broker in sorted(destinations.view.brokers):
-        word = "yes" if broker in found.allowed else "rather not" if broker in bound.allowed else "no"
+        word = (
+            "yes" if broker in found.allowed else "rather not" if broker in bound.allowed else "no"
+        )
         owner = destinations.view.brokers[broker].incarnation == bundle.owner
-        rows.append({"broker": broker, "may_have_it": word, "owner": owner, "why_not": found.refused.get(broker)})
+        rows.append(
+            {
+                "broker": broker,
+                "may_have_it": word,
+                "owner": owner,
+                "why_not": found.refused.get(broker),
+            }
+        )
     return rows
 
 
 def view_document(view: View) -> Row:
-    """Describe a whole view. The digest is hexadecimal, because some JSON readers cannot represent integers of 61 bits."""
+    """Describe a whole view. The digest is hexadecimal, because some JSON readers cannot represent
+    integers of 61 bits.
+    """
     leader, maintenances = view.leader(), maintenances_in(view)
     return {
         "offset": view.offset,
@@ -177,13 +226,21 @@ def view_document(view: View) -> Row:
         "level": view.level,
         "leader": None if leader is None else leader.broker,
         "digest": f"0x{view.digest():016x}",
-        "brokers": [broker_row(view, view.brokers[name], maintenances) for name in sorted(view.brokers)],
+        "brokers": [
+            broker_row(view, view.brokers[name], maintenances) for name in sorted(view.brokers)
+        ],
         "namespaces": [namespace_row(view, name) for name in sorted(view.namespaces)],
-        "bundles": [bundle_row(view, bundle) for name in sorted(view.namespaces) for bundle in view.bundles_of(name)],
+        "bundles": [
+            bundle_row(view, bundle)
+            for name in sorted(view.namespaces)
+            for bundle in view.bundles_of(name)
+        ],
         "policies": {name: dict(view.policies[name].document) for name in sorted(view.policies)},
     }
 
 
 def broker_id(view: View, incarnation: int | None) -> str | None:
-    """Return the id of the broker with this incarnation, or None. Bundles name only live incarnations."""
+    """Return the id of the broker with this incarnation, or None. Bundles name only live
+    incarnations.
+    """
     return None if incarnation is None else view.live[incarnation].broker

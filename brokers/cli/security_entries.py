@@ -1,7 +1,8 @@
-"""Convert the entries of a Pulsar `broker.conf` about TLS, authentication and authorization to the settings of a broker.
+"""Convert the entries of a Pulsar `broker.conf` about TLS, authentication and authorization to the
+settings of a broker.
 
-No such entry is dropped silently: each is taken, has no effect here for a reason in the table below, or is a problem, with which no broker
-starts.
+No such entry is dropped silently: each is taken, has no effect here for a reason in the table
+below, or is a problem, with which no broker starts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from equipoise.brokers.security.identity import BASIC, TLS, TOKEN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """An entry that is a setting of a broker. With a `method`, it counts only if clients may use that method of authentication."""
+    """An entry that is a setting of a broker. With a `method`, it counts only if clients may use
+    that method of authentication.
+    """
 
     setting: str
     method: str | None = None
@@ -26,7 +29,9 @@ class Taken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ignored:
-    """An entry that changes nothing here, for the reason `why`, if it has one of these values in lower case. None stands for any."""
+    """An entry that changes nothing here, for the reason `why`, if it has one of these values in
+    lower case. None stands for any.
+    """
 
     why: str
     values: frozenset[str] | None = None
@@ -34,7 +39,9 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SameAs:
-    """An entry that must have the value of another one, because brokers have one setting for both."""
+    """An entry that must have the value of another one, because brokers have one setting for
+    both.
+    """
 
     key: str
 
@@ -46,8 +53,9 @@ Row = Taken | Ignored | SameAs
 class SecurityEntries:
     """The result for the entries of a file about security.
 
-    `settings` are ours, with secrets. By key, `taken` are the names of the settings, `ignored` is why an entry changes nothing, and
-    `problems` why a broker cannot start with it; none of these contains a value.
+    `settings` are ours, with secrets. By key, `taken` are the names of the settings, `ignored` is
+    why an entry changes nothing, and `problems` why a broker cannot start with it; none of these
+    contains a value.
     """
 
     settings: Mapping[str, str] = field(repr=False)
@@ -70,15 +78,28 @@ _PARAMETERS: Final = "brokerClientAuthenticationParameters"
 _CERTIFICATE, _KEY, _CA = "tlsCertificateFilePath", "tlsKeyFilePath", "tlsTrustCertsFilePath"
 
 # Pulsar's classes, without their package, and the methods of authentication that they are of.
-_METHODS: Final = {"AuthenticationProviderToken": TOKEN, "AuthenticationProviderBasic": BASIC, "AuthenticationProviderTls": TLS}
-_PLUGINS: Final = {"AuthenticationToken": TOKEN, "AuthenticationBasic": BASIC, "AuthenticationTls": TLS, "AuthenticationDisabled": ""}
+_METHODS: Final = {
+    "AuthenticationProviderToken": TOKEN,
+    "AuthenticationProviderBasic": BASIC,
+    "AuthenticationProviderTls": TLS,
+}
+_PLUGINS: Final = {
+    "AuthenticationToken": TOKEN,
+    "AuthenticationBasic": BASIC,
+    "AuthenticationTls": TLS,
+    "AuthenticationDisabled": "",
+}
 
 _PORTS: Final = "a port accepts TLS and nothing else if there is a certificate"
 _VERSIONS: Final = _only("brokers accept TLS 1.2 and 1.3", "tlsv1.2,tlsv1.3", "tlsv1.3,tlsv1.2")
 _KEY_STORES: Final = Ignored(why="it counts only with key stores of Java")
 _JAVA: Final = Ignored(why="it names a part of Java")
-_FACTORY: Final = _only("it names a part of Java", "org.apache.pulsar.common.util.defaultpulsarsslfactory")
-_OTHER_METHOD: Final = Ignored(why="it counts only for methods of authentication that do not exist here")
+_FACTORY: Final = _only(
+    "it names a part of Java", "org.apache.pulsar.common.util.defaultpulsarsslfactory"
+)
+_OTHER_METHOD: Final = Ignored(
+    why="it counts only for methods of authentication that do not exist here"
+)
 
 _ROWS: Final[Mapping[str, Row]] = {
     _CERTIFICATE: Taken(setting="tls_certificate"),
@@ -122,7 +143,9 @@ _ROWS: Final[Mapping[str, Row]] = {
     "tokenAuthClaim": Taken(setting="token_claim", method=TOKEN),
     "tokenAudience": Taken(setting="token_audience", method=TOKEN),
     "tokenAudienceClaim": _only("the audience is always in the claim aud", "aud"),
-    "tokenPublicAlg": _only("the algorithms follow from the key", "rs256", "rs384", "rs512", "es256", "es384", "es512"),
+    "tokenPublicAlg": _only(
+        "the algorithms follow from the key", "rs256", "rs384", "rs512", "es256", "es384", "es512"
+    ),
     "basicAuthConf": Taken(setting="basic_passwords", method=BASIC),
     _PLUGIN: Ignored(why="its parameters count"),
     _PARAMETERS: Taken(setting="broker_token"),
@@ -137,22 +160,27 @@ _ROWS: Final[Mapping[str, Row]] = {
     _SUPER: Taken(setting="super_roles"),
     _PROXIES: Taken(setting="proxy_roles"),
     "authorizationProvider": _only(
-        "rights are those of PulsarAuthorizationProvider", "org.apache.pulsar.broker.authorization.pulsarauthorizationprovider"
+        "rights are those of PulsarAuthorizationProvider",
+        "org.apache.pulsar.broker.authorization.pulsarauthorizationprovider",
     ),
     "authorizationAllowWildcardsMatching": _only("rights name roles and topics in full"),
 }
 
-# What is about security, by its key. Those that begin so are about parts of Pulsar that do not exist here.
+# What is about security, by its key. Those that begin so are about parts of Pulsar that do not
+# exist here.
 _is_about_security: Final = re.compile(
     "auth|tls|ssl|sasl|jaas|kinit|kerberos|openid|token|superuser|proxyroles|anonymous|certificate|credential|password|secret",
     re.IGNORECASE,
 ).search
 _is_elsewhere: Final = re.compile(
-    "bookkeeper|managedledger|s3|gcs|filesystem|metadatastore|zookeeper|configurationstore|functions|websocket", re.IGNORECASE
+    "bookkeeper|managedledger|s3|gcs|filesystem|metadatastore|zookeeper|configurationstore|functions|websocket",
+    re.IGNORECASE,
 ).match
 
 _TLS_PORTS: Final = frozenset({"brokerServicePortTls", "webServicePortTls", "tlsEnabled"})
-_OF_AUTHENTICATION: Final = frozenset(key for key, row in _ROWS.items() if isinstance(row, Taken) and row.method is not None) | {
+_OF_AUTHENTICATION: Final = frozenset(
+    key for key, row in _ROWS.items() if isinstance(row, Taken) and row.method is not None
+) | {
     _ENABLED,
     _PROVIDERS,
     _PARAMETERS,
@@ -164,7 +192,9 @@ _OFF: Final = frozenset({"", "false"})
 
 
 def read_security_entries(values: Mapping[str, str]) -> SecurityEntries:
-    """Convert the entries about security among those of a `broker.conf`, by key. The values have no blanks around them."""
+    """Convert the entries about security among those of a `broker.conf`, by key. The values have no
+    blanks around them.
+    """
     is_on = values.get(_ENABLED, "").lower() == "true"
     methods = _methods_in(values) if is_on else frozenset()
     settings: dict[str, str] = {}
@@ -176,7 +206,11 @@ def read_security_entries(values: Mapping[str, str]) -> SecurityEntries:
         if row is None and not (_is_about_security(key) and not _is_elsewhere(key)):
             continue
         problem = _problem_of(key, values, methods)
-        why = "it is empty, so the default stays" if not value else _why_ignored(key, values, methods, is_on=is_on)
+        why = (
+            "it is empty, so the default stays"
+            if not value
+            else _why_ignored(key, values, methods, is_on=is_on)
+        )
         if value and problem is not None:
             problems[key] = problem
         elif why is not None:
@@ -191,14 +225,20 @@ def read_security_entries(values: Mapping[str, str]) -> SecurityEntries:
 def _methods_in(values: Mapping[str, str]) -> frozenset[str]:
     """Return the methods of authentication that are on; all if none is named."""
     named = _classes(values.get(_PROVIDERS, ""))
-    return frozenset(_METHODS[each] for each in named if each in _METHODS) if named else frozenset((TOKEN, BASIC))
+    return (
+        frozenset(_METHODS[each] for each in named if each in _METHODS)
+        if named
+        else frozenset((TOKEN, BASIC))
+    )
 
 
 def _classes(value: str) -> list[str]:
     return [name.strip().rpartition(".")[2] for name in value.split(",") if name.strip()]
 
 
-def _why_ignored(key: str, values: Mapping[str, str], methods: frozenset[str], *, is_on: bool) -> str | None:
+def _why_ignored(
+    key: str, values: Mapping[str, str], methods: frozenset[str], *, is_on: bool
+) -> str | None:
     """Return why an entry changes nothing, if it is no problem; None if it is taken."""
     row = _ROWS.get(key)
     if row is None:
@@ -229,13 +269,33 @@ def _problem_of(key: str, values: Mapping[str, str], methods: frozenset[str]) ->
     row, value = _ROWS.get(key), values[key]
     is_off = value.lower() in _OFF
     if row is None:
-        return None if is_off else "it is about security, and brokers have nothing like it; remove it if the cluster is safe without it"
+        return (
+            None
+            if is_off
+            else (
+                "it is about security, and brokers have nothing like it; remove it if the cluster"
+                " is safe without it"
+            )
+        )
     if isinstance(row, SameAs) and value != values.get(row.key):
-        return f"it differs from {row.key}, and brokers have one setting for both; set both to the same, or leave this one out"
-    if isinstance(row, Ignored) and row.values is not None and not is_off and value.replace(" ", "").lower() not in row.values:
-        return f"brokers have nothing like it ({row.why}); remove it if the cluster is safe without it"
+        return (
+            f"it differs from {row.key}, and brokers have one setting for both; set both to the"
+            " same, or leave this one out"
+        )
+    if (
+        isinstance(row, Ignored)
+        and row.values is not None
+        and not is_off
+        and value.replace(" ", "").lower() not in row.values
+    ):
+        return (
+            f"brokers have nothing like it ({row.why}); remove it if the cluster is safe without it"
+        )
     if key in _TLS_PORTS and not is_off and not values.get(_CERTIFICATE):
-        return f"{_CERTIFICATE} is not set, so the broker would not encrypt; set it, or remove this entry"
+        return (
+            f"{_CERTIFICATE} is not set, so the broker would not encrypt; set it, or remove this"
+            " entry"
+        )
     if key in {_ENABLED, _AUTHORIZED} and value.lower() not in {"true", "false"}:
         return "it must be true or false; correct it"
     if values.get(_ENABLED, "").lower() != "true":
@@ -243,13 +303,19 @@ def _problem_of(key: str, values: Mapping[str, str], methods: frozenset[str]) ->
     if key == _PROVIDERS:
         return _problem_of_providers(value, values, methods)
     if key == _PLUGIN:
-        return None if _plugin(values) is not None else f"brokers know only {', '.join(_PLUGINS)}; use one of them"
+        return (
+            None
+            if _plugin(values) is not None
+            else f"brokers know only {', '.join(_PLUGINS)}; use one of them"
+        )
     if key == _PARAMETERS:
         return _problem_of_parameters(value, values)
     return None
 
 
-def _problem_of_providers(value: str, values: Mapping[str, str], methods: frozenset[str]) -> str | None:
+def _problem_of_providers(
+    value: str, values: Mapping[str, str], methods: frozenset[str]
+) -> str | None:
     if not all(each in _METHODS for each in _classes(value)):
         return f"brokers know only {', '.join(_METHODS)}; use these"
     if TOKEN in methods and not (values.get("tokenSecretKey") or values.get("tokenPublicKey")):
@@ -266,12 +332,17 @@ def _problem_of_parameters(value: str, values: Mapping[str, str]) -> str | None:
     if plugin == TLS:
         files = dict(part.split(":", 1) for part in value.split(",") if ":" in part)
         if files != {"tlsCertFile": values.get(_CERTIFICATE), "tlsKeyFile": values.get(_KEY)}:
-            return f"it names other files than {_CERTIFICATE} and {_KEY}, which a broker presents to others; name the same, or leave it out"
+            return (
+                f"it names other files than {_CERTIFICATE} and {_KEY}, which a broker presents to"
+                " others; name the same, or leave it out"
+            )
     return None
 
 
 def _plugin(values: Mapping[str, str]) -> str | None:
-    """Return the method by which brokers authenticate to each other, empty for none; None for one that is unknown."""
+    """Return the method by which brokers authenticate to each other, empty for none; None for one
+    that is unknown.
+    """
     named = _classes(values.get(_PLUGIN, ""))
     return _PLUGINS.get(named[0]) if named else ""
 
@@ -290,5 +361,7 @@ def _converted(key: str, values: Mapping[str, str]) -> str:
         return "true"
     if key in {_SUPER, _PROXIES}:
         return ",".join(role.strip() for role in values[key].split(",") if role.strip())
-    both = _user_and_password(values[key]) if key == _PARAMETERS and _plugin(values) == BASIC else None
+    both = (
+        _user_and_password(values[key]) if key == _PARAMETERS and _plugin(values) == BASIC else None
+    )
     return values[key] if both is None else f"basic:{both[0]}:{both[1]}"

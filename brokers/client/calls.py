@@ -1,4 +1,6 @@
-"""Send a request to the owner of a key over a pool of connections, again and again until there is an answer, within one deadline."""
+"""Send a request to the owner of a key over a pool of connections, again and again until there is
+an answer, within one deadline.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,17 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from equipoise.brokers.client.attempts import ADDRESSES_MAX, OUTCOME, Breakers, Call, Outcome, may_repeat, outcome_of, pause_ms, peer_in
+from equipoise.brokers.client.attempts import (
+    ADDRESSES_MAX,
+    OUTCOME,
+    Breakers,
+    Call,
+    Outcome,
+    may_repeat,
+    outcome_of,
+    pause_ms,
+    peer_in,
+)
 from equipoise.brokers.errors import BrokerUnreachable
 from equipoise.brokers.runtime.service import Peer
 from equipoise.brokers.security.tls import client_context_of_environment
@@ -23,8 +35,9 @@ from equipoise.channel.core.errors import CallerError, DeadlineExceeded, Invalid
 from equipoise.channel.system.deadline import Deadline
 
 UNANSWERED_MAX: Final = 128
-"""Requests at a time to one address. At 5 ms each they are 25,000/s, more than one program answers. Further ones wait in order, and go to
-the owner of that time. So a program that hangs holds few connections, and gets no more than it can answer before their callers give up."""
+"""Requests at a time to one address. At 5 ms each they are 25,000/s, more than one program answers.
+Further ones wait in order, and go to the owner of that time. So a program that hangs holds few
+connections, and gets no more than it can answer before their callers give up."""
 
 QUEUED_MAX: Final = 10_000
 """Requests that wait for a place, at all addresses: about 10 KiB each, 100 MB in all."""
@@ -38,7 +51,11 @@ CONNECT_S_MAX: Final = 2.0
 _LOOK_MS: Final = 100
 
 # The request was certainly not sent.
-_NOT_SENT: Final = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL)
+_NOT_SENT: Final = (
+    aiohttp.ClientConnectorError,
+    aiohttp.ConnectionTimeoutError,
+    aiohttp.InvalidURL,
+)
 
 # The bound of the whole attempt ends after that of the connection, which says how far it got.
 _LATER_S: Final = 0.05
@@ -60,7 +77,9 @@ class Response:
 
     @property
     def text(self) -> str:
-        """Return the body as text, in the encoding of its `Content-Type`, by default UTF-8. What cannot be decoded is replaced."""
+        """Return the body as text, in the encoding of its `Content-Type`, by default UTF-8. What
+        cannot be decoded is replaced.
+        """
         message = Message()
         message["Content-Type"] = self.headers.get("Content-Type", "")
         try:
@@ -102,14 +121,17 @@ class _Failure:
 
 
 Send = Callable[[str, URL, Mapping[str, str], bytes | None, float], Awaitable[Response]]
-"""Sends one request: method, address, headers, body, and seconds to connect. Raises as aiohttp does."""
+"""Sends one request: method, address, headers, body, and seconds to connect. Raises as aiohttp
+does."""
 
 
 class Calls:
     """The requests of one client."""
 
     def __init__(self, owners: Owners, *, send: Send | None = None) -> None:
-        """`send` replaces the network in tests. Raise `InvalidConfig` for certificates in the environment that cannot be used."""
+        """`send` replaces the network in tests. Raise `InvalidConfig` for certificates in the
+        environment that cannot be used.
+        """
         self._owners = owners
         self._breakers = Breakers()
         self._tls = client_context_of_environment()
@@ -126,7 +148,11 @@ class Calls:
     async def request(self, call: Call, *, timeout_ms: int) -> Response:
         """See `Client.request`."""
         if not call.path.startswith("/") or not call.path.isprintable():
-            raise InvalidName(what="path of a request", name=call.path, expected="a path that begins with a slash, and is printable")
+            raise InvalidName(
+                what="path of a request",
+                name=call.path,
+                expected="a path that begins with a slash, and is printable",
+            )
         deadline = Deadline.after(timeout_ms=timeout_ms)
         failures, problem = 0, ""
         named: Peer | None = None
@@ -151,23 +177,29 @@ class Calls:
             if not may_repeat(result.outcome, is_idempotent=call.is_idempotent):
                 if result.answer is not None:
                     return result.answer
-                raise BrokerUnreachable(broker=peer.broker, address=address, problem=result.problem, in_doubt=True)
+                raise BrokerUnreachable(
+                    broker=peer.broker, address=address, problem=result.problem, in_doubt=True
+                )
             problem = f"the last attempt, at {address}: {result.problem}"
             if result.is_misrouted and named is None:
                 self._owners.misrouted(call.namespace, call.key, peer)
             if result.owner is not None and named is None:
                 named = Peer(broker=f"that {peer.broker} named", addresses={"http": result.owner})
                 continue
-            named = None  # Redirects are followed once: two brokers with old views could name each other.
+            # Redirects are followed once: two brokers with old views could name each other.
+            named = None
             failures += 1
-            await _pause(pause_ms(failures, random.random()), deadline)  # noqa: S311 - jitter, no secret
+            # Jitter, no secret.
+            await _pause(pause_ms(failures, random.random()), deadline)  # noqa: S311
 
     async def _owner(self, call: Call, deadline: Deadline, problem: str) -> Peer:
         what = f"{call} ({problem})" if problem else str(call)
         if problem:
             deadline.check(what)
         try:
-            return await self._owners.owner(call.namespace, call.key, timeout_ms=deadline.remaining_ms())
+            return await self._owners.owner(
+                call.namespace, call.key, timeout_ms=deadline.remaining_ms()
+            )
         except DeadlineExceeded as error:
             raise deadline.exceeded(what if problem else f"{what} ({error.what})") from error
 
@@ -179,15 +211,22 @@ class Calls:
             places = self._places[address] = asyncio.Semaphore(UNANSWERED_MAX)
         return places
 
-    async def _enter(self, places: asyncio.Semaphore, call: Call, address: str, deadline: Deadline) -> bool:
-        """Take a place at an address, and return whether that took time. Raise `Overloaded` if too many wait."""
+    async def _enter(
+        self, places: asyncio.Semaphore, call: Call, address: str, deadline: Deadline
+    ) -> bool:
+        """Take a place at an address, and return whether that took time. Raise `Overloaded` if too
+        many wait.
+        """
         if not places.locked():
             return not await places.acquire()
         if self._queued >= QUEUED_MAX:
             raise Overloaded(what="the queue of requests of this client", limit=QUEUED_MAX)
         self._queued += 1
         try:
-            return await deadline.wait(places.acquire(), what=f"{call} ({UNANSWERED_MAX} requests to {address} wait for answers)")
+            return await deadline.wait(
+                places.acquire(),
+                what=f"{call} ({UNANSWERED_MAX} requests to {address} wait for answers)",
+            )
         finally:
             self._queued -= 1
 
@@ -207,18 +246,26 @@ class Calls:
             headers = {"Content-Type": "application/json", **headers}
         try:
             async with asyncio.timeout(left_s + _LATER_S):
-                answer = await self._send(call.method, url, headers, body, min(CONNECT_S_MAX, left_s))
+                answer = await self._send(
+                    call.method, url, headers, body, min(CONNECT_S_MAX, left_s)
+                )
         except _NOT_SENT as error:
             is_open = self._breakers.failed(address, _now_ms())
-            return _Failure(outcome=Outcome.NOT_STARTED, problem=_problem(error), is_misrouted=is_open)
+            return _Failure(
+                outcome=Outcome.NOT_STARTED, problem=_problem(error), is_misrouted=is_open
+            )
         except ValueError as error:
-            raise CallerError(f"{call.method} {call.path} cannot be sent: {error}; correct the headers") from error
+            raise CallerError(
+                f"{call.method} {call.path} cannot be sent: {error}; correct the headers"
+            ) from error
         except (aiohttp.ClientError, TimeoutError) as error:
             self._breakers.succeeded(address)
             return _Failure(outcome=Outcome.UNKNOWN, problem=_problem(error))
         self._breakers.succeeded(address)
         owner = peer_in(answer.headers.get("Location", ""), url.raw_path_qs)
-        outcome = outcome_of(answer.status_code, answer.headers.get(OUTCOME), is_to_peer=owner not in (None, address))
+        outcome = outcome_of(
+            answer.status_code, answer.headers.get(OUTCOME), is_to_peer=owner not in (None, address)
+        )
         if outcome is None:
             return answer
         return _Failure(
@@ -226,23 +273,43 @@ class Calls:
             problem=f"it answered {answer.status_code} {answer.text[:_TEXT_MAX]}".rstrip(),
             answer=answer,
             is_misrouted=answer.status_code < HTTPStatus.INTERNAL_SERVER_ERROR,
-            owner=owner if owner is None or owner.startswith("https:") or not address.startswith("https:") else None,
+            owner=owner
+            if owner is None or owner.startswith("https:") or not address.startswith("https:")
+            else None,
         )
 
-    async def _over_network(self, method: str, url: URL, headers: Mapping[str, str], body: bytes | None, connect_s: float) -> Response:
+    async def _over_network(
+        self,
+        method: str,
+        url: URL,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        connect_s: float,
+    ) -> Response:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S),  # `_place` limits them.
-                cookie_jar=aiohttp.DummyCookieJar(),  # Requests of different callers share the session.
+                # `_place` limits them.
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S),
+                # Requests of different callers share the session.
+                cookie_jar=aiohttp.DummyCookieJar(),
                 skip_auto_headers=("Content-Type",),
             )
-            # Else aiohttp repeats a GET or PUT when its connection breaks. Only the caller knows whether that is right.
+            # Else aiohttp repeats a GET or PUT when its connection breaks. Only the caller knows
+            # whether that is right.
             self._session._retry_connection = False  # noqa: SLF001 - aiohttp has no setting for it
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s)
         async with self._session.request(
-            method, url, headers=headers, data=body, allow_redirects=False, ssl=self._tls, timeout=timeout
+            method,
+            url,
+            headers=headers,
+            data=body,
+            allow_redirects=False,
+            ssl=self._tls,
+            timeout=timeout,
         ) as response:
-            return Response(status_code=response.status, headers=response.headers, content=await response.read())
+            return Response(
+                status_code=response.status, headers=response.headers, content=await response.read()
+            )
 
 
 def _now_ms() -> int:
@@ -255,5 +322,9 @@ async def _pause(ms: int, deadline: Deadline) -> None:
 
 def _problem(error: Exception) -> str:
     if isinstance(error, TimeoutError):
-        return "it took no connection in time" if isinstance(error, aiohttp.ConnectionTimeoutError) else "it did not answer in time"
+        return (
+            "it took no connection in time"
+            if isinstance(error, aiohttp.ConnectionTimeoutError)
+            else "it did not answer in time"
+        )
     return str(error) or type(error).__name__

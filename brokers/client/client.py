@@ -28,18 +28,21 @@ START_MS: Final = 30_000
 OWNER_MS: Final = 10_000
 
 WAITERS_MAX: Final = 10_000
-"""Callers that wait for an owner at a time. Each change makes all of them look again, which takes about ten milliseconds for 10,000."""
+"""Callers that wait for an owner at a time. Each change makes all of them look again, which takes
+about ten milliseconds for 10,000."""
 
 DISTRUST_MS: Final = 1_000
 """How long a wrong owner is not returned again, unless the bundle's entry changes.
 
-A transfer changes the entry within milliseconds. A dead broker's address is tried once a second until its lease ends.
+A transfer changes the entry within milliseconds. A dead broker's address is tried once a second
+until its lease ends.
 """
 
 DISTRUSTED_MAX: Final = 10_000
 """Bundles whose wrong owner is remembered. The oldest is forgotten first."""
 
-# Waiting callers look again this often even without a change, since a source does not notify when it ends.
+# Waiting callers look again this often even without a change, since a source does not notify when
+# it ends.
 _LOOK_AGAIN_MS: Final = 250
 
 _HTTP: Final = ("http://", "https://")
@@ -49,21 +52,28 @@ _ENDED: Final = "it has ended"
 
 
 class Client:
-    """Find the broker that serves a key. Use it as an async context, and make every call on the event loop that entered it."""
+    """Find the broker that serves a key. Use it as an async context, and make every call on the
+    event loop that entered it.
+    """
 
     def __init__(self, *sources: str, token: str | None = None) -> None:
-        """`sources` is the URL of the log, or base URLs of brokers, such as `http://127.0.0.1:8080`. One broker that answers is enough.
+        """`sources` is the URL of the log, or base URLs of brokers, such as
+        `http://127.0.0.1:8080`. One broker that answers is enough.
 
-        `token` is for brokers with authentication: the token itself, `basic:USER:PASSWORD`, or the `file:///PATH` of either, which is read
-        for each request. Default: the environment variable `EQUIPOISE_TOKEN`. The variables `EQUIPOISE_TLS_CA`, `EQUIPOISE_TLS_CERTIFICATE`
-        and `EQUIPOISE_TLS_KEY` name files for https:// addresses.
+        `token` is for brokers with authentication: the token itself, `basic:USER:PASSWORD`, or the
+        `file:///PATH` of either, which is read for each request. Default: the environment variable
+        `EQUIPOISE_TOKEN`. The variables `EQUIPOISE_TLS_CA`, `EQUIPOISE_TLS_CERTIFICATE` and
+        `EQUIPOISE_TLS_KEY` name files for https:// addresses.
 
         Raises `CallerError` for anything else.
         """
         self._shown = ", ".join(map(without_password, sources))
         are_http = [source.startswith(_HTTP) for source in sources]
         if not sources or (not all(are_http) and len(sources) > 1):
-            raise CallerError(f"a client takes one log URL, or the http:// or https:// addresses of brokers, not {self._shown}")
+            raise CallerError(
+                "a client takes one log URL, or the http:// or https:// addresses of brokers, not"
+                f" {self._shown}"
+            )
         self._source: Source
         if all(are_http):
             own_token = OwnToken.of_environment() if token is None else OwnToken(token)
@@ -80,11 +90,14 @@ class Client:
         return f"<Client of {self._shown}, {'running' if self._problem is None else 'not running'}>"
 
     def in_thread(self) -> ClientInThread:
-        """Return the same client with a thread of its own, as a plain context, for callers without an event loop."""
+        """Return the same client with a thread of its own, as a plain context, for callers without
+        an event loop.
+        """
         return ClientInThread(self)
 
     async def __aenter__(self) -> Self:
-        """Start. Raises the cause if that fails, such as a log that does not exist or cannot be read, or `DeadlineExceeded`.
+        """Start. Raises the cause if that fails, such as a log that does not exist or cannot be
+        read, or `DeadlineExceeded`.
 
         Raises `CallerError` the second time.
         """
@@ -95,7 +108,12 @@ class Client:
         self._problem = None
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._problem = _ENDED
         self._wake()  # Waiting callers get their error now, not at their deadlines.
         if self._calls is not None:
@@ -117,23 +135,29 @@ class Client:
     ) -> Response:
         """Send a request to the program that serves `key`, and return its answer, with any status.
 
-        `path` with its query is below the `http` address of the program. The body is `content`, or `json` as JSON. Everything ends within
-        `timeout_ms`: finding the owner, waiting while the bundle moves, and all attempts, with random pauses between them.
+        `path` with its query is below the `http` address of the program. The body is `content`, or
+        `json` as JSON. Everything ends within `timeout_ms`: finding the owner, waiting while the
+        bundle moves, and all attempts, with random pauses between them.
 
         The request is sent again:
 
-        * always, if it was certainly not executed: no connection, a redirect to the owner (307, 308), 421, or 503 of `Worker.by_key`;
-        * if it may have been executed (the connection broke, no answer in time), only with the methods GET, HEAD, OPTIONS, PUT and DELETE.
-          `idempotent` overrides this.
+        * always, if it was certainly not executed: no connection, a redirect to the owner (307,
+          308), 421, or 503 of `Worker.by_key`;
+        * if it may have been executed (the connection broke, no answer in time), only with the
+          methods GET, HEAD, OPTIONS, PUT and DELETE. `idempotent` overrides this.
 
-        Any other answer is returned, also 503 of the program itself. At most 128 requests to one address are unanswered. Others wait for
-        their turn, and go to the owner of that time. After three failed connections in a row, an address is spared for one
-        second, and then tried by one request. Connections are kept and shared. Certificates of the environment are read once. The token of
-        this client is not sent; give `headers` for the program, which go to every broker that is asked.
+        Any other answer is returned, also 503 of the program itself. At most 128 requests to one
+        address are unanswered. Others wait for their turn, and go to the owner of that time. After
+        three failed connections in a row, an address is spared for one second, and then tried by
+        one request. Connections are kept and shared. Certificates of the environment are read once.
+        The token of this client is not sent; give `headers` for the program, which go to every
+        broker that is asked.
 
-        Raises `BrokerUnreachable` if the request may have been executed and is not sent again; `DeadlineExceeded` if there was no answer in
-        time, with the last problem (without `idempotent`, the request was not executed); `UnknownNamespace`; `InvalidName`; `Overloaded`;
-        `PeerError` if the owner has no HTTP address; `CallerError` for a request that cannot be sent, and as `owner` does.
+        Raises `BrokerUnreachable` if the request may have been executed and is not sent again;
+        `DeadlineExceeded` if there was no answer in time, with the last problem (without
+        `idempotent`, the request was not executed); `UnknownNamespace`; `InvalidName`;
+        `Overloaded`; `PeerError` if the owner has no HTTP address; `CallerError` for a request that
+        cannot be sent, and as `owner` does.
         """
         is_idempotent = method.upper() in IDEMPOTENT if idempotent is None else idempotent
         self._find(namespace, key_hash(key))  # Raises outside the context.
@@ -152,10 +176,11 @@ class Client:
         return await self._calls.request(call, timeout_ms=timeout_ms)
 
     async def owner(self, namespace: str, key: str, *, timeout_ms: int = OWNER_MS) -> Peer:
-        """Return the broker that serves `key`. Waits while no broker does, and while the only candidate was reported as wrong.
+        """Return the broker that serves `key`. Waits while no broker does, and while the only
+        candidate was reported as wrong.
 
-        Raises `DeadlineExceeded`, `UnknownNamespace`, `InvalidName`, `Overloaded`, and `CallerError` if a broker refuses the token or
-        outside the context.
+        Raises `DeadlineExceeded`, `UnknownNamespace`, `InvalidName`, `Overloaded`, and
+        `CallerError` if a broker refuses the token or outside the context.
         """
         point = key_hash(key)
         deadline = Deadline.after(timeout_ms=timeout_ms)
@@ -170,10 +195,11 @@ class Client:
                 self._source.refresh(namespace)
 
     def misrouted(self, namespace: str, key: str, seen: Peer) -> None:
-        """Report that `seen`, which `owner` returned, does not serve `key` (it refused, redirected, or cannot be reached).
+        """Report that `seen`, which `owner` returned, does not serve `key` (it refused, redirected,
+        or cannot be reached).
 
-        `owner` does not return this broker again until the bundle's entry changes or one second has passed.
-        Raises `UnknownNamespace`, `InvalidName`, and `CallerError` outside the context.
+        `owner` does not return this broker again until the bundle's entry changes or one second has
+        passed. Raises `UnknownNamespace`, `InvalidName`, and `CallerError` outside the context.
         """
         assigned = self._find(namespace, key_hash(key))
         if assigned is None or assigned.peer is None or assigned.peer.broker != seen.broker:
@@ -184,7 +210,11 @@ class Client:
             self._source.refresh(namespace)  # Wrong again, so the trouble was not temporary.
         if len(self._distrusted) >= DISTRUSTED_MAX:
             del self._distrusted[next(iter(self._distrusted))]
-        self._distrusted[assigned.bundle] = (seen.broker, assigned.token, time.monotonic_ns() + DISTRUST_MS * 1_000_000)
+        self._distrusted[assigned.bundle] = (
+            seen.broker,
+            assigned.token,
+            time.monotonic_ns() + DISTRUST_MS * 1_000_000,
+        )
 
     def _find(self, namespace: str, point: int) -> Assigned | None:
         if self._problem is not None:
@@ -218,20 +248,25 @@ class Client:
 
 
 class ClientInThread(InThread):
-    """A client with its own thread: `with Client(...).in_thread() as client`. Any thread may call it.
+    """A client with its own thread: `with Client(...).in_thread() as client`. Any thread may call
+    it.
 
     Entering and the calls raise the errors of `Client`, and `CallerError` outside the context.
     """
 
     def __init__(self, client: Client) -> None:
         """Use `Client.in_thread` instead."""
-        super().__init__(client, what="the client", start_ms=START_MS + CROSSING_MS, stop_ms=START_MS)
+        super().__init__(
+            client, what="the client", start_ms=START_MS + CROSSING_MS, stop_ms=START_MS
+        )
         self._client = client
 
     def owner(self, namespace: str, key: str, *, timeout_ms: int = OWNER_MS) -> Peer:
         """See `Client.owner`."""
         owner = self._client.owner(namespace, key, timeout_ms=timeout_ms)
-        return self.run(owner, timeout_ms=timeout_ms + CROSSING_MS, what=f"an owner for {namespace}/{key}")
+        return self.run(
+            owner, timeout_ms=timeout_ms + CROSSING_MS, what=f"an owner for {namespace}/{key}"
+        )
 
     def request(
         self,
@@ -248,9 +283,21 @@ class ClientInThread(InThread):
     ) -> Response:
         """See `Client.request`."""
         request = self._client.request(
-            method, namespace, key, path, headers=headers, content=content, json=json, idempotent=idempotent, timeout_ms=timeout_ms
+            method,
+            namespace,
+            key,
+            path,
+            headers=headers,
+            content=content,
+            json=json,
+            idempotent=idempotent,
+            timeout_ms=timeout_ms,
         )
-        return self.run(request, timeout_ms=timeout_ms + CROSSING_MS, what=f"an answer to {method} {path} for {namespace}/{key}")
+        return self.run(
+            request,
+            timeout_ms=timeout_ms + CROSSING_MS,
+            what=f"an answer to {method} {path} for {namespace}/{key}",
+        )
 
     def misrouted(self, namespace: str, key: str, seen: Peer) -> None:
         """See `Client.misrouted`."""

@@ -1,4 +1,5 @@
-"""Follow namespaces over HTTP: one stream of server-sent events per namespace, from any broker that answers.
+"""Follow namespaces over HTTP: one stream of server-sent events per namespace, from any broker that
+answers.
 
 `brokers.http.assignment` defines the events.
 """
@@ -23,7 +24,8 @@ from equipoise.brokers.security.tls import client_context_of_environment
 from equipoise.channel.core.errors import CallerError, Overloaded, PeerError
 
 NAMESPACES_MAX: Final = 1_000
-"""Namespaces that one client follows. Each is a connection to a broker, which accepts ten thousand from all clients.
+"""Namespaces that one client follows. Each is a connection to a broker, which accepts ten thousand
+from all clients.
 
 A further namespace replaces one that does not exist or was not asked for during `IDLE_SECONDS`.
 """
@@ -34,7 +36,8 @@ EVENT_BYTES_MAX: Final = 64 << 20
 """The largest event: a table of 65,536 bundles, with names and addresses of up to 1 KiB each."""
 
 ROWS_MAX: Final = 131_072
-"""Bundles of one namespace that a client keeps, half a kilobyte each: twice as many as a namespace may start with."""
+"""Bundles of one namespace that a client keeps, half a kilobyte each: twice as many as a namespace
+may start with."""
 
 CONNECT_SECONDS_MAX: Final = 2.0
 
@@ -42,16 +45,19 @@ TABLE_SECONDS_MAX: Final = 10.0
 """How long a broker may take to send its table. Heartbeats alone do not count."""
 
 SILENCE_SECONDS_MAX: Final = 25.0
-"""A stream sends something every ten seconds. After two missed heartbeats the client asks another broker."""
+"""A stream sends something every ten seconds. After two missed heartbeats the client asks another
+broker."""
 
 BACK_OFF_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
-"""The pause before the next broker is asked, by failures in a row. Each pause is random, from half of it to all of it."""
+"""The pause before the next broker is asked, by failures in a row. Each pause is random, from half
+of it to all of it."""
 
 UNKNOWN_SECONDS: Final = 1.0
 """How long the answer that a namespace does not exist is used."""
 
 REFRESH_SECONDS: Final = 1.0
-"""The least time before a suspect stream is replaced, and the time after which a stream counts as a success.
+"""The least time before a suspect stream is replaced, and the time after which a stream counts as a
+success.
 
 So brokers that send a table and hang up are asked once a second, not once per round trip.
 """
@@ -68,7 +74,9 @@ class _Row(BaseModel):
     def assigned(self) -> Assigned:
         """Return the row as an `Assigned`."""
         peer = None if self.broker is None else Peer(broker=self.broker, addresses=self.addresses)
-        return Assigned(bundle=self.bundle, low=self.low, high=self.high, token=self.token, peer=peer)
+        return Assigned(
+            bundle=self.bundle, low=self.low, high=self.high, token=self.token, peer=peer
+        )
 
 
 class _Rows(BaseModel):
@@ -79,19 +87,30 @@ class _Rows(BaseModel):
 class HttpSource:
     """Follows each namespace from the first lookup in it. See `Source`."""
 
-    def __init__(self, addresses: Sequence[str], *, changed: Callable[[], None], token: OwnToken = NO_TOKEN) -> None:
-        """`addresses` are base URLs of brokers; one that answers is enough. `changed` is as in `LogSource`; `token` goes to brokers."""
+    def __init__(
+        self, addresses: Sequence[str], *, changed: Callable[[], None], token: OwnToken = NO_TOKEN
+    ) -> None:
+        """`addresses` are base URLs of brokers; one that answers is enough. `changed` is as in
+        `LogSource`; `token` goes to brokers.
+        """
         self._addresses = [address.rstrip("/") for address in addresses]
         self._token = token
         self._changed = changed
         self._session: aiohttp.ClientSession | None = None
         self._streams: dict[str, _Stream] = {}
 
-    async def start(self, *, timeout_ms: int) -> None:  # noqa: ARG002 - streams start with the first lookup
-        """See `Source.start`. Raises `InvalidConfig` for certificates in the environment that cannot be used."""
+    # Streams start with the first lookup.
+    async def start(self, *, timeout_ms: int) -> None:  # noqa: ARG002
+        """See `Source.start`. Raises `InvalidConfig` for certificates in the environment that
+        cannot be used.
+        """
         client_context_of_environment()
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS_MAX, sock_read=SILENCE_SECONDS_MAX)
-        self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=NAMESPACES_MAX))
+        timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=CONNECT_SECONDS_MAX, sock_read=SILENCE_SECONDS_MAX
+        )
+        self._session = aiohttp.ClientSession(
+            timeout=timeout, connector=aiohttp.TCPConnector(limit=NAMESPACES_MAX)
+        )
 
     async def stop(self) -> None:
         """See `Source.stop`."""
@@ -103,7 +122,9 @@ class HttpSource:
             await self._session.close()
 
     def find(self, namespace: str, point: int) -> Assigned | None:
-        """See `Source.find`. Raises `Overloaded` if too many namespaces are followed, and `CallerError` while brokers refuse the token."""
+        """See `Source.find`. Raises `Overloaded` if too many namespaces are followed, and
+        `CallerError` while brokers refuse the token.
+        """
         stream = self._streams.get(namespace)
         if stream is None or stream.has_expired():
             stream = self._follow(namespace)
@@ -127,14 +148,22 @@ class HttpSource:
             expired.end()
         if len(self._streams) >= NAMESPACES_MAX:
             self._make_room()
-        stream = self._streams[namespace] = _Stream(namespace, self._addresses, self._session, self._changed, self._token)
+        stream = self._streams[namespace] = _Stream(
+            namespace, self._addresses, self._session, self._changed, self._token
+        )
         return stream
 
     def _make_room(self) -> None:
-        """Drop a namespace that does not exist, or else the one not asked for the longest. Raises `Overloaded`."""
-        name, stream = min(self._streams.items(), key=lambda item: (item[1].unknown_at is None, item[1].asked_at))
+        """Drop a namespace that does not exist, or else the one not asked for the longest. Raises
+        `Overloaded`.
+        """
+        name, stream = min(
+            self._streams.items(), key=lambda item: (item[1].unknown_at is None, item[1].asked_at)
+        )
         if stream.unknown_at is None and time.monotonic() - stream.asked_at <= IDLE_SECONDS:
-            raise Overloaded(what="the list of namespaces that this client follows", limit=NAMESPACES_MAX)
+            raise Overloaded(
+                what="the list of namespaces that this client follows", limit=NAMESPACES_MAX
+            )
         self._streams.pop(name).end()
 
 
@@ -143,12 +172,18 @@ class _Stream:
 
     * `table`: None until it is known.
     * `unknown_at`: when a broker reported that the namespace does not exist, or None.
-    * `refusal`: why the last broker that was asked refused the token of this client or its role, or None.
+    * `refusal`: why the last broker that was asked refused the token of this client or its role, or
+      None.
     * `asked_at`: the time of the last lookup.
     """
 
     def __init__(
-        self, namespace: str, addresses: Sequence[str], session: aiohttp.ClientSession, changed: Callable[[], None], token: OwnToken
+        self,
+        namespace: str,
+        addresses: Sequence[str],
+        session: aiohttp.ClientSession,
+        changed: Callable[[], None],
+        token: OwnToken,
     ) -> None:
         self._token = token
         self.refusal: str | None = None
@@ -157,12 +192,15 @@ class _Stream:
         self.asked_at = time.monotonic()
         self._namespace = namespace
         self._addresses = addresses
-        self._turn = random.randrange(len(addresses))  # noqa: S311 - so that not all clients lean on the first broker
+        # So that not all clients lean on the first broker.
+        self._turn = random.randrange(len(addresses))  # noqa: S311
         self._session = session
         self._changed = changed
         self._connected_at = time.monotonic()
         self._reading: asyncio.Task[None] | None = None
-        self.task = asyncio.get_running_loop().create_task(self._run(), name=f"assignment of {namespace}")
+        self.task = asyncio.get_running_loop().create_task(
+            self._run(), name=f"assignment of {namespace}"
+        )
 
     def end(self) -> None:
         """Stop following."""
@@ -178,19 +216,25 @@ class _Stream:
             self._reading.cancel()
 
     async def _run(self) -> None:
-        """Follow one broker after another. The old table stays in use meanwhile, since it is only a hint."""
+        """Follow one broker after another. The old table stays in use meanwhile, since it is only a
+        hint.
+        """
         failures = 0
         while True:
             before = self.table
             self._connected_at = time.monotonic()
-            self._reading = asyncio.get_running_loop().create_task(self._read(self._addresses[self._turn % len(self._addresses)]))
+            self._reading = asyncio.get_running_loop().create_task(
+                self._read(self._addresses[self._turn % len(self._addresses)])
+            )
             try:
                 await asyncio.wait([self._reading])
             finally:
                 self._reading.cancel()
             if self.unknown_at is not None:
                 return
-            has_lasted = self.table is not before and time.monotonic() - self._connected_at > REFRESH_SECONDS
+            has_lasted = (
+                self.table is not before and time.monotonic() - self._connected_at > REFRESH_SECONDS
+            )
             failures = 0 if has_lasted else failures + 1
             self._turn += 1
             pause = BACK_OFF_SECONDS[min(failures, len(BACK_OFF_SECONDS) - 1)]
@@ -199,10 +243,15 @@ class _Stream:
     async def _read(self, address: str) -> None:
         url = f"{address}/v1/assignment/{self._namespace}"
         try:
-            tls = client_context_of_environment()  # Read for each connection, because certificates are renewed.
+            # Read for each connection, because certificates are renewed.
+            tls = client_context_of_environment()
             async with (
                 asyncio.timeout(TABLE_SECONDS_MAX) as until_table,
-                self._session.get(url, headers={"Accept": "text/event-stream", **self._token.headers(url)}, ssl=tls) as response,
+                self._session.get(
+                    url,
+                    headers={"Accept": "text/event-stream", **self._token.headers(url)},
+                    ssl=tls,
+                ) as response,
             ):
                 if response.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
                     self._is_refused(address, await response.json())
@@ -217,7 +266,14 @@ class _Stream:
                             return
                         if name == "table":
                             until_table.reschedule(None)
-        except (aiohttp.ClientError, TimeoutError, ValidationError, PeerError, ValueError, InvalidConfig):
+        except (
+            aiohttp.ClientError,
+            TimeoutError,
+            ValidationError,
+            PeerError,
+            ValueError,
+            InvalidConfig,
+        ):
             return  # `_run` asks the next broker.
 
     def _take(self, name: str, data: bytes) -> None:
@@ -236,7 +292,9 @@ class _Stream:
 
     def _is_refused(self, address: str, answer: object) -> None:
         reason = answer.get("reason") if isinstance(answer, dict) else None
-        self.refusal = f"the broker at {address} refuses this client: {reason or 'it needs valid credentials'}"
+        self.refusal = (
+            f"the broker at {address} refuses this client: {reason or 'it needs valid credentials'}"
+        )
         self._changed()
 
     def _is_unknown(self) -> None:
@@ -245,16 +303,23 @@ class _Stream:
 
 
 async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, bytes]]:
-    """Yield the events of a stream as (name, data), without comments. Raises `PeerError` for a giant event.
+    """Yield the events of a stream as (name, data), without comments. Raises `PeerError` for a
+    giant event.
 
-    Supports the part of the format that our brokers send (HTML standard, "Server-sent events"): lines that end in LF.
+    Supports the part of the format that our brokers send (HTML standard, "Server-sent events"):
+    lines that end in LF.
     """
     buffer = bytearray()
     async for chunk in chunks:
-        searched = max(0, len(buffer) - 1)  # Already searched, except that a chunk may split the separator.
+        # Already searched, except that a chunk may split the separator.
+        searched = max(0, len(buffer) - 1)
         buffer += chunk
         while (end := buffer.find(b"\n\n", searched)) >= 0:
-            fields = dict(line.split(b": ", 1) for line in bytes(buffer[:end]).split(b"\n") if b": " in line and not line.startswith(b":"))
+            fields = dict(
+                line.split(b": ", 1)
+                for line in bytes(buffer[:end]).split(b"\n")
+                if b": " in line and not line.startswith(b":")
+            )
             del buffer[: end + 2]
             searched = 0
             if b"event" in fields and b"data" in fields:

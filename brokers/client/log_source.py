@@ -47,7 +47,9 @@ class LogSource:
             raise UnknownNamespace(namespace=namespace)
         server = server_of(view, bundle)
         peer = None if server is None else peer_of(server)
-        return Assigned(bundle=bundle.name, low=bundle.low, high=bundle.high, token=bundle.token, peer=peer)
+        return Assigned(
+            bundle=bundle.name, low=bundle.low, high=bundle.high, token=bundle.token, peer=peer
+        )
 
     def refresh(self, namespace: str) -> None:
         """See `Source.refresh`. Does nothing: the log is always current."""

@@ -13,7 +13,9 @@ from equipoise.channel.core.ranges import bundle_contains
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assigned:
-    """One bundle, and the broker that serves it under `token`. `peer` is None while no broker serves it or during a handover."""
+    """One bundle, and the broker that serves it under `token`. `peer` is None while no broker
+    serves it or during a handover.
+    """
 
     bundle: str
     low: int
@@ -34,11 +36,15 @@ class Source(Protocol):
         ...
 
     def find(self, namespace: str, point: int) -> Assigned | None:
-        """Return the bundle that holds `point`, or None while it is not known. Raises `UnknownNamespace`."""
+        """Return the bundle that holds `point`, or None while it is not known. Raises
+        `UnknownNamespace`.
+        """
         ...
 
     def refresh(self, namespace: str) -> None:
-        """Refresh a namespace whose entries seem to be wrong, from another broker if there is one."""
+        """Refresh a namespace whose entries seem to be wrong, from another broker if there is
+        one.
+        """
         ...
 
 

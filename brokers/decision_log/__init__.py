@@ -1,4 +1,6 @@
-"""Choose the adapter of `brokers.balancing.decisions.DecisionLog` that keeps decisions beside the channel."""
+"""Choose the adapter of `brokers.balancing.decisions.DecisionLog` that keeps decisions beside the
+channel.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,15 @@ from equipoise.channel.log.open_log import is_in_memory, kafka_settings, log_pat
 
 
 def open_decision_log(log_url: str) -> DecisionLog:
-    """Return a new handle on the decision log of the cluster whose channel is at `log_url` (see `channel.log.open_log`).
+    """Return a new handle on the decision log of the cluster whose channel is at `log_url` (see
+    `channel.log.open_log`).
 
     * `sqlite:PATH` uses a table in that file.
     * `kafka://SERVERS/TOPIC` uses the topic `TOPIC-decisions`.
     * `memory:NAME` uses the memory of the process.
 
-    Nothing is created before the first decision. Raises `CallerError` for any other URL and without the extra `kafka`, and
-    `InvalidKafkaSetting`.
+    Nothing is created before the first decision. Raises `CallerError` for any other URL and without
+    the extra `kafka`, and `InvalidKafkaSetting`.
     """
     path = log_path(log_url)
     if path is not None:
@@ -33,10 +36,14 @@ def open_decision_log(log_url: str) -> DecisionLog:
 def _on_kafka(log_url: str) -> DecisionLog:
     address = address_of(log_url)
     try:
-        from equipoise.brokers.decision_log.kafka import TOPIC_SUFFIX, KafkaDecisionLog  # noqa: PLC0415 - its client comes with an extra
+        # Its client comes with an extra.
+        from equipoise.brokers.decision_log.kafka import TOPIC_SUFFIX, KafkaDecisionLog  # noqa: PLC0415
         from equipoise.channel.kafka.client import Clients  # noqa: PLC0415 - as above
     except ModuleNotFoundError as error:
         if error.name != "confluent_kafka":
             raise
         raise missing_extra(what=f"the decision log of {log_url}", extra="kafka") from error
-    return KafkaDecisionLog(Clients(servers=address.servers, settings=kafka_settings()), f"{address.topic}{TOPIC_SUFFIX}")
+    return KafkaDecisionLog(
+        Clients(servers=address.servers, settings=kafka_settings()),
+        f"{address.topic}{TOPIC_SUFFIX}",
+    )

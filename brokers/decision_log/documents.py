@@ -1,7 +1,7 @@
 """Encode and decode a decision as one JSON document, flat enough for SQL and Spark.
 
-`result`, `cause` and `reason` repeat what the document's details imply, so that decisions can be counted without decoding them. An invalid
-document decodes to None, so that readers skip it.
+`result`, `cause` and `reason` repeat what the document's details imply, so that decisions can be
+counted without decoding them. An invalid document decodes to None, so that readers skip it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from equipoise.brokers.balancing.decisions import BrokerOutcome, Decision, Kind
 from equipoise.shedder.plan import Budget, Idle, Move, Stay
 
 DOCUMENT_BYTES_MAX: Final = 256 * 1024
-"""Room for a round of a thousand moves with their reasons. Further moves and stays are dropped and counted."""
+"""Room for a round of a thousand moves with their reasons. Further moves and stays are dropped and
+counted."""
 
 _idle: Final = TypeAdapter(Idle)
 
@@ -50,7 +51,9 @@ class _Document(BaseModel):
 
 
 def document_of(decision: Decision) -> dict[str, object]:
-    """Return the document of a decision. It is valid JSON except for figures that are not finite."""
+    """Return the document of a decision. It is valid JSON except for figures that are not
+    finite.
+    """
     result, cause = decision.outcome
     return {
         "at_ms": decision.at_ms,
@@ -69,7 +72,8 @@ def document_of(decision: Decision) -> dict[str, object]:
         "stays": [asdict(stay) for stay in decision.stays],
         "stays_left_out": decision.stays_left_out,
         "counted": [
-            {"result": result, "cause": cause, "number": decision.counted[result, cause]} for result, cause in sorted(decision.counted)
+            {"result": result, "cause": cause, "number": decision.counted[result, cause]}
+            for result, cause in sorted(decision.counted)
         ],
         "budget": None if decision.budget is None else asdict(decision.budget),
         "brokers": [asdict(each) for each in decision.brokers],
@@ -78,7 +82,9 @@ def document_of(decision: Decision) -> dict[str, object]:
 
 
 def encode(decision: Decision) -> bytes:
-    """Encode a decision in at most `DOCUMENT_BYTES_MAX` bytes, dropping its last moves and stays if needed."""
+    """Encode a decision in at most `DOCUMENT_BYTES_MAX` bytes, dropping its last moves and stays if
+    needed.
+    """
     data = orjson.dumps(document_of(decision))
     while len(data) > DOCUMENT_BYTES_MAX and (decision.moves or decision.stays):
         decision = _shortened(decision)
@@ -87,7 +93,10 @@ def encode(decision: Decision) -> bytes:
 
 
 def _shortened(decision: Decision) -> Decision:
-    moves, stays = decision.moves[: len(decision.moves) // 2], decision.stays[: len(decision.stays) // 2]
+    moves, stays = (
+        decision.moves[: len(decision.moves) // 2],
+        decision.stays[: len(decision.stays) // 2],
+    )
     return replace(
         decision,
         moves=moves,

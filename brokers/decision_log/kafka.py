@@ -30,7 +30,9 @@ _SETTINGS: Final = {
 
 
 class KafkaDecisionLog:
-    """A handle on the decisions in one topic, which the first decision creates. See `DecisionLog`."""
+    """A handle on the decisions in one topic, which the first decision creates. See
+    `DecisionLog`.
+    """
 
     def __init__(self, clients: Clients, topic: str) -> None:
         self._clients = clients
@@ -64,7 +66,9 @@ class KafkaDecisionLog:
 
 
 def _last(consumer: PartitionConsumer, at_most: int) -> Iterator[bytes]:
-    """Yield the last messages up to the topic's current end. Raises `KafkaFailed`, also if they do not come in time."""
+    """Yield the last messages up to the topic's current end. Raises `KafkaFailed`, also if they do
+    not come in time.
+    """
     bounds = consumer.bounds(timeout_ms=ANSWER_MS_MAX)
     end = bounds.high
     position = max(bounds.low, end - at_most)
@@ -73,7 +77,10 @@ def _last(consumer: PartitionConsumer, at_most: int) -> Iterator[bytes]:
     while position < end:
         remaining_s = give_up_s - time.monotonic()
         if remaining_s <= 0:
-            raise KafkaFailed(trouble=Trouble.AWAY, problem=f"{end - position} of the last decisions did not come in time")
+            raise KafkaFailed(
+                trouble=Trouble.AWAY,
+                problem=f"{end - position} of the last decisions did not come in time",
+            )
         for message in consumer.take(_TAKEN_MAX, timeout_ms=int(remaining_s * 1_000)):
             error, offset = message.error(), message.offset()
             if error is not None and (failed := consumer.failed(error)) is not None:

@@ -30,7 +30,9 @@ _shared_lock = threading.Lock()
 
 
 class MemoryDecisionLog:
-    """A handle on the in-memory decision log `name`, which the first handle creates. See `DecisionLog`."""
+    """A handle on the in-memory decision log `name`, which the first handle creates. See
+    `DecisionLog`.
+    """
 
     def __init__(self, name: str) -> None:
         with _shared_lock:

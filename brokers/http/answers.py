@@ -15,7 +15,9 @@ SERVER: Final = "equipoise"
 """The Server header. aiohttp's default would reveal its version and Python's."""
 
 
-def json_answer(value: object, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+def json_answer(
+    value: object, *, status: int = 200, headers: dict[str, str] | None = None
+) -> web.Response:
     """Return a JSON response. `value` must be serialisable; `None` becomes `null`."""
     return web.Response(body=orjson.dumps(value), status=status, headers=headers, content_type=JSON)
 
@@ -26,9 +28,17 @@ def text_answer(text: str) -> web.Response:
 
 
 def raw_answer(status: HTTPStatus, problem: Mapping[str, str], *headers: str) -> bytes:
-    """Return the bytes of a whole JSON response, for a connection without an HTTP server. The connection ends after it."""
+    """Return the bytes of a whole JSON response, for a connection without an HTTP server. The
+    connection ends after it.
+    """
     body = orjson.dumps(problem)
-    head = (f"HTTP/1.1 {status} {status.phrase}", f"Server: {SERVER}", f"Content-Type: {JSON}", f"Content-Length: {len(body)}", *headers)
+    head = (
+        f"HTTP/1.1 {status} {status.phrase}",
+        f"Server: {SERVER}",
+        f"Content-Type: {JSON}",
+        f"Content-Length: {len(body)}",
+        *headers,
+    )
     return "\r\n".join((*head, "Connection: close", "", "")).encode() + body
 
 

@@ -35,7 +35,8 @@ from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.ranges import TopicName
 
 BACKLOG: Final = 1_024
-"""Accepted connections that wait for the event loop. Many clients connect at once after the death of their broker."""
+"""Accepted connections that wait for the event loop. Many clients connect at once after the death
+of their broker."""
 
 SHUTDOWN_S: Final = 2.0
 """After a broker has left, requests in progress get this long to finish."""
@@ -59,22 +60,39 @@ def make_app(
     assignment = Assignment(worker)
     lookup = Lookup(worker, lookups, is_pulsars=is_pulsars)
     namespaces = Namespaces(worker, topics)
-    of_cluster = (Clusters(worker), Tenants(worker), namespaces, Grants(worker), Policies(worker), Brokers(worker, end))
+    of_cluster = (
+        Clusters(worker),
+        Tenants(worker),
+        namespaces,
+        Grants(worker),
+        Policies(worker),
+        Brokers(worker, end),
+    )
     of_balancing = (Balancing(worker), Controls(worker), Decisions(worker))
     # Lookups read the log to its end only before they deny something.
-    app.add_routes([typed(route) for route in (*lookup.routes(), *Handovers(worker).routes(), *Health(worker).routes())])
+    app.add_routes(
+        [
+            typed(route)
+            for route in (*lookup.routes(), *Handovers(worker).routes(), *Health(worker).routes())
+        ]
+    )
     for paths in (assignment, *of_cluster, *of_balancing, Absent(worker, FEATURES)):
         app.add_routes([typed(reading(worker, route)) for route in paths.routes()])
-    # At shutdown, not at cleanup: followers must end before the server waits for requests in progress.
+    # At shutdown, not at cleanup: followers must end before the server waits for requests in
+    # progress.
     app.on_shutdown.append(assignment.close)
     return app
 
 
 @asynccontextmanager
-async def served(app: web.Application, listening: socket.socket, worker: Worker) -> AsyncIterator[None]:
-    """Serve an application at a bound socket, TCP or Unix, and close the socket at the end. Requests in progress may still be answered.
+async def served(
+    app: web.Application, listening: socket.socket, worker: Worker
+) -> AsyncIterator[None]:
+    """Serve an application at a bound socket, TCP or Unix, and close the socket at the end.
+    Requests in progress may still be answered.
 
-    This also adds the guard, authentication, the limits of connections and of each client, and rights, for each application of a broker.
+    This also adds the guard, authentication, the limits of connections and of each client, and
+    rights, for each application of a broker.
     """
     app.middlewares.append(guarded(worker.config, tuple(worker.profile.addresses.values())))
     app.middlewares.append(authenticated(worker.gate, worker.limits, worker.audit))
@@ -82,8 +100,11 @@ async def served(app: web.Application, listening: socket.socket, worker: Worker)
         app.middlewares.append(authorized(worker, worker.authorization))
     app.on_response_prepare.append(_signed)
     is_local = listening.family == socket.AF_UNIX
-    if hasattr(socket, "TCP_USER_TIMEOUT") and not is_local:  # Linux has it. All connections inherit it.
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, worker.config.http_idle_ms)
+    # Linux has it. All connections inherit it.
+    if hasattr(socket, "TCP_USER_TIMEOUT") and not is_local:
+        listening.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, worker.config.http_idle_ms
+        )
     runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     server = runner.server
@@ -92,7 +113,12 @@ async def served(app: web.Application, listening: socket.socket, worker: Worker)
     try:
         connections = Connections(server, worker)
         listener = await listen(
-            listening, connections.made, port="http", backlog=BACKLOG, certificates=worker.certificates, handshakes=worker.handshakes
+            listening,
+            connections.made,
+            port="http",
+            backlog=BACKLOG,
+            certificates=worker.certificates,
+            handshakes=worker.handshakes,
         )
         yield
     finally:
@@ -103,6 +129,7 @@ async def served(app: web.Application, listening: socket.socket, worker: Worker)
 
 async def _signed(request: web.Request, answer: web.StreamResponse) -> None:
     answer.headers[hdrs.SERVER] = SERVER
-    if not request.content.is_eof():  # Nobody reads the rest of the body, so no other request can follow it.
+    # Nobody reads the rest of the body, so no other request can follow it.
+    if not request.content.is_eof():
         answer.force_close()
         answer.headers[hdrs.CONNECTION] = "close"  # aiohttp has decided on this header before.

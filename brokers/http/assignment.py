@@ -1,13 +1,16 @@
 """Serve the assignment of a namespace as a table, by long poll, or as a stream of changes.
 
-The path is `GET /v1/assignment/{tenant}/{namespace}`. Its answers are hints, like every lookup: the owner's lease decides whether work may
-be done. A client that reaches the wrong broker asks again.
+The path is `GET /v1/assignment/{tenant}/{namespace}`. Its answers are hints, like every lookup: the
+owner's lease decides whether work may be done. A client that reaches the wrong broker asks again.
 
-* Table: `{"offset": N, "bundles": [row, ...]}` in order of the hash space. `brokers.http.entries.AssignmentRow` defines a row.
-* Long poll: with `after=N` the table is sent once the namespace has changed after that offset, or 204 at the timeout.
+* Table: `{"offset": N, "bundles": [row, ...]}` in order of the hash space.
+  `brokers.http.entries.AssignmentRow` defines a row.
+* Long poll: with `after=N` the table is sent once the namespace has changed after that offset, or
+  204 at the timeout.
 * Stream: with `Accept: text/event-stream`, server-sent events with their offset as id:
   * `table`: first, also after a reconnect.
-  * `change`: `{"offset", "bundles": [row, ...], "gone": [name, ...]}`. Changes that come faster than a client reads are combined.
+  * `change`: `{"offset", "bundles": [row, ...], "gone": [name, ...]}`. Changes that come faster
+    than a client reads are combined.
   * `deleted`: the namespace was deleted.
 """
 
@@ -38,10 +41,12 @@ from equipoise.channel.system.deadline import Deadline
 
 POLL_MS_DEFAULT: Final = 30_000
 POLL_MS_MAX: Final = 300_000
-"""Limit of the duration of a poll. Proxies cut connections that are silent for longer than five minutes, mostly sooner."""
+"""Limit of the duration of a poll. Proxies cut connections that are silent for longer than five
+minutes, mostly sooner."""
 
 HEARTBEAT_MS: Final = 10_000
-"""How often a stream sends something, and a poll checks for its client, so that each side notices when the other is gone."""
+"""How often a stream sends something, and a poll checks for its client, so that each side notices
+when the other is gone."""
 
 HEARTBEAT: Final = b":\n\n"
 """An event that every parser ignores."""
@@ -50,16 +55,20 @@ TABLES_REMEMBERED_MAX: Final = 64
 """Limit of cached tables. One of 1,000 bundles takes 200 KB, so 13 MB in all."""
 
 WRITE_S_MAX: Final = 30.0
-"""How long a client may leave its stream unread once all buffers are full. Then it is disconnected, and reconnects for a new table."""
+"""How long a client may leave its stream unread once all buffers are full. Then it is disconnected,
+and reconnects for a new table."""
 
 _EVENTS: Final = "text/event-stream"
 
 FOLLOWERS_MAX: Final = 10_000
-"""Limit of concurrent long polls and streams. Each is a socket and about 20 KiB, so 200 MB in all."""
+"""Limit of concurrent long polls and streams. Each is a socket and about 20 KiB, so 200 MB in
+all."""
 
 
 class Follower:
-    """A follower of a namespace. `changed` holds the names of its bundles that changed and were not taken yet."""
+    """A follower of a namespace. `changed` holds the names of its bundles that changed and were not
+    taken yet.
+    """
 
     def __init__(self) -> None:
         self._woken = asyncio.Event()
@@ -89,7 +98,9 @@ class Follower:
 
 
 class AssignmentFeed:
-    """Knows the offset at which each namespace last changed, and wakes its followers. `is_closed` means that followers must end."""
+    """Knows the offset at which each namespace last changed, and wakes its followers. `is_closed`
+    means that followers must end.
+    """
 
     def __init__(self, listen: Listen, *, broker: str) -> None:
         """`listen` is the worker's. `broker` is its id, for messages."""
@@ -104,7 +115,10 @@ class AssignmentFeed:
         """Return the offset at which a namespace of `view`, or one of its bundles, last changed."""
         offset = self._offsets.get(namespace)
         if offset is None:
-            lasts = (view.namespaces[namespace].last, *(bundle.last for bundle in view.bundles_of(namespace)))
+            lasts = (
+                view.namespaces[namespace].last,
+                *(bundle.last for bundle in view.bundles_of(namespace)),
+            )
             offset = self._offsets[namespace] = max(lasts)
         return offset
 
@@ -112,7 +126,10 @@ class AssignmentFeed:
     def follower(self, namespace: str) -> Iterator[Follower]:
         """Follow a namespace. Raises `Overloaded` if there are too many followers."""
         if self._count >= FOLLOWERS_MAX:
-            raise Overloaded(what=f"the list of assignment followers at broker {self._broker}", limit=FOLLOWERS_MAX)
+            raise Overloaded(
+                what=f"the list of assignment followers at broker {self._broker}",
+                limit=FOLLOWERS_MAX,
+            )
         follower = Follower()
         self._count += 1
         followers = self._followers.setdefault(namespace, {})
@@ -145,7 +162,9 @@ class AssignmentFeed:
                     del self._offsets[change.name]
 
     def _resynced(self, resync: Resync) -> None:
-        """Wake the followers after a resync, so that they take the newest state. Offsets are looked up again."""
+        """Wake the followers after a resync, so that they take the newest state. Offsets are looked
+        up again.
+        """
         self._offsets.clear()
         for change in resync.changes:
             if isinstance(change, BundleChanged):
@@ -170,7 +189,8 @@ class Assignment:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._feed = AssignmentFeed(worker.listen, broker=worker.broker_id)
-        # The latest encoded table per namespace: many clients request the same one at the same moment.
+        # The latest encoded table per namespace: many clients request the same one at the same
+        # moment.
         self._tables: dict[str, tuple[int, bytes]] = {}
 
     def routes(self) -> Sequence[web.RouteDef]:
@@ -183,20 +203,28 @@ class Assignment:
         self._feed.close()
 
     async def assignment(self, request: web.Request) -> web.StreamResponse:
-        """Return who serves each bundle of a namespace, as a table, by long poll, or as a stream of changes."""
+        """Return who serves each bundle of a namespace, as a table, by long poll, or as a stream of
+        changes.
+        """
         namespace = namespace_named(ready_view(self._worker), namespace_of(request)).name
         if _EVENTS in request.headers.get("Accept", ""):
             return await self._stream(request, namespace)
         after = integer_of(request, "after", default=-1, at_most=INTEGER_MAX)
         timeout_ms = integer_of(request, "timeout_ms", default=POLL_MS_DEFAULT, at_most=POLL_MS_MAX)
-        if not await self._changed_after(request, namespace, after, Deadline.after(timeout_ms=timeout_ms)):
+        if not await self._changed_after(
+            request, namespace, after, Deadline.after(timeout_ms=timeout_ms)
+        ):
             return done()
         return web.Response(body=self._table(namespace), content_type=JSON)
 
-    async def _changed_after(self, request: web.Request, namespace: str, after: int, deadline: Deadline) -> bool:
-        """Wait until a namespace has changed after an offset. Return whether it has by the deadline.
+    async def _changed_after(
+        self, request: web.Request, namespace: str, after: int, deadline: Deadline
+    ) -> bool:
+        """Wait until a namespace has changed after an offset. Return whether it has by the
+        deadline.
 
-        Stop when the client has disconnected. aiohttp does not notify, so this checks the connection from time to time.
+        Stop when the client has disconnected. aiohttp does not notify, so this checks the
+        connection from time to time.
         """
         with self._feed.follower(namespace) as follower:
             while not self._feed.is_closed:
@@ -229,7 +257,9 @@ class Assignment:
 
     async def _stream(self, request: web.Request, namespace: str) -> web.StreamResponse:
         with self._feed.follower(namespace) as follower:
-            response = web.StreamResponse(headers={"Content-Type": _EVENTS, "Cache-Control": "no-store"})
+            response = web.StreamResponse(
+                headers={"Content-Type": _EVENTS, "Cache-Control": "no-store"}
+            )
             await response.prepare(request)
             try:
                 await self._send_changes(response, namespace, follower)
@@ -239,7 +269,9 @@ class Assignment:
                     request.transport.abort()
         return response
 
-    async def _send_changes(self, response: web.StreamResponse, namespace: str, follower: Follower) -> None:
+    async def _send_changes(
+        self, response: web.StreamResponse, namespace: str, follower: Follower
+    ) -> None:
         has_table = False
         while not self._feed.is_closed:
             changed, view = follower.take(), self._worker.view
@@ -260,7 +292,13 @@ class Assignment:
 def _change(view: View, offset: int, changed: Sequence[str]) -> bytes:
     there = [bundle for name in changed if (bundle := view.bundles.get(name)) is not None]
     gone = [name for name in changed if name not in view.bundles]
-    return orjson.dumps({"offset": offset, "bundles": [assignment_row(view, bundle) for bundle in there], "gone": gone})
+    return orjson.dumps(
+        {
+            "offset": offset,
+            "bundles": [assignment_row(view, bundle) for bundle in there],
+            "gone": gone,
+        }
+    )
 
 
 def _event(name: str, offset: int, data: bytes) -> bytes:

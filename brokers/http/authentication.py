@@ -21,7 +21,15 @@ from equipoise.brokers.http.connections import LIMITED, Connection
 from equipoise.brokers.http.errors import problem_answer
 from equipoise.brokers.security.audit import Audit
 from equipoise.brokers.security.gate import Gate
-from equipoise.brokers.security.identity import BASIC, TLS, TOKEN, Credentials, Fault, Refusal, Surface
+from equipoise.brokers.security.identity import (
+    BASIC,
+    TLS,
+    TOKEN,
+    Credentials,
+    Fault,
+    Refusal,
+    Surface,
+)
 from equipoise.brokers.security.limits import Excess, IdentityLimits, Limit, of_role
 
 ORIGINAL: Final = "X-Original-Principal"
@@ -46,37 +54,65 @@ _MILLISECONDS_PER_SECOND: Final = 1_000
 
 
 def authenticated(gate: Gate | None, limits: IdentityLimits, audit: Audit) -> Middleware:
-    """Return a middleware that answers 401 to requests that `gate` refuses, logs that to `audit`, and answers 429 to those beyond `limits`.
+    """Return a middleware that answers 401 to requests that `gate` refuses, logs that to `audit`,
+    and answers 429 to those beyond `limits`.
 
-    Without a gate all are let in. Probes have no limits either, because an answer to them costs no more than 429.
+    Without a gate all are let in. Probes have no limits either, because an answer to them costs no
+    more than 429.
     """
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         resource = request.match_info.route.resource
-        is_probe = resource is not None and resource.canonical in OPEN_PATHS and request.method in _PROBING
+        is_probe = (
+            resource is not None and resource.canonical in OPEN_PATHS and request.method in _PROBING
+        )
         if gate is None:
             return await (handler(request) if is_probe else within_limits(request, handler, limits))
-        credentials = credentials_in(request.headers.getall(hdrs.AUTHORIZATION, ()), request.headers.getall(ORIGINAL, ()))
-        certificate = None if request.transport is None else request.transport.get_extra_info("peercert")
+        credentials = credentials_in(
+            request.headers.getall(hdrs.AUTHORIZATION, ()), request.headers.getall(ORIGINAL, ())
+        )
+        certificate = (
+            None if request.transport is None else request.transport.get_extra_info("peercert")
+        )
         if is_probe and credentials is None and not (certificate and gate.takes_certificates):
             return _status_only(request, await handler(request))
         client = address_of(request)
-        checked = await gate.checked(Surface.HTTP, credentials, certificate, client=limits.of_address(client))
+        checked = await gate.checked(
+            Surface.HTTP, credentials, certificate, client=limits.of_address(client)
+        )
         if not isinstance(checked, Refusal):
             identify(request, checked)
-            return await (handler(request) if is_probe else within_limits(request, handler, limits, role=checked.role))
-        audit.refused(Surface.HTTP, what=asked_in(request), why=checked.problem, fault=checked.fault.value, client=client)
+            return await (
+                handler(request)
+                if is_probe
+                else within_limits(request, handler, limits, role=checked.role)
+            )
+        audit.refused(
+            Surface.HTTP,
+            what=asked_in(request),
+            why=checked.problem,
+            fault=checked.fault.value,
+            client=client,
+        )
         if is_probe:  # An orchestrator must not kill a broker because a token has expired.
             return _status_only(request, await handler(request))
         if checked.fault is Fault.BUSY:
-            return problem_answer(request, HTTPStatus.SERVICE_UNAVAILABLE, checked.problem, "Overloaded")
-        forms = "Bearer TOKEN, or Basic with USER:PASSWORD in base64" if gate.takes_passwords else "Bearer TOKEN"
+            return problem_answer(
+                request, HTTPStatus.SERVICE_UNAVAILABLE, checked.problem, "Overloaded"
+            )
+        forms = (
+            "Bearer TOKEN, or Basic with USER:PASSWORD in base64"
+            if gate.takes_passwords
+            else "Bearer TOKEN"
+        )
         how = f" (header Authorization: {forms})" if checked.fault in _NEEDS_HINT else ""
         reason = f"the request is not authenticated: {checked.problem}{how}"
         answer = problem_answer(request, HTTPStatus.UNAUTHORIZED, reason, "NotAuthenticated")
         # RFC 6750, 3.1: a request without credentials gets no code.
-        answer.headers[hdrs.WWW_AUTHENTICATE] = _REALM if checked.fault is Fault.MISSING else f'{_REALM}, error="invalid_token"'
+        answer.headers[hdrs.WWW_AUTHENTICATE] = (
+            _REALM if checked.fault is Fault.MISSING else f'{_REALM}, error="invalid_token"'
+        )
         if gate.takes_passwords:
             answer.headers.add(hdrs.WWW_AUTHENTICATE, _BASIC_REALM)
         return answer
@@ -87,15 +123,19 @@ def authenticated(gate: Gate | None, limits: IdentityLimits, audit: Audit) -> Mi
 def _status_only(request: web.Request, answer: web.StreamResponse) -> web.Response:
     """Return an answer to a probe without what it says about the broker and its bundles."""
     good = "ready" if request.path == "/ready" else "ok"
-    return json_answer({"status": good if answer.status == HTTPStatus.OK else "not ready"}, status=answer.status)
+    return json_answer(
+        {"status": good if answer.status == HTTPStatus.OK else "not ready"}, status=answer.status
+    )
 
 
 def credentials_in(headers: Sequence[str], originals: Sequence[str] = ()) -> Credentials | None:
-    """Return the credentials in the headers Authorization of a request; None if there are none. Several are of no known method.
+    """Return the credentials in the headers Authorization of a request; None if there are none.
+    Several are of no known method.
 
     `originals` are the headers `ORIGINAL`.
     """
-    # Of several, a client may have sent some itself. A line break makes them no role, so they are refused.
+    # Of several, a client may have sent some itself. A line break makes them no role, so they are
+    # refused.
     original = "\n".join(originals) or None
     if not headers:
         return None if original is None else Credentials(method=TLS, data=b"", original=original)
@@ -105,8 +145,13 @@ def credentials_in(headers: Sequence[str], originals: Sequence[str] = ()) -> Cre
     data = rest.strip().encode("utf-8", "surrogateescape")
     if scheme.lower() == BASIC:
         return Credentials(method=BASIC, data=_decoded(data), original=original)
-    # Only the connection itself shows a certificate, so no header may name the method of certificates.
-    return Credentials(method=TOKEN if scheme.lower() == "bearer" else f"header {scheme}", data=data, original=original)
+    # Only the connection itself shows a certificate, so no header may name the method of
+    # certificates.
+    return Credentials(
+        method=TOKEN if scheme.lower() == "bearer" else f"header {scheme}",
+        data=data,
+        original=original,
+    )
 
 
 def _decoded(data: bytes) -> bytes:
@@ -117,8 +162,11 @@ def _decoded(data: bytes) -> bytes:
         return b""
 
 
-async def within_limits(request: web.Request, handler: Handler, limits: IdentityLimits, *, role: str | None = None) -> web.StreamResponse:
-    """Return the answer of a handler, or 429 if the client exceeds a limit. Without a `role`, its address is its identity.
+async def within_limits(
+    request: web.Request, handler: Handler, limits: IdentityLimits, *, role: str | None = None
+) -> web.StreamResponse:
+    """Return the answer of a handler, or 429 if the client exceeds a limit. Without a `role`, its
+    address is its identity.
 
     The connections of an address are counted when they are made, before anything is read from them.
     """
@@ -142,7 +190,9 @@ async def within_limits(request: web.Request, handler: Handler, limits: Identity
 
 def _refused(request: web.Request, problem: str, wait_ms: int) -> web.Response:
     wait_s = -(-wait_ms // _MILLISECONDS_PER_SECOND)
-    answer = problem_answer(request, HTTPStatus.TOO_MANY_REQUESTS, f"{problem}; try again in {wait_s} s", LIMITED)
+    answer = problem_answer(
+        request, HTTPStatus.TOO_MANY_REQUESTS, f"{problem}; try again in {wait_s} s", LIMITED
+    )
     answer.headers[hdrs.RETRY_AFTER] = str(wait_s)
     return answer
 

@@ -1,4 +1,6 @@
-"""Parse and check bodies, parameters and names of HTTP requests. Raise `InvalidRequest` or `InvalidName` for invalid input."""
+"""Parse and check bodies, parameters and names of HTTP requests. Raise `InvalidRequest` or
+`InvalidName` for invalid input.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,17 @@ from typing import Annotated, Final, Literal, TypeVar
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
-from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss, check_new_bundles
-from equipoise.brokers.balancing.policies import MIN_LIMIT_DEFAULT, USAGE_THRESHOLD_DEFAULT, isolation_document, pin_document
+from equipoise.brokers.balancing.namespace_policies import (
+    ON_CHANNEL_LOSS,
+    OnChannelLoss,
+    check_new_bundles,
+)
+from equipoise.brokers.balancing.policies import (
+    MIN_LIMIT_DEFAULT,
+    USAGE_THRESHOLD_DEFAULT,
+    isolation_document,
+    pin_document,
+)
 from equipoise.brokers.balancing.settings.setting_values import format_value
 from equipoise.brokers.balancing.settings.settings_records import Changes
 from equipoise.brokers.balancing.topic_policies import PulsarModel
@@ -17,7 +28,14 @@ from equipoise.brokers.errors import InvalidRequest
 from equipoise.brokers.runtime.openings import OPENED_ASKED_MAX
 from equipoise.brokers.security.rights import Right
 from equipoise.channel.core.errors import invalid_boundaries
-from equipoise.channel.core.ranges import HASH_MAX, bundle_name, check_cuts, check_namespace, even_boundaries, parse_range
+from equipoise.channel.core.ranges import (
+    HASH_MAX,
+    bundle_name,
+    check_cuts,
+    check_namespace,
+    even_boundaries,
+    parse_range,
+)
 from equipoise.channel.core.records import CUTS_MAX, DOCUMENT_ENTRIES_MAX, INTEGER_MAX, Document
 
 BODY_BYTES_MAX: Final = 1 << 20
@@ -36,7 +54,9 @@ Texts = Annotated[list[str], Field(max_length=DOCUMENT_ENTRIES_MAX)]
 
 
 class Bundles(PulsarModel):
-    """The bundles of a new namespace: a number of equal ones, or their boundaries (`0x%08x`, including both ends)."""
+    """The bundles of a new namespace: a number of equal ones, or their boundaries (`0x%08x`,
+    including both ends).
+    """
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -44,27 +64,40 @@ class Bundles(PulsarModel):
     num_bundles: Integer | None = Field(default=None, alias="numBundles")
 
     def cuts(self, namespace: str) -> tuple[int, ...] | None:
-        """Return the boundaries as hash points from 0 to `HASH_MAX`, or None without any. As in Pulsar they override a number.
+        """Return the boundaries as hash points from 0 to `HASH_MAX`, or None without any. As in
+        Pulsar they override a number.
 
         Raises `CallerError`.
         """
         if not self.boundaries:
-            # Pulsar's clients send 0 if no number was given, and Pulsar then uses its default. Pulsar does so for negative numbers, too. We
-            # refuse those, because they must mean something else.
-            return even_boundaries(check_new_bundles(namespace, self.num_bundles)) if self.num_bundles else None
+            # Pulsar's clients send 0 if no number was given, and Pulsar then uses its default.
+            # Pulsar does so for negative numbers, too. We refuse those, because they must mean
+            # something else.
+            return (
+                even_boundaries(check_new_bundles(namespace, self.num_bundles))
+                if self.num_bundles
+                else None
+            )
         check_new_bundles(namespace, len(self.boundaries) - 1)
         wrong = next((text for text in self.boundaries if not _match_boundary(text)), None)
         if wrong is not None:
-            raise invalid_boundaries(subject=f"namespace {namespace}", problem=f"{wrong[:64]!r} is not a boundary such as 0x40000000")
+            raise invalid_boundaries(
+                subject=f"namespace {namespace}",
+                problem=f"{wrong[:64]!r} is not a boundary such as 0x40000000",
+            )
         cuts = tuple(int(text, 16) for text in self.boundaries)
         if cuts[0] != 0 or cuts[-1] != HASH_MAX:
-            raise invalid_boundaries(subject=f"namespace {namespace}", problem="they must begin with 0x00000000 and end with 0xffffffff")
+            raise invalid_boundaries(
+                subject=f"namespace {namespace}",
+                problem="they must begin with 0x00000000 and end with 0xffffffff",
+            )
         check_cuts(0, HASH_MAX, cuts[1:-1])
         return cuts
 
 
 class NamespaceBody(PulsarModel):
-    """The policies of a new namespace. Of Pulsar's policies only `bundles` has an effect; the others are ignored.
+    """The policies of a new namespace. Of Pulsar's policies only `bundles` has an effect; the
+    others are ignored.
 
     Of clusters only this one is accepted. `on_channel_loss` is an addition of Equipoise.
     """
@@ -93,8 +126,13 @@ class BalancingBody(BaseModel):
     @property
     def settings(self) -> Changes:
         """The changes as the channel stores them: lists and numbers with a fraction become text."""
-        lists = {name: frozenset(given) if isinstance(given, list) else given for name, given in self.changes.items()}
-        return {name: None if given is None else format_value(given) for name, given in lists.items()}
+        lists = {
+            name: frozenset(given) if isinstance(given, list) else given
+            for name, given in self.changes.items()
+        }
+        return {
+            name: None if given is None else format_value(given) for name, given in lists.items()
+        }
 
 
 class FailOverLimits(PulsarModel):
@@ -112,7 +150,9 @@ class FailOver(PulsarModel):
 
 
 class IsolationBody(PulsarModel):
-    """Pulsar's `NamespaceIsolationData`. Other fields, such as the scope of unloading, are ignored."""
+    """Pulsar's `NamespaceIsolationData`. Other fields, such as the scope of unloading, are
+    ignored.
+    """
 
     namespaces: Texts
     primary: Texts
@@ -161,7 +201,10 @@ class OpenedBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    bundles: Annotated[dict[str, Annotated[Integer, Field(ge=0, le=INTEGER_MAX)]], Field(max_length=OPENED_ASKED_MAX)]
+    bundles: Annotated[
+        dict[str, Annotated[Integer, Field(ge=0, le=INTEGER_MAX)]],
+        Field(max_length=OPENED_ASKED_MAX),
+    ]
     timeout_ms: Annotated[Integer, Field(ge=0, le=_OPENED_MS_MAX)]
 
 
@@ -178,7 +221,9 @@ class FailureDomainBody(PulsarModel):
     brokers: Texts | None = None
 
 
-Positions = Annotated[list[Annotated[Integer, Field(ge=0, le=HASH_MAX)]], Field(max_length=CUTS_MAX)]
+Positions = Annotated[
+    list[Annotated[Integer, Field(ge=0, le=HASH_MAX)]], Field(max_length=CUTS_MAX)
+]
 
 BALANCING_BODY: Final = TypeAdapter[BalancingBody | None](BalancingBody | None)
 NAMESPACE_BODY: Final = TypeAdapter[NamespaceBody | None](NamespaceBody | None)
@@ -212,8 +257,12 @@ async def body_of(request: web.Request, adapter: TypeAdapter[Value | None]) -> V
         raise InvalidRequest(what="the body", problem="; ".join(problems)) from None
 
 
-async def required_body_of(request: web.Request, adapter: TypeAdapter[Value | None], expected: str) -> Value:
-    """Return the body of a request that must have one; `expected` describes it. Raises `InvalidRequest`."""
+async def required_body_of(
+    request: web.Request, adapter: TypeAdapter[Value | None], expected: str
+) -> Value:
+    """Return the body of a request that must have one; `expected` describes it. Raises
+    `InvalidRequest`.
+    """
     value = await body_of(request, adapter)
     if value is None:
         raise InvalidRequest(what="the body", problem=f"it is missing; it must be {expected}")
@@ -221,16 +270,24 @@ async def required_body_of(request: web.Request, adapter: TypeAdapter[Value | No
 
 
 def parameter_of(request: web.Request, name: str) -> str | None:
-    """Return a parameter of the query; None if it is not given. Raises `InvalidRequest` if it is given twice."""
+    """Return a parameter of the query; None if it is not given. Raises `InvalidRequest` if it is
+    given twice.
+    """
     values = request.query.getall(name, [])
     if len(values) > 1:
-        raise InvalidRequest(what=f"the parameter {name}", problem=f"it is given {len(values)} times; give it once")
+        raise InvalidRequest(
+            what=f"the parameter {name}", problem=f"it is given {len(values)} times; give it once"
+        )
     return values[0] if values else None
 
 
 def texts_of(request: web.Request, name: str) -> frozenset[str]:
-    """Return the values of a parameter that may be given often, as Pulsar's clients do, or with several values separated by commas."""
-    return frozenset(text for given in request.query.getall(name, ()) for text in given.split(",") if text)
+    """Return the values of a parameter that may be given often, as Pulsar's clients do, or with
+    several values separated by commas.
+    """
+    return frozenset(
+        text for given in request.query.getall(name, ()) for text in given.split(",") if text
+    )
 
 
 def integer_of(request: web.Request, name: str, *, default: int, at_most: int) -> int:
@@ -238,16 +295,28 @@ def integer_of(request: web.Request, name: str, *, default: int, at_most: int) -
     text = parameter_of(request, name)
     if text is None:
         return default
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(at_most)) and int(text) <= at_most):
-        raise InvalidRequest(what=f"the parameter {name}", problem=f"{text[:64]!r} is not an integer from 0 to {at_most}")
+    if not (
+        text.isascii()
+        and text.isdigit()
+        and len(text) <= len(str(at_most))
+        and int(text) <= at_most
+    ):
+        raise InvalidRequest(
+            what=f"the parameter {name}",
+            problem=f"{text[:64]!r} is not an integer from 0 to {at_most}",
+        )
     return int(text)
 
 
 def flag_of(request: web.Request, name: str) -> bool:
-    """Return a parameter that is `true` or `false`; False if it is not given. Raises `InvalidRequest`."""
+    """Return a parameter that is `true` or `false`; False if it is not given. Raises
+    `InvalidRequest`.
+    """
     text = parameter_of(request, name)
     if text not in (None, "true", "false"):
-        raise InvalidRequest(what=f"the parameter {name}", problem=f"{text[:64]!r} is neither true nor false")
+        raise InvalidRequest(
+            what=f"the parameter {name}", problem=f"{text[:64]!r} is neither true nor false"
+        )
     return text == "true"
 
 
@@ -257,7 +326,9 @@ def namespace_of(request: web.Request) -> str:
 
 
 def bundle_of(request: web.Request) -> str:
-    """Return the full name of the bundle that a path names by namespace and range. Raises `InvalidName`."""
+    """Return the full name of the bundle that a path names by namespace and range. Raises
+    `InvalidName`.
+    """
     namespace = namespace_of(request)
     low, high = parse_range(request.match_info["bundle"])
     return bundle_name(namespace, low, high)

@@ -13,7 +13,8 @@ from equipoise.channel.core.ranges import ADMIN_PREFIX
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
 
 CALLED_FROM: Final = "X-Equipoise-Called-From"
-"""The address of the client whose request a program forwards. It counts only on a Unix socket, which only the program uses."""
+"""The address of the client whose request a program forwards. It counts only on a Unix socket,
+which only the program uses."""
 
 _IDENTITY: Final = web.RequestKey("identity", Identity)
 _ROLE_CHARACTERS_MAX: Final = TEXT_CHARACTERS_MAX - len(ADMIN_PREFIX)
@@ -27,12 +28,16 @@ def identify(request: web.BaseRequest, identity: Identity) -> None:
 
 
 def identity_of(request: web.BaseRequest) -> Identity | None:
-    """Return the authenticated caller of a request to the `routes()` of a service; None without authentication."""
+    """Return the authenticated caller of a request to the `routes()` of a service; None without
+    authentication.
+    """
     return request.get(_IDENTITY)
 
 
 def address_of(request: web.BaseRequest) -> str:
-    """Return the IP address of the caller, or of the last proxy before the broker; `unknown` if a program does not pass it on."""
+    """Return the IP address of the caller, or of the last proxy before the broker; `unknown` if a
+    program does not pass it on.
+    """
     connection = request.protocol
     assert isinstance(connection, Connection), "`served` makes no other"
     address = request.headers.get(CALLED_FROM, "") if connection.peer is None else connection.peer
@@ -40,12 +45,15 @@ def address_of(request: web.BaseRequest) -> str:
 
 
 def asked_in(request: web.BaseRequest) -> str:
-    """Return the method and the path of a request for a log line, without the query, which may hold a secret."""
+    """Return the method and the path of a request for a log line, without the query, which may hold
+    a secret.
+    """
     return f"{request.method} {request.rel_url.raw_path[:_SHOWN_MAX]}"
 
 
 def requester_of(request: web.BaseRequest) -> str:
-    """Return the name of the caller in records: `admin:ROLE`, or without authentication `admin:anonymous at ADDRESS`.
+    """Return the name of the caller in records: `admin:ROLE`, or without authentication
+    `admin:anonymous at ADDRESS`.
 
     Raise `InvalidName` for a role that no record can carry.
     """

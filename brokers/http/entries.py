@@ -14,7 +14,9 @@ from equipoise.channel.core.view import View
 
 
 class AssignmentRow(TypedDict):
-    """The broker that serves a bundle. `broker` is None while there is none, or during a handover; the next change has it."""
+    """The broker that serves a bundle. `broker` is None while there is none, or during a handover;
+    the next change has it.
+    """
 
     bundle: str
     low: int
@@ -40,7 +42,8 @@ def assignment_row(view: View, bundle: BundleEntry) -> AssignmentRow:
 
 
 def bundle_document(view: View, bundle: BundleEntry) -> dict[str, object]:
-    """Return everything that the view holds of a bundle. `owner` and `source` are broker ids; separate fields have their incarnations.
+    """Return everything that the view holds of a bundle. `owner` and `source` are broker ids;
+    separate fields have their incarnations.
 
     `quarantine` and `frozen` are the reasons of these controls.
     """
@@ -65,8 +68,12 @@ def bundle_document(view: View, bundle: BundleEntry) -> dict[str, object]:
     }
 
 
-def broker_document(view: View, broker: BrokerEntry, *, suspect: bool, maintenance: Maintenance | None) -> dict[str, object]:
-    """Return everything that the view holds of a broker, dead or alive. `suspect`: its renewal is late for this reader."""
+def broker_document(
+    view: View, broker: BrokerEntry, *, suspect: bool, maintenance: Maintenance | None
+) -> dict[str, object]:
+    """Return everything that the view holds of a broker, dead or alive. `suspect`: its renewal is
+    late for this reader.
+    """
     joined, leader = broker.joined, view.leader()
     held, domain = view.held_by(broker.incarnation), domain_of(broker, domains_in(view))
     return {
@@ -77,7 +84,9 @@ def broker_document(view: View, broker: BrokerEntry, *, suspect: bool, maintenan
         "suspect": suspect,
         "maintenance": None if maintenance is None else maintenance.reason,
         "last": broker.last,
-        "bundles": sum(1 for bundle in held if bundle.owner == broker.incarnation and bundle.phase == "owned"),
+        "bundles": sum(
+            1 for bundle in held if bundle.owner == broker.incarnation and bundle.phase == "owned"
+        ),
         "addresses": dict(joined.addresses),
         "capacity": joined.capacity,
         "failure_domain": domain.name,

@@ -1,4 +1,5 @@
-"""Convert errors to HTTP answers: `{"reason": ...}` as Pulsar's, with a proper status and never a traceback.
+"""Convert errors to HTTP answers: `{"reason": ...}` as Pulsar's, with a proper status and never a
+traceback.
 
 This covers all handlers of the broker's port, including those of services.
 """
@@ -23,7 +24,15 @@ from equipoise.brokers.errors import (
     Rejected,
 )
 from equipoise.brokers.http.answers import json_answer
-from equipoise.channel.core.errors import CallerError, DeadlineExceeded, EquipoiseError, LogStorageFull, NotFound, OutcomeUnknown, PeerError
+from equipoise.channel.core.errors import (
+    CallerError,
+    DeadlineExceeded,
+    EquipoiseError,
+    LogStorageFull,
+    NotFound,
+    OutcomeUnknown,
+    PeerError,
+)
 from equipoise.channel.core.records import Reason
 
 _logger: Final = logging.getLogger(__name__)
@@ -33,7 +42,9 @@ RETRY_AFTER_S: Final = 1
 
 REQUEST_ID: Final = "X-Request-Id"
 _SHOWN_MAX: Final = 256
-_WITH_TOPICS: Final = "ask a broker that does, or start this one with the service pulsar and a --pulsar-port"
+_WITH_TOPICS: Final = (
+    "ask a broker that does, or start this one with the service pulsar and a --pulsar-port"
+)
 _match_request_id: Final = re.compile(r"[!-~]{1,64}").fullmatch
 
 _PULSAR_COMMANDS: Final = tuple(
@@ -42,15 +53,23 @@ _PULSAR_COMMANDS: Final = tuple(
         (r"equipoise namespaces list(?! \w)", "pulsar-admin namespaces list TENANT"),
         (r"equipoise namespaces (list|bundles|create)", r"pulsar-admin namespaces \1"),
         (r"equipoise brokers list( --all)?( --json)?", "pulsar-admin brokers list CLUSTER"),
-        (r"(policy 'isolation/.*)equipoise policies list", r"\1pulsar-admin ns-isolation-policy list CLUSTER"),
-        (r"(policy 'failure-domain/.*)equipoise policies list", r"\1pulsar-admin clusters list-failure-domains CLUSTER"),
+        (
+            r"(policy 'isolation/.*)equipoise policies list",
+            r"\1pulsar-admin ns-isolation-policy list CLUSTER",
+        ),
+        (
+            r"(policy 'failure-domain/.*)equipoise policies list",
+            r"\1pulsar-admin clusters list-failure-domains CLUSTER",
+        ),
         (r"equipoise balancing show --all", "pulsar-admin brokers list-dynamic-config"),
     )
 )
-"""Commands that messages name, and those of Pulsar's tool that do the same. Others have no equal there."""
+"""Commands that messages name, and those of Pulsar's tool that do the same. Others have no equal
+there."""
 
-# The first matching row wins. Like Pulsar, 412 means an impossible name or boundary, and 409 a conflicting state. 504 means that an
-# operation began and may still happen, so a blind retry is wrong.
+# The first matching row wins. Like Pulsar, 412 means an impossible name or boundary, and 409 a
+# conflicting state. 504 means that an operation began and may still happen, so a blind retry is
+# wrong.
 _STATUS_OF_ERROR: Final[tuple[tuple[tuple[type[EquipoiseError], ...], int], ...]] = (
     ((InvalidRequest,), 400),
     ((NotFound,), 404),
@@ -59,7 +78,8 @@ _STATUS_OF_ERROR: Final[tuple[tuple[tuple[type[EquipoiseError], ...], int], ...]
     # The broker waited for records. No operation began.
     ((ChannelLost,), 503),
     ((DeadlineExceeded, OutcomeUnknown), 504),
-    # An operator must fix a full disk. For a caller, the broker cannot serve now and may recover soon.
+    # An operator must fix a full disk. For a caller, the broker cannot serve now and may recover
+    # soon.
     ((PeerError, LogStorageFull), 503),
 )
 
@@ -73,7 +93,8 @@ _STATUS_OF_REASON: Final[Mapping[str, int]] = {
     Reason.NOT_ADJACENT: 412,
     Reason.BAD_BOUNDARY: 412,
     Reason.MALFORMED: 412,
-    # This broker has just lost its incarnation, or never had one. Another broker can serve the request.
+    # This broker has just lost its incarnation, or never had one. Another broker can serve the
+    # request.
     Reason.DEAD_PUBLISHER: 503,
     Reason.NO_GENESIS: 503,
 }
@@ -86,19 +107,25 @@ def status_of(error: EquipoiseError) -> int:
     return next((status for kinds, status in _STATUS_OF_ERROR if isinstance(error, kinds)), 500)
 
 
-def error_answer(request: web.Request, error: EquipoiseError, *, status: int | None = None) -> web.Response:
+def error_answer(
+    request: web.Request, error: EquipoiseError, *, status: int | None = None
+) -> web.Response:
     """Return the answer to a failed request. `status` overrides the table's.
 
-    The body has Pulsar's `reason` for people, and our `error` for programs: the reason of a rejection, or the class.
+    The body has Pulsar's `reason` for people, and our `error` for programs: the reason of a
+    rejection, or the class.
     """
     code = error.reason if isinstance(error, Rejected) else type(error).__name__
-    return problem_answer(request, status_of(error) if status is None else status, str(error), code, error)
+    return problem_answer(
+        request, status_of(error) if status is None else status, str(error), code, error
+    )
 
 
 def typed(route: web.RouteDef) -> web.RouteDef:
     """Return the same route, with a handler that answers its errors.
 
-    This is not a middleware, because aiohttp would slow down every request for it, including lookups.
+    This is not a middleware, because aiohttp would slow down every request for it, including
+    lookups.
     """
     handler = route.handler
 
@@ -109,7 +136,10 @@ def typed(route: web.RouteDef) -> web.RouteDef:
                 await _invite_body(request)
             return await handler(request)
         except web.HTTPRequestEntityTooLarge as error:
-            reason = f"the body of {request.method} {request.path} is larger than {request.client_max_size} bytes, the maximum"
+            reason = (
+                f"the body of {request.method} {request.path} is larger than"
+                f" {request.client_max_size} bytes, the maximum"
+            )
             return problem_answer(request, error.status, reason, "BodyTooLarge", error)
         except web.HTTPException:
             raise  # A redirect, or a service's own error: it already is an answer.
@@ -117,16 +147,23 @@ def typed(route: web.RouteDef) -> web.RouteDef:
             return error_answer(request, error)
         except Exception as error:  # noqa: BLE001 - no error may show a caller a traceback
             if error is request.content.exception():
-                reason = "the body is incomplete: the connection was lost"  # Nobody reads it, but it is not our fault.
+                # Nobody reads it, but it is not our fault.
+                reason = "the body is incomplete: the connection was lost"
                 return problem_answer(request, HTTPStatus.BAD_REQUEST, reason, "UnreadableBody")
             reason = "internal error; look for the id of this request in the log of the broker"
-            return problem_answer(request, HTTPStatus.INTERNAL_SERVER_ERROR, reason, "InternalError", error)
+            return problem_answer(
+                request, HTTPStatus.INTERNAL_SERVER_ERROR, reason, "InternalError", error
+            )
 
-    return web.RouteDef(route.method, route.path, answered, {"expect_handler": _expected, **route.kwargs})
+    return web.RouteDef(
+        route.method, route.path, answered, {"expect_handler": _expected, **route.kwargs}
+    )
 
 
 def unmatched(*, has_topics: bool = False) -> web.RouteDef:
-    """Return the route for all unmatched paths. It must be the last one. `has_topics`: whether this broker serves Pulsar's topics."""
+    """Return the route for all unmatched paths. It must be the last one. `has_topics`: whether this
+    broker serves Pulsar's topics.
+    """
     return typed(web.route("*", "/{path:(?s:.*)}", partial(_unmatched, has_topics=has_topics)))
 
 
@@ -141,25 +178,34 @@ async def _unmatched(request: web.Request, *, has_topics: bool) -> web.Response:
         if resource is not ours:
             allowed |= (await resource.resolve(request))[1]
     if allowed:
-        reason = f"{_shown(request)} does not support {request.method}; use {', '.join(sorted(allowed))}"
+        reason = (
+            f"{_shown(request)} does not support {request.method}; use {', '.join(sorted(allowed))}"
+        )
         answer = problem_answer(request, HTTPStatus.METHOD_NOT_ALLOWED, reason, "MethodNotAllowed")
         answer.headers["Allow"] = ", ".join(sorted(allowed))
         return answer
     reason = f"there is no path {_shown(request)} at this broker"
     if not has_topics and request.path.startswith("/admin/"):
-        reason = f"this broker serves no Pulsar topics, so it does not have {_shown(request)}; {_WITH_TOPICS}"
+        reason = (
+            f"this broker serves no Pulsar topics, so it does not have {_shown(request)};"
+            f" {_WITH_TOPICS}"
+        )
     return problem_answer(request, HTTPStatus.NOT_FOUND, reason, "UnknownPath")
 
 
 def not_supported(request: web.Request, why: str, *, allow: str = "") -> web.Response:
-    """Return 405 for a method that this server does not support at a path. `allow` lists those that it supports, as the header does."""
+    """Return 405 for a method that this server does not support at a path. `allow` lists those that
+    it supports, as the header does.
+    """
     answer = problem_answer(request, HTTPStatus.METHOD_NOT_ALLOWED, why, "NotSupported")
     answer.headers["Allow"] = allow
     return answer
 
 
 async def _expected(request: web.Request) -> web.Response | None:
-    """Refuse any expectation but `Expect: 100-continue`, which `_invite_body` fulfils behind all other checks."""
+    """Refuse any expectation but `Expect: 100-continue`, which `_invite_body` fulfils behind all
+    other checks.
+    """
     expectation = request.headers.get("Expect", "")
     if request.version < HttpVersion11:
         return None  # RFC 9110: ignore it.
@@ -178,8 +224,12 @@ def _shown(request: web.Request) -> str:
     return repr(request.path[:_SHOWN_MAX])
 
 
-def problem_answer(request: web.BaseRequest, status: int, reason: str, code: str, error: Exception | None = None) -> web.Response:
-    """Return an answer with a `reason` for people and a `code` for programs. Log it with `error` if the status is 500."""
+def problem_answer(
+    request: web.BaseRequest, status: int, reason: str, code: str, error: Exception | None = None
+) -> web.Response:
+    """Return an answer with a `reason` for people and a `code` for programs. Log it with `error` if
+    the status is 500.
+    """
     given = request.headers.get(REQUEST_ID, "")
     request_id = given if _match_request_id(given) else secrets.token_hex(8)
     headers = {REQUEST_ID: request_id}
@@ -190,11 +240,15 @@ def problem_answer(request: web.BaseRequest, status: int, reason: str, code: str
         headers["Retry-After"] = str(RETRY_AFTER_S)
     if request.path.startswith("/admin/"):
         reason = _for_pulsar_admin(reason)
-    return json_answer({"reason": _expressible(reason), "error": code}, status=status, headers=headers)
+    return json_answer(
+        {"reason": _expressible(reason), "error": code}, status=status, headers=headers
+    )
 
 
 def _for_pulsar_admin(reason: str) -> str:
-    """Return a reason that names the commands of the tool whose paths these are, where it has them."""
+    """Return a reason that names the commands of the tool whose paths these are, where it has
+    them.
+    """
     for ours, theirs in _PULSAR_COMMANDS:
         reason = ours.sub(theirs, reason)
     return reason

@@ -1,4 +1,6 @@
-"""Serve health, readiness and metrics of a broker, also while it waits for its log. These paths answer in any state, and change nothing."""
+"""Serve health, readiness and metrics of a broker, also while it waits for its log. These paths
+answer in any state, and change nothing.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,21 @@ class Health:
         )
 
     async def health(self, _request: web.Request) -> web.Response:
-        """Return whether the broker is alive. A broker that is cut off is alive: do not kill it. 503: it has ended, restart it."""
+        """Return whether the broker is alive. A broker that is cut off is alive: do not kill it.
+        503: it has ended, restart it.
+        """
         self._worker.check()
-        return json_answer({"status": "ok", "broker": self._worker.broker_id, "channel_loss": self._channel_loss()})
+        return json_answer(
+            {"status": "ok", "broker": self._worker.broker_id, "channel_loss": self._channel_loss()}
+        )
 
     async def ready(self, _request: web.Request) -> web.Response:
         """Return whether clients may be sent here; 503, with the problems, if not."""
-        problems, losses, maintenance = self._problems(), self._losses(), self._worker.agent.maintenance
+        problems, losses, maintenance = (
+            self._problems(),
+            self._losses(),
+            self._worker.agent.maintenance,
+        )
         serves_on = bool(losses) and not problems and self._serves_on()
         is_ready = not problems and (serves_on or not losses)
         body = {
@@ -50,7 +60,9 @@ class Health:
             "channel_loss": self._channel_loss(),
             "maintenance": None if maintenance is None else maintenance.reason,
         }
-        return json_answer(body, status=HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE)
+        return json_answer(
+            body, status=HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE
+        )
 
     async def pulsar_health(self, _request: web.Request) -> web.Response:
         """Return `ok`, in Pulsar's form; 503 otherwise."""
@@ -64,16 +76,20 @@ class Health:
         return web.Response(body=self._scrape(), headers={"Content-Type": CONTENT_TYPE})
 
     async def metrics_as_json(self, _request: web.Request) -> web.Response:
-        """Return all metrics in the JSON form of Pulsar's `monitoring-metrics`: an object for each set of labels, with its samples.
+        """Return all metrics in the JSON form of Pulsar's `monitoring-metrics`: an object for each
+        set of labels, with its samples.
 
         Buckets of histograms are left out.
         """
         found: dict[tuple[tuple[str, str], ...], dict[str, float]] = {}
         for family in text_string_to_metric_families(self._scrape().decode()):
             for sample in family.samples:
-                if math.isfinite(sample.value) and not sample.name.endswith("_bucket"):  # JSON has no infinity.
+                # JSON has no infinity.
+                if math.isfinite(sample.value) and not sample.name.endswith("_bucket"):
                     found.setdefault(tuple(sample.labels.items()), {})[sample.name] = sample.value
-        return json_answer([{"metrics": values, "dimensions": dict(labels)} for labels, values in found.items()])
+        return json_answer(
+            [{"metrics": values, "dimensions": dict(labels)} for labels, values in found.items()]
+        )
 
     def _scrape(self) -> bytes:
         worker = self._worker
@@ -93,8 +109,11 @@ class Health:
             problems.append(str(ended))
         elif not agent.is_ready:
             left = self._worker.replay_progress.left
-            problems.append("it is still reading the channel, or joining" if left is None else str(left))
-            if self._worker.disk_problem is not None:  # For a member this is only an alarm, and no reason to redirect clients.
+            problems.append(
+                "it is still reading the channel, or joining" if left is None else str(left)
+            )
+            # For a member this is only an alarm, and no reason to redirect clients.
+            if self._worker.disk_problem is not None:
                 problems.append(str(self._worker.disk_problem))
         elif agent.drains:
             problems.append("it drains")
@@ -110,7 +129,9 @@ class Health:
         return losses if worker.log_is_available else [*losses, "the log cannot be read"]
 
     def _serves_on(self) -> bool:
-        """Return whether it still serves bundles although the channel is lost. It must then stay in rotation for clients."""
+        """Return whether it still serves bundles although the channel is lost. It must then stay in
+        rotation for clients.
+        """
         loss = self._worker.channel_loss
         return loss is not None and bool(loss.serving_on)
 
@@ -123,7 +144,9 @@ class WaitingRoom:
     """The paths of a broker that waits for its log."""
 
     def __init__(self, *, broker: str, loss: Callable[[], ChannelLoss]) -> None:
-        """`broker` is its id. `loss` returns since when it waits, and the latest error of the log."""
+        """`broker` is its id. `loss` returns since when it waits, and the latest error of the
+        log.
+        """
         self._broker = broker
         self._loss = loss
 
@@ -135,16 +158,27 @@ class WaitingRoom:
 
     def routes(self) -> Sequence[web.RouteDef]:
         """Return the routes. All other paths are refused for now."""
-        return (web.get("/health", self.health), web.get("/ready", self.ready), web.route("*", "/{path:(?s:.*)}", self.refused))
+        return (
+            web.get("/health", self.health),
+            web.get("/ready", self.ready),
+            web.route("*", "/{path:(?s:.*)}", self.refused),
+        )
 
     async def health(self, _request: web.Request) -> web.Response:
         """Return that the process is alive. Do not kill it because of an outage of the log."""
-        return json_answer({"status": "ok", "broker": self._broker, "channel_loss": self._loss().document()})
+        return json_answer(
+            {"status": "ok", "broker": self._broker, "channel_loss": self._loss().document()}
+        )
 
     async def ready(self, _request: web.Request) -> web.Response:
         """Return 503 with the reason: clients must use another broker."""
         loss = self._loss()
-        body = {"status": "not ready", "broker": self._broker, "problems": [_problem(loss)], "channel_loss": loss.document()}
+        body = {
+            "status": "not ready",
+            "broker": self._broker,
+            "problems": [_problem(loss)],
+            "channel_loss": loss.document(),
+        }
         return json_answer(body, status=HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def refused(self, _request: web.Request) -> web.Response:

@@ -16,7 +16,8 @@ from equipoise.channel.core.errors import NotFound
 from equipoise.channel.core.view import View
 
 CHANNEL_LOST_MS: Final = "X-Channel-Lost-Ms"
-"""The header of an answer that may be out of date: for how many milliseconds the broker has lost the channel."""
+"""The header of an answer that may be out of date: for how many milliseconds the broker has lost
+the channel."""
 
 
 def ready_view(worker: Worker) -> View:
@@ -24,22 +25,32 @@ def ready_view(worker: Worker) -> View:
     worker.check()
     if not worker.agent.is_ready:
         left = worker.replay_progress.left
-        raise NotReady(broker=worker.broker_id) if left is None else NotReady(broker=worker.broker_id, problem=str(left))
+        raise (
+            NotReady(broker=worker.broker_id)
+            if left is None
+            else NotReady(broker=worker.broker_id, problem=str(left))
+        )
     return worker.view
 
 
 def view_of_cluster(worker: Worker, request: web.Request) -> View:
-    """Return the view of a broker that is ready. Raises `NotFound` if the path names another cluster."""
+    """Return the view of a broker that is ready. Raises `NotFound` if the path names another
+    cluster.
+    """
     view, cluster = ready_view(worker), request.match_info["cluster"]
     if cluster != view.cluster:
-        raise NotFound(f"there is no cluster {cluster!r} here; the name of this one is {view.cluster!r}")
+        raise NotFound(
+            f"there is no cluster {cluster!r} here; the name of this one is {view.cluster!r}"
+        )
     return view
 
 
 def reading(worker: Worker, route: web.RouteDef) -> web.RouteDef:
-    """Return the same route, which reads the log to its end first: the answer knows all that any broker has answered before.
+    """Return the same route, which reads the log to its end first: the answer knows all that any
+    broker has answered before.
 
-    If the log cannot be read, the route answers from the view, says so in a header, and raises `NotReady` instead of a denial.
+    If the log cannot be read, the route answers from the view, says so in a header, and raises
+    `NotReady` instead of a denial.
     """
     handler = route.handler
 

@@ -1,4 +1,5 @@
-"""Refuse HTTP requests of roles that lack the right for them. One table has the right for each path.
+"""Refuse HTTP requests of roles that lack the right for them. One table has the right for each
+path.
 
 Routes of services are open to every role: a service knows what its paths do, and decides itself.
 """
@@ -42,7 +43,10 @@ from equipoise.channel.core.ranges import tenant_in
 
 _LOOKUP: Final = "/lookup/"
 _TENANT: Final = "/admin/v2/tenants/{tenant}"
-_TOPICS: Final = tuple(f"/admin/v2/{domain}/{{tenant}}/{{namespace}}" for domain in ("{domain}", "persistent", "non-persistent"))
+_TOPICS: Final = tuple(
+    f"/admin/v2/{domain}/{{tenant}}/{{namespace}}"
+    for domain in ("{domain}", "persistent", "non-persistent")
+)
 _SCHEMAS: Final = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
 
 _READS: Final = "GET HEAD"
@@ -60,7 +64,10 @@ ROWS: Final[Sequence[tuple[str, str, Need]]] = (
     ("POST", f"{_SCHEMAS}/version", USE),
     *((_READS, f"{topics}**", USE) for topics in _TOPICS),
     *(("PUT DELETE", f"{topics}/{{topic}}/subscription/*", CONSUME) for topics in _TOPICS),
-    *(("POST", f"{NAMESPACE_PATH}/{each}", CONSUME) for each in ("clearBacklog**", "unsubscribe/*", "*/clearBacklog**", "*/unsubscribe/*")),
+    *(
+        ("POST", f"{NAMESPACE_PATH}/{each}", CONSUME)
+        for each in ("clearBacklog**", "unsubscribe/*", "*/clearBacklog**", "*/unsubscribe/*")
+    ),
     # Moves.
     *(("PUT", f"{topics}/{{topic}}/unload", OPERATE_TENANT) for topics in _TOPICS),
     ("PUT DELETE", f"{NAMESPACE_PATH}/unload", OPERATE),
@@ -84,25 +91,42 @@ ROWS: Final[Sequence[tuple[str, str, Need]]] = (
     (_READS, "/admin/**", READ),
     (_ALL, "/admin/**", ADMINISTER),
 )
-"""Methods (empty: all), path, and need. `*` stands for one part of a path, `**` for any rest. The first matching row counts."""
+"""Methods (empty: all), path, and need. `*` stands for one part of a path, `**` for any rest. The
+first matching row counts."""
 
 
 def _matcher(pattern: str) -> re.Pattern[str]:
-    parts = (".*" if part == "**" else "[^/]*" if part == "*" else re.escape(part) for part in re.split(r"(\*\*?)", pattern))
+    parts = (
+        ".*" if part == "**" else "[^/]*" if part == "*" else re.escape(part)
+        for part in re.split(r"(\*\*?)", pattern)
+    )
     return re.compile("".join(parts))
 
 
-_RULES: Final = tuple((frozenset(methods.split()), _matcher(pattern), need) for methods, pattern, need in ROWS)
+_RULES: Final = tuple(
+    (frozenset(methods.split()), _matcher(pattern), need) for methods, pattern, need in ROWS
+)
 
 
 @lru_cache(maxsize=1_024)  # There are some 200 routes. Callers may send any method.
 def need_of(method: str, canonical: str) -> Need:
-    """Return what a request needs, by the path of its route as aiohttp prints it. Other paths are those of services, and unknown ones."""
-    return next((need for methods, path, need in _RULES if (not methods or method in methods) and path.fullmatch(canonical)), ANYONE)
+    """Return what a request needs, by the path of its route as aiohttp prints it. Other paths are
+    those of services, and unknown ones.
+    """
+    return next(
+        (
+            need
+            for methods, path, need in _RULES
+            if (not methods or method in methods) and path.fullmatch(canonical)
+        ),
+        ANYONE,
+    )
 
 
 def authorized(worker: Worker, authorization: Authorization) -> Middleware:
-    """Return a middleware behind `authenticated`. It answers 403 to roles without the right, and 503 if it may not have read all rights."""
+    """Return a middleware behind `authenticated`. It answers 403 to roles without the right, and
+    503 if it may not have read all rights.
+    """
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -113,11 +137,16 @@ def authorized(worker: Worker, authorization: Authorization) -> Middleware:
         identity = identity_of(request)
         assert identity is not None, "rights need authentication"
         what = asked_in(request)
-        why = authorization.check(Surface.HTTP, identity, need, _place_of(request), what=what, client=address_of(request))
+        why = authorization.check(
+            Surface.HTTP, identity, need, _place_of(request), what=what, client=address_of(request)
+        )
         if why is None:
             return await handler(request)
         if not await worker.up_to_date(timeout_ms=worker.config.lookup_ms):
-            return error_answer(request, NotReady(broker=worker.broker_id, problem=f"it may not know all rights: {why}"))
+            return error_answer(
+                request,
+                NotReady(broker=worker.broker_id, problem=f"it may not know all rights: {why}"),
+            )
         if authorization.is_allowed(identity, need, _place_of(request)):
             return await handler(request)  # The right was granted a moment ago.
         return problem_answer(request, HTTPStatus.FORBIDDEN, why, "NotAuthorized")
@@ -134,4 +163,6 @@ def _place_of(request: web.Request) -> Place:
             return Place()
         return Place(tenant=tenant_in(namespace), namespace=namespace)
     tenant, name = named.get("tenant"), named.get("namespace")
-    return Place(tenant=tenant, namespace=None if tenant is None or name is None else f"{tenant}/{name}")
+    return Place(
+        tenant=tenant, namespace=None if tenant is None or name is None else f"{tenant}/{name}"
+    )

@@ -24,19 +24,25 @@ class CgroupLimits:
 def cgroup_limits(read: Read) -> CgroupLimits:
     """Return the tightest limits from this process's groups up to the root.
 
-    In a container the kernel may report a group above the mounted ones. Its files do not exist then, and the files at the root of the mount
-    are the container's own.
+    In a container the kernel may report a group above the mounted ones. Its files do not exist
+    then, and the files at the root of the mount are the container's own.
     """
     cores: list[float] = []
     memory: list[int] = []
     for controllers, group in _groups(read(MEMBERSHIP) or ""):
-        if not controllers:  # Version 2 has one tree for all controllers; beside version 1 it is mounted separately.
+        # Version 2 has one tree for all controllers; beside version 1 it is mounted separately.
+        if not controllers:
             for folder in (*_upwards(_MOUNT, group), *_upwards(f"{_MOUNT}/unified", group)):
                 cores += _cores_of(read(f"{folder}/cpu.max"))
                 memory += _bytes_of(read(f"{folder}/memory.max"))
         if "cpu" in controllers:
-            for folder in (*_upwards(f"{_MOUNT}/cpu", group), *_upwards(f"{_MOUNT}/{','.join(controllers)}", group)):
-                cores += _cores_of(f"{read(f'{folder}/cpu.cfs_quota_us')} {read(f'{folder}/cpu.cfs_period_us')}")
+            for folder in (
+                *_upwards(f"{_MOUNT}/cpu", group),
+                *_upwards(f"{_MOUNT}/{','.join(controllers)}", group),
+            ):
+                cores += _cores_of(
+                    f"{read(f'{folder}/cpu.cfs_quota_us')} {read(f'{folder}/cpu.cfs_period_us')}"
+                )
         if "memory" in controllers:
             for folder in _upwards(f"{_MOUNT}/memory", group):
                 memory += _bytes_of(read(f"{folder}/memory.limit_in_bytes"))
@@ -44,12 +50,17 @@ def cgroup_limits(read: Read) -> CgroupLimits:
 
 
 def _groups(membership: str) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the controllers and the path of each group of the process. Version 2 has no controllers."""
+    """Yield the controllers and the path of each group of the process. Version 2 has no
+    controllers.
+    """
     for line in membership.splitlines():
         _, _, rest = line.partition(":")
         controllers, separator, group = rest.partition(":")
         if separator:
-            yield [name for name in controllers.split(",") if name], [part for part in group.split("/") if part]
+            yield (
+                [name for name in controllers.split(",") if name],
+                [part for part in group.split("/") if part],
+            )
 
 
 def _upwards(mount: str, group: Sequence[str]) -> Iterator[str]:
@@ -59,9 +70,13 @@ def _upwards(mount: str, group: Sequence[str]) -> Iterator[str]:
 
 
 def _cores_of(text: str | None) -> list[float]:
-    """Parse a quota and its period, both in microseconds. Any other value (`max`, -1) means no limit."""
+    """Parse a quota and its period, both in microseconds. Any other value (`max`, -1) means no
+    limit.
+    """
     match (text or "").split():
-        case [quota, period] if quota.isdecimal() and period.isdecimal() and int(quota) > 0 and int(period) > 0:
+        case [quota, period] if (
+            quota.isdecimal() and period.isdecimal() and int(quota) > 0 and int(period) > 0
+        ):
             return [int(quota) / int(period)]
     return []
 

@@ -10,7 +10,14 @@ from typing import Final
 import psutil
 
 from equipoise.brokers.load.cgroup_limits import cgroup_limits
-from equipoise.brokers.load.resource_use import Card, Counters, Limits, counting_cards, network_kbits, resources_between
+from equipoise.brokers.load.resource_use import (
+    Card,
+    Counters,
+    Limits,
+    counting_cards,
+    network_kbits,
+    resources_between,
+)
 from equipoise.shedder.loads import Resources
 
 _logger: Final = logging.getLogger(__name__)
@@ -20,10 +27,14 @@ _SPEED_UNKNOWN: Final = 65_535
 
 
 class ProcessUse:
-    """The use of resources between two measurements. Each reads about a hundred small files: run it in a thread, one at a time."""
+    """The use of resources between two measurements. Each reads about a hundred small files: run it
+    in a thread, one at a time.
+    """
 
     def __init__(self, *, broker: str, cpu_cores: float | None = None) -> None:
-        """`cpu_cores` is how many CPUs this broker may use; None means all that the system allows."""
+        """`cpu_cores` is how many CPUs this broker may use; None means all that the system
+        allows.
+        """
         self._broker = broker
         self._cpu_cores = cpu_cores
         self._process = psutil.Process()
@@ -32,17 +43,24 @@ class ProcessUse:
         self._is_logged = False
 
     def look(
-        self, *, at_ms: int, reported_in: float = 0.0, reported_out: float = 0.0, nic_speed_gbps: float | None = None
+        self,
+        *,
+        at_ms: int,
+        reported_in: float = 0.0,
+        reported_out: float = 0.0,
+        nic_speed_gbps: float | None = None,
     ) -> Resources | None:
         """Return the use of each resource since the last measurement, or None at the first.
 
-        Returns the former result if no time has passed. `at_ms` is from a monotonic clock. For the other parameters see `resources_between`
-        and `network_kbits`.
+        Returns the former result if no time has passed. `at_ms` is from a monotonic clock. For the
+        other parameters see `resources_between` and `network_kbits`.
         """
         cards = counting_cards(_cards())
         limits, now = self._limits(cards, nic_speed_gbps), self._count(at_ms, cards)
         if self._before is not None:
-            found = resources_between(self._before, now, limits, reported_in=reported_in, reported_out=reported_out)
+            found = resources_between(
+                self._before, now, limits, reported_in=reported_in, reported_out=reported_out
+            )
             if found is None:
                 return self._latest
             self._latest = found
@@ -74,18 +92,32 @@ class ProcessUse:
             return []
 
     def _limits(self, cards: list[Card], nic_speed_gbps: float | None) -> Limits:
-        allowed = cgroup_limits(_read)  # Read at each measurement: limits can change while the process runs.
-        usable = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-        cores = self._cpu_cores if self._cpu_cores is not None else min(allowed.cpu_cores or usable, usable)
+        # Read at each measurement: limits can change while the process runs.
+        allowed = cgroup_limits(_read)
+        usable = float(
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1
+        )
+        cores = (
+            self._cpu_cores
+            if self._cpu_cores is not None
+            else min(allowed.cpu_cores or usable, usable)
+        )
         memory = psutil.virtual_memory().total
         speed = network_kbits(cards, nic_speed_gbps=nic_speed_gbps)
         if speed <= 0 and not self._is_logged:
             self._is_logged = True
             _logger.info(
-                "no network card says how fast it is, so the network counts as unused; set reports.nic_speed_gbps to weigh it",
+                "no network card says how fast it is, so the network counts as unused; set"
+                " reports.nic_speed_gbps to weigh it",
                 extra={"broker": self._broker, "cards": ", ".join(card.name for card in cards)},
             )
-        return Limits(cpu_cores=cores, memory_bytes=min(allowed.memory_bytes or memory, memory), network_kbits=speed)
+        return Limits(
+            cpu_cores=cores,
+            memory_bytes=min(allowed.memory_bytes or memory, memory),
+            network_kbits=speed,
+        )
 
 
 def _cards() -> list[Card]:

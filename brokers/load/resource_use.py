@@ -18,7 +18,8 @@ _GBIT_KBIT: Final = 1_000_000.0
 class Counters:
     """Counters at the moment `at_ms` (boot time).
 
-    `cpu_seconds` includes ended child processes. `memory_bytes` is the present use. `bytes_in` and `bytes_out` come from the network cards.
+    `cpu_seconds` includes ended child processes. `memory_bytes` is the present use. `bytes_in` and
+    `bytes_out` come from the network cards.
     """
 
     at_ms: int
@@ -47,22 +48,30 @@ class Card:
     bytes_out: int
 
 
-def resources_between(before: Counters, now: Counters, limits: Limits, *, reported_in: float, reported_out: float) -> Resources | None:
+def resources_between(
+    before: Counters, now: Counters, limits: Limits, *, reported_in: float, reported_out: float
+) -> Resources | None:
     """Return the use of each resource between `before` and `now`; None if no time has passed.
 
-    A counter that went back counts as unchanged: a child took its counts with it, or a card was recreated. `reported_in` and
-    `reported_out` are the bytes per second that services report. They are a lower bound for network use, because no card counts loopback
-    traffic.
+    A counter that went back counts as unchanged: a child took its counts with it, or a card was
+    recreated. `reported_in` and `reported_out` are the bytes per second that services report. They
+    are a lower bound for network use, because no card counts loopback traffic.
     """
     seconds = (now.at_ms - before.at_ms) / 1_000
     if seconds <= 0:
         return None
 
     def kbits(counted_before: int, counted: int, reported: float) -> Use:
-        return Use(used=max((counted - counted_before) / seconds, reported, 0.0) * _BYTE_KBIT, limit=limits.network_kbits)
+        return Use(
+            used=max((counted - counted_before) / seconds, reported, 0.0) * _BYTE_KBIT,
+            limit=limits.network_kbits,
+        )
 
     return Resources(
-        cpu=Use(used=100 * max(now.cpu_seconds - before.cpu_seconds, 0.0) / seconds, limit=100 * limits.cpu_cores),
+        cpu=Use(
+            used=100 * max(now.cpu_seconds - before.cpu_seconds, 0.0) / seconds,
+            limit=100 * limits.cpu_cores,
+        ),
         memory=Use(used=now.memory_bytes / _MIB, limit=limits.memory_bytes / _MIB),
         bandwidth_in=kbits(before.bytes_in, now.bytes_in, reported_in),
         bandwidth_out=kbits(before.bytes_out, now.bytes_out, reported_out),
@@ -70,13 +79,17 @@ def resources_between(before: Counters, now: Counters, limits: Limits, *, report
 
 
 def counting_cards(cards: Iterable[Card]) -> list[Card]:
-    """Return the cards to count: those with a speed, if there are any. Traffic of virtual cards goes through these, too."""
+    """Return the cards to count: those with a speed, if there are any. Traffic of virtual cards
+    goes through these, too.
+    """
     found = list(cards)
     return [card for card in found if card.speed_mbits > 0] or found
 
 
 def network_kbits(cards: Iterable[Card], *, nic_speed_gbps: float | None) -> float:
-    """Return the network capacity in each direction: the setting, else the sum of the cards, else 0."""
+    """Return the network capacity in each direction: the setting, else the sum of the cards, else
+    0.
+    """
     if nic_speed_gbps is not None:
         return nic_speed_gbps * _GBIT_KBIT
     return sum(card.speed_mbits for card in cards) * _MBIT_KBIT

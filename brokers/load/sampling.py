@@ -1,7 +1,9 @@
-"""Turn the loads that services report into a broker's sample, and decide when the broker reports it.
+"""Turn the loads that services report into a broker's sample, and decide when the broker reports
+it.
 
-Figures are columns, one per kind: place i of every column is of the same bundle. One object per bundle would make a sample of thousands of
-bundles ten times slower, so an object is built only for bundles that are asked for.
+Figures are columns, one per kind: place i of every column is of the same bundle. One object per
+bundle would make a sample of thousands of bundles ten times slower, so an object is built only for
+bundles that are asked for.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from equipoise.shedder.loads import BundleTraffic, Resources, Traffic
 from equipoise.shedder.snapshot import BYTES_PER_CALL, costs_of
 from equipoise.shedder.top_bundles import BundleFigures, busiest_places
 
-# Values younger than this make up half of an average of traffic. A lasting change shows within half a minute.
+# Values younger than this make up half of an average of traffic. A lasting change shows within half
+# a minute.
 HALF_LIFE_MS: Final = 10_000
 
 _RATES: Final = 4  # Of `Traffic`.
@@ -29,11 +32,12 @@ _CPU_KNOWN: Final = 0.5  # Of a window. A broker that has just started works har
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """The load of a broker's bundles. Place i of each column is of the bundle `names[i]`. Rates are averages, per second.
+    """The load of a broker's bundles. Place i of each column is of the bundle `names[i]`. Rates are
+    averages, per second.
 
     * `costs` and `noise`: see `shedder.cost_windows`.
-    * `cpu_use`: the CPU use of the broker over the same time, a fraction of its limit; None: not known yet. `cpu_cost`: the cost of the
-      bundles that it had in this time.
+    * `cpu_use`: the CPU use of the broker over the same time, a fraction of its limit; None: not
+      known yet. `cpu_cost`: the cost of the bundles that it had in this time.
     * `newcomers` arrived during the period that their figures cover, so their figures are too low.
     """
 
@@ -54,7 +58,11 @@ class Carried:
     @property
     def settled(self) -> tuple[str, ...]:
         """The bundles whose figures cover a whole period."""
-        return tuple(name for name in self.names if name not in self.newcomers) if self.newcomers else self.names
+        return (
+            tuple(name for name in self.names if name not in self.newcomers)
+            if self.newcomers
+            else self.names
+        )
 
     @property
     def traffic(self) -> Traffic:
@@ -71,7 +79,8 @@ class Carried:
         return [self._bundle(place) for place in range(len(self.names))]
 
     def busiest(self, at_most: int | None) -> tuple[BundleTraffic, ...]:
-        """Return the busiest bundles that have load, lightest first (see `shedder.top_bundles`). None: no limit.
+        """Return the busiest bundles that have load, lightest first (see `shedder.top_bundles`).
+        None: no limit.
 
         Newcomers are left out: a reader that averages their figures would start too low.
         """
@@ -79,10 +88,14 @@ class Carried:
             names=self.names,
             bytes_in=self.bytes_in,
             bytes_out=self.bytes_out,
-            messages=[in_ + out for in_, out in zip(self.messages_in, self.messages_out, strict=True)],
+            messages=[
+                in_ + out for in_, out in zip(self.messages_in, self.messages_out, strict=True)
+            ],
             opened=[
                 topics + consumers + producers
-                for topics, consumers, producers in zip(self.topics, self.consumers, self.producers, strict=True)
+                for topics, consumers, producers in zip(
+                    self.topics, self.consumers, self.producers, strict=True
+                )
             ],
             cache_bytes=[0] * len(self.names),
         )
@@ -109,7 +122,9 @@ class Carried:
 
 
 class BundleAverages:
-    """Decaying averages of bundle loads: a value loses half of its weight in every `HALF_LIFE_MS`. Costs have a window instead."""
+    """Decaying averages of bundle loads: a value loses half of its weight in every `HALF_LIFE_MS`.
+    Costs have a window instead.
+    """
 
     def __init__(self) -> None:
         self._names: tuple[str, ...] = ()
@@ -119,14 +134,21 @@ class BundleAverages:
         self._cpu = CostWindows(known=_CPU_KNOWN)
 
     def update(
-        self, names: Sequence[str], loads: Mapping[str, BundleLoad], *, cpu_use: float = 0.0, elapsed_ms: int, cost_window_ms: int
+        self,
+        names: Sequence[str],
+        loads: Mapping[str, BundleLoad],
+        *,
+        cpu_use: float = 0.0,
+        elapsed_ms: int,
+        cost_window_ms: int,
     ) -> Carried:
-        """Return the averages of the bundles `names` after `loads`, taken `elapsed_ms` after the previous loads.
+        """Return the averages of the bundles `names` after `loads`, taken `elapsed_ms` after the
+        previous loads.
 
         * `cpu_use` is the broker's in this time, a fraction of its limit.
         * A bundle without a load is idle. A bundle that is not in `names` is forgotten.
-        * The first load of a bundle is its average, so a bundle that has just moved is known at once. The second load replaces it: the
-          first covers only part of a period.
+        * The first load of a bundle is its average, so a bundle that has just moved is known at
+          once. The second load replaces it: the first covers only part of a period.
         * Counts (topics, consumers, producers) are not averaged.
         """
         names, idle = tuple(names), BundleLoad()
@@ -134,17 +156,30 @@ class BundleAverages:
         kept = 0.5 ** (max(elapsed_ms, 0) / HALF_LIFE_MS)
         updated: Sequence[Sequence[float]] = [
             [now + (old - now) * kept for old, now in zip(column_before, column, strict=True)]
-            for column_before, column in zip(self._before(names, columns.rates), columns.rates, strict=True)
+            for column_before, column in zip(
+                self._before(names, columns.rates), columns.rates, strict=True
+            )
         ]
         if not all(math.isfinite(sum(column)) for column in updated):
-            updated = columns.rates  # Otherwise one infinite value would stay in the average for ever.
-        self._newcomers = frozenset() if self._names == names else frozenset(names).difference(self._names)
+            # Otherwise one infinite value would stay in the average for ever.
+            updated = columns.rates
+        self._newcomers = (
+            frozenset() if self._names == names else frozenset(names).difference(self._names)
+        )
         self._names, self._columns = names, updated
         costs, noise = self._windows.update(
-            names, columns.costs, newcomers=self._newcomers, elapsed_ms=max(elapsed_ms, 1), window_ms=cost_window_ms
+            names,
+            columns.costs,
+            newcomers=self._newcomers,
+            elapsed_ms=max(elapsed_ms, 1),
+            window_ms=cost_window_ms,
         )
         (cpu, cpu_cost), cpu_noise = self._cpu.update(
-            ("use", "cost"), (cpu_use, sum(columns.costs)), newcomers=(), elapsed_ms=max(elapsed_ms, 1), window_ms=cost_window_ms
+            ("use", "cost"),
+            (cpu_use, sum(columns.costs)),
+            newcomers=(),
+            elapsed_ms=max(elapsed_ms, 1),
+            window_ms=cost_window_ms,
         )
         bytes_in, bytes_out, messages_in, messages_out = updated
         topics, consumers, producers = columns.counts
@@ -164,20 +199,31 @@ class BundleAverages:
             producers=producers,
         )
 
-    def _before(self, names: tuple[str, ...], new: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:
-        """Return the previous columns in the order of `names`. For a bundle that is new, or was at the last update, return `new`."""
+    def _before(
+        self, names: tuple[str, ...], new: Sequence[Sequence[float]]
+    ) -> Sequence[Sequence[float]]:
+        """Return the previous columns in the order of `names`. For a bundle that is new, or was at
+        the last update, return `new`.
+        """
         if self._names == names and not self._newcomers:
             return self._columns
-        place_of = {name: place for place, name in enumerate(self._names) if name not in self._newcomers}
+        place_of = {
+            name: place for place, name in enumerate(self._names) if name not in self._newcomers
+        }
         places = [place_of.get(name) for name in names]
         return [
-            [now if place is None else old[place] for place, now in zip(places, column, strict=True)]
+            [
+                now if place is None else old[place]
+                for place, now in zip(places, column, strict=True)
+            ]
             for old, column in zip(self._columns, new, strict=True)
         ]
 
 
 class _Columns(NamedTuple):
-    """Columns of the current loads. `rates`: bytes in and out, messages in and out. `counts`: topics, consumers, producers."""
+    """Columns of the current loads. `rates`: bytes in and out, messages in and out. `counts`:
+    topics, consumers, producers.
+    """
 
     rates: Sequence[Sequence[float]]
     costs: Sequence[float]
@@ -187,8 +233,9 @@ class _Columns(NamedTuple):
 def _columns(loads: Sequence[BundleLoad]) -> _Columns:
     """Return the columns of these loads, in their order.
 
-    A load without messaging figures is converted: a call counts as an incoming message, a session as a consumer. If a service counts no
-    bytes, each call counts as `BYTES_PER_CALL`, because Pulsar's strategies weigh bundles by bytes only.
+    A load without messaging figures is converted: a call counts as an incoming message, a session
+    as a consumer. If a service counts no bytes, each call counts as `BYTES_PER_CALL`, because
+    Pulsar's strategies weigh bundles by bytes only.
     """
     figures = [load.messaging or _as_messaging(load) for load in loads]
     return _Columns(
@@ -199,7 +246,11 @@ def _columns(loads: Sequence[BundleLoad]) -> _Columns:
             [each.messages_out_per_second for each in figures],
         ),
         costs=costs_of(loads),
-        counts=([each.topics for each in figures], [each.consumers for each in figures], [each.producers for each in figures]),
+        counts=(
+            [each.topics for each in figures],
+            [each.consumers for each in figures],
+            [each.producers for each in figures],
+        ),
     )
 
 
@@ -217,17 +268,30 @@ class _UncheckedMessaging(NamedTuple):
 
 def _as_messaging(load: BundleLoad) -> _UncheckedMessaging:
     bytes_in = load.bytes_per_second or load.calls_per_second * BYTES_PER_CALL
-    return _UncheckedMessaging(bytes_in_per_second=bytes_in, messages_in_per_second=load.calls_per_second, consumers=load.sessions)
+    return _UncheckedMessaging(
+        bytes_in_per_second=bytes_in,
+        messages_in_per_second=load.calls_per_second,
+        consumers=load.sessions,
+    )
 
 
 def carried_bytes(loads: Mapping[str, BundleLoad]) -> tuple[float, float]:
-    """Return bytes per second in and out. A service that counts both together counts as bytes in."""
+    """Return bytes per second in and out. A service that counts both together counts as bytes
+    in.
+    """
     reported = list(loads.values())
-    bytes_in = sum(load.bytes_per_second if load.messaging is None else load.messaging.bytes_in_per_second for load in reported)
-    return bytes_in, sum(load.messaging.bytes_out_per_second for load in reported if load.messaging is not None)
+    bytes_in = sum(
+        load.bytes_per_second if load.messaging is None else load.messaging.bytes_in_per_second
+        for load in reported
+    )
+    return bytes_in, sum(
+        load.messaging.bytes_out_per_second for load in reported if load.messaging is not None
+    )
 
 
-def sampled(carried: Carried, *, broker: str, at_ms: int, resources: Resources, settings: BalancingSettings) -> Sample:
+def sampled(
+    carried: Carried, *, broker: str, at_ms: int, resources: Resources, settings: BalancingSettings
+) -> Sample:
     """Return the sample of a broker at `at_ms` (Unix time)."""
     rules = settings.reports
     return Sample(
@@ -250,7 +314,9 @@ def sampled(carried: Carried, *, broker: str, at_ms: int, resources: Resources, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A report that was made: the sample, its time (`at_ms`, boot time), and the names of the open bundles."""
+    """A report that was made: the sample, its time (`at_ms`, boot time), and the names of the open
+    bundles.
+    """
 
     sample: Sample
     at_ms: int
@@ -260,7 +326,8 @@ class Report:
 def report_due(last: Report | None, now: Report, rules: ReportRules) -> bool:
     """Return whether a report of `now` is due, by the rule of Pulsar's `BrokerLoadDataReporter`.
 
-    No report is due before `interval_min_ms` has passed. After that, a report is due if one of these holds:
+    No report is due before `interval_min_ms` has passed. After that, a report is due if one of
+    these holds:
 
     * The set of named bundles has changed. The leader plans moves with the reported bundles.
     * A figure has changed by more than `change_percent`.
@@ -279,7 +346,9 @@ def report_due(last: Report | None, now: Report, rules: ReportRules) -> bool:
 
 
 def change_percent(last: Sample, now: Sample) -> float:
-    """Return the change of the figure that changed most: use in percentage points, all others in percent of the old value."""
+    """Return the change of the figure that changed most: use in percentage points, all others in
+    percent of the old value.
+    """
     return max(
         100 * abs(now.resources.max_use - last.resources.max_use),
         _percent(last.traffic.messages_per_second, now.traffic.messages_per_second),

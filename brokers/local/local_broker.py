@@ -58,29 +58,38 @@ class Output:
         self.file = file
         self._begin = 0
 
-    def of_process(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def of_process(
+        self, command: Sequence[str], environment: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
         """Start a command of `equipoise` whose output is appended to the file. Raises OSError."""
         self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         private_files.make(self.file)
         with self.file.open("ab") as file:
             self._begin = file.tell()
             return subprocess.Popen(
-                # -P keeps the working folder from hiding an installed package. Services are still found there.
+                # -P keeps the working folder from hiding an installed package. Services are still
+                # found there.
                 [sys.executable, "-P", "-m", "equipoise.brokers.cli", *command],
-                stdin=subprocess.PIPE,  # We hold its other end, so the process never outlives its parent.
+                # We hold its other end, so the process never outlives its parent.
+                stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=file,
                 env={**os.environ, **environment},
-                start_new_session=True,  # Ctrl-C is for the parent, which then stops its processes in one way.
+                # Ctrl-C is for the parent, which then stops its processes in one way.
+                start_new_session=True,
             )
 
     def last_output(self) -> str | None:
-        """Return the last error that the last process printed, or else its last line; None if it printed nothing."""
+        """Return the last error that the last process printed, or else its last line; None if it
+        printed nothing.
+        """
         lines = self._last_lines()
         return _last_error(lines) or (lines[-1] if lines else None)
 
     def reason(self, code: int) -> str | None:
-        """Return why the last process ended, by the return value of `Popen.wait`; None if it ended normally or printed no reason."""
+        """Return why the last process ended, by the return value of `Popen.wait`; None if it ended
+        normally or printed no reason.
+        """
         if code == 0:
             return None
         # If a signal killed the process, only an error among its lines is a reason.
@@ -102,7 +111,9 @@ def _last_error(lines: Sequence[str]) -> str | None:
 
 
 def _error_in(line: str) -> str | None:
-    """Return the error in a line: a command's error, or the event of a JSON line with level error or critical."""
+    """Return the error in a line: a command's error, or the event of a JSON line with level error
+    or critical.
+    """
     if line.startswith("error: "):
         return line
     try:
@@ -114,10 +125,14 @@ def _error_in(line: str) -> str | None:
 
 
 class LocalBroker:
-    """One broker: its place, its current process, and the thread that waits for the end of that process."""
+    """One broker: its place, its current process, and the thread that waits for the end of that
+    process.
+    """
 
     def __init__(self, directory: Path, port: int, pulsar_port: int | None = None) -> None:
-        """Define the broker `127.0.0.1:PORT`, with data and log in `directory`. With `pulsar_port`, it accepts Pulsar's clients."""
+        """Define the broker `127.0.0.1:PORT`, with data and log in `directory`. With `pulsar_port`,
+        it accepts Pulsar's clients.
+        """
         self.directory = directory
         self.output = Output(directory / "broker.log")
         self.port = port
@@ -140,12 +155,24 @@ class LocalBroker:
         return self.ended and not self.will_restart
 
     def config(self, *, log_url: str, settings: Mapping[str, str | int]) -> WorkerConfig:
-        """Return the settings of its process. Raises `InvalidConfig` if the process would refuse them."""
-        own = {"log_url": log_url, "data_dir": self.directory, "broker_id": self.id, "host": HOST, "http_port": self.port}
+        """Return the settings of its process. Raises `InvalidConfig` if the process would refuse
+        them.
+        """
+        own = {
+            "log_url": log_url,
+            "data_dir": self.directory,
+            "broker_id": self.id,
+            "host": HOST,
+            "http_port": self.port,
+        }
         if self.pulsar_port is not None:
             own["pulsar_port"] = self.pulsar_port
         if taken := sorted(own.keys() & settings.keys()):
-            raise InvalidConfig(problems=tuple(f"{setting}: it is each broker's own in a local cluster" for setting in taken))
+            raise InvalidConfig(
+                problems=tuple(
+                    f"{setting}: it is each broker's own in a local cluster" for setting in taken
+                )
+            )
         return WorkerConfig.model_validate({**settings, **own})
 
     def check_port(self) -> None:
@@ -157,7 +184,9 @@ class LocalBroker:
                 socket.create_server((HOST, port)).close()
             except OSError as error:
                 problem = str(error) if error.errno is None else os.strerror(error.errno)
-                raise cannot_listen(address=f"{HOST}:{port}", problem=problem, setting=setting) from error
+                raise cannot_listen(
+                    address=f"{HOST}:{port}", problem=problem, setting=setting
+                ) from error
 
     def start(
         self,
@@ -169,15 +198,30 @@ class LocalBroker:
         evidence: bool,
         at_offset: int,
     ) -> subprocess.Popen[bytes]:
-        """Start a process. Only an incarnation after `at_offset` is its own. Raises OSError on failure."""
+        """Start a process. Only an incarnation after `at_offset` is its own. Raises OSError on
+        failure.
+        """
         self._starts += 1
         command = ["broker", "--stop-on-eof", "--log", log_url]
-        command += ["--data", str(self.directory), "--id", self.id, "--host", HOST, "--http-port", str(self.port)]
+        command += [
+            "--data",
+            str(self.directory),
+            "--id",
+            self.id,
+            "--host",
+            HOST,
+            "--http-port",
+            str(self.port),
+        ]
         if self.pulsar_port is not None:
             command += ["--pulsar-port", str(self.pulsar_port)]
         command += [word for service in services for word in ("--service", service)]
         shown = {name: value for name, value in settings.items() if name not in SECRET_VARIABLES}
-        secrets = {SECRET_VARIABLES[name]: str(value) for name, value in settings.items() if name in SECRET_VARIABLES}
+        secrets = {
+            SECRET_VARIABLES[name]: str(value)
+            for name, value in settings.items()
+            if name in SECRET_VARIABLES
+        }
         command += [word for name, value in shown.items() for word in ("--set", f"{name}={value}")]
         if evidence:
             # A new file for each process: a killed one may have left half a line.
@@ -194,23 +238,33 @@ class LocalBroker:
             self.process.send_signal(number)
 
 
-def ports_of(http_port: int, pulsar_port: int | None, count: int) -> Sequence[tuple[int, int | None]]:
-    """Return the HTTP and Pulsar ports of `count` brokers: consecutive from the given ones, any free ones for 0, None for None.
+def ports_of(
+    http_port: int, pulsar_port: int | None, count: int
+) -> Sequence[tuple[int, int | None]]:
+    """Return the HTTP and Pulsar ports of `count` brokers: consecutive from the given ones, any
+    free ones for 0, None for None.
 
     No port occurs twice. Raises `InvalidConfig` if the two ranges overlap.
     """
     firsts = [http_port] if pulsar_port is None else [http_port, pulsar_port]
     named = [port for first in firsts if first for port in range(first, first + count)]
     if len(set(named)) < len(named):
-        problem = f"pulsar_port: the ports of {count} brokers from {pulsar_port} on overlap with those from http_port={http_port} on"
+        problem = (
+            f"pulsar_port: the ports of {count} brokers from {pulsar_port} on overlap with those"
+            f" from http_port={http_port} on"
+        )
         raise InvalidConfig(problems=(problem,))
     free = iter(free_ports(count * firsts.count(0), besides=named))
-    rows: list[list[int]] = [list(range(first, first + count) if first else islice(free, count)) for first in firsts]
+    rows: list[list[int]] = [
+        list(range(first, first + count) if first else islice(free, count)) for first in firsts
+    ]
     return list(zip(rows[0], rows[1] if len(rows) > 1 else [None] * count, strict=True))
 
 
 def ending_of(code: int) -> str:
-    """Describe how a process ended, from its exit code, or minus the number of the signal that killed it (`Popen.wait`)."""
+    """Describe how a process ended, from its exit code, or minus the number of the signal that
+    killed it (`Popen.wait`).
+    """
     if code >= 0:
         return f"ended with exit code {code}"
     try:

@@ -1,10 +1,11 @@
-"""Start and watch a cluster of broker processes on this machine, and declare brokers dead when their process ends.
+"""Start and watch a cluster of broker processes on this machine, and declare brokers dead when
+their process ends.
 
 Theory of operation:
 
 * One thread per process waits for its end, so that a death is noticed at once.
-* One more thread, the *follower*, owns the log. It reads continuously, so that a declaration of death need not fold the whole channel
-  first, and it makes these declarations.
+* One more thread, the *follower*, owns the log. It reads continuously, so that a declaration of
+  death need not fold the whole channel first, and it makes these declarations.
 * The caller's thread only makes requests.
 * One condition guards all shared state, and is notified of every change.
 """
@@ -54,7 +55,8 @@ DEATH_DECLARATION_MS: Final = 2_000
 """Limit of one attempt at a declaration of death. A healthy log takes milliseconds."""
 
 DEATH_DECLARATION_ATTEMPTS_MAX: Final = 3
-"""Attempts at a declaration of death. After 6 seconds the other brokers have noticed the silence."""
+"""Attempts at a declaration of death. After 6 seconds the other brokers have noticed the
+silence."""
 
 KILL_MS: Final = 5_000
 """How long a killed process may take to end: it may be writing to a slow disk."""
@@ -81,12 +83,15 @@ class EventKind(StrEnum):
     LOAD_WORKER = "load_worker"
     """A load worker started, ended or could not start."""
     UNWATCHED = "unwatched"
-    """The cluster no longer follows the log. A broker that dies now is missed only when its lease has run out."""
+    """The cluster no longer follows the log. A broker that dies now is missed only when its lease
+    has run out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterEvent:
-    """Something that happened to `broker` (None: to the whole cluster), as text, and as `details` for programs."""
+    """Something that happened to `broker` (None: to the whole cluster), as text, and as `details`
+    for programs.
+    """
 
     what: EventKind
     broker: str | None
@@ -108,17 +113,20 @@ class StartCancelled(CallerError):
 class ClusterSettings:
     """The settings of a local cluster.
 
-    * `brokers`: broker i has the directory `directory/broker-i`, and the id and address `127.0.0.1:(http_port + i)`.
+    * `brokers`: broker i has the directory `directory/broker-i`, and the id and address
+      `127.0.0.1:(http_port + i)`.
     * `http_port`: 0 means any free ports.
-    * `pulsar_port`: broker i accepts Pulsar's clients at `pulsar_port + i`. 0 means any free ports, None means no Pulsar clients.
+    * `pulsar_port`: broker i accepts Pulsar's clients at `pulsar_port + i`. 0 means any free ports,
+      None means no Pulsar clients.
     * `log_url`: `sqlite:DIRECTORY/channel.db` by default.
-    * `environment`: further variables of the brokers. The example's store is `directory/counter.db` by default.
+    * `environment`: further variables of the brokers. The example's store is `directory/counter.db`
+      by default.
     * `services`, `settings`: passed to the brokers as `--service` and `--set`.
     * `declare_dead`: declare a broker dead as soon as its process ends.
     * `restart`: restart a broker after that.
     * `evidence`: each process writes `accepts-N.jsonl` to its directory.
-    * `load_workers`: how many run beside the brokers, on Kafka only. They log to `directory/load-worker-i.log` and restart, unless
-      their settings are wrong.
+    * `load_workers`: how many run beside the brokers, on Kafka only. They log to
+      `directory/load-worker-i.log` and restart, unless their settings are wrong.
     """
 
     directory: Path
@@ -139,30 +147,51 @@ class ClusterSettings:
 class LocalCluster:
     """Broker processes on this machine, from `start` to `stop_all`. As a context, it calls both.
 
-    `report` receives all events, from several threads, one call at a time. Methods identify a broker by its number.
+    `report` receives all events, from several threads, one call at a time. Methods identify a
+    broker by its number.
     """
 
     def __init__(self, settings: ClusterSettings, *, report: Report | None = None) -> None:
         """Start nothing yet.
 
-        Raises `CallerError` for a log that processes cannot share, and `InvalidConfig` for settings that no broker
-        accepts, or ports that overlap.
+        Raises `CallerError` for a log that processes cannot share, and `InvalidConfig` for settings
+        that no broker accepts, or ports that overlap.
         """
         self.settings = settings
-        self.log_url = f"sqlite:{settings.directory}/channel.db" if settings.log_url is None else settings.log_url
+        self.log_url = (
+            f"sqlite:{settings.directory}/channel.db"
+            if settings.log_url is None
+            else settings.log_url
+        )
         if is_in_memory(self.log_url):
-            raise invalid_log_url(url=self.log_url, problem="the processes of a cluster cannot share memory")
+            raise invalid_log_url(
+                url=self.log_url, problem="the processes of a cluster cannot share memory"
+            )
         ports = ports_of(settings.http_port, settings.pulsar_port, settings.brokers)
-        self._members = tuple(LocalBroker(settings.directory / f"broker-{number}", *pair) for number, pair in enumerate(ports))
-        configs = [member.config(log_url=self.log_url, settings=settings.settings) for member in self._members]
+        self._members = tuple(
+            LocalBroker(settings.directory / f"broker-{number}", *pair)
+            for number, pair in enumerate(ports)
+        )
+        configs = [
+            member.config(log_url=self.log_url, settings=settings.settings)
+            for member in self._members
+        ]
         self.stop_ms = max(config.stop_ms for config in configs)
         """How long a stopping broker may take before it is killed."""
         self.addresses = tuple(config.http_url for config in configs)
         """The HTTP addresses of the brokers: `http://127.0.0.1:PORT`."""
         self.pulsar_url = ",".join(
-            [configs[0].pulsar_url, *(f"{HOST}:{config.pulsar_port}" for config in configs[1:] if config.pulsar_port is not None)]
+            [
+                configs[0].pulsar_url,
+                *(
+                    f"{HOST}:{config.pulsar_port}"
+                    for config in configs[1:]
+                    if config.pulsar_port is not None
+                ),
+            ]
         )
-        """The service URL for Pulsar's clients, with all brokers that accept them: `pulsar://127.0.0.1:PORT,127.0.0.1:PORT`."""
+        """The service URL for Pulsar's clients, with all brokers that accept them:
+        `pulsar://127.0.0.1:PORT,127.0.0.1:PORT`."""
         self.load_workers = LocalLoadWorkers(
             settings.directory,
             count=settings.load_workers,
@@ -194,8 +223,12 @@ class LocalCluster:
         return tuple(member.directory for member in self._members)
 
     def evidence(self) -> list[Path]:
-        """Return the files of evidence that the brokers have written so far. A broker without work leaves none."""
-        return sorted(path for directory in self.directories for path in directory.glob("accepts-*.jsonl"))
+        """Return the files of evidence that the brokers have written so far. A broker without work
+        leaves none.
+        """
+        return sorted(
+            path for directory in self.directories for path in directory.glob("accepts-*.jsonl")
+        )
 
     def pid(self, number: int) -> int | None:
         """Return the process id of a broker; None if it does not run."""
@@ -204,18 +237,23 @@ class LocalCluster:
 
     @property
     def failure(self) -> EquipoiseError | None:
-        """The error that ended the follower, which declarations of death depend on; None while it runs."""
+        """The error that ended the follower, which declarations of death depend on; None while it
+        runs.
+        """
         return self._failure
 
     def wait_until_all_ended(self, *, timeout_ms: int) -> bool:
         """Wait until no broker runs or will be restarted. Return whether that is so."""
         with self._changed:
-            return self._changed.wait_for(lambda: all(member.is_over for member in self._members), timeout_ms / 1_000)
+            return self._changed.wait_for(
+                lambda: all(member.is_over for member in self._members), timeout_ms / 1_000
+            )
 
     # --- life ---
 
     def start(self) -> None:
-        """Start all brokers, and wait until all are members. The caller must call `stop_all` in any case.
+        """Start all brokers, and wait until all are members. The caller must call `stop_all` in any
+        case.
 
         Errors:
 
@@ -235,12 +273,19 @@ class LocalCluster:
             raise DataDirectoryUnusable(path=str(directory), problem=str(error)) from error
         self._log = open_log(self.log_url)
         access = Access(
-            log=self._log, reader=restored(self._log), publisher=PUBLISHER, deadline=Deadline.after(timeout_ms=DEATH_DECLARATION_MS)
+            log=self._log,
+            reader=restored(self._log),
+            publisher=PUBLISHER,
+            deadline=Deadline.after(timeout_ms=DEATH_DECLARATION_MS),
         )
-        read_on(access.log, access.reader, deadline=Deadline.after(timeout_ms=self.settings.ready_ms))
+        read_on(
+            access.log, access.reader, deadline=Deadline.after(timeout_ms=self.settings.ready_ms)
+        )
         self._offset = access.view.offset
         self._follows = True
-        follower = threading.Thread(target=self._follow, args=(access,), name="follower", daemon=True)
+        follower = threading.Thread(
+            target=self._follow, args=(access,), name="follower", daemon=True
+        )
         follower.start()
         self._follower = follower
         for member in self._members:
@@ -249,14 +294,17 @@ class LocalCluster:
         self._await_ready(self._members)
 
     def cancel_start(self) -> None:
-        """Start no more processes, and make a waiting `start` raise `StartCancelled` within `LOOK_MS`.
+        """Start no more processes, and make a waiting `start` raise `StartCancelled` within
+        `LOOK_MS`.
 
         It takes no lock and raises nothing, so a signal handler can call it.
         """
         self._stopping = True
 
     def stop_all(self) -> None:
-        """Stop all brokers at once, kill those that take longer than `stop_ms`, and close the log."""
+        """Stop all brokers at once, kill those that take longer than `stop_ms`, and close the
+        log.
+        """
         with self._changed:
             self._stopping = True
             for member in self._members:
@@ -286,13 +334,20 @@ class LocalCluster:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop_all()
 
     # --- operations on one broker ---
 
     def kill(self, number: int) -> None:
-        """Kill a broker (SIGKILL), and wait until its process is gone. Its declaration of death follows, if there is one."""
+        """Kill a broker (SIGKILL), and wait until its process is gone. Its declaration of death
+        follows, if there is one.
+        """
         member = self._expect_end(number)
         member.signal(signal.SIGKILL)
         self._await_ended((member,), timeout_ms=KILL_MS)
@@ -308,11 +363,15 @@ class LocalCluster:
         self._report(EventKind.RESUMED, self._members[number], "resumes")
 
     def stop(self, number: int) -> None:
-        """Stop a broker, or kill it after `stop_ms`. On return it is gone, and declared dead if necessary."""
+        """Stop a broker, or kill it after `stop_ms`. On return it is gone, and declared dead if
+        necessary.
+        """
         self._end((self._expect_end(number),))
 
     def restart(self, number: int) -> None:
-        """Restart a broker, after stopping it if it runs, and wait until it is a member. Raises what `start` raises."""
+        """Restart a broker, after stopping it if it runs, and wait until it is a member. Raises
+        what `start` raises.
+        """
         self.stop(number)
         member = self._members[number]
         self._spawn(member)
@@ -321,8 +380,12 @@ class LocalCluster:
     # --- processes ---
 
     def _environment(self) -> dict[str, str]:
-        """Return the brokers' environment. All brokers count in one store if the example runs, beside their directories."""
-        store = os.environ.get(_COUNTER_STORE, str(self.settings.directory.absolute() / "counter.db"))
+        """Return the brokers' environment. All brokers count in one store if the example runs,
+        beside their directories.
+        """
+        store = os.environ.get(
+            _COUNTER_STORE, str(self.settings.directory.absolute() / "counter.db")
+        )
         return {_COUNTER_STORE: store, **self.settings.environment}
 
     def _spawn(self, member: LocalBroker, *, again: bool = False) -> None:
@@ -339,12 +402,21 @@ class LocalCluster:
                 evidence=settings.evidence,
                 at_offset=self._offset,
             )
-            member.watch = threading.Thread(target=self._watch, args=(member, process), name=f"watch {member.id}", daemon=True)
+            member.watch = threading.Thread(
+                target=self._watch, args=(member, process), name=f"watch {member.id}", daemon=True
+            )
             member.watch.start()
-        self._report(EventKind.STARTED, member, f"started as process {process.pid}, log in {member.output.file}", pid=process.pid)
+        self._report(
+            EventKind.STARTED,
+            member,
+            f"started as process {process.pid}, log in {member.output.file}",
+            pid=process.pid,
+        )
 
     def _watch(self, member: LocalBroker, process: subprocess.Popen[bytes]) -> None:
-        """Wait for the end of a process. Then declare the broker dead, and restart it if requested."""
+        """Wait for the end of a process. Then declare the broker dead, and restart it if
+        requested.
+        """
         code = process.wait()
         assert process.stdin is not None, "it was started with one"
         process.stdin.close()
@@ -355,16 +427,26 @@ class LocalCluster:
             member.death_declaration_wanted = self.settings.declare_dead and self._follows
             self._changed.notify_all()
         output = member.output
-        self._report(EventKind.ENDED, member, output.ending(code), exit_code=code, reason=output.reason(code), log=str(output.file))
+        self._report(
+            EventKind.ENDED,
+            member,
+            output.ending(code),
+            exit_code=code,
+            reason=output.reason(code),
+            log=str(output.file),
+        )
         self._wake()
         with self._changed:
-            self._changed.wait_for(lambda: not member.death_declaration_wanted)  # The follower bounds this wait.
+            # The follower bounds this wait.
+            self._changed.wait_for(lambda: not member.death_declaration_wanted)
         if will_restart:
             self._start_again(member)
 
     def _start_again(self, member: LocalBroker) -> None:
         pause_ms = member.pause.next_ms()
-        self._report(EventKind.STARTS_AGAIN, member, f"restarts in {pause_ms} ms", pause_ms=pause_ms)
+        self._report(
+            EventKind.STARTS_AGAIN, member, f"restarts in {pause_ms} ms", pause_ms=pause_ms
+        )
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or member.end_expected, pause_ms / 1_000)
         try:
@@ -401,7 +483,9 @@ class LocalCluster:
 
     def _await_ended(self, members: tuple[LocalBroker, ...], *, timeout_ms: int) -> None:
         with self._changed:
-            if not self._changed.wait_for(lambda: all(member.ended for member in members), timeout_ms / 1_000):
+            if not self._changed.wait_for(
+                lambda: all(member.ended for member in members), timeout_ms / 1_000
+            ):
                 running = ", ".join(member.id for member in members if not member.ended)
                 raise DeadlineExceeded(what=f"the end of {running}", waited_ms=timeout_ms)
 
@@ -415,7 +499,10 @@ class LocalCluster:
                     raise StartCancelled
                 for member in members:
                     if member.ended and not member.ready:
-                        problem = f"it ended before it was ready: {member.output.last_output() or 'it printed nothing'}"
+                        problem = (
+                            "it ended before it was ready:"
+                            f" {member.output.last_output() or 'it printed nothing'}"
+                        )
                         raise _failed(member, problem)
                 remaining_ms = deadline.remaining_ms()
                 if not remaining_ms:
@@ -427,11 +514,14 @@ class LocalCluster:
     # --- the follower ---
 
     def _follow(self, access: Access) -> None:
-        """Read on until `_closing`, note new members, and declare brokers dead. Report and keep any earlier error."""
+        """Read on until `_closing`, note new members, and declare brokers dead. Report and keep any
+        earlier error.
+        """
         failure: EquipoiseError | None = None
         try:
             while not self._closing:
-                # A declaration of death consumes wake-ups while it waits for its own record. So look for brokers that died meanwhile.
+                # A declaration of death consumes wake-ups while it waits for its own record. So
+                # look for brokers that died meanwhile.
                 is_wanted = any(member.death_declaration_wanted for member in self._members)
                 self._read_on(access, timeout_ms=0 if is_wanted else _FOLLOW_MS)
                 for member in self._members:
@@ -440,8 +530,12 @@ class LocalCluster:
                         self._declare_dead(access, member)
         except EquipoiseError as error:
             failure = error
-        except Exception as error:  # noqa: BLE001 - without this, a dead thread would leave its cluster waiting
-            failure = Bug(f"following the log {access.log.name} ended with {type(error).__name__}: {error}; please report it")
+        # Without this, a dead thread would leave its cluster waiting.
+        except Exception as error:  # noqa: BLE001
+            failure = Bug(
+                f"following the log {access.log.name} ended with {type(error).__name__}: {error};"
+                " please report it"
+            )
             failure.__cause__ = error
         with self._changed:
             self._failure = failure
@@ -452,24 +546,39 @@ class LocalCluster:
         access.log.close()
         if failure is not None:
             self._report(
-                EventKind.UNWATCHED, None, f"brokers that die are no longer declared dead at once: {failure}", error=type(failure).__name__
+                EventKind.UNWATCHED,
+                None,
+                f"brokers that die are no longer declared dead at once: {failure}",
+                error=type(failure).__name__,
             )
 
     def _read_on(self, access: Access, *, timeout_ms: int) -> None:
         try:
             _read_or_resync(access, timeout_ms=timeout_ms)
-        except (LogUnavailable, LogStorageFull):  # Both are temporary, and the brokers wait for them as well.
+        except (LogUnavailable, LogStorageFull):
+            # Both are temporary, and the brokers wait for them as well.
             time.sleep(RETRY_MS / 1_000)
         self._offset = access.view.offset
 
     def _note_ready(self, access: Access, member: LocalBroker) -> None:
         broker = access.view.brokers.get(member.id)
-        if member.ready or broker is None or broker.status != "up" or broker.incarnation <= member.started_at_offset:
+        if (
+            member.ready
+            or broker is None
+            or broker.status != "up"
+            or broker.incarnation <= member.started_at_offset
+        ):
             return
         if member.ended:
             return
-        # Report it before `start` can return, so that a later message that all are ready is the last.
-        self._report(EventKind.READY, member, f"is a member, incarnation {broker.incarnation}", incarnation=broker.incarnation)
+        # Report it before `start` can return, so that a later message that all are ready is the
+        # last.
+        self._report(
+            EventKind.READY,
+            member,
+            f"is a member, incarnation {broker.incarnation}",
+            incarnation=broker.incarnation,
+        )
         with self._changed:
             member.ready = True
             self._changed.notify_all()
@@ -479,21 +588,27 @@ class LocalCluster:
         for _ in range(DEATH_DECLARATION_ATTEMPTS_MAX):
             try:
                 death_declarations = declare_dead(
-                    replace(access, deadline=Deadline.after(timeout_ms=DEATH_DECLARATION_MS)), member.directory
+                    replace(access, deadline=Deadline.after(timeout_ms=DEATH_DECLARATION_MS)),
+                    member.directory,
                 )
             except PeerError as error:
                 problem = str(error)
                 continue
             except DataDirectoryUnusable as error:
-                # A process that ended before it made its directory has never joined, and is not missed.
+                # A process that ended before it made its directory has never joined, and is not
+                # missed.
                 broker = access.view.brokers.get(member.id)
                 problem = str(error) if broker is not None and broker.live else None
                 break
-            except EquipoiseError as error:  # A retry would fail alike. The next read also notices a broken log.
+            except EquipoiseError as error:
+                # A retry would fail alike. The next read also notices a broken log.
                 problem = str(error)
                 break
             for death_declaration in death_declarations:
-                text = f"is declared dead at offset {death_declaration.offset}, its bundles: {death_declaration.bundles}"
+                text = (
+                    f"is declared dead at offset {death_declaration.offset}, its bundles:"
+                    f" {death_declaration.bundles}"
+                )
                 self._report(
                     EventKind.DECLARED_DEAD,
                     member,
@@ -506,7 +621,9 @@ class LocalCluster:
             break
         if problem is not None:
             self._report(
-                EventKind.NOT_DECLARED_DEAD, member, f"could not be declared dead; the other brokers will notice its silence: {problem}"
+                EventKind.NOT_DECLARED_DEAD,
+                member,
+                f"could not be declared dead; the other brokers will notice its silence: {problem}",
             )
         with self._changed:
             member.death_declaration_wanted = False
@@ -516,10 +633,19 @@ class LocalCluster:
         if self._log is not None:
             self._log.wake()
 
-    def _report(self, what: EventKind, member: LocalBroker | None, text: str, **details: str | int | None) -> None:
+    def _report(
+        self, what: EventKind, member: LocalBroker | None, text: str, **details: str | int | None
+    ) -> None:
         if self._listener is not None:
             with self._reporting:
-                self._listener(ClusterEvent(what=what, broker=None if member is None else member.id, text=text, details=details))
+                self._listener(
+                    ClusterEvent(
+                        what=what,
+                        broker=None if member is None else member.id,
+                        text=text,
+                        details=details,
+                    )
+                )
 
 
 def _failed(member: LocalBroker, problem: str) -> OperatorError:

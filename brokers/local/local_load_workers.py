@@ -1,7 +1,7 @@
 """Run the load workers of a local cluster on Kafka: start, restart and stop their processes.
 
-One thread per worker waits for the end of its process and starts the next. One condition guards the state that it shares with the caller's
-thread.
+One thread per worker waits for the end of its process and starts the next. One condition guards the
+state that it shares with the caller's thread.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ STOP_MS: Final = 15_000
 """How long a load worker may take to end before it is killed: three times its own limit."""
 
 _MISCONFIGURED: Final = 2
-"""The exit code of a command whose settings are wrong. They stay as they are: the next process would end the same way."""
+"""The exit code of a command whose settings are wrong. They stay as they are: the next process
+would end the same way."""
 
 ReportOfWorker = Callable[[str, Mapping[str, str | int | None]], None]
 """Receives what happened to a load worker, as text and as details for programs."""
@@ -46,8 +47,18 @@ class _Worker:
 class LocalLoadWorkers:
     """The load workers of one log, identified by number."""
 
-    def __init__(self, directory: Path, *, count: int, log_url: str, environment: Mapping[str, str], report: ReportOfWorker) -> None:
-        """Start nothing yet. Worker i logs to `directory/load-worker-i.log`. `report` is called from several threads."""
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        count: int,
+        log_url: str,
+        environment: Mapping[str, str],
+        report: ReportOfWorker,
+    ) -> None:
+        """Start nothing yet. Worker i logs to `directory/load-worker-i.log`. `report` is called
+        from several threads.
+        """
         self._log_url = log_url
         self._environment = environment
         self._report = report
@@ -59,14 +70,23 @@ class LocalLoadWorkers:
     def pids(self) -> tuple[int, ...]:
         """The ids of the running processes."""
         with self._changed:
-            return tuple(worker.process.pid for worker in self._workers if worker.process is not None)
+            return tuple(
+                worker.process.pid for worker in self._workers if worker.process is not None
+            )
 
     def start(self) -> None:
-        """Start all, and return at once. Raises OSError on failure. The caller must call `stop` in any case."""
+        """Start all, and return at once. Raises OSError on failure. The caller must call `stop` in
+        any case.
+        """
         self._restarts = True
         for worker in self._workers:
             self._spawn(worker)
-            worker.watch = threading.Thread(target=self._watch, args=(worker,), name=f"watch load worker {worker.number}", daemon=True)
+            worker.watch = threading.Thread(
+                target=self._watch,
+                args=(worker,),
+                name=f"watch load worker {worker.number}",
+                daemon=True,
+            )
             worker.watch.start()
 
     def stop(self) -> None:
@@ -89,7 +109,9 @@ class LocalLoadWorkers:
                 worker.watch.join()
 
     def signal(self, number: int) -> None:
-        """Send a signal to all that run. One that ends because of it is restarted, unless all are being stopped."""
+        """Send a signal to all that run. One that ends because of it is restarted, unless all are
+        being stopped.
+        """
         with self._changed:
             for worker in self._workers:
                 if worker.process is not None:
@@ -104,13 +126,17 @@ class LocalLoadWorkers:
         with self._changed:
             if not self._restarts:
                 return
-            worker.process = worker.output.of_process(["load-worker", "--stop-on-eof", "--log", self._log_url], self._environment)
+            worker.process = worker.output.of_process(
+                ["load-worker", "--stop-on-eof", "--log", self._log_url], self._environment
+            )
             worker.pause.started()
             pid = worker.process.pid
         self._report_on(worker, f"started as process {pid}, log in {worker.output.file}", pid=pid)
 
     def _watch(self, worker: _Worker) -> None:
-        """Wait for the end of each process of one worker, and start the next, until all are to stop."""
+        """Wait for the end of each process of one worker, and start the next, until all are to
+        stop.
+        """
         while (process := worker.process) is not None:
             code = process.wait()
             assert process.stdin is not None, "it was started with one"
@@ -119,11 +145,21 @@ class LocalLoadWorkers:
                 worker.process = None
                 restarts = self._restarts
             output = worker.output
-            self._report_on(worker, output.ending(code), exit_code=code, reason=output.reason(code), log=str(output.file))
+            self._report_on(
+                worker,
+                output.ending(code),
+                exit_code=code,
+                reason=output.reason(code),
+                log=str(output.file),
+            )
             if not restarts:
                 return
             if code == _MISCONFIGURED:
-                self._report_on(worker, "is not restarted: nothing is balanced until you correct its settings and run the command again")
+                self._report_on(
+                    worker,
+                    "is not restarted: nothing is balanced until you correct its settings and run"
+                    " the command again",
+                )
                 return
             with self._changed:
                 self._changed.wait_for(lambda: not self._restarts, worker.pause.next_ms() / 1_000)
@@ -133,4 +169,6 @@ class LocalLoadWorkers:
                 self._report_on(worker, f"could not be restarted: {error}")
 
     def _report_on(self, worker: _Worker, text: str, **details: str | int | None) -> None:
-        self._report(f"load worker {worker.number} {text}", {"load_worker": worker.number, **details})
+        self._report(
+            f"load worker {worker.number} {text}", {"load_worker": worker.number, **details}
+        )

@@ -38,7 +38,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """An open channel: its view so far, the publisher (`admin:NAME`), and the deadline of all calls."""
+    """An open channel: its view so far, the publisher (`admin:NAME`), and the deadline of all
+    calls.
+    """
 
     log: Log
     reader: Reader
@@ -51,11 +53,15 @@ class Access:
         return self.reader.view
 
     def namespace(self, name: str) -> str:
-        """Return `name` if the namespace exists. Raises what `brokers.balancing.named.namespace_named` raises."""
+        """Return `name` if the namespace exists. Raises what
+        `brokers.balancing.named.namespace_named` raises.
+        """
         return namespace_named(self.view, name).name
 
     def bundle(self, name: str) -> BundleEntry:
-        """Return the bundle of this name. Raises what `brokers.balancing.named.bundle_named` raises."""
+        """Return the bundle of this name. Raises what `brokers.balancing.named.bundle_named`
+        raises.
+        """
         return bundle_named(self.view, name)
 
 
@@ -70,14 +76,18 @@ def attached(
 ) -> Iterator[Access]:
     """Open the channel at `log_url` without reading its records. Never create a log.
 
-    Reading begins at the start of the log, or at its snapshot if the log was truncated. `watched` shows how much of the snapshot has been
-    read. Raises what `open_log` and `begin` raise.
+    Reading begins at the start of the log, or at its snapshot if the log was truncated. `watched`
+    shows how much of the snapshot has been read. Raises what `open_log` and `begin` raise.
     """
     deadline = Deadline.after(timeout_ms=timeout_ms)
     log = open_log(log_url, create=False)
     try:
         with watched as progress:
-            reader = begin(log, check=lambda: deadline.check(f"reading the snapshot of {log_url}"), progress=progress)
+            reader = begin(
+                log,
+                check=lambda: deadline.check(f"reading the snapshot of {log_url}"),
+                progress=progress,
+            )
         yield Access(log=log, reader=reader, publisher=publisher, deadline=deadline)
     finally:
         log.close()
@@ -92,13 +102,16 @@ def opened(
     cluster: str | None = None,
     watched: AbstractContextManager[Progress] = UNWATCHED,
 ) -> Iterator[Access]:
-    """Open the channel as `attached` does, but from its snapshot if it has one, and read it to its end.
+    """Open the channel as `attached` does, but from its snapshot if it has one, and read it to its
+    end.
 
-    With `cluster`, a log of another cluster is refused. Raises what `open_log`, `channel.snapshots.restore.restored` and
-    `channel.log.blocking_view.read_on` raise.
+    With `cluster`, a log of another cluster is refused. Raises what `open_log`,
+    `channel.snapshots.restore.restored` and `channel.log.blocking_view.read_on` raise.
     """
     begin = partial(restored, cluster=cluster)
-    with attached(log_url, timeout_ms=timeout_ms, publisher=publisher, begin=begin, watched=watched) as access:
+    with attached(
+        log_url, timeout_ms=timeout_ms, publisher=publisher, begin=begin, watched=watched
+    ) as access:
         read_on(access.log, access.reader, deadline=access.deadline)
         yield access
 
@@ -106,7 +119,8 @@ def opened(
 def folded_to_end(access: Access) -> Iterator[Folded]:
     """Fold the unread records one by one. After each, the view stands just behind it.
 
-    A closed log ends with the record that closed it. Raises what else `channel.log.blocking_view.read_on` raises.
+    A closed log ends with the record that closed it. Raises what else
+    `channel.log.blocking_view.read_on` raises.
     """
     for entry in entries_to_end(access.log, access.reader.position, deadline=access.deadline):
         try:
@@ -119,12 +133,17 @@ def folded_to_end(access: Access) -> Iterator[Folded]:
 
 
 def follow(
-    access: Access, *, outage: Callable[[LogUnavailable], None] | None = None, resynced: Callable[[Resync], None] | None = None
+    access: Access,
+    *,
+    outage: Callable[[LogUnavailable], None] | None = None,
+    resynced: Callable[[Resync], None] | None = None,
 ) -> Iterator[Folded | None]:
-    """Yield each record folded from now on, without end. Yield None when nothing came for `WAIT_MS`, so that the caller can stop.
+    """Yield each record folded from now on, without end. Yield None when nothing came for
+    `WAIT_MS`, so that the caller can stop.
 
     * While the log is unavailable nothing comes. `outage` is called once per outage.
-    * If truncation removed the next record, `resynced` is called and the view continues from the channel's snapshot.
+    * If truncation removed the next record, `resynced` is called and the view continues from the
+      channel's snapshot.
 
     Raises what else `Log.read` and `restored` raise.
     """
@@ -156,7 +175,9 @@ def _news(access: Access, resynced: Callable[[Resync], None] | None) -> Sequence
 
 
 def resync(access: Access) -> Resync:
-    """Restore the view from the channel's snapshot after a truncation. Raises `LogUnavailable` during an outage."""
+    """Restore the view from the channel's snapshot after a truncation. Raises `LogUnavailable`
+    during an outage.
+    """
     reader = access.reader
     again = restored(access.log, cluster=reader.cluster)
     what = resync_between(reader.view, again.view)
@@ -172,10 +193,11 @@ def until(
     deadline: Deadline | None = None,
     listener: Callable[[Folded | Resync], None] = lambda _: None,
 ) -> T:
-    """Return the first result of `condition` that is not None. Call it at once, after each record, and when nothing has come for a while.
+    """Return the first result of `condition` that is not None. Call it at once, after each record,
+    and when nothing has come for a while.
 
-    `listener` gets every record folded meanwhile, and each resync. Raises `DeadlineExceeded` naming `what` at the deadline of `access`, or
-    at an earlier `deadline`; and what `follow` raises.
+    `listener` gets every record folded meanwhile, and each resync. Raises `DeadlineExceeded` naming
+    `what` at the deadline of `access`, or at an earlier `deadline`; and what `follow` raises.
     """
     news = follow(access, resynced=listener)
     while (found := condition(access.view)) is None:

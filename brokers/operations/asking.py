@@ -1,4 +1,6 @@
-"""Ask brokers over HTTP, without a proxy, for what is not on the log. The environment has the certificates (`brokers.security.tls`)."""
+"""Ask brokers over HTTP, without a proxy, for what is not on the log. The environment has the
+certificates (`brokers.security.tls`).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ from urllib.parse import urljoin, urlsplit
 
 from equipoise.brokers.errors import BrokerUnreachable
 from equipoise.brokers.operations.access import Access
-from equipoise.brokers.runtime.openings import CONNECT_MS, OPENED_PATH, Opened, all_of, by_owner, opened_in, opened_question
+from equipoise.brokers.runtime.openings import (
+    CONNECT_MS,
+    OPENED_PATH,
+    Opened,
+    all_of,
+    by_owner,
+    opened_in,
+    opened_question,
+)
 from equipoise.brokers.runtime.service import own_http, pulsar_address
 from equipoise.brokers.security.own_token import TOKEN_VARIABLE, OwnToken
 from equipoise.channel.core.entries import BrokerEntry
@@ -28,7 +38,8 @@ if TYPE_CHECKING:
     from equipoise.brokers.security.tls import ClientTls
 
 _ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
-"""The largest answer read: the stats of a topic with as many producers and consumers as it may have."""
+"""The largest answer read: the stats of a topic with as many producers and consumers as it may
+have."""
 
 _REDIRECTS_MAX: Final = 5
 """A broker redirects to the owner of the topic, which may just have moved again."""
@@ -60,10 +71,11 @@ class Answer:
 
 
 def ask_any(access: Access, path: str) -> object:
-    """Ask one question of the first broker that answers, the leader first. Return its JSON, or None if it is empty.
+    """Ask one question of the first broker that answers, the leader first. Return its JSON, or None
+    if it is empty.
 
-    Raises `PeerError` if no broker is alive, `BrokerUnreachable` if none answers, `CallerError` with a broker's objection, and
-    `DeadlineExceeded` if there was no time to ask.
+    Raises `PeerError` if no broker is alive, `BrokerUnreachable` if none answers, `CallerError`
+    with a broker's objection, and `DeadlineExceeded` if there was no time to ask.
     """
     unreachable: BrokerUnreachable | None = None
     for broker, share in _in_turn(access):
@@ -74,30 +86,44 @@ def ask_any(access: Access, path: str) -> object:
     raise unreachable or access.deadline.exceeded("an answer of any broker")
 
 
-def order_any(access: Access, method: str, path: str, *, subject: str, body: object = None) -> object:
-    """Give one order about `subject` to the first broker that takes it, the leader first. Return its answer as `ask_any` does.
+def order_any(
+    access: Access, method: str, path: str, *, subject: str, body: object = None
+) -> object:
+    """Give one order about `subject` to the first broker that takes it, the leader first. Return
+    its answer as `ask_any` does.
 
-    The next broker is tried only if the one before cannot have started: no connection, or status 503. Raises what `ask_any` raises, and
-    `OutcomeUnknown` if a broker got the order and did not answer; the caller must check the result.
+    The next broker is tried only if the one before cannot have started: no connection, or status
+    503. Raises what `ask_any` raises, and `OutcomeUnknown` if a broker got the order and did not
+    answer; the caller must check the result.
     """
     unreachable: BrokerUnreachable | None = None
     for broker, share in _in_turn(access):
         try:
             # Wait for this broker to the end: no other broker may get the order now.
-            return _document_of(broker, ask(broker, method, path, body=body, deadline=access.deadline, connected_by=share))
+            return _document_of(
+                broker,
+                ask(broker, method, path, body=body, deadline=access.deadline, connected_by=share),
+            )
         except BrokerUnreachable as error:
             if error.in_doubt:
                 problem = f"the broker {broker.broker} got the order, and then: {error.problem}"
-                raise OutcomeUnknown(log=access.log.name, subject=subject, problem=problem) from error
+                raise OutcomeUnknown(
+                    log=access.log.name, subject=subject, problem=problem
+                ) from error
             unreachable = error
     raise unreachable or access.deadline.exceeded("an answer of any broker")
 
 
 def _in_turn(access: Access) -> Iterator[tuple[BrokerEntry, Deadline]]:
-    """Yield the live brokers, each with its share of the remaining time. Raise `PeerError` if there is none."""
+    """Yield the live brokers, each with its share of the remaining time. Raise `PeerError` if there
+    is none.
+    """
     brokers = sorted(access.view.live_brokers(), key=lambda broker: broker.incarnation)
     if not brokers:
-        raise PeerError(f"no broker is alive on {access.log.name}, and only a broker knows; start one, and ask again")
+        raise PeerError(
+            f"no broker is alive on {access.log.name}, and only a broker knows; start one, and ask"
+            " again"
+        )
     for place, broker in enumerate(brokers):
         remaining_ms = access.deadline.remaining_ms()
         if not remaining_ms:
@@ -107,24 +133,40 @@ def _in_turn(access: Access) -> Iterator[tuple[BrokerEntry, Deadline]]:
 
 
 def _document_of(broker: BrokerEntry, answer: Answer) -> object:
-    """Return the document of an answer. Raise `CallerError` for a refusal, or `BrokerUnreachable` (not in doubt if nothing was started)."""
+    """Return the document of an answer. Raise `CallerError` for a refusal, or `BrokerUnreachable`
+    (not in doubt if nothing was started).
+    """
     if HTTPStatus.BAD_REQUEST <= answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
         raise CallerError(f"the broker {broker.broker} refuses: {_message(answer)}")
     if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
         in_doubt = answer.status != HTTPStatus.SERVICE_UNAVAILABLE
-        raise BrokerUnreachable(broker=broker.broker, address=_address(broker), problem=_message(answer), in_doubt=in_doubt)
+        raise BrokerUnreachable(
+            broker=broker.broker,
+            address=_address(broker),
+            problem=_message(answer),
+            in_doubt=in_doubt,
+        )
     return _document(answer.text)
 
 
 def topics_in_use(access: Access, namespace: str) -> Sequence[str]:
-    """Return the topics of a namespace, sorted, by asking each live broker that serves Pulsar's clients.
+    """Return the topics of a namespace, sorted, by asking each live broker that serves Pulsar's
+    clients.
 
     Raises `BrokerUnreachable` if one does not answer, and `CallerError` with its objection.
     """
     topics = set[str]()
     for broker in access.view.live_brokers():
         if pulsar_address(broker.joined.addresses) is not None:
-            listing = _document_of(broker, ask(broker, "GET", f"{_TOPICS_PATH}/{namespace}?local=true", deadline=access.deadline))
+            listing = _document_of(
+                broker,
+                ask(
+                    broker,
+                    "GET",
+                    f"{_TOPICS_PATH}/{namespace}?local=true",
+                    deadline=access.deadline,
+                ),
+            )
             topics |= set(listing["topics"]) if isinstance(listing, dict) else set()
     return sorted(topics)
 
@@ -133,22 +175,34 @@ def topics_in_use(access: Access, namespace: str) -> Sequence[str]:
 
 
 def order_to_drain(broker: BrokerEntry, deadline: Deadline, *, ends: bool = False) -> None:
-    """Order a broker to drain. It answers once the channel shows that it drains. With `ends`, order it to end that.
+    """Order a broker to drain. It answers once the channel shows that it drains. With `ends`, order
+    it to end that.
 
     Raises `BrokerUnreachable`.
     """
     answer = ask(broker, "POST", _UNDRAIN_PATH if ends else _DRAIN_PATH, deadline=deadline)
     if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
-        raise BrokerUnreachable(broker=broker.broker, address=_address(broker), problem=_message(answer))
+        raise BrokerUnreachable(
+            broker=broker.broker, address=_address(broker), problem=_message(answer)
+        )
 
 
 def ask_opened(access: Access, tokens: Mapping[str, int], deadline: Deadline) -> Opened:
-    """Ask the owners of bundles which they have opened under these `tokens`. An owner that does not answer has opened nothing."""
+    """Ask the owners of bundles which they have opened under these `tokens`. An owner that does not
+    answer has opened nothing.
+    """
     answers = []
     for owner, part in by_owner(access.view, tokens):
         body = opened_question(part, timeout_ms=deadline.remaining_ms())
         try:
-            answer = ask(owner, "POST", OPENED_PATH, body=body, deadline=deadline, connected_by=Deadline.after(timeout_ms=CONNECT_MS))
+            answer = ask(
+                owner,
+                "POST",
+                OPENED_PATH,
+                body=body,
+                deadline=deadline,
+                connected_by=Deadline.after(timeout_ms=CONNECT_MS),
+            )
         except PeerError:  # It is unreachable, or the token is not for its address.
             continue
         answers.append(opened_in(_document(answer.text)))
@@ -156,18 +210,40 @@ def ask_opened(access: Access, tokens: Mapping[str, int], deadline: Deadline) ->
 
 
 def ask(
-    broker: BrokerEntry, method: str, path: str, *, body: object = None, deadline: Deadline, connected_by: Deadline | None = None
+    broker: BrokerEntry,
+    method: str,
+    path: str,
+    *,
+    body: object = None,
+    deadline: Deadline,
+    connected_by: Deadline | None = None,
 ) -> Answer:
     """Send one question or order to a broker's advertised address, and follow its redirects.
 
-    Everything ends by `deadline`; a connection attempt also ends by `connected_by`. Raises `BrokerUnreachable` if there is no answer. The
-    error is in doubt if something was sent, because the broker may still carry it out.
+    Everything ends by `deadline`; a connection attempt also ends by `connected_by`. Raises
+    `BrokerUnreachable` if there is no answer. The error is in doubt if something was sent, because
+    the broker may still carry it out.
     """
-    return ask_at(broker.broker, _address(broker), method, path, body=body, deadline=deadline, connected_by=connected_by)
+    return ask_at(
+        broker.broker,
+        _address(broker),
+        method,
+        path,
+        body=body,
+        deadline=deadline,
+        connected_by=connected_by,
+    )
 
 
 def ask_at(
-    broker: str, address: str, method: str, path: str, *, body: object = None, deadline: Deadline, connected_by: Deadline | None = None
+    broker: str,
+    address: str,
+    method: str,
+    path: str,
+    *,
+    body: object = None,
+    deadline: Deadline,
+    connected_by: Deadline | None = None,
 ) -> Answer:
     """Ask a broker whose `address` is not from the log; see `ask`. Errors name it `broker`."""
     from http.client import HTTPException
@@ -178,28 +254,38 @@ def ask_at(
     try:
         for _ in range(_REDIRECTS_MAX):
             is_sent = False  # A redirecting broker has done nothing.
-            with closing(_connected(url, deadline if connected_by is None else connected_by, deadline)) as connection:
+            with closing(
+                _connected(url, deadline if connected_by is None else connected_by, deadline)
+            ) as connection:
                 is_sent = True
                 answer, location = _exchange(connection, method, url, data)
             if location is None:
                 return answer
             url = redirected(url, location)
     except (OSError, HTTPException, ValueError) as error:
-        raise BrokerUnreachable(broker=broker, address=address, problem=_problem(error, url), in_doubt=is_sent) from error
+        raise BrokerUnreachable(
+            broker=broker, address=address, problem=_problem(error, url), in_doubt=is_sent
+        ) from error
     problem = f"it redirects more than {_REDIRECTS_MAX} times, at last to {url}"
     raise BrokerUnreachable(broker=broker, address=address, problem=problem)
 
 
 def redirected(url: str, location: str) -> str:
-    """Return where a redirect leads. Raise `ValueError` if it leaves TLS: anyone on the way could read the token."""
+    """Return where a redirect leads. Raise `ValueError` if it leaves TLS: anyone on the way could
+    read the token.
+    """
     target = urljoin(url, location)
     if url.startswith("https:") and not target.startswith("https:"):
-        raise ValueError(f"it redirects to {target}, without TLS; advertise an https:// address there")
+        raise ValueError(
+            f"it redirects to {target}, without TLS; advertise an https:// address there"
+        )
     return target
 
 
 class _BoundedSocket(socket.socket):
-    """A socket with one deadline for everything. A plain timeout restarts with each byte received."""
+    """A socket with one deadline for everything. A plain timeout restarts with each byte
+    received.
+    """
 
     deadline: Deadline
 
@@ -224,7 +310,9 @@ def _connected(url: str, connected_by: Deadline, deadline: Deadline) -> HTTPConn
     connection = HTTPConnection(parts.hostname, parts.port or _PORT_OF_SCHEME[parts.scheme])
     tls = client_context_of_environment() if parts.scheme == "https" else None
     problem = OSError(f"{parts.hostname} has no address")
-    for family, kind, protocol, _, address in socket.getaddrinfo(connection.host, connection.port, type=socket.SOCK_STREAM):
+    for family, kind, protocol, _, address in socket.getaddrinfo(
+        connection.host, connection.port, type=socket.SOCK_STREAM
+    ):
         bounded = _BoundedSocket(family, kind, protocol)
         bounded.deadline = deadline
         try:
@@ -243,7 +331,8 @@ def _by_tls(connected: _BoundedSocket, host: str, tls: ClientTls) -> _BoundedSoc
     """Return a connected socket after its handshake, with the same deadline. Raise `OSError`."""
     import ssl
 
-    class Bounded(_BoundedSocket, ssl.SSLSocket):  # type: ignore[misc] # `recv_into` has the same parameters under two types
+    # `recv_into` has the same parameters under two types.
+    class Bounded(_BoundedSocket, ssl.SSLSocket):  # type: ignore[misc]
         """A socket with TLS and one deadline."""
 
     context = ssl.create_default_context() if tls is True else tls
@@ -263,25 +352,47 @@ def _problem(error: Exception, url: str) -> str:
 
     if isinstance(error, ssl.SSLError):
         return connection_problem(error)
-    problem = "it does not answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-    is_cut_off = isinstance(error, ConnectionError) and url.startswith("https:")  # As brokers do with a client that they refuse.
-    return f"{problem}; it may require a client certificate ({VARIABLES})" if is_cut_off else problem
+    problem = (
+        "it does not answer in time"
+        if isinstance(error, TimeoutError)
+        else str(error) or type(error).__name__
+    )
+    # As brokers do with a client that they refuse.
+    is_cut_off = isinstance(error, ConnectionError) and url.startswith("https:")
+    return (
+        f"{problem}; it may require a client certificate ({VARIABLES})" if is_cut_off else problem
+    )
 
 
-def _exchange(connection: HTTPConnection, method: str, url: str, data: bytes | None) -> tuple[Answer, str | None]:
-    """Return the answer and the URL it redirects to, if any. Raise `OSError`, `HTTPException`, `ValueError`, or `PeerError` for a token."""
+def _exchange(
+    connection: HTTPConnection, method: str, url: str, data: bytes | None
+) -> tuple[Answer, str | None]:
+    """Return the answer and the URL it redirects to, if any. Raise `OSError`, `HTTPException`,
+    `ValueError`, or `PeerError` for a token.
+    """
     parts = urlsplit(url)
     headers = {} if data is None else {"Content-Type": "application/json"}
     headers |= OwnToken.of_environment().headers(url)
-    connection.request(method, f"{parts.path}?{parts.query}" if parts.query else parts.path, body=data, headers=headers)
+    connection.request(
+        method,
+        f"{parts.path}?{parts.query}" if parts.query else parts.path,
+        body=data,
+        headers=headers,
+    )
     with connection.getresponse() as response:
         text = response.read(_ANSWER_BYTES_MAX).decode(errors="replace")
-        location = response.getheader("Location") if response.status == HTTPStatus.TEMPORARY_REDIRECT else None
+        location = (
+            response.getheader("Location")
+            if response.status == HTTPStatus.TEMPORARY_REDIRECT
+            else None
+        )
         return Answer(status=response.status, text=text), location
 
 
 def _left_s(deadline: Deadline) -> float:
-    """Return the remaining time in seconds. Raise `TimeoutError` if it is over, because a socket timeout of 0 means non-blocking."""
+    """Return the remaining time in seconds. Raise `TimeoutError` if it is over, because a socket
+    timeout of 0 means non-blocking.
+    """
     remaining_ms = deadline.remaining_ms()
     if not remaining_ms:
         raise TimeoutError
@@ -297,8 +408,15 @@ def _message(answer: Answer) -> str:
     document = _document(answer.text)
     reason = document.get("reason") if isinstance(document, dict) else None
     if reason and answer.status == HTTPStatus.UNAUTHORIZED:
-        return f"{reason}; set {TOKEN_VARIABLE} to a valid token, basic:USER:PASSWORD, or the file:///PATH of either"
-    return str(reason) if reason else f"it answers {answer.status} {answer.text.strip()[:_SHOWN_CHARACTERS_MAX]}"
+        return (
+            f"{reason}; set {TOKEN_VARIABLE} to a valid token, basic:USER:PASSWORD, or the"
+            " file:///PATH of either"
+        )
+    return (
+        str(reason)
+        if reason
+        else f"it answers {answer.status} {answer.text.strip()[:_SHOWN_CHARACTERS_MAX]}"
+    )
 
 
 def _document(text: str) -> object:

@@ -6,18 +6,40 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from equipoise.brokers.agent.intents import CreateNamespace, Intent, MergeBundles, SetClusterPolicy, SplitBundle, action_of
+from equipoise.brokers.agent.intents import (
+    CreateNamespace,
+    Intent,
+    MergeBundles,
+    SetClusterPolicy,
+    SplitBundle,
+    action_of,
+)
 from equipoise.brokers.balancing.destinations import Destinations
 from equipoise.brokers.balancing.policy_changes import check_policy_change
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.settings_records import settings_in
-from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS, SPECIFIED_POSITIONS_DIVIDE
-from equipoise.brokers.errors import DestinationForbidden, InvalidRequest, Rejected, conflict, counted
+from equipoise.brokers.balancing.splitting.split_points import (
+    ALGORITHMS,
+    SPECIFIED_POSITIONS_DIVIDE,
+)
+from equipoise.brokers.errors import (
+    DestinationForbidden,
+    InvalidRequest,
+    Rejected,
+    conflict,
+    counted,
+)
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.errors import CallerError, NotFound, invalid_boundaries
 from equipoise.channel.core.ranges import check_broker_id, check_cuts, tenant_in
 from equipoise.channel.core.reader import Folded
-from equipoise.channel.core.records import CUTS_MAX, QUIET_REASONS, TEXT_CHARACTERS_MAX, Reason, Record
+from equipoise.channel.core.records import (
+    CUTS_MAX,
+    QUIET_REASONS,
+    TEXT_CHARACTERS_MAX,
+    Reason,
+    Record,
+)
 from equipoise.channel.core.view import View
 from equipoise.channel.inspect.story import Names, explain
 
@@ -37,7 +59,8 @@ def unless_overtaken() -> Iterator[None]:
 def check_request(view: View, intent: Intent) -> None:
     """Raise for what would surely be rejected, with more detail than a rejection.
 
-    Raise `Rejected`, the errors of `check_policy_change`, and `CallerError` beyond the quota of a tenant.
+    Raise `Rejected`, the errors of `check_policy_change`, and `CallerError` beyond the quota of a
+    tenant.
     """
     match intent:
         case SetClusterPolicy(policy=policy, document=document):
@@ -45,7 +68,12 @@ def check_request(view: View, intent: Intent) -> None:
         case CreateNamespace(name=name) if name in view.namespaces:
             count, created = len(view.bundles_of(name)), view.namespaces[name].created
             advice = f"see its {count} bundles: equipoise namespaces bundles {name}"
-            raise conflict(name, f"it already exists (created at offset {created})", action=action_of(intent), advice=advice)
+            raise conflict(
+                name,
+                f"it already exists (created at offset {created})",
+                action=action_of(intent),
+                advice=advice,
+            )
         case CreateNamespace(name=name, boundaries=boundaries):
             _check_quota(view, intent, name, namespaces=1, bundles=len(boundaries) - 1)
         case SplitBundle(bundle=name, positions=positions):
@@ -55,24 +83,37 @@ def check_request(view: View, intent: Intent) -> None:
 
 
 def _check_quota(view: View, intent: Intent, name: str, **added: int) -> None:
-    """Raise `CallerError` if the tenant of `name` may not have so many namespaces or bundles more."""
+    """Raise `CallerError` if the tenant of `name` may not have so many namespaces or bundles
+    more.
+    """
     tenant = tenant_in(name)
     quotas = settings_in(view, BalancingSettings()).tenants
     own = [namespace for namespace in view.namespaces if tenant_in(namespace) == tenant]
-    has = {"namespaces": len(own), "bundles": sum(len(view.bundles_of(namespace)) for namespace in own)}
+    has = {
+        "namespaces": len(own),
+        "bundles": sum(len(view.bundles_of(namespace)) for namespace in own),
+    }
     for what, more in added.items():
         setting = f"{what}_max"
         most: int = getattr(quotas, setting)
         if has[what] + more > most:
-            problem = f"tenant {tenant} has {has[what]} {what}, and may have {most}, which {more} more would exceed"
-            advice = f"delete some, or raise the limit: equipoise balancing set tenants.{setting}=NUMBER"
+            problem = (
+                f"tenant {tenant} has {has[what]} {what}, and may have {most}, which {more} more"
+                " would exceed"
+            )
+            advice = (
+                f"delete some, or raise the limit: equipoise balancing set tenants.{setting}=NUMBER"
+            )
             raise CallerError(f"cannot {action_of(intent)} {name}: {problem}; {advice}")
 
 
 def _check_merge(view: View, left: BundleEntry) -> None:
     right = view.right_neighbour(left)
     if right is not None and left.phase == right.phase == "owned" and left.owner != right.owner:
-        key, problem = f"{left.name} and {right.name}", f"they belong to {owner_of(view, left)} and {owner_of(view, right)}"
+        key, problem = (
+            f"{left.name} and {right.name}",
+            f"they belong to {owner_of(view, left)} and {owner_of(view, right)}",
+        )
         raise conflict(key, problem, action="merge", advice="transfer one of them first")
 
 
@@ -80,7 +121,12 @@ def check_unused(namespace: str, topics: Sequence[str]) -> None:
     """Raise `Rejected` if a namespace that is to be deleted has topics with clients."""
     if topics:
         problem = f"it has {counted(len(topics), 'topic')} in use, such as {topics[0]}"
-        raise conflict(namespace, problem, action="delete namespace", advice="stop their clients, or use --force")
+        raise conflict(
+            namespace,
+            problem,
+            action="delete namespace",
+            advice="stop their clients, or use --force",
+        )
 
 
 def check_destination(view: View, bundle: BundleEntry, destination: str) -> None:
@@ -100,29 +146,50 @@ def check_split(bundle: BundleEntry, algorithm: str, positions: Sequence[int] | 
     Raises `InvalidRequest`, `CallerError`.
     """
     if not algorithm.isprintable() or not 0 < len(algorithm) <= TEXT_CHARACTERS_MAX:
-        problem = f"{algorithm[:TEXT_CHARACTERS_MAX]!r} is not a name of up to {TEXT_CHARACTERS_MAX} printable characters"
+        problem = (
+            f"{algorithm[:TEXT_CHARACTERS_MAX]!r} is not a name of up to {TEXT_CHARACTERS_MAX}"
+            " printable characters"
+        )
         raise InvalidRequest(what="the split algorithm", problem=problem)
     if positions is None:
         if algorithm == SPECIFIED_POSITIONS_DIVIDE:
-            raise invalid_boundaries(subject=bundle.name, problem=f"{algorithm} needs positions, and there are none; give them")
+            raise invalid_boundaries(
+                subject=bundle.name,
+                problem=f"{algorithm} needs positions, and there are none; give them",
+            )
         return
     if algorithm in ALGORITHMS and algorithm != SPECIFIED_POSITIONS_DIVIDE:
-        problem = f"{algorithm} finds its positions itself; use {SPECIFIED_POSITIONS_DIVIDE} to give them"
+        problem = (
+            f"{algorithm} finds its positions itself; use {SPECIFIED_POSITIONS_DIVIDE} to give them"
+        )
         raise invalid_boundaries(subject=bundle.name, problem=problem)
     if len(positions) > CUTS_MAX:
-        problem = f"one split makes at most {CUTS_MAX} cuts, not {len(positions)}; split the children again"
+        problem = (
+            f"one split makes at most {CUTS_MAX} cuts, not {len(positions)}; split the children"
+            " again"
+        )
         raise invalid_boundaries(subject=bundle.name, problem=problem)
     check_cuts(bundle.low, bundle.high, positions)
 
 
 def live_broker(view: View, broker_id: str) -> BrokerEntry:
-    """Return the live incarnation of a broker. Raises `InvalidName`, `NotFound`, and `Rejected` if it has left or is down."""
+    """Return the live incarnation of a broker. Raises `InvalidName`, `NotFound`, and `Rejected` if
+    it has left or is down.
+    """
     broker = view.brokers.get(check_broker_id(broker_id))
     if broker is None:
-        raise NotFound(f"no broker {broker_id!r} has ever joined; see who has: equipoise brokers list --all")
+        raise NotFound(
+            f"no broker {broker_id!r} has ever joined; see who has: equipoise brokers list --all"
+        )
     if not broker.live:
         problem = f"it is {broker.status} since offset {broker.last}"
-        raise Rejected(key=broker_id, reason=Reason.DEAD_TARGET, problem=problem, offset=None, action="use broker")
+        raise Rejected(
+            key=broker_id,
+            reason=Reason.DEAD_TARGET,
+            problem=problem,
+            offset=None,
+            action="use broker",
+        )
     return broker
 
 
@@ -135,11 +202,15 @@ def rejection(folded: Folded, view: View, action: str) -> Rejected:
     assert isinstance(record, Record), "what was encoded can be read"
     assert reason is not None, "an accepted record is not refused"
     problem = None if reason in QUIET_REASONS else explain(folded, view, Names(view))
-    return Rejected(key=record.key, reason=reason, problem=problem, offset=folded.offset, action=action)
+    return Rejected(
+        key=record.key, reason=reason, problem=problem, offset=folded.offset, action=action
+    )
 
 
 def owner_of(view: View, bundle: BundleEntry) -> str:
-    """Return the id of the broker that owns `bundle`, or the incarnation of one that has died since."""
+    """Return the id of the broker that owns `bundle`, or the incarnation of one that has died
+    since.
+    """
     if bundle.owner is None:
         return "nobody"
     owner = view.live.get(bundle.owner)

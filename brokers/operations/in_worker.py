@@ -1,4 +1,6 @@
-"""Run operations inside a broker: the asynchronous driver, for HTTP handlers, the balancer and the virtual cluster."""
+"""Run operations inside a broker: the asynchronous driver, for HTTP handlers, the balancer and the
+virtual cluster.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
-from equipoise.brokers.agent.intents import CreateNamespace, Intent, action_of, subject_of, tenant_of
+from equipoise.brokers.agent.intents import (
+    CreateNamespace,
+    Intent,
+    action_of,
+    subject_of,
+    tenant_of,
+)
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.settings_records import settings_in
@@ -40,7 +48,8 @@ from equipoise.channel.core.view import View
 from equipoise.channel.system.deadline import Deadline
 
 OPERATIONS_MAX: Final = 1_024
-"""Limit of concurrent operations. Each one checks every change of the view: about 15 ms for all of them."""
+"""Limit of concurrent operations. Each one checks every change of the view: about 15 ms for all of
+them."""
 
 T = TypeVar("T")
 
@@ -70,16 +79,22 @@ class Host(Protocol):
     def undrain(self) -> None:
         """End a drain, once all bundles are away."""
 
-    def listen(self, listener: Callable[[Folded], None], *, resynced: Callable[[Resync], None]) -> Callable[[], None]:
+    def listen(
+        self, listener: Callable[[Folded], None], *, resynced: Callable[[Resync], None]
+    ) -> Callable[[], None]:
         """Call `listener` for each record. Return the end of it."""
 
     async def opened(self, tokens: Mapping[str, int], *, timeout_ms: int) -> Opened:
         """Return which bundles their owners have opened under these `tokens`."""
 
-    async def request(self, intent: Intent, *, timeout_ms: int, requested_by: str | None = None) -> int:
+    async def request(
+        self, intent: Intent, *, timeout_ms: int, requested_by: str | None = None
+    ) -> int:
         """Propose `intent`. Return the offset of the accepted record."""
 
-    async def until(self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
+    async def until(
+        self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str
+    ) -> T:
         """Return the first result of `condition` that is not None."""
 
 
@@ -91,15 +106,22 @@ class Operations:
         self._running = 0
         self._quotas = _Quotas(host)
 
-    async def run(self, operation: Operation[T], deadline: Deadline, *, requested_by: str | None = None) -> T:
+    async def run(
+        self, operation: Operation[T], deadline: Deadline, *, requested_by: str | None = None
+    ) -> T:
         """Run an operation to its end by `deadline`, and return its result.
 
-        Its records name `requested_by` (`admin:NAME`) as the requester; with None, the broker acts on its own.
+        Its records name `requested_by` (`admin:NAME`) as the requester; with None, the broker acts
+        on its own.
 
-        Raises what the operation and `Worker.request` raise, and `Overloaded` if too many operations run.
+        Raises what the operation and `Worker.request` raise, and `Overloaded` if too many
+        operations run.
         """
         if self._running >= OPERATIONS_MAX:
-            raise Overloaded(what=f"the queue of operations at broker {self._host.broker_id}", limit=OPERATIONS_MAX)
+            raise Overloaded(
+                what=f"the queue of operations at broker {self._host.broker_id}",
+                limit=OPERATIONS_MAX,
+            )
         run = _Run(self._host, deadline, requested_by, self._quotas)
         end = self._host.listen(run.heard, resynced=run.heard)
         self._running += 1
@@ -117,23 +139,31 @@ class _Quotas:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._records = Rate(1)
-        # One at a time: each is checked against the view that has the one before, so many at once cannot exceed a quota.
+        # One at a time: each is checked against the view that has the one before, so many at once
+        # cannot exceed a quota.
         self.creating = asyncio.Lock()
 
     def take(self, intent: Intent, *, is_first: bool) -> None:
-        """Count a record of a tenant. Raise `Overloaded` if it is the first one of an operation, and callers have made too many.
+        """Count a record of a tenant. Raise `Overloaded` if it is the first one of an operation,
+        and callers have made too many.
 
-        The further records of an operation are let through: half of a deletion would help nobody. They delay the next operation.
+        The further records of an operation are let through: half of a deletion would help nobody.
+        They delay the next operation.
         """
         tenant, now = tenant_of(intent), time.monotonic_ns() // 1_000_000
         if tenant is None:
             return
         if is_first:
-            per_second = settings_in(self._host.view, BalancingSettings()).tenants.records_per_second_max
+            per_second = settings_in(
+                self._host.view, BalancingSettings()
+            ).tenants.records_per_second_max
             if self._records.per_second != per_second:
                 self._records = Rate(per_second)
             if self._records.wait_ms(tenant, now):
-                what = f"the number of changes per second in tenant {tenant} at broker {self._host.broker_id}"
+                what = (
+                    f"the number of changes per second in tenant {tenant} at broker"
+                    f" {self._host.broker_id}"
+                )
                 raise Overloaded(what=f"{what} (tenants.records_per_second_max)", limit=per_second)
         self._records.take(tenant, 1, now)
 
@@ -141,7 +171,9 @@ class _Quotas:
 class _Run:
     """One running operation."""
 
-    def __init__(self, host: Host, deadline: Deadline, requested_by: str | None, quotas: _Quotas) -> None:
+    def __init__(
+        self, host: Host, deadline: Deadline, requested_by: str | None, quotas: _Quotas
+    ) -> None:
         self._host = host
         self._quotas = quotas
         self._deadline = deadline
@@ -155,7 +187,11 @@ class _Run:
         """Pass a change to the operation's listeners, and keep the records that it has proposed."""
         if isinstance(news, Folded):
             record = news.record
-            if not isinstance(record, Unreadable) and record.publisher == self._host.broker_id and record.key in self._proposed:
+            if (
+                not isinstance(record, Unreadable)
+                and record.publisher == self._host.broker_id
+                and record.key in self._proposed
+            ):
                 self._own[news.offset] = news
         for listener in self._listeners:
             listener(news)
@@ -179,7 +215,12 @@ class _Run:
         host = self._host
         match step:
             case Look():
-                return Seen(view=host.view, log=host.log_name, requester=self._requested_by or host.broker_id, placement=host.placement)
+                return Seen(
+                    view=host.view,
+                    log=host.log_name,
+                    requester=self._requested_by or host.broker_id,
+                    placement=host.placement,
+                )
             case Listen(listener=listener):
                 self._listeners.append(listener)
                 return None
@@ -192,9 +233,13 @@ class _Run:
                 return None
             case OrderDrain(broker=broker):
                 host.drain(requested_by=self._requested_by)
-                return await self._until(partial(_drains, broker.broker), f"broker {broker.broker} draining")
+                return await self._until(
+                    partial(_drains, broker.broker), f"broker {broker.broker} draining"
+                )
             case AskOpened(tokens=tokens, within_ms=within_ms):
-                return await host.opened(tokens, timeout_ms=min(within_ms, self._deadline.remaining_ms()))
+                return await host.opened(
+                    tokens, timeout_ms=min(within_ms, self._deadline.remaining_ms())
+                )
             case Until(condition=condition, what=what):
                 return await self._until(condition, what)
             case UntilOrGiveUp(condition=condition, what=what, within_ms=within_ms):
@@ -204,7 +249,9 @@ class _Run:
                 return None
 
     async def _propose(self, intent: Intent) -> Folded:
-        """Return the accepted record, once it is read. Describe a refusal from the record that was read."""
+        """Return the accepted record, once it is read. Describe a refusal from the record that was
+        read.
+        """
         if self._requested_by is not None:
             self._quotas.take(intent, is_first=not self._has_proposed)
             self._has_proposed = True
@@ -218,18 +265,28 @@ class _Run:
         check_request(host.view, intent)
         self._proposed.add(subject)
         try:
-            offset = await host.request(intent, timeout_ms=self._deadline.remaining_ms(), requested_by=self._requested_by)
+            offset = await host.request(
+                intent, timeout_ms=self._deadline.remaining_ms(), requested_by=self._requested_by
+            )
             return await self._until(lambda _: self._own.get(offset), f"the change of {subject}")
         except Rejected as error:
             refused = None if error.offset is None else self._own.get(error.offset)
-            raise (error if refused is None else rejection(refused, host.view, action_of(intent))) from None
+            raise (
+                error if refused is None else rejection(refused, host.view, action_of(intent))
+            ) from None
         finally:
             self._proposed.discard(subject)
 
     async def _propose_each(self, intents: Sequence[Intent]) -> dict[str, int]:
-        """Propose concurrently. Return the offsets of the accepted records by subject. Raise the first error that is not a lost race."""
+        """Propose concurrently. Return the offsets of the accepted records by subject. Raise the
+        first error that is not a lost race.
+        """
         offsets = {}
-        for intent, result in zip(intents, await asyncio.gather(*map(self._propose, intents), return_exceptions=True), strict=True):
+        for intent, result in zip(
+            intents,
+            await asyncio.gather(*map(self._propose, intents), return_exceptions=True),
+            strict=True,
+        ):
             if isinstance(result, Folded):
                 offsets[subject_of(intent)] = result.offset
                 continue
@@ -239,13 +296,18 @@ class _Run:
 
     async def _until(self, condition: Condition[T], what: str) -> T:
         try:
-            return await self._host.until(condition, timeout_ms=self._deadline.remaining_ms(), what=what)
+            return await self._host.until(
+                condition, timeout_ms=self._deadline.remaining_ms(), what=what
+            )
         except DeadlineExceeded:
-            self._deadline.check(what)  # The message counts milliseconds from the start of the request, not from this wait.
+            # The message counts milliseconds from the start of the request, not from this wait.
+            self._deadline.check(what)
             raise
 
 
 def _drains(broker_id: str, view: View) -> bool | None:
-    """Return True if a broker drains in its newest incarnation: it may have joined again meanwhile."""
+    """Return True if a broker drains in its newest incarnation: it may have joined again
+    meanwhile.
+    """
     broker = view.brokers.get(broker_id)
     return (broker is not None and broker.status == "draining") or None

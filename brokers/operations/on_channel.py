@@ -1,4 +1,6 @@
-"""Propose records and run operations directly on the channel, in the calling thread: for the command line and scripts."""
+"""Propose records and run operations directly on the channel, in the calling thread: for the
+command line and scripts.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ T = TypeVar("T")
 
 
 def run(access: Access, operation: Operation[T]) -> T:
-    """Run an operation to its end by the deadline of `access`, and return its result. Raises what the operation and `submit` raise."""
+    """Run an operation to its end by the deadline of `access`, and return its result. Raises what
+    the operation and `submit` raise.
+    """
     channel = _Channel(access)
     answer: object = None
     problem: EquipoiseError | None = None
@@ -69,7 +73,12 @@ class _Channel:
         access = self._access
         match step:
             case Look():
-                return Seen(view=access.view, log=access.log.name, requester=access.publisher, placement=BY_COUNT)
+                return Seen(
+                    view=access.view,
+                    log=access.log.name,
+                    requester=access.publisher,
+                    placement=BY_COUNT,
+                )
             case Listen(listener=listener):
                 self._listeners.append(listener)
                 return None
@@ -83,13 +92,19 @@ class _Channel:
                         offsets[subject_of(intent)] = self._propose(intent).offset
                 return offsets
             case AskOpened(tokens=tokens, within_ms=within_ms):
-                return ask_opened(access, tokens, Deadline.after(timeout_ms=min(within_ms, access.deadline.remaining_ms())))
+                return ask_opened(
+                    access,
+                    tokens,
+                    Deadline.after(timeout_ms=min(within_ms, access.deadline.remaining_ms())),
+                )
             case Until(condition=condition, what=what):
                 return until(access, condition, what=what, listener=self._heard)
             case UntilOrGiveUp(condition=condition, what=what, within_ms=within_ms):
                 deadline = Deadline.after(timeout_ms=min(within_ms, access.deadline.remaining_ms()))
                 try:
-                    return until(access, condition, what=what, deadline=deadline, listener=self._heard)
+                    return until(
+                        access, condition, what=what, deadline=deadline, listener=self._heard
+                    )
                 except DeadlineExceeded:
                     return None
             case OrderDrain(broker=broker, ends=ends):
@@ -119,21 +134,31 @@ def submit(
     intent: Intent | None = None,
     listener: Callable[[Folded], None] = ignore,
 ) -> Folded:
-    """Propose a record and return it once it is accepted. Make it again if it loses a race (`may_run_again`).
+    """Propose a record and return it once it is accepted. Make it again if it loses a race
+    (`may_run_again`).
 
-    `intent` is what the record is made for, if it is for one. `listener` gets every record folded meanwhile. Raises `Rejected`, and what
-    `channel.log.blocking_view.append` raises (for example `OutcomeUnknown`).
+    `intent` is what the record is made for, if it is for one. `listener` gets every record folded
+    meanwhile. Raises `Rejected`, and what `channel.log.blocking_view.append` raises (for example
+    `OutcomeUnknown`).
     """
     log, reader, deadline = access.log, access.reader, access.deadline
     if access.view.genesis is None:
-        raise Rejected(key="log", reason=Reason.NO_GENESIS, problem=None, offset=None, action="change the")
+        raise Rejected(
+            key="log", reason=Reason.NO_GENESIS, problem=None, offset=None, action="change the"
+        )
     race = 1
     while True:
-        author = author_now(log, reader, publisher=access.publisher, deadline=deadline, listener=listener)
-        folded = append(log, reader, make_record(access.view, author), deadline=deadline, listener=listener)
+        author = author_now(
+            log, reader, publisher=access.publisher, deadline=deadline, listener=listener
+        )
+        folded = append(
+            log, reader, make_record(access.view, author), deadline=deadline, listener=listener
+        )
         reason = folded.verdict.reason
         if reason is None:
             return folded
         if not may_run_again(access.view, intent, reason, race):
-            raise rejection(folded, access.view, "declare dead" if intent is None else action_of(intent))
+            raise rejection(
+                folded, access.view, "declare dead" if intent is None else action_of(intent)
+            )
         race += 1

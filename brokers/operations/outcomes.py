@@ -1,4 +1,6 @@
-"""Follow moves to their end, and report where their bundles went and why a bundle is not at its destination."""
+"""Follow moves to their end, and report where their bundles went and why a bundle is not at its
+destination.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from equipoise.channel.system.deadline import Deadline
 PLACED_MS: Final = 5_000
 """How long an unload waits for a released bundle's next owner.
 
-A service that refuses is asked again after 0.75 s, 1.5 s, and so on. If a bundle has no owner by then, the unload reports the reason.
+A service that refuses is asked again after 0.75 s, 1.5 s, and so on. If a bundle has no owner by
+then, the unload reports the reason.
 """
 
 SETTLED_MS: Final = 500
@@ -44,7 +47,9 @@ _ON_ITS_WAY: Final = frozenset({"assigning", "transferring", "handing_over"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedMove:
-    """A transfer, unload or split accepted at `offset`. `destination` is the future owner's incarnation."""
+    """A transfer, unload or split accepted at `offset`. `destination` is the future owner's
+    incarnation.
+    """
 
     bundle: str
     kind: MoveKind
@@ -56,39 +61,60 @@ def begun_by(accepted: Folded) -> RequestedMove:
     """Return the move that an accepted record began. Call it for no other record."""
     record = accepted.record
     assert isinstance(record, BundleTransition), "a move begins with a transition"
-    kind = KIND_OF_PHASE[PHASE_OF_SHAPE[record.state, record.owner is not None, record.source is not None]]
-    return RequestedMove(bundle=record.key, kind=kind, offset=accepted.offset, destination=record.owner)
+    kind = KIND_OF_PHASE[
+        PHASE_OF_SHAPE[record.state, record.owner is not None, record.source is not None]
+    ]
+    return RequestedMove(
+        bundle=record.key, kind=kind, offset=accepted.offset, destination=record.owner
+    )
 
 
 def made_by(move: RequestedMove, folded: Folded, view: View) -> tuple[BundleEntry, ...] | None:
-    """Return the result of a move once `folded` has ended it; None before its end, and for earlier records.
+    """Return the result of a move once `folded` has ended it; None before its end, and for earlier
+    records.
 
-    Transfer: the bundle. Split: the children. Unload: nothing; any next record of the bundle ends it. Pass all records after `move.offset`
-    in order.
+    Transfer: the bundle. Split: the children. Unload: nothing; any next record of the bundle ends
+    it. Pass all records after `move.offset` in order.
 
     Raise `Cancelled` if the move failed, with the cause and the bundle's state in `view`.
     """
-    change = next((change for change in folded.verdict.changes if isinstance(change, BundleChanged) and change.name == move.bundle), None)
+    change = next(
+        (
+            change
+            for change in folded.verdict.changes
+            if isinstance(change, BundleChanged) and change.name == move.bundle
+        ),
+        None,
+    )
     if change is None or folded.offset <= move.offset:
         return None
     after = change.after
     if move.kind is MoveKind.UNLOAD:
         return ()
     if move.kind is MoveKind.SPLIT and after is None:
-        return tuple(other.after for other in folded.verdict.changes if isinstance(other, BundleChanged) and other.after is not None)
+        return tuple(
+            other.after
+            for other in folded.verdict.changes
+            if isinstance(other, BundleChanged) and other.after is not None
+        )
     if move.kind is MoveKind.TRANSFER and after is not None and after.owner == move.destination:
         if after.phase == "owned":
             return (after,)
         if after.phase in _ON_ITS_WAY:
             return None
-    raise Cancelled(bundle=move.bundle, move=move.kind.value, problem=_failure(folded, view, move.bundle))
+    raise Cancelled(
+        bundle=move.bundle, move=move.kind.value, problem=_failure(folded, view, move.bundle)
+    )
 
 
 def _failure(folded: Folded, view: View, name: str) -> str:
     """Return the record that ended a move, and the state of its bundle now."""
     names, bundle = Names(view), view.bundles.get(name)
     record = "; ".join(" ".join(line.split()) for line in describe(folded, view, names))
-    return f"record {folded.offset}: {record}; {f'{name} no longer exists' if bundle is None else standing(bundle, names)}"
+    return (
+        f"record {folded.offset}: {record};"
+        f" {f'{name} no longer exists' if bundle is None else standing(bundle, names)}"
+    )
 
 
 # --- where bundles went ---
@@ -96,10 +122,11 @@ def _failure(folded: Folded, view: View, name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of one bundle: `source` owned it before, `owner` owns it now under `token` (None: no owner).
+    """What became of one bundle: `source` owned it before, `owner` owns it now under `token` (None:
+    no owner).
 
-    `problem` is why the bundle is back at its source, why it has no owner, or which broker refused it. `is_refused`: a destination refused
-    the bundle or gave it up.
+    `problem` is why the bundle is back at its source, why it has no owner, or which broker refused
+    it. `is_refused`: a destination refused the bundle or gave it up.
     """
 
     bundle: str
@@ -116,7 +143,13 @@ class Outcome:
 
     def document(self) -> dict[str, str | int | None]:
         """Return this outcome as a JSON object."""
-        return {"bundle": self.bundle, "source": self.source, "owner": self.owner, "token": self.token, "problem": self.problem}
+        return {
+            "bundle": self.bundle,
+            "source": self.source,
+            "owner": self.owner,
+            "token": self.token,
+            "problem": self.problem,
+        }
 
     def sentence(self) -> str:
         """Return this outcome as a sentence."""
@@ -130,13 +163,21 @@ class Outcome:
 
 
 class Outcomes:
-    """Follows bundles from before their moves are requested, so that no end is missed. The caller passes all news to `heard`."""
+    """Follows bundles from before their moves are requested, so that no end is missed. The caller
+    passes all news to `heard`.
+    """
 
     def __init__(self, view: View, bundles: Iterable[BundleEntry], *, log: str) -> None:
-        """Take the `bundles` to be moved. `begun` adds the source of one that gets its owner later. `log` is its name for errors."""
+        """Take the `bundles` to be moved. `begun` adds the source of one that gets its owner later.
+        `log` is its name for errors.
+        """
         self._log = log
         bundles = tuple(bundles)
-        self._sources = {bundle.name: view.live[bundle.owner].broker for bundle in bundles if bundle.owner is not None}
+        self._sources = {
+            bundle.name: view.live[bundle.owner].broker
+            for bundle in bundles
+            if bundle.owner is not None
+        }
         self._news: dict[str, deque[Folded | Resync]] = {bundle.name: deque() for bundle in bundles}
         self._refusals: dict[str, str] = {}
         self._opened: dict[str, int] = {}
@@ -164,13 +205,17 @@ class Outcomes:
     def made(self, move: RequestedMove, view: View) -> tuple[BundleEntry, ...] | None:
         """Return the result of a move as `made_by` does; None before its end.
 
-        Raises `Cancelled` as `made_by` does, and `OutcomeUnknown` if a truncation removed the records about its end.
+        Raises `Cancelled` as `made_by` does, and `OutcomeUnknown` if a truncation removed the
+        records about its end.
         """
         waiting = self._news[move.bundle]
         while waiting:
             news = waiting.popleft()
             if isinstance(news, Resync):
-                problem = f"the records between offsets {news.before} and {news.offset} were truncated before they were read"
+                problem = (
+                    f"the records between offsets {news.before} and {news.offset} were truncated"
+                    " before they were read"
+                )
                 raise OutcomeUnknown(log=self._log, subject=move.bundle, problem=problem)
             made = made_by(move, news, view)
             if made is not None:
@@ -179,16 +224,29 @@ class Outcomes:
 
     def are_owned(self, view: View) -> bool:
         """Return whether each bundle has an owner, or is gone."""
-        return all(entry is None or entry.phase == "owned" for entry in map(view.bundles.get, self._sources))
+        return all(
+            entry is None or entry.phase == "owned"
+            for entry in map(view.bundles.get, self._sources)
+        )
 
     def are_settled(self, view: View) -> bool:
         """Return whether each bundle has kept its owner for `SETTLED_MS`, or is gone."""
         return not self._quiet.remaining_ms() and self.are_owned(view)
 
     def unopened(self, view: View) -> Mapping[str, int]:
-        """Return the tokens of the bundles that have an owner which may not have opened them yet."""
-        entries = [entry for entry in map(view.bundles.get, self._sources) if entry is not None and entry.phase == "owned"]
-        return {entry.name: entry.token for entry in entries if self._opened.get(entry.name) != entry.token}
+        """Return the tokens of the bundles that have an owner which may not have opened them
+        yet.
+        """
+        entries = [
+            entry
+            for entry in map(view.bundles.get, self._sources)
+            if entry is not None and entry.phase == "owned"
+        ]
+        return {
+            entry.name: entry.token
+            for entry in entries
+            if self._opened.get(entry.name) != entry.token
+        }
 
     def opened(self, tokens: Mapping[str, int]) -> None:
         """Note bundles that their owners have opened under these tokens."""
@@ -205,13 +263,16 @@ class Outcomes:
             return outcome(problem=problem or f"it is {entry.state}")
         owner = view.live[entry.owner].broker
         if problem is None and owner == source:
-            problem = (nobody_else(view, entry) or f"see equipoise channel why {name}")[:_PROBLEM_CHARACTERS_MAX]
+            problem = (nobody_else(view, entry) or f"see equipoise channel why {name}")[
+                :_PROBLEM_CHARACTERS_MAX
+            ]
         return outcome(owner=owner, token=entry.token, problem=problem)
 
     def check(self, name: str, view: View, *, destination: str | None) -> Outcome:
         """Return what became of a transferred bundle.
 
-        Raises `Cancelled` if a broker refused it and it is now at its source, has no owner, or is not at its named `destination`.
+        Raises `Cancelled` if a broker refused it and it is now at its source, has no owner, or is
+        not at its named `destination`.
         """
         outcome = self.of(name, view)
         if outcome.is_refused and (outcome.is_stuck or destination not in (None, outcome.owner)):
@@ -220,9 +281,15 @@ class Outcomes:
 
 
 def _refusal(folded: Folded, change: BundleChanged) -> str | None:
-    """Return which broker refused a bundle that it was to own, and why. Return None if the record is not a refusal."""
+    """Return which broker refused a bundle that it was to own, and why. Return None if the record
+    is not a refusal.
+    """
     record, before = folded.record, change.before
     if not isinstance(record, BundleTransition) or before is None or not is_refusal(record, before):
         return None
     reason = (record.reason or "")[:_PROBLEM_CHARACTERS_MAX]
-    return f"{record.publisher} refused it: {reason}" if before.phase == "assigning" else f"{record.publisher} {reason}"
+    return (
+        f"{record.publisher} refused it: {reason}"
+        if before.phase == "assigning"
+        else f"{record.publisher} {reason}"
+    )

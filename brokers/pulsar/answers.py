@@ -1,7 +1,8 @@
 """Handle the requests of one client connection and answer them.
 
-A request that must wait runs in a task of its own, so that PINGs and messages behind it are not delayed. The task makes all its changes in
-one step after its last wait, so a cancelled task has changed nothing.
+A request that must wait runs in a task of its own, so that PINGs and messages behind it are not
+delayed. The task makes all its changes in one step after its last wait, so a cancelled task has
+changed nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,12 @@ from equipoise.brokers.pulsar.topics.stats import kind_name
 from equipoise.brokers.pulsar.topics.topic import Replaced, Topic
 from equipoise.brokers.pulsar.wire import replies
 from equipoise.brokers.pulsar.wire.attachments import Elsewhere
-from equipoise.brokers.pulsar.wire.errors import NotAnswered, NotServed, ServedElsewhere, ServerError
+from equipoise.brokers.pulsar.wire.errors import (
+    NotAnswered,
+    NotServed,
+    ServedElsewhere,
+    ServerError,
+)
 from equipoise.brokers.pulsar.wire.requests import (
     AccessMode,
     Acked,
@@ -75,7 +81,16 @@ T = TypeVar("T")
 class Answers:
     """The requests of one session, and the tasks of those that wait."""
 
-    __slots__ = ("_connection", "_creations", "_creations_asked", "_server", "_service", "_session", "_tasks", "_topics_asked")
+    __slots__ = (
+        "_connection",
+        "_creations",
+        "_creations_asked",
+        "_server",
+        "_service",
+        "_session",
+        "_tasks",
+        "_topics_asked",
+    )
 
     def __init__(self, session: Session, server: Server) -> None:
         """Start without tasks."""
@@ -89,13 +104,17 @@ class Answers:
         self._topics_asked = deque[TopicsAsked]()
 
     def answer(self, request: Request) -> Published | None:
-        """Handle one request, or start a task for it. Return what is left of it: answer that in a moment, and before the next request."""
+        """Handle one request, or start a task for it. Return what is left of it: answer that in a
+        moment, and before the next request.
+        """
         if type(request) in NEEDS and self._is_refused(cast("Guarded", request)):
             return None
         return self._HANDLERS[type(request)](self, request)
 
     def _is_refused(self, request: Guarded) -> bool:
-        """Refuse a request if the role of the client lacks the right for it. Return whether that was so."""
+        """Refuse a request if the role of the client lacks the right for it. Return whether that
+        was so.
+        """
         rights = self._server.rights
         why = None if rights is None else rights.lacking(self._session, request)
         if rights is None or why is None:
@@ -104,8 +123,14 @@ class Answers:
         return True
 
     def _without_right(self, request: Guarded) -> Refusal | None:
-        """Return a refusal that makes the client ask again; None if it has the right, as it had when its request came."""
-        why = None if self._server.rights is None else self._server.rights.lacking(self._session, request)
+        """Return a refusal that makes the client ask again; None if it has the right, as it had
+        when its request came.
+        """
+        why = (
+            None
+            if self._server.rights is None
+            else self._server.rights.lacking(self._session, request)
+        )
         return None if why is None else Refusal(error=ServerError.METADATA_ERROR, message=why)
 
     async def _refuse(self, rights: Rights, request: Guarded, why: str) -> None:
@@ -119,7 +144,9 @@ class Answers:
                 self._connection.refuse(request, refused.error, refused.message)
 
     def rest_ms(self, left: Published) -> int:
-        """Return how long the publish rate of its topic forbids what is left of a request, or 0 if it waits for other clients."""
+        """Return how long the publish rate of its topic forbids what is left of a request, or 0 if
+        it waits for other clients.
+        """
         assert isinstance(left.producer, Publishing), "what was attached here"
         return left.producer.served.topic.rest_ms
 
@@ -133,17 +160,25 @@ class Answers:
 
     def _on_published(self, request: Published) -> Published | None:
         assert isinstance(request.producer, Publishing), "what was attached here"
-        left = self._service.publish(request.producer.served, request.producer.producer, request.entries)
+        left = self._service.publish(
+            request.producer.served, request.producer.producer, request.entries
+        )
         return Published(producer=request.producer, entries=[*left]) if left else None
 
     def _on_damaged(self, request: Damaged) -> None:
         assert isinstance(request.producer, Publishing), "what was attached here"
         self._server.counts.damaged += 1
-        # Clients match answers with the head of their queue, so this one must not overtake a receipt.
+        # Clients match answers with the head of their queue, so this one must not overtake a
+        # receipt.
         if not self._service.release_receipts(request.producer.served, request.producer.producer):
             return
         producer_id = request.producer.producer.producer_id
-        self._connection.send_error(producer_id, request.sequence_id, ServerError.CHECKSUM_ERROR, "The checksum of the message is wrong")
+        self._connection.send_error(
+            producer_id,
+            request.sequence_id,
+            ServerError.CHECKSUM_ERROR,
+            "The checksum of the message is wrong",
+        )
 
     def _on_flowed(self, request: Flowed) -> None:
         assert isinstance(request.consumer, Consuming), "what was attached here"
@@ -193,14 +228,17 @@ class Answers:
         self._connection.succeed(request)
 
     def _on_sought(self, request: Sought) -> None:
-        """Make Go clients reconnect. They take nothing after a SEEK until then, because Pulsar disconnects consumers of stored topics."""
+        """Make Go clients reconnect. They take nothing after a SEEK until then, because Pulsar
+        disconnects consumers of stored topics.
+        """
         assert isinstance(request.consumer, Consuming), "what was attached here"
         if not self._session.client_version.startswith(_GO):
             return
         consumer, served = request.consumer.consumer, request.consumer.served
         self._session.redirect_consumer(consumer, None)
         send_active_changes(served.topic.remove_consumers((consumer,)))
-        # Keep the topic: a new one would count entries from 1, and the consumer ignores ids that it has passed.
+        # Keep the topic: a new one would count entries from 1, and the consumer ignores ids that it
+        # has passed.
         kept_s = self._server.settings.topics.reconnect_wait_ms / 1_000
         asyncio.get_running_loop().call_later(kept_s, self._service.hosting.forget_if_idle, served)
 
@@ -236,7 +274,8 @@ class Answers:
             try:
                 topic = served_topic(request.topic)
             except NotServed:
-                # Go's client shows the text of a refused lookup only. It goes on to that if the topic has no partitions.
+                # Go's client shows the text of a refused lookup only. It goes on to that if the
+                # topic has no partitions.
                 if self._session.client_version.startswith(_GO):
                     return 0
                 raise
@@ -245,13 +284,20 @@ class Answers:
         self._ask(request, count, partial(replies.partitions, request.request_id))
 
     def _on_lookup_asked(self, request: LookupAsked) -> None:
-        self._ask(request, lambda: self._server.locate(served_topic(request.topic)), partial(replies.located, request.request_id))
+        self._ask(
+            request,
+            lambda: self._server.locate(served_topic(request.topic)),
+            partial(replies.located, request.request_id),
+        )
 
     def _on_schema_asked(self, request: SchemaAsked) -> None:
         async def find() -> tuple[bytes, Schema]:
             found = await self._server.schemas.find(served_topic(request.topic), request.version)
             if found is None:
-                raise NotServed(error=ServerError.TOPIC_NOT_FOUND, problem=f"No schema of {request.topic} is known")
+                raise NotServed(
+                    error=ServerError.TOPIC_NOT_FOUND,
+                    problem=f"No schema of {request.topic} is known",
+                )
             return found
 
         self._ask(request, find, lambda found: replies.schema_found(request.request_id, *found))
@@ -262,7 +308,9 @@ class Answers:
             self._begin(self._answer_topics)
 
     async def _answer_topics(self) -> None:
-        """Answer one question at a time: an answer may be megabytes, and must be on its way before the next one is built."""
+        """Answer one question at a time: an answer may be megabytes, and must be on its way before
+        the next one is built.
+        """
         while self._topics_asked:
             request = self._topics_asked[0]
             encoded = partial(self._server.encoded_topics, request.namespace, request.mode)
@@ -271,11 +319,17 @@ class Answers:
             self._topics_asked.popleft()
             await asyncio.sleep(0)
 
-    def _ask(self, request: Question, question: Callable[[], Awaitable[T]], reply: Callable[[T], bytes]) -> None:
+    def _ask(
+        self, request: Question, question: Callable[[], Awaitable[T]], reply: Callable[[T], bytes]
+    ) -> None:
         self._begin(partial(self._answer, request, question, reply))
 
-    async def _answer(self, request: Question, question: Callable[[], Awaitable[T]], reply: Callable[[T], bytes]) -> None:
-        """Await the answer to a question. Send the reply that it makes, or the error that prevented it."""
+    async def _answer(
+        self, request: Question, question: Callable[[], Awaitable[T]], reply: Callable[[T], bytes]
+    ) -> None:
+        """Await the answer to a question. Send the reply that it makes, or the error that prevented
+        it.
+        """
         try:
             answer = await question()
         except EquipoiseError as error:
@@ -295,8 +349,11 @@ class Answers:
 
         def enter(topic: Topic) -> Refusal | tuple[Producer, Replaced | None]:
             admission, name_of_topic = self._server.admission, served_topic(request.topic)
-            refused = self._without_right(request)  # Again: it may have been revoked since the request came.
-            refused = refused or admission.producer_refused(name_of_topic, request.schema, is_encrypted=request.is_encrypted)
+            # Again: it may have been revoked since the request came.
+            refused = self._without_right(request)
+            refused = refused or admission.producer_refused(
+                name_of_topic, request.schema, is_encrypted=request.is_encrypted
+            )
             if refused is not None:
                 return refused
             producer = Producer(
@@ -315,7 +372,9 @@ class Answers:
             return answer if isinstance(answer, Refusal) else (producer, answer)
 
         try:
-            served, (producer, replaced) = await self._let_in(request.topic, request.schema, enter, is_consumers=False)
+            served, (producer, replaced) = await self._let_in(
+                request.topic, request.schema, enter, is_consumers=False
+            )
         except ServedElsewhere as error:
             self._server.counts.redirected += 1
             if request.access_mode is AccessMode.SHARED:
@@ -334,7 +393,9 @@ class Answers:
         if request.schema is not None:
             self._service.schemas.add(partitioned_name(served.name), request.schema)
         publishing = Publishing(producer=producer, served=served)
-        if connection.producer_opened(request, name, publishing, schema_version=version_of(request.schema)):
+        if connection.producer_opened(
+            request, name, publishing, schema_version=version_of(request.schema)
+        ):
             session.producers[producer] = served
         else:
             session.drop_producer(producer, served)
@@ -345,7 +406,9 @@ class Answers:
 
         def enter(topic: Topic) -> Refusal | tuple[Consumer, list[ActiveChange]]:
             refused = self._without_right(request)
-            refused = refused or self._server.admission.consumer_refused(served_topic(request.topic), request.schema)
+            refused = refused or self._server.admission.consumer_refused(
+                served_topic(request.topic), request.schema
+            )
             if refused is not None:
                 return refused
             came_ms = now_ms()
@@ -372,9 +435,12 @@ class Answers:
                     error=ServerError.NOT_ALLOWED,
                     problem="this topic cannot be read compacted; subscribe without it",
                 )
-            served, (consumer, changes) = await self._let_in(request.topic, request.schema, enter, is_consumers=True)
+            served, (consumer, changes) = await self._let_in(
+                request.topic, request.schema, enter, is_consumers=True
+            )
         except (ServedElsewhere, DeadlineExceeded) as error:
-            # Answer success, then redirect: clients differ in how they handle an error (docs/adr/0014-wrong-broker.md).
+            # Answer success, then redirect: clients differ in how they handle an error
+            # (docs/adr/0014-wrong-broker.md).
             url = error.url if isinstance(error, ServedElsewhere) else None
             self._server.counts.redirected += isinstance(error, ServedElsewhere)
             connection.consumer_opened(request, Elsewhere(url=url))
@@ -384,7 +450,8 @@ class Answers:
             return
         whole = partitioned_name(served.name)
         if request.schema is not None and not self._service.schemas.all_of(whole):
-            self._service.schemas.add(whole, request.schema)  # As in Pulsar, only a consumer that comes first registers its schema.
+            # As in Pulsar, only a consumer that comes first registers its schema.
+            self._service.schemas.add(whole, request.schema)
         if connection.consumer_opened(request, Consuming(consumer=consumer, served=served)):
             session.consumers[consumer] = served
             send_active_changes(changes)
@@ -392,9 +459,15 @@ class Answers:
             session.drop_consumer(consumer, served)
 
     async def _let_in(
-        self, topic: str, schema: Schema | None, enter: Callable[[Topic], Refusal | T], *, is_consumers: bool
+        self,
+        topic: str,
+        schema: Schema | None,
+        enter: Callable[[Topic], Refusal | T],
+        *,
+        is_consumers: bool,
     ) -> tuple[Served, T]:
-        """Return the topic and the result of `enter` on it. If a dead client holds the place, remove it and call `enter` again.
+        """Return the topic and the result of `enter` on it. If a dead client holds the place,
+        remove it and call `enter` again.
 
         If the result depends on the topic's schemas, fetch those that other brokers know before.
 
@@ -404,7 +477,9 @@ class Answers:
 
         async def attempt() -> tuple[Served, Refusal | T]:
             served = await self._served(topic)
-            while not served.has_schemas and self._server.admission.depends_on_schemas(name, schema, is_consumers=is_consumers):
+            while not served.has_schemas and self._server.admission.depends_on_schemas(
+                name, schema, is_consumers=is_consumers
+            ):
                 await self._fetch_schemas(name, served)
                 served = await self._served(topic)  # It may have moved, or been dropped.
             try:
@@ -430,7 +505,9 @@ class Answers:
             return here
         served = await self._service.serve(name, self._server.admission.use)
         if isinstance(served, Peer):
-            raise ServedElsewhere(topic=topic, broker=served.broker, url=pulsar_address(served.addresses))
+            raise ServedElsewhere(
+                topic=topic, broker=served.broker, url=pulsar_address(served.addresses)
+            )
         return served
 
     async def _fetch_schemas(self, topic: TopicName, served: Served) -> None:
@@ -454,7 +531,9 @@ class Answers:
 
     # --- tasks ---
 
-    def _create(self, request: ProducerAsked | SubscribeAsked, operation: Callable[[], Awaitable[None]]) -> None:
+    def _create(
+        self, request: ProducerAsked | SubscribeAsked, operation: Callable[[], Awaitable[None]]
+    ) -> None:
         """Start a creation, or queue it if too many are running."""
         self._creations_asked[request.asked, request.request_id] = operation
         self._begin_creations()
@@ -510,7 +589,9 @@ class Answers:
 
 
 def _refusal_of(error: EquipoiseError) -> tuple[ServerError, str]:
-    """Return the code and message of an error for the client. Avoid codes that make it close a shared connection."""
+    """Return the code and message of an error for the client. Avoid codes that make it close a
+    shared connection.
+    """
     if isinstance(error, NotServed):
         return error.error, error.problem
     if isinstance(error, UnknownNamespace):

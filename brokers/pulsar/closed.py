@@ -1,4 +1,5 @@
-"""Keep the states of bundles that were closed here until their next owner, possibly this broker, fetches them.
+"""Keep the states of bundles that were closed here until their next owner, possibly this broker,
+fetches them.
 
 The table is bounded in bytes and time. It keeps states uncopied until they are fetched.
 """
@@ -20,7 +21,8 @@ _ROW_BYTES: Final = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Left:
-    """What a bundle that was owned here under `token` left when it closed: its handover, if any, and its topic states.
+    """What a bundle that was owned here under `token` left when it closed: its handover, if any,
+    and its topic states.
 
     `is_awaited`: the handover is incomplete, so the next owner must fetch the states.
     """
@@ -49,7 +51,9 @@ class _Row:
 
 
 class ClosedBundles:
-    """What closed bundles left, by bundle name. When bytes run out, fetched states are dropped first, the oldest first."""
+    """What closed bundles left, by bundle name. When bytes run out, fetched states are dropped
+    first, the oldest first.
+    """
 
     def __init__(self, *, bytes_max: int, kept_ms: int, on_lost: Callable[[Left], None]) -> None:
         """Keep at most `bytes_max` in total, each state for at most `kept_ms`.
@@ -71,10 +75,17 @@ class ClosedBundles:
     def keep(self, left: Left) -> None:
         """Keep what a bundle left, in place of what an earlier ownership left."""
         self._pop(left.bundle.name)
-        row = self._rows[left.bundle.name] = _Row(left, _ROW_BYTES + len(left.handover or b"") + size_of(left.states))
+        row = self._rows[left.bundle.name] = _Row(
+            left, _ROW_BYTES + len(left.handover or b"") + size_of(left.states)
+        )
         self._bytes += row.size_bytes
         while self._bytes > self._bytes_max:
-            self._lose(next((name for name, each in self._rows.items() if not each.is_awaited), next(iter(self._rows))))
+            self._lose(
+                next(
+                    (name for name, each in self._rows.items() if not each.is_awaited),
+                    next(iter(self._rows)),
+                )
+            )
         asyncio.get_running_loop().call_later(self._kept_ms / 1_000, self._expire, row)
 
     def get(self, bundle: str) -> Left | None:
@@ -83,7 +94,9 @@ class ClosedBundles:
         return None if row is None or not row.left.is_awaited else row.left
 
     def fetched(self, left: Left) -> None:
-        """Note that the next owner has fetched this. Keep it while there is room, because the owner may fail and fetch again."""
+        """Note that the next owner has fetched this. Keep it while there is room, because the owner
+        may fail and fetch again.
+        """
         row = self._rows.get(left.bundle.name)
         if row is not None and row.left is left:
             row.is_fetched = True
@@ -104,9 +117,11 @@ class ClosedBundles:
         return None if row is None or row.left.handover != handover else row.left.states
 
     def of_ownership(self, bundle: Bundle, token: int) -> Sequence[Left]:
-        """Return what the bundles that now make up `bundle` left, or nothing if another broker may have owned it since.
+        """Return what the bundles that now make up `bundle` left, or nothing if another broker may
+        have owned it since.
 
-        A merge continues with the greater of two tokens. If one of them is that of `bundle`, both were owned here until now.
+        A merge continues with the greater of two tokens. If one of them is that of `bundle`, both
+        were owned here until now.
         """
         left = self._over(bundle)
         return left if any(each.token == token for each in left) else ()
@@ -121,7 +136,9 @@ class ClosedBundles:
         return [
             left
             for left in (row.left for row in self._rows.values())
-            if left.bundle.namespace == bundle.namespace and left.bundle.low < bundle.high and bundle.low < left.bundle.high
+            if left.bundle.namespace == bundle.namespace
+            and left.bundle.low < bundle.high
+            and bundle.low < left.bundle.high
         ]
 
     def _pop(self, bundle: str) -> _Row | None:

@@ -16,8 +16,8 @@ _logger: Final = logging.getLogger(__name__)
 # Retry interval while the lease has expired: it may be renewed, or lost for good.
 _AGAIN_MS: Final = 100
 
-# All topics of a bundle are due in the same millisecond. One turn of the loop handles them for this long, plus one topic's step; the rest
-# follow in the next turn.
+# All topics of a bundle are due in the same millisecond. One turn of the loop handles them for this
+# long, plus one topic's step; the rest follow in the next turn.
 _TURN_MS: Final = 20
 
 
@@ -25,29 +25,37 @@ class Deadlines:
     """The waiting topics and their due times. A due time may move closer."""
 
     def __init__(self, handle: Callable[[Served], None], *, now_ms: Callable[[], int]) -> None:
-        """`handle` handles a due topic and then watches it again or puts it off. `now_ms` is the clock of topics."""
+        """`handle` handles a due topic and then watches it again or puts it off. `now_ms` is the
+        clock of topics.
+        """
         self._handle = handle
         self._now_ms = now_ms
         self._waiting: dict[Served, int] = {}
-        # By time, then in order of insertion. An entry whose time differs from the table is outdated.
+        # By time, then in order of insertion. An entry whose time differs from the table is
+        # outdated.
         self._queue: list[tuple[int, int, Served]] = []
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._due_ms = 0
 
     def waiting(self) -> Sequence[Served]:
-        """Return the topics that still wait. Topics that stopped waiting are found by their state."""
+        """Return the topics that still wait. Topics that stopped waiting are found by their
+        state.
+        """
         return [served for served in self._waiting if _waits(served)]
 
     def watch(self, served: Served) -> None:
         """Handle a topic at its `wake_at_ms`. No-op if it does not wait."""
         wake_at_ms = served.topic.wake_at_ms
         if wake_at_ms is not None:
-            # Queue it behind those already due, so that a topic with much work takes turns with them.
+            # Queue it behind those already due, so that a topic with much work takes turns with
+            # them.
             self._schedule(served, max(wake_at_ms, self._now_ms()))
 
     def put_off(self, served: Served) -> None:
-        """Handle a topic after `_AGAIN_MS`, because nothing may be done for it now. No-op if it does not wait."""
+        """Handle a topic after `_AGAIN_MS`, because nothing may be done for it now. No-op if it
+        does not wait.
+        """
         if served.topic.wake_at_ms is not None:
             self._schedule(served, self._now_ms() + _AGAIN_MS)
 

@@ -1,4 +1,5 @@
-"""Keep the tables of open bundles and their topics in step when bundles open, close, split and merge.
+"""Keep the tables of open bundles and their topics in step when bundles open, close, split and
+merge.
 
 Nothing here writes to clients or waits.
 """
@@ -20,11 +21,13 @@ from equipoise.channel.core.ranges import parse_topic, tenant_in, topic_hash
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Served:
-    """One topic that is served here, and its current ownership. A split or merge replaces the ownership.
+    """One topic that is served here, and its current ownership. A split or merge replaces the
+    ownership.
 
-    `works` holds the publishes with held receipts, by entry id. Each passes its second check when the receipt is sent. `is_kept`: whether
-    the topic exists without clients, because an operator has created it, or it has come here, a moment ago. `has_schemas`: whether its
-    schemas that other brokers know have been fetched.
+    `works` holds the publishes with held receipts, by entry id. Each passes its second check when
+    the receipt is sent. `is_kept`: whether the topic exists without clients, because an operator
+    has created it, or it has come here, a moment ago. `has_schemas`: whether its schemas that other
+    brokers know have been fetched.
     """
 
     topic: Topic
@@ -72,8 +75,15 @@ class Hosted:
 class Hosting:
     """All open bundles and topics of one broker."""
 
-    def __init__(self, *, limits: Callable[[str], TopicLimits], topics_max: int, tenant_topics_max: Callable[[], int]) -> None:
-        """Start empty. At most `topics_max` topics are served at a time, over all bundles, and `tenant_topics_max()` of one tenant.
+    def __init__(
+        self,
+        *,
+        limits: Callable[[str], TopicLimits],
+        topics_max: int,
+        tenant_topics_max: Callable[[], int],
+    ) -> None:
+        """Start empty. At most `topics_max` topics are served at a time, over all bundles, and
+        `tenant_topics_max()` of one tenant.
 
         `limits` has those of a namespace.
         """
@@ -82,7 +92,8 @@ class Hosting:
         self._tenant_topics_max = tenant_topics_max
         self._of_tenant = Tally[str]()
         self.announced: set[str] = set()
-        """Full names of topics that are about to be created. Other brokers count them, so that many at once do not exceed a limit."""
+        """Full names of topics that are about to be created. Other brokers count them, so that many
+        at once do not exceed a limit."""
         self._bundles: dict[str, Hosted] = {}
         self._topics: dict[str, Served] = {}
 
@@ -97,7 +108,9 @@ class Hosting:
         return self._topics
 
     def topic(self, bundle: str, topic: str, *, now_ms: int) -> Served | None:
-        """Return the topic with this full name, created if necessary, or None if its bundle is not open. Raise `Overloaded`."""
+        """Return the topic with this full name, created if necessary, or None if its bundle is not
+        open. Raise `Overloaded`.
+        """
         served = self._topics.get(topic)
         if served is not None:
             return served
@@ -108,10 +121,18 @@ class Hosting:
             raise Overloaded(what="the topic table of this broker", limit=self._topics_max)
         tenant, most = tenant_in(bundle), self._tenant_topics_max()
         if self._of_tenant[tenant] >= most:
-            raise Overloaded(what=f"the part of tenant {tenant} in the topic table of this broker (tenants.topics_max)", limit=most)
+            raise Overloaded(
+                what=(
+                    f"the part of tenant {tenant} in the topic table of this broker"
+                    " (tenants.topics_max)"
+                ),
+                limit=most,
+            )
         return self._add(hosted, topic, None, now_ms)
 
-    def open(self, ownership: Ownership, states: Mapping[str, TopicState], *, now_ms: int) -> Sequence[Served]:
+    def open(
+        self, ownership: Ownership, states: Mapping[str, TopicState], *, now_ms: int
+    ) -> Sequence[Served]:
         """Open a bundle and return the topics that the former owner handed over.
 
         They may exceed `topics_max`, because their clients are already on the way.
@@ -134,12 +155,23 @@ class Hosting:
         return tuple(hosted.topics.values())
 
     def reshape(self, gone: Sequence[Bundle], children: Sequence[Ownership]) -> None:
-        """Assign the topics of `gone` to the children that contain their points (split or merge). Sessions are not affected."""
-        served = [each for bundle in gone if bundle.name in self._bundles for each in self._bundles.pop(bundle.name).topics.values()]
+        """Assign the topics of `gone` to the children that contain their points (split or merge).
+        Sessions are not affected.
+        """
+        served = [
+            each
+            for bundle in gone
+            if bundle.name in self._bundles
+            for each in self._bundles.pop(bundle.name).topics.values()
+        ]
         for child in children:
             self._bundles[child.bundle.name] = Hosted(ownership=child)
         for each in served:
-            child = next(child for child in children if child.bundle.contains(child.bundle.namespace, each.name))
+            child = next(
+                child
+                for child in children
+                if child.bundle.contains(child.bundle.namespace, each.name)
+            )
             each.ownership = child
             self._bundles[child.bundle.name].topics[each.name] = each
 
@@ -156,11 +188,15 @@ class Hosting:
             self._of_tenant[tenant_in(served.ownership.bundle.name)] -= 1
 
     def renew(self, served: Served, state: TopicState, *, now_ms: int) -> Served:
-        """Replace a topic of an open bundle by a new one with the given state. Return the new one."""
+        """Replace a topic of an open bundle by a new one with the given state. Return the new
+        one.
+        """
         return self._add(self._bundles[served.ownership.bundle.name], served.name, state, now_ms)
 
     def limit(self, namespace: str, *, now_ms: int) -> None:
-        """Apply the limits of a namespace to its topics, which have changed. A deleted one has no topics, and is not looked up."""
+        """Apply the limits of a namespace to its topics, which have changed. A deleted one has no
+        topics, and is not looked up.
+        """
         for hosted in self._bundles.values():
             if hosted.ownership.bundle.namespace == namespace:
                 for served in hosted.topics.values():
@@ -175,11 +211,17 @@ class Hosting:
 
     def announced_in(self, namespace: str) -> Iterator[str]:
         """Return the full names of a namespace's topics that are about to be created."""
-        return (name for name in self.announced if parse_topic(name).namespace == namespace and name not in self._topics)
+        return (
+            name
+            for name in self.announced
+            if parse_topic(name).namespace == namespace and name not in self._topics
+        )
 
     def _add(self, hosted: Hosted, name: str, state: TopicState | None, now_ms: int) -> Served:
         limits = self._limits(hosted.ownership.bundle.namespace)
-        topic = Topic(name, partition=partition_of(name), limits=limits, now_ms=now_ms, expected=state)
+        topic = Topic(
+            name, partition=partition_of(name), limits=limits, now_ms=now_ms, expected=state
+        )
         served = Served(topic=topic, ownership=hosted.ownership, point=topic_hash(name))
         self._of_tenant[tenant_in(hosted.ownership.bundle.name)] += name not in self._topics
         hosted.topics[name] = self._topics[name] = served

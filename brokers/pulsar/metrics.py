@@ -1,7 +1,7 @@
 """Export the metrics of the Pulsar service and its server to Prometheus.
 
-They are read from plain counters at each scrape, so that a message costs none of prometheus-client's locks. `docs/reference/metrics.md`
-explains each one.
+They are read from plain counters at each scrape, so that a message costs none of
+prometheus-client's locks. `docs/reference/metrics.md` explains each one.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ class PulsarMetrics(Collector):
         yield from self._counters()
         counts = self._server.counts
         text = "Clients disconnected for a protocol violation, silence or memory."
-        broken_off = CounterMetricFamily("equipoise_pulsar_disconnections", text, labels=("broker", "reason"))
-        for violation in Violation:  # Export all from the start: a series that appears with its first event has no rate.
+        broken_off = CounterMetricFamily(
+            "equipoise_pulsar_disconnections", text, labels=("broker", "reason")
+        )
+        # Export all from the start: a series that appears with its first event has no rate.
+        for violation in Violation:
             broken_off.add_metric((self._broker, violation.value), counts.violations[violation])
         yield broken_off
         turned_away = CounterMetricFamily(
@@ -51,11 +54,31 @@ class PulsarMetrics(Collector):
         for name, text, value in (
             ("connections", "Clients connected.", self._server.connections),
             ("topics", "Topics in use.", len(topics)),
-            ("producers", "Producers connected.", sum(len(served.topic.producers) for served in topics)),
-            ("consumers", "Consumers connected.", sum(served.topic.consumer_count for served in topics)),
-            ("behind_bytes", "Bytes that wait for clients to read them.", self._server.behind.bytes),
-            ("unfinished_bytes", "Bytes of frames that clients have not finished sending.", self._server.unfinished.bytes),
-            ("topics_waiting", "Topics that moved here and wait for their former clients.", len(service.deadlines.waiting())),
+            (
+                "producers",
+                "Producers connected.",
+                sum(len(served.topic.producers) for served in topics),
+            ),
+            (
+                "consumers",
+                "Consumers connected.",
+                sum(served.topic.consumer_count for served in topics),
+            ),
+            (
+                "behind_bytes",
+                "Bytes that wait for clients to read them.",
+                self._server.behind.bytes,
+            ),
+            (
+                "unfinished_bytes",
+                "Bytes of frames that clients have not finished sending.",
+                self._server.unfinished.bytes,
+            ),
+            (
+                "topics_waiting",
+                "Topics that moved here and wait for their former clients.",
+                len(service.deadlines.waiting()),
+            ),
         ):
             family = GaugeMetricFamily(f"equipoise_pulsar_{name}", text, labels=("broker",))
             family.add_metric((self._broker,), value)
@@ -65,18 +88,50 @@ class PulsarMetrics(Collector):
         server, service = self._server.counts, self._server.service.counts
         for name, text, value in (
             ("connections_accepted", "Connections accepted.", server.accepted),
-            ("connections_refused", "Connections refused because there were too many.", server.refused),
+            (
+                "connections_refused",
+                "Connections refused because there were too many.",
+                server.refused,
+            ),
             ("messages_published", "Messages received from producers.", service.published),
-            ("published_bytes", "Bytes of entries received from producers.", service.published_bytes),
+            (
+                "published_bytes",
+                "Bytes of entries received from producers.",
+                service.published_bytes,
+            ),
             ("messages_delivered", "Messages written to consumers.", service.delivered),
             ("delivered_bytes", "Bytes of entries written to consumers.", service.delivered_bytes),
-            ("messages_dropped", "Messages dropped because no consumer of a subscription was ready.", service.dropped),
+            (
+                "messages_dropped",
+                "Messages dropped because no consumer of a subscription was ready.",
+                service.dropped,
+            ),
             ("messages_damaged", "Entries with a wrong checksum.", server.damaged),
-            ("receipts_withheld", "Messages without a receipt because the broker no longer owned their bundle.", service.receipts_withheld),
-            ("handovers_damaged", "Bundles that opened without the state of their former owner.", service.handovers_damaged),
-            ("consumers_forgotten", "Consumers whose names did not fit into the handover of their bundle.", service.consumers_forgotten),
-            ("clients_redirected", "Producers and consumers that came although another broker serves their topic.", server.redirected),
-            ("acknowledgements", "Acknowledgements received; they have no effect.", server.acknowledgements),
+            (
+                "receipts_withheld",
+                "Messages without a receipt because the broker no longer owned their bundle.",
+                service.receipts_withheld,
+            ),
+            (
+                "handovers_damaged",
+                "Bundles that opened without the state of their former owner.",
+                service.handovers_damaged,
+            ),
+            (
+                "consumers_forgotten",
+                "Consumers whose names did not fit into the handover of their bundle.",
+                service.consumers_forgotten,
+            ),
+            (
+                "clients_redirected",
+                "Producers and consumers that came although another broker serves their topic.",
+                server.redirected,
+            ),
+            (
+                "acknowledgements",
+                "Acknowledgements received; they have no effect.",
+                server.acknowledgements,
+            ),
         ):
             family = CounterMetricFamily(f"equipoise_pulsar_{name}", text, labels=("broker",))
             family.add_metric((self._broker,), value)

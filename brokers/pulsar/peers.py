@@ -23,7 +23,13 @@ from equipoise.brokers.runtime.service import own_http, pulsar_address
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.errors import InvalidName, PeerError
-from equipoise.channel.core.ranges import HASH_MAX, TopicName, namespace_in, parse_bundle, topic_hash
+from equipoise.channel.core.ranges import (
+    HASH_MAX,
+    TopicName,
+    namespace_in,
+    parse_bundle,
+    topic_hash,
+)
 from equipoise.channel.system.deadline import Deadline
 
 # A moving bundle has no owner for some milliseconds.
@@ -32,7 +38,9 @@ _AGAIN_S: Final = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """One broker's part of a namespace at one moment: the names of its open bundles, and the full names of their topics."""
+    """One broker's part of a namespace at one moment: the names of its open bundles, and the full
+    names of their topics.
+    """
 
     bundles: Sequence[str]
     topics: Sequence[str]
@@ -45,7 +53,10 @@ class Listing:
             for name in bundles:
                 parse_bundle(name)
         except (TypeError, KeyError, InvalidName) as error:
-            problem = f"a broker answers {answer!r:.80}, which is not a list of topics; ask again when all brokers run the same release"
+            problem = (
+                f"a broker answers {answer!r:.80}, which is not a list of topics; ask again when"
+                " all brokers run the same release"
+            )
             raise NotAnswered(problem) from error
         return cls(bundles=bundles, topics=topics)
 
@@ -55,9 +66,14 @@ class Listing:
 
 
 def are_whole(listings: Iterable[Listing]) -> bool:
-    """Return whether the listings together cover every point of the namespace, however it is split."""
+    """Return whether the listings together cover every point of the namespace, however it is
+    split.
+    """
     reached = 0
-    for bundle in sorted((parse_bundle(name) for listing in listings for name in listing.bundles), key=lambda bundle: bundle.low):
+    for bundle in sorted(
+        (parse_bundle(name) for listing in listings for name in listing.bundles),
+        key=lambda bundle: bundle.low,
+    ):
         if bundle.low > reached:
             return False
         reached = max(reached, bundle.high)
@@ -67,11 +83,13 @@ def are_whole(listings: Iterable[Listing]) -> bool:
 class Peers:
     """The other brokers that serve bundles of a namespace. Use it within `asking`."""
 
-    def __init__(self, worker: Worker, hosting: Hosting, *, timeout_ms: int, moving_ms: int) -> None:
+    def __init__(
+        self, worker: Worker, hosting: Hosting, *, timeout_ms: int, moving_ms: int
+    ) -> None:
         """`worker` knows the other brokers, `hosting` the local topics.
 
-        A broker that does not answer within `timeout_ms` counts as failed. Questions are repeated for at most `moving_ms` while a bundle
-        moves.
+        A broker that does not answer within `timeout_ms` counts as failed. Questions are repeated
+        for at most `moving_ms` while a bundle moves.
         """
         self._worker = worker
         self._hosting = hosting
@@ -84,7 +102,9 @@ class Peers:
     @asynccontextmanager
     async def asking(self) -> AsyncIterator[None]:
         """Keep HTTP connections to the other brokers open."""
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self._timeout_ms / 1_000)) as self._http:
+        async with aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=self._timeout_ms / 1_000)
+        ) as self._http:
             yield
 
     async def topics_of(self, namespace: str) -> Sequence[str]:
@@ -95,29 +115,46 @@ class Peers:
         return await self._shared(namespace, lambda: self._list_all(namespace))
 
     def here(self, namespace: str) -> Listing:
-        """Return this broker's listing of a namespace. Bundles of other services have no topics in it."""
+        """Return this broker's listing of a namespace. Bundles of other services have no topics in
+        it.
+        """
         hosted = self._hosting.bundles
         names = [name for name in self._worker.open_bundles if namespace_in(name) == namespace]
         bundles = [name for name in names if name not in hosted or hosted[name].ownership.is_good]
-        return Listing(bundles=bundles, topics=(*self._hosting.of_namespace(namespace), *self._hosting.announced_in(namespace)))
+        return Listing(
+            bundles=bundles,
+            topics=(*self._hosting.of_namespace(namespace), *self._hosting.announced_in(namespace)),
+        )
 
     async def ask_all(self, namespace: str, path: str, *, method: str = "GET") -> Sequence[object]:
-        """Return the JSON answer of each other broker with bundles of a namespace to a request of an encoded path with `local=true`.
+        """Return the JSON answer of each other broker with bundles of a namespace to a request of
+        an encoded path with `local=true`.
 
-        Asks all again if a bundle moved meanwhile: it may have been missing at both brokers. What this broker itself does when this
-        returns, before it waits for anything, concerns its bundles in the same placement.
+        Asks all again if a bundle moved meanwhile: it may have been missing at both brokers. What
+        this broker itself does when this returns, before it waits for anything, concerns its
+        bundles in the same placement.
 
         Raises `NotAnswered` if one of them does not answer, or if a bundle kept moving.
         """
-        return await self._ask_placed(namespace, path, method, Deadline.after(timeout_ms=self._moving_ms))
+        return await self._ask_placed(
+            namespace, path, method, Deadline.after(timeout_ms=self._moving_ms)
+        )
 
-    async def _ask_placed(self, namespace: str, path: str, method: str, deadline: Deadline) -> Sequence[object]:
+    async def _ask_placed(
+        self, namespace: str, path: str, method: str, deadline: Deadline
+    ) -> Sequence[object]:
         """Ask as `ask_all` until the deadline."""
         while True:
             placed = self._placed(namespace)
             if None not in placed.values():
-                others = {each.broker: each for each in placed.values() if each is not None and each.broker != self._worker.broker_id}
-                answers = await asyncio.gather(*(self._ask(others[broker], path, method) for broker in sorted(others)))
+                others = {
+                    each.broker: each
+                    for each in placed.values()
+                    if each is not None and each.broker != self._worker.broker_id
+                }
+                answers = await asyncio.gather(
+                    *(self._ask(others[broker], path, method) for broker in sorted(others))
+                )
                 if placed == self._placed(namespace):
                     return answers
             await self._again(namespace, deadline)
@@ -125,22 +162,34 @@ class Peers:
     def _placed(self, namespace: str) -> Mapping[str, BrokerEntry | None]:
         """Return the live broker of each bundle by name, or None while it has none."""
         view = self._worker.view
-        return {each.name: None if each.server is None else view.live.get(each.server) for each in view.bundles_of(namespace)}
+        return {
+            each.name: None if each.server is None else view.live.get(each.server)
+            for each in view.bundles_of(namespace)
+        }
 
     async def _again(self, namespace: str, deadline: Deadline) -> None:
         """Wait before the next question. Raise `NotAnswered` after the deadline."""
         if not deadline.remaining_ms():
-            raise NotAnswered(f"a bundle of namespace {namespace} had no broker for {self._moving_ms} ms; ask again")
+            raise NotAnswered(
+                f"a bundle of namespace {namespace} had no broker for {self._moving_ms} ms; ask"
+                " again"
+            )
         await asyncio.sleep(_AGAIN_S)
 
     async def ask_everyone(self, path: str, *, method: str) -> Sequence[object]:
-        """Return the JSON answer of each other broker that serves Pulsar's clients; see `ask_all`."""
+        """Return the JSON answer of each other broker that serves Pulsar's clients; see
+        `ask_all`.
+        """
         return await asyncio.gather(*(self._ask(broker, path, method) for broker in self._others()))
 
     def _others(self) -> Sequence[BrokerEntry]:
         """Return the other live brokers that serve Pulsar's clients."""
         me = self._worker.broker_id
-        return [each for each in self._worker.view.live_brokers() if pulsar_address(each.joined.addresses) and each.broker != me]
+        return [
+            each
+            for each in self._worker.view.live_brokers()
+            if pulsar_address(each.joined.addresses) and each.broker != me
+        ]
 
     def is_served_here(self, topic: TopicName) -> bool:
         """Return whether this broker serves a topic, or no broker does."""
@@ -148,7 +197,8 @@ class Peers:
         return owner is None or owner.broker == self._worker.broker_id
 
     async def first_answer(self, topic: TopicName, path: str) -> object | None:
-        """Return the answer of a topic's owner to a GET of a path, else the first answer of another broker, else None.
+        """Return the answer of a topic's owner to a GET of a path, else the first answer of another
+        broker, else None.
 
         Raises `NotAnswered` if there is no answer and a broker failed. For the path see `ask_all`.
         """
@@ -168,13 +218,21 @@ class Peers:
         return answers[0] if answers else None
 
     async def answers(self, path: str) -> Sequence[object]:
-        """Return the answers of the other brokers that have one to a GET of a path. Raise `NotAnswered` if there is none and one failed."""
+        """Return the answers of the other brokers that have one to a GET of a path. Raise
+        `NotAnswered` if there is none and one failed.
+        """
         return await self._answers_of(self._others(), path)
 
-    async def _answers_of(self, brokers: Sequence[BrokerEntry], path: str, failed: NotAnswered | None = None) -> Sequence[object]:
-        """Return the answers of those brokers that have one. If there is none, raise the last failure, or `failed`."""
+    async def _answers_of(
+        self, brokers: Sequence[BrokerEntry], path: str, failed: NotAnswered | None = None
+    ) -> Sequence[object]:
+        """Return the answers of those brokers that have one. If there is none, raise the last
+        failure, or `failed`.
+        """
         answers = []
-        for answer in await asyncio.gather(*(self._ask(broker, path) for broker in brokers), return_exceptions=True):
+        for answer in await asyncio.gather(
+            *(self._ask(broker, path) for broker in brokers), return_exceptions=True
+        ):
             if isinstance(answer, NotAnswered):
                 failed = answer
             elif isinstance(answer, BaseException):
@@ -197,16 +255,22 @@ class Peers:
         """
         deadline = Deadline.after(timeout_ms=self._moving_ms)
         while True:
-            answers = await self._ask_placed(namespace, f"/admin/v2/{NON_PERSISTENT}/{namespace}", "GET", deadline)
+            answers = await self._ask_placed(
+                namespace, f"/admin/v2/{NON_PERSISTENT}/{namespace}", "GET", deadline
+            )
             listings = [*map(Listing.read, answers), self.here(namespace)]
             if are_whole(listings):
                 return sorted({topic for listing in listings for topic in listing.topics})
             await self._again(namespace, deadline)
 
-    async def _shared(self, what: str, ask: Callable[[], Coroutine[None, None, Sequence[str]]]) -> Sequence[str]:
-        """Share one question among all callers that arrive while an earlier one runs. Clients that subscribe to a pattern ask all at once.
+    async def _shared(
+        self, what: str, ask: Callable[[], Coroutine[None, None, Sequence[str]]]
+    ) -> Sequence[str]:
+        """Share one question among all callers that arrive while an earlier one runs. Clients that
+        subscribe to a pattern ask all at once.
 
-        They do not get the earlier answer: it may predate their call and lack a topic that they have just created.
+        They do not get the earlier answer: it may predate their call and lack a topic that they
+        have just created.
         """
         running = self._running.get(what)
         if running is None:
@@ -217,13 +281,18 @@ class Peers:
         return await asyncio.shield(task)
 
     async def _behind(
-        self, what: str, running: asyncio.Task[Sequence[str]], ask: Callable[[], Coroutine[None, None, Sequence[str]]]
+        self,
+        what: str,
+        running: asyncio.Task[Sequence[str]],
+        ask: Callable[[], Coroutine[None, None, Sequence[str]]],
     ) -> Sequence[str]:
         await asyncio.wait([running])
         self._running[what] = self._next.pop(what)
         return await ask()
 
-    def _task(self, what: str, asking: Coroutine[None, None, Sequence[str]]) -> asyncio.Task[Sequence[str]]:
+    def _task(
+        self, what: str, asking: Coroutine[None, None, Sequence[str]]
+    ) -> asyncio.Task[Sequence[str]]:
         task = asyncio.get_running_loop().create_task(asking, name=f"the topics of {what}")
         task.add_done_callback(partial(self._finished, what))
         return task
@@ -232,7 +301,8 @@ class Peers:
         if self._running.get(what) is task:
             del self._running[what]
         if not task.cancelled():
-            task.exception()  # Waiting callers get the exception; retrieve it in case there are none.
+            # Waiting callers get the exception; retrieve it in case there are none.
+            task.exception()
 
     async def _ask(self, broker: BrokerEntry, path: str, method: str = "GET") -> object:
         """Return a broker's answer, or None if it has none. Raise `NotAnswered`."""
@@ -243,7 +313,9 @@ class Peers:
             try:
                 local = URL(f"{url}{path}", encoded=True).update_query(local="true")
                 headers, tls = self._worker.own_token.headers(url), self._worker.certificates.client
-                async with self._http.request(method, local, headers=headers, allow_redirects=False, ssl=tls) as response:
+                async with self._http.request(
+                    method, local, headers=headers, allow_redirects=False, ssl=tls
+                ) as response:
                     if response.status == HTTPStatus.NO_CONTENT:
                         return None
                     if response.status == HTTPStatus.OK:

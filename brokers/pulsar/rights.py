@@ -1,6 +1,8 @@
-"""Refuse requests of Pulsar's clients whose role lacks the right for them, and end producers and consumers that lose it.
+"""Refuse requests of Pulsar's clients whose role lacks the right for them, and end producers and
+consumers that lose it.
 
-As in Pulsar, a client whose right is revoked is disconnected from its topics. It looks them up again, and is then refused.
+As in Pulsar, a client whose right is revoked is disconnected from its topics. It looks them up
+again, and is then refused.
 """
 
 from __future__ import annotations
@@ -35,7 +37,15 @@ if TYPE_CHECKING:
 
 _logger: Final = logging.getLogger(__name__)
 
-Guarded = PartitionsAsked | LookupAsked | TopicsAsked | SchemaAsked | SchemaOffered | ProducerAsked | SubscribeAsked
+Guarded = (
+    PartitionsAsked
+    | LookupAsked
+    | TopicsAsked
+    | SchemaAsked
+    | SchemaOffered
+    | ProducerAsked
+    | SubscribeAsked
+)
 
 NEEDS: Final[Mapping[type[Request], Need]] = {
     PartitionsAsked: USE,
@@ -55,7 +65,12 @@ _SESSIONS_PER_TURN: Final = 64
 class Rights:
     """The rights of all clients of one broker."""
 
-    def __init__(self, authorization: Authorization, worker: Worker, sessions: Callable[[], Iterable[Session]]) -> None:
+    def __init__(
+        self,
+        authorization: Authorization,
+        worker: Worker,
+        sessions: Callable[[], Iterable[Session]],
+    ) -> None:
         """`sessions` returns the connected clients."""
         self._authorization = authorization
         self._worker = worker
@@ -63,29 +78,44 @@ class Rights:
         self._changed = asyncio.Event()
 
     def lacking(self, session: Session, request: Guarded) -> str | None:
-        """Return why the role of the client lacks the right for a request; None if it has the right."""
+        """Return why the role of the client lacks the right for a request; None if it has the
+        right.
+        """
         place, identity = _place_of(request), session.connection.identity
         if place is None:
             return None  # The name is none, which is the next thing that is found.
         assert identity is not None, "rights need authentication, which comes first"
         on = request.namespace if isinstance(request, TopicsAsked) else request.topic
-        what, client = f"{request.asked.value} {on[:_SHOWN_MAX]}", session.address.rpartition(":")[0]
-        return self._authorization.check(Surface.PULSAR, identity, NEEDS[type(request)], place, what=what, client=client)
+        what, client = (
+            f"{request.asked.value} {on[:_SHOWN_MAX]}",
+            session.address.rpartition(":")[0],
+        )
+        return self._authorization.check(
+            Surface.PULSAR, identity, NEEDS[type(request)], place, what=what, client=client
+        )
 
     async def refusal(self, session: Session, request: Guarded, why: str) -> Refusal:
         """Return the refusal of a request whose right is lacking, once all rights are read.
 
-        A client whose right was granted a moment ago tries again, as it does if this broker may not have read all rights.
+        A client whose right was granted a moment ago tries again, as it does if this broker may not
+        have read all rights.
         """
         place, identity = _place_of(request), session.connection.identity
         assert place is not None, "the right is lacking"
         assert identity is not None, "rights need authentication, which comes first"
         is_certain = await self._worker.up_to_date(timeout_ms=self._worker.config.lookup_ms)
-        is_final = is_certain and not self._authorization.is_allowed(identity, NEEDS[type(request)], place)
-        return Refusal(error=ServerError.AUTHORIZATION_ERROR if is_final else ServerError.METADATA_ERROR, message=why)
+        is_final = is_certain and not self._authorization.is_allowed(
+            identity, NEEDS[type(request)], place
+        )
+        return Refusal(
+            error=ServerError.AUTHORIZATION_ERROR if is_final else ServerError.METADATA_ERROR,
+            message=why,
+        )
 
     async def follow(self) -> None:
-        """End producers and consumers whose right is revoked, as soon as this broker has read that."""
+        """End producers and consumers whose right is revoked, as soon as this broker has read
+        that.
+        """
         end = self._worker.listen(self._heard, resynced=lambda _: self._changed.set())
         try:
             while True:
@@ -96,7 +126,10 @@ class Rights:
             end()
 
     def _heard(self, folded: Folded) -> None:
-        if any(isinstance(change, PolicyChanged | NamespaceChanged) for change in folded.verdict.changes):
+        if any(
+            isinstance(change, PolicyChanged | NamespaceChanged)
+            for change in folded.verdict.changes
+        ):
             self._changed.set()
 
     async def _end_revoked(self) -> None:
@@ -106,7 +139,10 @@ class Rights:
             try:
                 self._end_revoked_of(session)
             except Exception:  # Rights of other clients must still end.
-                _logger.exception("rights of a Pulsar client could not be ended", extra={"client": session.address})
+                _logger.exception(
+                    "rights of a Pulsar client could not be ended",
+                    extra={"client": session.address},
+                )
                 session.abort()
 
     def _end_revoked_of(self, session: Session) -> None:

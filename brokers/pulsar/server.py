@@ -1,4 +1,6 @@
-"""Accept Pulsar clients, check their connections, and answer questions about the cluster's topics."""
+"""Accept Pulsar clients, check their connections, and answer questions about the cluster's
+topics.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,8 @@ _BACKLOG: Final = 1_024
 # Time for clients to read the last answers at shutdown. Sessions cut off slower clients earlier.
 _CLOSE_S: Final = 2.0
 
-# How long a client that is not admitted has to read why, and how many have that at once: each uses a file of the reserve.
+# How long a client that is not admitted has to read why, and how many have that at once: each uses
+# a file of the reserve.
 _REJECTED_S: Final = 1.0
 _REJECTED_MAX: Final = 16
 
@@ -102,7 +105,9 @@ class Pool(Generic[H]):
 
     @property
     def oldest_above_share(self) -> H | None:
-        """The longest holder of those above their share, or None. If the bound is exceeded there is always one."""
+        """The longest holder of those above their share, or None. If the bound is exceeded there is
+        always one.
+        """
         share_bytes = self.share_bytes
         return next((holder for holder, bytes_ in self._held.items() if bytes_ > share_bytes), None)
 
@@ -133,8 +138,16 @@ class Server:
         self.broker_id = worker.broker_id
         self.counts = Counts()
         config = worker.config
-        self.limits = Limits(message_bytes_max=config.pulsar_message_bytes_max, keep_alive_ms=config.pulsar_keep_alive_ms)
-        self.peers = Peers(worker, service.hosting, timeout_ms=self.settings.peer_ms, moving_ms=self.settings.moving_ms)
+        self.limits = Limits(
+            message_bytes_max=config.pulsar_message_bytes_max,
+            keep_alive_ms=config.pulsar_keep_alive_ms,
+        )
+        self.peers = Peers(
+            worker,
+            service.hosting,
+            timeout_ms=self.settings.peer_ms,
+            moving_ms=self.settings.moving_ms,
+        )
         self.schemas = SchemaSearch(service.schemas, self.peers)
         self.admission = Admission(self)
         self.behind = Pool[Session](bytes_max=self.settings.all_messages_behind_bytes_max)
@@ -145,7 +158,9 @@ class Server:
         service.balancing = lambda: settings_in(worker.view, config.base_settings)
         service.policies.current = self.policies_of
         authorization = worker.authorization
-        self.rights = None if authorization is None else Rights(authorization, worker, lambda: self._sessions)
+        self.rights = (
+            None if authorization is None else Rights(authorization, worker, lambda: self._sessions)
+        )
         self.gate = worker.gate
         self.identity_limits = worker.limits
         self._worker = worker
@@ -172,10 +187,14 @@ class Server:
             handshakes=self._worker.handshakes,
         )
         sweeping = loop.create_task(self._sweep(), name="the sweep of Pulsar clients")
-        following = loop.create_task(self._follow_policies(), name="the policies of Pulsar's namespaces")
+        following = loop.create_task(
+            self._follow_policies(), name="the policies of Pulsar's namespaces"
+        )
         tasks = [sweeping, following]
         if self.rights is not None:
-            tasks.append(loop.create_task(self.rights.follow(), name="the rights of Pulsar clients"))
+            tasks.append(
+                loop.create_task(self.rights.follow(), name="the rights of Pulsar clients")
+            )
         try:
             async with self.peers.asking():
                 yield
@@ -203,25 +222,37 @@ class Server:
     # --- connections ---
 
     def admit(self, session: Session) -> str | None:
-        """Count a new client. Return the problem if there are too many, in total or from its address."""
+        """Count a new client. Return the problem if there are too many, in total or from its
+        address.
+        """
         limits, problem = self.identity_limits, None
         if len(self._sessions) >= self._connections_max:
-            problem = f"the broker has {self._connections_max} connections open (setting pulsar_connections_max)"
+            problem = (
+                f"the broker has {self._connections_max} connections open (setting"
+                " pulsar_connections_max)"
+            )
         elif not limits.connect(Surface.PULSAR, session.identities[0]):
             problem = limits.problem(Limit.CONNECTIONS, session.identities[0])
         if problem is not None:
             self.counts.refused += 1
-            self._log("refused a Pulsar client", session, reason="too many connections", problem=problem)
+            self._log(
+                "refused a Pulsar client", session, reason="too many connections", problem=problem
+            )
             return problem
         self.counts.accepted += 1
         self._sessions[session] = None
         if len(self._sessions) >= self._connections_max:
             bound = "setting pulsar_connections_max, or fewer where ulimit -n is low"
-            self._worker.client_problems[PULSAR] = f"it accepts no more Pulsar clients: {self._connections_max} are connected ({bound})"
+            self._worker.client_problems[PULSAR] = (
+                f"it accepts no more Pulsar clients: {self._connections_max} are connected"
+                f" ({bound})"
+            )
         return None
 
     def reject(self, transport: asyncio.Transport, problem: str) -> None:
-        """Send a client that is not admitted the reason, and disconnect it soon. Clients try again after a pause."""
+        """Send a client that is not admitted the reason, and disconnect it soon. Clients try again
+        after a pause.
+        """
         if self._rejected >= _REJECTED_MAX:
             transport.abort()
             return
@@ -239,7 +270,13 @@ class Server:
     def refused(self, session: Session, refusal: Refusal) -> None:
         """Log that the credentials of a client are refused."""
         client = session.address.rpartition(":")[0]
-        self._worker.audit.refused(Surface.PULSAR, what="CONNECT", why=refusal.problem, fault=refusal.fault.value, client=client)
+        self._worker.audit.refused(
+            Surface.PULSAR,
+            what="CONNECT",
+            why=refusal.problem,
+            fault=refusal.fault.value,
+            client=client,
+        )
 
     def left(self, session: Session) -> None:
         """Remove a client. Clients that were not admitted were never counted."""
@@ -255,24 +292,35 @@ class Server:
             self._emptied.set_result(None)
 
     def keeps_unfinished(self, session: Session, bytes_: int, *, came_bytes: int) -> None:
-        """Note that `bytes_` of an unfinished frame are buffered for a client, after `came_bytes` arrived.
+        """Note that `bytes_` of an unfinished frame are buffered for a client, after `came_bytes`
+        arrived.
 
-        If all clients together exceed the bound, disconnect those above their share, the longest unfinished first.
+        If all clients together exceed the bound, disconnect those above their share, the longest
+        unfinished first.
         """
         held_bytes = self.unfinished.held_by(session)
         if not bytes_ and not held_bytes:
             return
         if bytes_ != held_bytes + came_bytes:
-            self.unfinished.hold(session, 0)  # The client finished a frame, so its current one began just now.
+            # The client finished a frame, so its current one began just now.
+            self.unfinished.hold(session, 0)
         self.unfinished.hold(session, bytes_)
-        while self.unfinished.is_exceeded and (oldest := self.unfinished.oldest_above_share) is not None:
-            problem = f"it sent only {self.unfinished.held_by(oldest)} bytes of a frame, and the memory for unfinished frames is full"
+        while (
+            self.unfinished.is_exceeded
+            and (oldest := self.unfinished.oldest_above_share) is not None
+        ):
+            problem = (
+                f"it sent only {self.unfinished.held_by(oldest)} bytes of a frame, and the memory"
+                " for unfinished frames is full"
+            )
             self.unfinished.hold(oldest, 0)
             self.disconnected(oldest, Violation.NO_ROOM, problem)
             oldest.abort()
 
     def is_behind(self, session: Session, bytes_: int) -> Violation | None:
-        """Note that `bytes_` wait for a client. Return the violation if that is too much, or None."""
+        """Note that `bytes_` wait for a client. Return the violation if that is too much, or
+        None.
+        """
         self.behind.hold(session, bytes_)
         if bytes_ > self.settings.behind_bytes_max:
             return Violation.NEVER_READS
@@ -285,20 +333,30 @@ class Server:
         self._log("disconnected a Pulsar client", session, reason=violation.value, problem=problem)
 
     def last_answer(self, ended: Ended) -> bytes:
-        """Return what to write to a client that is disconnected for speaking another protocol; empty for other reasons."""
+        """Return what to write to a client that is disconnected for speaking another protocol;
+        empty for other reasons.
+        """
         if ended.counted_as is Violation.HTTP:
             address = own_http(self._worker.profile.addresses) or "the HTTP port of a broker"
-            reason = f"this is the port of Pulsar's binary protocol on broker {self.broker_id}; send HTTP requests to {address}"
+            reason = (
+                f"this is the port of Pulsar's binary protocol on broker {self.broker_id}; send"
+                f" HTTP requests to {address}"
+            )
             return raw_answer(HTTPStatus.BAD_REQUEST, {"reason": reason, "error": "WrongPort"})
         if ended.counted_as is Violation.TLS:
-            # Any bytes that are not TLS: clients then report that, and C++ gives up. After a broken connection it would try for 30 s.
+            # Any bytes that are not TLS: clients then report that, and C++ gives up. After a broken
+            # connection it would try for 30 s.
             return replies.error(replies.MINUS_ONE, ServerError.UNSUPPORTED_VERSION, ended.problem)
         return b""
 
     def _log(self, event: str, session: Session, *, reason: str, problem: str) -> None:
-        due = self._worker.audit.due(session.address.rpartition(":")[0], f"pulsar {reason}", shown=session.address)
+        due = self._worker.audit.due(
+            session.address.rpartition(":")[0], f"pulsar {reason}", shown=session.address
+        )
         if due is not None:
-            _logger.info(event, extra={"broker": self.broker_id, "reason": reason, "problem": problem, **due})
+            _logger.info(
+                event, extra={"broker": self.broker_id, "reason": reason, "problem": problem, **due}
+            )
 
     async def _sweep(self) -> None:
         rolled_ms = now_ms()
@@ -309,15 +367,26 @@ class Server:
                 await self._relieve()
                 if now_ms() - rolled_ms >= self._stats_ms:
                     rolled_ms = now_ms()
-                    await self._for_each(list(self.service.hosting.topics.values()), lambda served: served.topic.roll(now_ms()))
+                    await self._for_each(
+                        list(self.service.hosting.topics.values()),
+                        lambda served: served.topic.roll(now_ms()),
+                    )
             except Exception:  # One failing topic must not stop keep-alive.
-                _logger.exception("a sweep of Pulsar clients failed", extra={"broker": self.broker_id})
+                _logger.exception(
+                    "a sweep of Pulsar clients failed", extra={"broker": self.broker_id}
+                )
 
     async def _relieve(self) -> None:
-        """If more waits after moves than `all_waiting_bytes_max`, stop waiting in the largest topics."""
+        """If more waits after moves than `all_waiting_bytes_max`, stop waiting in the largest
+        topics.
+        """
         waiting = self.service.deadlines.waiting()
-        # An upper bound: entries that several subscriptions wait for are stored once. The exact size is computed only if needed.
-        if sum(arrivals.bytes for served in waiting for arrivals in _arrivals_of(served)) <= self.settings.all_waiting_bytes_max:
+        # An upper bound: entries that several subscriptions wait for are stored once. The exact
+        # size is computed only if needed.
+        if (
+            sum(arrivals.bytes for served in waiting for arrivals in _arrivals_of(served))
+            <= self.settings.all_waiting_bytes_max
+        ):
             return
         sizes: dict[Served, int] = {}
         for served in waiting:
@@ -335,7 +404,9 @@ class Server:
         """Stop waiting in one topic, one step per turn of the loop."""
         topic, limits = served.topic, self.settings.topics
         while topic.wake_at_ms is not None and not topic.is_fenced and served.ownership.is_good:
-            self.service.carry_out(served, topic.tick(now_ms() + limits.receipt_wait_ms + limits.reconnect_wait_ms))
+            self.service.carry_out(
+                served, topic.tick(now_ms() + limits.receipt_wait_ms + limits.reconnect_wait_ms)
+            )
             await asyncio.sleep(0)
 
     def _tick(self, session: Session) -> None:
@@ -343,7 +414,10 @@ class Server:
         try:
             session.tick(now_ms())
         except Exception:
-            _logger.exception("the sweep of a Pulsar client failed", extra={"broker": self.broker_id, "client": session.address})
+            _logger.exception(
+                "the sweep of a Pulsar client failed",
+                extra={"broker": self.broker_id, "client": session.address},
+            )
             session.abort()
 
     async def _for_each(self, things: Sequence[T], do: Callable[[T], None]) -> None:
@@ -364,7 +438,9 @@ class Server:
         while True:
             try:
                 what, timeout_ms = "changes of policies", _FOLLOW_MS
-                changed = await self._worker.until(lambda _: policies.changed() or None, timeout_ms=timeout_ms, what=what)
+                changed = await self._worker.until(
+                    lambda _: policies.changed() or None, timeout_ms=timeout_ms, what=what
+                )
             except WorkerEnded:
                 return
             except EquipoiseError:  # Nothing changed for long, or too many callers wait.
@@ -375,7 +451,10 @@ class Server:
                     self.service.hosting.limit(namespace, now_ms=now_ms())
                 except Exception:  # Policies of other namespaces must still apply.
                     about = {"broker": self.broker_id, "namespace": namespace}
-                    _logger.exception("the policies of a namespace could not be applied to its topics", extra=about)
+                    _logger.exception(
+                        "the policies of a namespace could not be applied to its topics",
+                        extra=about,
+                    )
 
     def new_producer_name(self) -> str:
         """Return a name that is unique in the cluster, across restarts of this broker."""
@@ -388,24 +467,35 @@ class Server:
     # --- questions of clients ---
 
     async def locate(self, topic: TopicName) -> str:
-        """Return the Pulsar address of the broker that serves a topic. Wait while the owner is undecided.
+        """Return the Pulsar address of the broker that serves a topic. Wait while the owner is
+        undecided.
 
-        Raises `UnknownNamespace`, `DeadlineExceeded`, `Overloaded`, and `NotServed` if that broker takes no Pulsar clients.
+        Raises `UnknownNamespace`, `DeadlineExceeded`, `Overloaded`, and `NotServed` if that broker
+        takes no Pulsar clients.
         """
-        located = await self._lookups.locate(topic.namespace, topic_hash(topic.full), started_ns=time.monotonic_ns())
+        located = await self._lookups.locate(
+            topic.namespace, topic_hash(topic.full), started_ns=time.monotonic_ns()
+        )
         url = pulsar_address(located.broker.joined.addresses)
         if url is None:
-            problem = f"broker {located.broker.broker}, which serves {topic.full}, accepts no Pulsar clients"
+            problem = (
+                f"broker {located.broker.broker}, which serves {topic.full}, accepts no Pulsar"
+                " clients"
+            )
             raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)
         return url
 
     def check_namespace(self, namespace: str) -> None:
         """Raise `NotServed` if another service serves the namespace."""
         if self._worker.service_of(namespace) is not self.service:
-            raise NotServed(error=ServerError.NOT_ALLOWED, problem=f"namespace {namespace} does not accept Pulsar clients")
+            raise NotServed(
+                error=ServerError.NOT_ALLOWED,
+                problem=f"namespace {namespace} does not accept Pulsar clients",
+            )
 
     async def partitions_of(self, topic: TopicName) -> int:
-        """Return a topic's number of partitions, or 0 if it is not partitioned or is a partition itself.
+        """Return a topic's number of partitions, or 0 if it is not partitioned or is a partition
+        itself.
 
         Raises `UnknownNamespace`, and `NotServed` if another service serves the namespace.
         """
@@ -422,8 +512,9 @@ class Server:
     async def topics_of(self, namespace: str, mode: TopicsMode) -> Sequence[str]:
         """Return the full names of a namespace's topics on all brokers.
 
-        Raises `UnknownNamespace`, and `NotAnswered` if a broker does not answer or a bundle moves for too long. An incomplete list would
-        make clients that subscribe to a pattern drop the missing topics.
+        Raises `UnknownNamespace`, and `NotAnswered` if a broker does not answer or a bundle moves
+        for too long. An incomplete list would make clients that subscribe to a pattern drop the
+        missing topics.
         """
         await self._namespace(namespace)
         if mode is TopicsMode.PERSISTENT:
@@ -431,17 +522,21 @@ class Server:
         return await self.peers.topics_of(namespace)
 
     async def encoded_topics(self, namespace: str, mode: TopicsMode) -> bytes:
-        """Return the encoded list of `topics_of`. Raises as `topics_of`, and `NotServed` if the list is too long for a client."""
+        """Return the encoded list of `topics_of`. Raises as `topics_of`, and `NotServed` if the
+        list is too long for a client.
+        """
         names = await self.topics_of(namespace, mode)
         if self._encoded is None or self._encoded[0] is not names:
             self._encoded = names, replies.encode_topics(names)
-            # Share the bytes only with the callers that get the same list, which all continue in this turn.
+            # Share the bytes only with the callers that get the same list, which all continue in
+            # this turn.
             asyncio.get_running_loop().call_soon(self._forget_encoded)
         encoded = self._encoded[1]
         if len(encoded) > self.limits.message_bytes_max:
             problem = (
-                f"the names of the {len(names)} topics of namespace {namespace} are {len(encoded)} bytes, and clients accept at most "
-                f"{self.limits.message_bytes_max}; ask over HTTP, or spread the topics over more namespaces"
+                f"the names of the {len(names)} topics of namespace {namespace} are {len(encoded)}"
+                f" bytes, and clients accept at most {self.limits.message_bytes_max}; ask over"
+                " HTTP, or spread the topics over more namespaces"
             )
             raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)
         return encoded
@@ -454,16 +549,31 @@ class Server:
         return await self._worker.up_to_date(timeout_ms=self.settings.hold_ms)
 
     async def _namespace(self, name: str) -> NamespaceEntry:
-        """Return a namespace. Raises `UnknownNamespace`, or `DeadlineExceeded` if this broker's view stays too old to deny it."""
+        """Return a namespace. Raises `UnknownNamespace`, or `DeadlineExceeded` if this broker's
+        view stays too old to deny it.
+        """
         return await self._worker.known(
-            name, lambda view: view.namespaces.get(name), timeout_ms=self.settings.hold_ms, what=f"namespace {name}"
+            name,
+            lambda view: view.namespaces.get(name),
+            timeout_ms=self.settings.hold_ms,
+            what=f"namespace {name}",
         )
 
 
 def _arrivals_of(served: Served) -> Iterator[Arrivals]:
-    return (each.arrivals for each in served.topic.subscriptions.values() if each.arrivals is not None)
+    return (
+        each.arrivals for each in served.topic.subscriptions.values() if each.arrivals is not None
+    )
 
 
 def _waiting_bytes(served: Served) -> int:
-    """Return the bytes that wait in a topic. Entries that several subscriptions wait for count once."""
-    return sum({entry.entry_id: len(entry.block) for arrivals in _arrivals_of(served) for entry in arrivals.entries}.values())
+    """Return the bytes that wait in a topic. Entries that several subscriptions wait for count
+    once.
+    """
+    return sum(
+        {
+            entry.entry_id: len(entry.block)
+            for arrivals in _arrivals_of(served)
+            for entry in arrivals.entries
+        }.values()
+    )

@@ -1,14 +1,20 @@
-"""Serve Pulsar's non-persistent topics as a balanced `Service`: open, close, split and merge bundles, and route each message.
+"""Serve Pulsar's non-persistent topics as a balanced `Service`: open, close, split and merge
+bundles, and route each message.
 
 Theory of operation: a bundle moves away like this.
 
-1. The service fences its topics. They now ignore messages without a receipt, so producers send them again.
-2. The service redirects the producers. The destination holds those that arrive before it owns the bundle.
-3. The handover lists the subscriptions and the consumers to wait for. After it the bundle is gone here.
-4. Meanwhile each client answers a PING behind all messages sent to it, which shows that it has received them. The service then redirects
-   its consumers: a client discards messages that its program has not yet read when a consumer reconnects.
+1. The service fences its topics. They now ignore messages without a receipt, so producers send them
+   again.
+2. The service redirects the producers. The destination holds those that arrive before it owns the
+   bundle.
+3. The handover lists the subscriptions and the consumers to wait for. After it the bundle is gone
+   here.
+4. Meanwhile each client answers a PING behind all messages sent to it, which shows that it has
+   received them. The service then redirects its consumers: a client discards messages that its
+   program has not yet read when a consumer reconnects.
 
-The destination creates the topics again, and holds receipts and messages until the former clients are back (`brokers.pulsar.topics.topic`).
+The destination creates the topics again, and holds receipts and messages until the former clients
+are back (`brokers.pulsar.topics.topic`).
 """
 
 from __future__ import annotations
@@ -39,7 +45,15 @@ from equipoise.brokers.pulsar.topics.topic import Outcome, Receipt, TopicState
 from equipoise.brokers.pulsar.traffic import Totals, load_of, topic_loads, totals_of
 from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError
 from equipoise.brokers.pulsar.wire.requests import Sent
-from equipoise.brokers.runtime.service import Bundle, Ownership, OwnershipLost, Peer, Service, Work, pulsar_address
+from equipoise.brokers.runtime.service import (
+    Bundle,
+    Ownership,
+    OwnershipLost,
+    Peer,
+    Service,
+    Work,
+    pulsar_address,
+)
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.core.ranges import TopicName
 from equipoise.channel.system.deadline import Deadline
@@ -74,8 +88,8 @@ class PulsarService(Service):
     def __init__(self, settings: Settings | None = None) -> None:
         """Use the default settings unless others are given."""
         self.settings = settings or Settings()
-        # The least time that a client's program has to read a message from its library before its consumer reconnects. The server sets it
-        # from an operator's setting.
+        # The least time that a client's program has to read a message from its library before its
+        # consumer reconnects. The server sets it from an operator's setting.
         self.settle_ms = 0
         # Returns the settings in force. The server replaces it.
         self.balancing: Callable[[], BalancingSettings] = BalancingSettings
@@ -88,7 +102,11 @@ class PulsarService(Service):
         self.schemas = Schemas()
         self.counts = Counts()
         self._warming: dict[str, tuple[Bundle, asyncio.Future[None]]] = {}
-        self._closed = ClosedBundles(bytes_max=self.settings.closed_bytes_max, kept_ms=self.settings.closed_ms, on_lost=self._lost)
+        self._closed = ClosedBundles(
+            bytes_max=self.settings.closed_bytes_max,
+            kept_ms=self.settings.closed_ms,
+            on_lost=self._lost,
+        )
         self._redirecting: set[asyncio.Task[None]] = set()
         self.deadlines = Deadlines(self._pass_deadline, now_ms=now_ms)
         self._counted: Mapping[str, Totals] = {}
@@ -96,8 +114,11 @@ class PulsarService(Service):
 
     # --- calls by the worker ---
 
-    async def prepare(self, bundle: Bundle, source: Peer | None) -> None:  # noqa: ARG002 - clients are held by bundle
-        """Hold clients that ask for this bundle from now on. The source redirects them here when it releases the bundle."""
+    # Clients are held by bundle.
+    async def prepare(self, bundle: Bundle, source: Peer | None) -> None:  # noqa: ARG002
+        """Hold clients that ask for this bundle from now on. The source redirects them here when it
+        releases the bundle.
+        """
         self._warming.setdefault(bundle.name, (bundle, asyncio.get_running_loop().create_future()))
 
     async def discard(self, bundle: Bundle) -> None:
@@ -113,18 +134,35 @@ class PulsarService(Service):
         finally:
             self._end_warming(ownership.bundle.name)
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:  # noqa: ARG002 - it never waits
-        """Close a bundle as the module docstring describes. Consumers are redirected after this returns."""
+    # It never waits.
+    async def close(
+        self,
+        bundle: Bundle,
+        moved_to: Peer | None,
+        deadline: Deadline,  # noqa: ARG002
+    ) -> bytes | None:
+        """Close a bundle as the module docstring describes. Consumers are redirected after this
+        returns.
+        """
         url = None if moved_to is None else pulsar_address(moved_to.addresses)
         hosted = self.hosting.bundles.get(bundle.name)
         released = self.hosting.close(bundle.name)
         states = self._disconnect(released, url)  # 1., 2., 4.
-        return None if hosted is None else self._left(hosted.ownership, states, is_moving=moved_to is not None)  # 3.
+        # 3.
+        return (
+            None
+            if hosted is None
+            else self._left(hosted.ownership, states, is_moving=moved_to is not None)
+        )
 
     def _disconnect(self, released: Sequence[Served], url: str | None) -> Mapping[str, TopicState]:
-        """Fence topics, and redirect their clients: producers now, consumers once they have their messages. Return the topics' states."""
+        """Fence topics, and redirect their clients: producers now, consumers once they have their
+        messages. Return the topics' states.
+        """
         states = {served.name: _fenced(served) for served in released}
-        producers = [producer for served in released for producer in served.topic.producers.values()]
+        producers = [
+            producer for served in released for producer in served.topic.producers.values()
+        ]
         consumers: defaultdict[Session, list[Consumer]] = defaultdict(list)
         for served in released:
             for consumer in served.topic.consumers:
@@ -135,8 +173,11 @@ class PulsarService(Service):
             self._in_background(self._redirect_consumers(session, of_session, url))
         return states
 
-    async def fetch(self, bundle: Bundle, token: int) -> bytes | None:  # noqa: ARG002 - one state is kept for each bundle
-        """Return what did not fit into the handover, with all undelivered messages, or None if nothing is kept."""
+    # One state is kept for each bundle.
+    async def fetch(self, bundle: Bundle, token: int) -> bytes | None:  # noqa: ARG002
+        """Return what did not fit into the handover, with all undelivered messages, or None if
+        nothing is kept.
+        """
         left = self._closed.get(bundle.name)
         if left is None:
             return None
@@ -144,10 +185,14 @@ class PulsarService(Service):
         self._closed.fetched(left)
         return fetchable
 
-    def _left(self, ownership: Ownership, states: Mapping[str, TopicState], *, is_moving: bool) -> bytes | None:
-        """Return the handover of a bundle that closes here. Keep what must be fetched, or everything if the bundle has no destination.
+    def _left(
+        self, ownership: Ownership, states: Mapping[str, TopicState], *, is_moving: bool
+    ) -> bytes | None:
+        """Return the handover of a bundle that closes here. Keep what must be fetched, or
+        everything if the bundle has no destination.
 
-        Without a destination this broker may reopen these points: a merge that finds one of its two bundles still opening closes both.
+        Without a destination this broker may reopen these points: a merge that finds one of its two
+        bundles still opening closes both.
         """
         left = Left(bundle=ownership.bundle, token=ownership.token)
         if states:  # Also topics without subscriptions: the next owner must know that they exist.
@@ -155,7 +200,9 @@ class PulsarService(Service):
             self.counts.dropped += encoded.dropped
             self.counts.consumers_forgotten += encoded.forgotten
             is_awaited = is_moving and not encoded.is_complete
-            left = replace(left, handover=encoded.handover, states=encoded.states, is_awaited=is_awaited)
+            left = replace(
+                left, handover=encoded.handover, states=encoded.states, is_awaited=is_awaited
+            )
         if left.is_awaited or not is_moving:
             self._closed.keep(left)
         return left.handover
@@ -165,15 +212,22 @@ class PulsarService(Service):
         self.counts.dropped += left.messages
         about = {"broker": self.host.broker_id, "bundle": left.bundle.name, "token": left.token}
         _logger.warning(
-            "lost %d messages and the names of %d topics: the next owner did not fetch them", left.messages, len(left.states), extra=about
+            "lost %d messages and the names of %d topics: the next owner did not fetch them",
+            left.messages,
+            len(left.states),
+            extra=about,
         )
 
     def split(self, parent: Bundle, children: Sequence[Ownership]) -> None:
         """Assign the topics of `parent` to its children. Clients are not affected."""
         self.hosting.reshape([parent], children)
 
-    async def split_points(self, bundle: Bundle, algorithm: str, positions: Sequence[int] | None) -> Sequence[int]:
-        """Return where to split a bundle, by its topics. A split that an operator requests is made even with too few topics."""
+    async def split_points(
+        self, bundle: Bundle, algorithm: str, positions: Sequence[int] | None
+    ) -> Sequence[int]:
+        """Return where to split a bundle, by its topics. A split that an operator requests is made
+        even with too few topics.
+        """
         hosted = self.hosting.bundles.get(bundle.name)
         topics = () if hosted is None else topic_loads(hosted.topics.values())
         settings = self.balancing()
@@ -200,21 +254,35 @@ class PulsarService(Service):
         """Return each bundle's load per second since the last call, and its connected clients."""
         now = time.monotonic()
         seconds, self._counted_since = max(now - self._counted_since, 0.001), now
-        before, self._counted = self._counted, {name: totals_of(served.topic) for name, served in self.hosting.topics.items()}
-        return {name: load_of(hosted.topics.values(), before, self._counted, seconds) for name, hosted in self.hosting.bundles.items()}
+        before, self._counted = (
+            self._counted,
+            {name: totals_of(served.topic) for name, served in self.hosting.topics.items()},
+        )
+        return {
+            name: load_of(hosted.topics.values(), before, self._counted, seconds)
+            for name, hosted in self.hosting.bundles.items()
+        }
 
     # --- calls by sessions ---
 
     def served_now(self, topic: TopicName) -> Served | None:
         """Return a topic that is usable here at this moment, or None. Does not wait."""
         served = self.hosting.topics.get(topic.full)
-        return served if served is not None and not served.topic.is_fenced and served.ownership.is_good else None
+        return (
+            served
+            if served is not None and not served.topic.is_fenced and served.ownership.is_good
+            else None
+        )
 
-    async def serve(self, topic: TopicName, admit: Callable[[TopicName], AbstractAsyncContextManager[None]]) -> Served | Peer:
-        """Return the topic, created if necessary, or the peer that serves it. Wait while its bundle has no owner or is moving here.
+    async def serve(
+        self, topic: TopicName, admit: Callable[[TopicName], AbstractAsyncContextManager[None]]
+    ) -> Served | Peer:
+        """Return the topic, created if necessary, or the peer that serves it. Wait while its bundle
+        has no owner or is moving here.
 
-        `admit` raises an error if the topic must not be created. It is entered once the bundle is open here, with what the former owner
-        handed over, so that the topic is known not to exist. It is left once the topic is created.
+        `admit` raises an error if the topic must not be created. It is entered once the bundle is
+        open here, with what the former owner handed over, so that the topic is known not to exist.
+        It is left once the topic is created.
 
         Raises `UnknownNamespace`, `DeadlineExceeded`, `NotServed` and `Overloaded`.
         """
@@ -223,13 +291,22 @@ class PulsarService(Service):
         async with AsyncExitStack() as admitted:
             while True:
                 await self._warmed(topic, deadline)
-                routed = await self.host.route(topic.namespace, topic.full, timeout_ms=deadline.remaining_ms())
+                routed = await self.host.route(
+                    topic.namespace, topic.full, timeout_ms=deadline.remaining_ms()
+                )
                 if isinstance(routed, Peer):
                     return routed
                 if not routed.is_good:
                     continue  # It was lost between the answer and this turn.
-                if not is_admitted and routed.bundle.name in self.hosting.bundles and topic.full not in self.hosting.topics:
-                    await deadline.wait(admitted.enter_async_context(admit(topic)), what=f"room for topic {topic.full}")
+                if (
+                    not is_admitted
+                    and routed.bundle.name in self.hosting.bundles
+                    and topic.full not in self.hosting.topics
+                ):
+                    await deadline.wait(
+                        admitted.enter_async_context(admit(topic)),
+                        what=f"room for topic {topic.full}",
+                    )
                     is_admitted = True
                     continue  # The bundle may have moved meanwhile.
                 served = self.hosting.topic(routed.bundle.name, topic.full, now_ms=now_ms())
@@ -243,16 +320,22 @@ class PulsarService(Service):
     # --- calls by operators ---
 
     def keep(self, served: Served) -> None:
-        """Keep a topic without clients for `inactive_ms`, because it has just been created, or has come here without them."""
+        """Keep a topic without clients for `inactive_ms`, because it has just been created, or has
+        come here without them.
+        """
         served.is_kept = True
-        asyncio.get_running_loop().call_later(self.settings.inactive_ms / 1_000, self._keep_no_longer, served)
+        asyncio.get_running_loop().call_later(
+            self.settings.inactive_ms / 1_000, self._keep_no_longer, served
+        )
 
     def _keep_no_longer(self, served: Served) -> None:
         served.is_kept = False
         self.hosting.forget_if_idle(served)
 
     def unload(self, served: Served) -> None:
-        """Make the clients of one topic look it up again. It goes on here as after a move, so that no message is lost."""
+        """Make the clients of one topic look it up again. It goes on here as after a move, so that
+        no message is lost.
+        """
         states = self._disconnect([served], None)
         self._await_clients([self.hosting.renew(served, states[served.name], now_ms=now_ms())])
 
@@ -267,10 +350,14 @@ class PulsarService(Service):
             session_of(consumer).redirect_consumer(consumer, None)
         self.hosting.forget_if_idle(served)
 
-    def publish(self, served: Served, producer: Producer, entries: Sequence[Sent]) -> Sequence[Sent]:
-        """Publish entries of one producer, in order. Return those that must wait (`Topic.room_for`): publish them again.
+    def publish(
+        self, served: Served, producer: Producer, entries: Sequence[Sent]
+    ) -> Sequence[Sent]:
+        """Publish entries of one producer, in order. Return those that must wait
+        (`Topic.room_for`): publish them again.
 
-        Without a valid ownership they get no receipt, and the client sends them again. So it does if the producer was removed meanwhile.
+        Without a valid ownership they get no receipt, and the client sends them again. So it does
+        if the producer was removed meanwhile.
         """
         topic, patience = served.topic, session_of(producer).patience
         while entries and topic.producers.get(producer.name) is producer:
@@ -286,7 +373,8 @@ class PulsarService(Service):
         if topic.is_fenced:
             return
         try:
-            # One work for all of them: nothing else runs between its two checks, unless receipts are held.
+            # One work for all of them: nothing else runs between its two checks, unless receipts
+            # are held.
             work = served.ownership.begin(served.name)
         except OwnershipLost as lost:
             self._withhold(served, producer, is_closed=lost.is_closed)
@@ -299,7 +387,9 @@ class PulsarService(Service):
         self.carry_out(served, outcome)
 
     def flow(self, served: Served, consumer: Consumer, permits: int) -> None:
-        """Add to a consumer's permits and deliver. Without a valid ownership only note the permits."""
+        """Add to a consumer's permits and deliver. Without a valid ownership only note the
+        permits.
+        """
         if served.ownership.is_good:
             self.carry_out(served, served.topic.flow(consumer, permits, now_ms()))
         else:
@@ -309,7 +399,9 @@ class PulsarService(Service):
     def resume(self, served: Served, consumer: Consumer) -> None:
         """Note that a consumer's connection is writable again, and deliver; see `flow`."""
         if served.ownership.is_good:
-            self.carry_out(served, served.topic.writable(consumer, is_writable=True, now_ms=now_ms()))
+            self.carry_out(
+                served, served.topic.writable(consumer, is_writable=True, now_ms=now_ms())
+            )
         else:
             served.topic.note_writable(consumer)
             self.deadlines.put_off(served)
@@ -317,8 +409,8 @@ class PulsarService(Service):
     def carry_out(self, served: Served, outcome: Outcome) -> None:
         """Write the outcome of a topic's step: messages first, then their receipts.
 
-        All second checks run before anything is written, because writing may call this topic again. Entries that fail the check are not
-        delivered.
+        All second checks run before anything is written, because writing may call this topic again.
+        Entries that fail the check are not delivered.
         """
         topic, counts = served.topic, self.counts
         deliveries: Sequence[Delivery] = outcome.deliveries
@@ -355,13 +447,17 @@ class PulsarService(Service):
         return True
 
     def forget_producers(self, served: Served, producers: Collection[Producer]) -> None:
-        """Remove producers and their entries without a receipt. Drop the topic if it is then idle."""
+        """Remove producers and their entries without a receipt. Drop the topic if it is then
+        idle.
+        """
         served.forget_works(served.topic.remove_producers(producers))
         self.hosting.forget_if_idle(served)
 
     @staticmethod
     def _refused(served: Served, receipts: Sequence[Receipt]) -> Mapping[Receipt, bool]:
-        """Run the second check of each receipt's work. Return the receipts that fail, and whether their bundle is already closed here."""
+        """Run the second check of each receipt's work. Return the receipts that fail, and whether
+        their bundle is already closed here.
+        """
         refused: dict[Receipt, bool] = {}
         finished: Work | None = None
         for receipt in receipts:
@@ -372,16 +468,26 @@ class PulsarService(Service):
             if work is finished:
                 continue  # Entries that came together share their work.
             try:
-                work.finish(message=f"{receipt.producer.name}:{receipt.sequence_id}" if work.is_recorded else None)
+                work.finish(
+                    message=(
+                        f"{receipt.producer.name}:{receipt.sequence_id}"
+                        if work.is_recorded
+                        else None
+                    )
+                )
                 finished = None if work.is_recorded else work
             except OwnershipLost as lost:
                 refused[receipt] = lost.is_closed
         return refused
 
-    def _without(self, served: Served, outcome: Outcome, refused: Mapping[Receipt, bool]) -> tuple[Sequence[Delivery], Sequence[Receipt]]:
-        """Return the deliveries and receipts of an outcome without the refused ones, whose producers send them again.
+    def _without(
+        self, served: Served, outcome: Outcome, refused: Mapping[Receipt, bool]
+    ) -> tuple[Sequence[Delivery], Sequence[Receipt]]:
+        """Return the deliveries and receipts of an outcome without the refused ones, whose
+        producers send them again.
 
-        Deliveries whose entry has no receipt in this outcome stay: they got one before, here or from the former owner.
+        Deliveries whose entry has no receipt in this outcome stay: they got one before, here or
+        from the former owner.
         """
         topic = served.topic
         again = {receipt.entry_id for receipt in refused}
@@ -392,11 +498,14 @@ class PulsarService(Service):
         topic.forget(again)
         for receipt, is_closed in refused.items():
             self._withhold(served, receipt.producer, is_closed=is_closed)
-        deliveries = [delivery for delivery in outcome.deliveries if delivery[1].entry_id not in again]
+        deliveries = [
+            delivery for delivery in outcome.deliveries if delivery[1].entry_id not in again
+        ]
         return deliveries, [receipt for receipt in outcome.receipts if receipt not in refused]
 
     def _withhold(self, served: Served, producer: Producer, *, is_closed: bool) -> None:
-        """Withhold a receipt, and make its producer reconnect so that it sends this and later messages again.
+        """Withhold a receipt, and make its producer reconnect so that it sends this and later
+        messages again.
 
         If the bundle is already closed here, its `close` redirects the producer.
         """
@@ -406,15 +515,20 @@ class PulsarService(Service):
             self.forget_producers(served, (producer,))
 
     async def all_fetched(self) -> None:
-        """Wait until next owners have fetched what they need. Stop at a deadline, or when no fetch happens for `next_fetch_ms`."""
+        """Wait until next owners have fetched what they need. Stop at a deadline, or when no fetch
+        happens for `next_fetch_ms`.
+        """
         deadline = Deadline.after(timeout_ms=self.settings.all_fetched_ms)
         is_fetching = True
         while is_fetching and self._closed.awaited and deadline.remaining_ms():
-            is_fetching = await self._closed.next_fetch(timeout_ms=min(self.settings.next_fetch_ms, deadline.remaining_ms()))
+            is_fetching = await self._closed.next_fetch(
+                timeout_ms=min(self.settings.next_fetch_ms, deadline.remaining_ms())
+            )
         if self._closed.awaited:
             about = {"broker": self.host.broker_id}
             _logger.warning(
-                "lost the states of %d closed bundles: their next owners did not fetch them before this broker ended",
+                "lost the states of %d closed bundles: their next owners did not fetch them before"
+                " this broker ended",
                 self._closed.awaited,
                 extra=about,
             )
@@ -426,8 +540,12 @@ class PulsarService(Service):
 
     # --- opening and closing bundles ---
 
-    async def _states(self, ownership: Ownership, handover: bytes | None) -> Mapping[str, TopicState]:
-        """Return the topic states that the former owner handed over. Damaged or missing states cost messages, never the bundle."""
+    async def _states(
+        self, ownership: Ownership, handover: bytes | None
+    ) -> Mapping[str, TopicState]:
+        """Return the topic states that the former owner handed over. Damaged or missing states cost
+        messages, never the bundle.
+        """
         if handover is None:
             return self._states_left_here(ownership)
         try:
@@ -440,15 +558,22 @@ class PulsarService(Service):
             return await self._fetched(ownership, handover)
         except EquipoiseError as error:
             self.counts.handovers_damaged += 1
-            about = {"broker": self.host.broker_id, "bundle": ownership.bundle.name, "token": ownership.token}
-            _logger.warning("topics start without the state of their former owner: %s", error, extra=about)
+            about = {
+                "broker": self.host.broker_id,
+                "bundle": ownership.bundle.name,
+                "token": ownership.token,
+            }
+            _logger.warning(
+                "topics start without the state of their former owner: %s", error, extra=about
+            )
         try:
             return handovers.decode(handover, None)
         except EquipoiseError:
             return {}
 
     async def _fetched(self, ownership: Ownership, handover: bytes) -> Mapping[str, TopicState]:
-        """Fetch what the handover lacks. Try twice if the first try fails early: up to 32 MiB of receipted messages depend on it.
+        """Fetch what the handover lacks. Try twice if the first try fails early: up to 32 MiB of
+        receipted messages depend on it.
 
         Raises `PeerError`, and any error of the fetch.
         """
@@ -458,7 +583,11 @@ class PulsarService(Service):
         except EquipoiseError as error:
             if not again_by.remaining_ms():
                 raise
-            about = {"broker": self.host.broker_id, "bundle": ownership.bundle.name, "token": ownership.token}
+            about = {
+                "broker": self.host.broker_id,
+                "bundle": ownership.bundle.name,
+                "token": ownership.token,
+            }
             _logger.info("fetching the state of a bundle again: %s", error, extra=about)
         return await self._fetched_once(ownership, handover)
 
@@ -470,14 +599,19 @@ class PulsarService(Service):
         return await asyncio.to_thread(handovers.decode, handover, fetched)
 
     def _states_left_here(self, ownership: Ownership) -> Mapping[str, TopicState]:
-        """Return the states that this broker kept when it closed these topics, if no other broker has owned them since."""
+        """Return the states that this broker kept when it closed these topics, if no other broker
+        has owned them since.
+        """
         states: dict[str, TopicState] = {}
         for left in self._closed.of_ownership(ownership.bundle, ownership.token):
             states |= left.states
         return states
 
-    async def _redirect_consumers(self, session: Session, consumers: Sequence[Consumer], url: str | None) -> None:
-        """Wait until a client has received its messages and its program has had time to read them, then redirect its consumers.
+    async def _redirect_consumers(
+        self, session: Session, consumers: Sequence[Consumer], url: str | None
+    ) -> None:
+        """Wait until a client has received its messages and its program has had time to read them,
+        then redirect its consumers.
 
         A client that answers slowly lacks CPU, so its program gets as much time again.
         """
@@ -485,9 +619,16 @@ class PulsarService(Service):
         taken = session.taken()
         if taken is not None:
             await asyncio.wait([taken], timeout=self.settings.drain_wait_ms / 1_000)
-        if session.client_version.startswith(_JAVA) and (taken is not None or session.taken_at_ms is not None):
-            # The client may have answered a moment ago for another bundle; its program may still be reading those messages.
-            passed_ms = 0 if taken is not None or session.taken_at_ms is None else began_ms - session.taken_at_ms
+        if session.client_version.startswith(_JAVA) and (
+            taken is not None or session.taken_at_ms is not None
+        ):
+            # The client may have answered a moment ago for another bundle; its program may still be
+            # reading those messages.
+            passed_ms = (
+                0
+                if taken is not None or session.taken_at_ms is None
+                else began_ms - session.taken_at_ms
+            )
             settle_ms = max(settle_ms, self.settings.settle_java_ms - passed_ms)
         await asyncio.sleep(max(settle_ms, now_ms() - began_ms) / 1_000)
         for consumer in consumers:
@@ -499,7 +640,9 @@ class PulsarService(Service):
         task.add_done_callback(self._redirecting.discard)
 
     async def _warmed(self, topic: TopicName, deadline: Deadline) -> None:
-        """Wait while the bundle of a topic is moving here, so that clients are not sent back to a source that is releasing it."""
+        """Wait while the bundle of a topic is moving here, so that clients are not sent back to a
+        source that is releasing it.
+        """
         for bundle, arrived in list(self._warming.values()):
             if bundle.contains(topic.namespace, topic.full):
                 timeout_s = min(self.settings.warming_hold_ms, deadline.remaining_ms()) / 1_000
@@ -528,7 +671,9 @@ class PulsarService(Service):
             asyncio.get_running_loop().call_later(wait_s, self._forget_idle, opened)
 
     def _forget_idle(self, opened: Sequence[Served]) -> None:
-        """Drop the topics of an opened bundle whose clients did not return. Call this when waiting is over."""
+        """Drop the topics of an opened bundle whose clients did not return. Call this when waiting
+        is over.
+        """
         for served in opened:
             self.hosting.forget_if_idle(served)
 
@@ -558,7 +703,8 @@ def now_ms() -> int:
 def _fenced(served: Served) -> TopicState:
     """Fence a topic and return its state.
 
-    The ownership is void, so entries without a receipt are removed: they get none, and their producers send them again.
+    The ownership is void, so entries without a receipt are removed: they get none, and their
+    producers send them again.
     """
     served.topic.forget({receipt.entry_id for receipt in served.topic.fence().receipts})
     served.works.clear()

@@ -1,4 +1,5 @@
-"""Run one client connection on the asyncio loop: reading, bounded writing, keep-alive, producers and consumers.
+"""Run one client connection on the asyncio loop: reading, bounded writing, keep-alive, producers
+and consumers.
 
 `brokers.pulsar.answers` handles the client's requests.
 """
@@ -37,12 +38,13 @@ A = TypeVar("A", Producer, Consumer)
 # Time for a closed client to read the last answers; it may read nothing at all.
 _LAST_READ_S: Final = 1.0
 
-# Deliveries up to this size count when the turn is written: the system buffers them for a client that keeps up. More counts at once. One
-# turn may deliver to thousands of clients, and none can read before it ends.
+# Deliveries up to this size count when the turn is written: the system buffers them for a client
+# that keeps up. More counts at once. One turn may deliver to thousands of clients, and none can
+# read before it ends.
 _WRITTEN_AT_ONCE_BYTES: Final = 16 * 1024
 
-# After this much of a client's input the other connections have a turn. Otherwise uvloop would read 32 chunks of 256 KiB from a producer
-# before it reads the FLOW of a consumer.
+# After this much of a client's input the other connections have a turn. Otherwise uvloop would read
+# 32 chunks of 256 KiB from a producer before it reads the FLOW of a consumer.
 _TURN_BYTES: Final = 64 * 1024
 
 # How soon to try again what waits for other clients: they have had several turns.
@@ -51,7 +53,8 @@ _WAIT_MS: Final = 1
 # The same for what waits for a publish rate, at most: a policy that changes meanwhile is noticed.
 _REST_MS: Final = 500
 
-# The same for what exceeds a rate of the client's identity: settings do not change, but a connection that is gone must not be kept.
+# The same for what exceeds a rate of the client's identity: settings do not change, but a
+# connection that is gone must not be kept.
 _LIMITED_MS: Final = 10_000
 
 # Linux only. Elsewhere acknowledgements are delayed as the system likes.
@@ -91,7 +94,8 @@ class Session(asyncio.Protocol):
         self._service = server.service
         self._transport: asyncio.Transport | None = None
         self._is_busy = False
-        # Whether reading is paused by the publish rate of a topic, or by a rate of the client's identity.
+        # Whether reading is paused by the publish rate of a topic, or by a rate of the client's
+        # identity.
         self._is_throttled = False
         self._is_write_due = False
         self._has_left = False
@@ -102,13 +106,18 @@ class Session(asyncio.Protocol):
         self.taken_at_ms: int | None = None
         self._certificate: Certificate | None = None
         authenticate = None if server.gate is None else self._authenticate
-        self.connection = Connection(limits=server.limits, now_ms=now_ms(), authenticate=authenticate, admit=self._admit)
+        self.connection = Connection(
+            limits=server.limits, now_ms=now_ms(), authenticate=authenticate, admit=self._admit
+        )
         self.address = ""
         self.identities: list[str] = []
-        """Those among whose connections this one counts: of the address, then of the role. What the client takes counts for the last."""
+        """Those among whose connections this one counts: of the address, then of the role. What the
+        client takes counts for the last."""
         self.client_version = ""
         self.is_writable = True
-        self.patience = Patience(wait_ms=self._service.settings.topics.permits_wait_ms, now_ms=now_ms())
+        self.patience = Patience(
+            wait_ms=self._service.settings.topics.permits_wait_ms, now_ms=now_ms()
+        )
         self.producers: dict[Producer, Served] = {}
         self.consumers: dict[Consumer, Served] = {}
         self._answers = Answers(self, server)
@@ -122,7 +131,9 @@ class Session(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         self.address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
         self._certificate = transport.get_extra_info("peercert")
-        self.identities.append(self._server.identity_limits.of_address(self.address.rpartition(":")[0]))
+        self.identities.append(
+            self._server.identity_limits.of_address(self.address.rpartition(":")[0])
+        )
         transport.set_write_buffer_limits(high=self._server.settings.write_buffer_bytes)
         problem = self._server.admit(self)
         if problem is not None:
@@ -130,16 +141,26 @@ class Session(asyncio.Protocol):
             self._server.reject(transport, problem)
 
     def data_received(self, data: bytes) -> None:
-        """Handle the complete frames, in order. Leave the rest of a large batch to the next turn."""
+        """Handle the complete frames, in order. Leave the rest of a large batch to the next
+        turn.
+        """
         now, asked = now_ms(), self.connection.asked
         self._take(self.connection.receive(data, now))
-        self._server.identity_limits.took(self.identities[-1], now, requests=self.connection.asked - asked, received_bytes=len(data))
+        self._server.identity_limits.took(
+            self.identities[-1],
+            now,
+            requests=self.connection.asked - asked,
+            received_bytes=len(data),
+        )
         if self._probes:
             self._answer_probes()
         self.write_soon()
         reader = self.connection.reader
-        # Whole frames that are left for later are no unfinished frame. They are one read of the transport at most.
-        self._server.keeps_unfinished(self, 0 if reader.has_more else reader.pending_bytes, came_bytes=len(data))
+        # Whole frames that are left for later are no unfinished frame. They are one read of the
+        # transport at most.
+        self._server.keeps_unfinished(
+            self, 0 if reader.has_more else reader.pending_bytes, came_bytes=len(data)
+        )
         if self.connection.is_held:
             self._set_busy(is_busy=True)
             return
@@ -150,14 +171,20 @@ class Session(asyncio.Protocol):
             self._acknowledge()
 
     def _acknowledge(self) -> None:
-        """Acknowledge the bytes read now, not in 40 ms: a client without TCP_NODELAY sends the rest of its frame only then."""
+        """Acknowledge the bytes read now, not in 40 ms: a client without TCP_NODELAY sends the rest
+        of its frame only then.
+        """
         # The system soon returns to delays, so set the option each time.
         if self._transport is not None and _QUICK_ACK is not None:
             with suppress(OSError):  # The client may have reset the connection.
-                self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, _QUICK_ACK, 1)
+                self._transport.get_extra_info("socket").setsockopt(
+                    socket.IPPROTO_TCP, _QUICK_ACK, 1
+                )
 
     def _pause(self, ms: int) -> None:
-        """Pause reading until this time has passed, so that at most one chunk of the transport accumulates."""
+        """Pause reading until this time has passed, so that at most one chunk of the transport
+        accumulates.
+        """
         if not self._is_busy:
             asyncio.get_running_loop().call_later(ms / 1_000, self._go_on)
             self._set_busy(is_busy=True)
@@ -174,9 +201,11 @@ class Session(asyncio.Protocol):
             self._set_busy(is_busy=False)
 
     def _rest(self) -> bool:
-        """Pause reading if the client exceeds a rate. Return whether it does; False while reading is paused already.
+        """Pause reading if the client exceeds a rate. Return whether it does; False while reading
+        is paused already.
 
-        It is no error: a refused request would fail in the client's program, and a refused message would be lost.
+        It is no error: a refused request would fail in the client's program, and a refused message
+        would be lost.
         """
         if self._has_left or self._is_busy:
             return False
@@ -193,7 +222,9 @@ class Session(asyncio.Protocol):
             (self._transport.pause_reading if is_busy else self._transport.resume_reading)()
 
     def pause_writing(self) -> None:
-        """Note that the client reads too slowly. Messages for its consumers are now dropped and counted."""
+        """Note that the client reads too slowly. Messages for its consumers are now dropped and
+        counted.
+        """
         # Only set the flag: the transport calls this during a write.
         self.is_writable = False
         for consumer, served in self.consumers.items():
@@ -207,10 +238,13 @@ class Session(asyncio.Protocol):
             self._service.resume(served, consumer)
 
     def eof_received(self) -> None:
-        """Close the connection after the client's end of stream. It may read nothing either, so its socket must not stay open."""
+        """Close the connection after the client's end of stream. It may read nothing either, so its
+        socket must not stay open.
+        """
         self.close()
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the reason changes nothing
+    # The reason changes nothing.
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Remove the client and all its producers and consumers."""
         self._leave()
         self._server.left(self)
@@ -218,7 +252,9 @@ class Session(asyncio.Protocol):
     # --- authentication ---
 
     def _authenticate(self, credentials: Credentials | None) -> Identity | Refusal | None:
-        """Return who the client is, why it is refused, or None if a hash must be computed: then `check_credentials` follows."""
+        """Return who the client is, why it is refused, or None if a hash must be computed: then
+        `check_credentials` follows.
+        """
         assert self._server.gate is not None, "otherwise nothing is asked"
         return self._noted(self._server.gate.check(Surface.PULSAR, credentials, self._certificate))
 
@@ -231,13 +267,17 @@ class Session(asyncio.Protocol):
         """Count the connection for its role. Raise `PulsarProtocolError` if that has too many."""
         limits, role = self._server.identity_limits, of_role(identity.role)
         if not limits.connect(Surface.PULSAR, role):
-            raise PulsarProtocolError(Violation.TOO_MANY_CONNECTIONS, limits.problem(Limit.CONNECTIONS, role))
+            raise PulsarProtocolError(
+                Violation.TOO_MANY_CONNECTIONS, limits.problem(Limit.CONNECTIONS, role)
+            )
         self.identities.append(role)
 
     async def check_credentials(self, credentials: Credentials | None) -> None:
         """Compute the hash of a password, and go on with what the client sent meanwhile."""
         assert self._server.gate is not None, "otherwise nothing is asked"
-        checked = await self._server.gate.checked(Surface.PULSAR, credentials, self._certificate, client=self.identities[0])
+        checked = await self._server.gate.checked(
+            Surface.PULSAR, credentials, self._certificate, client=self.identities[0]
+        )
         self._noted(checked)
         self._take(self.connection.authenticated(checked, now_ms()))
         if not self._has_left:
@@ -246,13 +286,17 @@ class Session(asyncio.Protocol):
     # --- calls by the server and the service ---
 
     def write_at_end_of_turn(self) -> None:
-        """Schedule a write at the end of this turn of the loop, with everything added until then."""
+        """Schedule a write at the end of this turn of the loop, with everything added until
+        then.
+        """
         if not self._is_write_due:
             self._is_write_due = True
             asyncio.get_running_loop().call_soon(self.flush)
 
     def write_soon(self) -> None:
-        """Write answers at the end of this turn, or at once if they are large, since many could accumulate."""
+        """Write answers at the end of this turn, or at once if they are large, since many could
+        accumulate.
+        """
         if self.connection.outgoing_bytes > self._server.settings.write_buffer_bytes:
             self.flush()
         elif self.connection.outgoing_bytes:
@@ -269,11 +313,15 @@ class Session(asyncio.Protocol):
         behind_bytes = transport.get_write_buffer_size()
         violation = self._server.is_behind(self, behind_bytes)
         if violation is not None:
-            self._server.disconnected(self, violation, f"it does not read: {behind_bytes} bytes wait for it")
+            self._server.disconnected(
+                self, violation, f"it does not read: {behind_bytes} bytes wait for it"
+            )
             self.abort()
 
     def tick(self, now_ms: int) -> None:
-        """Send a keep-alive, or abort a silent connection. A throttled one only fails if its client has closed it."""
+        """Send a keep-alive, or abort a silent connection. A throttled one only fails if its client
+        has closed it.
+        """
         self._take(self.connection.tick(now_ms, is_read=not self._is_throttled))
         self.write_soon()
         self._count_behind()
@@ -297,14 +345,21 @@ class Session(asyncio.Protocol):
         connection, settings, behind = self.connection, self._server.settings, self._server.behind
         # Count this message too: drop it rather than disconnect the client for receiving it.
         block_bytes = len(block)
-        if not self.is_writable and self.behind_bytes + block_bytes > settings.messages_behind_bytes_max:
+        if (
+            not self.is_writable
+            and self.behind_bytes + block_bytes > settings.messages_behind_bytes_max
+        ):
             return False
-        if behind.would_exceed(block_bytes) and self.behind_bytes + block_bytes > behind.share_bytes:
+        if (
+            behind.would_exceed(block_bytes)
+            and self.behind_bytes + block_bytes > behind.share_bytes
+        ):
             return False
         self._has_delivered = True
         connection.message(consumer.consumer_id, entry_id, partition, block)
         if connection.outgoing_bytes > settings.write_buffer_bytes:
-            # Do not wait for the end of the turn: many subscriptions of one client could accumulate too much in it.
+            # Do not wait for the end of the turn: many subscriptions of one client could accumulate
+            # too much in it.
             self.flush()
             return True
         if connection.outgoing_bytes > _WRITTEN_AT_ONCE_BYTES:
@@ -337,31 +392,39 @@ class Session(asyncio.Protocol):
         self._service.forget_producers(served, (producer,))
 
     def drop_consumer(self, consumer: Consumer, served: Served) -> None:
-        """Remove a consumer from its topic, and the topic if it is then idle. Other consumers may become active."""
+        """Remove a consumer from its topic, and the topic if it is then idle. Other consumers may
+        become active.
+        """
         self.consumers.pop(consumer, None)
         send_active_changes(served.topic.remove_consumers((consumer,)))
         self._service.hosting.forget_if_idle(served)
 
     async def is_alive(self) -> bool:
-        """Return whether the client answers a PING in time, or cannot because nothing is read from it."""
+        """Return whether the client answers a PING in time, or cannot because nothing is read from
+        it.
+        """
         was_throttled = self._is_throttled
-        # Reuse a pending PING: otherwise a client that wants its place could make it answer forever.
+        # Reuse a pending PING: otherwise a client that wants its place could make it answer
+        # forever.
         probe = self._probes[-1][1] if self._probes else self._probe()
         await asyncio.wait([probe], timeout=self._server.settings.probe_ms / 1_000)
         return not self._has_left and (probe.done() or was_throttled or self._is_throttled)
 
     def taken(self) -> asyncio.Future[None] | None:
-        """Return a future that is done once the client has received everything written, or None if it already has.
+        """Return a future that is done once the client has received everything written, or None if
+        it already has.
 
-        The future is cancelled with the connection. `taken_at_ms` is when receipt was last confirmed, or None; the client's program may not
-        have read those messages yet.
+        The future is cancelled with the connection. `taken_at_ms` is when receipt was last
+        confirmed, or None; the client's program may not have read those messages yet.
         """
         if self._has_delivered:
             return self._probe()
         return self._probes[-1][1] if self._probes else None
 
     def _probe(self) -> asyncio.Future[None]:
-        """Send a PING behind everything written. Return a future that is done when its PONG arrives."""
+        """Send a PING behind everything written. Return a future that is done when its PONG
+        arrives.
+        """
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._has_left:
             answered.cancel()
@@ -381,7 +444,9 @@ class Session(asyncio.Protocol):
     @property
     def behind_bytes(self) -> int:
         """The bytes that wait for the client in this process."""
-        return self.connection.outgoing_bytes + (0 if self._transport is None else self._transport.get_write_buffer_size())
+        return self.connection.outgoing_bytes + (
+            0 if self._transport is None else self._transport.get_write_buffer_size()
+        )
 
     def _count_behind(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -402,18 +467,26 @@ class Session(asyncio.Protocol):
                         if not self.connection.is_ended:
                             self._wait(left)
                             return
-                        # The client gets no more receipts, and sends again what waits. Skip to what ended the connection.
+                        # The client gets no more receipts, and sends again what waits. Skip to what
+                        # ended the connection.
                         self._requests = deque([self._requests[-1]])
             except Exception:
-                # A failing request must neither end the broker nor leave its connection in an inconsistent state.
-                about = {"broker": self._server.broker_id, "client": self.address, "request": type(request).__name__}
+                # A failing request must neither end the broker nor leave its connection in an
+                # inconsistent state.
+                about = {
+                    "broker": self._server.broker_id,
+                    "client": self.address,
+                    "request": type(request).__name__,
+                }
                 _logger.exception("a request of a Pulsar client failed", extra=about)
                 self.abort()
             if self._has_left:
                 return
 
     def _wait(self, left: Published) -> None:
-        """Let a request wait for permits of consumers or for the publish rate of its topic. As in Pulsar, all behind it waits meanwhile."""
+        """Let a request wait for permits of consumers or for the publish rate of its topic. As in
+        Pulsar, all behind it waits meanwhile.
+        """
         self._requests.appendleft(left)
         rest_ms = self._answers.rest_ms(left)
         self._is_throttled = rest_ms > 0
@@ -439,7 +512,8 @@ class Session(asyncio.Protocol):
         self._answers.end()
         for _, probe in self._probes:
             probe.cancel()
-        # Leave topic by topic: hundreds of consumers of one topic leave in one step, and its new active consumer is notified once.
+        # Leave topic by topic: hundreds of consumers of one topic leave in one step, and its new
+        # active consumer is notified once.
         for served, producers in _by_topic(self.producers).items():
             self._service.forget_producers(served, producers)
         self.producers.clear()

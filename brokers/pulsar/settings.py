@@ -1,7 +1,7 @@
 """Define the bounds and timeouts of the Pulsar service, with their arithmetic.
 
-These are fixed for the product. `brokers.runtime.config` has the operator's settings, `brokers.pulsar.wire.limits` the bounds of one
-connection.
+These are fixed for the product. `brokers.runtime.config` has the operator's settings,
+`brokers.pulsar.wire.limits` the bounds of one connection.
 """
 
 from __future__ import annotations
@@ -24,38 +24,47 @@ class Settings:
     hold_ms: int = 25_000
     # A source closes within its deadline of 5 s, or the move is abandoned.
     warming_hold_ms: int = 5_000
-    # How long the consumers of a moved bundle wait until their client has received its messages. A slower client loses the rest, as in
-    # Pulsar. A process that gets no CPU for 0.3 s is common on a busy machine. The bundle and other clients do not wait for it, except
-    # consumers of the same subscription, which wait `absent_wait_ms` at most. A broker that ends waits for twice this time.
+    # How long the consumers of a moved bundle wait until their client has received its messages. A
+    # slower client loses the rest, as in Pulsar. A process that gets no CPU for 0.3 s is common on
+    # a busy machine. The bundle and other clients do not wait for it, except consumers of the same
+    # subscription, which wait `absent_wait_ms` at most. A broker that ends waits for twice this
+    # time.
     drain_wait_ms: int = 1_000
-    # The minimum of `pulsar_settle_ms` (`brokers.runtime.config`) for Java clients: their PONG overtakes messages that pass from one thread
-    # to the next.
+    # The minimum of `pulsar_settle_ms` (`brokers.runtime.config`) for Java clients: their PONG
+    # overtakes messages that pass from one thread to the next.
     settle_java_ms: int = 25
-    # Kept states of closed bundles: all that may wait in topics (`all_waiting_bytes_max`), since a drain closes them all at once, and a
-    # quarter more for rows and names. The states are not copied.
+    # Kept states of closed bundles: all that may wait in topics (`all_waiting_bytes_max`), since a
+    # drain closes them all at once, and a quarter more for rows and names. The states are not
+    # copied.
     closed_bytes_max: int = 640 * 1024 * 1024
-    # The next owner fetches while it opens, within 10 s by default, and perhaps once more if that fails.
+    # The next owner fetches while it opens, within 10 s by default, and perhaps once more if that
+    # fails.
     closed_ms: int = 60_000
-    # A stopping broker answers fetches this long, since next owners open within 10 s. It stops earlier if no fetch comes for
-    # `next_fetch_ms`.
+    # A stopping broker answers fetches this long, since next owners open within 10 s. It stops
+    # earlier if no fetch comes for `next_fetch_ms`.
     all_fetched_ms: int = 10_000
     next_fetch_ms: int = 2_000
     # A fetch that fails within this time is retried, so that both tries fit into those 10 s.
     fetch_again_ms: int = 2_000
-    # Unread bytes of one client in this process: 50 ms at 20 MB/s. More messages are dropped and counted.
+    # Unread bytes of one client in this process: 50 ms at 20 MB/s. More messages are dropped and
+    # counted.
     write_buffer_bytes: int = 1024 * 1024
-    # The same for what waited for a client after a move (8 MiB per subscription), plus an entry of the largest size.
+    # The same for what waited for a client after a move (8 MiB per subscription), plus an entry of
+    # the largest size.
     messages_behind_bytes_max: int = 16 * 1024 * 1024
-    # The same for messages and answers. Only a client that keeps asking and never reads exceeds this; it is disconnected.
+    # The same for messages and answers. Only a client that keeps asking and never reads exceeds
+    # this; it is disconnected.
     behind_bytes_max: int = 24 * 1024 * 1024
-    # Unread bytes of all clients of a broker: 24 clients at their worst, or 5,000 with 100 KiB each. Beyond the first bound, messages for
-    # clients above their share are dropped. Beyond the second, such clients are disconnected if they still ask.
+    # Unread bytes of all clients of a broker: 24 clients at their worst, or 5,000 with 100 KiB
+    # each. Beyond the first bound, messages for clients above their share are dropped. Beyond the
+    # second, such clients are disconnected if they still ask.
     all_messages_behind_bytes_max: int = 384 * 1024 * 1024
     all_behind_bytes_max: int = 512 * 1024 * 1024
-    # Unfinished frames of all clients: 50 entries of the largest size. Beyond this the slowest client is disconnected.
+    # Unfinished frames of all clients: 50 entries of the largest size. Beyond this the slowest
+    # client is disconnected.
     all_unfinished_bytes_max: int = 256 * 1024 * 1024
-    # Bytes that wait in all topics after moves, checked each tick: 64 busy topics at their worst. Beyond this the largest topics stop
-    # waiting.
+    # Bytes that wait in all topics after moves, checked each tick: 64 busy topics at their worst.
+    # Beyond this the largest topics stop waiting.
     all_waiting_bytes_max: int = 512 * 1024 * 1024
     # A name may be held by a connection that died unnoticed. It has this long to answer a PING.
     probe_ms: int = 2_000
@@ -65,6 +74,6 @@ class Settings:
     tick_batch: int = 500
     # How long another broker may take to list its topics.
     peer_ms: int = 5_000
-    # How long brokers are asked again while a bundle moves. A caller may wait for two shared answers, each taking this long plus one more
-    # question: 26 s in total, of the client's 30 s.
+    # How long brokers are asked again while a bundle moves. A caller may wait for two shared
+    # answers, each taking this long plus one more question: 26 s in total, of the client's 30 s.
     moving_ms: int = 8_000

@@ -38,11 +38,18 @@ def totals_of(topic: Topic) -> Totals:
     )
 
 
-def load_of(topics: Iterable[Served], before: Mapping[str, Totals], now: Mapping[str, Totals], seconds: float) -> BundleLoad:
-    """Return the load of a bundle with these topics over the last `seconds`, from the difference of `now` and `before` (by full name).
+def load_of(
+    topics: Iterable[Served],
+    before: Mapping[str, Totals],
+    now: Mapping[str, Totals],
+    seconds: float,
+) -> BundleLoad:
+    """Return the load of a bundle with these topics over the last `seconds`, from the difference of
+    `now` and `before` (by full name).
 
-    Messages and entries count once when they come in, and once for each subscription that they are delivered to. An entry is a call: a
-    batch of many messages takes the broker about as long as one message of the same size (`make bench BENCH=costs`).
+    Messages and entries count once when they come in, and once for each subscription that they are
+    delivered to. An entry is a call: a batch of many messages takes the broker about as long as one
+    message of the same size (`make bench BENCH=costs`).
     """
     rates = [0.0] * len(_NOTHING)
     producers = consumers = count = 0
@@ -72,11 +79,14 @@ def load_of(topics: Iterable[Served], before: Mapping[str, Totals], now: Mapping
 
 
 def topic_loads(topics: Iterable[Served]) -> tuple[TopicLoad, ...]:
-    """Return each topic's point in the hash space and its load, both ways, over the last window of its rates."""
+    """Return each topic's point in the hash space and its load, both ways, over the last window of
+    its rates.
+    """
     return tuple(
         TopicLoad(
             point=served.point,
-            messages_per_second=served.topic.published.message_rate + served.topic.delivered.message_rate,
+            messages_per_second=served.topic.published.message_rate
+            + served.topic.delivered.message_rate,
             bytes_per_second=served.topic.published.byte_rate + served.topic.delivered.byte_rate,
         )
         for served in topics

@@ -1,6 +1,7 @@
 """Write log lines for bundles opened and closed at this broker, and for the moves it takes part in.
 
-`docs/reference/log-lines.md` lists them. Both ends write a move's line: a thousand moves make two thousand lines in the cluster.
+`docs/reference/log-lines.md` lists them. Both ends write a move's line: a thousand moves make two
+thousand lines in the cluster.
 """
 
 from __future__ import annotations
@@ -30,8 +31,12 @@ class _Operation:
 class BundleLines:
     """The lines of one broker."""
 
-    def __init__(self, moves: Moves, *, broker: str, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        """`moves` are those in progress, kept up to date elsewhere; `now_ns` is a clock that only rises."""
+    def __init__(
+        self, moves: Moves, *, broker: str, now_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        """`moves` are those in progress, kept up to date elsewhere; `now_ns` is a clock that only
+        rises.
+        """
         self._moves = moves
         self._broker = broker
         self._now_ns = now_ns
@@ -44,25 +49,44 @@ class BundleLines:
         if isinstance(effect, Open):
             bundle, token = effect.handle.bundle, effect.handle.token
             reason = self._reasons_of_arrivals.pop(bundle, None)
-            self._begin(bundle, token, view, source=None if effect.source is None else effect.source.broker, reason=reason)
+            self._begin(
+                bundle,
+                token,
+                view,
+                source=None if effect.source is None else effect.source.broker,
+                reason=reason,
+            )
         elif isinstance(effect, Close):
             bundle, token = effect.handle.bundle, effect.handle.token
             destination = None if effect.moved_to is None else effect.moved_to.broker
-            self._begin(bundle, token, view, destination=destination, reason=self._moves.reason(bundle))
+            self._begin(
+                bundle, token, view, destination=destination, reason=self._moves.reason(bundle)
+            )
         elif isinstance(effect, Abandon):
             self._in_progress.pop(effect.bundle, None)
 
     def _begin(self, bundle: str, token: int, view: View, **why: str | None) -> None:
         entry = view.bundles.get(bundle)
-        fields: dict[str, object] = {"bundle": bundle, "token": token, "offset": None if entry is None else entry.last, **why}
+        fields: dict[str, object] = {
+            "bundle": bundle,
+            "token": token,
+            "offset": None if entry is None else entry.last,
+            **why,
+        }
         self._in_progress[bundle] = _Operation(fields=fields, at_ns=self._now_ns())
 
     def ended(self, event: Event) -> None:
         """Write the line of a finished operation. The runner of services logs failures."""
         if isinstance(event, Opened | Closed):
             operation = self._in_progress.pop(event.bundle, None)
-            if operation is not None and not (isinstance(event, Opened) and event.problem is not None):
-                self._write("opened" if isinstance(event, Opened) else "closed", operation.fields, self._now_ns() - operation.at_ns)
+            if operation is not None and not (
+                isinstance(event, Opened) and event.problem is not None
+            ):
+                self._write(
+                    "opened" if isinstance(event, Opened) else "closed",
+                    operation.fields,
+                    self._now_ns() - operation.at_ns,
+                )
 
     def moved(self, move: Move, view: View) -> None:
         """Write the line of an ended move, if this broker took part."""
@@ -84,7 +108,9 @@ class BundleLines:
         self._write("moved", fields, move.duration_ns)
 
     def _write(self, event: str, fields: dict[str, object], took_ns: int) -> None:
-        _logger.info(event, extra={"broker": self._broker, **fields, "took_ms": round(took_ns / 1e6, 1)})
+        _logger.info(
+            event, extra={"broker": self._broker, **fields, "took_ms": round(took_ns / 1e6, 1)}
+        )
 
 
 def _broker(view: View, incarnation: int | None) -> str | None:
@@ -94,4 +120,7 @@ def _broker(view: View, incarnation: int | None) -> str | None:
     live = view.live.get(incarnation)
     if live is not None:
         return live.broker
-    return next((entry.broker for entry in view.brokers.values() if entry.incarnation == incarnation), f"incarnation {incarnation}")
+    return next(
+        (entry.broker for entry in view.brokers.values() if entry.incarnation == incarnation),
+        f"incarnation {incarnation}",
+    )

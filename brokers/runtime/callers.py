@@ -1,4 +1,6 @@
-"""Answer a broker's callers: listeners to records, waiters for the view, and requests for records."""
+"""Answer a broker's callers: listeners to records, waiters for the view, and requests for
+records.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def _ignore(_resync: Resync) -> None:
 class Listen(Protocol):
     """The signature of `Listeners.listen`."""
 
-    def __call__(self, listener: Callable[[Folded], None], *, resynced: Callable[[Resync], None]) -> Callable[[], None]:
+    def __call__(
+        self, listener: Callable[[Folded], None], *, resynced: Callable[[Resync], None]
+    ) -> Callable[[], None]:
         """See `Listeners.listen`."""
         ...
 
@@ -50,13 +54,17 @@ class Listeners:
         self._listeners: dict[int, tuple[Callable[[Folded], None], Callable[[Resync], None]]] = {}
         self._numbers = itertools.count(1)
 
-    def listen(self, listener: Callable[[Folded], None], *, resynced: Callable[[Resync], None] = _ignore) -> Callable[[], None]:
+    def listen(
+        self, listener: Callable[[Folded], None], *, resynced: Callable[[Resync], None] = _ignore
+    ) -> Callable[[], None]:
         """Call `listener` with every record from now on. Return a function that ends this.
 
         Call `resynced` where records were truncated unread. Raise `Overloaded` if too many listen.
         """
         if len(self._listeners) >= LISTENERS_MAX:
-            raise Overloaded(what=f"the list of listeners at broker {self._broker}", limit=LISTENERS_MAX)
+            raise Overloaded(
+                what=f"the list of listeners at broker {self._broker}", limit=LISTENERS_MAX
+            )
         number = next(self._numbers)
         self._listeners[number] = (listener, resynced)
 
@@ -79,14 +87,17 @@ class Listeners:
         try:
             listener(event)
         except Exception:
-            _logger.exception("listener failed", extra={"broker": self._broker, "offset": event.offset})
+            _logger.exception(
+                "listener failed", extra={"broker": self._broker, "offset": event.offset}
+            )
 
 
 T = TypeVar("T")
 
 WAITERS_MAX: Final = 4_096
-"""Callers that look at each change themselves, in about 20 microseconds each: 80 ms for all, a fifth of the stall that must not cost a
-lease. They are operators' moves and what a program waits for."""
+"""Callers that look at each change themselves, in about 20 microseconds each: 80 ms for all, a
+fifth of the stall that must not cost a lease. They are operators' moves and what a program waits
+for."""
 
 HELD_MAX: Final = 10_000
 """Callers in all lines, over all protocols. Each is a socket and some 10 KiB: 100 MB in all."""
@@ -96,7 +107,9 @@ _LOOK_AGAIN_MS: Final = 100
 
 
 class Caller:
-    """A client's connection, and the tasks that wait in lines for its requests. Its end cancels them: nobody is left to answer."""
+    """A client's connection, and the tasks that wait in lines for its requests. Its end cancels
+    them: nobody is left to answer.
+    """
 
     __slots__ = ("_waits",)
 
@@ -121,11 +134,14 @@ class Caller:
 
 
 CALLER: Final[ContextVar[Caller | None]] = ContextVar("equipoise caller", default=None)
-"""The client whose request runs in this context. None in a server that does not set it, or cancels its requests itself."""
+"""The client whose request runs in this context. None in a server that does not set it, or cancels
+its requests itself."""
 
 
 class Line(NamedTuple):
-    """The callers that wait for the same thing, such as an owner of one bundle: at most `places_max` of them."""
+    """The callers that wait for the same thing, such as an owner of one bundle: at most
+    `places_max` of them.
+    """
 
     name: str
     places_max: int
@@ -134,9 +150,10 @@ class Line(NamedTuple):
 class Waiting:
     """The callers that wait for the view of one broker.
 
-    The callers of a line look one after the other. The first looks at each change, so a change costs one look for each line. When the
-    first has left, the next one looks in a later turn of the event loop. So when what they wait for comes, their work begins one by one,
-    and other work of the loop is done in between.
+    The callers of a line look one after the other. The first looks at each change, so a change
+    costs one look for each line. When the first has left, the next one looks in a later turn of the
+    event loop. So when what they wait for comes, their work begins one by one, and other work of
+    the loop is done in between.
     """
 
     def __init__(self, look: Callable[[], View], *, broker: str) -> None:
@@ -163,8 +180,17 @@ class Waiting:
         """Return whether callers wait in a line. Who comes now goes behind them."""
         return line.name in self._lines
 
-    async def until(self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str, line: Line | None = None) -> T:
-        """See `brokers.runtime.worker.Worker.until`. In a `line` it is cancelled if its `CALLER` has gone."""
+    async def until(
+        self,
+        condition: Callable[[View], T | None],
+        *,
+        timeout_ms: int,
+        what: str,
+        line: Line | None = None,
+    ) -> T:
+        """See `brokers.runtime.worker.Worker.until`. In a `line` it is cancelled if its `CALLER`
+        has gone.
+        """
         deadline = Deadline.after(timeout_ms=timeout_ms)
         if line is None or not self.has_line(line):
             result = self._result(condition)
@@ -178,9 +204,13 @@ class Waiting:
             await deadline.wait(turn, what=what)
             return await self._looks(condition, deadline, what)
 
-    async def _alone(self, condition: Callable[[View], T | None], deadline: Deadline, what: str) -> T:
+    async def _alone(
+        self, condition: Callable[[View], T | None], deadline: Deadline, what: str
+    ) -> T:
         if self._count >= WAITERS_MAX:
-            raise Overloaded(what=f"the queue of callers at broker {self._broker}", limit=WAITERS_MAX)
+            raise Overloaded(
+                what=f"the queue of callers at broker {self._broker}", limit=WAITERS_MAX
+            )
         self._count += 1
         try:
             return await self._looks(condition, deadline, what)
@@ -192,7 +222,9 @@ class Waiting:
         """Take the last place in a line. Yield its turn, and pass the turn on at the end."""
         turns = self._lines.get(line.name, {})
         if len(turns) >= line.places_max:
-            raise Overloaded(what=f"the queue for {line.name} at broker {self._broker}", limit=line.places_max)
+            raise Overloaded(
+                what=f"the queue for {line.name} at broker {self._broker}", limit=line.places_max
+            )
         if self._held >= HELD_MAX:
             raise Overloaded(what=f"the queue of callers at broker {self._broker}", limit=HELD_MAX)
         turn = asyncio.get_running_loop().create_future()
@@ -209,7 +241,9 @@ class Waiting:
             else:
                 del self._lines[line.name]
 
-    async def _looks(self, condition: Callable[[View], T | None], deadline: Deadline, what: str) -> T:
+    async def _looks(
+        self, condition: Callable[[View], T | None], deadline: Deadline, what: str
+    ) -> T:
         """Return the first result from now on."""
         while (result := self._result(condition)) is None:
             deadline.check(what)
@@ -240,14 +274,19 @@ def _come(turns: Mapping[asyncio.Future[None], None]) -> None:
 
 
 REQUESTS_MAX: Final = ATTEMPTS_MAX // 2
-"""Requests at a time: half of the agent's unsettled attempts, so that callers never crowd out the broker's own proposals."""
+"""Requests at a time: half of the agent's unsettled attempts, so that callers never crowd out the
+broker's own proposals."""
 
 
 class Requests:
     """The pending requests at one broker."""
 
-    def __init__(self, step: Callable[[Requested], None], view: Callable[[], View], *, broker: str, log: str) -> None:
-        """`step` gives the agent an event; `view` returns the broker's view; `log` names the log in messages."""
+    def __init__(
+        self, step: Callable[[Requested], None], view: Callable[[], View], *, broker: str, log: str
+    ) -> None:
+        """`step` gives the agent an event; `view` returns the broker's view; `log` names the log in
+        messages.
+        """
         self._step = step
         self._view = view
         self._broker = broker
@@ -264,13 +303,17 @@ class Requests:
             future.set_result(answered)
 
     def end(self, error: WorkerEnded) -> None:
-        """Settle all requests after the broker's end: pending ones are unknown, later ones raise `error`."""
+        """Settle all requests after the broker's end: pending ones are unknown, later ones raise
+        `error`.
+        """
         self._end = error
         for future in self._tickets.values():
             if not future.done():
                 future.set_result(None)
 
-    async def request(self, intent: Intent, *, timeout_ms: int, requested_by: str | None = None) -> int:
+    async def request(
+        self, intent: Intent, *, timeout_ms: int, requested_by: str | None = None
+    ) -> int:
         """See `brokers.runtime.worker.Worker.request`."""
         deadline = Deadline.after(timeout_ms=timeout_ms)
         race = 1
@@ -284,7 +327,10 @@ class Requests:
                 assert answered.offset is not None, "an accepted record is on the log"
                 return answered.offset
             # Past the deadline do not retry: this result is known.
-            if not may_run_again(self._view(), intent, verdict.reason, race) or not deadline.remaining_ms():
+            if (
+                not may_run_again(self._view(), intent, verdict.reason, race)
+                or not deadline.remaining_ms()
+            ):
                 raise refusal(intent, verdict, answered.offset)
             race += 1
 
@@ -292,7 +338,9 @@ class Requests:
         if self._end is not None:
             raise self._end.with_traceback(None)  # All callers share it.
         if len(self._tickets) >= REQUESTS_MAX:
-            raise Overloaded(what=f"the queue of requests at broker {self._broker}", limit=REQUESTS_MAX)
+            raise Overloaded(
+                what=f"the queue of requests at broker {self._broker}", limit=REQUESTS_MAX
+            )
         ticket = next(self._numbers)
         future: asyncio.Future[Answered | None] = asyncio.get_running_loop().create_future()
         self._tickets[ticket] = future
@@ -301,12 +349,18 @@ class Requests:
             async with asyncio.timeout(deadline.remaining_ms() / 1_000):
                 answered = await future
         except TimeoutError:
-            raise self._unknown(intent, f"it was not read back within {deadline.timeout_ms} ms") from None
+            raise self._unknown(
+                intent, f"it was not read back within {deadline.timeout_ms} ms"
+            ) from None
         finally:
             self._tickets.pop(ticket, None)
         if answered is None:
-            assert self._end is not None, "only the end of the broker leaves a request without an answer"
-            raise self._unknown(intent, f"broker {self._broker} ended before it was read back: {self._end.problem}") from self._end
+            assert self._end is not None, (
+                "only the end of the broker leaves a request without an answer"
+            )
+            raise self._unknown(
+                intent, f"broker {self._broker} ended before it was read back: {self._end.problem}"
+            ) from self._end
         return answered
 
     def _unknown(self, intent: Intent, problem: str) -> OutcomeUnknown:

@@ -1,6 +1,7 @@
 """Read the clocks for leases, at the moment of the call.
 
-Event loops cache their time per turn, and CLOCK_MONOTONIC stops while the machine sleeps: neither can judge a lease.
+Event loops cache their time per turn, and CLOCK_MONOTONIC stops while the machine sleeps: neither
+can judge a lease.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from equipoise.channel.system.boot_clock import boot_ns
 
 NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
 
-# A change of the interval takes effect within this time, so an operator can correct an interval of hours.
+# A change of the interval takes effect within this time, so an operator can correct an interval of
+# hours.
 _LOOK_AGAIN_MS: Final = 1_000
 
 
@@ -36,7 +38,10 @@ class SystemClock:
 
     def now(self) -> Instant:
         """Return both clocks, now."""
-        return Instant(self.boot_ns() // NANOSECONDS_PER_MILLISECOND, time.time_ns() // NANOSECONDS_PER_MILLISECOND)
+        return Instant(
+            self.boot_ns() // NANOSECONDS_PER_MILLISECOND,
+            time.time_ns() // NANOSECONDS_PER_MILLISECOND,
+        )
 
     def boot_ns(self) -> int:
         """Return boot time in nanoseconds: it never jumps, and runs on during sleep."""
@@ -46,5 +51,6 @@ class SystemClock:
 async def interval_passed(interval_ms: Callable[[], float], clock: Clock) -> None:
     """Return once the current value of `interval_ms` has passed since the call."""
     began_ms = clock.now().boot_ms
-    while (left_ms := began_ms + interval_ms() - clock.now().boot_ms) > 0:  # noqa: ASYNC110 - settings have no event
+    # Settings have no event.
+    while (left_ms := began_ms + interval_ms() - clock.now().boot_ms) > 0:  # noqa: ASYNC110
         await asyncio.sleep(min(left_ms, _LOOK_AGAIN_MS) / 1_000)

@@ -1,4 +1,6 @@
-"""Define and check a worker's settings. Checks need nothing but the settings: no port or disk is touched here."""
+"""Define and check a worker's settings. Checks need nothing but the settings: no port or disk is
+touched here.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Final, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ModelWrapValidatorHandler, SecretStr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from equipoise.brokers.agent.timing import Timing, timing_of
@@ -28,16 +39,25 @@ from equipoise.compaction.retention import RETAIN_BY_DEFAULT, parse_retention
 _TIMING: Final = Timing()
 
 # Defaults that depend on the kind of log. The fields' own defaults are those of the embedded log.
-_DEFAULTS_BY_LOG: Final = ("lease_ms", "renew_ms", "margin_ms", "round_trip_ms", "reconnect_ms", "failover_ms")
+_DEFAULTS_BY_LOG: Final = (
+    "lease_ms",
+    "renew_ms",
+    "margin_ms",
+    "round_trip_ms",
+    "reconnect_ms",
+    "failover_ms",
+)
 
-# A cluster with a lease of an hour would hardly heal; a deadline above a day is a mistake of the unit.
+# A cluster with a lease of an hour would hardly heal; a deadline above a day is a mistake of the
+# unit.
 _PROMISE_MS_MAX: Final = 3_600_000
 _DEADLINE_MS_MAX: Final = 86_400_000
 
 ENDING_MS: Final = 25_000
-"""Longest graceful stop beyond draining and the last close: last records 2 s, open bundles 2 s, services that swallow their cancellation 2
-s, the log 2 s, evidence 2 s, observations 2 s, the data directory 2 s, answers in progress and their cancellation 4 s, consumers of
-Pulsar's last bundles 2 s, its clients 2 s, large handovers 2 s; the rest is for the end of the loop and the process."""
+"""Longest graceful stop beyond draining and the last close: last records 2 s, open bundles 2 s,
+services that swallow their cancellation 2 s, the log 2 s, evidence 2 s, observations 2 s, the data
+directory 2 s, answers in progress and their cancellation 4 s, consumers of Pulsar's last bundles 2
+s, its clients 2 s, large handovers 2 s; the rest is for the end of the loop and the process."""
 
 SETTLE_MS_MAX: Final = 1_000
 """Longest delay of a move. A broker that ends waits for it, so it is part of `ENDING_MS`."""
@@ -68,7 +88,10 @@ DERIVED: Final[Mapping[str, Mapping[str, Callable[[int], Value]]]] = MappingProx
 Promise = Annotated[int, Field(ge=1, le=_PROMISE_MS_MAX)]
 DeadlineMs = Annotated[int, Field(ge=1, le=_DEADLINE_MS_MAX)]
 Text = Annotated[str, Field(min_length=1, max_length=TEXT_CHARACTERS_MAX)]
-Names = Annotated[tuple[Text, ...], BeforeValidator(lambda given: tuple(given.split(",")) if isinstance(given, str) else given)]
+Names = Annotated[
+    tuple[Text, ...],
+    BeforeValidator(lambda given: tuple(given.split(",")) if isinstance(given, str) else given),
+]
 
 
 def _not_empty(path: object) -> object:
@@ -83,228 +106,354 @@ NamedPath = Annotated[Path, BeforeValidator(_not_empty)]
 class WorkerConfig(BaseModel):
     """How one broker runs. Durations are in milliseconds.
 
-    Raise `InvalidConfig` with all problems, or with the first of durations that are unsafe together.
+    Raise `InvalidConfig` with all problems, or with the first of durations that are unsafe
+    together.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     log_url: str = Field(
         min_length=1,
-        description="The log that all brokers of a cluster share: `sqlite:PATH` (one file on this machine), "
-        "`kafka://HOST:PORT[,HOST:PORT]/TOPIC`, or `memory:NAME`.",
+        description=(
+            "The log that all brokers of a cluster share: `sqlite:PATH` (one file on this machine),"
+            " `kafka://HOST:PORT[,HOST:PORT]/TOPIC`, or `memory:NAME`."
+        ),
     )
     data_dir: NamedPath = Field(
-        description="The broker's own directory, for its lock, instance ids and snapshot. Use a local disk, and never copy or share the "
-        "directory. Without it, the broker can rejoin only after its former lease has expired.",
+        description=(
+            "The broker's own directory, for its lock, instance ids and snapshot. Use a local disk,"
+            " and never copy or share the directory. Without it, the broker can rejoin only after"
+            " its former lease has expired."
+        ),
     )
-    cluster: Text = Field(default="equipoise", description="The cluster's id. A broker refuses the log of another cluster.")
+    cluster: Text = Field(
+        default="equipoise",
+        description="The cluster's id. A broker refuses the log of another cluster.",
+    )
     broker_id: str | None = Field(
         default=None,
-        description="The broker's id, which must stay the same over restarts. Default: HOST:PORT of its HTTP address, as in Pulsar.",
+        description=(
+            "The broker's id, which must stay the same over restarts. Default: HOST:PORT of its"
+            " HTTP address, as in Pulsar."
+        ),
     )
     host: str = Field(
         default="127.0.0.1",
-        description="The address on which HTTP listens. Any address other than loopback needs `tls_certificate`, and `authentication` or "
-        "`tls_require_client_certificate`. Otherwise it needs `insecure`.",
+        description=(
+            "The address on which HTTP listens. Any address other than loopback needs"
+            " `tls_certificate`, and `authentication` or `tls_require_client_certificate`."
+            " Otherwise it needs `insecure`."
+        ),
     )
-    http_port: int = Field(default=8080, ge=0, le=65_535, description="The HTTP port. 0 means any free port.")
+    http_port: int = Field(
+        default=8080, ge=0, le=65_535, description="The HTTP port. 0 means any free port."
+    )
     insecure: bool = Field(
         default=False,
-        description="Allow a `host` that other machines can reach, without TLS or without authentication. A mounted broker without "
-        "authentication also needs it to answer requests from other machines.",
+        description=(
+            "Allow a `host` that other machines can reach, without TLS or without authentication. A"
+            " mounted broker without authentication also needs it to answer requests from other"
+            " machines."
+        ),
     )
     advertised_host: str | None = Field(
-        default=None, description="The host that clients use. Default: `host`. Required if `host` stands for all addresses."
+        default=None,
+        description=(
+            "The host that clients use. Default: `host`. Required if `host` stands for all"
+            " addresses."
+        ),
     )
     http_hosts: Names = Field(
         default=(),
         max_length=DOCUMENT_ENTRIES_MAX,
-        description="Further names that HTTP accepts in the header Host, separated by commas, for example a proxy's. Always accepted: "
-        "loopback, `host`, the advertised names, and the address that the client connected to.",
+        description=(
+            "Further names that HTTP accepts in the header Host, separated by commas, for example a"
+            " proxy's. Always accepted: loopback, `host`, the advertised names, and the address"
+            " that the client connected to."
+        ),
     )
     http_connections_max: int = Field(
         default=11_000,
         ge=1,
         le=1_000_000,
-        description="The maximum of HTTP connections: 10,000 that follow assignments, and others. Further ones get 503. An idle connection "
-        "costs 20 KiB and one open file.",
+        description=(
+            "The maximum of HTTP connections: 10,000 that follow assignments, and others. Further"
+            " ones get 503. An idle connection costs 20 KiB and one open file."
+        ),
     )
     http_idle_ms: DeadlineMs = Field(
         default=75_000,
-        description="The broker closes an HTTP connection that sends no complete request head, or takes nothing of an answer, for this "
-        "long.",
+        description=(
+            "The broker closes an HTTP connection that sends no complete request head, or takes"
+            " nothing of an answer, for this long."
+        ),
     )
-    http_body_ms: DeadlineMs = Field(default=60_000, description="How long the body of a request may take. After that, the answer is 408.")
+    http_body_ms: DeadlineMs = Field(
+        default=60_000,
+        description="How long the body of a request may take. After that, the answer is 408.",
+    )
 
     identity_connections_max: int = Field(
         default=6_000,
         ge=1,
         le=1_000_000,
-        description="The maximum of connections of one identity at each port, so that it cannot use up all of them. An identity is the "
-        "role of a client, or its address. No limit per identity applies to the cluster's brokers.",
+        description=(
+            "The maximum of connections of one identity at each port, so that it cannot use up all"
+            " of them. An identity is the role of a client, or its address. No limit per identity"
+            " applies to the cluster's brokers."
+        ),
     )
     identity_requests_per_second_max: int = Field(
         default=5_000,
         ge=1,
         le=1_000_000,
-        description="How many requests per second of one identity the broker answers. Twice as many may come at once. HTTP answers 429 "
-        "beyond that. On the Pulsar port, they wait.",
+        description=(
+            "How many requests per second of one identity the broker answers. Twice as many may"
+            " come at once. HTTP answers 429 beyond that. On the Pulsar port, they wait."
+        ),
     )
     identity_bytes_per_second_max: int | None = Field(
         default=None,
         ge=1_024,
         le=INTEGER_MAX,
-        description="How many bytes per second the broker accepts from one identity: all on the Pulsar port, and bodies of HTTP "
-        "requests. Twice as many may come at once. Beyond that, the Pulsar port reads later, and HTTP answers 429. Default: no limit.",
+        description=(
+            "How many bytes per second the broker accepts from one identity: all on the Pulsar"
+            " port, and bodies of HTTP requests. Twice as many may come at once. Beyond that, the"
+            " Pulsar port reads later, and HTTP answers 429. Default: no limit."
+        ),
     )
 
     authentication: bool = Field(
         default=False,
-        description="Whether clients must prove who they are, over HTTP and on the Pulsar port: by a token, a password, or a certificate. "
-        "Needs one or more of `token_secret_key` or `token_public_key`, `basic_passwords`, and `certificate_roles`. Tokens and passwords "
-        "need the extra `auth`.",
+        description=(
+            "Whether clients must prove who they are, over HTTP and on the Pulsar port: by a token,"
+            " a password, or a certificate. Needs one or more of `token_secret_key` or"
+            " `token_public_key`, `basic_passwords`, and `certificate_roles`. Tokens and passwords"
+            " need the extra `auth`."
+        ),
     )
     token_secret_key: SecretStr | None = Field(
         default=None,
-        description="The secret key of tokens (HS256, HS384, HS512), at least 32 bytes: `file:///PATH`, `data:;base64,TEXT`, a path, or "
-        "base64 without a slash. A folder holds up to 8 keys, and a token may be signed with any of them. Changed files are used within a "
-        "second, without a restart. It is never printed.",
+        description=(
+            "The secret key of tokens (HS256, HS384, HS512), at least 32 bytes: `file:///PATH`,"
+            " `data:;base64,TEXT`, a path, or base64 without a slash. A folder holds up to 8 keys,"
+            " and a token may be signed with any of them. Changed files are used within a second,"
+            " without a restart. It is never printed."
+        ),
     )
     token_public_key: Text | None = Field(
         default=None,
-        description="The public key of tokens, in DER or PEM, given in the same forms: RSA (RS256, RS384, RS512), or P-256 (ES256), P-384 "
-        "(ES384), P-521 (ES512).",
+        description=(
+            "The public key of tokens, in DER or PEM, given in the same forms: RSA (RS256, RS384,"
+            " RS512), or P-256 (ES256), P-384 (ES384), P-521 (ES512)."
+        ),
     )
-    token_claim: Text = Field(default="sub", description="The claim of a token that names the role of its bearer.")
+    token_claim: Text = Field(
+        default="sub", description="The claim of a token that names the role of its bearer."
+    )
     token_audience: Text | None = Field(
-        default=None, description="The audience that tokens must name in their claim `aud`. Default: it is not checked."
+        default=None,
+        description=(
+            "The audience that tokens must name in their claim `aud`. Default: it is not checked."
+        ),
     )
     basic_passwords: SecretStr | None = Field(
         default=None,
-        description="The users and the hashes of their passwords, for basic authentication: a file of `htpasswd -B` or `-m`, given in the "
-        "same forms. The user is the role. A changed file is used within a second, without a restart. It is never printed.",
+        description=(
+            "The users and the hashes of their passwords, for basic authentication: a file of"
+            " `htpasswd -B` or `-m`, given in the same forms. The user is the role. A changed file"
+            " is used within a second, without a restart. It is never printed."
+        ),
     )
     certificate_roles: bool = Field(
         default=False,
-        description="Whether a client may prove who it is with a certificate that `tls_ca` signs. Its common name (CN) is the role. Also "
-        "brokers may, to each other.",
+        description=(
+            "Whether a client may prove who it is with a certificate that `tls_ca` signs. Its"
+            " common name (CN) is the role. Also brokers may, to each other."
+        ),
     )
     broker_token: SecretStr | None = Field(
         default=None,
-        description="How this broker proves itself to other brokers: a token, `basic:USER:PASSWORD`, or the `file:///PATH` of either. "
-        "The file is read for each request, so it may be replaced at any time. Default: its certificate, with `certificate_roles`. It is "
-        "never printed.",
+        description=(
+            "How this broker proves itself to other brokers: a token, `basic:USER:PASSWORD`, or the"
+            " `file:///PATH` of either. The file is read for each request, so it may be replaced at"
+            " any time. Default: its certificate, with `certificate_roles`. It is never printed."
+        ),
     )
     authorization: bool = Field(
         default=False,
-        description="Whether roles need rights for what they do: see `equipoise rights` and `equipoise namespaces grant-permission`. Needs "
-        "`authentication` and `super_roles`.",
+        description=(
+            "Whether roles need rights for what they do: see `equipoise rights` and `equipoise"
+            " namespaces grant-permission`. Needs `authentication` and `super_roles`."
+        ),
     )
     super_roles: Names = Field(
         default=(),
         max_length=DOCUMENT_ENTRIES_MAX,
-        description="The roles that may do everything, separated by commas. Those of the brokers themselves must be among them.",
+        description=(
+            "The roles that may do everything, separated by commas. Those of the brokers themselves"
+            " must be among them."
+        ),
     )
     proxy_roles: Names = Field(
         default=(),
         max_length=DOCUMENT_ENTRIES_MAX,
-        description="The roles of Pulsar proxies, separated by commas. They must name the role of their client, and both roles need the "
-        "rights. No other role may name a client.",
+        description=(
+            "The roles of Pulsar proxies, separated by commas. They must name the role of their"
+            " client, and both roles need the rights. No other role may name a client."
+        ),
     )
     tls_certificate: NamedPath | None = Field(
         default=None,
-        description="The broker's certificate and the chain to its CA (PEM). With it, all ports accept TLS only, and the advertised "
-        "addresses are `https://` and `pulsar+ssl://`. It must hold the host that clients use. Changed files are used within a second, "
-        "without a restart.",
+        description=(
+            "The broker's certificate and the chain to its CA (PEM). With it, all ports accept TLS"
+            " only, and the advertised addresses are `https://` and `pulsar+ssl://`. It must hold"
+            " the host that clients use. Changed files are used within a second, without a restart."
+        ),
     )
-    tls_key: NamedPath | None = Field(default=None, description="The unencrypted key of `tls_certificate` (PEM).")
+    tls_key: NamedPath | None = Field(
+        default=None, description="The unencrypted key of `tls_certificate` (PEM)."
+    )
     tls_ca: NamedPath | None = Field(
         default=None,
-        description="The CAs (PEM) that sign the certificates of the other brokers, and of clients if they must present one. Default: "
-        "the CAs of the system, for brokers only.",
+        description=(
+            "The CAs (PEM) that sign the certificates of the other brokers, and of clients if they"
+            " must present one. Default: the CAs of the system, for brokers only."
+        ),
     )
     tls_crl: NamedPath | None = Field(
         default=None,
-        description="The certificate revocation lists (PEM) of the CAs in `tls_ca`. With it, a broker refuses revoked certificates of "
-        "clients and brokers, and all certificates of a CA without a current list. A changed file is used within a second.",
+        description=(
+            "The certificate revocation lists (PEM) of the CAs in `tls_ca`. With it, a broker"
+            " refuses revoked certificates of clients and brokers, and all certificates of a CA"
+            " without a current list. A changed file is used within a second."
+        ),
     )
     tls_require_client_certificate: bool = Field(
         default=False,
-        description="Mutual TLS: accept only clients and brokers whose certificate is signed by `tls_ca`. Without `authentication`, each "
-        "of them has full access. The broker presents its own certificate to other brokers.",
+        description=(
+            "Mutual TLS: accept only clients and brokers whose certificate is signed by `tls_ca`."
+            " Without `authentication`, each of them has full access. The broker presents its own"
+            " certificate to other brokers."
+        ),
     )
 
     capacity: int = Field(
-        default=100, ge=1, le=INTEGER_MAX, description="The broker's weight: a broker of 200 gets twice the load of a broker of 100."
+        default=100,
+        ge=1,
+        le=INTEGER_MAX,
+        description="The broker's weight: a broker of 200 gets twice the load of a broker of 100.",
     )
     cpu_cores: float | None = Field(
         default=None,
         gt=0,
         le=1_000_000,
         allow_inf_nan=False,
-        description="The number of CPUs for this broker and its child processes. Load reports give CPU use as a share of it. Default: what "
-        "the control group and the CPU affinity of the process allow.",
+        description=(
+            "The number of CPUs for this broker and its child processes. Load reports give CPU use"
+            " as a share of it. Default: what the control group and the CPU affinity of the process"
+            " allow."
+        ),
     )
-    failure_domain: Text | None = Field(default=None, description="What can fail as a whole together with this broker: a rack, a zone.")
+    failure_domain: Text | None = Field(
+        default=None,
+        description="What can fail as a whole together with this broker: a rack, a zone.",
+    )
     labels: dict[Text, Annotated[str, Field(max_length=TEXT_CHARACTERS_MAX)]] = Field(
-        default_factory=dict, max_length=DOCUMENT_ENTRIES_MAX, description="Further properties of this broker, for policies."
+        default_factory=dict,
+        max_length=DOCUMENT_ENTRIES_MAX,
+        description="Further properties of this broker, for policies.",
     )
 
     pulsar_port: int | None = Field(
-        default=None, ge=0, le=65_535, description="The port for Apache Pulsar's clients. 0 means any free port. Default: no port."
+        default=None,
+        ge=0,
+        le=65_535,
+        description=(
+            "The port for Apache Pulsar's clients. 0 means any free port. Default: no port."
+        ),
     )
     pulsar_connections_max: int = Field(
         default=10_000,
         ge=1,
         le=1_000_000,
-        description="The maximum of connections of Pulsar clients. An idle connection costs 4 KiB and one open file.",
+        description=(
+            "The maximum of connections of Pulsar clients. An idle connection costs 4 KiB and one"
+            " open file."
+        ),
     )
     pulsar_message_bytes_max: int = Field(
         default=5 * 1024 * 1024,
         ge=1_024,
         le=128 * 1024 * 1024,
-        description="The largest message of Pulsar clients, in bytes. Set the same value on all brokers: a client keeps the "
-        "last value that it received.",
+        description=(
+            "The largest message of Pulsar clients, in bytes. Set the same value on all brokers: a"
+            " client keeps the last value that it received."
+        ),
     )
     pulsar_keep_alive_ms: DeadlineMs = Field(
         default=30_000,
-        description="The broker pings a Pulsar client that is silent for this long. It disconnects the client after the same time again.",
+        description=(
+            "The broker pings a Pulsar client that is silent for this long. It disconnects the"
+            " client after the same time again."
+        ),
     )
     pulsar_settle_ms: int = Field(
         default=2,
         ge=0,
         le=SETTLE_MS_MAX,
-        description="How long a client has, when its topic moves, to process the messages in its library's queue, which the library then "
-        "discards. Java clients need at least 25. To lose nothing, set the time that the longest burst takes. Deliveries pause "
-        "for as much longer.",
+        description=(
+            "How long a client has, when its topic moves, to process the messages in its library's"
+            " queue, which the library then discards. Java clients need at least 25. To lose"
+            " nothing, set the time that the longest burst takes. Deliveries pause for as much"
+            " longer."
+        ),
     )
-    pulsar_stats_ms: DeadlineMs = Field(default=10_000, description="The time window of the rates in the stats of Pulsar topics.")
+    pulsar_stats_ms: DeadlineMs = Field(
+        default=10_000, description="The time window of the rates in the stats of Pulsar topics."
+    )
 
     lease_ms: Promise = Field(
         default=_TIMING.lease_ms,
-        description="How long the broker may serve after it decided on its last accepted renewal. A shorter lease moves a dead broker's "
-        "bundles sooner. A longer lease survives longer stalls and a slower log. Defaults on Kafka: lease 15,000, renewal "
-        "3,000, grace period 1,000.",
+        description=(
+            "How long the broker may serve after it decided on its last accepted renewal. A shorter"
+            " lease moves a dead broker's bundles sooner. A longer lease survives longer stalls and"
+            " a slower log. Defaults on Kafka: lease 15,000, renewal 3,000, grace period 1,000."
+        ),
     )
     renew_ms: Promise = Field(
-        default=_TIMING.renew_ms, description="The interval of renewals. Each renewal is a record that all brokers read."
+        default=_TIMING.renew_ms,
+        description="The interval of renewals. Each renewal is a record that all brokers read.",
     )
     margin_ms: Promise = Field(
         default=_TIMING.margin_ms,
-        description="The grace period: how long other brokers wait beyond the lease before they declare this broker dead. It covers clocks "
-        "of unequal rate, stalls, and sleeps that the clocks do not show.",
+        description=(
+            "The grace period: how long other brokers wait beyond the lease before they declare"
+            " this broker dead. It covers clocks of unequal rate, stalls, and sleeps that the"
+            " clocks do not show."
+        ),
     )
-    round_trip_ms: Promise = Field(default=_TIMING.round_trip_ms, description="The longest normal time from an append to its read-back.")
-    reconnect_ms: Promise = Field(default=_TIMING.reconnect_ms, description="The longest reconnect after an outage of the log.")
+    round_trip_ms: Promise = Field(
+        default=_TIMING.round_trip_ms,
+        description="The longest normal time from an append to its read-back.",
+    )
+    reconnect_ms: Promise = Field(
+        default=_TIMING.reconnect_ms,
+        description="The longest reconnect after an outage of the log.",
+    )
     failover_ms: int = Field(
         default=_TIMING.failover_ms,
         ge=0,
         le=_PROMISE_MS_MAX,
-        description="How long the log is unavailable while it replaces one of its own nodes. On Kafka: its session timeout "
-        "(broker.session.timeout.ms) and an election. The lease must outlast it.",
+        description=(
+            "How long the log is unavailable while it replaces one of its own nodes. On Kafka: its"
+            " session timeout (broker.session.timeout.ms) and an election. The lease must"
+            " outlast it."
+        ),
     )
     stall_ms: Promise = Field(
-        default=_TIMING.stall_ms, description="The longest stall of the process after which it must still have its bundles."
+        default=_TIMING.stall_ms,
+        description="The longest stall of the process after which it must still have its bundles.",
     )
     clock_rate_error_ppm: int = Field(
         default=_TIMING.clock_rate_error_ppm,
@@ -312,68 +461,110 @@ class WorkerConfig(BaseModel):
         le=100_000,
         description="How much faster or slower than true time a clock may run, in millionths.",
     )
-    prepare_ms: DeadlineMs = Field(default=_TIMING.prepare_ms, description="The service's deadline to warm up for a bundle.")
+    prepare_ms: DeadlineMs = Field(
+        default=_TIMING.prepare_ms, description="The service's deadline to warm up for a bundle."
+    )
     open_ms: DeadlineMs = Field(
         default=_TIMING.open_ms,
-        description="The service's deadline to open a bundle, which no broker serves meanwhile. It begins again while "
-        "state streams from the former owner.",
+        description=(
+            "The service's deadline to open a bundle, which no broker serves meanwhile. It begins"
+            " again while state streams from the former owner."
+        ),
     )
     close_ms: DeadlineMs = Field(
         default=_TIMING.close_ms,
-        description="The service's deadline to close a bundle, which no broker serves meanwhile, or to discard what it prepared. If a "
-        "service overruns it and cannot be stopped, its process ends.",
+        description=(
+            "The service's deadline to close a bundle, which no broker serves meanwhile, or to"
+            " discard what it prepared. If a service overruns it and cannot be stopped, its process"
+            " ends."
+        ),
     )
     log_wait_ms: int = Field(
         default=60_000,
         ge=0,
         le=_DEADLINE_MS_MAX,
-        description="How long a start waits for an unavailable log. Meanwhile `/health` answers, and `/ready` gives the reason. Any other "
-        "problem of the log ends the start at once.",
+        description=(
+            "How long a start waits for an unavailable log. Meanwhile `/health` answers, and"
+            " `/ready` gives the reason. Any other problem of the log ends the start at once."
+        ),
     )
     drain_ms: DeadlineMs = Field(
         default=30_000,
-        description="The deadline of a graceful stop. Bundles that have not moved by then are released without a new owner. What is "
-        "left of it is for next owners that still stream state from this broker.",
+        description=(
+            "The deadline of a graceful stop. Bundles that have not moved by then are released"
+            " without a new owner. What is left of it is for next owners that still stream state"
+            " from this broker."
+        ),
     )
 
-    lookup_ms: DeadlineMs = Field(default=10_000, description="How long a lookup waits for an owner of its bundle before it fails.")
+    lookup_ms: DeadlineMs = Field(
+        default=10_000,
+        description="How long a lookup waits for an owner of its bundle before it fails.",
+    )
     admin_ms: DeadlineMs = Field(
-        default=60_000, description="How long an admin call waits for its result. The operation itself continues after that."
+        default=60_000,
+        description=(
+            "How long an admin call waits for its result. The operation itself continues after"
+            " that."
+        ),
     )
 
     evidence: NamedPath | None = Field(
-        default=None, description="A file for evidence: one line for each finished piece of work, for an independent checker. For tests."
+        default=None,
+        description=(
+            "A file for evidence: one line for each finished piece of work, for an independent"
+            " checker. For tests."
+        ),
     )
     observations: bool = Field(
         default=True,
-        description="Record beside the channel when this broker served each bundle, and on the embedded log its load reports. Audits and "
-        "archives (`equipoise spark`) read them; brokers do not.",
+        description=(
+            "Record beside the channel when this broker served each bundle, and on the embedded log"
+            " its load reports. Audits and archives (`equipoise spark`) read them; brokers do not."
+        ),
     )
-    balance: bool = Field(default=True, description="Whether this broker, when it leads, moves bundles to balance the load.")
+    balance: bool = Field(
+        default=True,
+        description="Whether this broker, when it leads, moves bundles to balance the load.",
+    )
     balance_interval_ms: DeadlineMs = Field(
-        default=5_000, description="The interval of the balancer's rounds. A shorter interval follows the load sooner, and moves more."
+        default=5_000,
+        description=(
+            "The interval of the balancer's rounds. A shorter interval follows the load sooner, and"
+            " moves more."
+        ),
     )
     balancing: dict[str, Value] = Field(
         default_factory=dict,
-        description="Settings of balancing (GROUP.FIELD). They override what follows from `balance` and `balance_interval_ms`; settings on "
-        "the channel override them. A setting with a dot in its name belongs here.",
+        description=(
+            "Settings of balancing (GROUP.FIELD). They override what follows from `balance` and"
+            " `balance_interval_ms`; settings on the channel override them. A setting with a dot in"
+            " its name belongs here."
+        ),
     )
     compact_records: int = Field(
         default=50_000,
         ge=0,
         le=INTEGER_MAX,
-        description="The leader compacts the log after this many new records; 0 means never. A smaller number makes starts quicker. Each "
-        "compaction reads the new records and writes what changed.",
+        description=(
+            "The leader compacts the log after this many new records; 0 means never. A smaller"
+            " number makes starts quicker. Each compaction reads the new records and writes what"
+            " changed."
+        ),
     )
     compact_age_ms: DeadlineMs = Field(
         default=3_600_000,
-        description="The leader compacts the log after this time, if there are new records. It bounds how much a start on an idle cluster "
-        "reads.",
+        description=(
+            "The leader compacts the log after this time, if there are new records. It bounds how"
+            " much a start on an idle cluster reads."
+        ),
     )
     retain: str = Field(
         default=RETAIN_BY_DEFAULT,
-        description="How much compacted history stays on the log: a time (`7d`, `12h`), a size (`64MiB`) or a number (`10000 offsets`). At "
-        "least the newest ten minutes stay.",
+        description=(
+            "How much compacted history stays on the log: a time (`7d`, `12h`), a size (`64MiB`) or"
+            " a number (`10000 offsets`). At least the newest ten minutes stay."
+        ),
     )
 
     @model_validator(mode="wrap")
@@ -384,7 +575,10 @@ class WorkerConfig(BaseModel):
             config = handler(_with_timing(_with_balancing(values)))
         except ValidationError as error:
             raise InvalidConfig(
-                problems=tuple(_described(detail["loc"], detail["type"], detail["msg"]) for detail in error.errors())
+                problems=tuple(
+                    _described(detail["loc"], detail["type"], detail["msg"])
+                    for detail in error.errors()
+                )
             ) from None
         problems = [f"{setting}: {problem}" for setting, problem in _problems(config).items()]
         if problems:
@@ -399,13 +593,19 @@ class WorkerConfig(BaseModel):
     @property
     def base_settings(self) -> BalancingSettings:
         """The settings of balancing that the channel does not override."""
-        following = {name: follows(getattr(self, setting)) for setting, row in DERIVED.items() for name, follows in row.items()}
+        following = {
+            name: follows(getattr(self, setting))
+            for setting, row in DERIVED.items()
+            for name, follows in row.items()
+        }
         return with_values(BalancingSettings(), following | self.balancing)
 
     @property
     def is_secure(self) -> bool:
         """Whether connections are encrypted, and clients prove who they are."""
-        return self.tls_certificate is not None and (self.authentication or self.tls_require_client_certificate)
+        return self.tls_certificate is not None and (
+            self.authentication or self.tls_require_client_certificate
+        )
 
     @property
     def stop_ms(self) -> int:
@@ -423,7 +623,11 @@ class WorkerConfig(BaseModel):
         """The URL for Pulsar clients. Valid once `pulsar_port` is bound."""
         host = self.advertised_host or self.host
         scheme = "pulsar" if self.tls_certificate is None else "pulsar+ssl"
-        return f"{scheme}://[{host}]:{self.pulsar_port}" if _is_ipv6(host) else f"{scheme}://{host}:{self.pulsar_port}"
+        return (
+            f"{scheme}://[{host}]:{self.pulsar_port}"
+            if _is_ipv6(host)
+            else f"{scheme}://{host}:{self.pulsar_port}"
+        )
 
     @property
     def id(self) -> str:
@@ -477,7 +681,9 @@ def _with_balancing(values: object) -> object:
     """Move settings with a dot in their name into `balancing`."""
     if not isinstance(values, Mapping) or not isinstance(values.get("balancing", {}), Mapping):
         return values  # The model reports it.
-    dotted = {name: value for name, value in values.items() if isinstance(name, str) and "." in name}
+    dotted = {
+        name: value for name, value in values.items() if isinstance(name, str) and "." in name
+    }
     plain = {name: value for name, value in values.items() if name not in dotted}
     return {**plain, "balancing": {**values.get("balancing", {}), **dotted}} if dotted else plain
 
@@ -510,22 +716,34 @@ def _problems(config: WorkerConfig) -> Mapping[str, str]:
         problems["host"] = f"{config.host!r} is neither an address nor a host name"
     elif not config.insecure and not config.is_secure and not is_loopback(config.host):
         problems["host"] = (
-            f"{config.host} can be reached from other machines; set `tls_certificate`, and `authentication` or "
-            "`tls_require_client_certificate`; or listen on 127.0.0.1; or set `insecure` if the network itself keeps others out"
+            f"{config.host} can be reached from other machines; set `tls_certificate`, and"
+            " `authentication` or `tls_require_client_certificate`; or listen on 127.0.0.1; or set"
+            " `insecure` if the network itself keeps others out"
         )
     if config.advertised_host is None:
         if _is_any_address(config.host):
-            problems["advertised_host"] = f"{config.host} stands for all addresses; set the one that clients use"
+            problems["advertised_host"] = (
+                f"{config.host} stands for all addresses; set the one that clients use"
+            )
     elif not _is_host(config.advertised_host) or _is_any_address(config.advertised_host):
-        problems["advertised_host"] = f"{config.advertised_host!r} is not a host that clients can reach"
+        problems["advertised_host"] = (
+            f"{config.advertised_host!r} is not a host that clients can reach"
+        )
     invalid = next((name for name in config.http_hosts if not _is_host(name)), None)
     if invalid is not None:
-        problems["http_hosts"] = f"{invalid!r} is neither an address nor a host name; a name has no port"
+        problems["http_hosts"] = (
+            f"{invalid!r} is neither an address nor a host name; a name has no port"
+        )
     problems |= _problems_of_authentication(config)
     problems |= _problems_of_authorization(config)
     problems |= _problems_of_balancing(config.balancing)
     problems |= config.tls_files.missing()
-    paths = {"log_url": Path(config.log_url), "data_dir": config.data_dir, "evidence": config.evidence, **config.tls_files.paths()}
+    paths = {
+        "log_url": Path(config.log_url),
+        "data_dir": config.data_dir,
+        "evidence": config.evidence,
+        **config.tls_files.paths(),
+    }
     for setting, path in paths.items():
         if path is not None and "\0" in str(path):
             problems[setting] = "a path cannot hold a null character"
@@ -535,14 +753,29 @@ def _problems(config: WorkerConfig) -> Mapping[str, str]:
 def _problems_of_authentication(config: WorkerConfig) -> Mapping[str, str]:
     given = [setting for setting in _PROOFS if getattr(config, setting)]
     if not config.authentication:
-        return dict.fromkeys(given, "it has no effect without authentication; set authentication=true, too")
+        return dict.fromkeys(
+            given, "it has no effect without authentication; set authentication=true, too"
+        )
     if not given:
-        return {"authentication": f"it needs what clients prove themselves with; set one or more of {', '.join(_PROOFS)}"}
+        return {
+            "authentication": (
+                "it needs what clients prove themselves with; set one or more of"
+                f" {', '.join(_PROOFS)}"
+            )
+        }
     if config.token_secret_key is not None and config.token_public_key is not None:
-        return {"token_public_key": "token_secret_key is set, too; set only the key of your tokens, or a folder of keys of one kind"}
+        return {
+            "token_public_key": (
+                "token_secret_key is set, too; set only the key of your tokens, or a folder of keys"
+                " of one kind"
+            )
+        }
     if config.broker_token is None and not config.certificate_roles:
         return {
-            "broker_token": "with authentication, other brokers ask this one for it; set a token, basic:USER:PASSWORD, or a file:///PATH"
+            "broker_token": (
+                "with authentication, other brokers ask this one for it; set a token,"
+                " basic:USER:PASSWORD, or a file:///PATH"
+            )
         }
     return {}
 
@@ -551,17 +784,29 @@ def _problems_of_authorization(config: WorkerConfig) -> Mapping[str, str]:
     if not config.authorization:
         return {}  # Roles without effect do no harm, and Pulsar's own `broker.conf` may name some.
     if not config.authentication:
-        return {"authorization": "without authentication a broker does not know the role of a client; set authentication=true, too"}
+        return {
+            "authorization": (
+                "without authentication a broker does not know the role of a client; set"
+                " authentication=true, too"
+            )
+        }
     if not config.super_roles:
-        return {"super_roles": "with authorization, name at least the roles of all brokers: each must let the others do everything"}
+        return {
+            "super_roles": (
+                "with authorization, name at least the roles of all brokers: each must let the"
+                " others do everything"
+            )
+        }
     return {}
 
 
 SECRET_VARIABLES: Final[Mapping[str, str]] = {
-    name: f"EQUIPOISE_{name.upper()}" for name, field in WorkerConfig.model_fields.items() if SecretStr in get_args(field.annotation)
+    name: f"EQUIPOISE_{name.upper()}"
+    for name, field in WorkerConfig.model_fields.items()
+    if SecretStr in get_args(field.annotation)
 }
-"""The environment variable of each setting whose value is never printed. Others on the machine can read the arguments of a command, but not
-its environment.
+"""The environment variable of each setting whose value is never printed. Others on the machine can
+read the arguments of a command, but not its environment.
 """
 
 
@@ -571,7 +816,9 @@ def _problems_of_balancing(settings: Mapping[str, Value]) -> Mapping[str, str]:
         try:
             value_of(setting, value)
         except UnknownSetting as error:
-            problems[setting] = "there is no such setting" + (f"; there is {error.nearest}" if error.nearest else "")
+            problems[setting] = "there is no such setting" + (
+                f"; there is {error.nearest}" if error.nearest else ""
+            )
         except InvalidSetting as error:
             problems[setting] = f"it must be {error.expected}"
     return problems
@@ -594,10 +841,16 @@ def _is_ipv6(host: str) -> bool:
 
 
 def is_loopback(host: str | None) -> bool:
-    """Return whether only programs of this machine can reach a host: a loopback address, or the name `localhost`."""
+    """Return whether only programs of this machine can reach a host: a loopback address, or the
+    name `localhost`.
+    """
     if host is None:
         return False
-    return ip_address(host).is_loopback if _is_address(host) else host.rstrip(".").lower() == "localhost"
+    return (
+        ip_address(host).is_loopback
+        if _is_address(host)
+        else host.rstrip(".").lower() == "localhost"
+    )
 
 
 def _is_any_address(host: str) -> bool:

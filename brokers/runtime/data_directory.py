@@ -22,8 +22,8 @@ from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.file_system import refuse_network_file_system
 
 NONCES_MAX: Final = 65_536
-"""Instance ids kept: 18 hours of one failed attempt to join per second. Then the oldest half is dropped, at the cost of waiting for a lease
-to expire."""
+"""Instance ids kept: 18 hours of one failed attempt to join per second. Then the oldest half is
+dropped, at the cost of waiting for a lease to expire."""
 
 _LOCK: Final = "lock"
 _MARK: Final = "mark"
@@ -32,13 +32,16 @@ _SNAPSHOT: Final = "snapshot"
 _PID_BYTES_MAX: Final = 20  # A process id has at most ten digits.
 
 
-# A mark is written over the older one of two, so that a power cut leaves the newer one. A page each, because disks write whole pages.
+# A mark is written over the older one of two, so that a power cut leaves the newer one. A page
+# each, because disks write whole pages.
 _MARK_BYTES: Final = 4_096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogMark:
-    """How far a broker has read which log: the log's identity, the logical `offset`, and the storage's own (`physical`)."""
+    """How far a broker has read which log: the log's identity, the logical `offset`, and the
+    storage's own (`physical`).
+    """
 
     log: str
     offset: int
@@ -48,14 +51,15 @@ class LogMark:
 class DataDirectory:
     """A broker's data directory, locked until `close`. Also a context manager.
 
-    Methods block on the disk; call them from one thread at a time. Each raises `DataDirectoryUnusable` if the disk fails, or if the lock
-    file was deleted or replaced.
+    Methods block on the disk; call them from one thread at a time. Each raises
+    `DataDirectoryUnusable` if the disk fails, or if the lock file was deleted or replaced.
     """
 
     def __init__(self, path: Path) -> None:
         """Lock the directory. Create it if needed.
 
-        Raise `OperatorError` if another process holds it or locks cannot be trusted, and `DataDirectoryUnusable`.
+        Raise `OperatorError` if another process holds it or locks cannot be trusted, and
+        `DataDirectoryUnusable`.
         """
         self.path = path
         with _typed(path):
@@ -80,10 +84,16 @@ class DataDirectory:
     @property
     def mark(self) -> LogMark | None:
         """How far the log was read at least; None if the directory is new."""
-        return max((mark for mark in self._marks if mark is not None), key=lambda mark: mark.offset, default=None)
+        return max(
+            (mark for mark in self._marks if mark is not None),
+            key=lambda mark: mark.offset,
+            default=None,
+        )
 
     def write_mark(self, mark: LogMark) -> None:
-        """Write and fsync a mark, unless the directory has a later one. A replay reads again what earlier runs have read."""
+        """Write and fsync a mark, unless the directory has a later one. A replay reads again what
+        earlier runs have read.
+        """
         newest = self.mark
         if newest is not None and mark.offset <= newest.offset:
             return
@@ -92,7 +102,11 @@ class DataDirectory:
         if len(line) > _MARK_BYTES:
             raise Bug(f"the mark of the log {mark.log} does not fit into {_MARK_BYTES} bytes")
         with self._changing():
-            older = self._marks.index(None) if newest is None or None in self._marks else 1 - self._marks.index(newest)
+            older = (
+                self._marks.index(None)
+                if newest is None or None in self._marks
+                else 1 - self._marks.index(newest)
+            )
             is_new = not (self.path / _MARK).exists()
             _write(self.path / _MARK, line, position=older * _MARK_BYTES)
             if is_new:
@@ -119,7 +133,9 @@ class DataDirectory:
             self._replace_nonces((keep,))
 
     def save_snapshot(self, snapshot: bytes, mark: LogMark) -> None:
-        """Replace the snapshot, which was taken at `mark`. The mark comes first, so that no snapshot is ahead of it."""
+        """Replace the snapshot, which was taken at `mark`. The mark comes first, so that no
+        snapshot is ahead of it.
+        """
         self.write_mark(mark)
         with self._changing():
             self._replace(_SNAPSHOT, b"%s\n%s" % (mark.log.encode(), snapshot))
@@ -142,12 +158,19 @@ class DataDirectory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Check that we hold the lock. An instance id in another broker's directory would let it declare us dead."""
+        """Check that we hold the lock. An instance id in another broker's directory would let it
+        declare us dead.
+        """
         if self._lock is None:
             raise Bug(f"the data directory {self.path} was used after it was closed")
         with _typed(self.path):
@@ -169,8 +192,8 @@ class DataDirectory:
 def nonces_of_dead(path: Path) -> frozenset[str]:
     """Return the instance ids of a dead process, which prove its death to the channel.
 
-    Raise `OperatorError` if it lives or its lock proves nothing, and `DataDirectoryUnusable` if no broker used
-    the directory. A process that starts later is safe: it joins with a new id.
+    Raise `OperatorError` if it lives or its lock proves nothing, and `DataDirectoryUnusable` if no
+    broker used the directory. A process that starts later is safe: it joins with a new id.
     """
     with _typed(path):
         refuse_network_file_system(path / _LOCK)
@@ -195,9 +218,10 @@ def _typed(path: Path) -> Iterator[None]:
 def _locked(path: Path, *, flags: int) -> int:
     """Lock the directory and return the descriptor; closing it releases the lock.
 
-    The lock is of the open file (flock), and `forked` keeps it from children, so it ends with the process. A lock of the process
-    (fcntl) would not be inherited either, but any other descriptor of the file that the process closes would release it: a backup
-    that reads the directory would have a living broker declared dead. And processes that wait for one another's locks would be
+    The lock is of the open file (flock), and `forked` keeps it from children, so it ends with the
+    process. A lock of the process (fcntl) would not be inherited either, but any other descriptor
+    of the file that the process closes would release it: a backup that reads the directory would
+    have a living broker declared dead. And processes that wait for one another's locks would be
     refused as deadlocked.
     """
     lock = forked.open_file(path / _LOCK, flags, 0o600)
@@ -221,11 +245,15 @@ def _check_is_at(path: Path, lock: int) -> None:
     with suppress(FileNotFoundError):
         if os.path.samestat(os.fstat(lock), (path / _LOCK).stat()):
             return
-    raise DataDirectoryUnusable(path=str(path), problem="its lock file was deleted or replaced while it was held")
+    raise DataDirectoryUnusable(
+        path=str(path), problem="its lock file was deleted or replaced while it was held"
+    )
 
 
 def _living_pid_in(lock: int) -> int | None:
-    """Return the process that the file names, if it lives: the holder may not have written its own yet."""
+    """Return the process that the file names, if it lives: the holder may not have written its own
+    yet.
+    """
     text = os.pread(lock, _PID_BYTES_MAX, 0).strip()
     if not text.isdigit() or not int(text):
         return None
@@ -250,7 +278,9 @@ def _read_nonces(path: Path) -> list[str]:
 
 
 def _read_marks(path: Path) -> list[LogMark | None]:
-    """Return both marks. None stands for one that was not written, or not to its end: no token was used on the strength of it."""
+    """Return both marks. None stands for one that was not written, or not to its end: no token was
+    used on the strength of it.
+    """
     try:
         data = (path / _MARK).read_bytes()
     except FileNotFoundError:
@@ -295,8 +325,8 @@ def _sync_folder(path: Path) -> None:
 
 
 QUEUED_MAX: Final = 64
-"""Writes that wait for the disk: about a minute of a hanging disk. (Attempts to join are a renewal interval apart, snapshots 20,000
-records.) More are refused, and the callers retry."""
+"""Writes that wait for the disk: about a minute of a hanging disk. (Attempts to join are a renewal
+interval apart, snapshots 20,000 records.) More are refused, and the callers retry."""
 
 Write = Callable[[DataDirectory], None]
 Done = Callable[[EquipoiseError | None], None]
@@ -305,7 +335,8 @@ Done = Callable[[EquipoiseError | None], None]
 class DirectoryThread:
     """Carry out writes one at a time, in order. Call the methods on the loop that created it.
 
-    The thread owns the directory and unlocks it only after the last write: another process may take unlocked content for final.
+    The thread owns the directory and unlocks it only after the last write: another process may take
+    unlocked content for final.
     """
 
     def __init__(self, directory: DataDirectory) -> None:
@@ -315,15 +346,21 @@ class DirectoryThread:
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._queue: queue.SimpleQueue[tuple[Write, Done] | None] = queue.SimpleQueue()
         # A daemon: a disk that never answers must not keep the process alive.
-        threading.Thread(target=self._run, name=f"data directory {directory.path}", daemon=True).start()
+        threading.Thread(
+            target=self._run, name=f"data directory {directory.path}", daemon=True
+        ).start()
 
     def write(self, write: Write, done: Done) -> None:
-        """Queue a write without blocking. `done` is called on the loop, later, with the error or None.
+        """Queue a write without blocking. `done` is called on the loop, later, with the error or
+        None.
 
         If the queue is full, the error is `Overloaded`.
         """
         if self._queue.qsize() >= QUEUED_MAX:
-            refusal = Overloaded(what=f"the queue of writes to the data directory {self._directory.path}", limit=QUEUED_MAX)
+            refusal = Overloaded(
+                what=f"the queue of writes to the data directory {self._directory.path}",
+                limit=QUEUED_MAX,
+            )
             self._loop.call_soon(done, refusal)
         else:
             self._queue.put((write, done))
@@ -331,10 +368,14 @@ class DirectoryThread:
     async def stop(self, deadline: Deadline) -> None:
         """Finish the queued writes and release the directory. Afterwards call only this.
 
-        Raise `DeadlineExceeded` if the disk is slower. The directory stays locked until the thread is done.
+        Raise `DeadlineExceeded` if the disk is slower. The directory stays locked until the thread
+        is done.
         """
         self._queue.put(None)
-        await deadline.wait(asyncio.shield(self._ended), what=f"the last write to the data directory {self._directory.path}")
+        await deadline.wait(
+            asyncio.shield(self._ended),
+            what=f"the last write to the data directory {self._directory.path}",
+        )
 
     # --- in the thread ---
 
@@ -350,8 +391,12 @@ class DirectoryThread:
             write(self._directory)
         except EquipoiseError as error:
             return error
-        except Exception as error:  # noqa: BLE001 - a thread that dies silently is a broker that never joins
-            bug = Bug(f"writing to the data directory {self._directory.path} met {type(error).__name__}: {error}; please report it")
+        # A thread that dies silently is a broker that never joins.
+        except Exception as error:  # noqa: BLE001
+            bug = Bug(
+                f"writing to the data directory {self._directory.path} met {type(error).__name__}:"
+                f" {error}; please report it"
+            )
             bug.__cause__ = error
             return bug
         return None

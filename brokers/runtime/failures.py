@@ -1,4 +1,6 @@
-"""Log repeated failures: the first, one line per interval, and the end. One line each could be hundreds per second."""
+"""Log repeated failures: the first, one line per interval, and the end. One line each could be
+hundreds per second.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class RepeatedFailures:
         self._is_logged = False
 
     def failed(self, now_ms: int) -> int | None:
-        """Return how many failures a line due now stands for; None if none is due. `now_ms` never goes back."""
+        """Return how many failures a line due now stands for; None if none is due. `now_ms` never
+        goes back.
+        """
         self._unlogged += 1
         if self._quiet_until_ms is not None and now_ms < self._quiet_until_ms:
             return None
@@ -45,18 +49,33 @@ class RepeatedFailures:
 
 
 class LoggedFailures:
-    """The failures of one task, as lines of `logger`: the first, one per interval (by default a minute), and the end."""
+    """The failures of one task, as lines of `logger`: the first, one per interval (by default a
+    minute), and the end.
+    """
 
-    def __init__(self, logger: logging.Logger, *, broker: str, failed: str, over: str, interval_ms: int = _TASK_INTERVAL_MS) -> None:
-        """`failed` (followed by the error) and `over` are the messages; `broker` and the count are fields."""
+    def __init__(
+        self,
+        logger: logging.Logger,
+        *,
+        broker: str,
+        failed: str,
+        over: str,
+        interval_ms: int = _TASK_INTERVAL_MS,
+    ) -> None:
+        """`failed` (followed by the error) and `over` are the messages; `broker` and the count are
+        fields.
+        """
         self._logger = logger
         self._broker = broker
         self._failed = failed
         self._over = over
         self._failures = RepeatedFailures(interval_ms=interval_ms)
 
-    def failed(self, error: Exception, now_ms: int, about: Callable[[], Mapping[str, object]] = dict) -> None:
-        """Note a failure. `now_ms` never goes back. `about` returns further fields of its line; it is called only if one is due.
+    def failed(
+        self, error: Exception, now_ms: int, about: Callable[[], Mapping[str, object]] = dict
+    ) -> None:
+        """Note a failure. `now_ms` never goes back. `about` returns further fields of its line; it
+        is called only if one is due.
 
         Log other errors than `EquipoiseError` with their traceback.
         """
@@ -65,13 +84,17 @@ class LoggedFailures:
             bug = None if isinstance(error, EquipoiseError) else error
             level = logging.WARNING if bug is None else logging.ERROR
             fields = {"broker": self._broker, **about(), "failures": failures}
-            self._logger.log(level, "%s: %s", self._failed, error_text(error), extra=fields, exc_info=bug)
+            self._logger.log(
+                level, "%s: %s", self._failed, error_text(error), extra=fields, exc_info=bug
+            )
 
     def succeeded(self) -> None:
         """Note a success."""
         failures = self._failures.succeeded()
         if failures is not None:
-            self._logger.info("%s", self._over, extra={"broker": self._broker, "failures": failures})
+            self._logger.info(
+                "%s", self._over, extra={"broker": self._broker, "failures": failures}
+            )
 
 
 def error_text(error: Exception) -> str:

@@ -28,7 +28,9 @@ class Sample:
 class LoadSampler:
     """Samples the services of one broker, at most once per `fresh_ms`."""
 
-    def __init__(self, services: Sequence[Service], *, broker: str, clock: Clock, fresh_ms: int) -> None:
+    def __init__(
+        self, services: Sequence[Service], *, broker: str, clock: Clock, fresh_ms: int
+    ) -> None:
         """`fresh_ms` is how long all callers may use one sample."""
         self._services = services
         self._broker = broker
@@ -38,7 +40,9 @@ class LoadSampler:
         self._logged: Mapping[int, str] = {}
 
     def latest(self) -> Sample:
-        """Return the last sample if fresh, else a new one. Invalid reports are logged and left out."""
+        """Return the last sample if fresh, else a new one. Invalid reports are logged and left
+        out.
+        """
         now_ms = self._clock.now().boot_ms
         if self._sample is None or now_ms - self._sample.at_ms >= self._fresh_ms:
             self._sample = Sample(at_ms=now_ms, loads=self._take())
@@ -54,11 +58,18 @@ class LoadSampler:
                 problems[number] = f"it raises {type(error).__name__}: {error}"
                 continue
             if not isinstance(loads_of_service, Mapping):
-                problems[number] = f"it returns {type(loads_of_service).__name__}, not a mapping from names of bundles to loads"
+                problems[number] = (
+                    f"it returns {type(loads_of_service).__name__}, not a mapping from names of"
+                    " bundles to loads"
+                )
                 continue
             for name, load in loads_of_service.items():
                 # The fast path: a broker may have thousands of bundles, sampled every few seconds.
-                checked = load if type(load) is BundleLoad and type(name) is str and _is_plain(load) else _checked(name, load)
+                checked = (
+                    load
+                    if type(load) is BundleLoad and type(name) is str and _is_plain(load)
+                    else _checked(name, load)
+                )
                 if isinstance(checked, BundleLoad):
                     loads[name] = checked
                 else:
@@ -71,7 +82,11 @@ class LoadSampler:
         for number, problem in problems.items():
             if self._logged.get(number) != problem:
                 service = type(self._services[number]).__name__
-                _logger.error("load of a service failed: %s", problem, extra={"broker": self._broker, "service": service})
+                _logger.error(
+                    "load of a service failed: %s",
+                    problem,
+                    extra={"broker": self._broker, "service": service},
+                )
         self._logged = problems
 
 
@@ -84,7 +99,9 @@ def _checked(name: object, load: object) -> BundleLoad | str:
             calls_per_second=float(load.calls_per_second),
             bytes_per_second=float(load.bytes_per_second),
             sessions=int(load.sessions),
-            messaging=_plain_messaging(load.messaging) if isinstance(load.messaging, Messaging) else None,
+            messaging=(
+                _plain_messaging(load.messaging) if isinstance(load.messaging, Messaging) else None
+            ),
         )
     except Exception as error:  # noqa: BLE001 - a number of a kind of its own may raise anything
         return f"the load of {name} is not a number: {type(error).__name__}: {error}"

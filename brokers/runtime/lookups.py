@@ -1,6 +1,7 @@
 """Answer lookups for every protocol, and hold those that cannot be answered yet.
 
-Pulsar's C++ and Python clients treat any HTTP error as final, and a refused client backs off for longer than a failover.
+Pulsar's C++ and Python clients treat any HTTP error as final, and a refused client backs off for
+longer than a failover.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ class Lookups:
         return self._held
 
     async def locate(self, namespace: str, point: int, *, started_ns: int) -> Located:
-        """Return the bundle at `point` and its broker. Wait up to `lookup_ms` for one. Count the outcome.
+        """Return the bundle at `point` and its broker. Wait up to `lookup_ms` for one. Count the
+        outcome.
 
-        After a loss of the channel, only lookups of namespaces that serve on are answered, and marked. `started_ns` is the request's
-        monotonic time. Raise `UnknownNamespace`, `PeerError` for a bundle in quarantine, `DeadlineExceeded` (`ChannelLost` if
-        that is the cause), and `Overloaded` if too many wait.
+        After a loss of the channel, only lookups of namespaces that serve on are answered, and
+        marked. `started_ns` is the request's monotonic time. Raise `UnknownNamespace`, `PeerError`
+        for a bundle in quarantine, `DeadlineExceeded` (`ChannelLost` if that is the cause), and
+        `Overloaded` if too many wait.
         """
         outcome = LookupOutcome.REFUSED
         try:
@@ -56,6 +59,8 @@ class Lookups:
     async def _hold(self, namespace: str, point: int) -> Located:
         self._held += 1
         try:
-            return await self._worker.locate(namespace, point, timeout_ms=self._worker.config.lookup_ms)
+            return await self._worker.locate(
+                namespace, point, timeout_ms=self._worker.config.lookup_ms
+            )
         finally:
             self._held -= 1

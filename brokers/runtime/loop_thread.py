@@ -20,7 +20,9 @@ CROSSING_MS: Final = 1_000
 
 def not_running(what: str, problem: str) -> CallerError:
     """Return the error for `what`, used outside its context, or entered twice."""
-    return CallerError(f"{what} cannot be used: {problem}; use it inside its `with`, and make a new one for each")
+    return CallerError(
+        f"{what} cannot be used: {problem}; use it inside its `with`, and make a new one for each"
+    )
 
 
 class InThread:
@@ -29,14 +31,24 @@ class InThread:
     Enter it once, as a plain context manager.
     """
 
-    def __init__(self, context: AbstractAsyncContextManager[object], *, what: str, start_ms: int, stop_ms: int) -> None:
-        """`what` names it in errors, such as `the worker`. Entering may take `start_ms`, and leaving `stop_ms`."""
+    def __init__(
+        self,
+        context: AbstractAsyncContextManager[object],
+        *,
+        what: str,
+        start_ms: int,
+        stop_ms: int,
+    ) -> None:
+        """`what` names it in errors, such as `the worker`. Entering may take `start_ms`, and
+        leaving `stop_ms`.
+        """
         self._context = context
         self._what = what
         self._start_ms = start_ms
         self._stop_ms = stop_ms
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()  # Guards the loop: coroutines are handed over before it ends, then cancelled.
+        # Guards the loop: coroutines are handed over before it ends, then cancelled.
+        self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._problem = "it has not been started"
         self._stopping = asyncio.Event()
@@ -45,12 +57,16 @@ class InThread:
         return f"<{type(self).__name__} of {self._context!r}>"
 
     def __enter__(self) -> Self:
-        """Start. Raises the context's own errors, `DeadlineExceeded`, and `CallerError` the second time."""
+        """Start. Raises the context's own errors, `DeadlineExceeded`, and `CallerError` the second
+        time.
+        """
         if self._thread is not None:
             raise not_running(what=self._what, problem="it was started before")
         self._loop = loop = asyncio.new_event_loop()
         self._problem = "it has ended"
-        self._thread = threading.Thread(target=self._serve, args=(loop,), name=f"equipoise {self._what}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._serve, args=(loop,), name=f"equipoise {self._what}", daemon=True
+        )
         self._thread.start()
         try:
             self.run(self._enter(), timeout_ms=self._start_ms, what=f"the start of {self._what}")
@@ -59,16 +75,27 @@ class InThread:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         try:
-            self.run(self._leave(kind, error, trace), timeout_ms=self._stop_ms, what=f"the end of {self._what}")
+            self.run(
+                self._leave(kind, error, trace),
+                timeout_ms=self._stop_ms,
+                what=f"the end of {self._what}",
+            )
         finally:
             self._stop()
 
     def run(self, coroutine: Coroutine[None, None, T], *, timeout_ms: int, what: str) -> T:
-        """Return the result of a coroutine on the loop, after `timeout_ms` milliseconds at most. `what` names it in errors.
+        """Return the result of a coroutine on the loop, after `timeout_ms` milliseconds at most.
+        `what` names it in errors.
 
-        Raises its errors; `DeadlineExceeded`, after cancelling it; and `CallerError` outside the context.
+        Raises its errors; `DeadlineExceeded`, after cancelling it; and `CallerError` outside the
+        context.
         """
         with self._lock:
             if self._loop is None:
@@ -90,7 +117,12 @@ class InThread:
     async def _enter(self) -> None:
         await self._context.__aenter__()
 
-    async def _leave(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def _leave(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self._context.__aexit__(kind, error, trace)
 
     def _stop(self) -> None:

@@ -11,8 +11,20 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import Final, Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
@@ -36,7 +48,24 @@ from equipoise.shedder.plan import Budget
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
 # From one hop of the log (half a millisecond) to the deadline of an admin call.
-_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_SECONDS: Final = (
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+)
 
 _NANOSECONDS: Final = tuple(int(bound * 1e9) for bound in _SECONDS)
 
@@ -45,7 +74,9 @@ _UNSETTLED: Final[tuple[State, ...]] = ("free", "assigning", "releasing", "split
 
 
 class LookupOutcome(StrEnum):
-    """How a lookup ended: at once, after a wait, too late, or refused (unknown namespace, too many waiting)."""
+    """How a lookup ended: at once, after a wait, too late, or refused (unknown namespace, too many
+    waiting).
+    """
 
     ANSWERED = "answered"
     HELD = "held"
@@ -72,7 +103,9 @@ class _LookupDurations(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the histogram in Prometheus' form: cumulative, up to infinity."""
         text = "Time of lookups, from the request to its answer."
-        family = HistogramMetricFamily("equipoise_lookup_duration_seconds", text, labels=("broker", "outcome"))
+        family = HistogramMetricFamily(
+            "equipoise_lookup_duration_seconds", text, labels=("broker", "outcome")
+        )
         for outcome, counts in self._counts.items():
             bounds = (*map(floatToGoString, _SECONDS), "+Inf")
             buckets = list(zip(bounds, accumulate(counts), strict=True))
@@ -81,7 +114,9 @@ class _LookupDurations(Collector):
 
 
 class _Lean(CollectorRegistry):
-    """A registry without the `_created` gauges of prometheus-client, which only the whole process could switch off."""
+    """A registry without the `_created` gauges of prometheus-client, which only the whole process
+    could switch off.
+    """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__()
@@ -90,7 +125,9 @@ class _Lean(CollectorRegistry):
     def collect(self) -> Iterator[Metric]:
         """Yield the registry's metrics without `_created`."""
         for metric in self._whole.collect():
-            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            metric.samples = [
+                sample for sample in metric.samples if not sample.name.endswith("_created")
+            ]
             yield metric
 
 
@@ -113,47 +150,96 @@ class Metrics:
             return Gauge(f"equipoise_{name}", text, ("broker", *labels), registry=registry)
 
         def histogram(name: str, text: str, *labels: str) -> Histogram:
-            return Histogram(f"equipoise_{name}", text, ("broker", *labels), registry=registry, buckets=_SECONDS)
+            return Histogram(
+                f"equipoise_{name}", text, ("broker", *labels), registry=registry, buckets=_SECONDS
+            )
 
-        rejected = counter("records_rejected_total", "Records of the channel that the fold rejected, since the start.", "reason")
+        rejected = counter(
+            "records_rejected_total",
+            "Records of the channel that the fold rejected, since the start.",
+            "reason",
+        )
         text = "Time that moves took in the whole cluster, as this broker reads them."
         move = histogram("move_duration_seconds", text, "kind", "result")
-        in_flight = gauge("bundles_in_flight", "Bundles of the whole cluster that are in a state other than owned.", "state")
-        # Resolve labels once, so each series starts at 0: one that appears with its first event has no rate.
-        self._accepted = counter("records_accepted_total", "Records of the channel that the fold accepted, since the start.").labels(broker)
+        in_flight = gauge(
+            "bundles_in_flight",
+            "Bundles of the whole cluster that are in a state other than owned.",
+            "state",
+        )
+        # Resolve labels once, so each series starts at 0: one that appears with its first event has
+        # no rate.
+        self._accepted = counter(
+            "records_accepted_total",
+            "Records of the channel that the fold accepted, since the start.",
+        ).labels(broker)
         self._rejected = {reason: rejected.labels(broker, reason.value) for reason in Reason}
         self._lookups = _LookupDurations(broker)
         registry.register(self._lookups)
         # `process_cpu_seconds_total`, `process_resident_memory_bytes` and the like.
         ProcessCollector(registry=registry)
-        self._move = {(kind, result): move.labels(broker, kind.value, result.value) for kind in MoveKind for result in MoveResult}
+        self._move = {
+            (kind, result): move.labels(broker, kind.value, result.value)
+            for kind in MoveKind
+            for result in MoveResult
+        }
         self._in_flight = {state: in_flight.labels(broker, state) for state in _UNSETTLED}
         self._owned = gauge("bundles_owned", "Bundles that this broker owns.").labels(broker)
-        self._quarantined = gauge("bundles_quarantined", "Bundles of the whole cluster in quarantine.").labels(broker)
-        self._lease_left = gauge("lease_left_seconds", "Time that this broker may still serve without a renewal.").labels(broker)
-        self._lag = gauge("reader_lag_records", "Records on the log that this broker has not folded yet.").labels(broker)
+        self._quarantined = gauge(
+            "bundles_quarantined", "Bundles of the whole cluster in quarantine."
+        ).labels(broker)
+        self._lease_left = gauge(
+            "lease_left_seconds", "Time that this broker may still serve without a renewal."
+        ).labels(broker)
+        self._lag = gauge(
+            "reader_lag_records", "Records on the log that this broker has not folded yet."
+        ).labels(broker)
         text = "Time since this broker lost the channel; 0 while it has the channel."
         self._channel_lost = gauge("channel_lost_seconds", text).labels(broker)
-        text = "Bundles that this broker serves past its lease while the channel is lost, because their namespace allows it."
-        self._serving_on = gauge("bundles_serving_on", text, "namespace")
-        self._log_available = gauge("log_available", "1 while the log can be read, 0 during an outage.").labels(broker)
-        self._resyncs = counter("reader_resyncs_total", "Resyncs of this broker: records were truncated before it read them.").labels(
-            broker
+        text = (
+            "Bundles that this broker serves past its lease while the channel is lost, because"
+            " their namespace allows it."
         )
+        self._serving_on = gauge("bundles_serving_on", text, "namespace")
+        self._log_available = gauge(
+            "log_available", "1 while the log can be read, 0 during an outage."
+        ).labels(broker)
+        self._resyncs = counter(
+            "reader_resyncs_total",
+            "Resyncs of this broker: records were truncated before it read them.",
+        ).labels(broker)
         alarms = counter("alarms_total", "Alarms, which an operator must check, by name.", "alarm")
         self._alarms = {name: alarms.labels(broker, name.value) for name in AlarmName}
-        text = "Clients whose credentials were refused, by what was wrong, at HTTP and at the Pulsar port."
+        text = (
+            "Clients whose credentials were refused, by what was wrong, at HTTP and at the Pulsar"
+            " port."
+        )
         refused = counter("authentications_refused_total", text, "surface", "reason")
-        self._refused = {(at, fault): refused.labels(broker, at.value, fault.value) for at in Surface for fault in Fault}
+        self._refused = {
+            (at, fault): refused.labels(broker, at.value, fault.value)
+            for at in Surface
+            for fault in Fault
+        }
         text = "Changed keys and users of authentication that could not be used."
-        self.authentication_not_reloaded = counter("authentication_reload_failures_total", text).labels(broker).inc
-        text = "Connections and requests of an identity that exceeded a limit, at HTTP and at the Pulsar port."
+        self.authentication_not_reloaded = (
+            counter("authentication_reload_failures_total", text).labels(broker).inc
+        )
+        text = (
+            "Connections and requests of an identity that exceeded a limit, at HTTP and at the"
+            " Pulsar port."
+        )
         exceeded = counter("limits_exceeded_total", text, "surface", "limit")
-        self._exceeded = {(at, limit): exceeded.labels(broker, at.value, limit.value) for at in Surface for limit in Limit}
+        self._exceeded = {
+            (at, limit): exceeded.labels(broker, at.value, limit.value)
+            for at in Surface
+            for limit in Limit
+        }
         text = "Requests of clients whose role lacks a right, at HTTP and at the Pulsar port."
         forbidden = counter("authorizations_refused_total", text, "surface")
         self._forbidden = {at: forbidden.labels(broker, at.value) for at in Surface}
-        text = "Bytes of state of bundles that brokers streamed from one another, by direction: sent or received."
+        text = (
+            "Bytes of state of bundles that brokers streamed from one another, by direction: sent"
+            " or received."
+        )
         streamed = counter("state_bytes_total", text, "direction")
         self.state_sent = streamed.labels(broker, "sent").inc
         self.state_received = streamed.labels(broker, "received").inc
@@ -224,7 +310,9 @@ class Metrics:
         for state, gauge in self._in_flight.items():
             gauge.set(states[state])
         held = [] if incarnation is None else view.held_by(incarnation)
-        self._owned.set(sum(1 for bundle in held if bundle.phase == "owned" and bundle.owner == incarnation))
+        self._owned.set(
+            sum(1 for bundle in held if bundle.phase == "owned" and bundle.owner == incarnation)
+        )
         self._quarantined.set(sum(1 for _ in quarantined_in(view)))
         self._lease_left.set(lease_left_ms / 1_000)
         self._lag.set(lag_records)
@@ -242,7 +330,18 @@ Values = Mapping[tuple[str, ...], float]
 # Pulsar's counters are 0 from the start: a series that appears with its first event has no rate.
 _UNLOADS: Final[tuple[Outcome, ...]] = (
     *(("Success", cause) for cause in ("Overloaded", "Underloaded")),
-    *(("Skip", cause) for cause in ("HitCount", "NoBundles", "CoolDown", "OutDatedData", "NoLoadData", "NoBrokers", "Unknown")),
+    *(
+        ("Skip", cause)
+        for cause in (
+            "HitCount",
+            "NoBundles",
+            "CoolDown",
+            "OutDatedData",
+            "NoLoadData",
+            "NoBrokers",
+            "Unknown",
+        )
+    ),
     FAILURE,
 )
 _SPLITS: Final[tuple[Outcome, ...]] = (
@@ -267,7 +366,9 @@ _RESOURCES: Final = {"direct_memory": "directMemory"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Series:
-    """One of Pulsar's metrics now: its values by labels, besides `metric`, which names the Pulsar source."""
+    """One of Pulsar's metrics now: its values by labels, besides `metric`, which names the Pulsar
+    source.
+    """
 
     name: str
     text: str
@@ -283,7 +384,9 @@ class BalancingMetrics(Collector):
     def __init__(self, registry: CollectorRegistry, *, broker: str) -> None:
         self.cluster = ""
         self._broker = broker
-        self._rounds: Tally[tuple[str, ...]] = Tally({(kind, *outcome): 0 for kind, outcomes in _ROUNDS.items() for outcome in outcomes})
+        self._rounds: Tally[tuple[str, ...]] = Tally(
+            {(kind, *outcome): 0 for kind, outcomes in _ROUNDS.items() for outcome in outcomes}
+        )
         self._unloads: Tally[Outcome] = Tally(dict.fromkeys(_UNLOADS, 0))
         self._splits: Tally[Outcome] = Tally(dict.fromkeys(_SPLITS, 0))
         self._unloaded_brokers = 0
@@ -296,7 +399,9 @@ class BalancingMetrics(Collector):
         registry.register(self)
 
     def decided(self, decision: Decision) -> None:
-        """Count a decision. `equipoise_move_duration_seconds` covers the results of its moves. An outcome belongs to a counted round."""
+        """Count a decision. `equipoise_move_duration_seconds` covers the results of its moves. An
+        outcome belongs to a counted round.
+        """
         if decision.kind == "outcome":
             return
         self._rounds[decision.kind, *decision.outcome] += 1
@@ -309,16 +414,24 @@ class BalancingMetrics(Collector):
 
     def load(self, resources: Resources, *, averaged: float) -> None:
         """Set this broker's last sample and the average of its weighted maximum, a fraction."""
-        self._used_percent = {resource.name: getattr(resources, resource.name).percent for resource in fields(resources)}
+        self._used_percent = {
+            resource.name: getattr(resources, resource.name).percent
+            for resource in fields(resources)
+        }
         self._used = {("max_ema",): averaged, ("max",): resources.max_use}
 
     def spread(self, mean: float | None, deviation: float | None) -> None:
-        """Set mean and deviation (fractions) of the brokers' averages in the last round, if computed."""
+        """Set mean and deviation (fractions) of the brokers' averages in the last round, if
+        computed.
+        """
         known = mean is not None and deviation is not None
-        self._spread = {("max_ema", "avg"): mean, ("max_ema", "std"): deviation} if known else {}  # type: ignore[dict-item] # both known
+        # Both known.
+        self._spread = {("max_ema", "avg"): mean, ("max_ema", "std"): deviation} if known else {}  # type: ignore[dict-item]
 
     def budget(self, budget: Budget | None) -> None:
-        """Set the budget of moved load after the last round; None if this broker does not lead, or its policy has no budget."""
+        """Set the budget of moved load after the last round; None if this broker does not lead, or
+        its policy has no budget.
+        """
         self._budget_blocks = budget is not None and budget.blocks
 
     def under_way(self, moves: int) -> None:
@@ -331,23 +444,45 @@ class BalancingMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield our metrics, then Pulsar's under both of its names."""
-        yield self._ours("balancing_rounds", "Rounds of balancing that this broker decided.", ("kind", "result", "reason"), self._rounds)
-        text = "Load reports with impossible figures that a round of this broker left out, by reporting broker."
-        yield self._ours("load_reports_refused", text, ("reporter",), {(reporter,): count for reporter, count in self._refused.items()})
+        yield self._ours(
+            "balancing_rounds",
+            "Rounds of balancing that this broker decided.",
+            ("kind", "result", "reason"),
+            self._rounds,
+        )
+        text = (
+            "Load reports with impossible figures that a round of this broker left out, by"
+            " reporting broker."
+        )
+        yield self._ours(
+            "load_reports_refused",
+            text,
+            ("reporter",),
+            {(reporter,): count for reporter, count in self._refused.items()},
+        )
         gauge = GaugeMetricFamily(
-            "equipoise_balancing_moves_under_way", "Moves that this broker requested and that have not ended.", labels=("broker",)
+            "equipoise_balancing_moves_under_way",
+            "Moves that this broker requested and that have not ended.",
+            labels=("broker",),
         )
         gauge.add_metric((self._broker,), self._under_way)
         yield gauge
-        text = "1 if the budget of moved load (balanced.churn_max) kept bundles from moves in the leader's last round, else 0."
+        text = (
+            "1 if the budget of moved load (balanced.churn_max) kept bundles from moves in the"
+            " leader's last round, else 0."
+        )
         gauge = GaugeMetricFamily("equipoise_balancing_budget_blocks", text, labels=("broker",))
         gauge.add_metric((self._broker,), self._budget_blocks)
         yield gauge
         for series in self._pulsars():
             yield _family(f"brk_{series.name}", series, {"broker": self._broker})
-            yield _family(f"pulsar_{series.name}", series, {"cluster": self.cluster, "broker": self._broker})
+            yield _family(
+                f"pulsar_{series.name}", series, {"cluster": self.cluster, "broker": self._broker}
+            )
 
-    def _ours(self, name: str, text: str, labels: tuple[str, ...], counts: Mapping[tuple[str, ...], int]) -> Metric:
+    def _ours(
+        self, name: str, text: str, labels: tuple[str, ...], counts: Mapping[tuple[str, ...], int]
+    ) -> Metric:
         family = CounterMetricFamily(f"equipoise_{name}", text, labels=("broker", *labels))
         for values in sorted(counts):
             family.add_metric((self._broker, *values), counts[values])
@@ -355,24 +490,73 @@ class BalancingMetrics(Collector):
 
     def _pulsars(self) -> Iterator[_Series]:
         for resource in fields(Resources):
-            name, text = _RESOURCES.get(resource.name, resource.name), f"This broker's use of its {resource.name}, in percent."
+            name, text = (
+                _RESOURCES.get(resource.name, resource.name),
+                f"This broker's use of its {resource.name}, in percent.",
+            )
             values: Values = {(): self._used_percent[resource.name]} if self._used_percent else {}
-            yield _Series(name=f"lb_{name}_usage", text=text, metric=_LOADING, kind="gauge", values=values)
-        text = "The use of this broker's busiest resource, a fraction: now (max), and weighted and averaged (max_ema)."
-        yield _Series(name="lb_resource_usage", text=text, metric=_LOADING, kind="gauge", labels=("feature",), values=self._used)
+            yield _Series(
+                name=f"lb_{name}_usage", text=text, metric=_LOADING, kind="gauge", values=values
+            )
+        text = (
+            "The use of this broker's busiest resource, a fraction: now (max), and weighted and"
+            " averaged (max_ema)."
+        )
+        yield _Series(
+            name="lb_resource_usage",
+            text=text,
+            metric=_LOADING,
+            kind="gauge",
+            labels=("feature",),
+            values=self._used,
+        )
         text = "Mean and deviation of all brokers' max_ema in the leader's last round."
         labels = ("feature", "stat")
-        yield _Series(name="lb_resource_usage_stats", text=text, metric=_UNLOADING, kind="gauge", labels=labels, values=self._spread)
+        yield _Series(
+            name="lb_resource_usage_stats",
+            text=text,
+            metric=_UNLOADING,
+            kind="gauge",
+            labels=labels,
+            values=self._spread,
+        )
         text = "Brokers from which rounds have moved bundles."
-        yield _Series(name="lb_unload_broker", text=text, metric=_UNLOADING, values={(): self._unloaded_brokers})
+        yield _Series(
+            name="lb_unload_broker",
+            text=text,
+            metric=_UNLOADING,
+            values={(): self._unloaded_brokers},
+        )
         text = "Bundles that rounds have moved."
-        yield _Series(name="lb_unload_bundle", text=text, metric=_UNLOADING, values={(): _successes(self._unloads)})
+        yield _Series(
+            name="lb_unload_bundle",
+            text=text,
+            metric=_UNLOADING,
+            values={(): _successes(self._unloads)},
+        )
         text, labels = "Decisions of rounds, by result and reason.", ("result", "reason")
-        yield _Series(name="lb_unload_broker_breakdown", text=text, metric=_UNLOADING, labels=labels, values=_by_outcome(self._unloads))
+        yield _Series(
+            name="lb_unload_broker_breakdown",
+            text=text,
+            metric=_UNLOADING,
+            labels=labels,
+            values=_by_outcome(self._unloads),
+        )
         text = "Bundles that were split because of their load."
-        yield _Series(name="lb_bundles_split", text=text, metric=_SPLITTING, values={(): _successes(self._splits)})
+        yield _Series(
+            name="lb_bundles_split",
+            text=text,
+            metric=_SPLITTING,
+            values={(): _successes(self._splits)},
+        )
         text = "Decisions to split, by result and reason."
-        yield _Series(name="lb_bundles_split_breakdown", text=text, metric=_SPLITTING, labels=labels, values=_by_outcome(self._splits))
+        yield _Series(
+            name="lb_bundles_split_breakdown",
+            text=text,
+            metric=_SPLITTING,
+            labels=labels,
+            values=_by_outcome(self._splits),
+        )
 
 
 def _successes(counts: Mapping[Outcome, int]) -> int:
@@ -380,7 +564,8 @@ def _successes(counts: Mapping[Outcome, int]) -> int:
 
 
 def _by_outcome(counts: Mapping[Outcome, int]) -> Values:
-    return {outcome: count for outcome, count in counts.items()}  # noqa: C416 - a dict of pairs is none of tuples.
+    # A dict of pairs is none of tuples.
+    return {outcome: count for outcome, count in counts.items()}  # noqa: C416
 
 
 def _family(name: str, series: _Series, whose: Mapping[str, str]) -> Metric:
@@ -400,18 +585,37 @@ class CompactionMetrics:
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(f"equipoise_{name}", text, ("broker",), registry=registry).labels(broker)
 
-        self._horizon = gauge("compaction_horizon_offset", "The offset up to which this broker has compacted the channel.")
-        self._duration = gauge("compaction_duration_seconds", "Duration of the last compaction by this broker.")
-        self._uncompacted = gauge("uncompacted_records", "Records folded since this broker's last compaction, or its start.")
-        self._archived = gauge(
-            "archive_archived_offset", "The offset up to which every archive with a retention hold has read; 0 without archives."
+        self._horizon = gauge(
+            "compaction_horizon_offset",
+            "The offset up to which this broker has compacted the channel.",
         )
-        self._lapsed = gauge("archive_holds_lapsed", "Archives whose retention holds are too old to count.")
-        text = "The offset of the first record in the last compaction whose time is ahead of the clock; 0 without one."
+        self._duration = gauge(
+            "compaction_duration_seconds", "Duration of the last compaction by this broker."
+        )
+        self._uncompacted = gauge(
+            "uncompacted_records",
+            "Records folded since this broker's last compaction, or its start.",
+        )
+        self._archived = gauge(
+            "archive_archived_offset",
+            "The offset up to which every archive with a retention hold has read; 0 without"
+            " archives.",
+        )
+        self._lapsed = gauge(
+            "archive_holds_lapsed", "Archives whose retention holds are too old to count."
+        )
+        text = (
+            "The offset of the first record in the last compaction whose time is ahead of the"
+            " clock; 0 without one."
+        )
         self._ahead = gauge("log_clock_ahead_offset", text)
-        gauge("compaction_age_seconds", "Time since the last compaction by this broker.").set_function(self._age_s)
+        gauge(
+            "compaction_age_seconds", "Time since the last compaction by this broker."
+        ).set_function(self._age_s)
         text = "Compactions by this broker that failed."
-        self._failures = Counter("equipoise_compaction_failures_total", text, ("broker",), registry=registry).labels(broker)
+        self._failures = Counter(
+            "equipoise_compaction_failures_total", text, ("broker",), registry=registry
+        ).labels(broker)
 
     def succeeded(self, *, horizon: int, took_ms: int) -> None:
         """Note a compaction that succeeded."""

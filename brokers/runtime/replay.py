@@ -1,4 +1,6 @@
-"""Report how far a broker has read the channel at its start, and compare its view with the log later."""
+"""Report how far a broker has read the channel at its start, and compare its view with the log
+later.
+"""
 
 from __future__ import annotations
 
@@ -56,12 +58,16 @@ class ReplayProgress:
             return None
         took_ns = self._now_ns() - self._began_ns
         is_known = self._left is not None and self._done > 0 and took_ns >= _ESTIMATED_AFTER_NS
-        seconds = self._left * took_ns / self._done / 1e9 if is_known and self._left is not None else None
+        seconds = (
+            self._left * took_ns / self._done / 1e9 if is_known and self._left is not None else None
+        )
         return Left(what=self._what, records=self._left, seconds=seconds)
 
     def restored(self, done: int, total: int | None) -> None:
         """Note that `done` of `total` rows of the channel's snapshot are loaded."""
-        self._go_on("loading the channel's snapshot", done, None if total is None else max(total - done, 0))
+        self._go_on(
+            "loading the channel's snapshot", done, None if total is None else max(total - done, 0)
+        )
 
     def read(self, records: int, left: int) -> None:
         """Note that `records` more records of the log are folded, and about `left` remain."""
@@ -82,7 +88,10 @@ class ReplayProgress:
             way = self.left
             assert way is not None, "it is under way"
             seconds = None if way.seconds is None else round(way.seconds, 1)
-            _logger.info(what, extra={"broker": self._broker, "done": done, "left": left, "seconds_left": seconds})
+            _logger.info(
+                what,
+                extra={"broker": self._broker, "done": done, "left": left, "seconds_left": seconds},
+            )
 
 
 _READING: Final = "reading the channel"
@@ -91,7 +100,14 @@ _READING: Final = "reading the channel"
 class ReplayCheck:
     """The comparison of one broker's view with its log."""
 
-    def __init__(self, snapshots: Snapshots, *, log_url: str, broker: str, fail: Callable[[EquipoiseError], None]) -> None:
+    def __init__(
+        self,
+        snapshots: Snapshots,
+        *,
+        log_url: str,
+        broker: str,
+        fail: Callable[[EquipoiseError], None],
+    ) -> None:
         """`fail` ends the broker."""
         self._snapshots = snapshots
         self._log_url = log_url
@@ -100,10 +116,14 @@ class ReplayCheck:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, view: View) -> bool:
-        """Start to compare the current `view` with the log. Return False if a comparison is already running."""
+        """Start to compare the current `view` with the log. Return False if a comparison is already
+        running.
+        """
         if self._task is not None:
             return False
-        self._task = asyncio.get_running_loop().create_task(self._compare(view.offset, view.digest()))
+        self._task = asyncio.get_running_loop().create_task(
+            self._compare(view.offset, view.digest())
+        )
         return True
 
     def cancel(self) -> None:
@@ -116,11 +136,21 @@ class ReplayCheck:
         try:
             other = await asyncio.to_thread(self._snapshots.refold, self._log_url, offset)
         except EquipoiseError as error:
-            _logger.warning("replay check failed: the log could not be folded: %s", error, extra={"broker": self._broker})
+            _logger.warning(
+                "replay check failed: the log could not be folded: %s",
+                error,
+                extra={"broker": self._broker},
+            )
         except Exception:
-            _logger.exception("replay check failed: the log could not be folded", extra={"broker": self._broker})
+            _logger.exception(
+                "replay check failed: the log could not be folded", extra={"broker": self._broker}
+            )
         finally:
             self._task = None  # The next alarm starts another check in any case.
         if other is not None and other != digest:
-            problem = f"the view of broker {self._broker} at offset {offset} is not what the log folds to"
-            self._fail(Bug(f"{problem}; it stops serving, start it again, and report this with the log"))
+            problem = (
+                f"the view of broker {self._broker} at offset {offset} is not what the log folds to"
+            )
+            self._fail(
+                Bug(f"{problem}; it stops serving, start it again, and report this with the log")
+            )

@@ -1,4 +1,5 @@
-"""Route a key to the broker that serves it, from this broker's view, and tell whether owners have opened their bundles.
+"""Route a key to the broker that serves it, from this broker's view, and tell whether owners have
+opened their bundles.
 
 Callers wait in one line for each bundle.
 """
@@ -22,7 +23,15 @@ from equipoise.brokers.balancing.quarantine import why_quarantined
 from equipoise.brokers.errors import ChannelLost, UnknownNamespace, quarantined
 from equipoise.brokers.runtime.callers import HELD_MAX, Line
 from equipoise.brokers.runtime.clock import Clock
-from equipoise.brokers.runtime.openings import CONNECT_MS, OPENED_PATH, Opened, all_of, by_owner, opened_in, opened_question
+from equipoise.brokers.runtime.openings import (
+    CONNECT_MS,
+    OPENED_PATH,
+    Opened,
+    all_of,
+    by_owner,
+    opened_in,
+    opened_question,
+)
 from equipoise.brokers.runtime.service import Ownership, Peer, own_http
 from equipoise.brokers.runtime.service_runner import peer_of
 from equipoise.brokers.security.own_token import OwnToken
@@ -43,8 +52,9 @@ Purpose = Literal["calls", "lookups"]
 PLACES_MAX: Final[Mapping[Purpose, int]] = {"calls": 512, "lookups": HELD_MAX // 2}
 """Callers that wait for an owner of one bundle.
 
-* Calls, which this broker serves or sends to the owner. A program that needs 1 ms for each has served all half a second after the opening,
-  so before those that came last give up. A connection of a Pulsar client has up to 64 of them.
+* Calls, which this broker serves or sends to the owner. A program that needs 1 ms for each has
+  served all half a second after the opening, so before those that came last give up. A connection
+  of a Pulsar client has up to 64 of them.
 * Lookups. Those of other bundles always have the other half.
 """
 
@@ -53,7 +63,8 @@ PLACES_MAX: Final[Mapping[Purpose, int]] = {"calls": 512, "lookups": HELD_MAX //
 class Located:
     """The answer to a lookup: the bundle and the broker that serves it.
 
-    `lost_ms` is set if the answering broker has lost the channel for that long: it may be out of date.
+    `lost_ms` is set if the answering broker has lost the channel for that long: it may be out of
+    date.
     """
 
     bundle: BundleEntry
@@ -62,9 +73,18 @@ class Located:
 
 
 class Waiting(Protocol):
-    """Waits for the view to change, by the real clock or by a test's. `brokers.runtime.worker.Worker` defines its calls."""
+    """Waits for the view to change, by the real clock or by a test's.
+    `brokers.runtime.worker.Worker` defines its calls.
+    """
 
-    async def until(self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str, line: Line | None = None) -> T:
+    async def until(
+        self,
+        condition: Callable[[View], T | None],
+        *,
+        timeout_ms: int,
+        what: str,
+        line: Line | None = None,
+    ) -> T:
         """Return the first result of `condition` that is not None."""
         ...
 
@@ -105,12 +125,15 @@ class Router:
         return ownership if ownership is not None and ownership.is_good else None
 
     async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
-        """Return this broker's ownership of `key`, or the broker that serves it. Wait while no broker does.
+        """Return this broker's ownership of `key`, or the broker that serves it. Wait while no
+        broker does.
 
         Raise `PeerError` if the bundle is in quarantine, as `locate` does.
         """
         ownership = self.ownership(namespace, key)
-        if ownership is not None and not self._waiting.has_line(_line("calls", ownership.bundle.name)):
+        if ownership is not None and not self._waiting.has_line(
+            _line("calls", ownership.bundle.name)
+        ):
             return ownership
         point = key_hash(key)
 
@@ -119,20 +142,34 @@ class Router:
             if ours is not None:
                 return ours
             located = self._located(namespace, point)
-            return None if located is None or located.broker.broker == self._agent.broker else peer_of(located.broker)
+            return (
+                None
+                if located is None or located.broker.broker == self._agent.broker
+                else peer_of(located.broker)
+            )
 
         what = f"an owner for {namespace}/{key}"
-        return await self.known(namespace, look, timeout_ms=timeout_ms, what=what, point=point, purpose="calls")
+        return await self.known(
+            namespace, look, timeout_ms=timeout_ms, what=what, point=point, purpose="calls"
+        )
 
     async def locate(self, namespace: str, point: int, *, timeout_ms: int) -> Located:
         """Return the bundle of a hash point and its broker. Wait while no broker serves it."""
         what = f"an owner for point 0x{point:08x} of {namespace}"
         if not self._agent.is_ready:
             what = f"broker {self._agent.broker} becoming ready"
-        return await self.known(namespace, lambda _: self._located(namespace, point), timeout_ms=timeout_ms, what=what, point=point)
+        return await self.known(
+            namespace,
+            lambda _: self._located(namespace, point),
+            timeout_ms=timeout_ms,
+            what=what,
+            point=point,
+        )
 
     async def opened_here(self, tokens: Mapping[str, int], *, timeout_ms: int) -> Opened:
-        """Wait until this broker has opened bundles under these `tokens`, or does not own them so. Return those that are open then."""
+        """Wait until this broker has opened bundles under these `tokens`, or does not own them so.
+        Return those that are open then.
+        """
         pending, done = dict(tokens), set[str]()
 
         def look(view: View) -> Opened | None:
@@ -142,24 +179,36 @@ class Router:
                     done.add(name)
                 elif view.offset < token:
                     continue  # Its record is not read yet.
-                elif bundle is not None and (bundle.phase, bundle.owner, bundle.token) == ("owned", self._agent.incarnation, token):
+                elif bundle is not None and (bundle.phase, bundle.owner, bundle.token) == (
+                    "owned",
+                    self._agent.incarnation,
+                    token,
+                ):
                     continue  # The service still opens it.
                 del pending[name]
             return None if pending else Opened(bundles=frozenset(done), offset=view.offset)
 
         try:
-            return await self._waiting.until(look, timeout_ms=timeout_ms, what="the opening of bundles")
+            return await self._waiting.until(
+                look, timeout_ms=timeout_ms, what="the opening of bundles"
+            )
         except DeadlineExceeded:
             return Opened(bundles=frozenset(done), offset=self._agent.view.offset)
 
-    async def opened(self, tokens: Mapping[str, int], *, timeout_ms: int, own_token: OwnToken, tls: ClientTls) -> Opened:
-        """Ask the owners of bundles as `opened_here`, all at once. An owner that does not answer has opened nothing."""
+    async def opened(
+        self, tokens: Mapping[str, int], *, timeout_ms: int, own_token: OwnToken, tls: ClientTls
+    ) -> Opened:
+        """Ask the owners of bundles as `opened_here`, all at once. An owner that does not answer
+        has opened nothing.
+        """
         answers = []
         for owner, part in by_owner(self._agent.view, tokens):
             if owner.broker == self._agent.broker:
                 answers.append(self.opened_here(part, timeout_ms=timeout_ms))
             else:
-                answers.append(_opened_at(owner, part, timeout_ms=timeout_ms, own_token=own_token, tls=tls))
+                answers.append(
+                    _opened_at(owner, part, timeout_ms=timeout_ms, own_token=own_token, tls=tls)
+                )
         return all_of(await asyncio.gather(*answers))
 
     async def known(
@@ -172,22 +221,39 @@ class Router:
         point: int | None = None,
         purpose: Purpose = "lookups",
     ) -> T:
-        """Return the first result of `look`, which looks for something in `namespace`. Wait for it as `Worker.until` does.
+        """Return the first result of `look`, which looks for something in `namespace`. Wait for it
+        as `Worker.until` does.
 
-        With `point`, wait in the line of its bundle. Raise `UnknownNamespace` if the view lacks the namespace once it is up to date.
+        With `point`, wait in the line of its bundle. Raise `UnknownNamespace` if the view lacks the
+        namespace once it is up to date.
         """
         try:
-            return await self._known(namespace, look, timeout_ms=timeout_ms, what=what, point=point, purpose=purpose)
+            return await self._known(
+                namespace, look, timeout_ms=timeout_ms, what=what, point=point, purpose=purpose
+            )
         except DeadlineExceeded:
-            raise explained(DeadlineExceeded(what=what, waited_ms=timeout_ms), self._agent, self._clock.now()) from None
+            raise explained(
+                DeadlineExceeded(what=what, waited_ms=timeout_ms), self._agent, self._clock.now()
+            ) from None
 
     async def _known(
-        self, namespace: str, look: Callable[[View], T | None], *, timeout_ms: int, what: str, point: int | None, purpose: Purpose
+        self,
+        namespace: str,
+        look: Callable[[View], T | None],
+        *,
+        timeout_ms: int,
+        what: str,
+        point: int | None,
+        purpose: Purpose,
     ) -> T:
         end_ms = self._clock.now().boot_ms + timeout_ms
 
         def is_worth_a_look(view: View) -> bool | None:
-            return may_deny(self._agent, self._clock.now(), log_is_readable=self._log_is_readable()) or namespace in view.namespaces or None
+            return (
+                may_deny(self._agent, self._clock.now(), log_is_readable=self._log_is_readable())
+                or namespace in view.namespaces
+                or None
+            )
 
         while True:
             left_ms = max(end_ms - self._clock.now().boot_ms, 0)
@@ -195,8 +261,13 @@ class Router:
 
             def looked(view: View, bundle: str | None = bundle) -> tuple[T | None] | None:
                 found = look(view)
-                # After a split or a merge the callers of a line wait for different owners: each goes on in the line of its own bundle.
-                is_settled = found is not None or namespace not in view.namespaces or self._bundle_name(namespace, point) != bundle
+                # After a split or a merge the callers of a line wait for different owners: each
+                # goes on in the line of its own bundle.
+                is_settled = (
+                    found is not None
+                    or namespace not in view.namespaces
+                    or self._bundle_name(namespace, point) != bundle
+                )
                 return (found,) if is_settled else None
 
             line = None if bundle is None else _line(purpose, bundle)
@@ -208,7 +279,9 @@ class Router:
             if namespace in self._agent.view.namespaces:
                 continue
             if not await self._waiting.up_to_date(timeout_ms=left_ms):
-                await self._waiting.until(is_worth_a_look, timeout_ms=left_ms, what=what, line=_line(purpose, namespace))
+                await self._waiting.until(
+                    is_worth_a_look, timeout_ms=left_ms, what=what, line=_line(purpose, namespace)
+                )
             elif namespace not in self._agent.view.namespaces:
                 raise UnknownNamespace(namespace=namespace)
 
@@ -226,31 +299,54 @@ class Router:
             problem = why_quarantined(view, bundle.name)
             if problem is not None:
                 raise quarantined(bundle=bundle.name, problem=problem)
-            if self._agent.drains and not any(broker.status == "up" for broker in view.live_brokers()):
-                raise PeerError(f"no broker takes {bundle.name}: all brokers stop or drain; start one, and try again")
+            if self._agent.drains and not any(
+                broker.status == "up" for broker in view.live_brokers()
+            ):
+                raise PeerError(
+                    f"no broker takes {bundle.name}: all brokers stop or drain; start one, and try"
+                    " again"
+                )
             self._step(Wanted(bundle=bundle.name))
         server = server_of(view, bundle)
         if server is not None and goes_on(self._agent, namespace, now):
             return Located(bundle=bundle, broker=server, lost_ms=self._agent.out_of_touch_ms(now))
         if not self._agent.lease.good(now):
             return None  # A broker without a lease may be cut off; its view cannot be trusted.
-        if server is None or self._agent.is_suspect(server, now, log_is_readable=self._log_is_readable()):
+        if server is None or self._agent.is_suspect(
+            server, now, log_is_readable=self._log_is_readable()
+        ):
             return None
         return Located(bundle=bundle, broker=server, lost_ms=self._agent.out_of_touch_ms(now))
 
 
-async def _opened_at(owner: BrokerEntry, tokens: Mapping[str, int], *, timeout_ms: int, own_token: OwnToken, tls: ClientTls) -> Opened:
+async def _opened_at(
+    owner: BrokerEntry,
+    tokens: Mapping[str, int],
+    *,
+    timeout_ms: int,
+    own_token: OwnToken,
+    tls: ClientTls,
+) -> Opened:
     url = f"{own_http(owner.joined.addresses)}{OPENED_PATH}"
-    timeout = aiohttp.ClientTimeout(total=(timeout_ms + _WAY_MS) / 1_000, sock_connect=CONNECT_MS / 1_000)
+    timeout = aiohttp.ClientTimeout(
+        total=(timeout_ms + _WAY_MS) / 1_000, sock_connect=CONNECT_MS / 1_000
+    )
     body = orjson.dumps(opened_question(tokens, timeout_ms=timeout_ms))
     try:
         headers = {"Content-Type": "application/json", **own_token.headers(url)}
         async with (
             aiohttp.ClientSession(timeout=timeout) as session,
-            session.post(url, data=body, headers=headers, allow_redirects=False, ssl=tls) as response,
+            session.post(
+                url, data=body, headers=headers, allow_redirects=False, ssl=tls
+            ) as response,
         ):
-            return opened_in(orjson.loads(await response.read())) if response.status == HTTPStatus.OK else Opened()
-    except (aiohttp.ClientError, TimeoutError, ValueError, PeerError):  # An invalid address, no JSON, or no address for the token.
+            return (
+                opened_in(orjson.loads(await response.read()))
+                if response.status == HTTPStatus.OK
+                else Opened()
+            )
+    except (aiohttp.ClientError, TimeoutError, ValueError, PeerError):
+        # An invalid address, no JSON, or no address for the token.
         return Opened()
 
 
@@ -260,21 +356,37 @@ def _line(purpose: Purpose, bundle: str) -> Line:
 
 
 def may_deny(agent: Agent, now: Instant, *, log_is_readable: bool) -> bool:
-    """Return whether a broker may deny what its view lacks once it has read the log to its end: it needs a lease and the channel."""
-    return log_is_readable and agent.is_ready and agent.lease.good(now) and agent.out_of_touch_ms(now) is None
+    """Return whether a broker may deny what its view lacks once it has read the log to its end: it
+    needs a lease and the channel.
+    """
+    return (
+        log_is_readable
+        and agent.is_ready
+        and agent.lease.good(now)
+        and agent.out_of_touch_ms(now) is None
+    )
 
 
 def goes_on(agent: Agent, namespace: str, now: Instant) -> bool:
-    """Return whether to answer lookups despite the loss of the channel, because the owners serve on.
+    """Return whether to answer lookups despite the loss of the channel, because the owners serve
+    on.
 
     Silence then proves nothing. A broker that has just slept must hear from the log first.
     """
-    return agent.out_of_touch_ms(now) is not None and agent.lease.is_attended(now) and serves_on(agent.view, namespace)
+    return (
+        agent.out_of_touch_ms(now) is not None
+        and agent.lease.is_attended(now)
+        and serves_on(agent.view, namespace)
+    )
 
 
 def explained(error: DeadlineExceeded, agent: Agent, now: Instant) -> DeadlineExceeded:
-    """Return `error`, which ended a wait, or a `ChannelLost` if this broker has lost the channel."""
+    """Return `error`, which ended a wait, or a `ChannelLost` if this broker has lost the
+    channel.
+    """
     lost_ms = agent.out_of_touch_ms(now)
     if lost_ms is None:
         return error
-    return ChannelLost(what=error.what, waited_ms=error.waited_ms, broker=agent.broker, lost_ms=lost_ms)
+    return ChannelLost(
+        what=error.what, waited_ms=error.waited_ms, broker=agent.broker, lost_ms=lost_ms
+    )

@@ -30,7 +30,8 @@ class Bundle:
     """A hash range of a namespace.
 
     * `name`: `TENANT/NAMESPACE/0xLOW_0xHIGH`, with eight hexadecimal digits each.
-    * `low`, `high`: hash points, from 0 to 2**32 - 1. `high` is exclusive, except in the last bundle of the namespace.
+    * `low`, `high`: hash points, from 0 to 2**32 - 1. `high` is exclusive, except in the last
+      bundle of the namespace.
     """
 
     name: str
@@ -41,38 +42,51 @@ class Bundle:
     def contains(self, namespace: str, key: str) -> bool:
         """Return whether the bundle holds `key` of `namespace`.
 
-        One service serves the bundles of all namespaces, whose ranges are the same. So a hash alone does not tell whose key it is.
+        One service serves the bundles of all namespaces, whose ranges are the same. So a hash alone
+        does not tell whose key it is.
         """
         return namespace == self.namespace and bundle_contains(self.low, self.high, key_hash(key))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """Another broker, by its id. `addresses` maps a protocol (`http`, `https`) to the address for clients: `https://host:8080`."""
+    """Another broker, by its id. `addresses` maps a protocol (`http`, `https`) to the address for
+    clients: `https://host:8080`.
+    """
 
     broker: str
     addresses: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def http_url(self) -> str:
-        """The address to redirect callers to over HTTP, `https://` where the broker has TLS. Raise `PeerError` if it has none."""
+        """The address to redirect callers to over HTTP, `https://` where the broker has TLS. Raise
+        `PeerError` if it has none.
+        """
         url = http_address(self.addresses)
         if url is None:
-            raise PeerError(f"broker {self.broker} serves this key, but has no HTTP address; give its worker http_port or an http address")
+            raise PeerError(
+                f"broker {self.broker} serves this key, but has no HTTP address; give its worker"
+                " http_port or an http address"
+            )
         return url
 
 
 PEER: Final = "peer"
-"""The protocol under which a broker inside a program advertises its own HTTP, where the program serves clients at another address."""
+"""The protocol under which a broker inside a program advertises its own HTTP, where the program
+serves clients at another address."""
 
 
 def own_http(addresses: Mapping[str, str]) -> str | None:
-    """Return the address of a broker's own HTTP, for administration and other brokers, by the `addresses` that it advertises."""
+    """Return the address of a broker's own HTTP, for administration and other brokers, by the
+    `addresses` that it advertises.
+    """
     return addresses.get(PEER, http_address(addresses))
 
 
 def http_address(addresses: Mapping[str, str]) -> str | None:
-    """Return the address of HTTP for clients, by the `addresses` that a broker advertises: by TLS where it has it."""
+    """Return the address of HTTP for clients, by the `addresses` that a broker advertises: by TLS
+    where it has it.
+    """
     return addresses.get("https", addresses.get("http"))
 
 
@@ -86,28 +100,39 @@ State = bytes | AsyncIterator[bytes]
 
 
 class OwnershipLost(PeerError):
-    """Work may not start, or not be answered, here: the bundle has moved, or the lease has run out."""
+    """Work may not start, or not be answered, here: the bundle has moved, or the lease has run
+    out.
+    """
 
     def __init__(self, *, bundle: str, token: int, problem: str, is_closed: bool = False) -> None:
-        """`token` is the fencing token under which this broker held `bundle`; `problem` gives the reason of the loss.
+        """`token` is the fencing token under which this broker held `bundle`; `problem` gives the
+        reason of the loss.
 
-        `is_closed`: the bundle is no longer open here, and the service's `close` was called or is about to be called.
+        `is_closed`: the bundle is no longer open here, and the service's `close` was called or is
+        about to be called.
         """
         self.bundle = bundle
         self.is_closed = is_closed
         self.token = token
         self.problem = problem
-        super().__init__(f"work on {bundle} under token {token} may not go on: {problem}; ask again who owns it")
+        super().__init__(
+            f"work on {bundle} under token {token} may not go on: {problem}; ask again who owns it"
+        )
 
 
 class WorkerEnded(PeerError):
-    """The broker of the worker has ended, and does not come back. `__cause__` is the error that ended it, if any."""
+    """The broker of the worker has ended, and does not come back. `__cause__` is the error that
+    ended it, if any.
+    """
 
     def __init__(self, *, broker: str, problem: str) -> None:
         """`broker` is the id of the worker's broker; `problem` gives the reason of its end."""
         self.broker = broker
         self.problem = problem
-        super().__init__(f"broker {broker} has ended: {problem}; call another broker, and start this program again")
+        super().__init__(
+            f"broker {broker} has ended: {problem}; call another broker, and start this program"
+            " again"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +154,9 @@ class Evidence:
 
 
 class Admitted:
-    """The admitted work of one broker: a bundle that moves is closed when its own has ended. Any thread may add and remove work."""
+    """The admitted work of one broker: a bundle that moves is closed when its own has ended. Any
+    thread may add and remove work.
+    """
 
     def __init__(self) -> None:
         # The namespace of each piece of work, and its end.
@@ -147,27 +174,43 @@ class Admitted:
     async def all_ended(self, bundle: Bundle, *, timeout_ms: int) -> None:
         """Wait until the work on a bundle has ended, at most `timeout_ms`."""
         works = list(self._works.items())
-        ends = [asyncio.wrap_future(ended) for work, (namespace, ended) in works if bundle.contains(namespace, work.key)]
+        ends = [
+            asyncio.wrap_future(ended)
+            for work, (namespace, ended) in works
+            if bundle.contains(namespace, work.key)
+        ]
         if ends:
             await asyncio.wait(ends, timeout=timeout_ms / 1_000)
 
 
 class Ownership:
-    """The right to work on one bundle, for one ownership. Ask it when work starts, and again before the work is answered.
+    """The right to work on one bundle, for one ownership. Ask it when work starts, and again before
+    the work is answered.
 
-    Give `token` to every store that you write to, and have the store refuse a smaller one than it has seen: a process can
-    stall between the second check and the store, and only the store can tell.
+    Give `token` to every store that you write to, and have the store refuse a smaller one than it
+    has seen: a process can stall between the second check and the store, and only the store can
+    tell.
 
     * `bundle`: the bundle that it is about.
-    * `fetch`: a function that asks the former owner's service for state that its `close` did not return, or None if no broker can be
-      asked. It returns None if that service has nothing, and raises `PeerError` if it does not answer, or sends more
-      than 64 MiB: `stream` takes state of any size.
-    * `handover_problem`: the reason why `open` got no handover although the former owner closed the bundle and left one. Otherwise it is
-      None: the handover came; there was none; the former owner died or did not close in time; the log was truncated before this broker
-      read the handover.
+    * `fetch`: a function that asks the former owner's service for state that its `close` did not
+      return, or None if no broker can be asked. It returns None if that service has nothing, and
+      raises `PeerError` if it does not answer, or sends more than 64 MiB: `stream` takes state of
+      any size.
+    * `handover_problem`: the reason why `open` got no handover although the former owner closed the
+      bundle and left one. Otherwise it is None: the handover came; there was none; the former owner
+      died or did not close in time; the log was truncated before this broker read the handover.
     """
 
-    __slots__ = ("_admitted", "_clock", "_handle", "_record", "_stream", "bundle", "fetch", "handover_problem")
+    __slots__ = (
+        "_admitted",
+        "_clock",
+        "_handle",
+        "_record",
+        "_stream",
+        "bundle",
+        "fetch",
+        "handover_problem",
+    )
 
     def __init__(
         self,
@@ -187,17 +230,21 @@ class Ownership:
         self.fetch = fetch
         self._stream = stream
         self.handover_problem: str | None = None
-        self.bundle = Bundle(name=handle.bundle, namespace=handle.namespace, low=handle.low, high=handle.high)
+        self.bundle = Bundle(
+            name=handle.bundle, namespace=handle.namespace, low=handle.low, high=handle.high
+        )
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """Yield what the former owner's `fetch` returns, in chunks of at most 256 KiB.
 
-        There is no chunk if there is no former owner, it is dead, or its `fetch` returned None. Serve from the chunks only once the
-        iteration has ended, because its end checks the checksum of the whole. If you take chunks slowly, the source sends them
-        slowly. While chunks come, the deadline of `open` does not run out. A broken connection is continued once.
+        There is no chunk if there is no former owner, it is dead, or its `fetch` returned None.
+        Serve from the chunks only once the iteration has ended, because its end checks the checksum
+        of the whole. If you take chunks slowly, the source sends them slowly. While chunks come,
+        the deadline of `open` does not run out. A broken connection is continued once.
 
-        Raises `PeerError` if the source does not send all of its state: it has ended, was silent for ten seconds, or the checksum does not
-        match. `handover_problem` then has the reason. Discard the chunks, and open without them, or let the error refuse the bundle.
+        Raises `PeerError` if the source does not send all of its state: it has ended, was silent
+        for ten seconds, or the checksum does not match. `handover_problem` then has the reason.
+        Discard the chunks, and open without them, or let the error refuse the bundle.
         """
         if self._stream is None:
             return
@@ -211,7 +258,9 @@ class Ownership:
 
     @property
     def token(self) -> int:
-        """Return the fencing token of this ownership, from 1 to 2**63 - 1; over any key tokens only rise."""
+        """Return the fencing token of this ownership, from 1 to 2**63 - 1; over any key tokens only
+        rise.
+        """
         return self._handle.token
 
     @property
@@ -220,31 +269,55 @@ class Ownership:
         return self._handle.passes(self._clock.now())
 
     def __repr__(self) -> str:
-        return f"<Ownership of {self.bundle.name}, token {self.token}, {'good' if self.is_good else 'lost'}>"
+        return (
+            f"<Ownership of {self.bundle.name}, token {self.token},"
+            f" {'good' if self.is_good else 'lost'}>"
+        )
 
     def begin(self, key: str) -> Work:
-        """Start work on `key`. Raises `OwnershipLost` if it may not start, `CallerError` if the bundle does not hold the key."""
+        """Start work on `key`. Raises `OwnershipLost` if it may not start, `CallerError` if the
+        bundle does not hold the key.
+        """
         return Work(self._handle, key, self._clock, self._record)
 
     def admit(self, key: str) -> Work:
-        """Start work on `key` that a move of the bundle waits for. Use it as a context, and raise in it what makes the work fail.
+        """Start work on `key` that a move of the bundle waits for. Use it as a context, and raise
+        in it what makes the work fail.
 
-        Work of `begin` fails its second check once the bundle moves. This work may still be finished: the broker calls `close` when it has
-        ended, or after half of `close_ms`. Meanwhile no other work on the bundle starts, so keep it short. Raises as `begin` does.
+        Work of `begin` fails its second check once the bundle moves. This work may still be
+        finished: the broker calls `close` when it has ended, or after half of `close_ms`. Meanwhile
+        no other work on the bundle starts, so keep it short. Raises as `begin` does.
         """
         return Work(self._handle, key, self._clock, self._record, self._admitted)
 
 
 class Work:
-    """One piece of work under an ownership. Call `finish` before you answer, or use it as a context, which calls `finish` at its end.
+    """One piece of work under an ownership. Call `finish` before you answer, or use it as a
+    context, which calls `finish` at its end.
 
-    A context that ends with an exception does not call `finish`. `key` is the key of the work, `token` its fencing token.
+    A context that ends with an exception does not call `finish`. `key` is the key of the work,
+    `token` its fencing token.
     """
 
-    __slots__ = ("_admitted", "_by_token", "_clock", "_handle", "_point", "_record", "_started_ns", "key", "token")
+    __slots__ = (
+        "_admitted",
+        "_by_token",
+        "_clock",
+        "_handle",
+        "_point",
+        "_record",
+        "_started_ns",
+        "key",
+        "token",
+    )
 
     def __init__(
-        self, handle: Handle, key: str, clock: Clock, record: Callable[[Evidence], None] | None, admitted: Admitted | None = None
+        self,
+        handle: Handle,
+        key: str,
+        clock: Clock,
+        record: Callable[[Evidence], None] | None,
+        admitted: Admitted | None = None,
     ) -> None:
         self._handle = handle
         self._admitted = admitted
@@ -272,7 +345,8 @@ class Work:
         return self._record is not None
 
     def finish(self, *, message: str | None = None) -> None:
-        """Check again. Raises `OwnershipLost` if the result must not be answered; the work may have been done.
+        """Check again. Raises `OwnershipLost` if the result must not be answered; the work may have
+        been done.
 
         `message` describes the work in the evidence, if its key does not.
         """
@@ -304,7 +378,14 @@ class Work:
         handle = self._handle
         point = self._point
         while not handle.is_open and handle.children:
-            child = next((child for child in handle.children if bundle_contains(child.low, child.high, point)), None)
+            child = next(
+                (
+                    child
+                    for child in handle.children
+                    if bundle_contains(child.low, child.high, point)
+                ),
+                None,
+            )
             if child is None:
                 break
             handle = child
@@ -317,14 +398,21 @@ class Work:
             problem = "the lease of this broker has run out"
         else:
             problem = "the bundle was merged under another token"
-        return OwnershipLost(bundle=handle.bundle, token=self.token, problem=problem, is_closed=not handle.is_open)
+        return OwnershipLost(
+            bundle=handle.bundle, token=self.token, problem=problem, is_closed=not handle.is_open
+        )
 
     def __enter__(self) -> Self:
         if self._admitted is not None:
             self._admitted.add(self, self._handle.namespace)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         try:
             if kind is None:
                 self.finish()
@@ -342,83 +430,110 @@ class ServiceHost(Protocol):
         ...
 
     async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
-        """Return this broker's ownership of `key`, or the other broker that serves it. Waits while no broker does.
+        """Return this broker's ownership of `key`, or the other broker that serves it. Waits while
+        no broker does.
 
-        Raises `UnknownNamespace`; `DeadlineExceeded` if no broker serves the key within `timeout_ms`; `Overloaded` if too many
-        callers wait; `WorkerEnded`.
+        Raises `UnknownNamespace`; `DeadlineExceeded` if no broker serves the key within
+        `timeout_ms`; `Overloaded` if too many callers wait; `WorkerEnded`.
         """
         ...
 
 
 class Service(ABC):
-    """A service that Equipoise balances. One instance serves all bundles of its broker; every method runs on the worker's event loop.
+    """A service that Equipoise balances. One instance serves all bundles of its broker; every
+    method runs on the worker's event loop.
 
-    A method that blocks stalls the broker and its renewals, until the broker fences itself: use threads for blocking work. An
-    exception from `prepare` or `open` refuses the bundle, with its text as the reason. Each call has a deadline, after which
-    it is cancelled.
+    A method that blocks stalls the broker and its renewals, until the broker fences itself: use
+    threads for blocking work. An exception from `prepare` or `open` refuses the bundle, with its
+    text as the reason. Each call has a deadline, after which it is cancelled.
 
-    A bundle has one operation at a time: `prepare`, `open`, `close` or `discard`. The next one is called when the previous one
-    has ended, even if that was cancelled. `fetch`, `split_points` and `load` are questions, and may run beside any operation.
+    A bundle has one operation at a time: `prepare`, `open`, `close` or `discard`. The next one is
+    called when the previous one has ended, even if that was cancelled. `fetch`, `split_points` and
+    `load` are questions, and may run beside any operation.
 
     `host` is the worker. The worker sets it before it calls any method.
     """
 
     host: ServiceHost
 
-    async def prepare(self, bundle: Bundle, source: Peer | None) -> None:  # noqa: B027 - a default, not a gap
-        """Warm up for `bundle`, which `source` still serves (None: no broker does). Serve nothing yet."""
+    # A default, not a gap.
+    async def prepare(self, bundle: Bundle, source: Peer | None) -> None:  # noqa: B027
+        """Warm up for `bundle`, which `source` still serves (None: no broker does). Serve nothing
+        yet.
+        """
 
     @abstractmethod
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
         """Begin to serve. `handover` is the return value of the former owner's `close`.
 
-        None means that there is no handover. If the former owner left one, `ownership.handover_problem` gives the reason.
+        None means that there is no handover. If the former owner left one,
+        `ownership.handover_problem` gives the reason.
         """
 
     @abstractmethod
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
-        """Stop serving: settle what was accepted, redirect clients to `moved_to`, and return the state for the next owner.
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None:
+        """Stop serving: settle what was accepted, redirect clients to `moved_to`, and return the
+        state for the next owner.
 
         The state is that of the bundle's keys: `bundle.contains(namespace, key)` selects them.
 
-        Up to 16 KiB go on the channel. This broker keeps larger state for 30 s, up to 64 MiB for all bundles together, and the
-        next owner's broker fetches it. If this broker serves no peers, larger state is lost, and the next owner gets the reason.
-        State of any size streams from `fetch`.
+        Up to 16 KiB go on the channel. This broker keeps larger state for 30 s, up to 64 MiB for
+        all bundles together, and the next owner's broker fetches it. If this broker serves no
+        peers, larger state is lost, and the next owner gets the reason. State of any size streams
+        from `fetch`.
 
-        The ownership is already void: no new work starts, and work in progress fails its second check. A move has waited for work of
-        `Ownership.admit` before. No broker serves the bundle
-        until this method returns. Past `deadline` it is cancelled, without a handover. To end earlier yourself, use
-        `await deadline.wait(flush(), what="the flush")` or `deadline.remaining_ms()`.
+        The ownership is already void: no new work starts, and work in progress fails its second
+        check. A move has waited for work of `Ownership.admit` before. No broker serves the bundle
+        until this method returns. Past `deadline` it is cancelled, without a handover. To end
+        earlier yourself, use `await deadline.wait(flush(), what="the flush")` or
+        `deadline.remaining_ms()`.
 
-        It is called for every bundle that is open when the broker ends, for any reason. Then `moved_to` is None, and the handover
-        is discarded.
+        It is called for every bundle that is open when the broker ends, for any reason. Then
+        `moved_to` is None, and the handover is discarded.
         """
 
     async def discard(self, bundle: Bundle) -> None:  # noqa: B027 - as above
-        """Discard what `prepare` warmed up, because that transfer was cancelled. Another `prepare` may follow."""
+        """Discard what `prepare` warmed up, because that transfer was cancelled. Another `prepare`
+        may follow.
+        """
 
-    async def fetch(self, bundle: Bundle, token: int) -> State | None:  # noqa: ARG002 - a default needs neither
-        """Return the state of a bundle that was closed here, for its next owner, beside the handover. `token` is that of this broker.
+    # A default needs neither.
+    async def fetch(self, bundle: Bundle, token: int) -> State | None:  # noqa: ARG002
+        """Return the state of a bundle that was closed here, for its next owner, beside the
+        handover. `token` is that of this broker.
 
-        For state of any size, return an asynchronous iterator of its chunks, such as an asynchronous generator that reads a file. It is
-        asked for the next chunk when the next owner has taken the one before, and may take ten seconds for each. After a broken
-        connection `fetch` is called again, and must return the same bytes.
+        For state of any size, return an asynchronous iterator of its chunks, such as an
+        asynchronous generator that reads a file. It is asked for the next chunk when the next owner
+        has taken the one before, and may take ten seconds for each. After a broken connection
+        `fetch` is called again, and must return the same bytes.
         """
         return None
 
     def split(self, parent: Bundle, children: Sequence[Ownership]) -> None:  # noqa: B027 - as above
-        """Take note that `parent` has become `children`, all owned here, under the same token. Sessions continue."""
+        """Take note that `parent` has become `children`, all owned here, under the same token.
+        Sessions continue.
+        """
 
     def merge(self, left: Bundle, right: Bundle, union: Ownership) -> None:  # noqa: B027 - as above
-        """Take note that `left` and `right` have become one bundle, owned here. Sessions continue."""
+        """Take note that `left` and `right` have become one bundle, owned here. Sessions
+        continue.
+        """
 
-    async def split_points(self, bundle: Bundle, algorithm: str, positions: Sequence[int] | None) -> Sequence[int]:
+    async def split_points(
+        self, bundle: Bundle, algorithm: str, positions: Sequence[int] | None
+    ) -> Sequence[int]:
         """Return where to cut `bundle`, as hash points that rise and lie strictly inside it.
 
-        `algorithm` is a name that Pulsar gives, such as `range_equally_divide`. `positions` are the hash points that an operator asks
-        for, or None. The default knows no topics, so it finds only the halves and the given positions.
+        `algorithm` is a name that Pulsar gives, such as `range_equally_divide`. `positions` are the
+        hash points that an operator asks for, or None. The default knows no topics, so it finds
+        only the halves and the given positions.
         """
-        return split_points(algorithm, SplitQuestion(low=bundle.low, high=bundle.high, positions=positions, force=True))
+        return split_points(
+            algorithm,
+            SplitQuestion(low=bundle.low, high=bundle.high, positions=positions, force=True),
+        )
 
     def routes(self) -> Sequence[RouteDef]:
         """Return the HTTP routes (aiohttp) that the broker serves on its port.

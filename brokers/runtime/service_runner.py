@@ -1,7 +1,10 @@
-"""Run the operations of services for an agent: one effect in, one event out, none past its deadline.
+"""Run the operations of services for an agent: one effect in, one event out, none past its
+deadline.
 
-* A bundle has one operation at a time. The next begins when the code of the previous one, even abandoned, has ended.
-* When the broker ends, open bundles are closed and operations ended. Code that does not end is logged.
+* A bundle has one operation at a time. The next begins when the code of the previous one, even
+  abandoned, has ended.
+* When the broker ends, open bundles are closed and operations ended. Code that does not end is
+  logged.
 """
 
 from __future__ import annotations
@@ -17,14 +20,31 @@ from functools import partial
 from typing import Final
 from weakref import WeakValueDictionary
 
-from equipoise.brokers.agent.effects import Abandon, Close, Discard, FindCuts, Open, Prepare, Reshaped
+from equipoise.brokers.agent.effects import (
+    Abandon,
+    Close,
+    Discard,
+    FindCuts,
+    Open,
+    Prepare,
+    Reshaped,
+)
 from equipoise.brokers.agent.events import Closed, CutsFound, Discarded, Event, Opened, Prepared
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.errors import invalid_service
 from equipoise.brokers.runtime.clock import Clock
 from equipoise.brokers.runtime.failures import error_text
 from equipoise.brokers.runtime.service import Admitted, Bundle, Ownership, Peer, Service
-from equipoise.brokers.runtime.state_stream import KEPT_BYTES_MAX, Departures, Note, Pieces, Spilled, digest_of, is_like_a_note, note_in
+from equipoise.brokers.runtime.state_stream import (
+    KEPT_BYTES_MAX,
+    Departures,
+    Note,
+    Pieces,
+    Spilled,
+    digest_of,
+    is_like_a_note,
+    note_in,
+)
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.errors import EquipoiseError, OperatorError
 from equipoise.channel.core.ranges import parse_bundle
@@ -33,13 +53,15 @@ from equipoise.channel.system.deadline import Deadline
 
 _logger: Final = logging.getLogger(__name__)
 
-# Time for a cancelled operation before the process ends itself: its code could still serve a bundle with a dead handle.
+# Time for a cancelled operation before the process ends itself: its code could still serve a bundle
+# with a dead handle.
 _ABANDON_MS: Final = 2_000
 
 # Time limit of calls without the agent's deadline: where to cut, handing over state.
 _QUESTION_MS: Final = 10_000
 
-# Released bundles whose state a next owner may fetch within seconds. A drain releases all: a largest namespace, at 200 bytes each.
+# Released bundles whose state a next owner may fetch within seconds. A drain releases all: a
+# largest namespace, at 200 bytes each.
 _RELEASED_MAX: Final = 65_536
 
 _ASYNC_METHODS: Final = ("prepare", "open", "close", "discard", "fetch", "split_points")
@@ -50,8 +72,9 @@ _match_pattern: Final = re.compile(r"(?:[-=:.\w/*?]|\[!?[-=:.\w]+\])+", re.ASCII
 
 # Why a service with `fetch` does not start.
 _NO_PEERS: Final = (
-    "it hands over state by fetch(), and its broker has no address where the next owner could ask for it; give the worker a port "
-    "(http_port=0 for any) or mount its asgi(), or in a test give the Cluster serves_peers=True, or keep that state in a store"
+    "it hands over state by fetch(), and its broker has no address where the next owner could ask"
+    " for it; give the worker a port (http_port=0 for any) or mount its asgi(), or in a test give"
+    " the Cluster serves_peers=True, or keep that state in a store"
 )
 
 LAST_FETCHES_MS: Final = 2_000
@@ -65,8 +88,8 @@ ServiceEffect = Prepare | Open | Close | Discard | Abandon | FindCuts | Reshaped
 class ServiceRunner:
     """The services of one worker, by namespace pattern, and their operations.
 
-    `ownerships` maps the name of each open bundle to its ownership. Requests are routed by it. A bundle that moves is closed when its work
-    in `admitted` has ended.
+    `ownerships` maps the name of each open bundle to its ownership. Requests are routed by it. A
+    bundle that moves is closed when its work in `admitted` has ended.
     """
 
     def __init__(
@@ -116,7 +139,14 @@ class ServiceRunner:
 
     def service_of(self, namespace: str) -> Service | None:
         """Return the service of a namespace; None if no pattern matches."""
-        return next((service for pattern, service in self._services.items() if fnmatchcase(namespace, pattern)), None)
+        return next(
+            (
+                service
+                for pattern, service in self._services.items()
+                if fnmatchcase(namespace, pattern)
+            ),
+            None,
+        )
 
     @staticmethod
     def _has_fetch(service: Service) -> bool:
@@ -137,9 +167,17 @@ class ServiceRunner:
             self.ownerships.pop(effect.handle.bundle, None)
             left_ms = effect.deadline_ms - self._clock.now().boot_ms
             deadline = Deadline.after(timeout_ms=max(left_ms, 0))
-            self._begin_closing(_bundle_named(effect.handle.bundle), effect.handle.token, _peer(effect.moved_to), deadline, effect.handle)
+            self._begin_closing(
+                _bundle_named(effect.handle.bundle),
+                effect.handle.token,
+                _peer(effect.moved_to),
+                deadline,
+                effect.handle,
+            )
         elif isinstance(effect, FindCuts):
-            self._in_background(self._find_cuts(effect.bundle), f"finding where to cut {effect.bundle.name}")
+            self._in_background(
+                self._find_cuts(effect.bundle), f"finding where to cut {effect.bundle.name}"
+            )
         elif isinstance(effect, Reshaped):
             self._reshape(effect)
         elif isinstance(effect, Abandon):
@@ -147,11 +185,14 @@ class ServiceRunner:
         else:
             self._begin(effect.bundle, partial(self._discard, _bundle_named(effect.bundle)))
 
-    async def fetch_released(self, bundle: str, digest: str | None = None, *, offset: int | None = 0) -> Pieces | None:
-        """Return the state that the service holds of a bundle closed here, from `offset` on, and its checksum; None if it holds none.
+    async def fetch_released(
+        self, bundle: str, digest: str | None = None, *, offset: int | None = 0
+    ) -> Pieces | None:
+        """Return the state that the service holds of a bundle closed here, from `offset` on, and
+        its checksum; None if it holds none.
 
-        With `digest`, return the handover kept under it. Without `offset`, leave the checksum out. Raise `DeadlineExceeded`, and the
-        service's errors; so does the iteration.
+        With `digest`, return the handover kept under it. Without `offset`, leave the checksum out.
+        Raise `DeadlineExceeded`, and the service's errors; so does the iteration.
         """
         if digest is not None:
             kept = self._spilled.get(digest)
@@ -162,16 +203,23 @@ class ServiceRunner:
         released = _bundle_named(bundle)
         service = self._service(released.namespace)
         fetching = service.fetch(released, token)
-        state: object = await Deadline.after(timeout_ms=_QUESTION_MS).wait(fetching, what=f"the service giving the state of {bundle}")
+        state: object = await Deadline.after(timeout_ms=_QUESTION_MS).wait(
+            fetching, what=f"the service giving the state of {bundle}"
+        )
         if state is None:
             return None
         if not isinstance(state, bytes | AsyncIterator):
-            problem = f"its fetch returned {type(state).__name__}, not bytes or an asynchronous iterator of bytes"
+            problem = (
+                f"its fetch returned {type(state).__name__}, not bytes or an asynchronous iterator"
+                " of bytes"
+            )
             raise invalid_service(service=type(service).__name__, problem=problem)
         return self._departures.sending(bundle, state, offset)
 
     async def all_fetched(self, *, stream_ms: int) -> None:
-        """Wait, for a bounded time, until next owners have fetched what is kept here, and for `stream_ms` for what they stream."""
+        """Wait, for a bounded time, until next owners have fetched what is kept here, and for
+        `stream_ms` for what they stream.
+        """
         await self._spilled.all_fetched(timeout_ms=LAST_FETCHES_MS)
         await self._departures.all_ended(timeout_ms=stream_ms)
 
@@ -188,9 +236,14 @@ class ServiceRunner:
         await self._ended(lambda: (*self._running.values(), *self._closings), deadline)
 
     async def stop(self) -> None:
-        """Cancel what still runs. Log what does not end; if it works on a bundle, end the process."""
+        """Cancel what still runs. Log what does not end; if it works on a bundle, end the
+        process.
+        """
         self._cancel([*self._running.values(), *self._background])
-        await self._ended(lambda: (*self._running.values(), *self._background), Deadline.after(timeout_ms=_ABANDON_MS))
+        await self._ended(
+            lambda: (*self._running.values(), *self._background),
+            Deadline.after(timeout_ms=_ABANDON_MS),
+        )
         for task in (*self._running.values(), *self._background):
             if not task.done():
                 _logger.error("service not stopped", extra={"doing": task.get_name()})
@@ -199,7 +252,9 @@ class ServiceRunner:
             self._end_process(f"the service could not be stopped: {', '.join(unstoppable)}")
 
     @staticmethod
-    async def _ended(under_way: Callable[[], Sequence[asyncio.Task[None]]], deadline: Deadline) -> None:
+    async def _ended(
+        under_way: Callable[[], Sequence[asyncio.Task[None]]], deadline: Deadline
+    ) -> None:
         """Wait until nothing is in progress, newly started tasks included, or for the deadline.
 
         Even then a new task gets one turn of the loop, so that `close` is at least called.
@@ -233,9 +288,15 @@ class ServiceRunner:
         ownership = self._make_ownership(handle, effect.source)
         problem = None
         try:
-            await self._service(handle.namespace).open(ownership, await self._arrived(effect, ownership))
+            await self._service(handle.namespace).open(
+                ownership, await self._arrived(effect, ownership)
+            )
         except Exception as error:  # noqa: BLE001 - as above
-            _log_failure("service failed to open a bundle", error, {"bundle": handle.bundle, "token": handle.token})
+            _log_failure(
+                "service failed to open a bundle",
+                error,
+                {"bundle": handle.bundle, "token": handle.token},
+            )
             problem = error_text(error)
         if not self._is_current(handle.bundle):
             return
@@ -248,7 +309,9 @@ class ServiceRunner:
         self._step(Opened(bundle=handle.bundle, problem=problem))
 
     async def _arrived(self, effect: Open, ownership: Ownership) -> bytes | None:
-        """Return the handover for an opening, fetched if the record has a note, or set the reason of its loss."""
+        """Return the handover for an opening, fetched if the record has a note, or set the reason
+        of its loss.
+        """
         note = note_in(effect.handover)
         if note is None:
             return effect.handover
@@ -260,7 +323,12 @@ class ServiceRunner:
                     return handover
             except (EquipoiseError, TimeoutError) as error:
                 problem = error_text(error)
-        _logger.warning("handover of %s not received: %s", effect.handle.bundle, problem, extra={"bundle": effect.handle.bundle})
+        _logger.warning(
+            "handover of %s not received: %s",
+            effect.handle.bundle,
+            problem,
+            extra={"bundle": effect.handle.bundle},
+        )
         ownership.handover_problem = problem
         return None
 
@@ -272,10 +340,18 @@ class ServiceRunner:
         async with asyncio.timeout(left_ms / 2 / 1_000):  # The service has the rest.
             return await self._fetch_spilled(peer_of(effect.source), effect.handle.bundle, digest)
 
-    async def _close(self, bundle: Bundle, token: int, moved_to: Peer | None, deadline: Deadline, settling: Handle | None) -> None:
+    async def _close(
+        self,
+        bundle: Bundle,
+        token: int,
+        moved_to: Peer | None,
+        deadline: Deadline,
+        settling: Handle | None,
+    ) -> None:
         if settling is not None and settling.is_settling:
             await self.admitted.all_ended(bundle, timeout_ms=deadline.remaining_ms() // 2)
-            settling.is_settling = False  # What is answered from now on would be missing in the state that `close` returns.
+            # What is answered from now on would be missing in the state that `close` returns.
+            settling.is_settling = False
         try:
             handover = await self._service(bundle.namespace).close(bundle, moved_to, deadline)
         except Exception as error:
@@ -294,7 +370,9 @@ class ServiceRunner:
         self._step(Closed(bundle=bundle.name, handover=recorded))
 
     def _for_record(self, bundle: str, handover: object, *, is_moving: bool) -> bytes | None:
-        """Return the handover if it fits the record, else a note with how to fetch it or why it is lost."""
+        """Return the handover if it fits the record, else a note with how to fetch it or why it is
+        lost.
+        """
         if handover is None:
             return None
         if not isinstance(handover, bytes):
@@ -305,11 +383,22 @@ class ServiceRunner:
             return None  # No broker waits for it.
         elif not self._serves_peers:
             too_large = f"it has {len(handover)} bytes, a record takes {HANDOVER_BYTES_MAX}"
-            problem = f"{too_large}, and its broker has no address to fetch it from; give the worker http_port, or mount its asgi()"
+            problem = (
+                f"{too_large}, and its broker has no address to fetch it from; give the worker"
+                " http_port, or mount its asgi()"
+            )
         elif (digest := self._spilled.keep(handover)) is None:
-            problem = f"it has {len(handover)} bytes, and a broker keeps at most {KEPT_BYTES_MAX} for all next owners together"
+            problem = (
+                f"it has {len(handover)} bytes, and a broker keeps at most {KEPT_BYTES_MAX} for all"
+                " next owners together"
+            )
         else:
-            _logger.info("handover of %s kept for its next owner: %d bytes", bundle, len(handover), extra={"bundle": bundle})
+            _logger.info(
+                "handover of %s kept for its next owner: %d bytes",
+                bundle,
+                len(handover),
+                extra={"bundle": bundle},
+            )
             return Note(digest=digest).encode()
         _logger.error("handover of %s lost: %s", bundle, problem, extra={"bundle": bundle})
         return Note(problem=problem).encode()
@@ -328,7 +417,12 @@ class ServiceRunner:
         try:
             async with asyncio.timeout(_QUESTION_MS / 1_000):
                 service = self._service(entry.namespace)
-                cuts = tuple(int(cut) for cut in await service.split_points(bundle_of(entry), entry.algorithm or "", entry.positions))
+                cuts = tuple(
+                    int(cut)
+                    for cut in await service.split_points(
+                        bundle_of(entry), entry.algorithm or "", entry.positions
+                    )
+                )
         except Exception as error:  # noqa: BLE001 - as above
             _log_failure("service gave no split points", error, {"bundle": entry.name})
             problem = error_text(error)
@@ -363,12 +457,23 @@ class ServiceRunner:
         """Return whether the current task is still the bundle's, not an abandoned one."""
         return self._running.get(bundle) is asyncio.current_task()
 
-    def _begin_closing(self, bundle: Bundle, token: int, moved_to: Peer | None, deadline: Deadline, settling: Handle | None = None) -> None:
-        task = self._begin(bundle.name, partial(self._close, bundle, token, moved_to, deadline, settling))
+    def _begin_closing(
+        self,
+        bundle: Bundle,
+        token: int,
+        moved_to: Peer | None,
+        deadline: Deadline,
+        settling: Handle | None = None,
+    ) -> None:
+        task = self._begin(
+            bundle.name, partial(self._close, bundle, token, moved_to, deadline, settling)
+        )
         self._closings.add(task)
         task.add_done_callback(self._closings.discard)
 
-    def _begin(self, bundle: str, operation: Callable[[], Coroutine[None, None, None]]) -> asyncio.Task[None]:
+    def _begin(
+        self, bundle: str, operation: Callable[[], Coroutine[None, None, None]]
+    ) -> asyncio.Task[None]:
         turn = self._turns.setdefault(bundle, asyncio.Lock())
 
         async def in_turn() -> None:
@@ -377,7 +482,9 @@ class ServiceRunner:
 
         task = asyncio.get_running_loop().create_task(in_turn(), name=f"service of {bundle}")
         self._running[bundle] = task
-        task.add_done_callback(lambda done: self._running.pop(bundle) if self._running.get(bundle) is done else None)
+        task.add_done_callback(
+            lambda done: self._running.pop(bundle) if self._running.get(bundle) is done else None
+        )
         return task
 
     def _in_background(self, operation: Coroutine[None, None, None], doing: str) -> None:
@@ -391,17 +498,23 @@ class ServiceRunner:
             _logger.error("%s failed", doing, exc_info=task.exception())
 
     def _abandon(self, effect: Abandon) -> None:
-        """Stop an operation that overran its deadline. The agent has already continued without it."""
+        """Stop an operation that overran its deadline. The agent has already continued without
+        it.
+        """
         self.ownerships.pop(effect.bundle, None)
         task = self._running.pop(effect.bundle, None)
         if task is None or task.done():
             return
         task.cancel()
-        _logger.error("service overran its deadline", extra={"bundle": effect.bundle, "doing": effect.doing})
+        _logger.error(
+            "service overran its deadline", extra={"bundle": effect.bundle, "doing": effect.doing}
+        )
 
         def end_if_still_running() -> None:
             if not task.done():
-                self._end_process(f"the service could not be stopped while {effect.doing} {effect.bundle}")
+                self._end_process(
+                    f"the service could not be stopped while {effect.doing} {effect.bundle}"
+                )
 
         asyncio.get_running_loop().call_later(_ABANDON_MS / 1_000, end_if_still_running)
 
@@ -442,7 +555,10 @@ def _log_failure(what: str, error: Exception, fields: Mapping[str, object]) -> N
 def check_pattern(pattern: str) -> None:
     """Raise `CallerError` for a pattern that no namespace can match; it is a mistake."""
     if not _match_pattern(pattern):
-        problem = f"no namespace matches {pattern!r}; a pattern is TENANT/NAMESPACE, in which * stands for any characters, or * alone"
+        problem = (
+            f"no namespace matches {pattern!r}; a pattern is TENANT/NAMESPACE, in which * stands"
+            " for any characters, or * alone"
+        )
         raise invalid_service(service=pattern, problem=problem)
 
 
@@ -452,12 +568,16 @@ def _check(service: object) -> None:
     Examples: a class, an `open` that is not async, a `close` with wrong parameters.
     """
     if not isinstance(service, Service):
-        raise invalid_service(service=repr(service), problem="it is no instance of a subclass of equipoise.Service")
+        raise invalid_service(
+            service=repr(service), problem="it is no instance of a subclass of equipoise.Service"
+        )
     for name in (*_ASYNC_METHODS, *_PLAIN_METHODS):
         method = getattr(service, name)
         if inspect.iscoroutinefunction(method) != (name in _ASYNC_METHODS):
             wanted = "`async def`" if name in _ASYNC_METHODS else "a plain `def`"
-            raise invalid_service(service=type(service).__name__, problem=f"its method {name} must be {wanted}")
+            raise invalid_service(
+                service=type(service).__name__, problem=f"its method {name} must be {wanted}"
+            )
         parameters = list(inspect.signature(getattr(Service, name)).parameters)[1:]
         try:
             inspect.signature(method).bind(*parameters)

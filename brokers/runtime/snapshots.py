@@ -1,4 +1,6 @@
-"""Save a broker's view and its position in the log in its data directory, and restore them for a log that goes on from there."""
+"""Save a broker's view and its position in the log in its data directory, and restore them for a
+log that goes on from there.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +28,19 @@ from equipoise.channel.snapshots.restore import restored
 
 _logger: Final = logging.getLogger(__name__)
 
-# Folding 20,000 records takes 0.2 s at a start. Encoding 1,000 bundles takes 2 ms, 100,000 take 80 ms and 8 MB, in the directory's thread;
-# the copy blocks the loop for 2 ms.
+# Folding 20,000 records takes 0.2 s at a start. Encoding 1,000 bundles takes 2 ms, 100,000 take 80
+# ms and 8 MB, in the directory's thread; the copy blocks the loop for 2 ms.
 _RECORDS_BETWEEN: Final = 20_000
 
 _READ_ENTRIES: Final = 4_096
 
 
 def open_marked(url: str, directory: DataDirectory) -> Log:
-    """Open the log. Make a missing one only for a broker that has read none: tokens of a second log would begin at 1 again.
+    """Open the log. Make a missing one only for a broker that has read none: tokens of a second log
+    would begin at 1 again.
 
-    Raise the errors of `open_log`, and `OperatorError` if the log that this broker has read is gone.
+    Raise the errors of `open_log`, and `OperatorError` if the log that this broker has read is
+    gone.
     """
     try:
         return open_log(url, create=directory.mark is None)
@@ -48,10 +52,12 @@ def _lost_log(directory: DataDirectory, log: str, *, found: str) -> OperatorErro
     mark = directory.mark
     assert mark is not None, "a broker that has read no log has lost none"
     return OperatorError(
-        f"the log {log} does not go on from offset {mark.offset}, which the data directory {directory.path} notes as read: {found}. "
-        "Tokens up to there are in use, and would be issued again. Stop all brokers of the log, and put its newest copy back, or correct "
-        "the URL. If no copy is newer, export the one that is left and import it into a new log (equipoise channel export, import). "
-        "To begin anew, with token 1, delete the data directories of all brokers"
+        f"the log {log} does not go on from offset {mark.offset}, which the data directory"
+        f" {directory.path} notes as read: {found}. Tokens up to there are in use, and would be"
+        " issued again. Stop all brokers of the log, and put its newest copy back, or correct the"
+        " URL. If no copy is newer, export the one that is left and import it into a new log"
+        " (equipoise channel export, import). To begin anew, with token 1, delete the data"
+        " directories of all brokers"
     )
 
 
@@ -59,7 +65,9 @@ class Snapshots:
     """The snapshots of one log, identified by its `identity`, in one data directory."""
 
     def __init__(self, directory: DataDirectory, *, log: str, cluster: str) -> None:
-        """`log` is the identity of the log that is open now. Snapshots of other logs are not used."""
+        """`log` is the identity of the log that is open now. Snapshots of other logs are not
+        used.
+        """
         self._directory = directory
         self._log = log
         self._cluster = cluster
@@ -67,17 +75,22 @@ class Snapshots:
         self._is_writing = False
 
     def reader(self, log: Log, *, progress: Progress = unwatched) -> Reader:
-        """Return a reader from this broker's snapshot if it fits `log`, else from the channel's snapshot or the beginning.
+        """Return a reader from this broker's snapshot if it fits `log`, else from the channel's
+        snapshot or the beginning.
 
-        Blocks; call it in a thread. `progress` counts the channel's snapshot rows. Raise the errors of `restored`, and `OperatorError` if
-        the log does not go on from where this broker has read it.
+        Blocks; call it in a thread. `progress` counts the channel's snapshot rows. Raise the errors
+        of `restored`, and `OperatorError` if the log does not go on from where this broker has read
+        it.
         """
         mark = self._directory.mark
-        continues = mark is not None and f"{self._log}{DESCENDS}".startswith(f"{mark.log}{DESCENDS}")
+        continues = mark is not None and f"{self._log}{DESCENDS}".startswith(
+            f"{mark.log}{DESCENDS}"
+        )
         if mark is not None and continues:
             self._check_reaches(log, mark)
         reader = restored(log, cluster=self._cluster, own=self._load(), progress=progress)
-        if mark is not None and not continues and reader.view.base < mark.offset:  # And no copy of the channel, which goes on above it.
+        # And no copy of the channel, which goes on above it.
+        if mark is not None and not continues and reader.view.base < mark.offset:
             raise _lost_log(self._directory, log.name, found="it is another log")
         return reader
 
@@ -87,7 +100,11 @@ class Snapshots:
         except LogTruncated:
             return
         except LogWentBack as error:
-            raise _lost_log(self._directory, log.name, found=f"it ends at offset {error.end}, as an older copy does") from error
+            raise _lost_log(
+                self._directory,
+                log.name,
+                found=f"it ends at offset {error.end}, as an older copy does",
+            ) from error
 
     def _load(self) -> View | None:
         data = self._directory.load_snapshot(log_identity=self._log)
@@ -121,9 +138,11 @@ class Snapshots:
             _logger.warning("no snapshot written, the next start folds more records: %s", error)
 
     def refold(self, url: str, offset: int) -> int | None:
-        """Fold the log up to `offset` with a handle of its own. Return the digest; None if it cannot be known.
+        """Fold the log up to `offset` with a handle of its own. Return the digest; None if it
+        cannot be known.
 
-        Start at the channel's snapshot: another process folded it, and brokers agreed with it. Blocks; call it in a thread.
+        Start at the channel's snapshot: another process folded it, and brokers agreed with it.
+        Blocks; call it in a thread.
         """
         log = open_log(url, create=False)
         try:

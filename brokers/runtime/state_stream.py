@@ -1,8 +1,10 @@
 """Stream state of any size from the former owner of a bundle to its next owner.
 
-* The body of the answer is the state from the requested offset on, then a checksum of the whole state. So the next owner can continue after
-  a broken connection, and knows at the end that both parts belong together.
-* Each side holds a few pieces at a time: the connection slows down the sender when the receiver is slow.
+* The body of the answer is the state from the requested offset on, then a checksum of the whole
+  state. So the next owner can continue after a broken connection, and knows at the end that both
+  parts belong together.
+* Each side holds a few pieces at a time: the connection slows down the sender when the receiver is
+  slow.
 * The deadline measures silence, not the whole.
 
 `Spilled` keeps handovers that are too large for a record until the next owner fetches them.
@@ -38,15 +40,18 @@ STATE_TYPE: Final = "application/vnd.equipoise.state"
 CHECKSUM_BYTES: Final = 32
 
 PIECE_BYTES: Final = 256 * 1024
-"""The largest piece on its way. The event loop does other work between two pieces: the checksum of one takes 0.15 ms."""
+"""The largest piece on its way. The event loop does other work between two pieces: the checksum of
+one takes 0.15 ms."""
 
 SILENCE_MS: Final = 10_000
-"""How long a source may send nothing, and its service yield nothing, before the stream ends with an error."""
+"""How long a source may send nothing, and its service yield nothing, before the stream ends with an
+error."""
 
 STATE_BYTES_MAX: Final = 64 * 1024 * 1024
 """Limit of a state that is fetched as one value, against mistakes. Larger state is streamed."""
 
-# How long a broker that ends waits for the first request of a next owner, which comes within milliseconds.
+# How long a broker that ends waits for the first request of a next owner, which comes within
+# milliseconds.
 _FIRST_REQUEST_MS: Final = 500
 
 # A broken connection is replaced once. A source that breaks it twice is about to end.
@@ -55,7 +60,8 @@ _CONNECTIONS_MAX: Final = 2
 # Bytes of an error response that are quoted.
 _PROBLEM_BYTES_MAX: Final = 1_024
 
-# Intervals of what a running stream reports: to the agent, far below the shortest sensible `open_ms`, and on the log.
+# Intervals of what a running stream reports: to the agent, far below the shortest sensible
+# `open_ms`, and on the log.
 _REPORT_NS: Final = 500_000_000
 _LINES_NS: Final = 2_000_000_000
 
@@ -72,20 +78,25 @@ _KEPT_MS: Final = 30_000
 
 Pieces = AsyncGenerator[bytes, None]
 Request = Callable[[int], AbstractAsyncContextManager[tuple[AsyncIterator[bytes], bool] | None]]
-"""Ask the source for the state from an offset on: the body, and whether it ends with a checksum. None: it has no state."""
+"""Ask the source for the state from an offset on: the body, and whether it ends with a checksum.
+None: it has no state."""
 
 
 # --- the former owner ---
 
 
 async def pieces_of(state: State, *, what: str) -> Pieces:
-    """Yield a state in pieces of at most `PIECE_BYTES`. Raise `DeadlineExceeded` with `what` if it pauses for `SILENCE_MS`."""
+    """Yield a state in pieces of at most `PIECE_BYTES`. Raise `DeadlineExceeded` with `what` if it
+    pauses for `SILENCE_MS`.
+    """
     if isinstance(state, bytes):
         for piece in _cut(state):
             yield piece
         return
     try:
-        while (chunk := await Deadline.after(timeout_ms=SILENCE_MS).wait(anext(state, None), what=what)) is not None:
+        while (
+            chunk := await Deadline.after(timeout_ms=SILENCE_MS).wait(anext(state, None), what=what)
+        ) is not None:
             for piece in _cut(chunk):
                 yield piece
     finally:
@@ -98,7 +109,9 @@ def _cut(chunk: bytes) -> tuple[bytes, ...]:
 
 
 async def with_checksum(pieces: AsyncIterator[bytes], *, offset: int) -> Pieces:
-    """Yield the state from `offset` on, then its checksum. Raise `PeerError` if the state is shorter than `offset`."""
+    """Yield the state from `offset` on, then its checksum. Raise `PeerError` if the state is
+    shorter than `offset`.
+    """
     checksum, passed = sha256(), 0
     async for piece in pieces:
         checksum.update(piece)
@@ -106,9 +119,13 @@ async def with_checksum(pieces: AsyncIterator[bytes], *, offset: int) -> Pieces:
         passed += len(piece)
         if rest:
             yield rest
-        await asyncio.sleep(0)  # Neither the service nor a fast connection need give way. Renewals must.
+        # Neither the service nor a fast connection need give way. Renewals must.
+        await asyncio.sleep(0)
     if passed < offset:
-        raise PeerError(f"the state has {passed} bytes, and {offset} were received before; open the bundle again")
+        raise PeerError(
+            f"the state has {passed} bytes, and {offset} were received before; open the bundle"
+            " again"
+        )
     yield checksum.digest()
 
 
@@ -125,16 +142,22 @@ class Departures:
     def wait_for(self, bundle: str) -> None:
         """Note that the next owner of a bundle may ask for its state now."""
         self._forget(bundle)
-        self._awaited[bundle] = asyncio.get_running_loop().call_later(_FIRST_REQUEST_MS / 1_000, self._forget, bundle)
+        self._awaited[bundle] = asyncio.get_running_loop().call_later(
+            _FIRST_REQUEST_MS / 1_000, self._forget, bundle
+        )
 
     async def sending(self, bundle: str, state: State, offset: int | None) -> Pieces:
-        """Yield the state of a bundle from `offset` on, then its checksum; without `offset` the state alone."""
+        """Yield the state of a bundle from `offset` on, then its checksum; without `offset` the
+        state alone.
+        """
         self._streams += 1
         self._forget(bundle)
         is_sent = False
         try:
             pieces = pieces_of(state, what=f"the service giving the state of {bundle}")
-            async with aclosing(pieces if offset is None else with_checksum(pieces, offset=offset)) as body:
+            async with aclosing(
+                pieces if offset is None else with_checksum(pieces, offset=offset)
+            ) as body:
                 async for piece in body:
                     self._sent(len(piece))
                     yield piece
@@ -146,7 +169,9 @@ class Departures:
             self._changed.set()
 
     async def all_ended(self, *, timeout_ms: int) -> None:
-        """Wait until no next owner streams from this broker, or is expected to begin, for at most `timeout_ms`."""
+        """Wait until no next owner streams from this broker, or is expected to begin, for at most
+        `timeout_ms`.
+        """
         try:
             async with asyncio.timeout(timeout_ms / 1_000):
                 while self._awaited or self._streams:
@@ -155,7 +180,8 @@ class Departures:
         except TimeoutError:
             if self._streams:
                 _logger.warning(
-                    "states not sent in time: next owners still stream %d from this broker, which waits no longer; raise drain_ms",
+                    "states not sent in time: next owners still stream %d from this broker, which"
+                    " waits no longer; raise drain_ms",
                     self._streams,
                 )
 
@@ -199,7 +225,9 @@ class Checked:
 
 
 class Progress:
-    """Report a stream while it runs: each piece to a metric, and now and then to the agent and on the log."""
+    """Report a stream while it runs: each piece to a metric, and now and then to the agent and on
+    the log.
+    """
 
     def __init__(
         self,
@@ -210,7 +238,9 @@ class Progress:
         goes_on: Callable[[], None],
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """`received` counts bytes; `goes_on` is called about twice a second; `now_ns` is a clock that only rises."""
+        """`received` counts bytes; `goes_on` is called about twice a second; `now_ns` is a clock
+        that only rises.
+        """
         self._fields = {"bundle": bundle, "source": source}
         self._received = received
         self._goes_on = goes_on
@@ -238,7 +268,14 @@ class Progress:
             self._write("received the state of a bundle", now_ns)
 
     def _write(self, event: str, now_ns: int) -> None:
-        _logger.info(event, extra={**self._fields, "bytes": self._bytes, "took_ms": (now_ns - self._began_ns) // 1_000_000})
+        _logger.info(
+            event,
+            extra={
+                **self._fields,
+                "bytes": self._bytes,
+                "took_ms": (now_ns - self._began_ns) // 1_000_000,
+            },
+        )
 
 
 class Arrival:
@@ -260,10 +297,12 @@ class Arrival:
         self._ended = progress.ended if progress is not None else lambda: None
 
     async def stream(self) -> Pieces:
-        """Yield the state, piece by piece; nothing if the source has none, one empty piece if it is empty.
+        """Yield the state, piece by piece; nothing if the source has none, one empty piece if it is
+        empty.
 
-        Return only once the checksum matches. Continue after one broken connection. Raise `PeerError` if the source cannot be asked, is
-        silent for `SILENCE_MS`, breaks the connection again, or sends something else than its checksum says.
+        Return only once the checksum matches. Continue after one broken connection. Raise
+        `PeerError` if the source cannot be asked, is silent for `SILENCE_MS`, breaks the connection
+        again, or sends something else than its checksum says.
         """
         checked = Checked()
         for connection in range(_CONNECTIONS_MAX):
@@ -281,7 +320,8 @@ class Arrival:
                         if piece:
                             yield piece
                 break
-            except (aiohttp.ClientError, TimeoutError, ValueError) as error:  # ValueError: an invalid address.
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                # ValueError: an invalid address.
                 if connection == _CONNECTIONS_MAX - 1 or not _is_broken(error):
                     raise self._unavailable(f"{type(error).__name__}: {error}") from error
         if not checked.is_whole:
@@ -291,14 +331,19 @@ class Arrival:
             yield b""
 
     async def whole(self) -> bytes | None:
-        """Return the state as one value; None if the source has none. Raise `PeerError` as `stream`, and above `STATE_BYTES_MAX`."""
+        """Return the state as one value; None if the source has none. Raise `PeerError` as
+        `stream`, and above `STATE_BYTES_MAX`.
+        """
         state = None
         async with aclosing(self.stream()) as pieces:
             async for piece in pieces:
                 state = bytearray() if state is None else state
                 state += piece
                 if len(state) > STATE_BYTES_MAX:
-                    raise self._unavailable(f"it is larger than {STATE_BYTES_MAX} bytes, and must be streamed (Ownership.stream)")
+                    raise self._unavailable(
+                        f"it is larger than {STATE_BYTES_MAX} bytes, and must be streamed"
+                        " (Ownership.stream)"
+                    )
         return None if state is None else bytes(state)
 
     def _unavailable(self, problem: str) -> PeerError:
@@ -306,20 +351,32 @@ class Arrival:
 
 
 def _unavailable(bundle: str, source: Peer, problem: str) -> PeerError:
-    return PeerError(f"broker {source.broker} does not hand over the state of {bundle}: {problem}; rebuild it from the store")
+    return PeerError(
+        f"broker {source.broker} does not hand over the state of {bundle}: {problem}; rebuild it"
+        " from the store"
+    )
 
 
 def _is_broken(error: Exception) -> bool:
     """Return whether a connection broke. A silent source, or a wrong address, stays so."""
-    return isinstance(error, aiohttp.ClientError) and not isinstance(error, TimeoutError | ValueError)
+    return isinstance(error, aiohttp.ClientError) and not isinstance(
+        error, TimeoutError | ValueError
+    )
 
 
 def over_http(
-    source: Peer, bundle: str, digest: str | None = None, *, token: OwnToken = NO_TOKEN, tls: Callable[[], ClientTls] = lambda: True
+    source: Peer,
+    bundle: str,
+    digest: str | None = None,
+    *,
+    token: OwnToken = NO_TOKEN,
+    tls: Callable[[], ClientTls] = lambda: True,
 ) -> Request:
-    """Ask the HTTP of `source` for the state of `bundle`; with `digest`, for the handover kept under it.
+    """Ask the HTTP of `source` for the state of `bundle`; with `digest`, for the handover kept
+    under it.
 
-    `token` is that of this broker, and `tls` returns what verifies an https:// address. Both are read anew for each connection.
+    `token` is that of this broker, and `tls` returns what verifies an https:// address. Both are
+    read anew for each connection.
     """
 
     @asynccontextmanager
@@ -329,18 +386,26 @@ def over_http(
             raise _unavailable(bundle, source, "it advertises no HTTP address")
         query = {"offset": str(offset)} | ({} if digest is None else {"digest": digest})
         # `sock_read` measures silence. It stands still while this side reads nothing.
-        silence = aiohttp.ClientTimeout(total=None, sock_connect=SILENCE_MS / 1_000, sock_read=SILENCE_MS / 1_000)
+        silence = aiohttp.ClientTimeout(
+            total=None, sock_connect=SILENCE_MS / 1_000, sock_read=SILENCE_MS / 1_000
+        )
         async with (
             aiohttp.ClientSession(timeout=silence) as session,
             session.get(
-                f"{address}/v1/handover/{bundle}", params=query, headers=token.headers(address), allow_redirects=False, ssl=tls()
+                f"{address}/v1/handover/{bundle}",
+                params=query,
+                headers=token.headers(address),
+                allow_redirects=False,
+                ssl=tls(),
             ) as response,
         ):
             if response.status == HTTPStatus.NO_CONTENT:
                 yield None
                 return
             if response.status != HTTPStatus.OK:
-                problem = (await response.content.read(_PROBLEM_BYTES_MAX)).decode("utf-8", "replace")
+                problem = (await response.content.read(_PROBLEM_BYTES_MAX)).decode(
+                    "utf-8", "replace"
+                )
                 raise _unavailable(bundle, source, f"it answers {response.status}: {problem}")
             # A broker of an older version sends the whole state without a checksum.
             has_checksum = response.content_type == STATE_TYPE
@@ -363,7 +428,11 @@ class Note:
 
     def encode(self) -> bytes:
         """Return the note as bytes for the `handover` of a record."""
-        problem = None if self.problem is None else self.problem[:TEXT_CHARACTERS_MAX].encode("utf-8", "replace").decode()
+        problem = (
+            None
+            if self.problem is None
+            else self.problem[:TEXT_CHARACTERS_MAX].encode("utf-8", "replace").decode()
+        )
         return _MARK + orjson.dumps({"digest": self.digest, "problem": problem})
 
 
@@ -381,7 +450,10 @@ def note_in(handover: bytes | None) -> Note | None:
         digest, problem = read["digest"], read["problem"]
     except (orjson.JSONDecodeError, TypeError, KeyError):
         return Note(problem="its note on the record cannot be read")
-    return Note(digest=digest if isinstance(digest, str) else None, problem=problem if isinstance(problem, str) else None)
+    return Note(
+        digest=digest if isinstance(digest, str) else None,
+        problem=problem if isinstance(problem, str) else None,
+    )
 
 
 def digest_of(handover: bytes) -> str:
@@ -410,11 +482,15 @@ class Spilled:
         if self._room() < len(handover):
             return None
         self._kept[digest] = handover
-        self._expiries[digest] = asyncio.get_running_loop().call_later(self._kept_ms / 1_000, self._forget, digest)
+        self._expiries[digest] = asyncio.get_running_loop().call_later(
+            self._kept_ms / 1_000, self._forget, digest
+        )
         return digest
 
     def get(self, digest: str) -> bytes | None:
-        """Return the handover with this digest and mark it as fetched; None if it is not kept here."""
+        """Return the handover with this digest and mark it as fetched; None if it is not kept
+        here.
+        """
         handover = self._kept.get(digest)
         if handover is not None:
             self._fetched[digest] = None

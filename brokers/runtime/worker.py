@@ -20,7 +20,18 @@ from pydantic import SecretStr
 
 from equipoise.brokers.agent.agent import Agent
 from equipoise.brokers.agent.core import Profile
-from equipoise.brokers.agent.effects import Alarm, AlarmName, Answered, Append, Effect, ForgetNonces, Refold, Stop, WriteMark, WriteNonce
+from equipoise.brokers.agent.effects import (
+    Alarm,
+    AlarmName,
+    Answered,
+    Append,
+    Effect,
+    ForgetNonces,
+    Refold,
+    Stop,
+    WriteMark,
+    WriteNonce,
+)
 from equipoise.brokers.agent.events import (
     AppendFailed,
     DrainRequested,
@@ -55,7 +66,12 @@ from equipoise.brokers.runtime.openings import Opened
 from equipoise.brokers.runtime.replay import ReplayCheck, ReplayProgress
 from equipoise.brokers.runtime.router import Located, Router, may_deny
 from equipoise.brokers.runtime.service import Ownership, Peer, Service, WorkerEnded, own_http
-from equipoise.brokers.runtime.service_runner import ServiceEffect, ServiceRunner, end_process, peer_of
+from equipoise.brokers.runtime.service_runner import (
+    ServiceEffect,
+    ServiceRunner,
+    end_process,
+    peer_of,
+)
 from equipoise.brokers.runtime.snapshots import Snapshots, open_marked
 from equipoise.brokers.runtime.state_stream import Arrival, Progress, over_http
 from equipoise.brokers.security.audit import Audit
@@ -85,13 +101,15 @@ T = TypeVar("T")
 # Time for last records of a stop, after `drain_ms` and `close_ms`.
 _LAST_RECORDS_MS: Final = 2_000
 
-# Time to close what is open when the broker ends. No handover is needed, and the next owner does not wait.
+# Time to close what is open when the broker ends. No handover is needed, and the next owner does
+# not wait.
 _LAST_CLOSE_MS: Final = 2_000
 
 # The interval of log lines about failed appends: it shows an outage of the log, and its rate.
 _APPEND_LINES_MS: Final = 10_000
 
-# The interval of log lines about clients that exceed a limit, for each port and limit: they could be thousands per second.
+# The interval of log lines about clients that exceed a limit, for each port and limit: they could
+# be thousands per second.
 _LIMIT_LINES_MS: Final = 60_000
 
 # How long a load sample is shared: less than any interval of load reports.
@@ -99,7 +117,9 @@ _SAMPLE_FRESH_MS: Final = 250
 
 
 class Worker:
-    """One broker in this process, on the running loop. Call `start`, await `ready(...)`, and finally `stop`."""
+    """One broker in this process, on the running loop. Call `start`, await `ready(...)`, and
+    finally `stop`.
+    """
 
     _drain_by: Deadline | None = None  # From the beginning of `stop`.
     calls = 0  # For keys, so far.
@@ -112,10 +132,11 @@ class Worker:
         addresses: Mapping[str, str],
         serves_peers: bool = True,
     ) -> None:
-        """`services` maps namespace patterns to services; `addresses` maps protocols to addresses for clients.
+        """`services` maps namespace patterns to services; `addresses` maps protocols to addresses
+        for clients.
 
-        `serves_peers`: other brokers can fetch state there. Raise `InvalidConfig` for addresses that no record can carry and for unusable
-        certificates and keys, and `CallerError`.
+        `serves_peers`: other brokers can fetch state there. Raise `InvalidConfig` for addresses
+        that no record can carry and for unusable certificates and keys, and `CallerError`.
         """
         self.config = config
         self.clock = SystemClock()
@@ -123,13 +144,18 @@ class Worker:
         self.metrics = Metrics(broker=self.broker_id)
         self.own_token = _own_token(config, addresses)
         self.audit = Audit(broker=self.broker_id, now_ms=lambda: self.clock.now().boot_ms)
-        self.certificates = Certificates(config.tls_files, broker=self.broker_id, host=config.advertised_host or config.host)
-        # What clients must pass, what their roles may do, and what each may take. None: everyone, and everything.
+        self.certificates = Certificates(
+            config.tls_files, broker=self.broker_id, host=config.advertised_host or config.host
+        )
+        # What clients must pass, what their roles may do, and what each may take. None: everyone,
+        # and everything.
         self.gate = _gate(config, self.metrics) if config.authentication else None
         self.authorization = self._authorization() if config.authorization else None
         self.limits = IdentityLimits(config.identity_bounds, exceeded=self._exceeded)
         if self.gate is not None:
-            self.limits.unlimited = frozenset({of_role(_own_role(config, self.gate, self.own_token, self.certificates))})
+            self.limits.unlimited = frozenset(
+                {of_role(_own_role(config, self.gate, self.own_token, self.certificates))}
+            )
         self.handshakes = Handshakes(self.certificates, self.audit, broker=self.broker_id)
         self.metrics.register(self.handshakes)
         self.profile = _profile(config, addresses)
@@ -140,7 +166,9 @@ class Worker:
             step=self._step,
             end_process=end_process,
             serves_peers=serves_peers,
-            fetch_spilled=lambda source, bundle, digest: self._arrival(source, bundle, digest=digest).whole(),
+            fetch_spilled=lambda source, bundle, digest: self._arrival(
+                source, bundle, digest=digest
+            ).whole(),
             sent=self.metrics.state_sent,
         )
         self.services = self._runner.services
@@ -148,19 +176,33 @@ class Worker:
         self.fetch_released = self._runner.fetch_released
         for service in self.services:
             service.host = self
-        # Usually one event. The loop calls `_step` for each, and no effect answers within a step. Only code called within one (a listener,
-        # a service that learns of a split) can add one, by a drain or a lookup.
+        # Usually one event. The loop calls `_step` for each, and no effect answers within a step.
+        # Only code called within one (a listener, a service that learns of a split) can add one, by
+        # a drain or a lookup.
         self._events: deque[Event] = deque()
         self._stepping = False
         self._timer: asyncio.TimerHandle | None = None
         self._waiting = Waiting(lambda: self.agent.view, broker=self.broker_id)
-        self._requests = Requests(self._step, lambda: self.agent.view, broker=self.broker_id, log=config.log_url)
-        about = {"broker": self.broker_id, "failed": "append failed", "over": "appends succeed again"}
+        self._requests = Requests(
+            self._step, lambda: self.agent.view, broker=self.broker_id, log=config.log_url
+        )
+        about = {
+            "broker": self.broker_id,
+            "failed": "append failed",
+            "over": "appends succeed again",
+        }
         self._append_failures = LoggedFailures(_logger, **about, interval_ms=_APPEND_LINES_MS)
-        self._limit_lines = {(at, limit): RepeatedFailures(interval_ms=_LIMIT_LINES_MS) for at in Surface for limit in Limit}
+        self._limit_lines = {
+            (at, limit): RepeatedFailures(interval_ms=_LIMIT_LINES_MS)
+            for at in Surface
+            for limit in Limit
+        }
         self._lines = BundleLines(self.metrics.moves, broker=self.broker_id)
         self.loads = LoadSampler(
-            self.services, broker=self.broker_id, clock=self.clock, fresh_ms=min(_SAMPLE_FRESH_MS, config.balance_interval_ms // 2)
+            self.services,
+            broker=self.broker_id,
+            clock=self.clock,
+            fresh_ms=min(_SAMPLE_FRESH_MS, config.balance_interval_ms // 2),
         )
         self.resources = Resources()  # As last measured; zeros before.
         self._listeners = Listeners(broker=self.broker_id)
@@ -171,7 +213,8 @@ class Worker:
         self._releasing: asyncio.Task[None] | None = None
         self._caught_up = False
         self._ready_as: int | None = None  # The incarnation whose join was logged.
-        self.client_problems: dict[str, str] = {}  # Why no further client can connect, by the part that found it.
+        # Why no further client can connect, by the part that found it.
+        self.client_problems: dict[str, str] = {}
         self.append_problem: EquipoiseError | None = None  # Of the last append to the log.
         self.disk_problem: EquipoiseError | None = None  # Of the last write to the data directory.
 
@@ -182,17 +225,20 @@ class Worker:
             refused=self._right_refused,
         )
 
-    def _right_refused(self, surface: Surface, *, what: str, why: str, client: str, role: str) -> None:
+    def _right_refused(
+        self, surface: Surface, *, what: str, why: str, client: str, role: str
+    ) -> None:
         self.metrics.right_refused(surface)
         self.audit.refused(surface, what=what, why=why, fault="forbidden", client=client, role=role)
 
     # --- life ---
 
     async def start(self) -> None:
-        """Lock the data directory, open the log and start to read it. The broker joins once caught up.
+        """Lock the data directory, open the log and start to read it. The broker joins once caught
+        up.
 
-        Raise if it cannot start: a locked directory, unsafe timing, an unusable or another cluster's log, an evidence file that cannot be
-        written.
+        Raise if it cannot start: a locked directory, unsafe timing, an unusable or another
+        cluster's log, an evidence file that cannot be written.
         """
         directory = DataDirectory(self.config.data_dir)
         handle = None
@@ -200,7 +246,9 @@ class Worker:
             handle = await opened_in_thread(partial(open_marked, self.config.log_url, directory))
             await asyncio.to_thread(self._warn_of_modes)
             self._snapshots = Snapshots(directory, log=handle.identity, cluster=self.config.cluster)
-            reader = await asyncio.to_thread(self._snapshots.reader, handle, progress=self.replay_progress.restored)
+            reader = await asyncio.to_thread(
+                self._snapshots.reader, handle, progress=self.replay_progress.restored
+            )
             self.agent = Agent(
                 broker=self.broker_id,
                 cluster=self.config.cluster,
@@ -225,7 +273,9 @@ class Worker:
             step=self._step,
             log_is_readable=lambda: self.log_is_available,
         )
-        self._replay_check = ReplayCheck(self._snapshots, log_url=self.config.log_url, broker=self.broker_id, fail=self._end)
+        self._replay_check = ReplayCheck(
+            self._snapshots, log_url=self.config.log_url, broker=self.broker_id, fail=self._end
+        )
         self._directory = DirectoryThread(directory)
         self._subscription = Subscription(
             lambda: handle,
@@ -233,7 +283,8 @@ class Worker:
             position=reader.position,
             deliver=self._deliver,
             caught_up=self._caught_up_at,
-            resynced=lambda reader: self._step(Resynced(reader=reader)),  # Restored after a truncation.
+            # Restored after a truncation.
+            resynced=lambda reader: self._step(Resynced(reader=reader)),
             failed=self._end,
             cluster=self.config.cluster,
         )
@@ -242,20 +293,33 @@ class Worker:
 
     def _warn_of_modes(self) -> None:
         path = log_path(self.config.log_url)
-        for exposed, mode in writable_by_all(None if path is None else Path(path), self.config.data_dir):
+        for exposed, mode in writable_by_all(
+            None if path is None else Path(path), self.config.data_dir
+        ):
             fields = {"broker": self.broker_id, "path": str(exposed), "mode": f"{mode:04o}"}
-            _logger.warning("every user of this machine may write to this path; run chmod o-w on it", extra=fields)
+            _logger.warning(
+                "every user of this machine may write to this path; run chmod o-w on it",
+                extra=fields,
+            )
 
     async def ready(self, *, timeout_ms: int) -> None:
-        """Wait until it has read to the log's end at its start, and its own `joined`. Raise the error that ends it earlier."""
+        """Wait until it has read to the log's end at its start, and its own `joined`. Raise the
+        error that ends it earlier.
+        """
         try:
-            await self.until(lambda _: self.agent.is_ready or None, timeout_ms=timeout_ms, what=f"broker {self.broker_id} becoming ready")
+            await self.until(
+                lambda _: self.agent.is_ready or None,
+                timeout_ms=timeout_ms,
+                what=f"broker {self.broker_id} becoming ready",
+            )
         except WorkerEnded:
             await self.finished()
             raise
 
     async def stop(self) -> None:
-        """Stop gracefully, bounded by `drain_ms`: drain, move all bundles, leave, and release log and directory."""
+        """Stop gracefully, bounded by `drain_ms`: drain, move all bundles, leave, and release log
+        and directory.
+        """
         if self._finished is None:
             return
         try:
@@ -263,17 +327,24 @@ class Worker:
                 _logger.info("stopping", extra={"broker": self.broker_id})
                 self._drain_by = Deadline.after(timeout_ms=self.config.drain_ms)
                 now = self.clock.now()
-                self._step(DrainRequested(leave=True, deadline_ms=now.boot_ms + self.config.drain_ms))
+                self._step(
+                    DrainRequested(leave=True, deadline_ms=now.boot_ms + self.config.drain_ms)
+                )
                 waited_s = (self.config.drain_ms + self.config.close_ms + _LAST_RECORDS_MS) / 1_000
                 await asyncio.wait([self._finished], timeout=waited_s)
             if not self._finished.done():
-                _logger.warning("broker could not leave in time; other brokers will declare it dead", extra={"broker": self.broker_id})
+                _logger.warning(
+                    "broker could not leave in time; other brokers will declare it dead",
+                    extra={"broker": self.broker_id},
+                )
         finally:
             self._end(None)
             await self._released()
 
     async def all_fetched(self, *, by: Deadline | None = None) -> None:
-        """Wait for next owners that fetch state from here. Those that stream have until `by`; by default what `stop` left of `drain_ms`."""
+        """Wait for next owners that fetch state from here. Those that stream have until `by`; by
+        default what `stop` left of `drain_ms`.
+        """
         by = by or self._drain_by
         await self._runner.all_fetched(stream_ms=0 if by is None else by.remaining_ms())
 
@@ -307,7 +378,9 @@ class Worker:
         try:
             held = self.open_bundles
             if held and not abruptly:
-                _logger.info("closing the open bundles", extra={"broker": self.broker_id, "bundles": held})
+                _logger.info(
+                    "closing the open bundles", extra={"broker": self.broker_id, "bundles": held}
+                )
             if not abruptly:
                 await self._runner.close_all(timeout_ms=_LAST_CLOSE_MS)
             await self._runner.stop()
@@ -319,20 +392,28 @@ class Worker:
             await asyncio.to_thread(self._recorders.close)
             await self._ended_in_time("data directory stays locked", self._directory.stop)
 
-    async def _ended_in_time(self, otherwise: str, stop: Callable[[Deadline], Awaitable[None]]) -> None:
-        """Stop a thread. If its log or disk does not answer, log `otherwise`; the thread ends when the answer arrives."""
+    async def _ended_in_time(
+        self, otherwise: str, stop: Callable[[Deadline], Awaitable[None]]
+    ) -> None:
+        """Stop a thread. If its log or disk does not answer, log `otherwise`; the thread ends when
+        the answer arrives.
+        """
         try:
             await stop(Deadline.after(timeout_ms=_LAST_RECORDS_MS))
         except DeadlineExceeded as error:
             _logger.warning("%s: %s", otherwise, error, extra={"broker": self.broker_id})
 
     def drain(self, *, requested_by: str | None = None) -> None:
-        """Take no new bundles and move all away, without leaving. `requested_by` is as in `request`."""
+        """Take no new bundles and move all away, without leaving. `requested_by` is as in
+        `request`.
+        """
         deadline_ms = self.clock.now().boot_ms + self.config.drain_ms
         self._step(DrainRequested(leave=False, deadline_ms=deadline_ms, requested_by=requested_by))
 
     def undrain(self) -> None:
-        """End a drain: join again in a new incarnation, which takes bundles, once all bundles are away."""
+        """End a drain: join again in a new incarnation, which takes bundles, once all bundles are
+        away.
+        """
         self._step(UndrainRequested())
 
     # --- the loop of events and effects ---
@@ -372,12 +453,15 @@ class Worker:
                 if effects or not isinstance(taken, Tick | Wanted):
                     self._waiting.changed()
         except EquipoiseError as error:
-            if isinstance(error, BegunAbove):  # The log's thread handles it. Before a genesis no effect can be lost.
+            # The log's thread handles it. Before a genesis no effect can be lost.
+            if isinstance(error, BegunAbove):
                 raise
             self._end(error)
         except Exception as error:
             _logger.exception("step failed", extra={"broker": self.broker_id})
-            self._end(Bug(f"broker {self.broker_id} failed in a step: {type(error).__name__}: {error}"))
+            self._end(
+                Bug(f"broker {self.broker_id} failed in a step: {type(error).__name__}: {error}")
+            )
         finally:
             self._stepping = False
         self._arm_timer()
@@ -387,7 +471,11 @@ class Worker:
         if not self.agent.is_ready:
             return
         self._ready_as = self.agent.incarnation
-        fields = {"broker": self.broker_id, "incarnation": self._ready_as, "address": own_http(self.profile.addresses)}
+        fields = {
+            "broker": self.broker_id,
+            "incarnation": self._ready_as,
+            "address": own_http(self.profile.addresses),
+        }
         _logger.info("ready", extra=fields)
 
     def _arm_timer(self) -> None:
@@ -396,7 +484,9 @@ class Worker:
         if self._finished is None or self._finished.done():
             return
         delay_ms = self.agent.wake_at_ms - self.clock.now().boot_ms
-        self._timer = asyncio.get_running_loop().call_later(max(delay_ms, 1) / 1_000, self._step, Tick())
+        self._timer = asyncio.get_running_loop().call_later(
+            max(delay_ms, 1) / 1_000, self._step, Tick()
+        )
 
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, Folded):
@@ -414,7 +504,8 @@ class Worker:
         elif isinstance(effect, WriteMark):
             mark = self._snapshots.mark(effect.offset, base=effect.base)
             self._directory.write(
-                lambda directory: directory.write_mark(mark), partial(self._disk_answered, then=MarkWritten(offset=effect.offset))
+                lambda directory: directory.write_mark(mark),
+                partial(self._disk_answered, then=MarkWritten(offset=effect.offset)),
             )
         elif isinstance(effect, WriteNonce | ForgetNonces):
             self._keep_nonces(effect)
@@ -429,18 +520,26 @@ class Worker:
         self.metrics.alarm(alarm.name)
         about = {"key": alarm.key, "offset": alarm.offset, "reason": alarm.reason}
         fields = {name: value for name, value in about.items() if value is not None}
-        _logger.warning(alarm.message, extra={"alarm": alarm.name, "broker": self.broker_id, **fields})
+        _logger.warning(
+            alarm.message, extra={"alarm": alarm.name, "broker": self.broker_id, **fields}
+        )
 
     def _keep_nonces(self, effect: WriteNonce | ForgetNonces) -> None:
-        """Write in order, in the directory's thread: a `joined` is sent after its instance id is on disk.
+        """Write in order, in the directory's thread: a `joined` is sent after its instance id is on
+        disk.
 
         A failing disk delays joining; a member only raises an alarm.
         """
         if isinstance(effect, ForgetNonces):
             keep = effect.keep
-            self._directory.write(lambda directory: directory.forget_nonces(keep), self._disk_answered)
+            self._directory.write(
+                lambda directory: directory.forget_nonces(keep), self._disk_answered
+            )
         else:
-            nonce, written = effect.nonce, partial(self._disk_answered, then=NonceWritten(nonce=effect.nonce))
+            nonce, written = (
+                effect.nonce,
+                partial(self._disk_answered, then=NonceWritten(nonce=effect.nonce)),
+            )
             self._directory.write(lambda directory: directory.write_nonce(nonce), written)
 
     def _disk_answered(self, error: EquipoiseError | None, *, then: Event | None = None) -> None:
@@ -460,10 +559,16 @@ class Worker:
     def _observe_resync(self, resync: Resync) -> None:
         if resync.before < 0:
             return  # A channel was copied to a log that was empty; nothing was missed.
-        fields = {"broker": self.broker_id, "before": resync.before, "offset": resync.offset, "changes": len(resync.changes)}
+        fields = {
+            "broker": self.broker_id,
+            "before": resync.before,
+            "offset": resync.offset,
+            "changes": len(resync.changes),
+        }
         _logger.warning("resynced: records were truncated before they were read", extra=fields)
         self.metrics.resynced(resync)
-        self._snapshots.save(self.agent.view, self._directory)  # The previous snapshot is useless now.
+        # The previous snapshot is useless now.
+        self._snapshots.save(self.agent.view, self._directory)
         self._listeners.resynced(resync)
 
     def _appended(self, append: Append, outcome: AppendOutcome) -> None:
@@ -472,8 +577,16 @@ class Worker:
             self._append_failures.succeeded()
         else:
             self.append_problem = outcome.error
-            self._append_failures.failed(outcome.error, self.clock.now().boot_ms, partial(_named, append.data))
-            self._step(AppendFailed(attempt=append.attempt, error=outcome.error, in_doubt=isinstance(outcome, InDoubt)))
+            self._append_failures.failed(
+                outcome.error, self.clock.now().boot_ms, partial(_named, append.data)
+            )
+            self._step(
+                AppendFailed(
+                    attempt=append.attempt,
+                    error=outcome.error,
+                    in_doubt=isinstance(outcome, InDoubt),
+                )
+            )
 
     def _end(self, error: EquipoiseError | None, *, abruptly: bool = False) -> None:
         """End the broker, once: its view no longer counts, and it releases everything.
@@ -492,31 +605,51 @@ class Worker:
             _logger.error("broker ends: %s", error, extra={"broker": self.broker_id})
             self._finished.set_exception(error)
             self._finished.exception()  # Marked as retrieved: there may be no caller of `finished`.
-        self.ended = WorkerEnded(broker=self.broker_id, problem="it has left the cluster" if error is None else str(error))
+        self.ended = WorkerEnded(
+            broker=self.broker_id,
+            problem="it has left the cluster" if error is None else str(error),
+        )
         self.ended.__cause__ = error
         self._waiting.end(self.ended)
         self._requests.end(self.ended)
         self._releasing = asyncio.get_running_loop().create_task(
-            self._release(abruptly=abruptly, is_sound=error is None), name=f"the end of broker {self.broker_id}"
+            self._release(abruptly=abruptly, is_sound=error is None),
+            name=f"the end of broker {self.broker_id}",
         )
-        self._releasing.add_done_callback(lambda task: task.cancelled() or task.exception())  # As above.
+        # As above.
+        self._releasing.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     def _refold(self, effect: Refold) -> None:
         """Check this broker's view against the log after views diverged. Stop if ours is wrong."""
         if self._caught_up and self._replay_check.begin(self.agent.view):
             name = AlarmName.VIEWS_DIVERGE
             self.metrics.alarm(name)
-            _logger.error("views diverge", extra={"alarm": name, "broker": self.broker_id, "other": effect.other, "offset": effect.offset})
+            _logger.error(
+                "views diverge",
+                extra={
+                    "alarm": name,
+                    "broker": self.broker_id,
+                    "other": effect.other,
+                    "offset": effect.offset,
+                },
+            )
 
     # --- ownership ---
 
     def _own(self, handle: Handle, source: BrokerEntry | None) -> Ownership:
         if source is None:
-            return Ownership(handle, clock=self.clock, record=self._recorders.record_work, admitted=self._runner.admitted)
+            return Ownership(
+                handle,
+                clock=self.clock,
+                record=self._recorders.record_work,
+                admitted=self._runner.admitted,
+            )
         goes_on = partial(self._step, OpenContinues(bundle=handle.bundle))
 
         def arrival() -> Arrival:
-            progress = Progress(handle.bundle, source.broker, received=self.metrics.state_received, goes_on=goes_on)
+            progress = Progress(
+                handle.bundle, source.broker, received=self.metrics.state_received, goes_on=goes_on
+            )
             return self._arrival(peer_of(source), handle.bundle, progress=progress)
 
         return Ownership(
@@ -528,9 +661,20 @@ class Worker:
             admitted=self._runner.admitted,
         )
 
-    def _arrival(self, source: Peer, bundle: str, *, digest: str | None = None, progress: Progress | None = None) -> Arrival:
-        """Return state of another broker. Each connection uses the token and the certificates of its time."""
-        request = over_http(source, bundle, digest, token=self.own_token, tls=lambda: self.certificates.client)
+    def _arrival(
+        self,
+        source: Peer,
+        bundle: str,
+        *,
+        digest: str | None = None,
+        progress: Progress | None = None,
+    ) -> Arrival:
+        """Return state of another broker. Each connection uses the token and the certificates of
+        its time.
+        """
+        request = over_http(
+            source, bundle, digest, token=self.own_token, tls=lambda: self.certificates.client
+        )
         return Arrival(source, bundle, request, progress=progress)
 
     def _exceeded(self, surface: Surface, limit: Limit, identity: str) -> None:
@@ -538,8 +682,15 @@ class Worker:
         self.metrics.limit_exceeded(surface, limit)
         times = self._limit_lines[surface, limit].failed(self.clock.now().boot_ms)
         if times is not None:
-            about = {"broker": self.broker_id, "port": surface.value, "limit": limit.value, "times": times}
-            _logger.warning("a client exceeds a limit: %s", self.limits.problem(limit, identity), extra=about)
+            about = {
+                "broker": self.broker_id,
+                "port": surface.value,
+                "limit": limit.value,
+                "times": times,
+            }
+            _logger.warning(
+                "a client exceeds a limit: %s", self.limits.problem(limit, identity), extra=about
+            )
 
     @property
     def view(self) -> View:
@@ -562,9 +713,11 @@ class Worker:
         return sorted(self._runner.ownerships)
 
     async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
-        """Return this broker's ownership of `key`, or the broker that serves it. Wait while no broker does.
+        """Return this broker's ownership of `key`, or the broker that serves it. Wait while no
+        broker does.
 
-        Raise `UnknownNamespace`, `DeadlineExceeded` if no broker serves it within `timeout_ms`, `Overloaded`, and `WorkerEnded`.
+        Raise `UnknownNamespace`, `DeadlineExceeded` if no broker serves it within `timeout_ms`,
+        `Overloaded`, and `WorkerEnded`.
         """
         self.calls += 1
         return await self._router.route(namespace, key, timeout_ms=timeout_ms)
@@ -576,28 +729,38 @@ class Worker:
         """
         return await self._router.locate(namespace, point, timeout_ms=timeout_ms)
 
-    async def known(self, namespace: str, look: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
-        """Return the first result of `look` in a namespace. Raise `UnknownNamespace` once that is certain, and as `until` does."""
+    async def known(
+        self, namespace: str, look: Callable[[View], T | None], *, timeout_ms: int, what: str
+    ) -> T:
+        """Return the first result of `look` in a namespace. Raise `UnknownNamespace` once that is
+        certain, and as `until` does.
+        """
         return await self._router.known(namespace, look, timeout_ms=timeout_ms, what=what)
 
     async def opened_here(self, tokens: Mapping[str, int], *, timeout_ms: int) -> Opened:
-        """Wait until this broker has opened bundles under these `tokens`, or does not own them so. Return those that are open then.
+        """Wait until this broker has opened bundles under these `tokens`, or does not own them so.
+        Return those that are open then.
 
         Raise `Overloaded` and `WorkerEnded`.
         """
         return await self._router.opened_here(tokens, timeout_ms=timeout_ms)
 
     async def opened(self, tokens: Mapping[str, int], *, timeout_ms: int) -> Opened:
-        """Ask the owners of bundles as `opened_here`, all at once. An owner that does not answer has opened nothing."""
-        return await self._router.opened(tokens, timeout_ms=timeout_ms, own_token=self.own_token, tls=self.certificates.client)
+        """Ask the owners of bundles as `opened_here`, all at once. An owner that does not answer
+        has opened nothing.
+        """
+        return await self._router.opened(
+            tokens, timeout_ms=timeout_ms, own_token=self.own_token, tls=self.certificates.client
+        )
 
     # --- what callers ask ---
 
     async def up_to_date(self, *, timeout_ms: int) -> bool:
-        """Read to the end that the log has now. Return whether the view then shows what exists, so that other things may be denied.
+        """Read to the end that the log has now. Return whether the view then shows what exists, so
+        that other things may be denied.
 
-        False without a lease or the channel, or if the log does not answer in time. All callers of a moment share one question to the log.
-        Raise `WorkerEnded`.
+        False without a lease or the channel, or if the log does not answer in time. All callers of
+        a moment share one question to the log. Raise `WorkerEnded`.
         """
         self.check()
         with suppress(TimeoutError):
@@ -612,8 +775,16 @@ class Worker:
         """Return whether callers wait in a line. Who comes now goes behind them."""
         return self._waiting.has_line(line)
 
-    async def until(self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str, line: Line | None = None) -> T:
-        """Return the first value of `condition` other than None. It is called after each change. In a `line` others may be first.
+    async def until(
+        self,
+        condition: Callable[[View], T | None],
+        *,
+        timeout_ms: int,
+        what: str,
+        line: Line | None = None,
+    ) -> T:
+        """Return the first value of `condition` other than None. It is called after each change. In
+        a `line` others may be first.
 
         Raise `DeadlineExceeded` naming `what`, `Overloaded` if too many wait, and `WorkerEnded`.
         """
@@ -621,20 +792,30 @@ class Worker:
 
     async def reached(self, offset: int, *, timeout_ms: int) -> None:
         """Wait until `offset` is folded, to read your own writes."""
-        await self.until(lambda view: view.offset >= offset or None, timeout_ms=timeout_ms, what=f"offset {offset} being read")
+        await self.until(
+            lambda view: view.offset >= offset or None,
+            timeout_ms=timeout_ms,
+            what=f"offset {offset} being read",
+        )
 
-    async def request(self, intent: Intent, *, timeout_ms: int, requested_by: str | None = None) -> int:
+    async def request(
+        self, intent: Intent, *, timeout_ms: int, requested_by: str | None = None
+    ) -> int:
         """Propose `intent`, retry lost races, and return the offset of the accepted record.
 
-        `requested_by` (`admin:NAME`) is the operator to name in the record; None if the broker acts on its own.
+        `requested_by` (`admin:NAME`) is the operator to name in the record; None if the broker acts
+        on its own.
 
         * `Rejected`: with the reason.
         * `OutcomeUnknown`: the result cannot be known.
-        * `NotProposed`, `Overloaded`: this broker cannot propose now, and the record was certainly not appended.
+        * `NotProposed`, `Overloaded`: this broker cannot propose now, and the record was certainly
+          not appended.
         * The errors of `Log.append`, such as `LogStorageFull`.
         * `WorkerEnded`: the broker ended before it proposed.
         """
-        return await self._requests.request(intent, timeout_ms=timeout_ms, requested_by=requested_by)
+        return await self._requests.request(
+            intent, timeout_ms=timeout_ms, requested_by=requested_by
+        )
 
     @property
     def placement(self) -> Placement:
@@ -679,7 +860,9 @@ def _profile(config: WorkerConfig, addresses: Mapping[str, str]) -> Profile:
 
 
 def _gate(config: WorkerConfig, metrics: Metrics) -> Gate:
-    """Return the gate of the configured keys and users. Raise `InvalidConfig` if they cannot be used."""
+    """Return the gate of the configured keys and users. Raise `InvalidConfig` if they cannot be
+    used.
+    """
     proofs = Proofs(
         token_secret_key=_revealed(config.token_secret_key),
         token_public_key=config.token_public_key,
@@ -689,23 +872,42 @@ def _gate(config: WorkerConfig, metrics: Metrics) -> Gate:
         certificate_roles=config.certificate_roles,
         proxy_roles=config.proxy_roles,
     )
-    return Gate(proofs, broker=config.id, counted=metrics.credentials_refused, reload_failed=metrics.authentication_not_reloaded)
+    return Gate(
+        proofs,
+        broker=config.id,
+        counted=metrics.credentials_refused,
+        reload_failed=metrics.authentication_not_reloaded,
+    )
 
 
 def _own_token(config: WorkerConfig, addresses: Mapping[str, str]) -> OwnToken:
-    """Return the token for other brokers. The log names their addresses, so it is not sent to just any."""
-    stranger = partial(stranger_to_broker, own=own_http(addresses), has_ca=config.tls_ca is not None)
+    """Return the token for other brokers. The log names their addresses, so it is not sent to just
+    any.
+    """
+    stranger = partial(
+        stranger_to_broker, own=own_http(addresses), has_ca=config.tls_ca is not None
+    )
     return OwnToken(_revealed(config.broker_token), stranger)
 
 
-def _own_role(config: WorkerConfig, gate: Gate, own_token: OwnToken, certificates: Certificates) -> str:
-    """Return who the broker is to others. Raise `InvalidConfig` if they would refuse it, or what it asks of them."""
+def _own_role(
+    config: WorkerConfig, gate: Gate, own_token: OwnToken, certificates: Certificates
+) -> str:
+    """Return who the broker is to others. Raise `InvalidConfig` if they would refuse it, or what it
+    asks of them.
+    """
     role = gate.check_own(own_token, certificates.own).role
     if config.authorization and role not in config.super_roles:
-        problem = f"with authorization, the role of the broker itself ({role!r}) must be one of them, or other brokers refuse it"
+        problem = (
+            f"with authorization, the role of the broker itself ({role!r}) must be one of them, or"
+            " other brokers refuse it"
+        )
         raise InvalidConfig(problems=(f"super_roles: {problem}; add it on all brokers",))
     if role in config.proxy_roles:
-        problem = f"they name the role of the broker itself ({role!r}), which asks for nobody else; give proxies a role of their own"
+        problem = (
+            f"they name the role of the broker itself ({role!r}), which asks for nobody else; give"
+            " proxies a role of their own"
+        )
         raise InvalidConfig(problems=(f"proxy_roles: {problem}",))
     return role
 

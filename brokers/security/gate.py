@@ -1,4 +1,6 @@
-"""Check the credentials of clients at one broker: read keys and users, also when they change, take the time, and count refusals."""
+"""Check the credentials of clients at one broker: read keys and users, also when they change, take
+the time, and count refusals.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,11 @@ _METHOD_CHARACTERS_MAX: Final = 16
 _FILE_BYTES_MAX: Final = 1 << 20
 
 # What a client may do, by its method.
-_WAYS: Final = {TOKEN: "send a token", BASIC: "send a user and a password", TLS: "connect with a certificate"}
+_WAYS: Final = {
+    TOKEN: "send a token",
+    BASIC: "send a user and a password",
+    TLS: "connect with a certificate",
+}
 
 Certificate = Mapping[str, Any]
 """The verified certificate of a connection, as `ssl.SSLSocket.getpeercert` returns it."""
@@ -60,7 +66,9 @@ _Contents = Mapping[str, tuple[bytes, ...] | ValueError]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proofs:
-    """How clients may prove who they are. The fields are the settings of these names, as `WorkerConfig` has them."""
+    """How clients may prove who they are. The fields are the settings of these names, as
+    `WorkerConfig` has them.
+    """
 
     token_secret_key: str | None = field(default=None, repr=False)
     token_public_key: str | None = None
@@ -83,9 +91,11 @@ class Gate:
         reload_failed: Callable[[], None],
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        """`counted` takes each refusal, `reload_failed` each change of files that cannot be used; `now_s` is Unix time.
+        """`counted` takes each refusal, `reload_failed` each change of files that cannot be used;
+        `now_s` is Unix time.
 
-        Raise `InvalidConfig` for unusable keys and users, and `CallerError` without the extra `auth`.
+        Raise `InvalidConfig` for unusable keys and users, and `CallerError` without the extra
+        `auth`.
         """
         self._proofs = proofs
         self._broker = broker
@@ -108,18 +118,32 @@ class Gate:
         """Whether clients may prove who they are with a certificate."""
         return self._proofs.certificate_roles
 
-    def check(self, surface: Surface, credentials: Credentials | None, certificate: Certificate | None = None) -> Identity | Refusal | None:
-        """Return who sent the credentials at `surface`, or why they are refused; None if a hash must be computed: then await `checked`.
+    def check(
+        self,
+        surface: Surface,
+        credentials: Credentials | None,
+        certificate: Certificate | None = None,
+    ) -> Identity | Refusal | None:
+        """Return who sent the credentials at `surface`, or why they are refused; None if a hash
+        must be computed: then await `checked`.
 
-        Without credentials, or with the method `tls`, the certificate of the connection counts. Refusals are counted.
+        Without credentials, or with the method `tls`, the certificate of the connection counts.
+        Refusals are counted.
         """
         checked = self._checked(credentials, certificate)
         return None if checked is None else self._noted(surface, checked, credentials)
 
     async def checked(
-        self, surface: Surface, credentials: Credentials | None, certificate: Certificate | None = None, *, client: str
+        self,
+        surface: Surface,
+        credentials: Credentials | None,
+        certificate: Certificate | None = None,
+        *,
+        client: str,
     ) -> Identity | Refusal:
-        """Return the same, and compute a hash in a thread. `client` is the address of the sender."""
+        """Return the same, and compute a hash in a thread. `client` is the address of the
+        sender.
+        """
         passwords, checked = self._passwords, self._checked(credentials, certificate)
         if checked is None:
             assert passwords is not None, "only passwords have hashes"
@@ -128,7 +152,8 @@ class Gate:
         return self._noted(surface, checked, credentials)
 
     def check_own(self, token: OwnToken, certificate: Certificate | None = None) -> Identity:
-        """Return who the broker is to others, which have the same keys and users, by `token`, or else by its certificate.
+        """Return who the broker is to others, which have the same keys and users, by `token`, or
+        else by its certificate.
 
         Raise `InvalidConfig`, or `PeerError` for the file of the token.
         """
@@ -139,7 +164,11 @@ class Gate:
             assert sent is not None, "a password was sent"
             checked = self._passwords.verify_now(sent, self.now_s())
         if isinstance(checked, Refusal):
-            raise InvalidConfig(problems=(f"broker_token: other brokers would refuse this broker: {checked.problem}",))
+            raise InvalidConfig(
+                problems=(
+                    f"broker_token: other brokers would refuse this broker: {checked.problem}",
+                )
+            )
         return checked
 
     async def run(self) -> None:
@@ -149,7 +178,9 @@ class Gate:
             self.look()
 
     def look(self) -> None:
-        """Use changed keys and users. If they cannot be used, log that, and keep what is in use. Connections stay as they are."""
+        """Use changed keys and users. If they cannot be used, log that, and keep what is in use.
+        Connections stay as they are.
+        """
         contents = self._read()
         seen = _fingerprint(contents)
         if seen == self._seen:
@@ -162,12 +193,19 @@ class Gate:
             self._reload_failed()
             problem = "; ".join(error.problems)
             # No traceback: the problem is in the files.
-            _logger.error("keys and users not reloaded, the former ones stay in use: %s", problem, extra=about | {"problem": problem})  # noqa: TRY400
+            _logger.error(  # noqa: TRY400
+                "keys and users not reloaded, the former ones stay in use: %s",
+                problem,
+                extra=about | {"problem": problem},
+            )
         else:
             _logger.info("keys and users reloaded", extra=about)
 
     def _read(self) -> _Contents:
-        given = {name: getattr(self._proofs, name) for name in ("token_secret_key", "token_public_key", "basic_passwords")}
+        given = {
+            name: getattr(self._proofs, name)
+            for name in ("token_secret_key", "token_public_key", "basic_passwords")
+        }
         return {name: _keys_in(value) for name, value in given.items() if value is not None}
 
     def _load(self, contents: _Contents) -> None:
@@ -185,15 +223,25 @@ class Gate:
                 raise InvalidConfig(problems=(f"{setting}: {error}",)) from None
         self._tokens, self._passwords = tokens, passwords
 
-    def _checked(self, credentials: Credentials | None, certificate: Certificate | None) -> Identity | Refusal | None:
-        ways = {TOKEN: self._tokens is not None, BASIC: self._passwords is not None, TLS: self._proofs.certificate_roles}
+    def _checked(
+        self, credentials: Credentials | None, certificate: Certificate | None
+    ) -> Identity | Refusal | None:
+        ways = {
+            TOKEN: self._tokens is not None,
+            BASIC: self._passwords is not None,
+            TLS: self._proofs.certificate_roles,
+        }
         advice = ", or ".join(way for method, way in _WAYS.items() if ways[method])
         if credentials is None and (certificate is None or not ways[TLS]):
             return Refusal(fault=Fault.MISSING, problem=f"there are no credentials; {advice}")
         method = TLS if credentials is None else credentials.method
         if not ways.get(method):
             # A client that forgets the method may have sent a secret in its place.
-            named = f" {method!r}" if method.isascii() and method.isalpha() and len(method) <= _METHOD_CHARACTERS_MAX else ""
+            named = (
+                f" {method!r}"
+                if method.isascii() and method.isalpha() and len(method) <= _METHOD_CHARACTERS_MAX
+                else ""
+            )
             problem = f"this broker does not accept this method of authentication{named}; {advice}"
             return Refusal(fault=Fault.UNKNOWN, problem=problem)
         now_s = self.now_s()
@@ -206,25 +254,45 @@ class Gate:
         assert self._tokens is not None, "checked above"
         return self._tokens.check(credentials, now_s)
 
-    def _noted(self, surface: Surface, checked: Identity | Refusal, credentials: Credentials | None) -> Identity | Refusal:
+    def _noted(
+        self, surface: Surface, checked: Identity | Refusal, credentials: Credentials | None
+    ) -> Identity | Refusal:
         """Return for whom the sender asks, or why it is refused, which is counted."""
         if isinstance(checked, Identity):
-            checked = behind_proxy(checked, None if credentials is None else credentials.original, self._proofs.proxy_roles)
+            checked = behind_proxy(
+                checked,
+                None if credentials is None else credentials.original,
+                self._proofs.proxy_roles,
+            )
         if isinstance(checked, Refusal):
             self._counted(surface, checked.fault)
         return checked
 
 
 def certificate_identity(certificate: Certificate | None, now_s: float) -> Identity | Refusal:
-    """Return the client of a verified certificate: its role is the common name of the subject, as in Pulsar.
+    """Return the client of a verified certificate: its role is the common name of the subject, as
+    in Pulsar.
 
     Names in `subjectAltName` do not count: they name hosts, and may be several.
     """
     if not certificate:
-        return Refusal(fault=Fault.MISSING, problem="the connection has no certificate of the client; connect by TLS, and present one")
-    names = [value for part in certificate.get("subject", ()) for name, value in part if name == "commonName"]
+        return Refusal(
+            fault=Fault.MISSING,
+            problem=(
+                "the connection has no certificate of the client; connect by TLS, and present one"
+            ),
+        )
+    names = [
+        value
+        for part in certificate.get("subject", ())
+        for name, value in part
+        if name == "commonName"
+    ]
     if len(names) != 1 or not is_role(names[0]):
-        problem = "the subject of the certificate has no common name (CN) that is a role; use one with exactly one, of printable characters"
+        problem = (
+            "the subject of the certificate has no common name (CN) that is a role; use one with"
+            " exactly one, of printable characters"
+        )
         return Refusal(fault=Fault.MALFORMED, problem=problem)
     left_s = ssl.cert_time_to_seconds(str(certificate["notAfter"])) - now_s
     if left_s <= 0:
@@ -235,11 +303,17 @@ def certificate_identity(certificate: Certificate | None, now_s: float) -> Ident
 def _token_verifier(proofs: Proofs, keys: tuple[bytes, ...]) -> TokenVerifier:
     """Raise ValueError with the problem, and `CallerError` without the extra `auth`."""
     try:
-        from equipoise.brokers.security.tokens import TokenVerifier, public_key, secret_key  # noqa: PLC0415
+        from equipoise.brokers.security.tokens import (  # noqa: PLC0415
+            TokenVerifier,
+            public_key,
+            secret_key,
+        )
     except ModuleNotFoundError:
         raise missing_extra(what="authentication", extra="auth") from None
     parse = public_key if proofs.token_secret_key is None else secret_key
-    return TokenVerifier([parse(key) for key in keys], claim=proofs.token_claim, audience=proofs.token_audience)
+    return TokenVerifier(
+        [parse(key) for key in keys], claim=proofs.token_claim, audience=proofs.token_audience
+    )
 
 
 def _password_verifier(files: tuple[bytes, ...]) -> PasswordVerifier:
@@ -247,7 +321,10 @@ def _password_verifier(files: tuple[bytes, ...]) -> PasswordVerifier:
     if len(files) != 1:
         raise ValueError("it is a folder of several files; name one password file")
     try:
-        from equipoise.brokers.security.passwords import PasswordVerifier, parse_users  # noqa: PLC0415
+        from equipoise.brokers.security.passwords import (  # noqa: PLC0415
+            PasswordVerifier,
+            parse_users,
+        )
     except ModuleNotFoundError:
         raise missing_extra(what="authentication by passwords", extra="auth") from None
     return PasswordVerifier(parse_users(files[0]))
@@ -257,7 +334,8 @@ def _password_verifier(files: tuple[bytes, ...]) -> PasswordVerifier:
 
 
 def read_key(given: str) -> bytes:
-    """Return the bytes of a key, given as in Pulsar: `file:///PATH`, `data:;base64,TEXT`, the path of a file, or base64 without a slash.
+    """Return the bytes of a key, given as in Pulsar: `file:///PATH`, `data:;base64,TEXT`, the path
+    of a file, or base64 without a slash.
 
     Raise ValueError with the problem. It never contains what was given, which may be the key.
     """
@@ -266,7 +344,9 @@ def read_key(given: str) -> bytes:
 
 
 def read_keys(given: str) -> tuple[bytes, ...]:
-    """Return the same, or the bytes of each file in a folder, by name. Names that begin with a dot are skipped. Raise ValueError."""
+    """Return the same, or the bytes of each file in a folder, by name. Names that begin with a dot
+    are skipped. Raise ValueError.
+    """
     path = _path_in(given)
     if isinstance(path, bytes):
         return (path,)
@@ -277,7 +357,9 @@ def read_keys(given: str) -> tuple[bytes, ...]:
     except OSError as error:
         raise _unreadable(error) from None
     if not 0 < len(files) <= KEYS_MAX:
-        raise ValueError(f"its folder has {len(files)} files; put 1 to {KEYS_MAX} keys into it, and nothing else")
+        raise ValueError(
+            f"its folder has {len(files)} files; put 1 to {KEYS_MAX} keys into it, and nothing else"
+        )
     return tuple(_bytes_of(each) for each in files)
 
 
@@ -290,7 +372,9 @@ def _keys_in(given: str) -> tuple[bytes, ...] | ValueError:
 
 def _fingerprint(contents: _Contents) -> bytes:
     """Return a digest by which changed contents are found, so that no key is kept for that."""
-    return hashlib.sha256(repr(sorted((name, str(read)) for name, read in contents.items())).encode()).digest()
+    return hashlib.sha256(
+        repr(sorted((name, str(read)) for name, read in contents.items())).encode()
+    ).digest()
 
 
 def _path_in(given: str) -> Path | bytes:
@@ -304,8 +388,12 @@ def _path_in(given: str) -> Path | bytes:
     path = Path(unquote(given.removeprefix("file:").removeprefix("//")) if is_url else given)
     if is_url or _exists(path):
         return path
-    if "/" in given:  # Base64 may have a slash, too. The path of a missing file must not become a key.
-        raise ValueError("it has a slash, but is not the path of a file; name a file that exists, or give base64 as data:;base64,TEXT")
+    # Base64 may have a slash, too. The path of a missing file must not become a key.
+    if "/" in given:
+        raise ValueError(
+            "it has a slash, but is not the path of a file; name a file that exists, or give base64"
+            " as data:;base64,TEXT"
+        )
     return _decoded(given)
 
 
@@ -321,7 +409,9 @@ def _bytes_of(path: Path) -> bytes:
 
 
 def _unreadable(error: OSError) -> ValueError:
-    return ValueError(f"its file cannot be read: {error.strerror}; name a file, or data:;base64,TEXT")
+    return ValueError(
+        f"its file cannot be read: {error.strerror}; name a file, or data:;base64,TEXT"
+    )
 
 
 def _exists(path: Path) -> bool:
@@ -335,4 +425,6 @@ def _decoded(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise ValueError("it is neither the path of a file nor base64; name a file, or data:;base64,TEXT") from None
+        raise ValueError(
+            "it is neither the path of a file nor base64; name a file, or data:;base64,TEXT"
+        ) from None

@@ -14,7 +14,8 @@ BASIC: Final = "basic"
 """The method of authentication by a user and a password, which are sent as `USER:PASSWORD`."""
 
 TLS: Final = "tls"
-"""The method of authentication by the certificate of the connection. The client sends nothing else."""
+"""The method of authentication by the certificate of the connection. The client sends nothing
+else."""
 
 ROLE_CHARACTERS_MAX: Final = 1_024
 """The longest role."""
@@ -32,7 +33,8 @@ class Fault(StrEnum):
 
     * `missing`: there are none.
     * `malformed`: they cannot be read, or name no role.
-    * `forged`: the signature is not by a configured key, or by an algorithm that does not belong to it.
+    * `forged`: the signature is not by a configured key, or by an algorithm that does not belong to
+      it.
     * `wrong`: the user is unknown, or the password is another one.
     * `expired`: they are not valid now.
     * `unknown`: they are of another method, or for another audience.
@@ -52,7 +54,8 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """What a client sent to prove who it is. `method` is Pulsar's name; `data` is secret, so `repr` leaves it out.
+    """What a client sent to prove who it is. `method` is Pulsar's name; `data` is secret, so `repr`
+    leaves it out.
 
     `original` is the role that it names for the client behind it, as a proxy does.
     """
@@ -67,9 +70,11 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """A client that proved who it is. `valid_ms` is how long its credentials remain valid, or None without an end.
+    """A client that proved who it is. `valid_ms` is how long its credentials remain valid, or None
+    without an end.
 
-    Behind a proxy, `role` is that of the client, and `proxy` that of the proxy, which proved itself. Both need the rights.
+    Behind a proxy, `role` is that of the client, and `proxy` that of the proxy, which proved
+    itself. Both need the rights.
     """
 
     role: str
@@ -85,13 +90,17 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why credentials are refused: `fault` is for counters, `problem` for people. Neither contains a part of the credentials."""
+    """Why credentials are refused: `fault` is for counters, `problem` for people. Neither contains
+    a part of the credentials.
+    """
 
     fault: Fault
     problem: str
 
 
-def behind_proxy(sender: Identity, original: str | None, proxy_roles: Collection[str]) -> Identity | Refusal:
+def behind_proxy(
+    sender: Identity, original: str | None, proxy_roles: Collection[str]
+) -> Identity | Refusal:
     """Return for whom `sender` asks if it names the role `original`. Pulsar has the same rule.
 
     A role of `proxy_roles` must name a client, which is no proxy. Any other may only name itself.
@@ -100,18 +109,29 @@ def behind_proxy(sender: Identity, original: str | None, proxy_roles: Collection
     if sender.role not in proxy_roles:
         if named in (None, sender.role):
             return sender
-        problem = "its role may not name another one as the original principal; only a role of proxy_roles may"
+        problem = (
+            "its role may not name another one as the original principal; only a role of"
+            " proxy_roles may"
+        )
     elif named is None:
-        problem = "its role is one of proxy_roles, and it names no original principal; have the proxy authenticate its clients"
+        problem = (
+            "its role is one of proxy_roles, and it names no original principal; have the proxy"
+            " authenticate its clients"
+        )
     elif named in proxy_roles:
         problem = "the original principal is one of proxy_roles, too; a proxy must name its client"
     elif not is_role(named):
-        return Refusal(fault=Fault.MALFORMED, problem="the original principal is no role: 1 to 1,024 printable characters")
+        return Refusal(
+            fault=Fault.MALFORMED,
+            problem="the original principal is no role: 1 to 1,024 printable characters",
+        )
     else:
         return replace(sender, role=named, proxy=sender.role)
     return Refusal(fault=Fault.PROXY, problem=problem)
 
 
 def is_role(name: object) -> bool:
-    """Return whether a name can be a role: printable text. Control characters would forge lines of logs."""
+    """Return whether a name can be a role: printable text. Control characters would forge lines of
+    logs.
+    """
     return isinstance(name, str) and 0 < len(name) <= ROLE_CHARACTERS_MAX and name.isprintable()

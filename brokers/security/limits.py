@@ -1,6 +1,8 @@
-"""Limit what one identity takes of a broker: connections, requests and received bytes. Times are milliseconds of a monotonic clock.
+"""Limit what one identity takes of a broker: connections, requests and received bytes. Times are
+milliseconds of a monotonic clock.
 
-An identity is a role, or the address of a client without one. All ports share the rates of an identity, and count its connections apart.
+An identity is a role, or the address of a client without one. All ports share the rates of an
+identity, and count its connections apart.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from equipoise.brokers.security.identity import Surface
 BURST_MS: Final = 2_000
 """An identity that was silent may take at once what its rate allows in this time."""
 
-# How often identities that no longer matter are forgotten. An identity matters while it owes more than it would get by waiting: after a
-# request for `BURST_MS` at most. So a broker keeps those of its last two seconds and a few; 10,000 requests/s are 30,000 of 200 bytes.
+# How often identities that no longer matter are forgotten. An identity matters while it owes more
+# than it would get by waiting: after a request for `BURST_MS` at most. So a broker keeps those of
+# its last two seconds and a few; 10,000 requests/s are 30,000 of 200 bytes.
 _FORGET_MS: Final = 1_000
 
 _MILLISECONDS_PER_SECOND: Final = 1_000
@@ -51,17 +54,21 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excess:
-    """An identity exceeds a limit. After `wait_ms` it no longer does, if it takes nothing meanwhile."""
+    """An identity exceeds a limit. After `wait_ms` it no longer does, if it takes nothing
+    meanwhile.
+    """
 
     limit: Limit
     wait_ms: int
 
 
 class Rate:
-    """Token buckets of one size, one for each identity. Each holds what `BURST_MS` allow, and starts full.
+    """Token buckets of one size, one for each identity. Each holds what `BURST_MS` allow, and
+    starts full.
 
-    The generic cell rate algorithm (ITU-T I.371, annex A): a bucket is one number, the time at which it will be full again. Numbers are
-    whole, in units of a millisecond divided by the rate, so no rounding adds up.
+    The generic cell rate algorithm (ITU-T I.371, annex A): a bucket is one number, the time at
+    which it will be full again. Numbers are whole, in units of a millisecond divided by the rate,
+    so no rounding adds up.
     """
 
     __slots__ = ("_forgot_ms", "_full_at", "per_second")
@@ -83,10 +90,14 @@ class Rate:
     def take(self, identity: str, tokens: int, now_ms: int) -> None:
         """Take tokens, also more than there are: what has come already cannot be refused."""
         now = now_ms * self.per_second
-        self._full_at[identity] = max(self._full_at.get(identity, now), now) + tokens * _MILLISECONDS_PER_SECOND
+        self._full_at[identity] = (
+            max(self._full_at.get(identity, now), now) + tokens * _MILLISECONDS_PER_SECOND
+        )
         if now_ms - self._forgot_ms >= _FORGET_MS:
             self._forgot_ms = now_ms
-            self._full_at = {each: full_at for each, full_at in self._full_at.items() if full_at > now}
+            self._full_at = {
+                each: full_at for each, full_at in self._full_at.items() if full_at > now
+            }
 
     def __len__(self) -> int:
         """Return the number of buckets that are kept. A full one need not be."""
@@ -123,7 +134,9 @@ class IdentityLimits:
             del self._connections[place]
 
     def of_address(self, address: str) -> str:
-        """Return the identity of clients of an address. Those of one IPv6 network of 64 bits have one identity, except for brokers."""
+        """Return the identity of clients of an address. Those of one IPv6 network of 64 bits have
+        one identity, except for brokers.
+        """
         alone, shared = _names_of(address)
         return alone if alone in self.unlimited else shared
 
@@ -133,14 +146,19 @@ class IdentityLimits:
             return None
         wait_ms = self._requests.wait_ms(identity, now_ms)
         limit = Limit.REQUESTS
-        if self._bytes is not None and (bytes_ms := self._bytes.wait_ms(identity, now_ms)) > wait_ms:
+        if (
+            self._bytes is not None
+            and (bytes_ms := self._bytes.wait_ms(identity, now_ms)) > wait_ms
+        ):
             wait_ms, limit = bytes_ms, Limit.BYTES
         if not wait_ms:
             return None
         self._exceeded(surface, limit, identity)
         return Excess(limit=limit, wait_ms=wait_ms)
 
-    def took(self, identity: str, now_ms: int, *, requests: int = 0, received_bytes: int = 0) -> None:
+    def took(
+        self, identity: str, now_ms: int, *, requests: int = 0, received_bytes: int = 0
+    ) -> None:
         """Note what an identity took."""
         if requests:
             self._requests.take(identity, requests, now_ms)
@@ -151,16 +169,24 @@ class IdentityLimits:
         """Return a sentence about an excess: what happened, and the setting."""
         bounds, identity = self._bounds, identity[:_SHOWN_MAX]
         if limit is Limit.CONNECTIONS:
-            return f"{identity} has {bounds.connections} connections open (setting identity_connections_max)"
+            return (
+                f"{identity} has {bounds.connections} connections open (setting"
+                " identity_connections_max)"
+            )
         if limit is Limit.REQUESTS:
-            rate, setting = f"{bounds.requests_per_second} requests", "identity_requests_per_second_max"
+            rate, setting = (
+                f"{bounds.requests_per_second} requests",
+                "identity_requests_per_second_max",
+            )
         else:
             rate, setting = f"{bounds.bytes_per_second} bytes", "identity_bytes_per_second_max"
         return f"{identity} sends more than {rate} a second (setting {setting})"
 
 
 def of_role(role: str) -> str:
-    """Return the identity of clients of a role. A log can show it: what is not printable is escaped."""
+    """Return the identity of clients of a role. A log can show it: what is not printable is
+    escaped.
+    """
     return f"role {role!a}"
 
 
@@ -170,7 +196,9 @@ def of_host(address: str) -> str:
 
 
 def identity_of_address(address: str) -> str:
-    """Return the identity of all clients that may share an address: those of one IPv6 network of 64 bits have one."""
+    """Return the identity of all clients that may share an address: those of one IPv6 network of 64
+    bits have one.
+    """
     return _names_of(address)[1]
 
 

@@ -10,7 +10,12 @@ from pathlib import Path
 from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 
 from equipoise.channel.core.errors import OperatorError
 
@@ -32,14 +37,26 @@ def write_secret_key(file: Path) -> None:
 
 
 def write_key_pair(private: Path, public: Path, algorithm: str) -> None:
-    """Write a new key pair in DER, as `pulsar tokens` does. Raise `OperatorError` if that fails, or a file exists."""
+    """Write a new key pair in DER, as `pulsar tokens` does. Raise `OperatorError` if that fails, or
+    a file exists.
+    """
     key = _PAIRS[algorithm]()
-    _write(private, key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption()), mode=_OWNER_ONLY)
-    _write(public, key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo), mode=_FOR_ALL)
+    _write(
+        private,
+        key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption()),
+        mode=_OWNER_ONLY,
+    )
+    _write(
+        public,
+        key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo),
+        mode=_FOR_ALL,
+    )
 
 
 def write_token(file: Path, token: str) -> None:
-    """Write a token for its owner only. A file of this name is replaced in one step. Raise `OperatorError` if that fails."""
+    """Write a token for its owner only. A file of this name is replaced in one step. Raise
+    `OperatorError` if that fails.
+    """
     try:
         descriptor, written = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name[:64]}-")
         with os.fdopen(descriptor, "w", encoding="ascii") as opened:
@@ -55,7 +72,9 @@ def _write(file: Path, data: bytes, *, mode: int) -> None:
         with os.fdopen(descriptor, "wb") as opened:
             opened.write(data)
     except FileExistsError:
-        raise OperatorError(f"the key file {file} exists, and tokens may depend on it; name another file") from None
+        raise OperatorError(
+            f"the key file {file} exists, and tokens may depend on it; name another file"
+        ) from None
     except (OSError, ValueError) as error:
         raise _unwritable(file, error) from error
 

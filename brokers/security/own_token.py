@@ -28,7 +28,8 @@ _PASSWORD: Final = "basic:"  # noqa: S105 - how a password begins
 
 
 class OwnToken:
-    """A token to send, as Pulsar's clients take it: the text itself (also `token:TEXT`), or the `file:///PATH` that holds it.
+    """A token to send, as Pulsar's clients take it: the text itself (also `token:TEXT`), or the
+    `file:///PATH` that holds it.
 
     `basic:USER:PASSWORD` in its place is sent by basic authentication.
     """
@@ -36,13 +37,19 @@ class OwnToken:
     __slots__ = ("_file", "_stranger", "_text")
 
     def __init__(self, given: str | None, stranger: Stranger | None = None) -> None:
-        """Without a token nothing is sent. A file is read for each request, so it may be replaced at any time.
+        """Without a token nothing is sent. A file is read for each request, so it may be replaced
+        at any time.
 
-        `stranger` judges each URL. By default it is the rule of commands and clients: with the variable `EQUIPOISE_TLS_CA`, only https://.
+        `stranger` judges each URL. By default it is the rule of commands and clients: with the
+        variable `EQUIPOISE_TLS_CA`, only https://.
         """
         self._stranger = stranger or stranger_to_client
         is_file = given is not None and given.startswith(_FILE)
-        self._file = Path(unquote(given.removeprefix(_FILE).removeprefix("//"))) if given is not None and is_file else None
+        self._file = (
+            Path(unquote(given.removeprefix(_FILE).removeprefix("//")))
+            if given is not None and is_file
+            else None
+        )
         self._text = None if given is None or is_file else given.removeprefix(_TEXT).strip()
 
     @classmethod
@@ -54,7 +61,9 @@ class OwnToken:
         return "OwnToken(***)"
 
     def headers(self, url: str) -> Mapping[str, str]:
-        """Return the headers that send the token to a URL; none without a token. Raise `PeerError` for a stranger, or as `current`."""
+        """Return the headers that send the token to a URL; none without a token. Raise `PeerError`
+        for a stranger, or as `current`.
+        """
         sent = self.credentials()
         if sent is None:
             return {}
@@ -71,46 +80,70 @@ class OwnToken:
         if not text:
             return None
         if text.startswith(_PASSWORD):
-            return Credentials(method=BASIC, data=text.removeprefix(_PASSWORD).encode(errors="replace"))
+            return Credentials(
+                method=BASIC, data=text.removeprefix(_PASSWORD).encode(errors="replace")
+            )
         return Credentials(method=TOKEN, data=text.encode(errors="replace"))
 
     def current(self) -> str | None:
-        """Return the token as of now. Raise `PeerError` if its file cannot be read, or it is no single word."""
+        """Return the token as of now. Raise `PeerError` if its file cannot be read, or it is no
+        single word.
+        """
         if self._file is None:
             if self._text and not _is_one(self._text):  # An error of the HTTP client would show it.
-                raise PeerError("the given token is more than one word; give exactly one token, or file:///PATH")
+                raise PeerError(
+                    "the given token is more than one word; give exactly one token, or file:///PATH"
+                )
             return self._text
         try:
             token = self._file.read_text(encoding="utf-8").strip()
         except (OSError, ValueError) as error:
             problem = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise PeerError(f"the token file {self._file} cannot be read: {problem}; mend that, and try again") from error
+            raise PeerError(
+                f"the token file {self._file} cannot be read: {problem}; mend that, and try again"
+            ) from error
         if not _is_one(token):
-            raise PeerError(f"the token file {self._file} does not hold exactly one token; write one into it, and try again")
+            raise PeerError(
+                f"the token file {self._file} does not hold exactly one token; write one into it,"
+                " and try again"
+            )
         return token
 
 
 def stranger_to_client(url: str) -> str | None:
-    """Return why a command or a client must not send its token to a URL: TLS is on, and the URL is without it."""
+    """Return why a command or a client must not send its token to a URL: TLS is on, and the URL is
+    without it.
+    """
     if os.environ.get(CA_VARIABLE) and not _is_encrypted(url):
-        return f"it is not an https:// address, and {CA_VARIABLE} is set; use https://, or unset the variable"
+        return (
+            f"it is not an https:// address, and {CA_VARIABLE} is set; use https://, or unset the"
+            " variable"
+        )
     return None
 
 
 def stranger_to_broker(url: str, *, own: str | None, has_ca: bool) -> str | None:
-    """Return why a broker must not send its token to a URL that another broker advertises. `own` is what it advertises itself.
+    """Return why a broker must not send its token to a URL that another broker advertises. `own` is
+    what it advertises itself.
 
-    With `has_ca`, the cluster's own CA vouches for a host. Otherwise the host must be near: on the same machine if `own` is; or a private
-    address, a name without a domain, or a name in the domain of `own`.
+    With `has_ca`, the cluster's own CA vouches for a host. Otherwise the host must be near: on the
+    same machine if `own` is; or a private address, a name without a domain, or a name in the domain
+    of `own`.
     """
     if own is not None and _is_encrypted(own) and not _is_encrypted(url):
-        return "it is not an https:// address, as this broker's own is; restart that broker with TLS, or look for who writes to the log"
+        return (
+            "it is not an https:// address, as this broker's own is; restart that broker with TLS,"
+            " or look for who writes to the log"
+        )
     if _is_encrypted(url) and has_ca:
         return None
     host, own_host = _host_in(url), "" if own is None else _host_in(own)
     if _is_near(host, own_host):
         return None
-    return f"neither tls_ca vouches for that host nor is it near {own_host or 'this broker'}; set tls_ca, or advertise hosts of one domain"
+    return (
+        f"neither tls_ca vouches for that host nor is it near {own_host or 'this broker'}; set"
+        " tls_ca, or advertise hosts of one domain"
+    )
 
 
 def _is_near(host: str, own: str) -> bool:
@@ -123,7 +156,8 @@ def _is_near(host: str, own: str) -> bool:
     except ValueError:
         domain = host.partition(".")[2]
         return not domain or ("." in domain and domain == own.partition(".")[2])
-    return address.is_private and not address.is_link_local  # Clouds hand out credentials at a link-local address.
+    # Clouds hand out credentials at a link-local address.
+    return address.is_private and not address.is_link_local
 
 
 def _is_of_machine(host: str) -> bool:
@@ -150,7 +184,11 @@ def _shown(url: str) -> str:
 
 def _is_one(text: str) -> bool:
     """Return whether a text is one word, or a password, which may contain spaces."""
-    return len(text.splitlines()) == 1 if text.startswith(_PASSWORD) else len(text.split()) == 1 and text.isascii()
+    return (
+        len(text.splitlines()) == 1
+        if text.startswith(_PASSWORD)
+        else len(text.split()) == 1 and text.isascii()
+    )
 
 
 NO_TOKEN: Final = OwnToken(None)

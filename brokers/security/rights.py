@@ -13,7 +13,9 @@ _SHOWN_MAX: Final = 64
 
 
 class Right(StrEnum):
-    """A right in the whole cluster. Each one includes those before it; `admin` includes everything."""
+    """A right in the whole cluster. Each one includes those before it; `admin` includes
+    everything.
+    """
 
     READ = "read"
     OPERATE = "operate"
@@ -36,7 +38,9 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a request acts: a namespace (TENANT/NAMESPACE), a tenant, or the cluster (both None)."""
+    """Where a request acts: a namespace (TENANT/NAMESPACE), a tenant, or the cluster (both
+    None).
+    """
 
     tenant: str | None = None
     namespace: str | None = None
@@ -97,7 +101,9 @@ def is_allowed(held: Held, need: Need) -> bool:
 
 
 def refusal(role: str, held: Held, need: Need, what: str, place: Place) -> str | None:
-    """Return why a role may not do `what` (words after "may not"), and what it needs; None if it may."""
+    """Return why a role may not do `what` (words after "may not"), and what it needs; None if it
+    may.
+    """
     if is_allowed(held, need):
         return None
     needs = [
@@ -105,7 +111,11 @@ def refusal(role: str, held: Held, need: Need, what: str, place: Place) -> str |
         for action in sorted(need.actions)
         if place.namespace is not None
     ]
-    needs += [f"to administer tenant {place.tenant[:_SHOWN_MAX]!r}"] if need.by_tenant and place.tenant is not None else []
+    needs += (
+        [f"to administer tenant {place.tenant[:_SHOWN_MAX]!r}"]
+        if need.by_tenant and place.tenant is not None
+        else []
+    )
     needs += [f"the right {need.right} in the cluster"]
     return f"role {role[:_SHOWN_MAX]!r} may not {what}; it needs {', or '.join(needs)}"
 
@@ -121,22 +131,44 @@ class Refused(Protocol):
 class Authorization:
     """The check of rights at one broker, for all surfaces."""
 
-    def __init__(self, *, super_roles: Collection[str], held: Callable[[str, Place], Held], refused: Refused) -> None:
-        """`super_roles` may do everything. `held` returns what a role holds at a place, as of now. `refused` takes each refusal."""
+    def __init__(
+        self, *, super_roles: Collection[str], held: Callable[[str, Place], Held], refused: Refused
+    ) -> None:
+        """`super_roles` may do everything. `held` returns what a role holds at a place, as of now.
+        `refused` takes each refusal.
+        """
         self._super_roles = frozenset(super_roles)
         self._held = held
         self._refused = refused
 
     def is_allowed(self, identity: Identity, need: Need, place: Place) -> bool:
         """Return whether a client, and the proxy before it, may do what needs `need`."""
-        return all(role in self._super_roles or is_allowed(self._held(role, place), need) for role in identity.roles)
+        return all(
+            role in self._super_roles or is_allowed(self._held(role, place), need)
+            for role in identity.roles
+        )
 
-    def check(self, surface: Surface, identity: Identity, need: Need, place: Place, *, what: str, client: str) -> str | None:
-        """Return the refusal of `what` as a sentence; None if the client and its proxy may do it. See `Refused` for the rest."""
+    def check(
+        self,
+        surface: Surface,
+        identity: Identity,
+        need: Need,
+        place: Place,
+        *,
+        what: str,
+        client: str,
+    ) -> str | None:
+        """Return the refusal of `what` as a sentence; None if the client and its proxy may do it.
+        See `Refused` for the rest.
+        """
         if need.right is None:
             return None
         for role in identity.roles:
-            why = None if role in self._super_roles else refusal(role, self._held(role, place), need, what, place)
+            why = (
+                None
+                if role in self._super_roles
+                else refusal(role, self._held(role, place), need, what, place)
+            )
             if why is not None:
                 self._refused(surface, what=what, why=why, client=client, role=role)
                 return why

@@ -1,7 +1,8 @@
-"""Make JSON web tokens (RFC 7519), and check them against keys, without IO: the time is an argument.
+"""Make JSON web tokens (RFC 7519), and check them against keys, without IO: the time is an
+argument.
 
-The algorithms follow from the kind of the key, never from the token. So a token with `alg: none` is forged, and so is one that is signed
-with the text of a public key as if that were a secret.
+The algorithms follow from the kind of the key, never from the token. So a token with `alg: none` is
+forged, and so is one that is signed with the text of a public key as if that were a secret.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import jwt
-from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+)
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
 from cryptography.hazmat.primitives.serialization import (
     load_der_private_key,
@@ -21,13 +25,21 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
-from equipoise.brokers.security.identity import TOKEN, Credentials, Fault, Identity, Refusal, is_role
+from equipoise.brokers.security.identity import (
+    TOKEN,
+    Credentials,
+    Fault,
+    Identity,
+    Refusal,
+    is_role,
+)
 
 SECRET_BYTES_MIN: Final = 32
 """The shortest secret key: as long as the hash of HS256 (RFC 7518, 3.2)."""
 
 TOKEN_BYTES_MAX: Final = 8_000
-"""The longest token that is checked: web servers take headers of 8 KiB. Those with a few claims have less than 1 KiB."""
+"""The longest token that is checked: web servers take headers of 8 KiB. Those with a few claims
+have less than 1 KiB."""
 
 _TIME_MAX: Final = 2**53
 _RSA_BITS_MIN: Final = 2_048
@@ -39,7 +51,9 @@ _ALGORITHMS_OF_RSA: Final = ("RS256", "RS384", "RS512")
 _PEM: Final = b"-----BEGIN"
 
 # What this module checks itself, because the time is an argument, and what nobody needs.
-_UNCHECKED: Final = dict.fromkeys(("verify_exp", "verify_nbf", "verify_iat", "verify_sub", "verify_jti", "verify_iss"), False)
+_UNCHECKED: Final = dict.fromkeys(
+    ("verify_exp", "verify_nbf", "verify_iat", "verify_sub", "verify_jti", "verify_iss"), False
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,17 +72,26 @@ def secret_key(data: bytes) -> Key:
     if data.startswith(_PEM) or _public_key(data) is not None:
         raise ValueError("it is an asymmetric key; name a public key as token_public_key")
     if len(data) < SECRET_BYTES_MIN:
-        raise ValueError(f"it has {len(data)} bytes, and a secret key needs at least {SECRET_BYTES_MIN}")
-    return Key(material=data, algorithms=tuple(name for name, least in _BYTES_OF_SECRET.items() if len(data) >= least))
+        raise ValueError(
+            f"it has {len(data)} bytes, and a secret key needs at least {SECRET_BYTES_MIN}"
+        )
+    return Key(
+        material=data,
+        algorithms=tuple(name for name, least in _BYTES_OF_SECRET.items() if len(data) >= least),
+    )
 
 
 def public_key(data: bytes) -> Key:
-    """Return the key of tokens that are signed with a private key, from its public key in DER or PEM. Raise ValueError with the problem."""
+    """Return the key of tokens that are signed with a private key, from its public key in DER or
+    PEM. Raise ValueError with the problem.
+    """
     return _asymmetric_key(_public_key(data), "public")
 
 
 def private_key(data: bytes) -> Key:
-    """Return the key that signs tokens, from a private key without a password, in DER or PEM. Raise ValueError with the problem."""
+    """Return the key that signs tokens, from a private key without a password, in DER or PEM. Raise
+    ValueError with the problem.
+    """
     load = load_pem_private_key if data.startswith(_PEM) else load_der_private_key
     try:
         key = load(data, password=None)
@@ -80,28 +103,40 @@ def private_key(data: bytes) -> Key:
 def _asymmetric_key(key: object, kind: str) -> Key:
     if isinstance(key, RSAPublicKey | RSAPrivateKey):
         if key.key_size < _RSA_BITS_MIN:
-            raise ValueError(f"it is an RSA key of {key.key_size} bits; at least {_RSA_BITS_MIN} are needed")
+            raise ValueError(
+                f"it is an RSA key of {key.key_size} bits; at least {_RSA_BITS_MIN} are needed"
+            )
         return Key(material=key, algorithms=_ALGORITHMS_OF_RSA)
-    if isinstance(key, EllipticCurvePublicKey | EllipticCurvePrivateKey) and key.curve.name in _ALGORITHM_OF_CURVE:
+    if (
+        isinstance(key, EllipticCurvePublicKey | EllipticCurvePrivateKey)
+        and key.curve.name in _ALGORITHM_OF_CURVE
+    ):
         return Key(material=key, algorithms=(_ALGORITHM_OF_CURVE[key.curve.name],))
-    raise ValueError(f"it is no {kind} key of RSA or of the curves P-256, P-384 and P-521, in DER or PEM")
+    raise ValueError(
+        f"it is no {kind} key of RSA or of the curves P-256, P-384 and P-521, in DER or PEM"
+    )
 
 
 def _public_key(data: bytes) -> object | None:
     load = load_pem_public_key if data.startswith(_PEM) else load_der_public_key
     try:
         return load(data)
-    except Exception:  # noqa: BLE001 - the library raises many types, some of them for kinds of keys that it does not support
+    # The library raises many types, some of them for kinds of keys that it does not support.
+    except Exception:  # noqa: BLE001
         return None
 
 
 def signed(key: Key, claims: Mapping[str, Any]) -> str:
-    """Return a token with these claims, signed with a secret or private key by the first of its algorithms."""
+    """Return a token with these claims, signed with a secret or private key by the first of its
+    algorithms.
+    """
     return jwt.encode(dict(claims), key.material, algorithm=key.algorithms[0])
 
 
 def unchecked(token: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the header and the claims of a token whose signature is not checked. Raise ValueError if it cannot be read."""
+    """Return the header and the claims of a token whose signature is not checked. Raise ValueError
+    if it cannot be read.
+    """
     try:
         read = jwt.decode_complete(token, options={"verify_signature": False})
     except Exception:  # noqa: BLE001 - as in `TokenVerifier`
@@ -114,15 +149,21 @@ class TokenVerifier:
 
     __slots__ = ("_audience", "_claim", "_keys", "_options")
 
-    def __init__(self, keys: Sequence[Key], *, claim: str = "sub", audience: str | None = None) -> None:
-        """`keys` has at least one. `claim` holds the role. With `audience`, a token must name it."""
+    def __init__(
+        self, keys: Sequence[Key], *, claim: str = "sub", audience: str | None = None
+    ) -> None:
+        """`keys` has at least one. `claim` holds the role. With `audience`, a token must name
+        it.
+        """
         self._keys = keys
         self._claim = claim
         self._audience = audience
         self._options: Any = {**_UNCHECKED, "verify_aud": audience is not None}
 
     def check(self, credentials: Credentials, now_s: float) -> Identity | Refusal:
-        """Return who sent a token, or why it is refused. `now_s` is Unix time. Never raises: a client can send anything."""
+        """Return who sent a token, or why it is refused. `now_s` is Unix time. Never raises: a
+        client can send anything.
+        """
         if not credentials.data:
             return Refusal(fault=Fault.MISSING, problem="there is no token; send one")
         if len(credentials.data) > TOKEN_BYTES_MAX:
@@ -141,15 +182,30 @@ class TokenVerifier:
     def _claims_by(self, key: Key, token: bytes) -> Mapping[str, Any] | Refusal:
         """Return the claims of a token that `key` has signed."""
         try:
-            return jwt.decode(token, key.material, algorithms=list(key.algorithms), audience=self._audience, options=self._options)
+            return jwt.decode(
+                token,
+                key.material,
+                algorithms=list(key.algorithms),
+                audience=self._audience,
+                options=self._options,
+            )
         except (jwt.InvalidAudienceError, jwt.MissingRequiredClaimError):
-            problem = f"the token is not for the audience {self._audience!r}; use one that is made for this cluster"
+            problem = (
+                f"the token is not for the audience {self._audience!r}; use one that is made for"
+                " this cluster"
+            )
             return Refusal(fault=Fault.UNKNOWN, problem=problem)
         except (jwt.InvalidSignatureError, jwt.InvalidAlgorithmError):
-            algorithms = ", ".join(dict.fromkeys(name for each in self._keys for name in each.algorithms))
-            problem = f"the token is not signed with a key of this cluster ({algorithms}); ask for a new one"
+            algorithms = ", ".join(
+                dict.fromkeys(name for each in self._keys for name in each.algorithms)
+            )
+            problem = (
+                f"the token is not signed with a key of this cluster ({algorithms}); ask for a"
+                " new one"
+            )
             return Refusal(fault=Fault.FORGED, problem=problem)
-        except Exception:  # noqa: BLE001 - damaged JSON, text or numbers raise many types; all of them mean the same
+        # Damaged JSON, text or numbers raise many types; all of them mean the same.
+        except Exception:  # noqa: BLE001
             return _malformed("it is no signed JSON web token")
 
     def _identity(self, claims: Mapping[str, Any], now_s: float) -> Identity | Refusal:
@@ -157,7 +213,11 @@ class TokenVerifier:
         if not _is_time(expires_s) or not _is_time(begins_s):
             return _malformed("its claim exp or nbf is not a number")
         if not begins_s <= now_s < expires_s:
-            problem = "the token has expired; ask for a new one" if now_s >= expires_s else "the token is not valid yet; check the clocks"
+            problem = (
+                "the token has expired; ask for a new one"
+                if now_s >= expires_s
+                else "the token is not valid yet; check the clocks"
+            )
             return Refusal(fault=Fault.EXPIRED, problem=problem)
         role = claims.get(self._claim)
         if isinstance(role, list) and role:  # As in Pulsar, the first of several counts.
@@ -170,8 +230,14 @@ class TokenVerifier:
 
 def _is_time(value: object) -> bool:
     # The claims that are missing are infinite.
-    return isinstance(value, int | float) and not isinstance(value, bool) and (abs(value) < _TIME_MAX or value in {math.inf, -math.inf})
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and (abs(value) < _TIME_MAX or value in {math.inf, -math.inf})
+    )
 
 
 def _malformed(what: str) -> Refusal:
-    return Refusal(fault=Fault.MALFORMED, problem=f"the token cannot be used: {what}; ask for a new one")
+    return Refusal(
+        fault=Fault.MALFORMED, problem=f"the token cannot be used: {what}; ask for a new one"
+    )

@@ -1,7 +1,7 @@
 """Run the leader's rounds of balancing, and set the placement of every broker.
 
-The loop carries load reports to the shedder and the placement, and moves to the channel. The shedder decides what moves; the fold keeps it
-safe.
+The loop carries load reports to the shedder and the placement, and moves to the channel. The
+shedder decides what moves; the fold keeps it safe.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ from equipoise.brokers.balancing.planning import (
 )
 from equipoise.brokers.balancing.policies import Control
 from equipoise.brokers.balancing.round_outcomes import RoundOutcomes, plausible
-from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, placement_of, shedder_of
+from equipoise.brokers.balancing.settings.balancing_settings import (
+    BalancingSettings,
+    placement_of,
+    shedder_of,
+)
 from equipoise.brokers.balancing.settings.settings_records import KEY, problems_in, settings_in
 from equipoise.brokers.operations.in_worker import Operations
 from equipoise.brokers.operations.verbs import move as moved_by
@@ -58,7 +62,9 @@ _LOOK_FOR_NEWCOMER_MS: Final = 100
 
 
 class SettingsInForce:
-    """A callable that returns the current settings: the channel's, and the broker's own where the channel has none."""
+    """A callable that returns the current settings: the channel's, and the broker's own where the
+    channel has none.
+    """
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -67,7 +73,9 @@ class SettingsInForce:
         self._last: int | None = None
 
     def __call__(self) -> BalancingSettings:
-        """Return the settings, parsed again only after a change. An unreadable one is logged, and the broker's own applies."""
+        """Return the settings, parsed again only after a change. An unreadable one is logged, and
+        the broker's own applies.
+        """
         view = self._worker.view
         entry = view.policies.get(KEY)
         last = None if entry is None else entry.last
@@ -75,13 +83,22 @@ class SettingsInForce:
             self._last = last
             self._settings = settings_in(view, self._base)
             for problem in problems_in(view, self._base):
-                _logger.error("balancing setting ignored: %s", problem, extra={"broker": self._worker.broker_id})
-            _logger.info("balancing settings changed", extra={"broker": self._worker.broker_id, "offset": last})
+                _logger.error(
+                    "balancing setting ignored: %s",
+                    problem,
+                    extra={"broker": self._worker.broker_id},
+                )
+            _logger.info(
+                "balancing settings changed",
+                extra={"broker": self._worker.broker_id, "offset": last},
+            )
         return self._settings
 
 
 class Balancing:
-    """The balancer of one worker. `run` continues until it is cancelled; it logs a failed round and retries."""
+    """The balancer of one worker. `run` continues until it is cancelled; it logs a failed round and
+    retries.
+    """
 
     def __init__(
         self,
@@ -92,7 +109,9 @@ class Balancing:
         decided: Callable[[Decision], None],
         choose: Callable[[BalancingSettings], Shedder] = shedder_of,
     ) -> None:
-        """`settings` returns the current settings, `choose` their shedder. `decided` is called with every round."""
+        """`settings` returns the current settings, `choose` their shedder. `decided` is called with
+        every round.
+        """
         self._worker = worker
         self._bus = bus
         self._settings = settings
@@ -107,17 +126,31 @@ class Balancing:
         self._refused: Mapping[str, str] = {}
         self._memory = Memory()
         self._placement: Placement | None = None
-        self._decided_pause: Control | None = None  # One decision for each pause, however many rounds it lasts.
+        # One decision for each pause, however many rounds it lasts.
+        self._decided_pause: Control | None = None
         self._looked_ms = self._measured_ms = worker.clock.now().boot_ms
-        self._failures = LoggedFailures(_logger, broker=worker.broker_id, failed="balancing round failed", over="balancing succeeds again")
+        self._failures = LoggedFailures(
+            _logger,
+            broker=worker.broker_id,
+            failed="balancing round failed",
+            over="balancing succeeds again",
+        )
 
     async def run(self) -> None:
-        """Place by the load reports, and shed while this broker leads. At the end, cancel the moves in progress."""
+        """Place by the load reports, and shed while this broker leads. At the end, cancel the moves
+        in progress.
+        """
         end = self._worker.listen(self._note_folded, resynced=self._note_resync)
         try:
             while True:
-                look_ms = _LOOK_FOR_NEWCOMER_MS if self._scheduler.awaited(self._worker.clock.now().boot_ms) else _LOOK_MS
-                await asyncio.sleep(min(look_ms, self._settings().balancing.shed_interval_ms / 2) / 1_000)
+                look_ms = (
+                    _LOOK_FOR_NEWCOMER_MS
+                    if self._scheduler.awaited(self._worker.clock.now().boot_ms)
+                    else _LOOK_MS
+                )
+                await asyncio.sleep(
+                    min(look_ms, self._settings().balancing.shed_interval_ms / 2) / 1_000
+                )
                 await self._turn()
         finally:
             end()
@@ -134,65 +167,102 @@ class Balancing:
         await self._look_for_newcomers(now.boot_ms)
         await self._measure_outcomes(now.boot_ms, settings.reports.interval_min_ms)
         is_due = self._scheduler.due(now.boot_ms, interval_ms=interval_ms)
-        # Moves in progress can delay rounds for minutes. Placement must use the present load meanwhile.
+        # Moves in progress can delay rounds for minutes. Placement must use the present load
+        # meanwhile.
         if not is_due and now.boot_ms - self._looked_ms < interval_ms:
             return
         self._looked_ms = now.boot_ms
         self._scheduler.forget(now.boot_ms, rest_ms=settings.balancing.rest_ms)
         try:
             await self._look(settings, plans=is_due)
-        except Exception as error:  # noqa: BLE001 - an error of a shedder must not end balancing silently.
+        # An error of a shedder must not end balancing silently.
+        except Exception as error:  # noqa: BLE001
             self._failures.failed(error, self._worker.clock.now().boot_ms)
             if is_due and self._sheds(settings):
-                self._decide(Plan(moves=(), stays=(), idle=_failure(error), memory=self._memory), settings.balancing.shedder)
+                self._decide(
+                    Plan(moves=(), stays=(), idle=_failure(error), memory=self._memory),
+                    settings.balancing.shedder,
+                )
         else:
             self._failures.succeeded()
 
     async def _look_for_newcomers(self, now_ms: int) -> None:
-        """Inform the schedule which brokers have reported since they joined. Their reports and records have the same clock."""
+        """Inform the schedule which brokers have reported since they joined. Their reports and
+        records have the same clock.
+        """
         awaited = self._scheduler.awaited(now_ms)
         if not awaited or not self._worker.agent.leads:
             return
         summaries, brokers = await self._between_rounds(), self._worker.view.brokers
-        newcomers = [summary for summary in summaries if summary.broker in awaited and summary.broker in brokers]
-        self._scheduler.reported([each.broker for each in newcomers if each.load.taken_ms >= brokers[each.broker].joined.timestamp_ms])
+        newcomers = [
+            summary
+            for summary in summaries
+            if summary.broker in awaited and summary.broker in brokers
+        ]
+        self._scheduler.reported(
+            [
+                each.broker
+                for each in newcomers
+                if each.load.taken_ms >= brokers[each.broker].joined.timestamp_ms
+            ]
+        )
 
     async def _measure_outcomes(self, now_ms: int, interval_ms: int) -> None:
-        """Compare the load after earlier rounds with what they predicted. Read the reports as often as a broker may send one."""
+        """Compare the load after earlier rounds with what they predicted. Read the reports as often
+        as a broker may send one.
+        """
         if not self._worker.agent.leads:
             self._outcomes.forget()
         if not self._outcomes or now_ms - self._measured_ms < interval_ms:
             return
         self._measured_ms = now_ms
         summaries = await asyncio.to_thread(plausible, await self._between_rounds())
-        for outcome in self._outcomes.measured(summaries, broker=self._worker.broker_id, now_ms=self._worker.clock.now().wall_ms):
+        for outcome in self._outcomes.measured(
+            summaries, broker=self._worker.broker_id, now_ms=self._worker.clock.now().wall_ms
+        ):
             self._decided(outcome)
             await asyncio.sleep(0)
 
     async def _between_rounds(self) -> Sequence[Summary]:
-        """Return the load reports; none if they cannot be read. The next round reads them, too, and logs why."""
+        """Return the load reports; none if they cannot be read. The next round reads them, too, and
+        logs why.
+        """
         try:
             return await asyncio.to_thread(self._bus.latest)
         except Exception:  # noqa: BLE001 - as in `_turn`.
             return ()
 
     def _drop(self) -> None:
-        """Drop the moves that have not started, and reset the hits: balancing is off or paused, or another broker leads."""
+        """Drop the moves that have not started, and reset the hits: balancing is off or paused, or
+        another broker leads.
+        """
         self._memory = self._memory.without_hits()
         self._metrics.budget(None)
         for move in self._scheduler.dropped():
-            self._outcomes.ended(move.bundle, at_ms=self._worker.clock.now().wall_ms, problem="it was not started: balancing was stopped")
-            _logger.info("move not started, because it is no longer needed", extra={"bundle": move.bundle, "destination": move.destination})
+            self._outcomes.ended(
+                move.bundle,
+                at_ms=self._worker.clock.now().wall_ms,
+                problem="it was not started: balancing was stopped",
+            )
+            _logger.info(
+                "move not started, because it is no longer needed",
+                extra={"bundle": move.bundle, "destination": move.destination},
+            )
 
     def _sheds(self, settings: BalancingSettings) -> bool:
-        return self._worker.agent.leads and settings.balancing.enabled and settings.balancing.shedding
+        return (
+            self._worker.agent.leads and settings.balancing.enabled and settings.balancing.shedding
+        )
 
     def _controls(self) -> Controls:
         return controls_in(self._worker.view, self._worker.clock.now().wall_ms)
 
     async def _look(self, settings: BalancingSettings, *, plans: bool) -> None:
         summaries = await asyncio.to_thread(self._bus.latest)
-        own = next((summary.load for summary in summaries if summary.broker == self._worker.broker_id), None)
+        own = next(
+            (summary.load for summary in summaries if summary.broker == self._worker.broker_id),
+            None,
+        )
         if own is not None:
             self._metrics.load(own.resources, averaged=own.averages.weighted_max)
         placement = await self._place(settings, summaries)
@@ -209,7 +279,8 @@ class Balancing:
             placement = placement_of(settings, known, before=self._placement)
             return None if placement == self._placement else placement
 
-        # In a thread: combining and comparing the reports of 1,000 brokers takes tens of milliseconds.
+        # In a thread: combining and comparing the reports of 1,000 brokers takes tens of
+        # milliseconds.
         changed = await asyncio.to_thread(chosen)
         if changed is not None:
             self._placement = changed
@@ -219,8 +290,11 @@ class Balancing:
 
     # --- rounds ---
 
-    async def _round(self, settings: BalancingSettings, summaries: Sequence[Summary], placement: Placement) -> None:
-        """Plan in a thread, because weighing 100,000 bundles takes half a second, on a copy of the view, because the fold goes on.
+    async def _round(
+        self, settings: BalancingSettings, summaries: Sequence[Summary], placement: Placement
+    ) -> None:
+        """Plan in a thread, because weighing 100,000 bundles takes half a second, on a copy of the
+        view, because the fold goes on.
 
         `_begin_moves` checks each move again by the view of then.
         """
@@ -228,20 +302,35 @@ class Balancing:
         if controls.pause is not None:
             if controls.pause != self._decided_pause:
                 idle = Idle(result="Skip", cause="Unknown", reason=controls.why_paused or "")
-                self._decide(Plan(moves=(), stays=(), idle=idle, memory=self._memory), settings.balancing.shedder)
+                self._decide(
+                    Plan(moves=(), stays=(), idle=idle, memory=self._memory),
+                    settings.balancing.shedder,
+                )
             self._decided_pause = controls.pause
             return
         now, memory = self._worker.clock.now(), self._memory
         resting = self._scheduler.resting(now.boot_ms, rest_ms=settings.balancing.rest_ms)
 
         def plan() -> tuple[BalancingRound, Mapping[str, str]]:
-            cluster = cluster_snapshot_of(copies.pop(), summaries, settings, now_ms=now.wall_ms, resting=resting, memory=memory)
+            cluster = cluster_snapshot_of(
+                copies.pop(),
+                summaries,
+                settings,
+                now_ms=now.wall_ms,
+                resting=resting,
+                memory=memory,
+            )
             planned = plan_round(cluster, settings, placement, resting=resting, choose=self._choose)
             cluster.clear()
-            return planned, {each.broker: fault for each in summaries if (fault := fault_of_summary(each)) is not None}
+            return planned, {
+                each.broker: fault
+                for each in summaries
+                if (fault := fault_of_summary(each)) is not None
+            }
 
         with _collector_paused():
-            copies = [self._worker.view.copy()]  # The thread takes it out, so that it is freed there, before the collector runs.
+            # The thread takes it out, so that it is freed there, before the collector runs.
+            copies = [self._worker.view.copy()]
             planned, faults = await asyncio.to_thread(plan)
         self._note_refused(faults)
         self._memory = planned.plan.memory
@@ -249,12 +338,18 @@ class Balancing:
         self._log(planned.plan)
         self._decide(planned.plan, planned.strategy, kind=planned.kind)
         self._scheduler.planned(planned.plan.moves, fills=planned.plan.fills)
-        self._outcomes.planned(planned.plan.moves, strategy=planned.strategy, capacities=planned.capacities)
+        self._outcomes.planned(
+            planned.plan.moves, strategy=planned.strategy, capacities=planned.capacities
+        )
         self._begin_or_drop()
 
     def _decide(self, plan: Plan, strategy: str, *, kind: Kind = "shed") -> None:
         at_ms = self._worker.clock.now().wall_ms
-        self._decided(decision_of(plan, at_ms=at_ms, broker=self._worker.broker_id, kind=kind, strategy=strategy))
+        self._decided(
+            decision_of(
+                plan, at_ms=at_ms, broker=self._worker.broker_id, kind=kind, strategy=strategy
+            )
+        )
 
     def _note_refused(self, faults: Mapping[str, str]) -> None:
         """Count and log each implausible report of a live broker when it first occurs."""
@@ -262,7 +357,11 @@ class Balancing:
         refused = {broker: fault for broker, fault in faults.items() if broker in live}
         for broker, problem in refused.items():
             if self._refused.get(broker) != problem:
-                _logger.warning("load report left out, because it cannot be true: %s", problem, extra={"broker": broker})
+                _logger.warning(
+                    "load report left out, because it cannot be true: %s",
+                    problem,
+                    extra={"broker": broker},
+                )
                 self._metrics.refused(broker)
         self._refused = refused
 
@@ -279,14 +378,21 @@ class Balancing:
     # --- moves ---
 
     def _note_folded(self, folded: Folded) -> None:
-        """Note who joins, and all moves, by any broker: a broker that becomes the leader must not move at once what has just moved."""
+        """Note who joins, and all moves, by any broker: a broker that becomes the leader must not
+        move at once what has just moved.
+        """
         self._outcomes.changed(folded.verdict.changes, self._worker.view)
         moved = moved_in(folded.verdict.changes)
-        joined = [change.name for change in folded.verdict.changes if isinstance(change, BrokerChanged) and _joins(change)]
+        joined = [
+            change.name
+            for change in folded.verdict.changes
+            if isinstance(change, BrokerChanged) and _joins(change)
+        ]
         if moved or joined:
             assert isinstance(folded.record, Record), "what changes something can be read"
             now = self._worker.clock.now()
-            # Use the record's time, because a starting broker reads old records, but no time in the future.
+            # Use the record's time, because a starting broker reads old records, but no time in the
+            # future.
             at_ms = now.boot_ms - max(0, now.wall_ms - folded.record.timestamp_ms)
             self._note_moved(moved, at_ms)
             for broker in joined:
@@ -310,17 +416,30 @@ class Balancing:
         """Start the planned moves that have a free slot and are still right."""
         settings, view = self._settings(), self._worker.view
         rounds = settings.balancing
-        started = self._scheduler.begin(moving_in(view), moves_max=rounds.moves_max, broker_moves_max=rounds.broker_moves_max)
-        stale = stale_moves(view, started, settings.placement, now_ms=self._worker.clock.now().wall_ms) if started else {}
-        planned = planned_elsewhere(view, [move for move in started if move.bundle not in stale], self._worker.placement)
+        started = self._scheduler.begin(
+            moving_in(view), moves_max=rounds.moves_max, broker_moves_max=rounds.broker_moves_max
+        )
+        stale = (
+            stale_moves(view, started, settings.placement, now_ms=self._worker.clock.now().wall_ms)
+            if started
+            else {}
+        )
+        planned = planned_elsewhere(
+            view, [move for move in started if move.bundle not in stale], self._worker.placement
+        )
         for move in started:
             if move.bundle in stale:
-                fields = {"bundle": move.bundle, "source": move.source, "destination": move.destination}
+                fields = {
+                    "bundle": move.bundle,
+                    "source": move.source,
+                    "destination": move.destination,
+                }
                 _logger.info("move failed: %s", stale[move.bundle], extra=fields)
                 self._ended(move.bundle, 0, stale[move.bundle])
                 continue
             task = asyncio.get_running_loop().create_task(
-                self._move(move, planned.get(move.bundle), rounds.move_timeout_ms), name=f"move of {move.bundle}"
+                self._move(move, planned.get(move.bundle), rounds.move_timeout_ms),
+                name=f"move of {move.bundle}",
             )
             self._moves.add(task)
             task.add_done_callback(self._has_ended)
@@ -331,7 +450,9 @@ class Balancing:
         self._metrics.under_way(len(self._moves))
 
     async def _move(self, move: Move, planned: int | None, timeout_ms: int) -> None:
-        """Request one move and wait for its end: owned there, cancelled, or the deadline. `planned` is as in `MoveAway`."""
+        """Request one move and wait for its end: owned there, cancelled, or the deadline. `planned`
+        is as in `MoveAway`.
+        """
         intent: Intent = (
             MoveAway(bundle=move.bundle, reason=move.reason, or_stay=True, planned=planned)
             if move.destination is None
@@ -345,11 +466,21 @@ class Balancing:
             view, now_ms = self._worker.view, self._worker.clock.now().wall_ms
             owner = broker_id_of(view, made[0].owner) if made else None
             duration_ms = self._worker.clock.now().boot_ms - began_ms
-            self._memory = self._memory.after_move(move.source, owner, now_ms=now_ms, duration_ms=duration_ms, live=_live_in(view))
-            problem = None if owner == (move.destination or owner) else f"{owner or 'nobody'} has the bundle now"
+            self._memory = self._memory.after_move(
+                move.source, owner, now_ms=now_ms, duration_ms=duration_ms, live=_live_in(view)
+            )
+            problem = (
+                None
+                if owner == (move.destination or owner)
+                else f"{owner or 'nobody'} has the bundle now"
+            )
         except EquipoiseError as error:
             problem = str(error)
-            _logger.info("move failed: %s", error, extra={"bundle": move.bundle, "destination": move.destination})
+            _logger.info(
+                "move failed: %s",
+                error,
+                extra={"bundle": move.bundle, "destination": move.destination},
+            )
         finally:
             self._ended(move.bundle, duration_ms, problem)
             self._begin_moves()
@@ -365,7 +496,8 @@ class Balancing:
 def _collector_paused() -> Iterator[None]:
     """Pause the garbage collector of this process. Counting references frees what a plan makes.
 
-    A full collection holds all threads, for 100 ms with 100,000 bundles, and weighing them would start one in each round.
+    A full collection holds all threads, for 100 ms with 100,000 bundles, and weighing them would
+    start one in each round.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,4 +1,5 @@
-"""Serve each request of an ASGI program at the owner of its key: here, by a redirect, or by forwarding it.
+"""Serve each request of an ASGI program at the owner of its key: here, by a redirect, or by
+forwarding it.
 
 Source: the ASGI specification, version 3, protocol HTTP.
 """
@@ -18,7 +19,15 @@ from typing import Final
 import aiohttp
 from yarl import URL
 
-from equipoise.brokers.client.attempts import FORWARDED_BY, IDEMPOTENT, OUTCOME, Outcome, may_repeat, outcome_of, pause_ms
+from equipoise.brokers.client.attempts import (
+    FORWARDED_BY,
+    IDEMPOTENT,
+    OUTCOME,
+    Outcome,
+    may_repeat,
+    outcome_of,
+    pause_ms,
+)
 from equipoise.brokers.errors import BrokerUnreachable, UnknownNamespace
 from equipoise.brokers.runtime.service import Ownership, OwnershipLost, Peer, ServiceHost, Work
 from equipoise.brokers.security.tls import ClientTls, client_context_of_environment
@@ -35,7 +44,14 @@ from equipoise.brokers.server.forwarding import (
     send_answer,
     while_client_waits,
 )
-from equipoise.channel.core.errors import CallerError, DeadlineExceeded, EquipoiseError, InvalidName, Overloaded, PeerError
+from equipoise.channel.core.errors import (
+    CallerError,
+    DeadlineExceeded,
+    EquipoiseError,
+    InvalidName,
+    Overloaded,
+    PeerError,
+)
 from equipoise.channel.core.ranges import check_namespace
 from equipoise.channel.system.deadline import Deadline
 
@@ -43,21 +59,24 @@ AsgiApp = Callable[[Message, Receive, Send], Awaitable[None]]
 KeyOf = Callable[[Message], str | None]
 
 HELD_BYTES_MAX: Final = 1 << 20
-"""How much of a forwarded body is kept, to send it again if the owner has moved. A larger body streams, and is sent once."""
+"""How much of a forwarded body is kept, to send it again if the owner has moved. A larger body
+streams, and is sent once."""
 
 HELD_MS: Final = 5_000
-"""How long a request waits for an owner: twice a failover on SQLite. On Kafka one takes longer, and callers repeat requests meanwhile. If a
-proxy hides that they have gone, their requests are at most this old."""
+"""How long a request waits for an owner: twice a failover on SQLite. On Kafka one takes longer, and
+callers repeat requests meanwhile. If a proxy hides that they have gone, their requests are at most
+this old."""
 
 UNANSWERED_MAX: Final = 512
-"""Requests forwarded to one program that it has not begun to answer. At 1 ms each it needs half a second for them. They take half of the
-connections, so other programs are still reached."""
+"""Requests forwarded to one program that it has not begun to answer. At 1 ms each it needs half a
+second for them. They take half of the connections, so other programs are still reached."""
 
 CONNECT_S_MAX: Final = 2.0
 
 CONNECTIONS_MAX: Final = 1_000
 IDLE_S: Final = 4.0
-"""Connections to other programs, and how long unused ones are kept: less than the 5 s after which uvicorn closes one."""
+"""Connections to other programs, and how long unused ones are kept: less than the 5 s after which
+uvicorn closes one."""
 
 # How soon a caller looks again whose ownership was lost between two checks.
 _LOOK_AGAIN_S: Final = 0.01
@@ -71,13 +90,18 @@ _WORK: Final[ContextVar[Work]] = ContextVar("equipoise work")
 
 
 def current_work() -> Work:
-    """Return the work of the request that is being served, with its `key` and fencing `token`, in a program behind `Worker.by_key`.
+    """Return the work of the request that is being served, with its `key` and fencing `token`, in a
+    program behind `Worker.by_key`.
 
-    Do not finish it: it is finished before the answer is sent. Raises `CallerError` outside of a request with a key.
+    Do not finish it: it is finished before the answer is sent. Raises `CallerError` outside of a
+    request with a key.
     """
     work = _WORK.get(None)
     if work is None:
-        raise CallerError("there is no current work: this code does not run in a request that Worker.by_key has given a key")
+        raise CallerError(
+            "there is no current work: this code does not run in a request that Worker.by_key has"
+            " given a key"
+        )
     return work
 
 
@@ -97,9 +121,11 @@ class ByKey:
         mounted_at: Callable[[], str | None] = lambda: None,
         drains: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`tls` returns the context for forwarded requests, and `mounted_at` the prefix of the broker's own paths, if the program has them.
+        """`tls` returns the context for forwarded requests, and `mounted_at` the prefix of the
+        broker's own paths, if the program has them.
 
-        While the worker `drains`, each answer ends its connection. A client that kept it could send a request as the program closes it.
+        While the worker `drains`, each answer ends its connection. A client that kept it could send
+        a request as the program closes it.
 
         Raise `InvalidName`, and `CallerError` for a path without `{key}`.
         """
@@ -117,9 +143,17 @@ class ByKey:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer one request. Pass on what has no key."""
-        if scope["type"] == "http" and scope.get("http_version", "1.1").startswith("1") and self._drains():
+        if (
+            scope["type"] == "http"
+            and scope.get("http_version", "1.1").startswith("1")
+            and self._drains()
+        ):
             send = _ending(send)
-        key = self._key_of(scope) if scope["type"] == "http" and not self._is_of_broker(scope) else None
+        key = (
+            self._key_of(scope)
+            if scope["type"] == "http" and not self._is_of_broker(scope)
+            else None
+        )
         if key is not None:
             await self._answer(key, scope, receive, send)
             return
@@ -153,25 +187,39 @@ class ByKey:
                 if isinstance(served, Ownership):
                     work = _begun(served, key)
                     if work is not None:
-                        await self._serve(work, scope, receive if body is None else body.receive, send)
+                        await self._serve(
+                            work, scope, receive if body is None else body.receive, send
+                        )
                         return
                     deadline.check(f"the start of work on {self._namespace}/{key}")
                     await asyncio.sleep(_LOOK_AGAIN_S)
                     continue
                 if forwarder is not None:
-                    raise _Misdirected(key=key, forwarder=forwarder, broker=self._host.broker_id, owner=served.broker)
+                    raise _Misdirected(
+                        key=key,
+                        forwarder=forwarder,
+                        broker=self._host.broker_id,
+                        owner=served.broker,
+                    )
                 if not self._forwards:
                     await _redirect(served, scope, send)
                     return
                 body = await _body(body, receive, deadline)
-                await deadline.wait(body.hold(bytes_max=HELD_BYTES_MAX), what="the body of the request")
-                problem = await while_client_waits(body, self._forward(served, scope, body, send, deadline))
+                await deadline.wait(
+                    body.hold(bytes_max=HELD_BYTES_MAX), what="the body of the request"
+                )
+                problem = await while_client_waits(
+                    body, self._forward(served, scope, body, send, deadline)
+                )
                 if problem is None:
                     return
                 failures += 1
                 pause = pause_ms(failures, random.random())  # noqa: S311 - jitter
                 if pause >= deadline.remaining_ms():
-                    raise deadline.exceeded(f"an answer of {served.broker}, which serves {self._namespace}/{key} ({problem}),")
+                    raise deadline.exceeded(
+                        f"an answer of {served.broker}, which serves {self._namespace}/{key}"
+                        f" ({problem}),"
+                    )
                 await asyncio.sleep(pause / 1_000)
         except EquipoiseError as error:
             await _refuse(send, error)
@@ -186,10 +234,14 @@ class ByKey:
     async def _awaited(self, key: str, body: Body, deadline: Deadline) -> Ownership | Peer | None:
         """Return the same once it is known; None if the client is gone before."""
         timeout_ms = min(HELD_MS, deadline.remaining_ms())
-        return await while_client_waits(body, self._host.route(self._namespace, key, timeout_ms=timeout_ms))
+        return await while_client_waits(
+            body, self._host.route(self._namespace, key, timeout_ms=timeout_ms)
+        )
 
     async def _serve(self, work: Work, scope: Message, receive: Receive, send: Send) -> None:
-        """Let the program answer. Its answer is sent if the ownership is still good, and else replaced."""
+        """Let the program answer. Its answer is sent if the ownership is still good, and else
+        replaced.
+        """
         is_lost = False
         with ExitStack() as until_answer:
             until_answer.enter_context(work)
@@ -198,7 +250,8 @@ class ByKey:
                 nonlocal is_lost
                 if message["type"] == "http.response.start":
                     try:
-                        until_answer.close()  # The second check. From here on the bundle may be closed.
+                        # The second check. From here on the bundle may be closed.
+                        until_answer.close()
                     except OwnershipLost as error:
                         is_lost = True
                         await _refuse(send, error, Outcome.UNKNOWN)
@@ -211,11 +264,20 @@ class ByKey:
             finally:
                 _WORK.reset(token)
 
-    async def _forward(self, peer: Peer, scope: Message, body: Body, send: Send, deadline: Deadline) -> str | None:
-        """Forward the request to its owner. Return None if the client has an answer, or why it is to be sent again."""
+    async def _forward(
+        self, peer: Peer, scope: Message, body: Body, send: Send, deadline: Deadline
+    ) -> str | None:
+        """Forward the request to its owner. Return None if the client has an answer, or why it is
+        to be sent again.
+        """
         query = scope["query_string"].decode("latin-1")
-        url = URL(f"{peer.http_url.rstrip('/')}{path_of(scope)}{f'?{query}' if query else ''}", encoded=True)
-        headers = [(name, value) for name, value in forwarded_headers(scope["headers"]) if name != "host"]
+        url = URL(
+            f"{peer.http_url.rstrip('/')}{path_of(scope)}{f'?{query}' if query else ''}",
+            encoded=True,
+        )
+        headers = [
+            (name, value) for name, value in forwarded_headers(scope["headers"]) if name != "host"
+        ]
         has_answered = False
         try:
             async with AsyncExitStack() as until_end:
@@ -230,7 +292,9 @@ class ByKey:
                             ssl=self._tls(),
                         )
                         response = await until_end.enter_async_context(sent)
-                outcome = outcome_of(response.status, response.headers.get(OUTCOME), is_to_peer=False)
+                outcome = outcome_of(
+                    response.status, response.headers.get(OUTCOME), is_to_peer=False
+                )
                 if outcome is Outcome.NOT_STARTED and body.may_repeat:
                     return f"it answered {response.status}"
                 has_answered = True
@@ -240,18 +304,27 @@ class ByKey:
             if has_answered:
                 raise
             problem = str(error) or "it did not answer in time"
-            is_sent = not isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
+            is_sent = not isinstance(
+                error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError
+            )
             if body.may_repeat and may_repeat(
-                Outcome.UNKNOWN if is_sent else Outcome.NOT_STARTED, is_idempotent=scope["method"] in IDEMPOTENT
+                Outcome.UNKNOWN if is_sent else Outcome.NOT_STARTED,
+                is_idempotent=scope["method"] in IDEMPOTENT,
             ):
                 return problem
-            raise BrokerUnreachable(broker=peer.broker, address=peer.http_url, problem=problem, in_doubt=is_sent) from error
+            raise BrokerUnreachable(
+                broker=peer.broker, address=peer.http_url, problem=problem, in_doubt=is_sent
+            ) from error
 
     @contextmanager
     def _unanswered_by(self, peer: Peer) -> Iterator[None]:
-        """Count a request that another program has not begun to answer. Raise `Overloaded` if there are too many."""
+        """Count a request that another program has not begun to answer. Raise `Overloaded` if there
+        are too many.
+        """
         if self._unanswered[peer.broker] >= UNANSWERED_MAX:
-            raise Overloaded(what=f"the queue of requests forwarded to {peer.broker}", limit=UNANSWERED_MAX)
+            raise Overloaded(
+                what=f"the queue of requests forwarded to {peer.broker}", limit=UNANSWERED_MAX
+            )
         self._unanswered[peer.broker] += 1
         try:
             yield
@@ -270,11 +343,17 @@ class ByKey:
 
 async def _body(known: Body | None, receive: Receive, deadline: Deadline) -> Body:
     """Return the body of a request, received up to its first part."""
-    return await deadline.wait(body_of(receive), what="the body of the request") if known is None else known
+    return (
+        await deadline.wait(body_of(receive), what="the body of the request")
+        if known is None
+        else known
+    )
 
 
 def _begun(ownership: Ownership, key: str) -> Work | None:
-    """Return the work that begins here. Do not await anything before it is a context. None if the ownership has just been lost."""
+    """Return the work that begins here. Do not await anything before it is a context. None if the
+    ownership has just been lost.
+    """
     try:
         return ownership.admit(key)
     except OwnershipLost:
@@ -286,19 +365,33 @@ class _Misdirected(PeerError):
 
     def __init__(self, *, key: str, forwarder: str, broker: str, owner: str) -> None:
         """`forwarder` sent the request for `key` to `broker`, which takes `owner` for the owner."""
-        super().__init__(f"{forwarder} forwarded a request for {key} to {broker}, but {owner} serves it; send the request again")
+        super().__init__(
+            f"{forwarder} forwarded a request for {key} to {broker}, but {owner} serves it; send"
+            " the request again"
+        )
 
 
 def _key_in_path(template: str) -> KeyOf:
-    """Return the function that finds the key of a request by a path such as `/users/{key}/orders`, also in all paths below it.
+    """Return the function that finds the key of a request by a path such as `/users/{key}/orders`,
+    also in all paths below it.
 
     Other names in braces stand for any part. Raise `CallerError` unless it has one `{key}`.
     """
     parts = template.strip("/").split("/")
     if not template.startswith("/") or parts.count("{key}") != 1:
-        raise CallerError(f"the path {template!r} has no key; write it as '/users/{{key}}', with {{key}} as one whole part, once")
+        raise CallerError(
+            f"the path {template!r} has no key; write it as '/users/{{key}}', with {{key}} as one"
+            " whole part, once"
+        )
     pattern = "".join(
-        "/(?P<key>[^/]+)" if part == "{key}" else "/[^/]+" if _ANY.fullmatch(part) else f"/{re.escape(part)}" for part in parts
+        (
+            "/(?P<key>[^/]+)"
+            if part == "{key}"
+            else "/[^/]+"
+            if _ANY.fullmatch(part)
+            else f"/{re.escape(part)}"
+        )
+        for part in parts
     )
     match = re.compile(f"{pattern}(?:/.*)?", re.DOTALL).fullmatch
 
@@ -310,11 +403,16 @@ def _key_in_path(template: str) -> KeyOf:
 
 
 def _ending(send: Send) -> Send:
-    """Return `send` for an answer after which the server closes the connection. HTTP/2 has no such header."""
+    """Return `send` for an answer after which the server closes the connection. HTTP/2 has no such
+    header.
+    """
 
     async def ending(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+            message = {
+                **message,
+                "headers": [*message.get("headers", ()), (b"connection", b"close")],
+            }
         await send(message)
 
     return ending
@@ -329,17 +427,32 @@ def _path_in(scope: Message) -> str:
 def _forwarder(scope: Message) -> str | None:
     """Return the broker that has forwarded a request, or None."""
     wanted = FORWARDED_BY.lower().encode()
-    return next((value.decode("latin-1")[:_NAME_MAX] for name, value in scope["headers"] if name.lower() == wanted), None)
+    return next(
+        (
+            value.decode("latin-1")[:_NAME_MAX]
+            for name, value in scope["headers"]
+            if name.lower() == wanted
+        ),
+        None,
+    )
 
 
 async def _redirect(peer: Peer, scope: Message, send: Send) -> None:
     query = scope["query_string"].decode("latin-1")
     location = f"{peer.http_url.rstrip('/')}{path_of(scope)}{f'?{query}' if query else ''}"
     headers = {"location": location, OUTCOME.lower(): Outcome.NOT_STARTED.value}
-    await refuse(send, HTTPStatus.TEMPORARY_REDIRECT, f"{peer.broker} serves this key; send the request to {location}", "Moved", headers)
+    await refuse(
+        send,
+        HTTPStatus.TEMPORARY_REDIRECT,
+        f"{peer.broker} serves this key; send the request to {location}",
+        "Moved",
+        headers,
+    )
 
 
-async def _refuse(send: Send, error: EquipoiseError, outcome: Outcome = Outcome.NOT_STARTED) -> None:
+async def _refuse(
+    send: Send, error: EquipoiseError, outcome: Outcome = Outcome.NOT_STARTED
+) -> None:
     """Answer an error in place of the program."""
     status = HTTPStatus.SERVICE_UNAVAILABLE
     if isinstance(error, UnknownNamespace):
@@ -350,4 +463,6 @@ async def _refuse(send: Send, error: EquipoiseError, outcome: Outcome = Outcome.
         status = HTTPStatus.MISDIRECTED_REQUEST
     elif isinstance(error, BrokerUnreachable) and error.in_doubt:
         status, outcome = HTTPStatus.BAD_GATEWAY, Outcome.UNKNOWN
-    await refuse(send, status, str(error), type(error).__name__.strip("_"), {OUTCOME.lower(): outcome.value})
+    await refuse(
+        send, status, str(error), type(error).__name__.strip("_"), {OUTCOME.lower(): outcome.value}
+    )

@@ -1,4 +1,6 @@
-"""Start compactions of the channel's log while this broker leads, and run each in a process of its own."""
+"""Start compactions of the channel's log while this broker leads, and run each in a process of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -58,12 +60,16 @@ CompactOnce = Callable[[Compaction], Awaitable[Done]]
 
 
 def compact_once_of(log_url: str) -> CompactOnce:
-    """Return how to compact a log: in a child process, or in a thread if no other process can open it."""
+    """Return how to compact a log: in a child process, or in a thread if no other process can open
+    it.
+    """
     return compact_in_thread if is_in_memory(log_url) else compact_in_child
 
 
 async def compact_in_thread(compaction: Compaction) -> Done:
-    """Compact in a thread of this process. Raises `CompactionFailed`. If the caller is cancelled, the thread still runs to its end."""
+    """Compact in a thread of this process. Raises `CompactionFailed`. If the caller is cancelled,
+    the thread still runs to its end.
+    """
     return await asyncio.to_thread(_compact_here, compaction)
 
 
@@ -71,33 +77,64 @@ def _compact_here(compaction: Compaction) -> Done:
     try:
         log = open_log(compaction.log_url, create=False)
         try:
-            done = compact(log, cluster=compaction.cluster, retain=parse_retention(compaction.retain), timeout_ms=WAIT_MS_MAX)
+            done = compact(
+                log,
+                cluster=compaction.cluster,
+                retain=parse_retention(compaction.retain),
+                timeout_ms=WAIT_MS_MAX,
+            )
         finally:
             log.close()
     except EquipoiseError as error:
-        raise CompactionFailed(log=compaction.log_url, error=type(error).__name__, problem=str(error)) from error
+        raise CompactionFailed(
+            log=compaction.log_url, error=type(error).__name__, problem=str(error)
+        ) from error
     return Done(done.horizon, done.ahead)
 
 
 async def compact_in_child(compaction: Compaction) -> Done:
     """Compact in a child process, which does not outlive this one. Raises `CompactionFailed`."""
-    command = [sys.executable, "-P", "-m", "equipoise.brokers.cli", "channel", "compact", "--json", "--stop-on-eof"]
-    command += ["--retain", compaction.retain, "--cluster", compaction.cluster, "--timeout", str(COMPACT_S_MAX)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "equipoise.brokers.cli",
+        "channel",
+        "compact",
+        "--json",
+        "--stop-on-eof",
+    ]
+    command += [
+        "--retain",
+        compaction.retain,
+        "--cluster",
+        compaction.cluster,
+        "--timeout",
+        str(COMPACT_S_MAX),
+    ]
     command += ["--log", compaction.log_url]
     try:
-        # This process holds the other end of the child's standard input. Whenever this process ends, the child reads the end of its input.
-        child = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True)
+        # This process holds the other end of the child's standard input. Whenever this process
+        # ends, the child reads the end of its input.
+        child = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True
+        )
     except OSError as error:
-        raise CompactionFailed(log=compaction.log_url, error=type(error).__name__, problem=str(error)) from error
+        raise CompactionFailed(
+            log=compaction.log_url, error=type(error).__name__, problem=str(error)
+        ) from error
     try:
-        with suppress(OSError):  # The child may have ended already. A failure to lower its priority does no harm.
+        # The child may have ended already. A failure to lower its priority does no harm.
+        with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, child.pid, _NICE)
         async with asyncio.timeout(COMPACT_S_MAX):
             output, errors = await _output_of(child)
             code = await child.wait()
     except TimeoutError:
         problem = f"it had not ended after {COMPACT_S_MAX} s"
-        raise CompactionFailed(log=compaction.log_url, error="DeadlineExceeded", problem=problem) from None
+        raise CompactionFailed(
+            log=compaction.log_url, error="DeadlineExceeded", problem=problem
+        ) from None
     finally:
         if child.returncode is None:
             child.kill()
@@ -106,7 +143,9 @@ async def compact_in_child(compaction: Compaction) -> Done:
 
 
 async def _output_of(child: Process) -> tuple[bytes, bytes]:
-    """Return all output of a child, up to a limit that no valid output reaches. Its input stays open meanwhile."""
+    """Return all output of a child, up to a limit that no valid output reaches. Its input stays
+    open meanwhile.
+    """
     assert child.stdout is not None, "it was asked for"
     assert child.stderr is not None, "it was asked for"
     output, errors = await asyncio.gather(_all_of(child.stdout), _all_of(child.stderr))
@@ -115,7 +154,9 @@ async def _output_of(child: Process) -> tuple[bytes, bytes]:
 
 async def _all_of(stream: asyncio.StreamReader) -> bytes:
     output = b""
-    while len(output) < _OUTPUT_BYTES_MAX and (more := await stream.read(_OUTPUT_BYTES_MAX - len(output))):
+    while len(output) < _OUTPUT_BYTES_MAX and (
+        more := await stream.read(_OUTPUT_BYTES_MAX - len(output))
+    ):
         output += more
     return output
 
@@ -125,11 +166,16 @@ def _done(compaction: Compaction, code: int, output: bytes, errors: bytes) -> Do
     try:
         if code == 0:
             result = orjson.loads(output)
-            return Done(*(None if result[name] is None else int(result[name]) for name in Done._fields))
+            return Done(
+                *(None if result[name] is None else int(result[name]) for name in Done._fields)
+            )
         failure = orjson.loads(errors.splitlines()[-1])
         error, problem = str(failure["error"]), str(failure["message"])
     except (ValueError, LookupError, TypeError):
-        error, problem = "Bug", f"it ended with code {code} and printed {(output + errors)[-_QUOTED_BYTES:]!r}"
+        error, problem = (
+            "Bug",
+            f"it ended with code {code} and printed {(output + errors)[-_QUOTED_BYTES:]!r}",
+        )
     raise CompactionFailed(log=compaction.log_url, error=error, problem=problem)
 
 
@@ -137,21 +183,27 @@ _LOOK_S: Final = 1.0
 """How often to check whether a compaction is due: a comparison of three numbers."""
 
 RETRY_MS: Final = 60_000
-"""The pause after a failed compaction. The cause is an outage, or needs an operator: both take a while."""
+"""The pause after a failed compaction. The cause is an outage, or needs an operator: both take a
+while."""
 
-# Another compactor was faster: an operator, or a leader that has just been replaced. It does the work.
+# Another compactor was faster: an operator, or a leader that has just been replaced. It does the
+# work.
 _OVERTAKEN: Final = "SnapshotFenced"
 
 
 class Compacting:
-    """The compactor of one worker. `run` continues until it is cancelled; it logs failures and retries."""
+    """The compactor of one worker. `run` continues until it is cancelled; it logs failures and
+    retries.
+    """
 
     def __init__(self, worker: Worker, *, compact_once: CompactOnce | None = None) -> None:
         """`compact_once` runs a compaction; by default the log's kind decides."""
         config = worker.config
         self._worker = worker
         self._compact_once = compact_once or compact_once_of(config.log_url)
-        self._compaction = Compaction(log_url=config.log_url, cluster=config.cluster, retain=config.retain)
+        self._compaction = Compaction(
+            log_url=config.log_url, cluster=config.cluster, retain=config.retain
+        )
         self._records = 0
         self._since_ms = worker.clock.now().boot_ms
         self._not_before_ms = self._since_ms
@@ -159,7 +211,9 @@ class Compacting:
         self._lapsed: tuple[str, ...] = ()
 
     async def run(self) -> None:
-        """Check every second whether a compaction is due, and run it. If `compact_records` is 0, return at once."""
+        """Check every second whether a compaction is due, and run it. If `compact_records` is 0,
+        return at once.
+        """
         if not self._worker.config.compact_records:
             return
         end = self._worker.listen(self._folded, resynced=self._resynced)
@@ -176,15 +230,24 @@ class Compacting:
         self._worker.metrics.compaction.uncompacted(self._records)
 
     def _resynced(self, _resync: Resync) -> None:
-        """Start counting again: another process has compacted, and this broker continues from its snapshot."""
+        """Start counting again: another process has compacted, and this broker continues from its
+        snapshot.
+        """
         self._records = 0
         self._since_ms = self._worker.clock.now().boot_ms
 
     def _is_due(self) -> bool:
         agent, config, now = self._worker.agent, self._worker.config, self._worker.clock.now()
-        if not (agent.leads and agent.lease.good(now)) or now.boot_ms < self._not_before_ms or not self._records:
+        if (
+            not (agent.leads and agent.lease.good(now))
+            or now.boot_ms < self._not_before_ms
+            or not self._records
+        ):
             return False
-        return self._records >= config.compact_records or now.boot_ms - self._since_ms >= config.compact_age_ms
+        return (
+            self._records >= config.compact_records
+            or now.boot_ms - self._since_ms >= config.compact_age_ms
+        )
 
     async def _compact(self) -> None:
         clock, metrics = self._worker.clock, self._worker.metrics.compaction
@@ -197,12 +260,18 @@ class Compacting:
             return
         took_ms = clock.now().boot_ms - began_ms
         self._since_ms, self._logged = began_ms, None
-        # Records folded during the compaction may or may not be in the snapshot. Counting them again is the safe error.
+        # Records folded during the compaction may or may not be in the snapshot. Counting them
+        # again is the safe error.
         self._records = max(self._records - began_records, 0)
         if horizon is not None:
             metrics.succeeded(horizon=horizon, took_ms=took_ms)
             metrics.uncompacted(self._records)
-            fields = {"broker": self._worker.broker_id, "horizon": horizon, "records": began_records, "took_ms": took_ms}
+            fields = {
+                "broker": self._worker.broker_id,
+                "horizon": horizon,
+                "records": began_records,
+                "took_ms": took_ms,
+            }
             _logger.info("compacted the channel", extra=fields)
             self._report_holds()
             self._report_clock(ahead)
@@ -211,22 +280,43 @@ class Compacting:
         self._worker.metrics.compaction.clock_ahead(ahead)
         if ahead is not None:
             self._worker.metrics.alarm(AlarmName.LOG_CLOCK)
-            text = "a record has a time ahead of this machine's clock: set the clock of the machine that stores the log, or of this one"
-            _logger.warning(text, extra={"broker": self._worker.broker_id, "alarm": AlarmName.LOG_CLOCK, "offset": ahead})
+            text = (
+                "a record has a time ahead of this machine's clock: set the clock of the machine"
+                " that stores the log, or of this one"
+            )
+            _logger.warning(
+                text,
+                extra={
+                    "broker": self._worker.broker_id,
+                    "alarm": AlarmName.LOG_CLOCK,
+                    "offset": ahead,
+                },
+            )
 
     def _report_holds(self) -> None:
-        """Report the archives whose retention holds keep the log long, and those whose holds have lapsed because they stopped moving."""
+        """Report the archives whose retention holds keep the log long, and those whose holds have
+        lapsed because they stopped moving.
+        """
         held = holds_in(self._worker.agent.view.policies, now_ms=self._worker.clock.now().wall_ms)
         self._worker.metrics.compaction.holds(archived_to=held.archived_to, lapsed=len(held.lapsed))
         if held.lapsed and held.lapsed != self._lapsed:
-            fields = {"broker": self._worker.broker_id, "alarm": AlarmName.ARCHIVE_HOLD, "archives": ", ".join(held.lapsed)}
+            fields = {
+                "broker": self._worker.broker_id,
+                "alarm": AlarmName.ARCHIVE_HOLD,
+                "archives": ", ".join(held.lapsed),
+            }
             self._worker.metrics.alarm(AlarmName.ARCHIVE_HOLD)
-            text = "nothing is kept any longer for archives that have not moved: start them again, or lift their holds"
+            text = (
+                "nothing is kept any longer for archives that have not moved: start them again, or"
+                " lift their holds"
+            )
             _logger.warning(text, extra=fields)
         self._lapsed = held.lapsed
 
     def _failed(self, error: CompactionFailed) -> None:
-        """Count a failure and log it, unless the last one was the same: a log that cannot be compacted fails every minute."""
+        """Count a failure and log it, unless the last one was the same: a log that cannot be
+        compacted fails every minute.
+        """
         broker = self._worker.broker_id
         if error.error == _OVERTAKEN:
             _logger.info("%s", error, extra={"broker": broker})
@@ -235,4 +325,8 @@ class Compacting:
         if self._logged != str(error):
             self._logged = str(error)
             self._worker.metrics.alarm(AlarmName.COMPACTION)
-            _logger.warning("%s", error, extra={"broker": broker, "alarm": AlarmName.COMPACTION, "error": error.error})
+            _logger.warning(
+                "%s",
+                error,
+                extra={"broker": broker, "alarm": AlarmName.COMPACTION, "error": error.error},
+            )

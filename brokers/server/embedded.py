@@ -1,6 +1,7 @@
 """Run a broker inside a user's program, on its event loop or in a thread.
 
-`Worker` and `WorkerInThread` wrap `brokers.server.main.Broker`. Signals belong to the program: see `drain_on_signals`.
+`Worker` and `WorkerInThread` wrap `brokers.server.main.Broker`. Signals belong to the program: see
+`drain_on_signals`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ from equipoise.channel.system.deadline import Deadline
 
 OnLoss = Literal["fence", "serve"]
 
-# Other characters would be encoded in a URL, and frameworks differ in whether they compare a prefix with the encoded path.
+# Other characters would be encoded in a URL, and frameworks differ in whether they compare a prefix
+# with the encoded path.
 _match_prefix: Final = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._~-]+)*").fullmatch
 
 READY_MS_MAX: Final = 60_000
@@ -49,21 +51,26 @@ ROUTE_MS: Final = 10_000
 CREATE_MS: Final = 10_000
 
 LINGER_MS: Final = 3_000
-"""How long a drained program continues to answer callers by default. Those on a busy machine may arrive more than a second late."""
+"""How long a drained program continues to answer callers by default. Those on a busy machine may
+arrive more than a second late."""
 
 
 class Worker:
-    """One broker of the cluster whose log is at `log_url`, while the context `async with Worker(...)` lasts.
+    """One broker of the cluster whose log is at `log_url`, while the context `async with
+    Worker(...)` lasts.
 
-    Entering the context waits until the broker is a member. Leaving it moves the bundles of the broker to other brokers first.
-    Everything runs on the event loop that enters. Outside the context calls raise `CallerError`.
+    Entering the context waits until the broker is a member. Leaving it moves the bundles of the
+    broker to other brokers first. Everything runs on the event loop that enters. Outside the
+    context calls raise `CallerError`.
 
-    A broker may end before the context does: its log was replaced, or its disk failed. It does not come back. Then:
+    A broker may end before the context does: its log was replaced, or its disk failed. It does not
+    come back. Then:
 
-    * Every call raises `WorkerEnded` with the reason. `check()` raises it too: call it in the health check of the program.
+    * Every call raises `WorkerEnded` with the reason. `check()` raises it too: call it in the
+      health check of the program.
     * `finished()` raises the error that ended the broker.
-    * The end of the context raises that error too, unless the context ends with another error. Nothing in the context is
-      cancelled.
+    * The end of the context raises that error too, unless the context ends with another error.
+      Nothing in the context is cancelled.
     """
 
     def __init__(
@@ -77,14 +84,19 @@ class Worker:
         advertised_addresses: Mapping[str, str] | None = None,
         **settings: object,
     ) -> None:
-        """`service` serves all namespaces. Or it is a mapping from patterns such as `shop/*` to services.
+        """`service` serves all namespaces. Or it is a mapping from patterns such as `shop/*` to
+        services.
 
-        * `broker_id`: the name of a broker that comes back as itself. Without it the broker is new at each start.
-        * `data_dir`: by default beside the log, if the log is a file. A broker without a name has a temporary directory.
-        * `http_port`: the port for lookups, administration, the routes of the services, and brokers that fetch state
-          (0: any free port). Without it the broker does not listen, and refuses a service with `fetch`, unless you mount `asgi()`.
-        * `advertised_addresses`: the addresses at which the program serves clients, such as `{"http": "http://host:8000"}`. No other
-          process of this machine may have the same one on the same log.
+        * `broker_id`: the name of a broker that comes back as itself. Without it the broker is new
+          at each start.
+        * `data_dir`: by default beside the log, if the log is a file. A broker without a name has a
+          temporary directory.
+        * `http_port`: the port for lookups, administration, the routes of the services, and brokers
+          that fetch state (0: any free port). Without it the broker does not listen, and refuses a
+          service with `fetch`, unless you mount `asgi()`.
+        * `advertised_addresses`: the addresses at which the program serves clients, such as
+          `{"http": "http://host:8000"}`. No other process of this machine may have the same one on
+          the same log.
         * `settings`: any other setting of a broker, by name.
 
         Raises `InvalidConfig` for settings that are unknown, wrong or unsafe together.
@@ -92,9 +104,12 @@ class Worker:
         self._services = service if isinstance(service, Mapping) else {"*": service}
         self._listens = http_port is not None
         self._advertised_addresses = dict(advertised_addresses or {})
-        is_nameless = broker_id is None and not http_port  # A broker with a fixed port is named after its address.
+        # A broker with a fixed port is named after its address.
+        is_nameless = broker_id is None and not http_port
         if data_dir is None and not is_nameless:
-            data_dir = _directory_beside(log_url, broker_id or f"{settings.get('host', '127.0.0.1')}:{http_port}")
+            data_dir = _directory_beside(
+                log_url, broker_id or f"{settings.get('host', '127.0.0.1')}:{http_port}"
+            )
         self._data_dir = data_dir
         given: dict[str, object] = {
             "log_url": log_url,
@@ -117,30 +132,43 @@ class Worker:
         host = self._host
         broker = self._config.broker_id if host is None else host.broker_id
         state = "not running" if host is None else "running" if host.ended is None else "ended"
-        return f"<Worker {broker or 'without an id yet'} on {without_password(self._config.log_url)}, {state}>"
+        return (
+            f"<Worker {broker or 'without an id yet'} on {without_password(self._config.log_url)},"
+            f" {state}>"
+        )
 
     def asgi(self, prefix: str = "") -> MountedHttp:
-        """Return an ASGI app with all paths of a broker. Mount it at `prefix`, such as `/equipoise`, before you enter the context.
+        """Return an ASGI app with all paths of a broker. Mount it at `prefix`, such as
+        `/equipoise`, before you enter the context.
 
-        It serves what `http_port` would: lookups, administration, the routes of the services, health, readiness, metrics, and state for
-        other brokers. Those find it at the `http` address of `advertised_addresses` and `prefix`, or at the `peer` address if you give one.
-        It answers 503 while the worker does not run.
+        It serves what `http_port` would: lookups, administration, the routes of the services,
+        health, readiness, metrics, and state for other brokers. Those find it at the `http` address
+        of `advertised_addresses` and `prefix`, or at the `peer` address if you give one. It answers
+        503 while the worker does not run.
 
-        With the setting `authentication` callers need a token or a password. Without it, anyone who reaches the app can drain the broker.
-        So an address other than loopback then needs `insecure`.
+        With the setting `authentication` callers need a token or a password. Without it, anyone who
+        reaches the app can drain the broker. So an address other than loopback then needs
+        `insecure`.
 
-        Raises `CallerError` for such an address without either, for a worker with `http_port`, without an `http` address, or after its
-        start, for a second mount, and for a prefix that is no path.
+        Raises `CallerError` for such an address without either, for a worker with `http_port`,
+        without an `http` address, or after its start, for a second mount, and for a prefix that is
+        no path.
         """
         return self._mount(prefix)
 
     def aiohttp_app(self, prefix: str) -> web.Application:
-        """Return what `asgi` does as an aiohttp application: `app.add_subapp("/equipoise", worker.aiohttp_app("/equipoise"))`."""
+        """Return what `asgi` does as an aiohttp application: `app.add_subapp("/equipoise",
+        worker.aiohttp_app("/equipoise"))`.
+        """
         return self._mount(prefix).application()
 
     def _mount(self, prefix: str) -> MountedHttp:
         problem, http = None, self._advertised_addresses.get("http")
-        is_safe = self._config.authentication or self._config.insecure or is_loopback(urlsplit(http or "").hostname)
+        is_safe = (
+            self._config.authentication
+            or self._config.insecure
+            or is_loopback(urlsplit(http or "").hostname)
+        )
         if self._listens:
             problem = "this worker serves the same paths at http_port; leave out one of the two"
         elif self._host is not None:
@@ -148,11 +176,20 @@ class Worker:
         elif self._mounted is not None:
             problem = "it is mounted already; use that app"
         elif http is None:
-            problem = "other brokers must know its address; give advertised_addresses={'http': 'http://HOST:PORT'} of the program"
+            problem = (
+                "other brokers must know its address; give advertised_addresses={'http':"
+                " 'http://HOST:PORT'} of the program"
+            )
         elif not is_safe:
-            problem = "anyone who reaches it could drain this broker; set `authentication`, or `insecure` if you keep outsiders away"
+            problem = (
+                "anyone who reaches it could drain this broker; set `authentication`, or `insecure`"
+                " if you keep outsiders away"
+            )
         elif _match_prefix(prefix) is None:
-            problem = f"the prefix {prefix!r} is no plain path; write it as in '/equipoise', with letters, digits, '-', '.', '_' and '~'"
+            problem = (
+                f"the prefix {prefix!r} is no plain path; write it as in '/equipoise', with"
+                " letters, digits, '-', '.', '_' and '~'"
+            )
         if problem is not None:
             raise CallerError(f"the HTTP of a worker cannot be mounted: {problem}")
         assert http is not None, "checked above"
@@ -170,28 +207,39 @@ class Worker:
         forward: bool = False,
         timeout_ms: int = ROUTE_MS,
     ) -> ByKey:
-        """Return an ASGI app that has each HTTP request answered by the owner of its key. WebSockets go to `app` unchanged.
+        """Return an ASGI app that has each HTTP request answered by the owner of its key.
+        WebSockets go to `app` unchanged.
 
-        `key` is a path with the key in it, such as `/users/{key}`, which also stands for all paths below it. Or it is a function that
-        returns the key by the ASGI scope, for example from a header; None for a request without a key, which goes to `app` unchanged.
+        `key` is a path with the key in it, such as `/users/{key}`, which also stands for all paths
+        below it. Or it is a function that returns the key by the ASGI scope, for example from a
+        header; None for a request without a key, which goes to `app` unchanged.
 
-        * If this worker owns the key, `app` answers. `equipoise.current_work()` has the fencing token. A move of the bundle waits until the
-          answer begins, for up to half of `close_ms`. If the ownership is lost before, the answer is replaced by 503.
-        * If another worker owns it, the caller is redirected to its `http` address (307). With `forward` this worker forwards the request,
-          and the answer, piece by piece. It sends the request again if the owner has moved meanwhile, unless the owner may have executed
-          it, or took a part of a body over 1 MiB. The owner sees this program as its client, and must use `by_key` too.
-        * While no worker owns it, the request waits for 5 s at most, and not longer than its caller. At most 512 wait for one bundle.
-          Others are answered 503, as after `timeout_ms` in all.
+        * If this worker owns the key, `app` answers. `equipoise.current_work()` has the fencing
+          token. A move of the bundle waits until the answer begins, for up to half of `close_ms`.
+          If the ownership is lost before, the answer is replaced by 503.
+        * If another worker owns it, the caller is redirected to its `http` address (307). With
+          `forward` this worker forwards the request, and the answer, piece by piece. It sends the
+          request again if the owner has moved meanwhile, unless the owner may have executed it, or
+          took a part of a body over 1 MiB. The owner sees this program as its client, and must use
+          `by_key` too.
+        * While no worker owns it, the request waits for 5 s at most, and not longer than its
+          caller. At most 512 wait for one bundle. Others are answered 503, as after `timeout_ms` in
+          all.
 
-        Refusals have the form of the broker's own. `X-Equipoise-Outcome: not-started` marks those without any effect, so `Client.request`
-        repeats the request; `unknown` those after which it may have been executed. 404: there is no such namespace. 421: the request was
-        forwarded here, but this worker does not own the key.
+        Refusals have the form of the broker's own. `X-Equipoise-Outcome: not-started` marks those
+        without any effect, so `Client.request` repeats the request; `unknown` those after which it
+        may have been executed. 404: there is no such namespace. 421: the request was forwarded
+        here, but this worker does not own the key.
 
-        Install it with `app.add_middleware(worker.by_key, namespace=..., key=...)`. The program runs on the loop of the worker. Raises
-        `InvalidName`, and `CallerError` for a path without `{key}`, or to forward without an `http` address of the program.
+        Install it with `app.add_middleware(worker.by_key, namespace=..., key=...)`. The program
+        runs on the loop of the worker. Raises `InvalidName`, and `CallerError` for a path without
+        `{key}`, or to forward without an `http` address of the program.
         """
         if forward and "http" not in self._advertised_addresses:
-            problem = "other workers must know its address; give advertised_addresses={'http': 'http://HOST:PORT'}"
+            problem = (
+                "other workers must know its address; give advertised_addresses={'http':"
+                " 'http://HOST:PORT'}"
+            )
             raise CallerError(f"requests cannot be forwarded to this program: {problem}")
         return ByKey(
             app,
@@ -206,25 +254,35 @@ class Worker:
         )
 
     def in_thread(self) -> WorkerInThread:
-        """Return the same worker in a thread of its own, as a plain context, for a program without an event loop."""
+        """Return the same worker in a thread of its own, as a plain context, for a program without
+        an event loop.
+        """
         start_ms = self._config.log_wait_ms + READY_MS_MAX + CROSSING_MS
         stop_ms = self._config.stop_ms + CROSSING_MS
-        return WorkerInThread(self, start_ms=start_ms, stop_ms=stop_ms, drain_ms=self._config.drain_ms)
+        return WorkerInThread(
+            self, start_ms=start_ms, stop_ms=stop_ms, drain_ms=self._config.drain_ms
+        )
 
     async def __aenter__(self) -> Self:
-        """Start, and wait until the broker is a member, for 60 s at most. Raises the error that prevents this.
+        """Start, and wait until the broker is a member, for 60 s at most. Raises the error that
+        prevents this.
 
         * `CallerError`: the log URL or a service cannot be used.
         * `OperatorError`: the log, the data directory or the port cannot be used.
-        * `PeerError`: the log is away for longer than `log_wait_ms` (`LogUnavailable`), or the time is over (`DeadlineExceeded`).
+        * `PeerError`: the log is away for longer than `log_wait_ms` (`LogUnavailable`), or the time
+          is over (`DeadlineExceeded`).
         """
         async with AsyncExitStack() as parts:
             config = self._config
             parts.callback(_claimed(config.log_url, self._advertised_addresses).close)
             if self._data_dir is None:
-                folder = parts.enter_context(TemporaryDirectory(prefix="equipoise-", ignore_cleanup_errors=True))
+                folder = parts.enter_context(
+                    TemporaryDirectory(prefix="equipoise-", ignore_cleanup_errors=True)
+                )
                 config = config.model_copy(update={"data_dir": Path(folder)})
-            socket_path = None if self._mounted is None else parts.enter_context(self._mounted.listening())
+            socket_path = (
+                None if self._mounted is None else parts.enter_context(self._mounted.listening())
+            )
             self._broker = Broker(
                 config,
                 self._services,
@@ -237,7 +295,12 @@ class Worker:
             self._parts = parts.pop_all()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         host, self._host = self._host, None
         await self._parts.__aexit__(kind, error, trace)
         if host is not None and error is None:
@@ -253,28 +316,41 @@ class Worker:
         self._started.check()
 
     def ownership(self, namespace: str, key: str) -> Ownership | None:
-        """Return the right to work on `key`, or None if this broker does not have it now. Raises `WorkerEnded`."""
+        """Return the right to work on `key`, or None if this broker does not have it now. Raises
+        `WorkerEnded`.
+        """
         return self._running.ownership(namespace, key)
 
-    async def route(self, namespace: str, key: str, *, timeout_ms: int = ROUTE_MS) -> Ownership | Peer:
-        """Return this broker's ownership of `key`, or the other broker that serves it. Waits while no broker does.
+    async def route(
+        self, namespace: str, key: str, *, timeout_ms: int = ROUTE_MS
+    ) -> Ownership | Peer:
+        """Return this broker's ownership of `key`, or the other broker that serves it. Waits while
+        no broker does.
 
-        Raises `UnknownNamespace`; `DeadlineExceeded` if no broker serves the key within `timeout_ms`; `Overloaded` if too many callers
-        wait; `WorkerEnded`.
+        Raises `UnknownNamespace`; `DeadlineExceeded` if no broker serves the key within
+        `timeout_ms`; `Overloaded` if too many callers wait; `WorkerEnded`.
         """
         return await self._running.route(namespace, key, timeout_ms=timeout_ms)
 
     async def create_namespace(
-        self, namespace: str, *, bundles: int = 4, on_channel_loss: OnLoss = "fence", timeout_ms: int = CREATE_MS
+        self,
+        namespace: str,
+        *,
+        bundles: int = 4,
+        on_channel_loss: OnLoss = "fence",
+        timeout_ms: int = CREATE_MS,
     ) -> None:
-        """Create a namespace of 1 to 4,096 bundles, unless it exists. An existing one keeps its bundles and policies.
+        """Create a namespace of 1 to 4,096 bundles, unless it exists. An existing one keeps its
+        bundles and policies.
 
-        Its bundles are free on return: the leader places them, or the first caller of a key has it placed. `on_channel_loss` is `fence`
-        or `serve`. With `serve` the owners serve on while they have lost the channel, and only fencing tokens, checked by your store,
-        keep two owners apart.
+        Its bundles are free on return: the leader places them, or the first caller of a key has it
+        placed. `on_channel_loss` is `fence` or `serve`. With `serve` the owners serve on while they
+        have lost the channel, and only fencing tokens, checked by your store, keep two owners
+        apart.
 
-        Raises `InvalidName`, `CallerError`, `Rejected`, `OutcomeUnknown`, `NotProposed`, `Overloaded`, `WorkerEnded`, and errors of a
-        log that takes no records, such as `LogUnavailable`.
+        Raises `InvalidName`, `CallerError`, `Rejected`, `OutcomeUnknown`, `NotProposed`,
+        `Overloaded`, `WorkerEnded`, and errors of a log that takes no records, such as
+        `LogUnavailable`.
         """
         host = self._running
         check_namespace(namespace)
@@ -284,24 +360,33 @@ class Worker:
             return
         try:
             policies = {ON_CHANNEL_LOSS: on_channel_loss}
-            await host.request(CreateNamespace(name=namespace, boundaries=boundaries, policies=policies), timeout_ms=timeout_ms)
+            await host.request(
+                CreateNamespace(name=namespace, boundaries=boundaries, policies=policies),
+                timeout_ms=timeout_ms,
+            )
         except Rejected:
             if namespace not in host.view.namespaces:  # Otherwise another process was first.
                 raise
 
     async def drain(self, *, timeout_ms: int | None = None) -> bool:
-        """Move all bundles to other brokers, and take no new ones. Return whether this broker has none left. You may repeat it.
+        """Move all bundles to other brokers, and take no new ones. Return whether this broker has
+        none left. You may repeat it.
 
-        It waits at most `timeout_ms` (by default `drain_ms`), also for next owners that stream state from it, and not for bundles that no
-        other broker takes. The broker stays a member:
-        `route` returns the new owners. A drain cannot be undone: end the context, and start a new worker. Raises `WorkerEnded`.
+        It waits at most `timeout_ms` (by default `drain_ms`), also for next owners that stream
+        state from it, and not for bundles that no other broker takes. The broker stays a member:
+        `route` returns the new owners. A drain cannot be undone: end the context, and start a new
+        worker. Raises `WorkerEnded`.
         """
         host = self._running
-        drain_by = Deadline.after(timeout_ms=host.config.drain_ms if timeout_ms is None else timeout_ms)
+        drain_by = Deadline.after(
+            timeout_ms=host.config.drain_ms if timeout_ms is None else timeout_ms
+        )
         host.drain()
         try:
             what = f"the draining of broker {host.broker_id}"
-            is_drained = await host.until(self._has_drained, timeout_ms=drain_by.timeout_ms, what=what)
+            is_drained = await host.until(
+                self._has_drained, timeout_ms=drain_by.timeout_ms, what=what
+            )
         except DeadlineExceeded:
             is_drained = False
         await host.all_fetched(by=drain_by)
@@ -322,20 +407,25 @@ class Worker:
 
     @contextmanager
     def drain_on_signals(self, *, linger_ms: int = LINGER_MS) -> Iterator[None]:
-        """Drain at SIGTERM and SIGINT, before the program's server handles the signal and closes its listener.
+        """Drain at SIGTERM and SIGINT, before the program's server handles the signal and closes
+        its listener.
 
         Use it inside the context of the worker, around the `yield` of a lifespan. At a signal:
 
         1. The worker drains.
-        2. The program continues to answer until no call for a key has come for 0.2 s, and for `linger_ms` at most. Callers follow its
-           redirects and learn the new owners, and load balancers see that `/ready` answers 503. This step is left out if no other broker
-           takes the bundles: then calls that wait for an owner are answered 503.
-        3. Long polls and streams of `asgi()` end, because the server would wait for them. Then the server handles the signal.
+        2. The program continues to answer until no call for a key has come for 0.2 s, and for
+           `linger_ms` at most. Callers follow its redirects and learn the new owners, and load
+           balancers see that `/ready` answers 503. This step is left out if no other broker takes
+           the bundles: then calls that wait for an owner are answered 503.
+        3. Long polls and streams of `asgi()` end, because the server would wait for them. Then the
+           server handles the signal.
 
-        A second signal goes to the server at once. It works under uvicorn, also as a worker of gunicorn, and in programs that handle the
-        signals with `signal.signal`. In a thread it does nothing, because threads get no signals.
+        A second signal goes to the server at once. It works under uvicorn, also as a worker of
+        gunicorn, and in programs that handle the signals with `signal.signal`. In a thread it does
+        nothing, because threads get no signals.
 
-        Raises `CallerError` if the server handles signals on the event loop, and outside the context.
+        Raises `CallerError` if the server handles signals on the event loop, and outside the
+        context.
         """
         self.check()
 
@@ -343,7 +433,9 @@ class Worker:
             try:
                 if await self.drain():
                     host = self._started
-                    await lingered(linger_ms, lambda: host.calls, has_peers=lambda: _takes_bundles(host.view))
+                    await lingered(
+                        linger_ms, lambda: host.calls, has_peers=lambda: _takes_bundles(host.view)
+                    )
             finally:
                 if self._broker is not None:
                     await self._broker.end_waits()
@@ -352,7 +444,9 @@ class Worker:
             yield
 
     async def finished(self) -> None:
-        """Wait until the broker has ended. Raises the error that ended it; returns if the context was left."""
+        """Wait until the broker has ended. Raises the error that ended it; returns if the context
+        was left.
+        """
         await self._started.finished()
 
     @property
@@ -373,25 +467,32 @@ def _takes_bundles(view: View) -> bool:
 
 
 def _directory_beside(log_url: str, broker: str) -> str | None:
-    """Return the default data directory of a named broker; None for a log in memory, which ends with its process.
+    """Return the default data directory of a named broker; None for a log in memory, which ends
+    with its process.
 
     Raises `InvalidConfig` for a log on other machines.
     """
     path = log_path(log_url)
     if log_url.startswith("kafka:"):
-        problem = f"data_dir: name a directory for the data of broker {broker}, which is needed because its log is on other machines"
+        problem = (
+            f"data_dir: name a directory for the data of broker {broker}, which is needed because"
+            " its log is on other machines"
+        )
         raise InvalidConfig(problems=(problem,))
     return None if path is None else f"{path}.brokers/broker-{broker}"
 
 
 def _claimed(log_url: str, advertised_addresses: Mapping[str, str]) -> socket.socket:
-    """Return a socket that claims the program's address on this machine. The system frees the name when the socket or the process ends.
+    """Return a socket that claims the program's address on this machine. The system frees the name
+    when the socket or the process ends.
 
-    Two processes behind one address, as of `uvicorn --workers 2`, would redirect callers to each other forever. Raises `OperatorError`.
+    Two processes behind one address, as of `uvicorn --workers 2`, would redirect callers to each
+    other forever. Raises `OperatorError`.
     """
     claim = forked.new_socket(socket.AF_UNIX)
     address = advertised_addresses.get("http")
-    if address is None or sys.platform != "linux":  # Only Linux has names that end with their process.
+    # Only Linux has names that end with their process.
+    if address is None or sys.platform != "linux":
         return claim
     name = blake2b(f"{log_path(log_url) or log_url} {address}".encode(), digest_size=16).hexdigest()
     try:
@@ -403,7 +504,8 @@ def _claimed(log_url: str, advertised_addresses: Mapping[str, str]) -> socket.so
 
 
 class WorkerInThread(InThread):
-    """A worker in a thread with an event loop of its own, where its services run too: `with Worker(...).in_thread() as worker`.
+    """A worker in a thread with an event loop of its own, where its services run too: `with
+    Worker(...).in_thread() as worker`.
 
     Entering and the calls raise the errors of `Worker`, and `CallerError` outside the context.
     """
@@ -426,14 +528,29 @@ class WorkerInThread(InThread):
     def route(self, namespace: str, key: str, *, timeout_ms: int = ROUTE_MS) -> Ownership | Peer:
         """See `Worker.route`. You may use an ownership in any thread."""
         route = self._worker.route(namespace, key, timeout_ms=timeout_ms)
-        return self.run(route, timeout_ms=timeout_ms + CROSSING_MS, what=f"an owner for {namespace}/{key}")
+        return self.run(
+            route, timeout_ms=timeout_ms + CROSSING_MS, what=f"an owner for {namespace}/{key}"
+        )
 
-    def create_namespace(self, namespace: str, *, bundles: int = 4, on_channel_loss: OnLoss = "fence", timeout_ms: int = CREATE_MS) -> None:
+    def create_namespace(
+        self,
+        namespace: str,
+        *,
+        bundles: int = 4,
+        on_channel_loss: OnLoss = "fence",
+        timeout_ms: int = CREATE_MS,
+    ) -> None:
         """See `Worker.create_namespace`."""
-        create = self._worker.create_namespace(namespace, bundles=bundles, on_channel_loss=on_channel_loss, timeout_ms=timeout_ms)
+        create = self._worker.create_namespace(
+            namespace, bundles=bundles, on_channel_loss=on_channel_loss, timeout_ms=timeout_ms
+        )
         self.run(create, timeout_ms=timeout_ms + CROSSING_MS, what=f"the creation of {namespace}")
 
     def drain(self, *, timeout_ms: int | None = None) -> bool:
         """See `Worker.drain`."""
         waited_ms = self._drain_ms if timeout_ms is None else timeout_ms
-        return self.run(self._worker.drain(timeout_ms=waited_ms), timeout_ms=waited_ms + LAST_FETCHES_MS + CROSSING_MS, what="the draining")
+        return self.run(
+            self._worker.drain(timeout_ms=waited_ms),
+            timeout_ms=waited_ms + LAST_FETCHES_MS + CROSSING_MS,
+            what="the draining",
+        )

@@ -6,7 +6,16 @@ Source: the ASGI specification, version 3, protocol HTTP.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from http import HTTPStatus
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
@@ -24,9 +33,19 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 T = TypeVar("T")
 
-# Headers of one connection (RFC 9110, section 7.6.1), and those that the HTTP client or server sets.
+# Headers of one connection (RFC 9110, section 7.6.1), and those that the HTTP client or server
+# sets.
 _HOP_BY_HOP: Final = frozenset(
-    {"connection", "expect", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
+    {
+        "connection",
+        "expect",
+        "keep-alive",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
     | {ARRIVED_AT.lower(), CALLED_FROM.lower()}
 )
 # The versions in which a request has its connection for itself.
@@ -36,10 +55,14 @@ _AUTOMATIC: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 
 
 class Body:
-    """The body of one request, and the end of its client. Both come from the same ASGI channel, one after the other."""
+    """The body of one request, and the end of its client. Both come from the same ASGI channel, one
+    after the other.
+    """
 
     def __init__(self, first: Message, receive: Receive) -> None:
-        """`first` is the first message of `receive`, with a part of the body unless there is none: see `body_of`."""
+        """`first` is the first message of `receive`, with a part of the body unless there is none:
+        see `body_of`.
+        """
         self._messages = [first]
         self._receive = receive
         self._is_read = asyncio.Event()
@@ -49,16 +72,26 @@ class Body:
             self._is_read.set()
 
     def ending(self, scope: Message) -> Sequence[tuple[bytes, bytes]]:
-        """Return the headers that end the connection after an answer that does not wait for the rest of the body. HTTP/2 has none."""
-        return () if self._is_read.is_set() or scope.get("http_version", "1.1") not in _WITH_CONNECTIONS else ((b"connection", b"close"),)
+        """Return the headers that end the connection after an answer that does not wait for the
+        rest of the body. HTTP/2 has none.
+        """
+        return (
+            ()
+            if self._is_read.is_set() or scope.get("http_version", "1.1") not in _WITH_CONNECTIONS
+            else ((b"connection", b"close"),)
+        )
 
     @property
     def may_repeat(self) -> bool:
-        """Return whether `data` still returns the whole body: it is in memory, or nothing of the rest has been taken."""
+        """Return whether `data` still returns the whole body: it is in memory, or nothing of the
+        rest has been taken.
+        """
         return not self._is_spent
 
     async def hold(self, *, bytes_max: int) -> None:
-        """Receive the body into memory, up to about `bytes_max`. A body that ends before can be sent any number of times."""
+        """Receive the body into memory, up to about `bytes_max`. A body that ends before can be
+        sent any number of times.
+        """
         size = sum(len(message.get("body", b"")) for message in self._messages)
         while self._messages[-1].get("more_body") and size <= bytes_max:
             message = await self._next()
@@ -108,7 +141,8 @@ class Body:
 async def body_of(receive: Receive) -> Body:
     """Return the body of a request."""
     first = await receive()
-    while first.get("more_body") and not first.get("body"):  # Whether there is a body at all is not known yet.
+    # Whether there is a body at all is not known yet.
+    while first.get("more_body") and not first.get("body"):
         first = await receive()
     return Body(first, receive)
 
@@ -116,7 +150,8 @@ async def body_of(receive: Receive) -> Body:
 async def while_client_waits(body: Body, exchange: Coroutine[None, None, T]) -> T | None:
     """Return the result of `exchange`; None if the client is gone before its end. Raise its error.
 
-    It runs in the current task, so no turn of the event loop passes between its end and what follows it.
+    It runs in the current task, so no turn of the event loop passes between its end and what
+    follows it.
     """
     task = asyncio.current_task()
     assert task is not None, "a request is answered in a task"
@@ -142,23 +177,41 @@ async def while_client_waits(body: Body, exchange: Coroutine[None, None, T]) -> 
         watching.cancel()
 
 
-def forwarding_session(connector: aiohttp.BaseConnector, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientSession:
+def forwarding_session(
+    connector: aiohttp.BaseConnector, timeout: aiohttp.ClientTimeout
+) -> aiohttp.ClientSession:
     """Return a session that changes nothing of requests and answers, and remembers no cookies."""
     return aiohttp.ClientSession(
-        connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar(), skip_auto_headers=_AUTOMATIC, timeout=timeout
+        connector=connector,
+        auto_decompress=False,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=_AUTOMATIC,
+        timeout=timeout,
     )
 
 
-async def send_answer(response: aiohttp.ClientResponse, send: Send, further: Sequence[tuple[bytes, bytes]] = ()) -> None:
+async def send_answer(
+    response: aiohttp.ClientResponse, send: Send, further: Sequence[tuple[bytes, bytes]] = ()
+) -> None:
     """Send the answer of the other server to the client, with `further` headers."""
-    await send({"type": "http.response.start", "status": response.status, "headers": [*end_to_end(response.raw_headers), *further]})
+    await send(
+        {
+            "type": "http.response.start",
+            "status": response.status,
+            "headers": [*end_to_end(response.raw_headers), *further],
+        }
+    )
     async for piece in response.content.iter_any():
         await send({"type": "http.response.body", "body": piece, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
 
 
-async def refuse(send: Send, status: int, reason: str, error: str, headers: Mapping[str, str] | None = None) -> None:
-    """Answer in the form of all errors of a broker: `reason` for people, `error` for programs. 503 says when to try again."""
+async def refuse(
+    send: Send, status: int, reason: str, error: str, headers: Mapping[str, str] | None = None
+) -> None:
+    """Answer in the form of all errors of a broker: `reason` for people, `error` for programs. 503
+    says when to try again.
+    """
     body = orjson.dumps({"reason": reason, "error": error})
     fields = {"content-type": JSON, "content-length": str(len(body)), **(headers or {})}
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
@@ -171,7 +224,8 @@ async def refuse(send: Send, status: int, reason: str, error: str, headers: Mapp
 def path_of(scope: Message, *, below: str = "") -> str:
     """Return the path of a request after the prefix `below`, percent-encoded as the client sent it.
 
-    `path` and `raw_path` begin with `root_path` by the specification. Older frameworks leave it out of `path`.
+    `path` and `raw_path` begin with `root_path` by the specification. Older frameworks leave it out
+    of `path`.
     """
     path = scope["path"]
     rest = path.removeprefix(below) if path == below or path.startswith(f"{below}/") else path
@@ -179,21 +233,35 @@ def path_of(scope: Message, *, below: str = "") -> str:
     if not below:  # Behind an address, what does not begin with a slash would be another address.
         return sent if sent.startswith("/") else f"/{quote(path.lstrip('/'))}"
     start = sent.removeprefix(quote(below))
-    # The prefix itself may be encoded in another way; then the decoded path is the only one that can be cut.
+    # The prefix itself may be encoded in another way; then the decoded path is the only one that
+    # can be cut.
     return (start if sent.startswith(f"{quote(below)}/") else quote(rest)) or "/"
 
 
 def forwarded_headers(sent: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
     """Return the headers of a request that go on to the other server."""
-    return [(name.decode("latin-1"), value.decode("utf-8", "replace")) for name, value in end_to_end(sent)]
+    return [
+        (name.decode("latin-1"), value.decode("utf-8", "replace"))
+        for name, value in end_to_end(sent)
+    ]
 
 
 def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return the headers without those of one connection, and those that `Connection` names, with names in lower case.
+    """Return the headers without those of one connection, and those that `Connection` names, with
+    names in lower case.
 
     The length goes with an encoding of the transfer, which makes it void (RFC 9112, section 6.3).
     """
     pairs = [(name.lower(), value) for name, value in headers]
-    named = {"content-length"} if any(name == b"transfer-encoding" for name, _ in pairs) else set[str]()
-    named |= {part.strip().lower() for name, value in pairs if name == b"connection" for part in value.decode("latin-1").split(",")}
-    return [(name, value) for name, value in pairs if name.decode("latin-1") not in _HOP_BY_HOP | named]
+    named = (
+        {"content-length"} if any(name == b"transfer-encoding" for name, _ in pairs) else set[str]()
+    )
+    named |= {
+        part.strip().lower()
+        for name, value in pairs
+        if name == b"connection"
+        for part in value.decode("latin-1").split(",")
+    }
+    return [
+        (name, value) for name, value in pairs if name.decode("latin-1") not in _HOP_BY_HOP | named
+    ]

@@ -15,7 +15,14 @@ from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.load.bus.documents import light
 from equipoise.brokers.load.process_use import ProcessUse
-from equipoise.brokers.load.sampling import BundleAverages, Carried, Report, carried_bytes, report_due, sampled
+from equipoise.brokers.load.sampling import (
+    BundleAverages,
+    Carried,
+    Report,
+    carried_bytes,
+    report_due,
+    sampled,
+)
 from equipoise.brokers.runtime.clock import interval_passed
 from equipoise.brokers.runtime.failures import LoggedFailures
 from equipoise.brokers.runtime.load_sampler import Sample as ServiceSample
@@ -26,15 +33,22 @@ from equipoise.shedder.loads import BundleTraffic
 
 _logger: Final = logging.getLogger(__name__)
 
-# Use is measured between two looks. The second look comes soon, because a broker that joins gets bundles when it has reported.
+# Use is measured between two looks. The second look comes soon, because a broker that joins gets
+# bundles when it has reported.
 _SECOND_LOOK_MS: Final = 200
 
 
 class LoadReporter:
-    """The reports of one worker. `run` continues until it is cancelled; it logs failures and retries."""
+    """The reports of one worker. `run` continues until it is cancelled; it logs failures and
+    retries.
+    """
 
-    def __init__(self, worker: Worker, bus: LoadBus, settings: Callable[[], BalancingSettings]) -> None:
-        """`settings` is called each turn, because settings change at run time. `bus` is this reporter's own handle."""
+    def __init__(
+        self, worker: Worker, bus: LoadBus, settings: Callable[[], BalancingSettings]
+    ) -> None:
+        """`settings` is called each turn, because settings change at run time. `bus` is this
+        reporter's own handle.
+        """
         self._worker = worker
         self._settings = settings
         self._bus = _Gate(bus)
@@ -43,17 +57,25 @@ class LoadReporter:
         self._services_at_ms = worker.clock.now().boot_ms
         self._carried = Carried()
         self._reported: Report | None = None
-        self._failures = LoggedFailures(_logger, broker=worker.broker_id, failed="load not reported", over="load is reported again")
+        self._failures = LoggedFailures(
+            _logger,
+            broker=worker.broker_id,
+            failed="load not reported",
+            over="load is reported again",
+        )
 
     def bundles(self) -> Sequence[BundleTraffic]:
-        """Return the average load of each open bundle, by name, as of the last sample; empty before the first.
+        """Return the average load of each open bundle, by name, as of the last sample; empty before
+        the first.
 
         Call it in a thread: thousands of bundles take tens of milliseconds.
         """
         return self._carried.bundles()
 
     async def run(self) -> None:
-        """Sample and report until cancelled. Then withdraw the report, because no broker should weigh one that has left."""
+        """Sample and report until cancelled. Then withdraw the report, because no broker should
+        weigh one that has left.
+        """
         try:
             while True:
                 await self._turn()
@@ -67,29 +89,48 @@ class LoadReporter:
 
     async def _turn(self) -> None:
         try:
-            # A report from before the joining would not count as the first, and the next one would be seconds away.
-            now, settings, is_member = self._worker.clock.now(), self._settings(), self._worker.agent.incarnation is not None
+            # A report from before the joining would not count as the first, and the next one would
+            # be seconds away.
+            now, settings, is_member = (
+                self._worker.clock.now(),
+                self._settings(),
+                self._worker.agent.incarnation is not None,
+            )
             services, open_bundles = self._worker.loads.latest(), tuple(self._worker.open_bundles)
             # In a thread: it takes milliseconds, which would block the loop.
-            carried, sample = await asyncio.to_thread(self._look, services, open_bundles, now, settings)
+            carried, sample = await asyncio.to_thread(
+                self._look, services, open_bundles, now, settings
+            )
             self._carried = carried
             if sample is not None:
                 self._worker.resources = sample.resources
             if sample is not None and is_member:
-                await self._report(Report(sample=sample, at_ms=now.boot_ms, open_bundles=carried.settled), settings)
-        except Exception as error:  # noqa: BLE001 - a figure that the system does not have must not end the reports.
+                await self._report(
+                    Report(sample=sample, at_ms=now.boot_ms, open_bundles=carried.settled), settings
+                )
+        # A figure that the system does not have must not end the reports.
+        except Exception as error:  # noqa: BLE001
             self._failures.failed(error, self._worker.clock.now().boot_ms)
         else:
             self._failures.succeeded()
 
     def _look(
-        self, services: ServiceSample, open_bundles: tuple[str, ...], now: Instant, settings: BalancingSettings
+        self,
+        services: ServiceSample,
+        open_bundles: tuple[str, ...],
+        now: Instant,
+        settings: BalancingSettings,
     ) -> tuple[Carried, Sample | None]:
-        """Return the load of the bundles, and the sample to report; None at the first look, which has no earlier counters."""
+        """Return the load of the bundles, and the sample to report; None at the first look, which
+        has no earlier counters.
+        """
         elapsed_ms, self._services_at_ms = services.at_ms - self._services_at_ms, services.at_ms
         bytes_in, bytes_out = carried_bytes(services.loads)
         resources = self._use.look(
-            at_ms=now.boot_ms, reported_in=bytes_in, reported_out=bytes_out, nic_speed_gbps=settings.reports.nic_speed_gbps
+            at_ms=now.boot_ms,
+            reported_in=bytes_in,
+            reported_out=bytes_out,
+            nic_speed_gbps=settings.reports.nic_speed_gbps,
         )
         carried = self._averages.update(
             open_bundles,
@@ -118,13 +159,18 @@ class LoadReporter:
         try:
             await asyncio.to_thread(self._bus.withdraw, self._worker.broker_id)
         except EquipoiseError as error:
-            _logger.info("load report not removed, it expires: %s", error, extra={"broker": self._worker.broker_id})
+            _logger.info(
+                "load report not removed, it expires: %s",
+                error,
+                extra={"broker": self._worker.broker_id},
+            )
 
 
 class _Gate:
     """Access to the bus for one thread at a time, until the withdrawal closes it.
 
-    A cancelled task does not wait for its publishing thread. Its sample must not follow the withdrawal, or use the handle at the same time.
+    A cancelled task does not wait for its publishing thread. Its sample must not follow the
+    withdrawal, or use the handle at the same time.
     """
 
     def __init__(self, bus: LoadBus) -> None:

@@ -1,4 +1,6 @@
-"""Compose and run one broker process: worker, HTTP, services, sockets and signals. No decisions are made here."""
+"""Compose and run one broker process: worker, HTTP, services, sockets and signals. No decisions are
+made here.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,12 @@ from equipoise.brokers.server.load_reporter import LoadReporter
 from equipoise.brokers.server.peer_addresses import PeerAddresses
 from equipoise.brokers.server.splitting import Splitting
 from equipoise.brokers.server.starting import Starting
-from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError, LogUnavailable, OperatorError
+from equipoise.channel.core.errors import (
+    DeadlineExceeded,
+    EquipoiseError,
+    LogUnavailable,
+    OperatorError,
+)
 from equipoise.channel.system import forked
 from equipoise.channel.system.open_files import RESERVED, Shares, room_for_files, shared_out
 from equipoise.channel.system.stop_signals import stop_event
@@ -48,10 +55,12 @@ _READY_MS: Final = 60_000
 
 
 class Broker:
-    """One broker on the running loop, as a context: its worker, HTTP and balancer. Leaving the context stops it gracefully.
+    """One broker on the running loop, as a context: its worker, HTTP and balancer. Leaving the
+    context stops it gracefully.
 
-    The port listens before the broker joins, so that the advertised address is true. HTTP answers 503 until the broker is ready, and while
-    it waits for the log. A Unix socket listens once the log is open.
+    The port listens before the broker joins, so that the advertised address is true. HTTP answers
+    503 until the broker is ready, and while it waits for the log. A Unix socket listens once the
+    log is open.
     """
 
     def __init__(
@@ -66,11 +75,13 @@ class Broker:
     ) -> None:
         """`services` maps patterns of namespaces to services.
 
-        The caller ends the process once `stopping` is set: a start no longer waits for the log, and a request to shut down sets it. Without
-        it, the process belongs to another program, and the request is refused.
+        The caller ends the process once `stopping` is set: a start no longer waits for the log, and
+        a request to shut down sets it. Without it, the process belongs to another program, and the
+        request is refused.
 
-        `listens`: whether to serve its ports. `socket_path`: a Unix socket at which to serve HTTP instead, for a program that forwards to
-        it. `advertised_addresses`: where the program itself serves clients.
+        `listens`: whether to serve its ports. `socket_path`: a Unix socket at which to serve HTTP
+        instead, for a program that forwards to it. `advertised_addresses`: where the program itself
+        serves clients.
         """
         self._config = config
         self._services = services
@@ -83,7 +94,9 @@ class Broker:
         self._app: web.Application | None = None
 
     async def __aenter__(self) -> Worker:
-        """Bind, serve and start. The worker is not `ready` yet. Raises the error that makes a start impossible."""
+        """Bind, serve and start. The worker is not `ready` yet. Raises the error that makes a start
+        impossible.
+        """
         async with AsyncExitStack() as parts:
             worker = await self._start(parts)
             self._parts = parts.pop_all()
@@ -97,18 +110,30 @@ class Broker:
             config = _with_room(config)
         if self._listens:
             config, listening = _bound(config, parts)
-            addresses = _own_addresses(config, addresses, speaks_pulsar="pulsar_port" in listening) | addresses
+            addresses = (
+                _own_addresses(config, addresses, speaks_pulsar="pulsar_port" in listening)
+                | addresses
+            )
         worker = Worker(config, self._services, addresses=addresses, serves_peers=is_served)
         lookups = Lookups(worker)
         try:
-            await Starting(worker, listening=listening.get("http_port"), stopping=self._stopping).start()
-            if self._socket_path is not None:  # Not before: Python unlinks the path when the first server of the socket ends.
-                listening["http_port"] = parts.enter_context(closing(bind_locally(self._socket_path)))
+            await Starting(
+                worker, listening=listening.get("http_port"), stopping=self._stopping
+            ).start()
+            # Not before: Python unlinks the path when the first server of the socket ends.
+            if self._socket_path is not None:
+                listening["http_port"] = parts.enter_context(
+                    closing(bind_locally(self._socket_path))
+                )
             topics: PulsarAdmin | None = None
             if "pulsar_port" in listening:
-                topics = await parts.enter_async_context(_serving_pulsar(worker, lookups, listening["pulsar_port"]))
+                topics = await parts.enter_async_context(
+                    _serving_pulsar(worker, lookups, listening["pulsar_port"])
+                )
             if "http_port" in listening:
-                self._app = await parts.enter_async_context(_serving(worker, lookups, topics, listening["http_port"], self._end))
+                self._app = await parts.enter_async_context(
+                    _serving(worker, lookups, topics, listening["http_port"], self._end)
+                )
                 parts.push_async_callback(worker.all_fetched)
                 if topics is not None:
                     parts.push_async_callback(topics.all_fetched)
@@ -125,11 +150,18 @@ class Broker:
             parts.push_async_callback(_cancelled, asyncio.ensure_future(loop))
         return worker
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self._parts.__aexit__(kind, error, trace)
 
     async def end_waits(self) -> None:
-        """End long polls and streams, and later ones at once. A server may wait for their answers before it stops the program."""
+        """End long polls and streams, and later ones at once. A server may wait for their answers
+        before it stops the program.
+        """
         if self._app is not None:
             await self._app.shutdown()
 
@@ -145,7 +177,9 @@ async def run_broker(config: WorkerConfig, services: Mapping[str, Service]) -> N
                 raise
             _logger.info("stopping", extra={"broker": config.id})
             return
-        gc.freeze()  # What the start has made stays. With 100,000 bundles, each full collection would visit it for 70 ms.
+        # What the start has made stays. With 100,000 bundles, each full collection would visit it
+        # for 70 ms.
+        gc.freeze()
         asked = asyncio.ensure_future(stopping.wait())
         ended = asyncio.ensure_future(worker.finished())
         reporting = asyncio.ensure_future(_report_unready(worker))
@@ -156,7 +190,9 @@ async def run_broker(config: WorkerConfig, services: Mapping[str, Service]) -> N
 
 
 async def _report_unready(worker: Worker) -> None:
-    """Log that the worker is not ready, until it is, and then tell systemd. That it is ready or has ended, it logs itself."""
+    """Log that the worker is not ready, until it is, and then tell systemd. That it is ready or has
+    ended, it logs itself.
+    """
     while True:
         try:
             await worker.ready(timeout_ms=_READY_MS)
@@ -179,7 +215,9 @@ def _notify_systemd() -> None:
             notifying.connect(address.replace("@", "\0", 1) if address.startswith("@") else address)
             notifying.send(b"READY=1")
     except OSError as error:
-        _logger.warning("systemd not notified: NOTIFY_SOCKET=%s: %s", address, error.strerror or error)
+        _logger.warning(
+            "systemd not notified: NOTIFY_SOCKET=%s: %s", address, error.strerror or error
+        )
 
 
 async def _cancelled(task: asyncio.Future[None]) -> None:
@@ -194,9 +232,16 @@ def _balancing(worker: Worker) -> Sequence[Coroutine[None, None, None]]:
     """
     log_url, settings = worker.config.log_url, SettingsInForce(worker)
     metrics = worker.metrics.balancing
-    writer = DecisionWriter(open_decision_log(log_url), broker=worker.broker_id, clock=worker.clock, counted=metrics.decided)
+    writer = DecisionWriter(
+        open_decision_log(log_url),
+        broker=worker.broker_id,
+        clock=worker.clock,
+        counted=metrics.decided,
+    )
     # One bus handle per loop, because each loop uses its handle in its own threads.
-    reporter = LoadReporter(worker, open_load_bus(log_url, keep=worker.config.observations), settings)
+    reporter = LoadReporter(
+        worker, open_load_bus(log_url, keep=worker.config.observations), settings
+    )
     balancing = Balancing(worker, open_load_bus(log_url), settings=settings, decided=writer.decided)
     splitting = Splitting(worker, reporter.bundles, settings, writer.decided)
     return (writer.run(), reporter.run(), balancing.run(), splitting.run())
@@ -204,16 +249,23 @@ def _balancing(worker: Worker) -> Sequence[Coroutine[None, None, None]]:
 
 @asynccontextmanager
 async def _serving(
-    worker: Worker, lookups: Lookups, topics: PulsarAdmin | None, listening: socket.socket, end: Callable[[], None] | None
+    worker: Worker,
+    lookups: Lookups,
+    topics: PulsarAdmin | None,
+    listening: socket.socket,
+    end: Callable[[], None] | None,
 ) -> AsyncIterator[web.Application]:
-    """Serve HTTP for one worker on a bound socket, with Pulsar's topics if given. Requests in progress at the end may still be answered.
+    """Serve HTTP for one worker on a bound socket, with Pulsar's topics if given. Requests in
+    progress at the end may still be answered.
 
     Yield the application.
     """
     if topics is None:
         app = make_app(worker, lookups, end=end)
     else:
-        app = make_app(worker, lookups, is_pulsars=topics.is_pulsars, end=end, topics=topics.namespaces)
+        app = make_app(
+            worker, lookups, is_pulsars=topics.is_pulsars, end=end, topics=topics.namespaces
+        )
         app.add_routes([typed(reading(worker, route)) for route in topics.routes()])
     for service in worker.services:
         _add_routes(app, service)
@@ -223,8 +275,12 @@ async def _serving(
 
 
 @asynccontextmanager
-async def _serving_pulsar(worker: Worker, lookups: Lookups, listening: socket.socket) -> AsyncIterator[PulsarAdmin]:
-    """Serve Pulsar's protocol for the one service that speaks it. Yield its topics, for serving over HTTP."""
+async def _serving_pulsar(
+    worker: Worker, lookups: Lookups, listening: socket.socket
+) -> AsyncIterator[PulsarAdmin]:
+    """Serve Pulsar's protocol for the one service that speaks it. Yield its topics, for serving
+    over HTTP.
+    """
     # Imported here, because Pulsar's protocol is an optional extra of the package.
     from equipoise.brokers.pulsar.admin.pulsar_admin import PulsarAdmin  # noqa: PLC0415
     from equipoise.brokers.pulsar.server import Server  # noqa: PLC0415
@@ -232,18 +288,34 @@ async def _serving_pulsar(worker: Worker, lookups: Lookups, listening: socket.so
 
     speaking = [service for service in worker.services if isinstance(service, PulsarService)]
     if not speaking:
-        raise InvalidConfig(problems=("pulsar_port: no service of this broker speaks Pulsar's protocol; name `pulsar` as one of them",))
+        raise InvalidConfig(
+            problems=(
+                (
+                    "pulsar_port: no service of this broker speaks Pulsar's protocol; name `pulsar`"
+                    " as one of them"
+                ),
+            )
+        )
     if len(speaking) > 1:
-        problem = f"pulsar_port: {len(speaking)} services of this broker speak Pulsar's protocol, and clients would reach only one of them"
-        raise InvalidConfig(problems=(f"{problem}; give the same one to all patterns of namespaces",))
+        problem = (
+            f"pulsar_port: {len(speaking)} services of this broker speak Pulsar's protocol, and"
+            " clients would reach only one of them"
+        )
+        raise InvalidConfig(
+            problems=(f"{problem}; give the same one to all patterns of namespaces",)
+        )
     (service,) = speaking
     server = Server(service, worker, lookups)
     async with server.serving(listening):
         yield PulsarAdmin(worker, server, lookups)
 
 
-def _bound(config: WorkerConfig, parts: AsyncExitStack) -> tuple[WorkerConfig, dict[str, socket.socket]]:
-    """Bind the ports, and return the settings with the numbers of those that were free. Raise `OperatorError`."""
+def _bound(
+    config: WorkerConfig, parts: AsyncExitStack
+) -> tuple[WorkerConfig, dict[str, socket.socket]]:
+    """Bind the ports, and return the settings with the numbers of those that were free. Raise
+    `OperatorError`.
+    """
     listening: dict[str, socket.socket] = {}
     for name in ("http_port", "pulsar_port"):
         port = getattr(config, name)
@@ -253,9 +325,15 @@ def _bound(config: WorkerConfig, parts: AsyncExitStack) -> tuple[WorkerConfig, d
     return config, listening
 
 
-def _own_addresses(config: WorkerConfig, advertised: Mapping[str, str], *, speaks_pulsar: bool) -> dict[str, str]:
-    """Return the addresses of the broker's own ports. If the program advertises one for HTTP, only other brokers connect to the port."""
-    http = _by_scheme(config.http_url) if http_address(advertised) is None else {PEER: config.http_url}
+def _own_addresses(
+    config: WorkerConfig, advertised: Mapping[str, str], *, speaks_pulsar: bool
+) -> dict[str, str]:
+    """Return the addresses of the broker's own ports. If the program advertises one for HTTP, only
+    other brokers connect to the port.
+    """
+    http = (
+        _by_scheme(config.http_url) if http_address(advertised) is None else {PEER: config.http_url}
+    )
     return http | (_by_scheme(config.pulsar_url) if speaks_pulsar else {})
 
 
@@ -265,7 +343,9 @@ def _by_scheme(url: str) -> dict[str, str]:
 
 
 def _with_room(config: WorkerConfig) -> WorkerConfig:
-    """Return the settings with connection limits that fit the process's limit of open files. Warn if they are reduced."""
+    """Return the settings with connection limits that fit the process's limit of open files. Warn
+    if they are reduced.
+    """
     pulsar = 0 if config.pulsar_port is None else config.pulsar_connections_max
     wanted = Shares(http=config.http_connections_max, pulsar=pulsar)
     files = wanted.http + wanted.pulsar + RESERVED
@@ -274,12 +354,15 @@ def _with_room(config: WorkerConfig) -> WorkerConfig:
     if shares == wanted:
         return config
     _logger.warning(
-        "connection limits reduced: this process may open only %d files. HTTP connections: %d instead of %d (http_connections_max); "
-        "Pulsar connections: %d instead of %d (pulsar_connections_max). Raise the limit (ulimit -n) to %d, or set smaller limits",
+        "connection limits reduced: this process may open only %d files. HTTP connections: %d"
+        " instead of %d (http_connections_max); Pulsar connections: %d instead of %d"
+        " (pulsar_connections_max). Raise the limit (ulimit -n) to %d, or set smaller limits",
         *(room, shares.http, wanted.http, shares.pulsar, wanted.pulsar, files),
         extra={"broker": config.id},
     )
-    limits = {"http_connections_max": shares.http} | ({"pulsar_connections_max": shares.pulsar} if pulsar else {})
+    limits = {"http_connections_max": shares.http} | (
+        {"pulsar_connections_max": shares.pulsar} if pulsar else {}
+    )
     return config.model_copy(update=limits)
 
 
@@ -289,28 +372,48 @@ def _add_routes(app: web.Application, service: Service) -> None:
     try:
         routes: Sequence[object] = list(service.routes())
     except Exception as error:  # User code may raise anything.
-        raise invalid_service(service=name, problem=f"its routes() fails with {type(error).__name__}: {error}") from error
+        raise invalid_service(
+            service=name, problem=f"its routes() fails with {type(error).__name__}: {error}"
+        ) from error
     for route in routes:
         if not isinstance(route, web.RouteDef):
-            raise invalid_service(name, f"its routes() has {route!r}, which is not an aiohttp route; use web.get, web.post or the like")
+            raise invalid_service(
+                name,
+                f"its routes() has {route!r}, which is not an aiohttp route; use web.get, web.post"
+                " or the like",
+            )
         if _is_taken(app, route):
-            problem = f"its route {route.method} {route.path} clashes with one of the broker or of another service, which would hide it"
+            problem = (
+                f"its route {route.method} {route.path} clashes with one of the broker or of"
+                " another service, which would hide it"
+            )
             raise invalid_service(service=name, problem=problem)
         try:
             app.add_routes([typed(route)])
         except Exception as error:  # aiohttp rejects the path or the handler.
-            problem = f"its route {route.method} {route.path} cannot be served: {type(error).__name__}: {error}"
+            problem = (
+                f"its route {route.method} {route.path} cannot be served: {type(error).__name__}:"
+                f" {error}"
+            )
             raise invalid_service(service=name, problem=problem) from error
 
 
 def _is_taken(app: web.Application, route: web.RouteDef) -> bool:
-    """Return whether the application already has this method and path. aiohttp would silently match that route first."""
+    """Return whether the application already has this method and path. aiohttp would silently match
+    that route first.
+    """
     routes = app.router.routes()
-    return any(known.resource is not None and (known.method, known.resource.canonical) == (route.method, route.path) for known in routes)
+    return any(
+        known.resource is not None
+        and (known.method, known.resource.canonical) == (route.method, route.path)
+        for known in routes
+    )
 
 
 def bind(host: str, port: int, *, setting: str = "http_port") -> socket.socket:
-    """Return a listening TCP socket. Raises `OperatorError` with the `setting` of the port if this fails."""
+    """Return a listening TCP socket. Raises `OperatorError` with the `setting` of the port if this
+    fails.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = forked.new_socket(family)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -319,13 +422,17 @@ def bind(host: str, port: int, *, setting: str = "http_port") -> socket.socket:
         listening.listen(BACKLOG)
     except OSError as error:
         listening.close()
-        raise cannot_listen(address=f"{host}:{port}", problem=error.strerror or str(error), setting=setting) from error
+        raise cannot_listen(
+            address=f"{host}:{port}", problem=error.strerror or str(error), setting=setting
+        ) from error
     listening.setblocking(False)  # noqa: FBT003 - the standard library takes it by position only
     return listening
 
 
 def bind_locally(path: Path) -> socket.socket:
-    """Return a listening Unix socket at a new path. Raises `OperatorError`, also for a path that is too long for the system."""
+    """Return a listening Unix socket at a new path. Raises `OperatorError`, also for a path that is
+    too long for the system.
+    """
     listening = forked.new_socket(socket.AF_UNIX)
     try:
         listening.bind(str(path))
@@ -333,6 +440,8 @@ def bind_locally(path: Path) -> socket.socket:
     except OSError as error:
         listening.close()
         what = f"cannot listen on the Unix socket {path}: {error.strerror or error}"
-        raise OperatorError(f"{what}; set TMPDIR to a short path of a directory on a local disk") from error
+        raise OperatorError(
+            f"{what}; set TMPDIR to a short path of a directory on a local disk"
+        ) from error
     listening.setblocking(False)  # noqa: FBT003 - as above
     return listening

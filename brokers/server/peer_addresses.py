@@ -34,7 +34,8 @@ async def resolve(host: str) -> Sequence[str]:
 class PeerAddresses:
     """Lifts the limits of one broker for the hosts that live brokers advertise, its own among them.
 
-    So programs on a broker's machine have no limits by address, either. They share its processors and its files in any case.
+    So programs on a broker's machine have no limits by address, either. They share its processors
+    and its files in any case.
     """
 
     def __init__(self, worker: Worker, *, resolve: Resolve = resolve) -> None:
@@ -53,22 +54,35 @@ class PeerAddresses:
 
     async def look(self) -> None:
         """Resolve the hosts of brokers that joined, and forget those of brokers that are gone."""
-        hosts = sorted({(_OWN, host) for host in _hosts(self._worker.profile.addresses)} | _hosts_in(self._worker.view))
+        hosts = sorted(
+            {(_OWN, host) for host in _hosts(self._worker.profile.addresses)}
+            | _hosts_in(self._worker.view)
+        )
         self._resolved = {each: self._resolved[each] for each in hosts if each in self._resolved}
         await asyncio.gather(*(self._add(each) for each in hosts if each not in self._resolved))
-        addresses = {of_host(address) for resolved in self._resolved.values() for address in resolved}
+        addresses = {
+            of_host(address) for resolved in self._resolved.values() for address in resolved
+        }
         self._worker.limits.unlimited = self._roles | addresses
 
     async def _add(self, place: tuple[int, str]) -> None:
         try:
             self._resolved[place] = await self._resolve(place[1])
-        except (OSError, ValueError) as error:  # A program may advertise what is no name. Look again later.
-            _logger.debug("cannot resolve the host of a broker", extra={"host": place[1], "problem": str(error)})
+        except (OSError, ValueError) as error:
+            # A program may advertise what is no name. Look again later.
+            _logger.debug(
+                "cannot resolve the host of a broker",
+                extra={"host": place[1], "problem": str(error)},
+            )
 
 
 def _hosts_in(view: View) -> set[tuple[int, str]]:
     """Return the incarnations of live brokers with each host that they advertise."""
-    return {(broker.incarnation, host) for broker in view.live_brokers() for host in _hosts(broker.joined.addresses)}
+    return {
+        (broker.incarnation, host)
+        for broker in view.live_brokers()
+        for host in _hosts(broker.joined.addresses)
+    }
 
 
 def _hosts(addresses: Mapping[str, str]) -> set[str]:

@@ -1,4 +1,6 @@
-"""Load services by their command-line names: `[PATTERN=]MODULE:CLASS`, or the short name of a built-in one."""
+"""Load services by their command-line names: `[PATTERN=]MODULE:CLASS`, or the short name of a
+built-in one.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +24,29 @@ PULSAR: Final = "pulsar"
 COUNTER: Final = "counter"
 
 # The short names of the built-in services.
-_NAMED: Final = {COUNTER: "equipoise.examples.counter:Counter", PULSAR: "equipoise.brokers.pulsar.service:PulsarService"}
+_NAMED: Final = {
+    COUNTER: "equipoise.examples.counter:Counter",
+    PULSAR: "equipoise.brokers.pulsar.service:PulsarService",
+}
 
 # The modules that the extra `pulsar` installs.
 _NEEDED_BY_PULSAR: Final = ("avro", "google.protobuf", "google_crc32c")
 
-_NEEDS_PULSAR: Final = "it needs the extra `pulsar`: pip install 'equipoise[pulsar]', or name another service with --service"
+_NEEDS_PULSAR: Final = (
+    "it needs the extra `pulsar`: pip install 'equipoise[pulsar]', or name another service with"
+    " --service"
+)
 
 # A module name has neither `=` nor `:`. A pattern may have both, like a namespace.
-_match_service: Final = re.compile(r"(?:(?P<pattern>.+)=)?(?P<module>\w+(?:\.\w+)*):(?P<name>\w+)").fullmatch
+_match_service: Final = re.compile(
+    r"(?:(?P<pattern>.+)=)?(?P<module>\w+(?:\.\w+)*):(?P<name>\w+)"
+).fullmatch
 
 
 def default_service() -> str:
-    """Return the default service of a local cluster: `pulsar` if its extra is installed, else the example."""
+    """Return the default service of a local cluster: `pulsar` if its extra is installed, else the
+    example.
+    """
     return PULSAR if _can_speak_pulsar() else COUNTER
 
 
@@ -53,7 +65,8 @@ def speaks_pulsar(kinds: Iterable[type[Service]]) -> bool:
 
 
 def load_services(named: Iterable[str]) -> Mapping[str, Service]:
-    """Return services by pattern of namespaces. A class that is named several times gives one instance.
+    """Return services by pattern of namespaces. A class that is named several times gives one
+    instance.
 
     Raises `CallerError`, as `service_classes` does.
     """
@@ -80,9 +93,13 @@ def service_classes(named: Iterable[str]) -> Mapping[str, type[Service]]:
         pattern = match["pattern"] or ALL_NAMESPACES
         check_pattern(pattern)
         if pattern in classes:
-            raise invalid_service(service=service, problem=f"namespaces of the form {pattern!r} have a service already")
+            raise invalid_service(
+                service=service,
+                problem=f"namespaces of the form {pattern!r} have a service already",
+            )
         kind = classes[pattern] = _class(service, module=match["module"], name=match["name"])
-        # The class can be imported without the extra, but would fail when the broker starts to listen.
+        # The class can be imported without the extra, but would fail when the broker starts to
+        # listen.
         if speaks_pulsar([kind]) and not _can_speak_pulsar():
             raise invalid_service(service=service, problem=_NEEDS_PULSAR)
     return classes
@@ -98,7 +115,9 @@ def _class(service: str, *, module: str, name: str) -> type[Service]:
     if kind is None:
         raise invalid_service(service=service, problem=f"the module {module} has no {name}")
     if not (isinstance(kind, type) and issubclass(kind, Service)):
-        raise invalid_service(service=service, problem=f"{name} is no class that descends from equipoise.Service")
+        raise invalid_service(
+            service=service, problem=f"{name} is no class that descends from equipoise.Service"
+        )
     if isabstract(kind):
         missing = ", ".join(sorted(kind.__abstractmethods__))
         raise invalid_service(service=service, problem=f"{name} leaves out {missing}")
@@ -110,7 +129,9 @@ def _instance(kind: type[Service]) -> Service:
         return kind()
     except Exception as error:  # User code may raise anything.
         service = f"{kind.__module__}:{kind.__qualname__}"
-        raise invalid_service(service=service, problem=f"making one failed with {_described(error)}") from error
+        raise invalid_service(
+            service=service, problem=f"making one failed with {_described(error)}"
+        ) from error
 
 
 def _imported(service: str, module: str) -> ModuleType:
@@ -122,10 +143,16 @@ def _imported(service: str, module: str) -> ModuleType:
     except ModuleNotFoundError as error:
         missing = error.name or module
         is_itself = module == missing or module.startswith(f"{missing}.")
-        problem = f"there is no module {missing}" if is_itself else f"the module {module} imports {missing}, which is not there"
+        problem = (
+            f"there is no module {missing}"
+            if is_itself
+            else f"the module {module} imports {missing}, which is not there"
+        )
         raise invalid_service(service=service, problem=problem) from error
     except (Exception, SystemExit) as error:  # User code may raise anything.
-        raise invalid_service(service=service, problem=f"importing {module} failed with {_described(error)}") from error
+        raise invalid_service(
+            service=service, problem=f"importing {module} failed with {_described(error)}"
+        ) from error
 
 
 def _described(error: BaseException) -> str:

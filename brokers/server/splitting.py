@@ -1,7 +1,7 @@
 """Run a broker's rounds of automatic splits and merges over the bundles that it owns.
 
-`auto_split` and `auto_merge` decide; `splitting_memory` prepares the input and keeps the state. This module runs the loop and makes the
-changes.
+`auto_split` and `auto_merge` decide; `splitting_memory` prepares the input and keeps the state.
+This module runs the loop and makes the changes.
 """
 
 from __future__ import annotations
@@ -15,10 +15,19 @@ from equipoise.brokers.agent.intents import MergeBundles, MoveAway, SplitBundle
 from equipoise.brokers.balancing.controls import Controls, controls_in
 from equipoise.brokers.balancing.decisions import Decision
 from equipoise.brokers.balancing.placement import places_elsewhere
-from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, RoundSettings, merge_settings_of, split_settings_of
+from equipoise.brokers.balancing.settings.balancing_settings import (
+    BalancingSettings,
+    RoundSettings,
+    merge_settings_of,
+    split_settings_of,
+)
 from equipoise.brokers.balancing.splitting.auto_merge import MergeDecision, plan_merges
 from equipoise.brokers.balancing.splitting.auto_split import SplitDecision, plan_splits
-from equipoise.brokers.balancing.splitting.splitting_memory import SplittingMemory, Standing, standing_of
+from equipoise.brokers.balancing.splitting.splitting_memory import (
+    SplittingMemory,
+    Standing,
+    standing_of,
+)
 from equipoise.brokers.errors import Rejected
 from equipoise.brokers.operations.in_worker import Operations
 from equipoise.brokers.operations.steps import propose
@@ -42,10 +51,11 @@ _UNLOADED: Final = "a part of a bundle that was split for its load; the parts ar
 
 
 class Splitting:
-    """The rounds of one worker. `run` continues until it is cancelled; it logs a failed round and decides again.
+    """The rounds of one worker. `run` continues until it is cancelled; it logs a failed round and
+    decides again.
 
-    A round looks at all bundles of the broker, in a thread. It makes the due changes at once and waits for them. The next round starts one
-    interval later.
+    A round looks at all bundles of the broker, in a thread. It makes the due changes at once and
+    waits for them. The next round starts one interval later.
     """
 
     def __init__(
@@ -66,14 +76,23 @@ class Splitting:
         self._operations = Operations(worker)
         self._splitting_memory = SplittingMemory()
         self._failures = {
-            what: LoggedFailures(_logger, broker=worker.broker_id, failed=f"{what} failed", over=f"{what} succeeds again")
+            what: LoggedFailures(
+                _logger,
+                broker=worker.broker_id,
+                failed=f"{what} failed",
+                over=f"{what} succeeds again",
+            )
             for what in (_ROUND, _SPLIT, _MERGE, _UNLOAD)
         }
 
     async def run(self) -> None:
-        """Run rounds, one interval apart. The first starts one interval after the start, so that there are averages."""
+        """Run rounds, one interval apart. The first starts one interval after the start, so that
+        there are averages.
+        """
         while True:
-            await interval_passed(lambda: self._settings().balancing.split_interval_ms, self._worker.clock)
+            await interval_passed(
+                lambda: self._settings().balancing.split_interval_ms, self._worker.clock
+            )
             try:
                 await self._round(self._settings())
             except Exception as error:  # noqa: BLE001 - the next round may succeed after any error.
@@ -84,8 +103,20 @@ class Splitting:
     async def _round(self, settings: BalancingSettings) -> None:
         rounds, splitting_memory = settings.balancing, self._splitting_memory
         bundles = await asyncio.to_thread(self._bundles)
-        await self._part(self._split, splitting_memory.forget_splits, bundles, settings, wanted=rounds.enabled and rounds.splitting)
-        await self._part(self._merge, splitting_memory.forget_merges, bundles, settings, wanted=rounds.enabled and rounds.merging)
+        await self._part(
+            self._split,
+            splitting_memory.forget_splits,
+            bundles,
+            settings,
+            wanted=rounds.enabled and rounds.splitting,
+        )
+        await self._part(
+            self._merge,
+            splitting_memory.forget_merges,
+            bundles,
+            settings,
+            wanted=rounds.enabled and rounds.merging,
+        )
 
     @property
     def _controls(self) -> Controls:
@@ -93,16 +124,21 @@ class Splitting:
 
     async def _part(
         self,
-        divide: Callable[[Standing, Sequence[BundleTraffic], BalancingSettings], Awaitable[Decision | None]],
+        divide: Callable[
+            [Standing, Sequence[BundleTraffic], BalancingSettings], Awaitable[Decision | None]
+        ],
         forget: Callable[[], None],
         bundles: Sequence[BundleTraffic],
         settings: BalancingSettings,
         *,
         wanted: bool,
     ) -> None:
-        """Run one half of a round if `wanted`, possible and not paused; otherwise `forget` its counts."""
+        """Run one half of a round if `wanted`, possible and not paused; otherwise `forget` its
+        counts.
+        """
         is_due = wanted and self._controls.pause is None
-        standing = self._standing(bundles) if is_due else None  # Read again for merges, because splits take time.
+        # Read again for merges, because splits take time.
+        standing = self._standing(bundles) if is_due else None
         if standing is None:
             forget()
             return
@@ -116,59 +152,117 @@ class Splitting:
         member = None if incarnation is None else view.live.get(incarnation)
         if member is None or member.status != "up":
             return None
-        return standing_of(view, member.incarnation, (bundle.bundle for bundle in bundles), frozen=self._controls.why_frozen)
-
-    async def _split(self, standing: Standing, bundles: Sequence[BundleTraffic], settings: BalancingSettings) -> Decision | None:
-        splitting_memory, rounds, split_settings = self._splitting_memory, settings.balancing, split_settings_of(settings)
-        snapshot = splitting_memory.split_snapshot(standing, bundles, now_ms=self._now_ms, rest_ms=rounds.rest_ms)
-        plan = await asyncio.to_thread(plan_splits, snapshot, split_settings, splitting_memory.split_hits)
-        problems = await _together({split.bundle: self._carry_out_split(split, rounds) for split in plan.splits})
-        hits_threshold, now = split_settings.hits_threshold, self._worker.clock.now()
-        return splitting_memory.splits_ended(
-            plan, problems, broker=standing.broker, hits_threshold=hits_threshold, now_ms=now.boot_ms, at_ms=now.wall_ms
+        return standing_of(
+            view,
+            member.incarnation,
+            (bundle.bundle for bundle in bundles),
+            frozen=self._controls.why_frozen,
         )
 
-    async def _merge(self, standing: Standing, bundles: Sequence[BundleTraffic], settings: BalancingSettings) -> Decision | None:
-        splitting_memory, rounds, merge_settings = self._splitting_memory, settings.balancing, merge_settings_of(settings)
-        snapshot = splitting_memory.merge_snapshot(standing, bundles, now_ms=self._now_ms, rest_ms=rounds.rest_ms)
-        plan = await asyncio.to_thread(plan_merges, snapshot, merge_settings, splitting_memory.merge_hits)
-        problems = await _together({merge.left: self._carry_out_merge(merge, rounds) for merge in plan.merges})
+    async def _split(
+        self, standing: Standing, bundles: Sequence[BundleTraffic], settings: BalancingSettings
+    ) -> Decision | None:
+        splitting_memory, rounds, split_settings = (
+            self._splitting_memory,
+            settings.balancing,
+            split_settings_of(settings),
+        )
+        snapshot = splitting_memory.split_snapshot(
+            standing, bundles, now_ms=self._now_ms, rest_ms=rounds.rest_ms
+        )
+        plan = await asyncio.to_thread(
+            plan_splits, snapshot, split_settings, splitting_memory.split_hits
+        )
+        problems = await _together(
+            {split.bundle: self._carry_out_split(split, rounds) for split in plan.splits}
+        )
+        hits_threshold, now = split_settings.hits_threshold, self._worker.clock.now()
+        return splitting_memory.splits_ended(
+            plan,
+            problems,
+            broker=standing.broker,
+            hits_threshold=hits_threshold,
+            now_ms=now.boot_ms,
+            at_ms=now.wall_ms,
+        )
+
+    async def _merge(
+        self, standing: Standing, bundles: Sequence[BundleTraffic], settings: BalancingSettings
+    ) -> Decision | None:
+        splitting_memory, rounds, merge_settings = (
+            self._splitting_memory,
+            settings.balancing,
+            merge_settings_of(settings),
+        )
+        snapshot = splitting_memory.merge_snapshot(
+            standing, bundles, now_ms=self._now_ms, rest_ms=rounds.rest_ms
+        )
+        plan = await asyncio.to_thread(
+            plan_merges, snapshot, merge_settings, splitting_memory.merge_hits
+        )
+        problems = await _together(
+            {merge.left: self._carry_out_merge(merge, rounds) for merge in plan.merges}
+        )
         hits_threshold, now = merge_settings.hits_threshold, self._worker.clock.now()
         return splitting_memory.merges_ended(
-            plan, problems, broker=standing.broker, hits_threshold=hits_threshold, now_ms=now.boot_ms, at_ms=now.wall_ms
+            plan,
+            problems,
+            broker=standing.broker,
+            hits_threshold=hits_threshold,
+            now_ms=now.boot_ms,
+            at_ms=now.wall_ms,
         )
 
     async def _carry_out_split(self, split: SplitDecision, rounds: RoundSettings) -> str | None:
         """Split a bundle. Return why it failed, or None."""
-        intent = SplitBundle(bundle=split.bundle, algorithm=rounds.split_algorithm, positions=split.cuts, reason=split.reason)
+        intent = SplitBundle(
+            bundle=split.bundle,
+            algorithm=rounds.split_algorithm,
+            positions=split.cuts,
+            reason=split.reason,
+        )
         deadline = Deadline.after(timeout_ms=rounds.move_timeout_ms)
         try:
-            _, children = await self._operations.run(move(intent, f"the split of {split.bundle}"), deadline)
+            _, children = await self._operations.run(
+                move(intent, f"the split of {split.bundle}"), deadline
+            )
         except EquipoiseError as error:
             return self._failed(_SPLIT, error)
         self._failures[_SPLIT].succeeded()
         if rounds.unload_split_children:
             planned = places_elsewhere(self._worker.view, children, self._worker.placement)
-            await asyncio.gather(*(self._unload(child.name, planned.get(child.name), rounds) for child in children))
+            await asyncio.gather(
+                *(self._unload(child.name, planned.get(child.name), rounds) for child in children)
+            )
         return None
 
     async def _carry_out_merge(self, merge: MergeDecision, rounds: RoundSettings) -> str | None:
         """Merge two neighbours. Return why it failed, or None."""
         intent = MergeBundles(left=merge.left, right=merge.right, reason=merge.reason)
         try:
-            await self._operations.run(propose(intent), Deadline.after(timeout_ms=rounds.move_timeout_ms))
+            await self._operations.run(
+                propose(intent), Deadline.after(timeout_ms=rounds.move_timeout_ms)
+            )
         except EquipoiseError as error:
             return self._failed(_MERGE, error)
         self._failures[_MERGE].succeeded()
         return None
 
     async def _unload(self, child: str, planned: int | None, rounds: RoundSettings) -> None:
-        """Start to move a child of a split away, if another broker may have it. `planned` is as in `MoveAway`."""
+        """Start to move a child of a split away, if another broker may have it. `planned` is as in
+        `MoveAway`.
+        """
         intent = MoveAway(bundle=child, reason=_UNLOADED, or_stay=True, planned=planned)
         try:
-            await self._operations.run(propose(intent), Deadline.after(timeout_ms=rounds.move_timeout_ms))
+            await self._operations.run(
+                propose(intent), Deadline.after(timeout_ms=rounds.move_timeout_ms)
+            )
         except Rejected as error:
-            _logger.info("child of a split stays: %s", error, extra={"broker": self._worker.broker_id, "bundle": child})
+            _logger.info(
+                "child of a split stays: %s",
+                error,
+                extra={"broker": self._worker.broker_id, "bundle": child},
+            )
         except EquipoiseError as error:
             self._failed(_UNLOAD, error)
         else:
@@ -187,4 +281,6 @@ class Splitting:
 async def _together(deeds: Mapping[str, Coroutine[None, None, str | None]]) -> Mapping[str, str]:
     """Run the coroutines concurrently. Return the problems of those that failed, by name."""
     problems = await asyncio.gather(*deeds.values())
-    return {name: problem for name, problem in zip(deeds, problems, strict=True) if problem is not None}
+    return {
+        name: problem for name, problem in zip(deeds, problems, strict=True) if problem is not None
+    }

@@ -1,4 +1,6 @@
-"""Start a broker while its log is unavailable: wait for the log up to a limit, and report the wait."""
+"""Start a broker while its log is unavailable: wait for the log up to a limit, and report the
+wait.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,12 @@ _LOG_INTERVAL_MS: Final = 10_000
 class Starting:
     """The start of one worker, on a log that may be unavailable for a while."""
 
-    def __init__(self, worker: Worker, *, listening: socket.socket | None, stopping: asyncio.Event) -> None:
-        """On `listening`, if given, requests get the answer that the broker is not ready. Once `stopping` is set, the wait ends."""
+    def __init__(
+        self, worker: Worker, *, listening: socket.socket | None, stopping: asyncio.Event
+    ) -> None:
+        """On `listening`, if given, requests get the answer that the broker is not ready. Once
+        `stopping` is set, the wait ends.
+        """
         self._worker = worker
         self._listening = listening
         self._stopping = stopping
@@ -40,7 +46,8 @@ class Starting:
     async def start(self) -> None:
         """Start the worker, and retry while its log is unavailable, for up to `log_wait_ms`.
 
-        Raises the errors of `Worker.start`: other problems at once, and `LogUnavailable` at the end of the wait.
+        Raises the errors of `Worker.start`: other problems at once, and `LogUnavailable` at the end
+        of the wait.
         """
         deadline = Deadline.after(timeout_ms=self._worker.config.log_wait_ms)
         async with AsyncExitStack() as room:
@@ -58,7 +65,9 @@ class Starting:
                 if not is_open and self._listening is not None:
                     # A copy of the socket: it ends with this server, and the port keeps listening.
                     answering = WaitingRoom(broker=self._worker.broker_id, loss=self._loss).app()
-                    await room.enter_async_context(served(answering, self._listening.dup(), self._worker))
+                    await room.enter_async_context(
+                        served(answering, self._listening.dup(), self._worker)
+                    )
                     is_open = True
                 if await self._is_stopping_after(min(_TRY_AGAIN_MS, deadline.remaining_ms())):
                     raise away
@@ -67,7 +76,11 @@ class Starting:
         self._problem = str(error)
         failures = self._failures.failed(self._worker.clock.now().boot_ms)
         if failures is not None:
-            fields = {"broker": self._worker.broker_id, "failures": failures, "seconds_left": left_ms // 1_000}
+            fields = {
+                "broker": self._worker.broker_id,
+                "failures": failures,
+                "seconds_left": left_ms // 1_000,
+            }
             _logger.warning("waiting for the log: %s", error, extra=fields)
 
     async def _is_stopping_after(self, pause_ms: int) -> bool:
@@ -82,4 +95,6 @@ class Starting:
     def _loss(self) -> ChannelLoss:
         now = self._worker.clock.now()
         lost_ms = now.boot_ms - self._began_ms
-        return ChannelLoss(since_ms=now.wall_ms - lost_ms, lost_ms=lost_ms, problem=self._problem, serving_on={})
+        return ChannelLoss(
+            since_ms=now.wall_ms - lost_ms, lost_ms=lost_ms, problem=self._problem, serving_on={}
+        )

@@ -1,1 +1,3 @@
-"""Run many brokers in one process in virtual time: the simulation, and the cluster for users' tests."""
+"""Run many brokers in one process in virtual time: the simulation, and the cluster for users'
+tests.
+"""

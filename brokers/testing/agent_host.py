@@ -1,6 +1,7 @@
 """Run one broker's agent under the control of a test: take events, carry out effects, read the log.
 
-The simulation, the scenarios and the virtual cluster derive their brokers from `AgentHost`. It replaces `brokers.runtime.worker`.
+The simulation, the scenarios and the virtual cluster derive their brokers from `AgentHost`. It
+replaces `brokers.runtime.worker`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,16 @@ from equipoise.brokers.agent.effects import (
     WriteMark,
     WriteNonce,
 )
-from equipoise.brokers.agent.events import AppendFailed, Event, Instant, MarkWritten, NonceWritten, Read, Requested, Resynced
+from equipoise.brokers.agent.events import (
+    AppendFailed,
+    Event,
+    Instant,
+    MarkWritten,
+    NonceWritten,
+    Read,
+    Requested,
+    Resynced,
+)
 from equipoise.brokers.agent.intents import Intent
 from equipoise.brokers.agent.leading import Batches
 from equipoise.brokers.agent.timing import Timing
@@ -56,7 +66,9 @@ ServiceEffect = Prepare | Open | Close | Discard | Abandon | FindCuts | Reshaped
 
 @dataclass(slots=True, kw_only=True)
 class Directory:
-    """A data directory: instance ids, how far the log was read, and perhaps a snapshot of its first entries, with their number."""
+    """A data directory: instance ids, how far the log was read, and perhaps a snapshot of its first
+    entries, with their number.
+    """
 
     nonces: dict[str, None] = field(default_factory=dict)
     mark: int = -1
@@ -72,12 +84,15 @@ class HostedService(Protocol):
 
 
 class AgentHost(ABC):
-    """One run of a broker's program, from start to end. A subclass sets `service` before the first event.
+    """One run of a broker's program, from start to end. A subclass sets `service` before the first
+    event.
 
-    Events are taken in order and one at a time, also those that arrive during a step. While the host is paused they wait.
+    Events are taken in order and one at a time, also those that arrive during a step. While the
+    host is paused they wait.
 
     * `read`: how many entries of the log it has folded or skipped by a resync.
-    * `end_at_start`: how many entries there were when it first reached the log, or reached it again after a resync.
+    * `end_at_start`: how many entries there were when it first reached the log, or reached it again
+      after a resync.
     * `asked`: the tickets of unanswered requests.
     """
 
@@ -127,7 +142,9 @@ class AgentHost(ABC):
 
     @abstractmethod
     def append(self, data: bytes, failed: Failed) -> None:
-        """Send a record to the log. Call `failed` if the broker learns of a failure, certain or in doubt."""
+        """Send a record to the log. Call `failed` if the broker learns of a failure, certain or in
+        doubt.
+        """
 
     def after_sync(self, action: Callable[[], None]) -> None:
         """Call `action` when the next write to the data directory is done."""
@@ -145,8 +162,11 @@ class AgentHost(ABC):
     def observe(self, effect: Effect) -> None:  # noqa: B027 - a hook
         """Look at an effect before it is carried out."""
 
-    def stepped(self, event: Event, effects: Sequence[Effect], now: Instant) -> None:  # noqa: B027 - a hook
-        """Look at a step after its effects were carried out. `now` is the reading of the clocks. Not called if the step ended this run."""
+    # A hook.
+    def stepped(self, event: Event, effects: Sequence[Effect], now: Instant) -> None:  # noqa: B027
+        """Look at a step after its effects were carried out. `now` is the reading of the clocks.
+        Not called if the step ended this run.
+        """
 
     def replayed(self, check: Refold, *, agrees: bool) -> None:  # noqa: B027 - a hook
         """Look at the result of a replay check. Without agreement this run ends next."""
@@ -264,9 +284,12 @@ class AgentHost(ABC):
         self.deliver(Read(entries=entries, caught_up=self.read >= self.end_at_start))
 
     def resync(self, read: int, view: View | None) -> None:
-        """Continue from `view`, the fold of the first `read` entries. The rest of the log comes in another `Read`."""
+        """Continue from `view`, the fold of the first `read` entries. The rest of the log comes in
+        another `Read`.
+        """
         self.read = read
-        self.end_at_start = None  # There must be another `Read`, even if nothing follows the snapshot.
+        # There must be another `Read`, even if nothing follows the snapshot.
+        self.end_at_start = None
         self.deliver(Resynced(reader=self.log.reader(view)))
 
     def save_snapshot(self) -> None:

@@ -1,4 +1,6 @@
-"""Move a bundle while the code under test waits: one run of a scenario for each of its await points."""
+"""Move a bundle while the code under test waits: one run of a scenario for each of its await
+points.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ T = TypeVar("T")
 S = TypeVar("S", bound=Service)
 
 PATIENCE_MS: Final = 100
-"""Limit of the real time that a held coroutine waits. It takes all of that if `close` or another task waits for it."""
+"""Limit of the real time that a held coroutine waits. It takes all of that if `close` or another
+task waits for it."""
 
 _REASON: Final = "moved at an await point"
 _EXAMPLES: Final = "equipoise.examples."
@@ -32,7 +35,9 @@ _EXAMPLES: Final = "equipoise.examples."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A move of `bundle` at the await point `number` of a run. `calls` lead to the await point, the outermost first."""
+    """A move of `bundle` at the await point `number` of a run. `calls` lead to the await point, the
+    outermost first.
+    """
 
     number: int
     bundle: str
@@ -49,15 +54,21 @@ class Move:
     def __str__(self) -> str:
         """Return the move, its place, and the calls that lead there."""
         moved = f"{self.bundle} moved from {self.source} to {self.destination}"
-        return f"{moved} while this code waited at {self.place}:\n{''.join(format_list(list(self.calls))).rstrip()}"
+        return (
+            f"{moved} while this code waited at"
+            f" {self.place}:\n{''.join(format_list(list(self.calls))).rstrip()}"
+        )
 
 
 class MovingCluster(Cluster[S]):
-    """A cluster that moves the bundle of one key while code under test waits at one of its await points.
+    """A cluster that moves the bundle of one key while code under test waits at one of its await
+    points.
 
-    An await point is each suspension of a coroutine of the service or of the test, in any task, while a running broker owns the bundle
-    and another one runs. Points are counted from 1, in the order of the run. An `await` that does not suspend is none: nothing can
-    happen there. The waiting coroutine continues when the move is over, or after the patience if `close` or another task waits for it.
+    An await point is each suspension of a coroutine of the service or of the test, in any task,
+    while a running broker owns the bundle and another one runs. Points are counted from 1, in the
+    order of the run. An `await` that does not suspend is none: nothing can happen there. The
+    waiting coroutine continues when the move is over, or after the patience if `close` or another
+    task waits for it.
 
     * `points`: the await points so far, up to the move.
     * `move`: the move, once it has started.
@@ -75,8 +86,12 @@ class MovingCluster(Cluster[S]):
         patience_ms: int = PATIENCE_MS,
         serves_peers: bool = False,
     ) -> None:
-        """Move the bundle of `key` of `namespace` at the await point `at` (None: nowhere). `Cluster` defines the other arguments."""
-        super().__init__(service, brokers=brokers, patience_ms=patience_ms, serves_peers=serves_peers)
+        """Move the bundle of `key` of `namespace` at the await point `at` (None: nowhere).
+        `Cluster` defines the other arguments.
+        """
+        super().__init__(
+            service, brokers=brokers, patience_ms=patience_ms, serves_peers=serves_peers
+        )
         self._runner = asyncio.Runner(loop_factory=self._new_loop)
         self._namespace = namespace
         self._point = key_hash(key)
@@ -88,7 +103,9 @@ class MovingCluster(Cluster[S]):
         self.refusal: EquipoiseError | None = None
 
     def give(self, bundle: str, broker: str) -> None:
-        """Transfer a bundle as `Cluster` does. The move of this run may take it further before this returns."""
+        """Transfer a bundle as `Cluster` does. The move of this run may take it further before this
+        returns.
+        """
         before = self.move
         try:
             super().give(bundle, broker)
@@ -101,7 +118,13 @@ class MovingCluster(Cluster[S]):
         loop.set_task_factory(self._new_task)
         return loop
 
-    def _new_task(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:  # noqa: ANN401 - as asyncio
+    # As asyncio.
+    def _new_task(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        coroutine: Any,  # noqa: ANN401
+        **options: Any,  # noqa: ANN401
+    ) -> asyncio.Task[Any]:
         return asyncio.Task(_Observed(coroutine, self._suspended), loop=loop, **options)
 
     async def _settle(self) -> None:
@@ -130,7 +153,9 @@ class MovingCluster(Cluster[S]):
         return self._hold(move)
 
     def _next_move(self, calls: Sequence[FrameSummary]) -> Move | None:
-        """Return the move to the next broker in order of names; None if the bundle cannot move now."""
+        """Return the move to the next broker in order of names; None if the bundle cannot move
+        now.
+        """
         brokers = self.brokers
         bundle = self._view.bundle_at(self._namespace, self._point) if brokers else None
         if bundle is None or bundle.phase != "owned":
@@ -139,12 +164,20 @@ class MovingCluster(Cluster[S]):
         if source is None or source not in brokers or len(brokers) == 1:
             return None
         destination = brokers[(brokers.index(source) + 1) % len(brokers)]
-        return Move(number=self.points + 1, bundle=bundle.name, source=source, destination=destination, calls=calls)
+        return Move(
+            number=self.points + 1,
+            bundle=bundle.name,
+            source=source,
+            destination=destination,
+            calls=calls,
+        )
 
     async def _hold(self, move: Move) -> None:
         """Move the bundle, and return when `_settle` lets the held code go on."""
         operation = verbs.transfer(move.bundle, move.destination, wait=False, reason=_REASON)
-        running = Operations(self._leader).run(operation, Deadline.after(timeout_ms=OPERATION_MS_MAX))
+        running = Operations(self._leader).run(
+            operation, Deadline.after(timeout_ms=OPERATION_MS_MAX)
+        )
         task = asyncio.get_running_loop().create_task(running)
         self._is_held = True
         while self._is_held:
@@ -165,14 +198,24 @@ def moves_at_every_await(
     serves_peers: bool = False,
     only: int | None = None,
 ) -> Generator[MovingCluster[S]]:
-    """Yield a new cluster for each run of a scenario: one without a move, then one for each await point, with a move there.
+    """Yield a new cluster for each run of a scenario: one without a move, then one for each await
+    point, with a move there.
 
-    `only` leaves a single run, with the move at that point. `MovingCluster` defines the arguments. Raises `CallerError` if the scenario
-    has no await point, if a run does not reach its point, or if the channel refused each move.
+    `only` leaves a single run, with the move at that point. `MovingCluster` defines the arguments.
+    Raises `CallerError` if the scenario has no await point, if a run does not reach its point, or
+    if the channel refused each move.
     """
 
     def cluster(at: int | None) -> MovingCluster[S]:
-        return MovingCluster(service, namespace, key, at=at, brokers=brokers, patience_ms=patience_ms, serves_peers=serves_peers)
+        return MovingCluster(
+            service,
+            namespace,
+            key,
+            at=at,
+            brokers=brokers,
+            patience_ms=patience_ms,
+            serves_peers=serves_peers,
+        )
 
     points = 0
     if only is None:
@@ -181,9 +224,11 @@ def moves_at_every_await(
         points = unmoved.points
         if not points:
             raise CallerError(
-                f"the scenario has no await point at which the bundle of {key!r} in {namespace} could move: no coroutine of the service or "
-                "of the test was suspended while a broker owned it. Create the namespace, run at least two brokers, call the service "
-                "with cluster.call(), and let each stand-in of a store or a network wait with asyncio.sleep(0)"
+                f"the scenario has no await point at which the bundle of {key!r} in {namespace}"
+                " could move: no coroutine of the service or of the test was suspended while a"
+                " broker owned it. Create the namespace, run at least two brokers, call the"
+                " service with cluster.call(), and let each stand-in of a store or a network wait"
+                " with asyncio.sleep(0)"
             )
     refusals: list[EquipoiseError] = []
     numbers = range(1, points + 1) if only is None else (only,)
@@ -193,18 +238,28 @@ def moves_at_every_await(
         if moving.move is None:
             before = f"; the run without a move has {points}" if only is None else ""
             raise CallerError(
-                f"the scenario has not reached its await point {number}: it has {moving.points}{before}. Make it do the same in each run"
+                f"the scenario has not reached its await point {number}: it has"
+                f" {moving.points}{before}. Make it do the same in each run"
             )
         if moving.refusal is not None:  # Another operation of the scenario came first.
             refusals.append(moving.refusal)
     if len(refusals) == len(numbers):
-        raise CallerError(f"the channel refused the move at each await point, so the scenario shows nothing: {refusals[0]}")
+        raise CallerError(
+            "the channel refused the move at each await point, so the scenario shows nothing:"
+            f" {refusals[0]}"
+        )
 
 
 class _Observed(Coroutine[Any, Any, T]):
-    """A coroutine for a task that calls `suspended` whenever it waits. If that returns a hold, it waits for the hold first."""
+    """A coroutine for a task that calls `suspended` whenever it waits. If that returns a hold, it
+    waits for the hold first.
+    """
 
-    def __init__(self, inner: Coroutine[Any, Any, T], suspended: Callable[[object], Coroutine[Any, Any, None] | None]) -> None:
+    def __init__(
+        self,
+        inner: Coroutine[Any, Any, T],
+        suspended: Callable[[object], Coroutine[Any, Any, None] | None],
+    ) -> None:
         self._inner = inner
         self._suspended = suspended
         self._hold: Coroutine[Any, Any, None] | None = None
@@ -212,11 +267,20 @@ class _Observed(Coroutine[Any, Any, T]):
 
     def send(self, value: Any) -> Any:  # noqa: ANN401 - as the type that it overrides
         """Resume the code with a value."""
-        return self._go_on(partial(self._inner.send, value)) if self._hold is None else self._wait_on(partial(self._hold.send, value))
+        return (
+            self._go_on(partial(self._inner.send, value))
+            if self._hold is None
+            else self._wait_on(partial(self._hold.send, value))
+        )
 
-    def throw(self, error: Any, value: Any = None, trace: Any = None) -> Any:  # noqa: ANN401, ARG002 - as above; a task passes only the error
+    # As above; a task passes only the error.
+    def throw(self, error: Any, value: Any = None, trace: Any = None) -> Any:  # noqa: ANN401, ARG002
         """Resume the code with an error."""
-        return self._go_on(partial(self._inner.throw, error)) if self._hold is None else self._wait_on(partial(self._hold.throw, error))
+        return (
+            self._go_on(partial(self._inner.throw, error))
+            if self._hold is None
+            else self._wait_on(partial(self._hold.throw, error))
+        )
 
     def close(self) -> None:
         """End the code."""
@@ -254,7 +318,11 @@ def _calls_in(coroutine: Any) -> list[FrameSummary]:  # noqa: ANN401 - anything 
     while coroutine is not None:
         frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
         if frame is not None and _is_under_test(frame):
-            calls.append(FrameSummary(_shown(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_qualname))
+            calls.append(
+                FrameSummary(
+                    _shown(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_qualname
+                )
+            )
         coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)
     return calls
 
@@ -262,10 +330,15 @@ def _calls_in(coroutine: Any) -> list[FrameSummary]:  # noqa: ANN401 - anything 
 def _is_under_test(frame: FrameType) -> bool:
     """Return whether code belongs to neither Equipoise nor the standard library."""
     name = str(frame.f_globals.get("__name__"))
-    return name.startswith(_EXAMPLES) or name.partition(".")[0] not in {"equipoise", *sys.stdlib_module_names}
+    return name.startswith(_EXAMPLES) or name.partition(".")[0] not in {
+        "equipoise",
+        *sys.stdlib_module_names,
+    }
 
 
 def _shown(path: str) -> str:
-    """Return the path of a file below the working folder as relative to it, and any other path unchanged."""
+    """Return the path of a file below the working folder as relative to it, and any other path
+    unchanged.
+    """
     relative = os.path.relpath(path)
     return path if relative.startswith(os.pardir) else relative

@@ -1,6 +1,8 @@
-"""Keep the log of a simulated cluster in memory: one total order, and a reference reader that folds each record at once.
+"""Keep the log of a simulated cluster in memory: one total order, and a reference reader that folds
+each record at once.
 
-Its only faults are gaps between offsets and truncation. The authors' links and the brokers' hosts add the others.
+Its only faults are gaps between offsets and truncation. The authors' links and the brokers' hosts
+add the others.
 """
 
 from __future__ import annotations
@@ -17,12 +19,21 @@ from equipoise.channel.snapshots.snapshot_rows import view_of
 class SharedLog:
     """The log. `entries` are all its records in order; `on_append` registers readers.
 
-    Entries before the index `first` are truncated: only the reference reader and the checkers still use them. A broker that needs one
-    starts from `restored`.
+    Entries before the index `first` are truncated: only the reference reader and the checkers still
+    use them. A broker that needs one starts from `restored`.
     """
 
-    def __init__(self, *, name: str, cluster: str, folded: Callable[[Folded, View], None], gap: Callable[[], int] = lambda: 0) -> None:
-        """`folded` takes each record that the reference reader has folded. `gap` returns the offsets to skip before the next record."""
+    def __init__(
+        self,
+        *,
+        name: str,
+        cluster: str,
+        folded: Callable[[Folded, View], None],
+        gap: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`folded` takes each record that the reference reader has folded. `gap` returns the
+        offsets to skip before the next record.
+        """
         self.name = name
         self.cluster = cluster
         self.entries: list[Entry] = []
@@ -56,7 +67,9 @@ class SharedLog:
         self.first = max(self.first, first)
 
     def restored(self) -> tuple[int, View | None]:
-        """Return where a new reader starts: the index of the next entry, and the view of all before it (None: empty)."""
+        """Return where a new reader starts: the index of the next entry, and the view of all before
+        it (None: empty).
+        """
         if self._compacted_snapshot is None:
             return 0, None
         horizon, image = self._compacted_snapshot

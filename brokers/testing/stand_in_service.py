@@ -7,7 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from equipoise.brokers.agent.effects import Abandon, Close, Discard, FindCuts, Open, Prepare, Reshaped
+from equipoise.brokers.agent.effects import (
+    Abandon,
+    Close,
+    Discard,
+    FindCuts,
+    Open,
+    Prepare,
+    Reshaped,
+)
 from equipoise.brokers.agent.events import Closed, CutsFound, Discarded, Event, Opened, Prepared
 from equipoise.brokers.balancing.splitting.split_points import SplitQuestion, split_points
 from equipoise.brokers.testing.agent_host import ServiceEffect
@@ -18,7 +26,13 @@ Operation = Prepare | Open | Close | Discard
 Work = Operation | FindCuts
 
 # What a service does to a bundle.
-VERBS: Final = {Prepare: "prepare", Open: "open", Close: "close", Discard: "discard", FindCuts: "cut"}
+VERBS: Final = {
+    Prepare: "prepare",
+    Open: "open",
+    Close: "close",
+    Discard: "discard",
+    FindCuts: "cut",
+}
 
 _ANSWERS: Final = (Prepared, Opened, Closed, Discarded)
 
@@ -37,10 +51,13 @@ class Running:
 
 
 class StandInService(ABC):
-    """The service of one run of a broker. A subclass decides in `perform` when and how each piece of work ends.
+    """The service of one run of a broker. A subclass decides in `perform` when and how each piece
+    of work ends.
 
-    * `under_way`: the current operations of each bundle, until the agent has the answer or abandons them.
-    * `left`: the state that the service left on closing, by bundle and token, until it opens the bundle again.
+    * `under_way`: the current operations of each bundle, until the agent has the answer or abandons
+      them.
+    * `left`: the state that the service left on closing, by bundle and token, until it opens the
+      bundle again.
     """
 
     def __init__(self, *, answer: Callable[[Event], None]) -> None:
@@ -51,13 +68,17 @@ class StandInService(ABC):
 
     @abstractmethod
     def perform(self, work: Work, result: Callable[[str | None], Event]) -> None:
-        """Do a piece of work, then or later: `answer` with `result(problem)`, where None is success."""
+        """Do a piece of work, then or later: `answer` with `result(problem)`, where None is
+        success.
+        """
 
     def abandoned(self, effect: Abandon) -> None:  # noqa: B027 - a hook
         """Look at an operation that the agent has abandoned."""
 
     def carry_out(self, effect: ServiceEffect) -> None:
-        """Start what the agent requests, even while another operation of the bundle runs: a checker finds that."""
+        """Start what the agent requests, even while another operation of the bundle runs: a checker
+        finds that.
+        """
         match effect:
             case Prepare() | Open() | Close() | Discard():
                 running = Running(operation=effect)
@@ -72,7 +93,9 @@ class StandInService(ABC):
                 pass  # It finds the children in the handles.
 
     def ends(self, event: Event) -> bool:
-        """Return whether an event may reach the agent, and end its operation. The answer of an abandoned operation may not."""
+        """Return whether an event may reach the agent, and end its operation. The answer of an
+        abandoned operation may not.
+        """
         if not isinstance(event, _ANSWERS):
             return True
         under_way = self.under_way.get(event.bundle, [])
@@ -114,7 +137,10 @@ def _answer(operation: Operation, problem: str | None) -> Event:
             return Opened(bundle=operation.handle.bundle, problem=problem)
         case Close():
             handle = operation.handle
-            handover = None if problem else f"state of {handle.bundle} under {handle.token}".encode()  # A failed close leaves none.
+            # A failed close leaves none.
+            handover = (
+                None if problem else f"state of {handle.bundle} under {handle.token}".encode()
+            )
             return Closed(bundle=handle.bundle, handover=handover)
         case Discard():
             return Discarded(bundle=operation.bundle)
@@ -124,7 +150,13 @@ def _cuts_found(bundle: BundleEntry, problem: str | None) -> CutsFound:
     if problem is not None:
         return CutsFound(bundle=bundle.name, asked_at=bundle.last, problem=problem)
     try:
-        question = SplitQuestion(low=bundle.low, high=bundle.high, positions=bundle.positions, force=True)
-        return CutsFound(bundle=bundle.name, asked_at=bundle.last, cuts=split_points(bundle.algorithm or "", question))
+        question = SplitQuestion(
+            low=bundle.low, high=bundle.high, positions=bundle.positions, force=True
+        )
+        return CutsFound(
+            bundle=bundle.name,
+            asked_at=bundle.last,
+            cuts=split_points(bundle.algorithm or "", question),
+        )
     except CallerError as error:
         return CutsFound(bundle=bundle.name, asked_at=bundle.last, problem=str(error))

@@ -1,6 +1,7 @@
 """Run a cluster in one process and in virtual time, so that users can test their services.
 
-Agents and fold are the product's own. The log is in memory and answers at once. The clock moves only when a test moves it.
+Agents and fold are the product's own. The log is in memory and answers at once. The clock moves
+only when a test moves it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,19 @@ from equipoise.brokers.runtime.service import Ownership, Service, ServiceHost
 from equipoise.brokers.testing.shared_log import SharedLog
 from equipoise.brokers.testing.virtual_member import Member, VirtualClock, World
 from equipoise.channel.core.entries import BundleEntry
-from equipoise.channel.core.errors import CallerError, DeadlineExceeded, LogUnavailable, NotFound, PeerError
-from equipoise.channel.core.ranges import check_broker_id, check_namespace, even_boundaries, key_hash
+from equipoise.channel.core.errors import (
+    CallerError,
+    DeadlineExceeded,
+    LogUnavailable,
+    NotFound,
+    PeerError,
+)
+from equipoise.channel.core.ranges import (
+    check_broker_id,
+    check_namespace,
+    even_boundaries,
+    key_hash,
+)
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import BundleTransition, Renewed
 from equipoise.channel.core.view import View
@@ -36,7 +48,8 @@ from equipoise.channel.system.deadline import Deadline
 T = TypeVar("T")
 S = TypeVar("S", bound=Service)
 
-# A cluster settles within about ten exchanges of records per bundle. One that needs more than this never will.
+# A cluster settles within about ten exchanges of records per bundle. One that needs more than this
+# never will.
 _EXCHANGES_MAX: Final = 10_000
 
 # A namespace may have thousands of bundles, and people read the message.
@@ -45,7 +58,8 @@ _NAMES_SHOWN_MAX: Final = 20
 # A bound that no operation reaches: what does not end while no time passes is cancelled.
 OPERATION_MS_MAX: Final = 86_400_000
 
-# How often a cluster checks whether an unfinished task waits for virtual time, not for the real world.
+# How often a cluster checks whether an unfinished task waits for virtual time, not for the real
+# world.
 _LOOK_SECONDS: Final = 0.002
 
 
@@ -53,7 +67,9 @@ class NotServed(PeerError):
     """A bundle is not where the test wants it."""
 
     def __init__(self, *, bundle: str, broker: str | None, problem: str) -> None:
-        """`broker` was to serve `bundle` (None: any broker). `problem` describes the actual state."""
+        """`broker` was to serve `bundle` (None: any broker). `problem` describes the actual
+        state.
+        """
         self.bundle = bundle
         self.broker = broker
         self.problem = problem
@@ -61,12 +77,14 @@ class NotServed(PeerError):
 
 
 class Cluster(Generic[S]):
-    """Brokers of one cluster, each with a service of its own, in virtual time, for tests of that service.
+    """Brokers of one cluster, each with a service of its own, in virtual time, for tests of that
+    service.
 
-    Use it as a context, from a plain function: it has an event loop of its own. Every call returns after everything has
-    happened that can happen while no time passes. Only `advance`, and `call` within its bound, let time pass: leases, deadlines
-    and the bounds of `host.route` use that clock. If a service awaits something of the real world (a thread, a socket), the
-    cluster waits for it, at most `patience_ms` of real time. After that the call counts as hanging.
+    Use it as a context, from a plain function: it has an event loop of its own. Every call returns
+    after everything has happened that can happen while no time passes. Only `advance`, and `call`
+    within its bound, let time pass: leases, deadlines and the bounds of `host.route` use that
+    clock. If a service awaits something of the real world (a thread, a socket), the cluster waits
+    for it, at most `patience_ms` of real time. After that the call counts as hanging.
 
     The leader places a free bundle, as in production, unless the test has taken the bundle.
 
@@ -74,15 +92,22 @@ class Cluster(Generic[S]):
     """
 
     def __init__(
-        self, service: Callable[[], S], *, brokers: int | Sequence[str] = 3, patience_ms: int = 1_000, serves_peers: bool = False
+        self,
+        service: Callable[[], S],
+        *,
+        brokers: int | Sequence[str] = 3,
+        patience_ms: int = 1_000,
+        serves_peers: bool = False,
     ) -> None:
         """`service` makes the service of one broker; usually it is the class of the service.
 
-        `serves_peers`: brokers fetch state from one another, as a `Worker` with `http_port` and `equipoise broker` do. Without it
-        the start of a broker refuses a service with `fetch`, with `CallerError`.
+        `serves_peers`: brokers fetch state from one another, as a `Worker` with `http_port` and
+        `equipoise broker` do. Without it the start of a broker refuses a service with `fetch`, with
+        `CallerError`.
 
-        `brokers` are ids, or the number of brokers `broker-1`, `broker-2`, ...; with 0 none runs until the test starts one. Raises
-        `InvalidName` for an impossible id, and `InvalidRequest` for a number below 0 or an id that is given twice.
+        `brokers` are ids, or the number of brokers `broker-1`, `broker-2`, ...; with 0 none runs
+        until the test starts one. Raises `InvalidName` for an impossible id, and `InvalidRequest`
+        for a number below 0 or an id that is given twice.
         """
         self._names = _names_of(brokers)
         self._make_service = service
@@ -90,7 +115,9 @@ class Cluster(Generic[S]):
         self._clock = VirtualClock()
         self._placement = _PlacementByHand()
         self._log = SharedLog(name="virtual", cluster="virtual", folded=self._folded)
-        self._world = World(clock=self._clock, log=self._log, placement=self._placement, serves_peers=serves_peers)
+        self._world = World(
+            clock=self._clock, log=self._log, placement=self._placement, serves_peers=serves_peers
+        )
         self._services: dict[str, S] = {}
         self._runner = asyncio.Runner()
         self._is_open: bool | None = None
@@ -101,13 +128,20 @@ class Cluster(Generic[S]):
     def __repr__(self) -> str:
         running = ", ".join(self.brokers[:_NAMES_SHOWN_MAX]) or "no broker"
         more = len(self.brokers) - _NAMES_SHOWN_MAX
-        return f"<Cluster of {running}{f' and {more} more' if more > 0 else ''} at {self.now_ms} ms>"
+        return (
+            f"<Cluster of {running}{f' and {more} more' if more > 0 else ''} at {self.now_ms} ms>"
+        )
 
     def __enter__(self) -> Self:
-        """Start the brokers; each is a member when this returns. Raises `CallerError` the second time, and in a coroutine."""
+        """Start the brokers; each is a member when this returns. Raises `CallerError` the second
+        time, and in a coroutine.
+        """
         with suppress(RuntimeError):
             asyncio.get_running_loop()
-            raise CallerError("a Cluster has an event loop of its own; use it from a plain test function, not from a coroutine")
+            raise CallerError(
+                "a Cluster has an event loop of its own; use it from a plain test function, not"
+                " from a coroutine"
+            )
         if self._is_open is not None:
             raise not_running(what="the cluster", problem="it was started before")
         self._is_open = True
@@ -120,7 +154,12 @@ class Cluster(Generic[S]):
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._is_open = False
         for member in list(self._world.members.values()):
             member.end("ends with the cluster", killed=True)
@@ -134,23 +173,30 @@ class Cluster(Generic[S]):
         return sorted(self._world.members)
 
     def service(self, broker: str) -> S:
-        """Return the service of a broker, also of one that was killed. Raises `NotFound` if the broker never ran."""
+        """Return the service of a broker, also of one that was killed. Raises `NotFound` if the
+        broker never ran.
+        """
         service = self._services.get(broker)
         if service is None:
             raise _not_in_cluster("broker", broker, known=sorted(self._services))
         return service
 
     def host(self, broker: str) -> ServiceHost:
-        """Return the `self.host` of the service of a broker that runs. Raises `NotFound` for any other broker."""
+        """Return the `self.host` of the service of a broker that runs. Raises `NotFound` for any
+        other broker.
+        """
         return self._member(broker)
 
     def start(self, broker: str) -> None:
-        """Start a broker with a new service. It is a member when this returns. The broker is new, or was killed.
+        """Start a broker with a new service. It is a member when this returns. The broker is new,
+        or was killed.
 
         Raises `CallerError` if it runs already, and `InvalidName` for an impossible id.
         """
         if check_broker_id(broker) in self._world.members:
-            raise CallerError(f"the broker {broker!r} runs already; kill it first, or start another one")
+            raise CallerError(
+                f"the broker {broker!r} runs already; kill it first, or start another one"
+            )
 
         async def start() -> None:
             self._services[broker] = service = self._make_service()
@@ -172,9 +218,9 @@ class Cluster(Generic[S]):
     def create(self, namespace: str, *, bundles: int = 4) -> Sequence[str]:
         """Create a namespace, and return its bundles by name, in order of the hash space.
 
-        Each bundle is served when this returns, except in two cases: its service refuses or hangs; or the leader (the broker that
-        runs longest) was killed, and its lease has not run out, see `advance`. Raises `InvalidName`, `CallerError`,
-        `Rejected`.
+        Each bundle is served when this returns, except in two cases: its service refuses or hangs;
+        or the leader (the broker that runs longest) was killed, and its lease has not run out, see
+        `advance`. Raises `InvalidName`, `CallerError`, `Rejected`.
         """
         boundaries = even_boundaries(check_new_bundles(check_namespace(namespace), bundles))
         self._operate(verbs.create_namespace(namespace, boundaries))
@@ -183,7 +229,9 @@ class Cluster(Generic[S]):
     # --- bundles ---
 
     def bundles(self, namespace: str) -> Sequence[str]:
-        """Return the bundles of a namespace by name, in order of the hash space. Raises `UnknownNamespace`."""
+        """Return the bundles of a namespace by name, in order of the hash space. Raises
+        `UnknownNamespace`.
+        """
         if namespace not in self._view.namespaces:
             raise UnknownNamespace(namespace=namespace)
         return [bundle.name for bundle in self._view.bundles_of(namespace)]
@@ -193,13 +241,17 @@ class Cluster(Generic[S]):
         return self._entry(namespace, key).name
 
     def owner(self, bundle: str) -> str | None:
-        """Return the broker that serves a bundle by the log; None if no broker does. Raises `NotFound` for an unknown bundle."""
+        """Return the broker that serves a bundle by the log; None if no broker does. Raises
+        `NotFound` for an unknown bundle.
+        """
         server = self._bundle(bundle).server
         entry = None if server is None else self._view.live.get(server)
         return None if entry is None else entry.broker
 
     def ownership(self, namespace: str, key: str) -> Ownership:
-        """Return the right to work on a key, of the broker that has it now. Raises `NotServed` if none has it, `UnknownNamespace`."""
+        """Return the right to work on a key, of the broker that has it now. Raises `NotServed` if
+        none has it, `UnknownNamespace`.
+        """
         bundle = self._entry(namespace, key)
         for member in self._world.members.values():
             found = member.router.ownership(namespace, key)
@@ -224,25 +276,38 @@ class Cluster(Generic[S]):
             raise NotServed(bundle=bundle, broker=broker, problem=self._state_of(bundle))
 
     def take(self, bundle: str) -> None:
-        """Take a bundle from its owner. No broker serves it until it is given. Raises `Rejected` if it has no owner, `NotFound`."""
+        """Take a bundle from its owner. No broker serves it until it is given. Raises `Rejected` if
+        it has no owner, `NotFound`.
+        """
         self._bundle(bundle)
         self._placement.wishes.pop(bundle, None)
         self._placement.taken.add(bundle)
         self._operate(propose(Unload(bundle=bundle, reason="taken by the test")))
 
-    def split(self, bundle: str, *, algorithm: str = RANGE_EQUALLY_DIVIDE, positions: tuple[int, ...] | None = None) -> None:
+    def split(
+        self,
+        bundle: str,
+        *,
+        algorithm: str = RANGE_EQUALLY_DIVIDE,
+        positions: tuple[int, ...] | None = None,
+    ) -> None:
         """Have the owner of a bundle split it.
 
-        Raises `NotFound`; `Rejected`; `CallerError` for positions that the algorithm does not take; `PeerError` if the owner
-        did not split the bundle, because its service does not know the algorithm or takes longer.
+        Raises `NotFound`; `Rejected`; `CallerError` for positions that the algorithm does not take;
+        `PeerError` if the owner did not split the bundle, because its service does not know the
+        algorithm or takes longer.
         """
         self._bundle(bundle)
-        self._operate(verbs.split(bundle, algorithm, positions, wait=False, reason="split by the test"))
+        self._operate(
+            verbs.split(bundle, algorithm, positions, wait=False, reason="split by the test")
+        )
         if bundle in self._view.bundles:
             raise PeerError(f"{bundle} was not split: {self._state_of(bundle)}")
 
     def merge(self, left: str) -> None:
-        """Merge `left` with its right neighbour, which must have the same owner. Raises `NotFound`, `Rejected`."""
+        """Merge `left` with its right neighbour, which must have the same owner. Raises `NotFound`,
+        `Rejected`.
+        """
         self._bundle(left)
         self._operate(verbs.merge(left, reason="merged by the test"))
 
@@ -256,15 +321,16 @@ class Cluster(Generic[S]):
     def advance(self, ms: int) -> None:
         """Let `ms` milliseconds pass on the cluster's clock.
 
-        After 4 seconds the bundles of a killed broker have new owners: its lease of 3 s, the grace period, and a step.
+        After 4 seconds the bundles of a killed broker have new owners: its lease of 3 s, the grace
+        period, and a step.
         """
         self._run(self._advance(self._clock.boot_ms + ms, until=lambda: False))
 
     def call(self, coroutine: Coroutine[None, None, T], *, within_ms: int = 0) -> T:
         """Run a coroutine of the test on the event loop of the services, and return its result.
 
-        Meanwhile time passes, at most `within_ms` milliseconds. Raises the errors of the coroutine, and `DeadlineExceeded` if it does not
-        end in that time. It is then cancelled.
+        Meanwhile time passes, at most `within_ms` milliseconds. Raises the errors of the coroutine,
+        and `DeadlineExceeded` if it does not end in that time. It is then cancelled.
         """
 
         async def run() -> T:
@@ -275,13 +341,18 @@ class Cluster(Generic[S]):
             if not task.done():
                 task.cancel()
                 await asyncio.wait([task], timeout=self._patience_s)
-                raise DeadlineExceeded(what=f"the end of {getattr(coroutine, '__qualname__', 'a call')}", waited_ms=within_ms)
+                raise DeadlineExceeded(
+                    what=f"the end of {getattr(coroutine, '__qualname__', 'a call')}",
+                    waited_ms=within_ms,
+                )
             return task.result()
 
         return self._run(run())
 
     def story(self) -> Sequence[str]:
-        """Return the records of the channel as text, without renewals: the lines of `equipoise channel tail`."""
+        """Return the records of the channel as text, without renewals: the lines of `equipoise
+        channel tail`.
+        """
         reader = self._log.reader()
         names = Names(reader.view)
         lines: list[str] = []
@@ -296,10 +367,15 @@ class Cluster(Generic[S]):
     # --- implementation ---
 
     def _run(self, coroutine: Coroutine[None, None, T]) -> T:
-        """Return the result of a coroutine on the cluster's loop. Raises what it raises, and `CallerError` outside the context."""
+        """Return the result of a coroutine on the cluster's loop. Raises what it raises, and
+        `CallerError` outside the context.
+        """
         if not self._is_open:
             coroutine.close()  # It will never be awaited.
-            raise not_running(what="the cluster", problem="it has not been started" if self._is_open is None else "it has ended")
+            raise not_running(
+                what="the cluster",
+                problem="it has not been started" if self._is_open is None else "it has ended",
+            )
         return self._runner.run(coroutine)
 
     def _member(self, broker: str) -> Member:
@@ -311,7 +387,9 @@ class Cluster(Generic[S]):
     def _bundle(self, bundle: str) -> BundleEntry:
         view = self._view
         if bundle not in view.bundles:
-            known = [entry.name for name in sorted(view.namespaces) for entry in view.bundles_of(name)]
+            known = [
+                entry.name for name in sorted(view.namespaces) for entry in view.bundles_of(name)
+            ]
             raise _not_in_cluster("bundle", bundle, known=known)
         return view.bundles[bundle]
 
@@ -336,24 +414,37 @@ class Cluster(Generic[S]):
         """Describe the state of a bundle, for an error."""
         entry = self._view.bundles[bundle]
         reason = self._reasons.get(bundle)
-        return f"it is {entry.state}, served by {self.owner(bundle) or 'nobody'}{f' ({reason})' if reason else ''}"
+        return (
+            f"it is {entry.state}, served by"
+            f" {self.owner(bundle) or 'nobody'}{f' ({reason})' if reason else ''}"
+        )
 
     def _folded(self, folded: Folded, _view: View) -> None:
         record = folded.record
-        if isinstance(record, BundleTransition) and folded.verdict.accepted and record.reason is not None:
+        if (
+            isinstance(record, BundleTransition)
+            and folded.verdict.accepted
+            and record.reason is not None
+        ):
             self._reasons[record.key] = self._last_reason = record.reason
 
     def _operate(self, operation: Operation[object]) -> None:
-        """Run an operation at the leader until the cluster rests. Raises what the operation raises, or that it has not ended."""
+        """Run an operation at the leader until the cluster rests. Raises what the operation raises,
+        or that it has not ended.
+        """
 
         async def operate() -> None:
-            running = Operations(self._leader).run(operation, Deadline.after(timeout_ms=OPERATION_MS_MAX))
+            running = Operations(self._leader).run(
+                operation, Deadline.after(timeout_ms=OPERATION_MS_MAX)
+            )
             task = asyncio.get_running_loop().create_task(running)
             await self._settle()
             if not task.done():
                 task.cancel()
                 await asyncio.wait([task])
-                raise LogUnavailable(log=self._log.name, problem="nothing came of the request", in_doubt=False)
+                raise LogUnavailable(
+                    log=self._log.name, problem="nothing came of the request", in_doubt=False
+                )
             task.result()
 
         self._run(operate())
@@ -389,46 +480,85 @@ class Cluster(Generic[S]):
             busy = others - self._stuck - self._world.idle()
             if not busy:
                 return
-            done, pending = await asyncio.wait(busy, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            done, pending = await asyncio.wait(
+                busy, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
             exchanges += len(done)
             patience_s = self._patience_s if done else patience_s - _LOOK_SECONDS
             if patience_s <= 0:
                 self._stuck = others & (self._stuck | pending)
         raise CallerError(
-            "the cluster does not come to rest: records or tasks follow each other without end while no time passes. The last reason on "
-            f"record is {self._last_reason!r}; check whether the service fails each time it opens a bundle"
+            "the cluster does not come to rest: records or tasks follow each other without end"
+            f" while no time passes. The last reason on record is {self._last_reason!r}; check"
+            " whether the service fails each time it opens a bundle"
         )
 
 
 def _not_in_cluster(what: str, name: str, *, known: Sequence[str]) -> NotFound:
     """Return the error for a broker or a bundle that the cluster does not have."""
     shown, rest = ", ".join(known[:_NAMES_SHOWN_MAX]) or "none", len(known) - _NAMES_SHOWN_MAX
-    return NotFound(f"the cluster has no {what} {name!r}; it has {shown}{f' and {rest} more' if rest > 0 else ''}")
+    return NotFound(
+        f"the cluster has no {what} {name!r}; it has"
+        f" {shown}{f' and {rest} more' if rest > 0 else ''}"
+    )
 
 
 def _names_of(brokers: int | Sequence[str]) -> tuple[str, ...]:
     if isinstance(brokers, int):
         if brokers < 0:
-            raise InvalidRequest(what="the number of brokers", problem=f"there are not {brokers} of them")
+            raise InvalidRequest(
+                what="the number of brokers", problem=f"there are not {brokers} of them"
+            )
         return tuple(f"broker-{number + 1}" for number in range(brokers))
     names = tuple(check_broker_id(name) for name in brokers)
     if len(set(names)) < len(names):
-        raise InvalidRequest(what="the list of brokers", problem=f"a name stands twice in {', '.join(names)}")
+        raise InvalidRequest(
+            what="the list of brokers", problem=f"a name stands twice in {', '.join(names)}"
+        )
     return names
 
 
 class _PlacementByHand:
-    """Places bundles as production does, except for bundles that the test has given to a broker or taken."""
+    """Places bundles as production does, except for bundles that the test has given to a broker or
+    taken.
+    """
 
     def __init__(self) -> None:
         self.wishes: dict[str, str] = {}
         self.taken: set[str] = set()
         self._others = FewestBundles()
 
-    def place(self, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]], at_most: int) -> dict[str, int]:
-        """Place as `brokers.balancing.placement.Placement` defines. A wish for a broker that is not up is ignored."""
-        up = {broker.broker: broker.incarnation for broker in view.live_brokers() if broker.status == "up"}
-        wished = {bundle.name: up[wish] for bundle in bundles if (wish := self.wishes.get(bundle.name)) in up}
-        others = [bundle for bundle in bundles if bundle.name not in wished and bundle.name not in self.taken]
-        granted = [(name, owner) for name, owner in wished.items() if owner not in avoid.get(name, frozenset())][:at_most]
-        return dict(granted) | self._others.place(view, others, avoid=avoid, at_most=at_most - len(granted))
+    def place(
+        self,
+        view: View,
+        bundles: Sequence[BundleEntry],
+        *,
+        avoid: Mapping[str, frozenset[int]],
+        at_most: int,
+    ) -> dict[str, int]:
+        """Place as `brokers.balancing.placement.Placement` defines. A wish for a broker that is not
+        up is ignored.
+        """
+        up = {
+            broker.broker: broker.incarnation
+            for broker in view.live_brokers()
+            if broker.status == "up"
+        }
+        wished = {
+            bundle.name: up[wish]
+            for bundle in bundles
+            if (wish := self.wishes.get(bundle.name)) in up
+        }
+        others = [
+            bundle
+            for bundle in bundles
+            if bundle.name not in wished and bundle.name not in self.taken
+        ]
+        granted = [
+            (name, owner)
+            for name, owner in wished.items()
+            if owner not in avoid.get(name, frozenset())
+        ][:at_most]
+        return dict(granted) | self._others.place(
+            view, others, avoid=avoid, at_most=at_most - len(granted)
+        )

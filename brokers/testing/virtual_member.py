@@ -1,4 +1,6 @@
-"""Run one broker of a virtual cluster: its user's service, on a log in memory and a clock that only the test moves."""
+"""Run one broker of a virtual cluster: its user's service, on a log in memory and a clock that only
+the test moves.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,9 @@ class World:
 
 
 class Member(AgentHost):
-    """One broker with its own service. It acts only when the test makes it act, or when its service has answered."""
+    """One broker with its own service. It acts only when the test makes it act, or when its service
+    has answered.
+    """
 
     def __init__(self, broker: str, service: Service, world: World) -> None:
         super().__init__(
@@ -118,7 +122,9 @@ class Member(AgentHost):
             step=self.deliver,
             end_process=self.end,
             serves_peers=world.serves_peers,
-            fetch_spilled=lambda source, bundle, digest: self._arrival(source.broker, bundle, digest).whole(),
+            fetch_spilled=lambda source, bundle, digest: self._arrival(
+                source.broker, bundle, digest
+            ).whole(),
         )
         self.router = Router(
             self.agent,
@@ -177,27 +183,50 @@ class Member(AgentHost):
 
     def drain(self, *, requested_by: str | None = None) -> None:
         """Start to drain."""
-        self.deliver(DrainRequested(leave=False, deadline_ms=self._world.clock.boot_ms, requested_by=requested_by))
+        self.deliver(
+            DrainRequested(
+                leave=False, deadline_ms=self._world.clock.boot_ms, requested_by=requested_by
+            )
+        )
 
     def undrain(self) -> None:
         """End a drain."""
         self.deliver(UndrainRequested())
 
-    def listen(self, listener: Callable[[Folded], None], *, resynced: Callable[[Resync], None]) -> Callable[[], None]:
+    def listen(
+        self, listener: Callable[[Folded], None], *, resynced: Callable[[Resync], None]
+    ) -> Callable[[], None]:
         """Call `listener` for each record. Return the end of it."""
         self._listeners.append((listener, resynced))
         return partial(self._listeners.remove, (listener, resynced))
 
     async def opened(self, tokens: Mapping[str, int], *, timeout_ms: int) -> Opened:
-        """Ask the owners of bundles, without the network, which they have opened under these `tokens`."""
-        owners = [(self._world.members.get(owner.broker), part) for owner, part in by_owner(self.view, tokens)]
-        return all_of([await owner.router.opened_here(part, timeout_ms=timeout_ms) for owner, part in owners if owner is not None])
+        """Ask the owners of bundles, without the network, which they have opened under these
+        `tokens`.
+        """
+        owners = [
+            (self._world.members.get(owner.broker), part)
+            for owner, part in by_owner(self.view, tokens)
+        ]
+        return all_of(
+            [
+                await owner.router.opened_here(part, timeout_ms=timeout_ms)
+                for owner, part in owners
+                if owner is not None
+            ]
+        )
 
-    async def request(self, intent: Intent, *, timeout_ms: int, requested_by: str | None = None) -> int:
-        """Propose `intent` as `brokers.runtime.worker.Worker.request` does. Return the offset of the accepted record."""
+    async def request(
+        self, intent: Intent, *, timeout_ms: int, requested_by: str | None = None
+    ) -> int:
+        """Propose `intent` as `brokers.runtime.worker.Worker.request` does. Return the offset of
+        the accepted record.
+        """
         ticket = self.submit(intent, requested_by=requested_by)
         answered = await self.until(
-            lambda _: self._answers.pop(ticket, None), timeout_ms=timeout_ms, what=f"the answer about {subject_of(intent)}"
+            lambda _: self._answers.pop(ticket, None),
+            timeout_ms=timeout_ms,
+            what=f"the answer about {subject_of(intent)}",
         )
         if answered.error is not None:
             raise answered.error
@@ -210,7 +239,9 @@ class Member(AgentHost):
     # --- what its service needs ---
 
     async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
-        """Route a key as `brokers.runtime.service.ServiceHost.route` does. `timeout_ms` counts on the cluster's clock."""
+        """Route a key as `brokers.runtime.service.ServiceHost.route` does. `timeout_ms` counts on
+        the cluster's clock.
+        """
         return await self.router.route(namespace, key, timeout_ms=timeout_ms)
 
     async def until(
@@ -221,7 +252,9 @@ class Member(AgentHost):
         what: str,
         line: Line | None = None,  # noqa: ARG002 - a test has few callers, so each looks itself
     ) -> T:
-        """Wait for a condition as `brokers.runtime.router.Waiting` defines, on the cluster's clock."""
+        """Wait for a condition as `brokers.runtime.router.Waiting` defines, on the cluster's
+        clock.
+        """
         clock = self._world.clock
         deadline_ms = clock.boot_ms + timeout_ms
         while True:
@@ -240,7 +273,9 @@ class Member(AgentHost):
         """Read to the log's end as `brokers.runtime.worker.Worker.up_to_date` does."""
         end = len(self.log.entries)
         with suppress(DeadlineExceeded):
-            await self.until(lambda _: self.read >= end or None, timeout_ms=timeout_ms, what="the end of the log")
+            await self.until(
+                lambda _: self.read >= end or None, timeout_ms=timeout_ms, what="the end of the log"
+            )
             return may_deny(self.agent, self.now(), log_is_readable=True)
         return False
 
@@ -248,7 +283,13 @@ class Member(AgentHost):
         if source is None:
             return Ownership(handle, clock=self._world.clock, admitted=self.runner.admitted)
         arrival = self._arrival(source.broker, handle.bundle)
-        return Ownership(handle, clock=self._world.clock, fetch=arrival.whole, stream=arrival.stream, admitted=self.runner.admitted)
+        return Ownership(
+            handle,
+            clock=self._world.clock,
+            fetch=arrival.whole,
+            stream=arrival.stream,
+            admitted=self.runner.admitted,
+        )
 
     def _arrival(self, source: str, bundle: str, digest: str | None = None) -> Arrival:
         """Return the state at another member, without the network."""
@@ -256,7 +297,11 @@ class Member(AgentHost):
         @asynccontextmanager
         async def request(offset: int) -> AsyncIterator[tuple[AsyncIterator[bytes], bool] | None]:
             member = self._world.members.get(source)
-            body = None if member is None else await member.runner.fetch_released(bundle, digest, offset=offset)
+            body = (
+                None
+                if member is None
+                else await member.runner.fetch_released(bundle, digest, offset=offset)
+            )
             yield None if body is None else (body, True)
 
         return Arrival(Peer(broker=source), bundle, request)

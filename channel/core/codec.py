@@ -1,9 +1,10 @@
 """Encode records as flat JSON objects; decode and check them without a view.
 
-* The checks (types, ranges, bounds) are handwritten, because a library's version must not change a verdict. A property test
-  compares them with the schema that docs/reference publishes.
+* The checks (types, ranges, bounds) are handwritten, because a library's version must not change a
+  verdict. A property test compares them with the schema that docs/reference publishes.
 * `decode` never raises: bytes that are not a record give an `Unreadable` with the problem.
-* Unknown fields are ignored, and `null` means absent. Integers lie from 0 to 2**63 - 1; `true` is not one.
+* Unknown fields are ignored, and `null` means absent. Integers lie from 0 to 2**63 - 1; `true` is
+  not one.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ from equipoise.channel.core.records import (
 _INTEGER_BITS: Final = INTEGER_MAX.bit_length()
 _init_transition: Final = BundleTransition.__init__
 _init_renewed: Final = Renewed.__init__
-_hot_fields: Final = itemgetter("key", "based_on", "publisher", "incarnation", "sequence", "timestamp_ms")
+_hot_fields: Final = itemgetter(
+    "key", "based_on", "publisher", "incarnation", "sequence", "timestamp_ms"
+)
 _ADMIN_PREFIX_LENGTH: Final = len(ADMIN_PREFIX)
 
 _KEY_OF: Final = {"genesis": "genesis", "level": "level"}
@@ -73,7 +76,9 @@ _POLICY_CHANGES: Final = frozenset({"set", "removed"})
 
 
 def decode(data: bytes) -> AnyRecord | Unreadable:
-    """Return the record in these bytes, or an `Unreadable` with the first problem found. Never raises."""
+    """Return the record in these bytes, or an `Unreadable` with the first problem found. Never
+    raises.
+    """
     try:
         raw = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -105,7 +110,8 @@ def encode(record: AnyRecord) -> bytes:
     return orjson.dumps({name: value for name, value in raw.items() if value is not None})
 
 
-# --- the envelope ---------------------------------------------------------------------------------------------------------
+# --- the envelope
+# --------------------------------------------------------------------------------------------------
 
 Envelope = tuple[str, int, str, int | None, int | None, int | None, int, int, str | None]
 
@@ -127,7 +133,8 @@ class _EnvelopeFields(TypedDict):
 def _hot_envelope(raw: Raw) -> Envelope:
     """Return the envelope of a transition or renewal as a tuple, in the order of `_EnvelopeFields`.
 
-    These are nine tenths of a channel. One test accepts what brokers write; the rest is read field by field.
+    These are nine tenths of a channel. One test accepts what brokers write; the rest is read field
+    by field.
     """
     try:
         key, based_on, publisher, incarnation, sequence, timestamp_ms = _hot_fields(raw)
@@ -140,7 +147,8 @@ def _hot_envelope(raw: Raw) -> Envelope:
         and type(incarnation) is int
         and type(sequence) is int
         and type(timestamp_ms) is int
-        # One test for four ranges: a negative or 64-bit number sets a bit above bit 62 of the union.
+        # One test for four ranges: a negative or 64-bit number sets a bit above bit 62 of the
+        # union.
         and not (based_on | incarnation | sequence | timestamp_ms) >> _INTEGER_BITS
         and 0 < len(key) <= KEY_CHARACTERS_MAX
         and 0 < len(publisher) <= KEY_CHARACTERS_MAX
@@ -173,7 +181,12 @@ def _envelope(raw: Raw) -> _EnvelopeFields:
 def _publisher(raw: Raw) -> tuple[str, int | None, int | None, int | None]:
     publisher = text(raw, "publisher", KEY_CHARACTERS_MAX)
     if not publisher.startswith(ADMIN_PREFIX):
-        return publisher, integer(raw, "incarnation"), integer(raw, "sequence"), optional_integer(raw, "as_of")
+        return (
+            publisher,
+            integer(raw, "incarnation"),
+            integer(raw, "sequence"),
+            optional_integer(raw, "as_of"),
+        )
     if raw.get("incarnation") is not None or raw.get("sequence") is not None:
         fail("an admin's record has neither incarnation nor sequence")
     return publisher, None, None, integer(raw, "as_of")
@@ -193,7 +206,8 @@ def _first_of_its_kind(raw: Raw) -> _EnvelopeFields:
         "as_of": None,
         "level": _level(raw),
         "timestamp_ms": _timestamp_ms(raw),
-        "requested_by": None,  # A view keeps `joined`, so it must be the same for readers that do not know the field.
+        # A view keeps `joined`, so it must be the same for readers that do not know the field.
+        "requested_by": None,
     }
 
 
@@ -217,7 +231,9 @@ def _timestamp_ms(raw: Raw) -> int:
 
 
 def _unreadable(raw: Raw, problem: str) -> Unreadable:
-    """Return the problem, with the part of a broken record that settles its publisher's attempt, if readable."""
+    """Return the problem, with the part of a broken record that settles its publisher's attempt, if
+    readable.
+    """
     try:
         level = _level(raw)
     except MalformedError:
@@ -229,7 +245,13 @@ def _unreadable(raw: Raw, problem: str) -> Unreadable:
         return Unreadable(problem=problem, level=level)
     if publisher.startswith(ADMIN_PREFIX):
         return Unreadable(problem=problem, level=level)
-    return Unreadable(problem=problem, publisher=publisher, incarnation=incarnation, sequence=sequence, level=level)
+    return Unreadable(
+        problem=problem,
+        publisher=publisher,
+        incarnation=incarnation,
+        sequence=sequence,
+        level=level,
+    )
 
 
 def _remark(raw: Raw, name: str) -> str | None:
@@ -241,14 +263,18 @@ def _remark(raw: Raw, name: str) -> str | None:
     return value if type(value) is str and 0 < len(value) <= TEXT_CHARACTERS_MAX else None
 
 
-# --- kinds ----------------------------------------------------------------------------------------------------------------
+# --- kinds
+# --------------------------------------------------------------------------------------------------
 
 
 def _decode_bundle(raw: Raw) -> BundleTransition:
-    key, based_on, publisher, incarnation, sequence, as_of, level, timestamp_ms, requested_by = _hot_envelope(raw)
+    key, based_on, publisher, incarnation, sequence, as_of, level, timestamp_ms, requested_by = (
+        _hot_envelope(raw)
+    )
     get = raw.get
     state, owner, source = get("state"), get("owner"), get("source")
-    # As in `_hot_envelope`: one look accepts valid values; only invalid ones are read again, for the problem.
+    # As in `_hot_envelope`: one look accepts valid values; only invalid ones are read again, for
+    # the problem.
     if owner is not None and (type(owner) is not int or owner >> _INTEGER_BITS):
         owner = integer(raw, "owner")
     if source is not None and (type(source) is not int or source >> _INTEGER_BITS):
@@ -276,7 +302,8 @@ def _decode_bundle(raw: Raw) -> BundleTransition:
         handover=None if get("handover") is None else handover(raw),
     )
     if as_of is not None or level != 1 or requested_by is not None:
-        # Set afterwards: CPython 3.11 takes four times as long over sixteen keywords as over fifteen.
+        # Set afterwards: CPython 3.11 takes four times as long over sixteen keywords as over
+        # fifteen.
         object.__setattr__(record, "as_of", as_of)
         object.__setattr__(record, "level", level)
         object.__setattr__(record, "requested_by", requested_by)
@@ -304,7 +331,9 @@ def _decode_namespace(raw: Raw) -> NamespaceRecord:
     return NamespaceRecord(
         **_envelope(raw),
         status=cast("NamespaceStatus", choice(raw, "status", _NAMESPACE_STATUSES)),
-        boundaries=None if raw.get("boundaries") is None else integers(raw, "boundaries", BOUNDARIES_MAX),
+        boundaries=(
+            None if raw.get("boundaries") is None else integers(raw, "boundaries", BOUNDARIES_MAX)
+        ),
         policies=None if raw.get("policies") is None else document(raw, "policies"),
     )
 
@@ -312,7 +341,17 @@ def _decode_namespace(raw: Raw) -> NamespaceRecord:
 def _decode_broker(raw: Raw) -> Joined | Renewed | BrokerRecord:
     status = raw.get("status")
     if status == "renewed":
-        key, based_on, publisher, incarnation, sequence, as_of, level, timestamp_ms, requested_by = _hot_envelope(raw)
+        (
+            key,
+            based_on,
+            publisher,
+            incarnation,
+            sequence,
+            as_of,
+            level,
+            timestamp_ms,
+            requested_by,
+        ) = _hot_envelope(raw)
         record = blank(Renewed)
         _init_renewed(
             record,
@@ -342,7 +381,11 @@ def _decode_joined(raw: Raw) -> Joined:
     envelope = _first_of_its_kind(raw)
     if envelope["publisher"] != envelope["key"] or envelope["key"].startswith(ADMIN_PREFIX):
         fail("a broker publishes its own joined record: publisher must equal key")
-    lease_ms, margin_ms, renew_ms = integer(raw, "lease_ms"), integer(raw, "margin_ms"), integer(raw, "renew_ms")
+    lease_ms, margin_ms, renew_ms = (
+        integer(raw, "lease_ms"),
+        integer(raw, "margin_ms"),
+        integer(raw, "renew_ms"),
+    )
     if not lease_ms or not margin_ms or not renew_ms:
         fail("lease_ms, margin_ms and renew_ms must be above 0")
     capacity = optional_integer(raw, "capacity", 100)
@@ -367,7 +410,8 @@ def _decode_joined(raw: Raw) -> Joined:
 
 def _decode_genesis(raw: Raw) -> Genesis:
     envelope = _first_of_its_kind(raw)
-    # Checked here, because a reader counts offsets from the first genesis' base and must know that it is accepted.
+    # Checked here, because a reader counts offsets from the first genesis' base and must know that
+    # it is accepted.
     if envelope["based_on"]:
         fail("genesis is based on 0")
     return Genesis(
@@ -406,7 +450,8 @@ _DECODERS: Final[Mapping[str, Callable[[Raw], AnyRecord]]] = {
 }
 
 
-# --- writing --------------------------------------------------------------------------------------------------------------
+# --- writing
+# --------------------------------------------------------------------------------------------------
 
 # type -> (kind, status if the type fixes it)
 _KINDS: Final[Mapping[type[AnyRecord], tuple[str, str | None]]] = {
@@ -425,7 +470,10 @@ _KINDS: Final[Mapping[type[AnyRecord], tuple[str, str | None]]] = {
 _ENVELOPE_NAMES: Final = frozenset(field.name for field in fields(Record))
 
 # The own fields of a type, in the order of its class: they are written in this order.
-_OWN_NAMES: Final = {kind: [field.name for field in fields(kind) if field.name not in _ENVELOPE_NAMES] for kind in _KINDS}
+_OWN_NAMES: Final = {
+    kind: [field.name for field in fields(kind) if field.name not in _ENVELOPE_NAMES]
+    for kind in _KINDS
+}
 
 
 def _own_fields(record: AnyRecord) -> Raw:
@@ -435,5 +483,11 @@ def _own_fields(record: AnyRecord) -> Raw:
         raw["status"] = status
     for name in _OWN_NAMES[type(record)]:
         value: object = getattr(record, name)
-        raw[name] = b64encode(value).decode() if isinstance(value, bytes) else value if value != "" else None
+        raw[name] = (
+            b64encode(value).decode()
+            if isinstance(value, bytes)
+            else value
+            if value != ""
+            else None
+        )
     return raw

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from equipoise.channel.core.digest import broker_part, bundle_part, last_weight, sequence_weight, weight
+from equipoise.channel.core.digest import (
+    broker_part,
+    bundle_part,
+    last_weight,
+    sequence_weight,
+    weight,
+)
 from equipoise.channel.core.frozen import blank, hot_frozen
 from equipoise.channel.core.lifecycle import STATE_OF_PHASE, Phase
 from equipoise.channel.core.ranges import bundle_contains, bundle_name
@@ -76,7 +82,9 @@ def bundle_entry(
     algorithm: str | None = None,
     positions: tuple[int, ...] | None = None,
 ) -> BundleEntry:
-    """Return a bundle whose range is new to the view. Its name is made and its weight hashed only here."""
+    """Return a bundle whose range is new to the view. Its name is made and its weight hashed only
+    here.
+    """
     name = bundle_name(namespace, low, high)
     key_weight = weight("bundle", name)
     return BundleEntry(
@@ -132,12 +140,12 @@ def next_entry(
 class BrokerEntry:
     """One broker id and its newest incarnation.
 
-    `joined` is the record that made the incarnation. `digest_after` is the view's digest just after this key's last accepted
-    record: the digest that the next renewal must carry.
+    `joined` is the record that made the incarnation. `digest_after` is the view's digest just after
+    this key's last accepted record: the digest that the next renewal must carry.
 
-    This is the one entry that changes in place; only `channel.core.view` writes it. `last` rises with every renewal and
-    `sequence` with each of the broker's records, nine tenths of a channel. A new entry each time would cost more than the rest
-    of the fold.
+    This is the one entry that changes in place; only `channel.core.view` writes it. `last` rises
+    with every renewal and `sequence` with each of the broker's records, nine tenths of a channel. A
+    new entry each time would cost more than the rest of the fold.
     """
 
     broker: str
@@ -157,7 +165,15 @@ class BrokerEntry:
         return self.status in ("up", "draining")
 
 
-def broker_entry(joined: Joined, *, incarnation: int, status: BrokerStatus, last: int, sequence: int, digest_after: int = 0) -> BrokerEntry:
+def broker_entry(
+    joined: Joined,
+    *,
+    incarnation: int,
+    status: BrokerStatus,
+    last: int,
+    sequence: int,
+    digest_after: int = 0,
+) -> BrokerEntry:
     """Return a broker in a new incarnation or status. Its weights are hashed only here."""
     key_weight = weight("broker", joined.key, joined.nonce, str(joined.supported_level))
     return BrokerEntry(
@@ -247,10 +263,11 @@ Change = BundleChanged | BrokerChanged | NamespaceChanged | PolicyChanged | Leve
 
 @hot_frozen
 class Verdict:
-    """The fold's verdict on a record: accepted with its changes (`reason` is None), or rejected with the reason.
+    """The fold's verdict on a record: accepted with its changes (`reason` is None), or rejected
+    with the reason.
 
-    `problem` adds details for people. `diverged` is set on an accepted renewal with another digest than this view's: two
-    readers of one log hold different views.
+    `problem` adds details for people. `diverged` is set on an accepted renewal with another digest
+    than this view's: two readers of one log hold different views.
     """
 
     reason: Reason | None = None

@@ -44,7 +44,9 @@ class InvalidName(CallerError):
 
 
 class InvalidKafkaSetting(CallerError):
-    """A setting of the Kafka client that is unknown, has a wrong value, or is not the user's to choose."""
+    """A setting of the Kafka client that is unknown, has a wrong value, or is not the user's to
+    choose.
+    """
 
     def __init__(self, *, setting: str, problem: str) -> None:
         """`setting` is its librdkafka name. The message never quotes its value."""
@@ -60,18 +62,28 @@ class LogNotBegun(CallerError):
         """`log` is its URL, `problem` what was found instead."""
         self.log = log
         self.problem = problem
-        super().__init__(f"the log {log} has not begun: {problem}; start a broker on it, or check the URL")
+        super().__init__(
+            f"the log {log} has not begun: {problem}; start a broker on it, or check the URL"
+        )
 
 
 class LogUnavailable(PeerError):
-    """The log did not answer in time. Records in flight may be on it, unless `in_doubt` is false."""
+    """The log did not answer in time. Records in flight may be on it, unless `in_doubt` is
+    false.
+    """
 
     def __init__(self, *, log: str, problem: str, in_doubt: bool = True) -> None:
-        """`problem` is what the log did. `in_doubt` is false where nothing can have been appended."""
+        """`problem` is what the log did. `in_doubt` is false where nothing can have been
+        appended.
+        """
         self.log = log
         self.problem = problem
         self.in_doubt = in_doubt
-        outcome = "records in flight may or may not be on it" if in_doubt else "nothing was appended; try again later"
+        outcome = (
+            "records in flight may or may not be on it"
+            if in_doubt
+            else "nothing was appended; try again later"
+        )
         super().__init__(f"the log {log} is unavailable: {problem}; {outcome}")
 
 
@@ -83,7 +95,9 @@ class LogDamaged(OperatorError):
         self.log = log
         self.problem = problem
         self.offset = offset
-        super().__init__(f"the log {log} cannot be used: {problem}; restore it from a copy, or use another log")
+        super().__init__(
+            f"the log {log} cannot be used: {problem}; restore it from a copy, or use another log"
+        )
 
 
 class LogAccessDenied(OperatorError):
@@ -94,8 +108,8 @@ class LogAccessDenied(OperatorError):
         self.log = log
         self.problem = problem
         super().__init__(
-            f"the log {log} denies access: {problem}; "
-            "check the credentials and TLS settings of this process, and the rights of its user there"
+            f"the log {log} denies access: {problem}; check the credentials and TLS settings of"
+            " this process, and the rights of its user there"
         )
 
 
@@ -110,8 +124,9 @@ class UnfitTopic(OperatorError):
         self.found = found
         self.needed = needed
         super().__init__(
-            f"the log {log} cannot be used: {setting} of the topic {topic} is {found}, and must be {needed}; "
-            "alter it, or use a new topic, which is then created with the right settings"
+            f"the log {log} cannot be used: {setting} of the topic {topic} is {found}, and must be"
+            f" {needed}; alter it, or use a new topic, which is then created with the right"
+            " settings"
         )
 
 
@@ -121,7 +136,9 @@ class LogStorageFull(OperatorError):
     def __init__(self, *, log: str) -> None:
         """`log` names the log whose disk is full."""
         self.log = log
-        super().__init__(f"the disk of the log {log} is full and nothing was appended; free space on it")
+        super().__init__(
+            f"the disk of the log {log} is full and nothing was appended; free space on it"
+        )
 
 
 class LogWentBack(OperatorError):
@@ -133,13 +150,16 @@ class LogWentBack(OperatorError):
         self.position = position
         self.end = end
         super().__init__(
-            f"the log {log} ends at {end}, but a reader expects offset {position} next: "
-            "it was replaced or restored from an older copy; stop all brokers of it before they start again"
+            f"the log {log} ends at {end}, but a reader expects offset {position} next: it was"
+            " replaced or restored from an older copy; stop all brokers of it before they start"
+            " again"
         )
 
 
 class LogReplaced(OperatorError):
-    """A file of the log was replaced or deleted while open: other processes now read another log."""
+    """A file of the log was replaced or deleted while open: other processes now read another
+    log.
+    """
 
     def __init__(self, *, log: str, path: str) -> None:
         """`path` is the file that is no longer the one that was opened."""
@@ -152,15 +172,17 @@ class LogReplaced(OperatorError):
 
 
 class BegunAbove(PeerError):
-    """A log that was empty now starts as the copy of another log. The state before its genesis is in its snapshot."""
+    """A log that was empty now starts as the copy of another log. The state before its genesis is
+    in its snapshot.
+    """
 
     def __init__(self, *, log: str, base: int) -> None:
         """The log goes on above offset `base`."""
         self.log = log
         self.base = base
         super().__init__(
-            f"a channel was copied to the log {log} while it was read: it goes on above offset {base} of another log; "
-            "read it again, from its snapshot"
+            f"a channel was copied to the log {log} while it was read: it goes on above offset"
+            f" {base} of another log; read it again, from its snapshot"
         )
 
 
@@ -172,7 +194,10 @@ class LogTruncated(PeerError):
         self.log = log
         self.position = position
         self.start = start
-        super().__init__(f"the log {log} starts at {start}, offset {position} is gone; load a snapshot and read on from there")
+        super().__init__(
+            f"the log {log} starts at {start}, offset {position} is gone; load a snapshot and read"
+            " on from there"
+        )
 
 
 class ForeignLog(OperatorError):
@@ -183,20 +208,25 @@ class ForeignLog(OperatorError):
         self.log = log
         self.expected = expected
         self.found = found
-        super().__init__(f"the log {log} belongs to cluster {found!r}, not {expected!r}; check the log URL and the cluster id")
+        super().__init__(
+            f"the log {log} belongs to cluster {found!r}, not {expected!r}; check the log URL and"
+            " the cluster id"
+        )
 
 
 class LevelTooNew(OperatorError):
     """The log was raised to a format version that this code does not know."""
 
     def __init__(self, *, level: int, supported: int, offset: int) -> None:
-        """Format version `level` is active from `offset` on. This code supports versions up to `supported`."""
+        """Format version `level` is active from `offset` on. This code supports versions up to
+        `supported`.
+        """
         self.level = level
         self.supported = supported
         self.offset = offset
         super().__init__(
-            f"the channel was raised to format version {level} at offset {offset}, but this program supports versions up to {supported}; "
-            "upgrade it"
+            f"the channel was raised to format version {level} at offset {offset}, but this program"
+            f" supports versions up to {supported}; upgrade it"
         )
 
 
@@ -208,19 +238,24 @@ class LogClosed(OperatorError):
         self.log = log
         self.offset = offset
         super().__init__(
-            f"the log {log} was closed at offset {offset}, when its channel was copied to another log: brokers cannot use it any more; "
-            "use the copy, or complete an incomplete copy: equipoise channel copy --again "
-            "(its history can still be read: equipoise channel tail, why, at, diff, export)"
+            f"the log {log} was closed at offset {offset}, when its channel was copied to another"
+            " log: brokers cannot use it any more; use the copy, or complete an incomplete copy:"
+            " equipoise channel copy --again (its history can still be read: equipoise channel"
+            " tail, why, at, diff, export)"
         )
 
 
 class SnapshotDamaged(PeerError):
-    """A snapshot's bytes do not match its checksum or digest. A fold from the log's start replaces it."""
+    """A snapshot's bytes do not match its checksum or digest. A fold from the log's start replaces
+    it.
+    """
 
     def __init__(self, *, problem: str) -> None:
         """`problem` is the mismatch."""
         self.problem = problem
-        super().__init__(f"the snapshot cannot be used: {problem}; fold the log from its start instead")
+        super().__init__(
+            f"the snapshot cannot be used: {problem}; fold the log from its start instead"
+        )
 
 
 class DeadlineExceeded(PeerError):
@@ -230,7 +265,9 @@ class DeadlineExceeded(PeerError):
         """`what` is the event."""
         self.what = what
         self.waited_ms = waited_ms
-        super().__init__(f"{what} did not happen within {waited_ms} ms; ask again, it may still happen")
+        super().__init__(
+            f"{what} did not happen within {waited_ms} ms; ask again, it may still happen"
+        )
 
 
 class Overloaded(PeerError):
@@ -258,46 +295,73 @@ class OutcomeUnknown(PeerError):
 
 
 class CompactedSnapshotDamaged(OperatorError):
-    """The channel's compacted snapshot does not match its marker. A channel that is whole can be folded instead."""
+    """The channel's compacted snapshot does not match its marker. A channel that is whole can be
+    folded instead.
+    """
 
     def __init__(self, *, problem: str) -> None:
         """`problem` is the mismatch."""
         self.problem = problem
-        super().__init__(f"the channel's snapshot cannot be used: {problem}; compact again if the channel is whole, else restore a backup")
+        super().__init__(
+            f"the channel's snapshot cannot be used: {problem}; compact again if the channel is"
+            " whole, else restore a backup"
+        )
 
 
 class SnapshotFenced(PeerError):
-    """Another compactor has claimed the snapshot and continues this one's work. Nothing was written."""
+    """Another compactor has claimed the snapshot and continues this one's work. Nothing was
+    written.
+    """
 
     def __init__(self, *, log: str) -> None:
         """`log` names the log that the snapshot belongs to."""
         self.log = log
-        super().__init__(f"another compactor has taken over the snapshot of {log}: nothing was written; let the other one finish")
+        super().__init__(
+            f"another compactor has taken over the snapshot of {log}: nothing was written; let the"
+            " other one finish"
+        )
 
 
 class ChannelIncomplete(OperatorError):
-    """The beginning of a channel is gone and no snapshot replaces it: its state cannot be computed."""
+    """The beginning of a channel is gone and no snapshot replaces it: its state cannot be
+    computed.
+    """
 
-    def __init__(self, *, log: str, first: int, last: int | None, compacted_snapshot: str, copied: bool = False) -> None:
-        """The records from `first` to `last` are lost: offsets of `log`, or of the log that it was `copied` from.
+    def __init__(
+        self,
+        *,
+        log: str,
+        first: int,
+        last: int | None,
+        compacted_snapshot: str,
+        copied: bool = False,
+    ) -> None:
+        """The records from `first` to `last` are lost: offsets of `log`, or of the log that it was
+        `copied` from.
 
-        `last` is None if unknown. `compacted_snapshot` is what is wrong with the snapshot that should replace them.
+        `last` is None if unknown. `compacted_snapshot` is what is wrong with the snapshot that
+        should replace them.
         """
         self.log = log
         self.first = first
         self.last = last
         self.compacted_snapshot = compacted_snapshot
         self.copied = copied
-        lost = "lacks the records that it was copied from," if copied else "no longer has its records"
+        lost = (
+            "lacks the records that it was copied from," if copied else "no longer has its records"
+        )
         until = "on" if last is None else f"to {last}"
         super().__init__(
-            f"the log {log} {lost} from offset {first} {until}, and {compacted_snapshot}; stop all its brokers, "
-            "and restore the log with its snapshot from one backup, or import an export into a new log (equipoise channel import)"
+            f"the log {log} {lost} from offset {first} {until}, and {compacted_snapshot}; stop all"
+            " its brokers, and restore the log with its snapshot from one backup, or import an"
+            " export into a new log (equipoise channel import)"
         )
 
 
 class CompactionRefused(OperatorError):
-    """Compaction could lose data for good, or no reader would see what it writes. What readers see is unchanged."""
+    """Compaction could lose data for good, or no reader would see what it writes. What readers see
+    is unchanged.
+    """
 
     def __init__(self, *, log: str, problem: str, remedy: str) -> None:
         """`problem` is what was found, `remedy` what to do."""
@@ -308,7 +372,8 @@ class CompactionRefused(OperatorError):
 
 
 def invalid_boundaries(*, subject: str, problem: str) -> CallerError:
-    """Return the error for the cuts of a hash range that do not rise strictly, or do not lie strictly inside it.
+    """Return the error for the cuts of a hash range that do not rise strictly, or do not lie
+    strictly inside it.
 
     `subject` names the bundle or namespace, `problem` what is wrong with the cuts.
     """
@@ -316,12 +381,16 @@ def invalid_boundaries(*, subject: str, problem: str) -> CallerError:
 
 
 def without_password(url: str) -> str:
-    """Return the URL of a log or broker for messages, with a mask instead of a user and password."""
+    """Return the URL of a log or broker for messages, with a mask instead of a user and
+    password.
+    """
     return re.sub(r"^(kafka|https?):.*@", r"\1://***@", url, flags=re.DOTALL)
 
 
 def invalid_log_url(*, url: str, problem: str) -> CallerError:
-    """Return the error for a log URL that this installation cannot open. It never repeats a password."""
+    """Return the error for a log URL that this installation cannot open. It never repeats a
+    password.
+    """
     return CallerError(
         f"cannot open a log at {without_password(url)!r}: {problem}; "
         "use sqlite:PATH, kafka://HOST:PORT/TOPIC, or memory:NAME within one process"
@@ -329,5 +398,7 @@ def invalid_log_url(*, url: str, problem: str) -> CallerError:
 
 
 def missing_extra(*, what: str, extra: str) -> CallerError:
-    """Return the error for a feature `what` whose packages come with the extra `extra`, which is not installed."""
+    """Return the error for a feature `what` whose packages come with the extra `extra`, which is
+    not installed.
+    """
     return CallerError(f"{what} needs the extra `{extra}`: pip install 'equipoise[{extra}]'")

@@ -1,6 +1,7 @@
 """Check the fields of a record, as decoded from JSON, for type, range and bound.
 
-Each function returns a field's value, or raises `MalformedError` with a problem that names the field.
+Each function returns a field's value, or raises `MalformedError` with a problem that names the
+field.
 """
 
 from __future__ import annotations
@@ -9,7 +10,14 @@ from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from typing import Final, NoReturn, cast
 
-from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, HANDOVER_BYTES_MAX, INTEGER_MAX, TEXT_CHARACTERS_MAX, Document, Scalar
+from equipoise.channel.core.records import (
+    DOCUMENT_ENTRIES_MAX,
+    HANDOVER_BYTES_MAX,
+    INTEGER_MAX,
+    TEXT_CHARACTERS_MAX,
+    Document,
+    Scalar,
+)
 
 Raw = dict[str, object]
 
@@ -27,9 +35,13 @@ def fail(problem: str) -> NoReturn:
 
 
 def shown(value: object) -> str:
-    """Return a value as a problem shows it. Lists and objects show only their type: `repr` fails on deep nesting."""
+    """Return a value as a problem shows it. Lists and objects show only their type: `repr` fails on
+    deep nesting.
+    """
     return (
-        repr(value)[:_SHOWN_CHARACTERS_MAX] if value is None or isinstance(value, str | int | float) else f"of type {type(value).__name__}"
+        repr(value)[:_SHOWN_CHARACTERS_MAX]
+        if value is None or isinstance(value, str | int | float)
+        else f"of type {type(value).__name__}"
     )
 
 
@@ -91,7 +103,10 @@ def document(raw: Raw, name: str) -> Document:
         else:
             fits = type(item) is bool or (type(item) is int and 0 <= item <= INTEGER_MAX)
         if not fits:
-            fail(f"{name}[{shown(field)}] must be a text of at most {TEXT_CHARACTERS_MAX} characters, an integer or a boolean")
+            fail(
+                f"{name}[{shown(field)}] must be a text of at most {TEXT_CHARACTERS_MAX}"
+                " characters, an integer or a boolean"
+            )
     return cast("dict[str, Scalar]", value)
 
 

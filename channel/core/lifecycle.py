@@ -1,10 +1,11 @@
-"""Define the life of a bundle as data: the allowed transitions, who may propose them, and the effects of a death.
+"""Define the life of a bundle as data: the allowed transitions, who may propose them, and the
+effects of a death.
 
-`channel.core.view` judges records by these tables, `brokers.agent` acts by them, and `python -m tests.docs.reference_pages` draws
-the diagrams in the docs from them.
+`channel.core.view` judges records by these tables, `brokers.agent` acts by them, and `python -m
+tests.docs.reference_pages` draws the diagrams in the docs from them.
 
-A *phase* is a bundle's state together with the holders that it names. `assigning` with a source is a transfer: the source still
-serves. `assigning` without one has no server.
+A *phase* is a bundle's state together with the holders that it names. `assigning` with a source is
+a transfer: the source still serves. `assigning` without one has no server.
 
     phase          record                            who serves
     free           free                              nobody
@@ -25,7 +26,9 @@ from typing import Final, Literal
 
 from equipoise.channel.core.records import State
 
-Phase = Literal["free", "assigning", "transferring", "owned", "handing_over", "unloading", "splitting"]
+Phase = Literal[
+    "free", "assigning", "transferring", "owned", "handing_over", "unloading", "splitting"
+]
 
 STATE_OF_PHASE: Final[Mapping[Phase, State]] = {
     "free": "free",
@@ -50,7 +53,9 @@ PHASE_OF_SHAPE: Final[Mapping[tuple[State, bool, bool], Phase]] = {
 
 
 class Actor(Enum):
-    """Who may propose a transition. `OWNER` and `SOURCE` are those that the bundle names before it."""
+    """Who may propose a transition. `OWNER` and `SOURCE` are those that the bundle names before
+    it.
+    """
 
     ANY_BROKER = "any live broker"
     ADMIN = "an admin"
@@ -104,7 +109,14 @@ TRANSITIONS: Final[tuple[Row, ...]] = (
         new_token=True,
         meaning="the owner has opened it",
     ),
-    Row(before="assigning", after="free", actors=_OWNER, owner=Holder.NOBODY, source=Holder.NOBODY, meaning="the owner refuses"),
+    Row(
+        before="assigning",
+        after="free",
+        actors=_OWNER,
+        owner=Holder.NOBODY,
+        source=Holder.NOBODY,
+        meaning="the owner refuses",
+    ),
     Row(
         before="assigning",
         after="assigning",
@@ -114,7 +126,14 @@ TRANSITIONS: Final[tuple[Row, ...]] = (
         refused_while_deleting=True,
         meaning="the owner is silent: assign to another",
     ),
-    Row(before="owned", after="transferring", actors=_ANYBODY, owner=Holder.TARGET, source=Holder.OWNER, meaning="transfer"),
+    Row(
+        before="owned",
+        after="transferring",
+        actors=_ANYBODY,
+        owner=Holder.TARGET,
+        source=Holder.OWNER,
+        meaning="transfer",
+    ),
     Row(
         before="transferring",
         after="handing_over",
@@ -123,7 +142,14 @@ TRANSITIONS: Final[tuple[Row, ...]] = (
         source=Holder.SOURCE,
         meaning="the destination is warm: release",
     ),
-    Row(before="transferring", after="owned", actors=_ANYBODY, owner=Holder.SOURCE, source=Holder.NOBODY, meaning="cancelled"),
+    Row(
+        before="transferring",
+        after="owned",
+        actors=_ANYBODY,
+        owner=Holder.SOURCE,
+        source=Holder.NOBODY,
+        meaning="cancelled",
+    ),
     Row(
         before="handing_over",
         after="owned",
@@ -141,7 +167,14 @@ TRANSITIONS: Final[tuple[Row, ...]] = (
         source=Holder.OWNER,
         meaning="unload without destination",
     ),
-    Row(before="unloading", after="free", actors=_SOURCE, owner=Holder.NOBODY, source=Holder.NOBODY, meaning="the source has closed it"),
+    Row(
+        before="unloading",
+        after="free",
+        actors=_SOURCE,
+        owner=Holder.NOBODY,
+        source=Holder.NOBODY,
+        meaning="the source has closed it",
+    ),
     Row(
         before="owned",
         after="splitting",
@@ -151,15 +184,26 @@ TRANSITIONS: Final[tuple[Row, ...]] = (
         refused_while_deleting=True,
         meaning="split",
     ),
-    Row(before="splitting", after="owned", actors=_ANYBODY, owner=Holder.OWNER, source=Holder.NOBODY, meaning="cancelled"),
+    Row(
+        before="splitting",
+        after="owned",
+        actors=_ANYBODY,
+        owner=Holder.OWNER,
+        source=Holder.NOBODY,
+        meaning="cancelled",
+    ),
 )
 
-ROWS: Final[Mapping[tuple[Phase, Phase], Row]] = {(row.before, row.after): row for row in TRANSITIONS}
+ROWS: Final[Mapping[tuple[Phase, Phase], Row]] = {
+    (row.before, row.after): row for row in TRANSITIONS
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeathRow:
-    """What becomes of a bundle in phase `before` when the incarnation that it names as `role` dies."""
+    """What becomes of a bundle in phase `before` when the incarnation that it names as `role`
+    dies.
+    """
 
     before: Phase
     role: Literal["owner", "source"]
@@ -176,7 +220,11 @@ DEATHS: Final[tuple[DeathRow, ...]] = (
     DeathRow(before="transferring", role="owner", after="owned", owner=Holder.SOURCE),
     DeathRow(before="handing_over", role="owner", after="owned", owner=Holder.SOURCE),
     DeathRow(before="transferring", role="source", after="assigning", owner=Holder.OWNER),
-    DeathRow(before="handing_over", role="source", after="owned", owner=Holder.OWNER, new_token=True),
+    DeathRow(
+        before="handing_over", role="source", after="owned", owner=Holder.OWNER, new_token=True
+    ),
 )
 
-DEATH_ROWS: Final[Mapping[tuple[Phase, str], DeathRow]] = {(row.before, row.role): row for row in DEATHS}
+DEATH_ROWS: Final[Mapping[tuple[Phase, str], DeathRow]] = {
+    (row.before, row.role): row for row in DEATHS
+}

@@ -2,11 +2,12 @@
 
 Theory of operation:
 
-* Bisection over the sorted lows answers every lookup. Its time grows with the number of bundles, because each probe touches
-  another piece of memory.
-* So the hash space is also cut into slots, 16 or more per bundle. A slot that lies wholly within one bundle holds its entry.
-  Nine lookups in ten take one step; only those near a boundary bisect.
-* The first lookup that has to bisect makes the slots. A replay, which looks nothing up, does not pay for them.
+* Bisection over the sorted lows answers every lookup. Its time grows with the number of bundles,
+  because each probe touches another piece of memory.
+* So the hash space is also cut into slots, 16 or more per bundle. A slot that lies wholly within
+  one bundle holds its entry. Nine lookups in ten take one step; only those near a boundary bisect.
+* The first lookup that has to bisect makes the slots. A replay, which looks nothing up, does not
+  pay for them.
 * From then on each change updates the slots with one slice assignment.
 * A lookup rebuilds the slots once the number of bundles has doubled.
 """
@@ -20,16 +21,18 @@ from typing import Final
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import HASH_MAX
 
-# Of 16 to 32 slots per bundle one contains its lower end: more than nine lookups in ten find an entry. A slot takes 8 bytes, so
-# the slots of 100,000 bundles take at most 26 MB.
+# Of 16 to 32 slots per bundle one contains its lower end: more than nine lookups in ten find an
+# entry. A slot takes 8 bytes, so the slots of 100,000 bundles take at most 26 MB.
 _SLOTS_PER_BUNDLE: Final = 16
 
-# Slots are rebuilt once the bundles have doubled, and freed once there are too few bundles for them.
+# Slots are rebuilt once the bundles have doubled, and freed once there are too few bundles for
+# them.
 _SLOTS_PER_BUNDLE_MIN: Final = 8
 _SLOTS_PER_BUNDLE_MAX: Final = 256
 
-# A bundle of nearly the whole hash space rewrites all these slots when it changes: 2 MB, in less than a millisecond. Beyond
-# 16,384 bundles per namespace each has fewer slots, and more lookups bisect.
+# A bundle of nearly the whole hash space rewrites all these slots when it changes: 2 MB, in less
+# than a millisecond. Beyond 16,384 bundles per namespace each has fewer slots, and more lookups
+# bisect.
 _SLOTS_MAX: Final = 1 << 18
 
 _HASH_BITS: Final = HASH_MAX.bit_length()
@@ -38,8 +41,9 @@ _HASH_BITS: Final = HASH_MAX.bit_length()
 class RangeIndex:
     """The bundles of one namespace in hash order: `lows` and `names`, side by side.
 
-    A point's slot is `slots[point >> shift]`. It holds the entry of the bundle that covers the whole slot, or None. The view
-    reads the attributes directly, because a call costs as much as a lookup. Only this class writes them.
+    A point's slot is `slots[point >> shift]`. It holds the entry of the bundle that covers the
+    whole slot, or None. The view reads the attributes directly, because a call costs as much as a
+    lookup. Only this class writes them.
     """
 
     __slots__ = ("lows", "names", "shift", "slots")
@@ -51,7 +55,9 @@ class RangeIndex:
         self.slots: list[BundleEntry | None] = [None]
 
     def copy(self) -> RangeIndex:
-        """Return an index of the same bundles, without slots: the first lookup that needs them makes them."""
+        """Return an index of the same bundles, without slots: the first lookup that needs them
+        makes them.
+        """
         other = RangeIndex()
         other.lows, other.names = self.lows.copy(), self.names.copy()
         return other
@@ -79,7 +85,9 @@ class RangeIndex:
         return bundles[self.names[bisect_right(self.lows, point) - 1]]
 
     def _make_slots(self, bundles: Mapping[str, BundleEntry]) -> None:
-        bits = min((_SLOTS_PER_BUNDLE * len(self.lows) - 1).bit_length(), _SLOTS_MAX.bit_length() - 1)
+        bits = min(
+            (_SLOTS_PER_BUNDLE * len(self.lows) - 1).bit_length(), _SLOTS_MAX.bit_length() - 1
+        )
         self.shift = _HASH_BITS - bits
         self.slots = [None] * (1 << bits)
         for name in self.names:
@@ -92,6 +100,7 @@ class RangeIndex:
         if shift == _HASH_BITS:
             return  # No slots have been made yet.
         first = -(-low >> shift)
-        end = (high + (high == HASH_MAX)) >> shift  # The last point of the hash space belongs to the last bundle.
+        # The last point of the hash space belongs to the last bundle.
+        end = (high + (high == HASH_MAX)) >> shift
         if first < end:
             self.slots[first:end] = [entry] * (end - first)

@@ -7,10 +7,22 @@ from __future__ import annotations
 
 from equipoise.channel.core.codec import decode
 from equipoise.channel.core.entries import Verdict
-from equipoise.channel.core.errors import BegunAbove, ForeignLog, LevelTooNew, LogClosed, LogWentBack
+from equipoise.channel.core.errors import (
+    BegunAbove,
+    ForeignLog,
+    LevelTooNew,
+    LogClosed,
+    LogWentBack,
+)
 from equipoise.channel.core.frozen import hot_frozen
 from equipoise.channel.core.log import FIRST_OFFSET, Entry
-from equipoise.channel.core.records import LEVEL_CLOSED, LEVEL_SUPPORTED, AnyRecord, Genesis, Unreadable
+from equipoise.channel.core.records import (
+    LEVEL_CLOSED,
+    LEVEL_SUPPORTED,
+    AnyRecord,
+    Genesis,
+    Unreadable,
+)
 from equipoise.channel.core.view import View, apply
 
 
@@ -26,20 +38,24 @@ class Folded:
 class Reader:
     """Folds a log into `view`, entry by entry. `position` is the next physical offset to read.
 
-    Offsets in views and records are logical: the log's own offset plus the `base` of its genesis. They keep rising when a
-    channel is copied to another log.
+    Offsets in views and records are logical: the log's own offset plus the `base` of its genesis.
+    They keep rising when a channel is copied to another log.
     """
 
     def __init__(self, *, log: str, cluster: str | None = None, view: View | None = None) -> None:
-        """Read the log named `log`, from its beginning or on from `view`, which this reader then owns.
+        """Read the log named `log`, from its beginning or on from `view`, which this reader then
+        owns.
 
-        With `cluster`, reading a log of another cluster raises `ForeignLog`. A view of another cluster, or of a format version
-        that this code does not know, raises what `feed` would raise.
+        With `cluster`, reading a log of another cluster raises `ForeignLog`. A view of another
+        cluster, or of a format version that this code does not know, raises what `feed` would
+        raise.
         """
         self.log = log
         self.cluster = cluster
         self.view = View() if view is None else view
-        self.position = FIRST_OFFSET if self.view.offset < 0 else self.view.offset - self.view.base + 1
+        self.position = (
+            FIRST_OFFSET if self.view.offset < 0 else self.view.offset - self.view.base + 1
+        )
         if self.view.cluster is not None:
             self._check_cluster(self.view.cluster)
         self._check_level()
@@ -53,7 +69,8 @@ class Reader:
         * `ForeignLog`: the genesis is another cluster's.
         * `LevelTooNew`: the channel has a format version that this code does not know.
         * `LogClosed`: the log has been closed.
-        * `BegunAbove`: the genesis of a copy, on a view without its snapshot. A new reader from `channel.snapshots.restore` must go on.
+        * `BegunAbove`: the genesis of a copy, on a view without its snapshot. A new reader from
+          `channel.snapshots.restore` must go on.
         """
         self._check_level()
         if entry.offset < self.position:
@@ -78,4 +95,6 @@ class Reader:
         if self.view.level == LEVEL_CLOSED:
             raise LogClosed(log=self.log, offset=self.view.level_last)
         if self.view.level > LEVEL_SUPPORTED:
-            raise LevelTooNew(level=self.view.level, supported=LEVEL_SUPPORTED, offset=self.view.level_last)
+            raise LevelTooNew(
+                level=self.view.level, supported=LEVEL_SUPPORTED, offset=self.view.level_last
+            )

@@ -1,7 +1,8 @@
 """Define the records of the channel, their rejection reasons and their bounds.
 
-Offsets, incarnations and tokens are logical offsets of the log, from 0 to `INTEGER_MAX`. An incarnation is the offset of the
-`joined` record that made it; `owner` and `source` are incarnations. `None` means absent.
+Offsets, incarnations and tokens are logical offsets of the log, from 0 to `INTEGER_MAX`. An
+incarnation is the offset of the `joined` record that made it; `owner` and `source` are
+incarnations. `None` means absent.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ INTEGER_MAX: Final = 2**63 - 1
 # The highest format version that this code reads.
 LEVEL_SUPPORTED: Final = 1
 
-# A format version that no code will ever support. A log whose channel was copied is raised to it. This closes the log for good,
-# also for older code that does not know copies.
+# A format version that no code will ever support. A log whose channel was copied is raised to it.
+# This closes the log for good, also for older code that does not know copies.
 LEVEL_CLOSED: Final = INTEGER_MAX
 
-# How far an admin's view may lag when its record arrives (`as_of`): fixed in format version 1, not a setting.
+# How far an admin's view may lag when its record arrives (`as_of`): fixed in format version 1, not
+# a setting.
 ADMIN_WINDOW_OFFSETS: Final = 10_000
 
 # A new namespace has at most 65,536 bundles, and one boundary more.
@@ -44,7 +46,9 @@ Document = Mapping[str, Scalar]
 
 
 class Reason(StrEnum):
-    """Why a record was rejected. `STALE` and `LATE` are lost races and normal; the operator sees all others."""
+    """Why a record was rejected. `STALE` and `LATE` are lost races and normal; the operator sees
+    all others.
+    """
 
     MALFORMED = "malformed"
     STALE = "stale"
@@ -75,12 +79,15 @@ QUIET_REASONS: Final = frozenset({Reason.STALE, Reason.LATE})
 class Record:
     """The fields of every record.
 
-    * `key` is what it changes, `based_on` the expected offset: the last accepted offset of that key that its author knew.
+    * `key` is what it changes, `based_on` the expected offset: the last accepted offset of that key
+      that its author knew.
     * `publisher` is a broker id, or `admin:NAME`.
-    * A broker sets its `incarnation` and `sequence`, the rising number of the attempt. An admin sets `as_of`, the offset of its view.
+    * A broker sets its `incarnation` and `sequence`, the rising number of the attempt. An admin
+      sets `as_of`, the offset of its view.
     * `level` is the format version that it needs.
     * `timestamp_ms` (Unix time) is for people and audits; the fold never reads it.
-    * `requested_by` (`admin:NAME`) is who asked a broker for this record, also only for people and audits. `requester` is the name to show.
+    * `requested_by` (`admin:NAME`) is who asked a broker for this record, also only for people and
+      audits. `requester` is the name to show.
     """
 
     key: str
@@ -109,7 +116,9 @@ class Genesis(Record):
 
 @hot_frozen
 class BundleTransition(Record):
-    """One transition of one bundle. `handover` is the source's state for the next owner, at most 16 KiB."""
+    """One transition of one bundle. `handover` is the source's state for the next owner, at most 16
+    KiB.
+    """
 
     state: State
     owner: int | None = None
@@ -122,7 +131,9 @@ class BundleTransition(Record):
 
 @hot_frozen
 class Split(Record):
-    """The owner of `key` split it at `positions` (hash points strictly inside it) and keeps the children."""
+    """The owner of `key` split it at `positions` (hash points strictly inside it) and keeps the
+    children.
+    """
 
     positions: tuple[int, ...]
     reason: str | None = None
@@ -139,7 +150,9 @@ class Merge(Record):
 
 @hot_frozen
 class NamespaceRecord(Record):
-    """A namespace is created (with all its boundaries, 0 and `HASH_MAX` included), changed, set to deleting, or deleted."""
+    """A namespace is created (with all its boundaries, 0 and `HASH_MAX` included), changed, set to
+    deleting, or deleted.
+    """
 
     status: NamespaceStatus
     boundaries: tuple[int, ...] | None = None
@@ -154,7 +167,8 @@ class Joined(Record):
     * `addresses`: protocol to client address.
     * `capacity`: a weight; 200 means twice the load of 100.
     * `replaces`: the instance id of the live incarnation, from the locked data directory.
-    * `after_silence`: this process has seen no record of that incarnation for its lease and grace period.
+    * `after_silence`: this process has seen no record of that incarnation for its lease and grace
+      period.
     """
 
     nonce: str
@@ -173,7 +187,9 @@ class Joined(Record):
 
 @hot_frozen
 class Renewed(Record):
-    """A broker renews its lease, with the digest of its view just after the last accepted record of its key."""
+    """A broker renews its lease, with the digest of its view just after the last accepted record of
+    its key.
+    """
 
     digest: int
 
@@ -182,7 +198,8 @@ class Renewed(Record):
 class BrokerRecord(Record):
     """A broker drains, leaves, is declared dead, or is removed.
 
-    Only the broker itself drains or leaves. Another live broker, or an admin with its instance id (`nonce`), declares it dead.
+    Only the broker itself drains or leaves. Another live broker, or an admin with its instance id
+    (`nonce`), declares it dead.
     """
 
     status: BrokerChange
@@ -192,7 +209,9 @@ class BrokerRecord(Record):
 
 @hot_frozen
 class PolicyRecord(Record):
-    """A cluster-wide document (isolation policies, anti-affinity groups, settings) is set or removed."""
+    """A cluster-wide document (isolation policies, anti-affinity groups, settings) is set or
+    removed.
+    """
 
     status: PolicyChange
     document: Document | None = None
@@ -202,7 +221,8 @@ class PolicyRecord(Record):
 class LevelRecord(Record):
     """Raises the format version, once every live broker supports it.
 
-    A record that closes a log also names the log of the copy: its URL as given, for people, and its identity.
+    A record that closes a log also names the log of the copy: its URL as given, for people, and its
+    identity.
     """
 
     raises_to: int
@@ -212,7 +232,9 @@ class LevelRecord(Record):
 
 @hot_frozen
 class Unreadable:
-    """Bytes that are not a record. The readable part of the envelope still settles its publisher's attempt."""
+    """Bytes that are not a record. The readable part of the envelope still settles its publisher's
+    attempt.
+    """
 
     problem: str
     publisher: str | None = None
@@ -221,4 +243,15 @@ class Unreadable:
     level: int = 1
 
 
-AnyRecord = Genesis | BundleTransition | Split | Merge | NamespaceRecord | Joined | Renewed | BrokerRecord | PolicyRecord | LevelRecord
+AnyRecord = (
+    Genesis
+    | BundleTransition
+    | Split
+    | Merge
+    | NamespaceRecord
+    | Joined
+    | Renewed
+    | BrokerRecord
+    | PolicyRecord
+    | LevelRecord
+)

@@ -11,8 +11,8 @@ from equipoise.channel.core.ranges import HASH_MAX
 class View:
     """The state of a cluster after a prefix of its log.
 
-    Anyone may read it. Only `apply`, snapshot loaders and the copying of a channel write it; the writers keep indexes and
-    digest in step.
+    Anyone may read it. Only `apply`, snapshot loaders and the copying of a channel write it; the
+    writers keep indexes and digest in step.
 
     * `offset` is the last folded logical offset (-1 before the first).
     * `live` maps each live incarnation to its broker.
@@ -53,8 +53,9 @@ class View:
         self.policies: dict[str, PolicyEntry] = {}
         self.live: dict[int, BrokerEntry] = {}
         self._ranges: dict[str, RangeIndex] = {}  # By namespace.
-        # `_held` has the bundles that name an incarnation, `_unsettled` those not simply owned. So a death or a leader's round
-        # does not scan the view. Dicts without values keep the order stable.
+        # `_held` has the bundles that name an incarnation, `_unsettled` those not simply owned. So
+        # a death or a leader's round does not scan the view. Dicts without values keep the order
+        # stable.
         self._held: dict[int, dict[str, None]] = {}
         self._unsettled: dict[str, None] = {}
         self._digest = 0  # Reduced only when it is read, which is cheaper.
@@ -96,7 +97,9 @@ class View:
         return len(self._held.get(incarnation, ()))
 
     def not_settled_at(self, incarnation: int, asked: frozenset[str]) -> frozenset[str]:
-        """Return the bundles of `asked` that `incarnation` does not hold or that are not `owned`. 20 take a microsecond."""
+        """Return the bundles of `asked` that `incarnation` does not hold or that are not `owned`.
+        20 take a microsecond.
+        """
         return asked.difference(self._held.get(incarnation, ())) | (self._unsettled.keys() & asked)
 
     def unsettled(self) -> list[BundleEntry]:
@@ -108,9 +111,13 @@ class View:
         return [self.live[incarnation] for incarnation in sorted(self.live)]
 
     def leader(self) -> BrokerEntry | None:
-        """Return the oldest live broker that does not drain, else the oldest live one, else None."""
+        """Return the oldest live broker that does not drain, else the oldest live one, else
+        None.
+        """
         brokers = self.live_brokers()
-        return next((broker for broker in brokers if broker.status == "up"), brokers[0] if brokers else None)
+        return next(
+            (broker for broker in brokers if broker.status == "up"), brokers[0] if brokers else None
+        )
 
     def last_of_broker(self, broker: str) -> int:
         """Return the expected offset for a record of this broker's key."""
@@ -123,21 +130,28 @@ class View:
         return self._digest
 
     def copy(self) -> View:
-        """Return a copy that stays as this view is now, so that another thread may read it while the fold goes on.
+        """Return a copy that stays as this view is now, so that another thread may read it while
+        the fold goes on.
 
-        100,000 bundles take 5 ms. Broker entries are shared: their `sequence` and `last` keep changing, so nothing may be folded into it.
+        100,000 bundles take 5 ms. Broker entries are shared: their `sequence` and `last` keep
+        changing, so nothing may be folded into it.
         """
         other = View()
         for name in self.__slots__:
             setattr(other, name, getattr(self, name))
-        other.bundles, other.brokers, other.live = self.bundles.copy(), self.brokers.copy(), self.live.copy()
+        other.bundles, other.brokers, other.live = (
+            self.bundles.copy(),
+            self.brokers.copy(),
+            self.live.copy(),
+        )
         other.namespaces, other.policies = self.namespaces.copy(), self.policies.copy()
         other._ranges = {namespace: index.copy() for namespace, index in self._ranges.items()}
         other._held = {incarnation: held.copy() for incarnation, held in self._held.items()}
         other._unsettled = self._unsettled.copy()
         return other
 
-    # --- the writers, for `apply`, the loaders of snapshots and snapshots, and the copy of a channel ---
+    # --- the writers, for `apply`, the loaders of snapshots and snapshots, and the copy of a
+    # channel ---
 
     def put_bundle(self, after: BundleEntry, before: BundleEntry | None) -> None:
         """Set one bundle whose range is already in the index."""
@@ -208,36 +222,51 @@ class View:
         self.brokers[after.broker] = after
         if after.live:
             self.live[after.incarnation] = after
-        self._digest += after.part + after.last * after.last_weight + after.sequence * after.sequence_weight
+        self._digest += (
+            after.part + after.last * after.last_weight + after.sequence * after.sequence_weight
+        )
 
     def remove_broker(self, before: BrokerEntry) -> None:
         """Forget a broker id with its newest incarnation."""
         del self.brokers[before.broker]
         self.live.pop(before.incarnation, None)
-        self._digest -= before.part + before.last * before.last_weight + before.sequence * before.sequence_weight
+        self._digest -= (
+            before.part
+            + before.last * before.last_weight
+            + before.sequence * before.sequence_weight
+        )
 
     def put_namespace(self, name: str, after: NamespaceEntry | None) -> None:
         """Set or remove a namespace. The caller inserts or removes its bundles."""
         before = self.namespaces.pop(name, None)
         if before is not None:
-            self._digest -= digests.status_part(digests.weight("namespace", name), before.status, before.last)
+            self._digest -= digests.status_part(
+                digests.weight("namespace", name), before.status, before.last
+            )
         if after is not None:
             self.namespaces[name] = after
-            self._digest += digests.status_part(digests.weight("namespace", name), after.status, after.last)
+            self._digest += digests.status_part(
+                digests.weight("namespace", name), after.status, after.last
+            )
 
     def put_policy(self, name: str, after: PolicyEntry | None) -> None:
         """Set or remove a policy."""
         before = self.policies.pop(name, None)
         if before is not None:
-            self._digest -= digests.status_part(digests.weight("policy", name), "policy", before.last)
+            self._digest -= digests.status_part(
+                digests.weight("policy", name), "policy", before.last
+            )
         if after is not None:
             self.policies[name] = after
-            self._digest += digests.status_part(digests.weight("policy", name), "policy", after.last)
+            self._digest += digests.status_part(
+                digests.weight("policy", name), "policy", after.last
+            )
 
     def go_on_above(self, base: int, *, level: int, level_last: int) -> None:
         """Become the first view of a copy: the same content, with offsets above `base`.
 
-        `level` and `level_last` are the values before the record that closed the old log, if one did.
+        `level` and `level_last` are the values before the record that closed the old log, if one
+        did.
         """
         self.offset = self.base = base
         self.level, self.level_last = level, level_last

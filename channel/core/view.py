@@ -3,11 +3,12 @@
 No IO, clock or randomness, and nothing that only one kind of reader needs.
 
 The rules of the fold
-1. `apply` is total: it returns a verdict for any view, higher offset and record, and raises nothing.
+1. `apply` is total: it returns a verdict for any view, higher offset and record, and raises
+   nothing.
 2. Only `apply` changes a view. So all readers at one offset have equal views and digests.
 3. A rejected record changes only its publisher's sequence and the view's offset.
-4. Order of the checks: genesis; publisher and sequence; level; form; `stale`; content. A proposal based on another state needs
-   no finer answer than `stale`.
+4. Order of the checks: genesis; publisher and sequence; level; form; `stale`; content. A proposal
+   based on another state needs no finer answer than `stale`.
 5. Entries are values: a change replaces an entry. A `Change` carries both for listeners.
 """
 
@@ -35,8 +36,20 @@ from equipoise.channel.core.entries import (
     next_entry,
 )
 from equipoise.channel.core.errors import InvalidName
-from equipoise.channel.core.lifecycle import DEATH_ROWS, PHASE_OF_SHAPE, TRANSITIONS, Actor, Holder, Row
-from equipoise.channel.core.ranges import BUNDLES_MAX, HASH_MAX, check_broker_id, check_recorded_namespace
+from equipoise.channel.core.lifecycle import (
+    DEATH_ROWS,
+    PHASE_OF_SHAPE,
+    TRANSITIONS,
+    Actor,
+    Holder,
+    Row,
+)
+from equipoise.channel.core.ranges import (
+    BUNDLES_MAX,
+    HASH_MAX,
+    check_broker_id,
+    check_recorded_namespace,
+)
 from equipoise.channel.core.records import (
     ADMIN_WINDOW_OFFSETS,
     AnyRecord,
@@ -70,14 +83,20 @@ _OWNER: Final = Holder.OWNER
 _TARGET: Final = Holder.TARGET
 
 # Finds the row of a transition in one step, by the phase before and the record's shape.
-_ROW_OF_SHAPE: Final = {(row.before, *shape): row for shape, phase in PHASE_OF_SHAPE.items() for row in TRANSITIONS if row.after == phase}
+_ROW_OF_SHAPE: Final = {
+    (row.before, *shape): row
+    for shape, phase in PHASE_OF_SHAPE.items()
+    for row in TRANSITIONS
+    if row.after == phase
+}
 
 _RENEWED: Final = Verdict()
 _RENEWED_AND_DIVERGED: Final = Verdict(diverged=True)
 
 
 def apply(view: View, offset: int, record: AnyRecord | Unreadable) -> Verdict:
-    """Return the verdict on one record at its logical `offset`, above `view.offset`. Apply it if it is accepted.
+    """Return the verdict on one record at its logical `offset`, above `view.offset`. Apply it if it
+    is accepted.
 
     Total and deterministic.
     """
@@ -100,7 +119,8 @@ def apply(view: View, offset: int, record: AnyRecord | Unreadable) -> Verdict:
 def _settle(view: View, offset: int, record: AnyRecord | Unreadable) -> Verdict | None:
     """Check the publisher and settle its attempt, before the verdict.
 
-    So a live publisher that reads back one of its records knows that each earlier one is either read or will never be accepted.
+    So a live publisher that reads back one of its records knows that each earlier one is either
+    read or will never be accepted.
     """
     incarnation = record.incarnation
     if incarnation is None:
@@ -127,7 +147,8 @@ def _unreadable(_view: View, _offset: int, record: Unreadable) -> Verdict:
     return Verdict(reason=Reason.MALFORMED, problem=record.problem)
 
 
-# --- genesis, level, policies ---------------------------------------------------------------------------------------------
+# --- genesis, level, policies
+# ---------------------------------------------------------------------------------------------
 
 
 def _genesis(view: View, offset: int, record: Genesis) -> Verdict:
@@ -143,9 +164,9 @@ def _genesis(view: View, offset: int, record: Genesis) -> Verdict:
 def _genesis_of_copy(view: View, genesis: int, offset: int, record: Genesis) -> Verdict:
     if record.cluster != view.cluster:
         return _REJECTED[Reason.FOREIGN_GENESIS]
-    # A copy begins with the view of its snapshot, whose genesis stood in the old log, at or below the new base. In other logs
-    # the genesis stands above the base. There a second genesis is late: its writer also found the log empty. So is a second
-    # genesis of a copy.
+    # A copy begins with the view of its snapshot, whose genesis stood in the old log, at or below
+    # the new base. In other logs the genesis stands above the base. There a second genesis is late:
+    # its writer also found the log empty. So is a second genesis of a copy.
     if genesis > view.base or record.base != view.base or record.level != view.level:
         return _STALE
     view.genesis = offset
@@ -158,7 +179,11 @@ def _level(view: View, offset: int, record: LevelRecord) -> Verdict:
         return _STALE
     if record.raises_to <= view.level:
         return _ILLEGAL
-    unready = [broker.broker for broker in view.live_brokers() if broker.joined.supported_level < record.raises_to]
+    unready = [
+        broker.broker
+        for broker in view.live_brokers()
+        if broker.joined.supported_level < record.raises_to
+    ]
     if unready:
         return Verdict(reason=Reason.LEVEL, problem=f"not supported by {', '.join(unready)}")
     before, view.level, view.level_last = view.level, record.raises_to, offset
@@ -182,12 +207,14 @@ def _policy(view: View, offset: int, record: PolicyRecord) -> Verdict:
 
 
 def _remember_removal(view: View, offset: int) -> None:
-    # One offset for all absent keys. A create must expect it, so a late duplicate of an old create restores nothing.
+    # One offset for all absent keys. A create must expect it, so a late duplicate of an old create
+    # restores nothing.
     view.removed_at = offset
     view.scalars_changed()
 
 
-# --- namespaces -----------------------------------------------------------------------------------------------------------
+# --- namespaces
+# --------------------------------------------------------------------------------------------------
 
 
 def _namespace(view: View, offset: int, record: NamespaceRecord) -> Verdict:
@@ -222,12 +249,22 @@ def _namespace_created(view: View, offset: int, record: NamespaceRecord) -> Verd
     cuts = record.boundaries or ()
     covers = 1 < len(cuts) <= BUNDLES_MAX + 1 and cuts[0] == 0 and cuts[-1] == HASH_MAX
     if not covers or any(low >= high for low, high in pairwise(cuts)):
-        return Verdict(reason=Reason.BAD_BOUNDARY, problem="boundaries must rise from 0 to 0xffffffff")
-    after = NamespaceEntry(name=record.key, status="created", last=offset, created=offset, policies=record.policies or {})
+        return Verdict(
+            reason=Reason.BAD_BOUNDARY, problem="boundaries must rise from 0 to 0xffffffff"
+        )
+    after = NamespaceEntry(
+        name=record.key,
+        status="created",
+        last=offset,
+        created=offset,
+        policies=record.policies or {},
+    )
     view.put_namespace(after.name, after)
     changes: list[Change] = [NamespaceChanged(name=after.name, before=None, after=after)]
     for low, high in pairwise(cuts):
-        bundle = bundle_entry(record.key, low, high, "free", owner=None, source=None, last=offset, token=offset)
+        bundle = bundle_entry(
+            record.key, low, high, "free", owner=None, source=None, last=offset, token=offset
+        )
         view.insert_bundle(bundle)
         changes.append(BundleChanged(name=bundle.name, before=None, after=bundle))
     return Verdict(changes=tuple(changes))
@@ -236,10 +273,16 @@ def _namespace_created(view: View, offset: int, record: NamespaceRecord) -> Verd
 def _namespace_deleted(view: View, offset: int, before: NamespaceEntry) -> Verdict:
     bundles = view.bundles_of(before.name)
     if before.status != "deleting":
-        return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem="a namespace must be deleting before it is deleted")
+        return Verdict(
+            reason=Reason.ILLEGAL_TRANSITION,
+            problem="a namespace must be deleting before it is deleted",
+        )
     busy = [bundle.name for bundle in bundles if bundle.phase != "free"]
     if busy:
-        return Verdict(reason=Reason.BUNDLES_IN_USE, problem=f"{len(busy)} bundles are not free, the first is {busy[0]}")
+        return Verdict(
+            reason=Reason.BUNDLES_IN_USE,
+            problem=f"{len(busy)} bundles are not free, the first is {busy[0]}",
+        )
     # From the end: removing 65,536 bundles from the front of their index would outlast a lease.
     for bundle in reversed(bundles):
         view.remove_bundle(bundle)
@@ -249,7 +292,8 @@ def _namespace_deleted(view: View, offset: int, before: NamespaceEntry) -> Verdi
     return Verdict(changes=(NamespaceChanged(name=before.name, before=before, after=None), *gone))
 
 
-# --- brokers --------------------------------------------------------------------------------------------------------------
+# --- brokers
+# --------------------------------------------------------------------------------------------------
 
 
 def _joined(view: View, offset: int, record: Joined) -> Verdict:
@@ -257,9 +301,13 @@ def _joined(view: View, offset: int, record: Joined) -> Verdict:
         return _REJECTED[Reason.LEVEL]
     before = view.brokers.get(record.key)
     alive = before is not None and before.live
-    # A plain attempt while the id looks alive gets `still_alive` for any expected offset. This shows a process without its data
-    # directory that it can reach the log.
-    if alive and not record.after_silence and record.replaces != cast("BrokerEntry", before).joined.nonce:
+    # A plain attempt while the id looks alive gets `still_alive` for any expected offset. This
+    # shows a process without its data directory that it can reach the log.
+    if (
+        alive
+        and not record.after_silence
+        and record.replaces != cast("BrokerEntry", before).joined.nonce
+    ):
         return _REJECTED[Reason.STILL_ALIVE]
     if record.based_on != view.last_of_broker(record.key):
         return _STALE
@@ -274,7 +322,9 @@ def _joined(view: View, offset: int, record: Joined) -> Verdict:
     view.put_broker(after)
     after.digest_after = view.digest()
     dead = before.incarnation if before is not None and alive else None
-    changed = BrokerChanged(name=record.key, before=None if before is None else before.status, after=after, dead=dead)
+    changed = BrokerChanged(
+        name=record.key, before=None if before is None else before.status, after=after, dead=dead
+    )
     return Verdict(changes=(changed, *freed))
 
 
@@ -310,10 +360,18 @@ def _broker(view: View, offset: int, record: BrokerRecord) -> Verdict:
         _remember_removal(view, offset)
     else:
         sequence = 0 if ends_life else broker.sequence
-        after = broker_entry(broker.joined, incarnation=broker.incarnation, status=record.status, last=offset, sequence=sequence)
+        after = broker_entry(
+            broker.joined,
+            incarnation=broker.incarnation,
+            status=record.status,
+            last=offset,
+            sequence=sequence,
+        )
         view.put_broker(after)
         after.digest_after = view.digest()
-    changed = BrokerChanged(name=record.key, before=before, after=after, dead=broker.incarnation if ends_life else None)
+    changed = BrokerChanged(
+        name=record.key, before=before, after=after, dead=broker.incarnation if ends_life else None
+    )
     return Verdict(changes=(changed, *freed))
 
 
@@ -347,11 +405,15 @@ _BROKER_RULES: Final[Mapping[str, Callable[[BrokerEntry, BrokerRecord], Verdict 
 
 
 def _declare_dead(view: View, offset: int, dead: int) -> list[BundleChanged]:
-    """Apply the death of incarnation `dead` to the bundles that name it. Return the changes, by bundle name."""
+    """Apply the death of incarnation `dead` to the bundles that name it. Return the changes, by
+    bundle name.
+    """
     changes = []
     for before in view.held_by(dead):
         row = DEATH_ROWS[before.phase, "owner" if before.owner == dead else "source"]
-        owner = {Holder.NOBODY: None, Holder.OWNER: before.owner, Holder.SOURCE: before.source}[row.owner]
+        owner = {Holder.NOBODY: None, Holder.OWNER: before.owner, Holder.SOURCE: before.source}[
+            row.owner
+        ]
         token = offset if row.new_token else before.token
         after = next_entry(before, row.after, owner=owner, source=None, last=offset, token=token)
         view.put_bundle(after, before)
@@ -359,7 +421,8 @@ def _declare_dead(view: View, offset: int, dead: int) -> list[BundleChanged]:
     return changes
 
 
-# --- bundles --------------------------------------------------------------------------------------------------------------
+# --- bundles
+# --------------------------------------------------------------------------------------------------
 
 
 def _transition(view: View, offset: int, record: BundleTransition) -> Verdict:
@@ -368,7 +431,9 @@ def _transition(view: View, offset: int, record: BundleTransition) -> Verdict:
         return _REJECTED[Reason.UNKNOWN_BUNDLE]
     if record.based_on != before.last:
         return _STALE
-    row = _ROW_OF_SHAPE.get((before.phase, record.state, record.owner is not None, record.source is not None))
+    row = _ROW_OF_SHAPE.get(
+        (before.phase, record.state, record.owner is not None, record.source is not None)
+    )
     if row is None:
         return _ILLEGAL
     refusal = _refusal(view, row, before, record)
@@ -390,12 +455,18 @@ def _transition(view: View, offset: int, record: BundleTransition) -> Verdict:
 
 
 def _refusal(view: View, row: Row, before: BundleEntry, record: BundleTransition) -> Verdict | None:
-    """Return None if the record meets the columns *who* and *condition* of its row, else the rejection."""
+    """Return None if the record meets the columns *who* and *condition* of its row, else the
+    rejection.
+    """
     owner, source = record.owner, record.source
     # Record and row have the same shape, so the record names nobody else.
     if source is not None and source != (before.owner if row.source is _OWNER else before.source):
         return _ILLEGAL
-    if owner is not None and row.owner is not _TARGET and owner != (before.owner if row.owner is _OWNER else before.source):
+    if (
+        owner is not None
+        and row.owner is not _TARGET
+        and owner != (before.owner if row.owner is _OWNER else before.source)
+    ):
         return _ILLEGAL
     if not _may_act(row.actors, before, record.incarnation):
         return _NOT_THE_ACTOR
@@ -410,7 +481,9 @@ def _may_act(actors: tuple[Actor, ...], before: BundleEntry, incarnation: int | 
     for actor in actors:
         if actor is _ANY_BROKER:
             return True
-        if (actor is _BY_OWNER and incarnation == before.owner) or (actor is _BY_SOURCE and incarnation == before.source):
+        if (actor is _BY_OWNER and incarnation == before.owner) or (
+            actor is _BY_SOURCE and incarnation == before.source
+        ):
             return True
     return False
 
@@ -436,11 +509,22 @@ def _split(view: View, offset: int, record: Split) -> Verdict:
         return _NOT_THE_ACTOR
     edges = (parent.low, *record.positions, parent.high)
     if not record.positions or any(low >= high for low, high in pairwise(edges)):
-        return Verdict(reason=Reason.BAD_BOUNDARY, problem="the cuts must rise strictly inside the bundle")
+        return Verdict(
+            reason=Reason.BAD_BOUNDARY, problem="the cuts must rise strictly inside the bundle"
+        )
     view.remove_bundle(parent)
     changes = [BundleChanged(name=parent.name, before=parent, after=None)]
     for low, high in pairwise(edges):
-        child = bundle_entry(parent.namespace, low, high, "owned", owner=parent.owner, source=None, last=offset, token=parent.token)
+        child = bundle_entry(
+            parent.namespace,
+            low,
+            high,
+            "owned",
+            owner=parent.owner,
+            source=None,
+            last=offset,
+            token=parent.token,
+        )
         view.insert_bundle(child)
         changes.append(BundleChanged(name=child.name, before=None, after=child))
     return Verdict(changes=tuple(changes))
@@ -459,7 +543,16 @@ def _merge(view: View, offset: int, record: Merge) -> Verdict:
     view.remove_bundle(left)
     view.remove_bundle(right)
     token = max(left.token, right.token)
-    union = bundle_entry(left.namespace, left.low, right.high, "owned", owner=left.owner, source=None, last=offset, token=token)
+    union = bundle_entry(
+        left.namespace,
+        left.low,
+        right.high,
+        "owned",
+        owner=left.owner,
+        source=None,
+        last=offset,
+        token=token,
+    )
     view.insert_bundle(union)
     return Verdict(
         changes=(

@@ -28,9 +28,11 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A problem with the records from `first` to `last` (logical offsets, both included; equal for one record).
+    """A problem with the records from `first` to `last` (logical offsets, both included; equal for
+    one record).
 
-    `suspects` are the records that more likely caused it. They may lie outside that range, when several records contradict each other.
+    `suspects` are the records that more likely caused it. They may lie outside that range, when
+    several records contradict each other.
     """
 
     kind: Kind
@@ -52,8 +54,8 @@ class Findings:
     * `folded_to`: the last folded logical offset (-1: none).
     * `records`, `accepted`, `rejected` (by reason): counts of the folded records.
     * `agreements`: the number of renewals whose digest matches this view.
-    * `snapshot_to`: the horizon of the compacted snapshot (None: none can be read). `from_snapshot`: the fold began there, not
-      with the log.
+    * `snapshot_to`: the horizon of the compacted snapshot (None: none can be read).
+      `from_snapshot`: the fold began there, not with the log.
     * `history_to`, `from_history_snapshot`: the same for the history snapshot.
     """
 

@@ -4,15 +4,17 @@ The audit does not know what the writers meant. It does not check the fold; the 
 
 The checks
 1. Storage: what `Log.read` and, where the log has it, `check_storage` raise as damage.
-2. Form: bytes that are not a record, and records that do not belong to this log (before the genesis, of another cluster).
-3. References: a proposal is based on the last record that its author's view ACCEPTED for the key. If that is rejected here or
-   missing, one of the two is not what its writer wrote.
-4. Digests: a renewal carries the digest of its author's view just after its last renewal. If this view differs, its author read
-   another record somewhere since the last agreement.
-5. Invariants of the view: bundles cover each namespace's hash space once, tokens rise, holders are alive.
-6. Both snapshots: the rows against their checksums and the marker's digest, and the marker against the fold of the log at that
-   offset. Without the log's beginning the fold starts from the history snapshot, or else the compacted one; step 4 then checks
-   that start, too.
+2. Form: bytes that are not a record, and records that do not belong to this log (before the
+   genesis, of another cluster).
+3. References: a proposal is based on the last record that its author's view ACCEPTED for the key.
+   If that is rejected here or missing, one of the two is not what its writer wrote.
+4. Digests: a renewal carries the digest of its author's view just after its last renewal. If this
+   view differs, its author read another record somewhere since the last agreement.
+5. Invariants of the view: bundles cover each namespace's hash space once, tokens rise, holders are
+   alive.
+6. Both snapshots: the rows against their checksums and the marker's digest, and the marker against
+   the fold of the log at that offset. Without the log's beginning the fold starts from the history
+   snapshot, or else the compacted one; step 4 then checks that start, too.
 7. Times: a record whose time is far ahead of this machine's clock.
 """
 
@@ -26,16 +28,47 @@ from dataclasses import replace
 from typing import Final, Protocol, runtime_checkable
 
 from equipoise.channel.core.codec import encode
-from equipoise.channel.core.entries import BrokerChanged, BundleChanged, BundleEntry, Change, NamespaceChanged
-from equipoise.channel.core.errors import CompactedSnapshotDamaged, ForeignLog, LevelTooNew, LogClosed, LogDamaged, LogWentBack
-from equipoise.channel.core.log import CLOCK_AHEAD_MS_MAX, FIRST_OFFSET, READ_ENTRIES_MAX, Entry, Log
+from equipoise.channel.core.entries import (
+    BrokerChanged,
+    BundleChanged,
+    BundleEntry,
+    Change,
+    NamespaceChanged,
+)
+from equipoise.channel.core.errors import (
+    CompactedSnapshotDamaged,
+    ForeignLog,
+    LevelTooNew,
+    LogClosed,
+    LogDamaged,
+    LogWentBack,
+)
+from equipoise.channel.core.log import (
+    CLOCK_AHEAD_MS_MAX,
+    FIRST_OFFSET,
+    READ_ENTRIES_MAX,
+    Entry,
+    Log,
+)
 from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.reader import Folded, Reader
-from equipoise.channel.core.records import QUIET_REASONS, Genesis, Joined, Reason, Record, Renewed, Unreadable
+from equipoise.channel.core.records import (
+    QUIET_REASONS,
+    Genesis,
+    Joined,
+    Reason,
+    Record,
+    Renewed,
+    Unreadable,
+)
 from equipoise.channel.core.snapshot_store import Check, Progress, unchecked, unwatched
 from equipoise.channel.core.view import View
 from equipoise.channel.inspect.findings import Finding, Findings, Kind
-from equipoise.channel.snapshots.history_snapshot import FoundSnapshot, history_snapshot_of, is_whole
+from equipoise.channel.snapshots.history_snapshot import (
+    FoundSnapshot,
+    history_snapshot_of,
+    is_whole,
+)
 from equipoise.channel.snapshots.snapshot_rows import Marker, check_log, decode_marker, view_of
 
 FINDINGS_MAX: Final = 100
@@ -57,17 +90,26 @@ class SelfChecking(Protocol):
         ...
 
 
-def verify(log: Log, *, cluster: str | None = None, check: Check = unchecked, progress: Progress = unwatched) -> Findings:
-    """Audit a log up to its present end, with both its snapshots. Damage is a finding, not an error.
+def verify(
+    log: Log,
+    *,
+    cluster: str | None = None,
+    check: Check = unchecked,
+    progress: Progress = unwatched,
+) -> Findings:
+    """Audit a log up to its present end, with both its snapshots. Damage is a finding, not an
+    error.
 
-    `check` is called before each read and may end the audit by raising. `progress` counts offsets. Raises `LogTruncated` if the
-    log is compacted meanwhile, and `LogUnavailable`, `LogReplaced`.
+    `check` is called before each read and may end the audit by raising. `progress` counts offsets.
+    Raises `LogTruncated` if the log is compacted meanwhile, and `LogUnavailable`, `LogReplaced`.
     """
     audit = Audit(Reader(log=log.name, cluster=cluster))
     damage = _damaged_storage(log)
-    # The history snapshot first: if a compactor moves it meanwhile, it lies below the log's start, which the read detects. In the
-    # other order it may lie above the compacted snapshot, whose horizon the audit would then skip.
-    history_snapshot = replace(history_snapshot_of(log, check=check), rows={})  # The audit needs only the view: keep no second copy.
+    # The history snapshot first: if a compactor moves it meanwhile, it lies below the log's start,
+    # which the read detects. In the other order it may lie above the compacted snapshot, whose
+    # horizon the audit would then skip.
+    # The audit needs only the view: keep no second copy.
+    history_snapshot = replace(history_snapshot_of(log, check=check), rows={})
     _begin(audit, log, compacted_snapshot_of(log, check=check), history_snapshot)
     end = log.end()
     limit = READ_ENTRIES_MAX
@@ -93,7 +135,9 @@ def verify(log: Log, *, cluster: str | None = None, check: Check = unchecked, pr
 
 
 def compacted_snapshot_of(log: Log, *, check: Check) -> FoundSnapshot:
-    """Return the compacted snapshot of a log, without its rows. Raises what `check` and `SnapshotStore.load` raise, except damage."""
+    """Return the compacted snapshot of a log, without its rows. Raises what `check` and
+    `SnapshotStore.load` raise, except damage.
+    """
     marker: Marker | None = None
     try:
         image = log.compacted_snapshot().load(check=check)
@@ -115,8 +159,12 @@ def _check_times(audit: Audit, log: Log) -> None:
         audit.ahead(ahead)
 
 
-def _begin(audit: Audit, log: Log, compacted_snapshot: FoundSnapshot, history_snapshot: FoundSnapshot) -> None:
-    """Begin with the log's first record, else with the history snapshot, else with the compacted one."""
+def _begin(
+    audit: Audit, log: Log, compacted_snapshot: FoundSnapshot, history_snapshot: FoundSnapshot
+) -> None:
+    """Begin with the log's first record, else with the history snapshot, else with the compacted
+    one.
+    """
     try:
         whole = is_whole(log)
     except LogDamaged:
@@ -166,7 +214,9 @@ class Audit:
         self._promises: list[tuple[Kind, Marker]] = []  # Still to be compared with the fold.
 
     def knows(self, images: Mapping[Kind, FoundSnapshot], *, whole: bool) -> None:
-        """Check the log's two snapshots. Fold on from the first usable one, unless the log is `whole`."""
+        """Check the log's two snapshots. Fold on from the first usable one, unless the log is
+        `whole`.
+        """
         self._images = images
         for kind, facts in images.items():
             if facts.problem is not None:
@@ -184,26 +234,52 @@ class Audit:
             self._reader = Reader(log=self._reader.log, cluster=self._reader.cluster, view=view)
         except (ForeignLog, LevelTooNew, LogClosed) as error:
             self.goes_on = False
-            self._add(Finding(kind=Kind.FOREIGN, first=view.offset, last=view.offset, text=str(error)))
+            self._add(
+                Finding(kind=Kind.FOREIGN, first=view.offset, last=view.offset, text=str(error))
+            )
 
     def incomplete(self, start: int, compacted_snapshot: FoundSnapshot) -> None:
-        """Note that the log begins at physical offset `start`, and nothing replaces the records before it."""
-        why = "it has no snapshot that stands for them" if compacted_snapshot.problem is None else "its snapshot cannot be used"
-        self._stop(Kind.INCOMPLETE, FIRST_OFFSET, f"these records are gone, and {why}; what follows was not folded", last=max(start - 1, 1))
+        """Note that the log begins at physical offset `start`, and nothing replaces the records
+        before it.
+        """
+        why = (
+            "it has no snapshot that stands for them"
+            if compacted_snapshot.problem is None
+            else "its snapshot cannot be used"
+        )
+        self._stop(
+            Kind.INCOMPLETE,
+            FIRST_OFFSET,
+            f"these records are gone, and {why}; what follows was not folded",
+            last=max(start - 1, 1),
+        )
 
     def _of(self, kind: Kind, marker: Marker | None, text: str) -> None:
         horizon = 0 if marker is None else marker.horizon
-        self._add(Finding(kind=kind, first=horizon, last=horizon, text=f"the {kind.replace('_', ' ')} up to there: {text}"))
+        self._add(
+            Finding(
+                kind=kind,
+                first=horizon,
+                last=horizon,
+                text=f"the {kind.replace('_', ' ')} up to there: {text}",
+            )
+        )
 
     def _keep_promises(self) -> None:
         """Compare the view with each marker whose horizon it has reached."""
         view = self._reader.view
-        for kind, marker in [promise for promise in self._promises if promise[1].horizon <= view.offset]:
+        for kind, marker in [
+            promise for promise in self._promises if promise[1].horizon <= view.offset
+        ]:
             self._promises.remove((kind, marker))
             if view.offset > marker.horizon:
                 self._of(kind, marker, "nothing stands there on the log")
             elif view.digest() != marker.digest:
-                self._of(kind, marker, f"it has digest {marker.digest}, and the log folds to digest {view.digest()}")
+                self._of(
+                    kind,
+                    marker,
+                    f"it has digest {marker.digest}, and the log folds to digest {view.digest()}",
+                )
 
     @property
     def position(self) -> int:
@@ -226,7 +302,11 @@ class Audit:
             self._stop(Kind.FOREIGN, entry.offset, str(error))
             return
         except LogWentBack:
-            self._stop(Kind.DAMAGED, entry.offset, f"the log gives it after offset {position - 1}: the entries are out of order")
+            self._stop(
+                Kind.DAMAGED,
+                entry.offset,
+                f"the log gives it after offset {position - 1}: the entries are out of order",
+            )
             return
         if entry.offset > position:
             self._gaps.append((position, entry.offset - 1))
@@ -246,24 +326,38 @@ class Audit:
             self._found(kind, folded.offset, text)
 
     def damaged(self, error: LogDamaged, *, end: int) -> None:
-        """Note that the log could not return the entry at `position`, or any entry from there to `end`."""
+        """Note that the log could not return the entry at `position`, or any entry from there to
+        `end`.
+        """
         first = self.position if error.offset is None else error.offset
         last = end if error.offset is None else error.offset
-        self._stop(Kind.DAMAGED, first, f"{error.problem}; what follows was not folded", last=max(first, last))
+        self._stop(
+            Kind.DAMAGED,
+            first,
+            f"{error.problem}; what follows was not folded",
+            last=max(first, last),
+        )
 
     def damaged_beside(self, error: LogDamaged, *, end: int) -> None:
-        """Note storage damage although all returned entries are whole: missing ones can only be in the gaps."""
+        """Note storage damage although all returned entries are whole: missing ones can only be in
+        the gaps.
+        """
         gaps = [*self._gaps, (self.position, end)] if self.position <= end else self._gaps
         first, last = (gaps[0][0], gaps[-1][1]) if gaps else (FIRST_OFFSET, max(end, FIRST_OFFSET))
-        missing = "where nothing could be read" if gaps else "though each record that was read is whole"
+        missing = (
+            "where nothing could be read" if gaps else "though each record that was read is whole"
+        )
         self._stop(Kind.DAMAGED, first, f"{error.problem}; {missing}", last=last)
 
     def ahead(self, position: int) -> None:
-        """Note that the entry at `position` is the first with a time ahead of this machine's clock."""
+        """Note that the entry at `position` is the first with a time ahead of this machine's
+        clock.
+        """
         offset = position + self._reader.view.base
         text = (
-            f"its time is more than {CLOCK_AHEAD_MS_MAX // 60_000} minutes ahead of this machine's clock: one of the two clocks was wrong. "
-            "Set the clock of the machine that stores the log, or of this one. Retention goes on by the times of later records"
+            f"its time is more than {CLOCK_AHEAD_MS_MAX // 60_000} minutes ahead of this machine's"
+            " clock: one of the two clocks was wrong. Set the clock of the machine that stores the"
+            " log, or of this one. Retention goes on by the times of later records"
         )
         self._found(Kind.CLOCK, offset, text)
 
@@ -273,11 +367,24 @@ class Audit:
         for kind, marker in self._promises if self.goes_on else ():
             self._of(kind, marker, f"the log ends before it, at offset {view.offset}")
         self._promises.clear()
-        at_the_end = [Finding(kind=kind, first=view.offset, last=view.offset, text=text) for kind, text in problems_of_view(view)]
+        at_the_end = [
+            Finding(kind=kind, first=view.offset, last=view.offset, text=text)
+            for kind, text in problems_of_view(view)
+        ]
         divergence = self._digests.finding()
-        found = [*self._findings, *at_the_end[:FINDINGS_MAX], *([] if divergence is None else [divergence])]
-        # Storage losses first, because they explain other findings; then records that may explain later ones.
-        found.sort(key=lambda finding: (finding.kind not in _EXPLAINING, min(finding.first, *finding.suspects, finding.last)))
+        found = [
+            *self._findings,
+            *at_the_end[:FINDINGS_MAX],
+            *([] if divergence is None else [divergence]),
+        ]
+        # Storage losses first, because they explain other findings; then records that may explain
+        # later ones.
+        found.sort(
+            key=lambda finding: (
+                finding.kind not in _EXPLAINING,
+                min(finding.first, *finding.suspects, finding.last),
+            )
+        )
         return Findings(
             snapshot_to=self._horizon_of(Kind.SNAPSHOT),
             from_snapshot=self._begun_from is Kind.SNAPSHOT,
@@ -309,7 +416,9 @@ class Audit:
             self._digests.suspect(folded.offset)
 
     def _check_ties(self, folded: Folded) -> None:
-        """Check that a record refers only to accepted records: its author saw them accepted in the same log."""
+        """Check that a record refers only to accepted records: its author saw them accepted in the
+        same log.
+        """
         record = folded.record
         first = self._accepted[0] if self._accepted else folded.offset
         if isinstance(record, Unreadable | Genesis):
@@ -317,12 +426,26 @@ class Audit:
         for offset in ties(record):
             # Offset 0, and offsets below the beginning of a copied log, cannot be looked up.
             if offset >= first and not self._was_accepted(offset):
-                text = f"it refers to offset {offset}, where nothing was accepted: one of the two is not what was written"
-                self._found(Kind.BASELESS, folded.offset, text, suspects=(offset,) if offset < folded.offset else ())
+                text = (
+                    f"it refers to offset {offset}, where nothing was accepted: one of the two is"
+                    " not what was written"
+                )
+                self._found(
+                    Kind.BASELESS,
+                    folded.offset,
+                    text,
+                    suspects=(offset,) if offset < folded.offset else (),
+                )
                 return
         incarnation = record.incarnation
-        if incarnation is not None and self._brokers.get(incarnation, record.publisher) != record.publisher:
-            text = f"it is signed by {record.publisher} as incarnation {incarnation}, which is one of {self._brokers[incarnation]}"
+        if (
+            incarnation is not None
+            and self._brokers.get(incarnation, record.publisher) != record.publisher
+        ):
+            text = (
+                f"it is signed by {record.publisher} as incarnation {incarnation}, which is one of"
+                f" {self._brokers[incarnation]}"
+            )
             self._found(Kind.BASELESS, folded.offset, text, suspects=(incarnation,))
 
     def _was_accepted(self, offset: int) -> bool:
@@ -331,12 +454,23 @@ class Audit:
 
     def _check_digest(self, folded: Folded) -> None:
         if isinstance(folded.record, Renewed) and folded.verdict.accepted:
-            self._add(self._digests.compare(folded.offset, folded.record, agrees=not folded.verdict.diverged))
+            self._add(
+                self._digests.compare(
+                    folded.offset, folded.record, agrees=not folded.verdict.diverged
+                )
+            )
 
     def _stop(self, kind: Kind, physical: int, text: str, *, last: int | None = None) -> None:
         base = self._reader.view.base
         self.goes_on = False
-        self._add(Finding(kind=kind, first=physical + base, last=(physical if last is None else last) + base, text=text))
+        self._add(
+            Finding(
+                kind=kind,
+                first=physical + base,
+                last=(physical if last is None else last) + base,
+                text=text,
+            )
+        )
 
     def _found(self, kind: Kind, offset: int, text: str, suspects: tuple[int, ...] = ()) -> None:
         self._add(Finding(kind=kind, first=offset, last=offset, text=text, suspects=suspects))
@@ -353,7 +487,8 @@ class _Digests:
 
     def __init__(self) -> None:
         self.agreements = 0
-        self._agreed_at: list[int] = []  # The highest offsets at which the digest is known to agree, in order.
+        # The highest offsets at which the digest is known to agree, in order.
+        self._agreed_at: list[int] = []
         self._diverged_by: int | None = None  # The first renewal with another digest, and
         self._diverged_at = 0  # the lowest offset known to have another digest.
         self._suspects: deque[int] = deque(maxlen=SUSPECTS_MAX)
@@ -365,7 +500,8 @@ class _Digests:
     def compare(self, offset: int, record: Renewed, *, agrees: bool) -> Finding | None:
         """Compare the renewal at `offset`, which carries its author's digest just after `based_on`.
 
-        Return a finding if the digests agree before and after a disagreement: one record caused it and was overwritten.
+        Return a finding if the digests agree before and after a disagreement: one record caused it
+        and was overwritten.
         """
         at = record.based_on
         if agrees:
@@ -385,7 +521,11 @@ class _Digests:
 
     def finding(self) -> Finding | None:
         """Return where this view and the brokers' views have diverged for good, or None."""
-        return None if self._diverged_by is None else self._finding(self._diverged_by, self._diverged_at, "never agree again")
+        return (
+            None
+            if self._diverged_by is None
+            else self._finding(self._diverged_by, self._diverged_at, "never agree again")
+        )
 
     def _finding(self, renewal: int, at: int, later: str) -> Finding:
         place = bisect_left(self._agreed_at, at)
@@ -395,8 +535,9 @@ class _Digests:
             return Finding(kind=Kind.DIVERGED, first=renewal, last=renewal, text=text)
         suspects = (*(offset for offset in self._suspects if first <= offset <= at), renewal)
         text = (
-            f"the renewal at {renewal} has another digest than the view had at {at}, digests agree before {first} and {later}: "
-            "one of these records, or that renewal itself, is not what others have read"
+            f"the renewal at {renewal} has another digest than the view had at {at}, digests agree"
+            f" before {first} and {later}: one of these records, or that renewal itself, is not"
+            " what others have read"
         )
         return Finding(kind=Kind.DIVERGED, first=first, last=at, text=text, suspects=suspects)
 
@@ -417,11 +558,14 @@ def ties(record: Record) -> tuple[int, ...]:
     return tuple(offset for offset in named if offset)
 
 
-# --- the invariants -------------------------------------------------------------------------------------------------------
+# --- the invariants
+# --------------------------------------------------------------------------------------------------
 
 
 def problems_of(changes: Sequence[Change], view: View) -> Iterator[tuple[Kind, str]]:
-    """Yield the invariants that the accepted changes of one record break; `view` is as it is after them."""
+    """Yield the invariants that the accepted changes of one record break; `view` is as it is after
+    them.
+    """
     bundles = [change for change in changes if isinstance(change, BundleChanged)]
     yield from _tokens_that_fell(bundles)
     yield from _holes(changes, bundles)
@@ -429,10 +573,17 @@ def problems_of(changes: Sequence[Change], view: View) -> Iterator[tuple[Kind, s
         if bundle.after is not None:
             yield from _dead_holders(bundle.after, view)
     for change in changes:
-        if isinstance(change, BrokerChanged) and change.dead is not None and view.held_count(change.dead):
+        if (
+            isinstance(change, BrokerChanged)
+            and change.dead is not None
+            and view.held_count(change.dead)
+        ):
             yield (
                 Kind.DEAD_HOLDER,
-                f"{change.name} died as incarnation {change.dead}, and {view.held_by(change.dead)[0].name} still names it",
+                (
+                    f"{change.name} died as incarnation {change.dead}, and"
+                    f" {view.held_by(change.dead)[0].name} still names it"
+                ),
             )
 
 
@@ -447,27 +598,70 @@ def problems_of_view(view: View) -> Iterator[tuple[Kind, str]]:
 
 
 def _tokens_that_fell(bundles: Sequence[BundleChanged]) -> Iterator[tuple[Kind, str]]:
-    """Yield falling tokens: over any point tokens only rise, and a new server needs a higher one."""
-    gone = [change.before for change in bundles if change.after is None and change.before is not None]
+    """Yield falling tokens: over any point tokens only rise, and a new server needs a higher
+    one.
+    """
+    gone = [
+        change.before for change in bundles if change.after is None and change.before is not None
+    ]
     for change in bundles:
         after = change.after
         if after is None:
             continue
-        befores = [change.before] if change.before is not None else [old for old in gone if _overlap(old, after)]
+        befores = (
+            [change.before]
+            if change.before is not None
+            else [old for old in gone if _overlap(old, after)]
+        )
         for before in befores:
             is_new_ownership = after.phase == "owned" and after.owner != before.server
             if after.token < before.token + is_new_ownership:
-                yield Kind.TOKEN_FELL, f"the token of {after.name} went from {before.token} to {after.token}"
+                yield (
+                    Kind.TOKEN_FELL,
+                    f"the token of {after.name} went from {before.token} to {after.token}",
+                )
 
 
-def _holes(changes: Sequence[Change], bundles: Sequence[BundleChanged]) -> Iterator[tuple[Kind, str]]:
-    """Yield holes: a record must put back the ranges that it removes, unless their namespace came or went."""
-    created = [change for change in changes if isinstance(change, NamespaceChanged) and change.before is None]
-    deleted = [change for change in changes if isinstance(change, NamespaceChanged) and change.after is None]
-    gone = [(0, HASH_MAX)] if created else [(b.before.low, b.before.high) for b in bundles if b.before is not None and b.after is None]
-    come = [(0, HASH_MAX)] if deleted else [(b.after.low, b.after.high) for b in bundles if b.after is not None and b.before is None]
+def _holes(
+    changes: Sequence[Change], bundles: Sequence[BundleChanged]
+) -> Iterator[tuple[Kind, str]]:
+    """Yield holes: a record must put back the ranges that it removes, unless their namespace came
+    or went.
+    """
+    created = [
+        change
+        for change in changes
+        if isinstance(change, NamespaceChanged) and change.before is None
+    ]
+    deleted = [
+        change
+        for change in changes
+        if isinstance(change, NamespaceChanged) and change.after is None
+    ]
+    gone = (
+        [(0, HASH_MAX)]
+        if created
+        else [
+            (b.before.low, b.before.high)
+            for b in bundles
+            if b.before is not None and b.after is None
+        ]
+    )
+    come = (
+        [(0, HASH_MAX)]
+        if deleted
+        else [
+            (b.after.low, b.after.high) for b in bundles if b.after is not None and b.before is None
+        ]
+    )
     if not _covers(come, gone):
-        yield Kind.NOT_COVERED, f"the bundles that it makes ({len(come)}) do not cover those that it takes away ({len(gone)}) once"
+        yield (
+            Kind.NOT_COVERED,
+            (
+                f"the bundles that it makes ({len(come)}) do not cover those that it takes away"
+                f" ({len(gone)}) once"
+            ),
+        )
 
 
 def _dead_holders(bundle: BundleEntry, view: View) -> Iterator[tuple[Kind, str]]:
@@ -486,7 +680,9 @@ def _covers(some: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) 
 
 
 def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the ranges in order, touching ones joined. Overlapping ones stay apart and so equal nothing."""
+    """Return the ranges in order, touching ones joined. Overlapping ones stay apart and so equal
+    nothing.
+    """
     joined: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if joined and joined[-1][1] == low:

@@ -7,10 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from equipoise.channel.core.errors import EquipoiseError, LogAccessDenied, LogDamaged, LogUnavailable
+from equipoise.channel.core.errors import (
+    EquipoiseError,
+    LogAccessDenied,
+    LogDamaged,
+    LogUnavailable,
+)
 
 COMPLAINT_MS_MAX: Final = 40_000
-"""How long a complaint explains a silence. The library retries each second but repeats a complaint only after 30 s."""
+"""How long a complaint explains a silence. The library retries each second but repeats a complaint
+only after 30 s."""
 
 
 class Trouble(enum.Enum):
@@ -42,7 +48,9 @@ class KafkaFailed(Exception):
         super().__init__(problem)
 
     def as_error(self, *, log: str, in_doubt: bool) -> EquipoiseError:
-        """Return the error for users of the log. `in_doubt`: something may have been written nevertheless."""
+        """Return the error for users of the log. `in_doubt`: something may have been written
+        nevertheless.
+        """
         match self.trouble:
             case Trouble.DENIED:
                 return LogAccessDenied(log=log, problem=self.problem)
@@ -54,7 +62,9 @@ class KafkaFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicFacts:
-    """A topic as Kafka describes it. `replication` is that of its partition with the fewest copies."""
+    """A topic as Kafka describes it. `replication` is that of its partition with the fewest
+    copies.
+    """
 
     id: str
     partitions: int
@@ -72,26 +82,42 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """The outcome of a batch: the offset of each record, or a failure and whether records may be there nevertheless."""
+    """The outcome of a batch: the offset of each record, or a failure and whether records may be
+    there nevertheless.
+    """
 
     offsets: Sequence[int] = ()
     failure: KafkaFailed | None = None
     is_in_doubt: bool = False
 
     @classmethod
-    def of(cls, outcomes: Sequence[int | KafkaFailed | None], *, queued: int, silence: Callable[[], KafkaFailed]) -> Sent:
+    def of(
+        cls,
+        outcomes: Sequence[int | KafkaFailed | None],
+        *,
+        queued: int,
+        silence: Callable[[], KafkaFailed],
+    ) -> Sent:
         """Return the outcome of a batch. The library took its first `queued` records.
 
-        `outcomes` holds an offset, a failure, or None (no answer yet) per record. `silence` makes the failure where no record has one.
+        `outcomes` holds an offset, a failure, or None (no answer yet) per record. `silence` makes
+        the failure where no record has one.
 
-        A record is certainly absent if the library did not take it or Kafka refused the record itself. Any other failure may concern a
-        record that was written: its acknowledgement was lost, and the retry met a node that did not know the topic or the user yet.
+        A record is certainly absent if the library did not take it or Kafka refused the record
+        itself. Any other failure may concern a record that was written: its acknowledgement was
+        lost, and the retry met a node that did not know the topic or the user yet.
         """
         offsets = [outcome for outcome in outcomes if isinstance(outcome, int)]
         if len(offsets) == len(outcomes):
             return cls(offsets=offsets)
-        failure = next((outcome for outcome in outcomes if isinstance(outcome, KafkaFailed)), None) or silence()
-        is_in_doubt = not all(isinstance(outcome, KafkaFailed) and outcome.trouble is Trouble.REFUSED for outcome in outcomes[:queued])
+        failure = (
+            next((outcome for outcome in outcomes if isinstance(outcome, KafkaFailed)), None)
+            or silence()
+        )
+        is_in_doubt = not all(
+            isinstance(outcome, KafkaFailed) and outcome.trouble is Trouble.REFUSED
+            for outcome in outcomes[:queued]
+        )
         return cls(failure=failure, is_in_doubt=is_in_doubt)
 
 
@@ -104,7 +130,9 @@ class Complaints:
         self._is_let_in = False
 
     def let_in(self) -> None:
-        """Note that Kafka accepted the credentials. A later denial is a temporary fault of one node."""
+        """Note that Kafka accepted the credentials. A later denial is a temporary fault of one
+        node.
+        """
         self._is_let_in = True
         self._last = None
 
@@ -113,11 +141,17 @@ class Complaints:
         last = self._current(now_ns)
         if self._is_let_in and complaint.trouble is Trouble.DENIED:
             complaint = KafkaFailed(trouble=Trouble.AWAY, problem=complaint.problem)
-        if last is None or last.trouble is not Trouble.DENIED or complaint.trouble is not Trouble.AWAY:
+        if (
+            last is None
+            or last.trouble is not Trouble.DENIED
+            or complaint.trouble is not Trouble.AWAY
+        ):
             self._last, self._expires_ns = complaint, now_ns + COMPLAINT_MS_MAX * 1_000_000
 
     def check(self, *, now_ns: int) -> None:
-        """Raise `KafkaFailed` if access was denied and never granted. The library would keep trying and report no more."""
+        """Raise `KafkaFailed` if access was denied and never granted. The library would keep trying
+        and report no more.
+        """
         last = self._current(now_ns)
         if last is not None and last.trouble is Trouble.DENIED:
             self._last = None

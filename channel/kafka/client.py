@@ -1,8 +1,10 @@
-"""Wrap confluent-kafka: create clients, make requests, and translate the library's errors into `KafkaFailed`.
+"""Wrap confluent-kafka: create clients, make requests, and translate the library's errors into
+`KafkaFailed`.
 
 This is the only module that imports confluent-kafka.
 
-* Each client belongs to one thread at a time. Since 2.16 the library refuses a consumer that two threads use.
+* Each client belongs to one thread at a time. Since 2.16 the library refuses a consumer that two
+  threads use.
 * Never fork a process with a client: its threads do not survive, and its locks may be held.
 * The library logs to Python's logging, not to standard error.
 """
@@ -20,7 +22,15 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicCollection, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import (
     AclBinding,
     AclOperation,
@@ -34,53 +44,75 @@ from confluent_kafka.admin import (
 )
 
 from equipoise.channel.core.errors import InvalidKafkaSetting, OperatorError
-from equipoise.channel.kafka.answers import Bounds, Complaints, KafkaFailed, Sent, TopicFacts, Trouble
+from equipoise.channel.kafka.answers import (
+    Bounds,
+    Complaints,
+    KafkaFailed,
+    Sent,
+    TopicFacts,
+    Trouble,
+)
 from equipoise.channel.kafka.lines import LIBRARY_LOGGER, NotAgain
 from equipoise.channel.kafka.rights import GROUP, Resource, Right
 from equipoise.channel.kafka.settings import without_secrets
 
-__all__ = ["Administrator", "Clients", "Message", "PartitionConsumer", "PartitionProducer", "TransactionalProducer"]
+__all__ = [
+    "Administrator",
+    "Clients",
+    "Message",
+    "PartitionConsumer",
+    "PartitionProducer",
+    "TransactionalProducer",
+]
 
 PARTITION: Final = 0
-"""The topics of a log, its snapshot and its history snapshot have one partition, which makes their order total."""
+"""The topics of a log, its snapshot and its history snapshot have one partition, which makes their
+order total."""
 
 BY_KEY: Final = -1
 """In place of a partition: the library chooses it by the key, for topics with several."""
 
 REQUEST_BYTES_MAX: Final = 2 << 20
-"""The largest message: a record of 1 MiB, its key and Kafka's framing, with room. Topics are created to accept it."""
+"""The largest message: a record of 1 MiB, its key and Kafka's framing, with room. Topics are
+created to accept it."""
 
 QUEUED_KIB_MAX: Final = 8 * 1_024
-"""What the library fetches ahead per reader, in KiB: 30,000 records of 270 bytes, a third of a second of folding."""
+"""What the library fetches ahead per reader, in KiB: 30,000 records of 270 bytes, a third of a
+second of folding."""
 
 FETCH_WAIT_MS: Final = 500
-"""How long Kafka holds an empty fetch: an idle reader sends two requests a second. A record ends the wait at once."""
+"""How long Kafka holds an empty fetch: an idle reader sends two requests a second. A record ends
+the wait at once."""
 
 LOADING_WAIT_MS: Final = 10
-"""The same for a reader that reads to the end of a transaction. That end is no message; only an empty answer shows it."""
+"""The same for a reader that reads to the end of a transaction. That end is no message; only an
+empty answer shows it."""
 
 RECONNECT_MS_MIN: Final = 50
 RECONNECT_MS_MAX: Final = 1_000
-"""The pause between attempts to reach a broker. One that returns is found within a second, far below a lease."""
+"""The pause between attempts to reach a broker. One that returns is found within a second, far
+below a lease."""
 
 ANSWER_MS_MAX: Final = 5_000
-"""How long a request may stay unanswered before its connection is closed: a vanished host sends no error.
+"""How long a request may stay unanswered before its connection is closed: a vanished host sends no
+error.
 
-Nor does a node that was cut off from the others and takes itself for the leader: it never acknowledges. A third of the lease on Kafka
-leaves time to find the leader and to renew.
+Nor does a node that was cut off from the others and takes itself for the leader: it never
+acknowledges. A third of the lease on Kafka leaves time to find the leader and to renew.
 """
 
 UNDER_WAY_MS_MAX: Final = 10_000
 """How long the library may try to deliver a record that was sent once.
 
-The append was reported as in doubt long before. Retrying keeps the producer's sequence numbers intact, and a late record gets the same
-verdict as one that was on its way.
+The append was reported as in doubt long before. Retrying keeps the producer's sequence numbers
+intact, and a late record gets the same verdict as one that was on its way.
 """
 
 NUMBER_MS_MAX: Final = 2_000
 """The extra time for a producer's first record.
 
-A producer first gets an id from Kafka, which identifies its retries. The library requests it only half a second after its creation.
+A producer first gets an id from Kafka, which identifies its retries. The library requests it only
+half a second after its creation.
 """
 
 _POLL_S: Final = 0.05  # The interval at which a wait for an answer lets callbacks run.
@@ -94,7 +126,8 @@ Answer = TypeVar("Answer")
 _TROUBLES: Final[Mapping[int, Trouble]] = {
     **dict.fromkeys(
         (
-            KafkaError._AUTHENTICATION,  # noqa: SLF001 - the library's own errors are named so, and are public.
+            # The library's own errors are named so, and are public.
+            KafkaError._AUTHENTICATION,  # noqa: SLF001
             KafkaError._SSL,  # noqa: SLF001
             KafkaError.SASL_AUTHENTICATION_FAILED,
             KafkaError.UNSUPPORTED_SASL_MECHANISM,
@@ -116,7 +149,11 @@ _TROUBLES: Final[Mapping[int, Trouble]] = {
         Trouble.NO_TOPIC,
     ),
     **dict.fromkeys(
-        (KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION, KafkaError.OFFSET_OUT_OF_RANGE),  # noqa: SLF001
+        (
+            KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001
+            KafkaError._LOG_TRUNCATION,  # noqa: SLF001
+            KafkaError.OFFSET_OUT_OF_RANGE,
+        ),
         Trouble.OUT_OF_RANGE,
     ),
     **dict.fromkeys(
@@ -129,10 +166,16 @@ _TROUBLES: Final[Mapping[int, Trouble]] = {
         Trouble.REFUSED,
     ),
     **dict.fromkeys(
-        (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH),  # noqa: SLF001
+        (
+            KafkaError._FENCED,  # noqa: SLF001
+            KafkaError.PRODUCER_FENCED,
+            KafkaError.INVALID_PRODUCER_EPOCH,
+        ),
         Trouble.FENCED,
     ),
-    **dict.fromkeys((KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError.INVALID_MSG), Trouble.DAMAGED),  # noqa: SLF001
+    KafkaError._BAD_MSG: Trouble.DAMAGED,  # noqa: SLF001
+    KafkaError._BAD_COMPRESSION: Trouble.DAMAGED,  # noqa: SLF001
+    KafkaError.INVALID_MSG: Trouble.DAMAGED,
     KafkaError._FATAL: Trouble.BROKEN,  # noqa: SLF001
     KafkaError._MAX_POLL_EXCEEDED: Trouble.BROKEN,  # noqa: SLF001
 }
@@ -141,15 +184,20 @@ _TROUBLES: Final[Mapping[int, Trouble]] = {
 _RIGHT_MISSING: Final = frozenset(
     {
         KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,  # Also where an idempotent producer may write no topic.
+        # Also where an idempotent producer may write no topic.
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
         KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     }
 )
 
-# `ssl://HOST:PORT/bootstrap: SSL handshake failed: error:0A000086:SSL routines::certificate verify failed: broker certificate could ...`
+# `ssl://HOST:PORT/bootstrap: SSL handshake failed: error:0A000086:SSL routines::certificate verify
+# failed: broker certificate could ...`
 _match_untrusted: Final = re.compile(r"\w+://([^/]+)/.*certificate verify failed", re.DOTALL).match
-# `ssl://HOST:PORT/bootstrap: Receive failed: error:0A00045C:SSL routines::tlsv13 alert certificate required: SSL alert number 116`
-_match_unwelcome: Final = re.compile(r"\w+://([^/]+)/.* alert [\w ]*(?:certificate|unknown ca)", re.DOTALL).match
+# `ssl://HOST:PORT/bootstrap: Receive failed: error:0A00045C:SSL routines::tlsv13 alert certificate
+# required: SSL alert number 116`
+_match_unwelcome: Final = re.compile(
+    r"\w+://([^/]+)/.* alert [\w ]*(?:certificate|unknown ca)", re.DOTALL
+).match
 
 _RESOURCES: Final[Mapping[Resource, ResourceType]] = {
     Resource.TOPIC: ResourceType.TOPIC,
@@ -197,12 +245,19 @@ class Clients:
         }
 
     def _complain(self, needed: str, error: KafkaError) -> None:
-        """Remember an unsolicited error, unless it is no reason of a silence: "all brokers down" hides one, and no group is joined."""
-        if error.code() not in {KafkaError._ALL_BROKERS_DOWN, KafkaError.GROUP_AUTHORIZATION_FAILED}:  # noqa: SLF001
+        """Remember an unsolicited error, unless it is no reason of a silence: "all brokers down"
+        hides one, and no group is joined.
+        """
+        if error.code() not in {
+            KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
+            KafkaError.GROUP_AUTHORIZATION_FAILED,
+        }:
             self.complaints.take(self.failed(error, needed=needed), now_ns=time.monotonic_ns())
 
     def failed(self, error: KafkaError, *, needed: str) -> KafkaFailed:
-        """Translate an error of the library. `needed` is the right without which Kafka refuses the request: `Read on the topic shop`."""
+        """Translate an error of the library. `needed` is the right without which Kafka refuses the
+        request: `Read on the topic shop`.
+        """
         code = error.code()
         trouble = _TROUBLES.get(code, Trouble.BROKEN if error.fatal() else Trouble.AWAY)
         problem = without_secrets(error.str(), self._settings)
@@ -218,20 +273,26 @@ class Clients:
 
     def explained(self, error: KafkaException, *, needed: str) -> KafkaFailed:
         """Translate a raised error as `failed` does. Silence is explained by the last complaint."""
-        (cause, *_) = error.args
-        return self.complaints.explained(self.failed(cause, needed=needed), now_ns=time.monotonic_ns())
+        cause, *_ = error.args
+        return self.complaints.explained(
+            self.failed(cause, needed=needed), now_ns=time.monotonic_ns()
+        )
 
     def administrator(self) -> Administrator:
         """Return a client for topics. Raises `InvalidKafkaSetting`."""
-        return Administrator(self, self._made(AdminClient, {}, needed="Describe on the log's topics"))
+        return Administrator(
+            self, self._made(AdminClient, {}, needed="Describe on the log's topics")
+        )
 
     def consumer(self, topic: str, *, committed: bool = False) -> PartitionConsumer:
-        """Return a consumer without a position. With `committed` it skips open and aborted transactions.
+        """Return a consumer without a position. With `committed` it skips open and aborted
+        transactions.
 
         Raises `InvalidKafkaSetting`.
         """
         options = {
-            "group.id": GROUP,  # The library requires one. No group is joined, and no offset is committed.
+            # The library requires one. No group is joined, and no offset is committed.
+            "group.id": GROUP,
             "allow.auto.create.topics": False,
             "auto.offset.reset": "error",  # A reader that is cut off must notice it.
             "check.crcs": True,
@@ -248,35 +309,55 @@ class Clients:
 
     def producer(self, topic: str, *, partition: int = PARTITION) -> PartitionProducer:
         """Return a producer to a topic's partition, or `BY_KEY`. Raises `InvalidKafkaSetting`."""
-        return PartitionProducer(self, self._made(Producer, _PRODUCING, needed=_write_of(topic)), topic, partition=partition)
+        return PartitionProducer(
+            self,
+            self._made(Producer, _PRODUCING, needed=_write_of(topic)),
+            topic,
+            partition=partition,
+        )
 
     def transactions(self, topic: str) -> TransactionalProducer:
-        """Return a producer of transactions, one at a time per topic. Raises `InvalidKafkaSetting`."""
+        """Return a producer of transactions, one at a time per topic. Raises
+        `InvalidKafkaSetting`.
+        """
         # A short linger packs thousands of rows into few requests.
         options = {**_PRODUCING, "linger.ms": 5, "transactional.id": topic}
-        return TransactionalProducer(self, self._made(Producer, options, needed=_transactions_of(topic)), topic)
+        return TransactionalProducer(
+            self, self._made(Producer, options, needed=_transactions_of(topic)), topic
+        )
 
-    def _made(self, kind: Callable[..., Answer], options: Mapping[str, object], *, needed: str) -> Answer:
+    def _made(
+        self, kind: Callable[..., Answer], options: Mapping[str, object], *, needed: str
+    ) -> Answer:
         try:
-            return kind({**self._options, "error_cb": partial(self._complain, needed), **options}, logger=_library_logger)
+            return kind(
+                {**self._options, "error_cb": partial(self._complain, needed), **options},
+                logger=_library_logger,
+            )
         except KafkaException as error:
-            (cause, *_) = error.args
+            cause, *_ = error.args
             problem = without_secrets(cause.str(), self._settings)
-            raise InvalidKafkaSetting(setting=_named(problem, self._settings), problem=problem) from error
+            raise InvalidKafkaSetting(
+                setting=_named(problem, self._settings), problem=problem
+            ) from error
 
 
 def _tls_problem(problem: str, settings: Mapping[str, str]) -> str | None:
-    """Return what a failure of TLS means. The library gives the same reason for every bad certificate, and alerts without their meaning."""
+    """Return what a failure of TLS means. The library gives the same reason for every bad
+    certificate, and alerts without their meaning.
+    """
     if untrusted := _match_untrusted(problem):
-        authorities = settings.get("ssl.ca.location", "this machine, since ssl.ca.location is not set")
+        authorities = settings.get(
+            "ssl.ca.location", "this machine, since ssl.ca.location is not set"
+        )
         return (
-            f"the certificate of Kafka at {untrusted[1]} is not valid: it is not of a CA in {authorities}, has expired, or does not name "
-            "that host"
+            f"the certificate of Kafka at {untrusted[1]} is not valid: it is not of a CA in"
+            f" {authorities}, has expired, or does not name that host"
         )
     if unwelcome := _match_unwelcome(problem):
         return (
-            f"Kafka at {unwelcome[1]} does not accept the certificate of this client: set ssl.certificate.location and ssl.key.location to "
-            "a valid one of its CA"
+            f"Kafka at {unwelcome[1]} does not accept the certificate of this client: set"
+            " ssl.certificate.location and ssl.key.location to a valid one of its CA"
         )
     return None
 
@@ -314,7 +395,12 @@ class Administrator:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._client.__exit__(kind, error, trace)
 
     def describe(self, topic: str, *, timeout_ms: int) -> TopicFacts | None:
@@ -322,8 +408,12 @@ class Administrator:
         try:
             description = self._description(topic, timeout_ms)
             resource = ConfigResource(ResourceType.TOPIC, topic)
-            asked = self._client.describe_configs([resource], request_timeout=timeout_ms / 1_000)[resource]
-            entries = self._answer(asked, timeout_ms, needed=f"DescribeConfigs on the topic {topic}")
+            asked = self._client.describe_configs([resource], request_timeout=timeout_ms / 1_000)[
+                resource
+            ]
+            entries = self._answer(
+                asked, timeout_ms, needed=f"DescribeConfigs on the topic {topic}"
+            )
         except KafkaFailed as failed:
             if failed.trouble is Trouble.NO_TOPIC:
                 return None
@@ -331,12 +421,16 @@ class Administrator:
         return TopicFacts(
             id=str(description.topic_id),
             partitions=len(description.partitions),
-            replication=min((len(partition.replicas) for partition in description.partitions), default=0),
+            replication=min(
+                (len(partition.replicas) for partition in description.partitions), default=0
+            ),
             settings={name: entry.value for name, entry in entries.items()},
         )
 
     def identity(self, topic: str, *, timeout_ms: int) -> str | None:
-        """Return the id of a topic, which changes if the topic is recreated, or None if there is none. Raises `KafkaFailed`."""
+        """Return the id of a topic, which changes if the topic is recreated, or None if there is
+        none. Raises `KafkaFailed`.
+        """
         try:
             return str(self._description(topic, timeout_ms).topic_id)
         except KafkaFailed as failed:
@@ -345,32 +439,55 @@ class Administrator:
             raise
 
     def _description(self, topic: str, timeout_ms: int) -> TopicDescription:
-        asked = self._client.describe_topics(TopicCollection([topic]), request_timeout=timeout_ms / 1_000)
+        asked = self._client.describe_topics(
+            TopicCollection([topic]), request_timeout=timeout_ms / 1_000
+        )
         future: Future[TopicDescription] = asked[topic]
-        return self._answer(future, timeout_ms, needed=f"Describe (which Read and Write include) on the topic {topic}")
+        return self._answer(
+            future,
+            timeout_ms,
+            needed=f"Describe (which Read and Write include) on the topic {topic}",
+        )
 
     def brokers(self, *, timeout_ms: int) -> int:
         """Return how many brokers the Kafka cluster has now. Raises `KafkaFailed`."""
         asked = self._client.describe_cluster(request_timeout=timeout_ms / 1_000)
         return len(self._answer(asked, timeout_ms, needed="Describe on the cluster").nodes)
 
-    def create(self, topic: str, *, replication: int, settings: Mapping[str, str], timeout_ms: int, partitions: int = 1) -> None:
+    def create(
+        self,
+        topic: str,
+        *,
+        replication: int,
+        settings: Mapping[str, str],
+        timeout_ms: int,
+        partitions: int = 1,
+    ) -> None:
         """Create a topic. An existing one stays as it is. Raises `KafkaFailed`."""
-        wanted = NewTopic(topic, num_partitions=partitions, replication_factor=replication, config=dict(settings))
+        wanted = NewTopic(
+            topic, num_partitions=partitions, replication_factor=replication, config=dict(settings)
+        )
         seconds = timeout_ms / 1_000
-        future = self._client.create_topics([wanted], operation_timeout=seconds, request_timeout=seconds)[topic]
+        future = self._client.create_topics(
+            [wanted], operation_timeout=seconds, request_timeout=seconds
+        )[topic]
         try:
             self._answer(future, timeout_ms, needed=f"Create on the topic {topic}")
         except KafkaFailed as failed:
             cause = failed.__cause__
-            if not isinstance(cause, KafkaException) or cause.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            if (
+                not isinstance(cause, KafkaException)
+                or cause.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS
+            ):
                 raise
 
     def delete_below(self, topic: str, below: int, *, timeout_ms: int) -> None:
         """Delete all messages with an offset below `below`. Raises `KafkaFailed`."""
         place = TopicPartition(topic, PARTITION, below)
         seconds = timeout_ms / 1_000
-        future = self._client.delete_records([place], request_timeout=seconds, operation_timeout=seconds)[place]
+        future = self._client.delete_records(
+            [place], request_timeout=seconds, operation_timeout=seconds
+        )[place]
         self._answer(future, timeout_ms, needed=f"Delete on the topic {topic}")
 
     def grant(self, rights: Iterable[Right], *, principal: str, timeout_ms: int) -> None:
@@ -391,18 +508,28 @@ class Administrator:
             for right in rights
             for operation in right.operations
         ]
-        for future in self._client.create_acls(bindings, request_timeout=timeout_ms / 1_000).values():
+        for future in self._client.create_acls(
+            bindings, request_timeout=timeout_ms / 1_000
+        ).values():
             try:
                 self._answer(future, timeout_ms, needed="Alter on the cluster")
             except KafkaFailed as failed:
                 cause = failed.__cause__
-                if isinstance(cause, KafkaException) and cause.args[0].code() == KafkaError.SECURITY_DISABLED:
-                    problem = "this Kafka checks no rights, so it cannot grant any; set authorizer.class.name on its nodes"
+                if (
+                    isinstance(cause, KafkaException)
+                    and cause.args[0].code() == KafkaError.SECURITY_DISABLED
+                ):
+                    problem = (
+                        "this Kafka checks no rights, so it cannot grant any; set"
+                        " authorizer.class.name on its nodes"
+                    )
                     raise OperatorError(problem) from failed
                 raise
 
     def _answer(self, future: Future[Answer], timeout_ms: int, *, needed: str) -> Answer:
-        """Wait for an answer. Meanwhile run callbacks, which report why there is none. `needed` is as for `Clients.failed`."""
+        """Wait for an answer. Meanwhile run callbacks, which report why there is none. `needed` is
+        as for `Clients.failed`.
+        """
         give_up_ns = time.monotonic_ns() + timeout_ms * 1_000_000
         while True:
             self._client.poll(0)
@@ -433,21 +560,33 @@ class PartitionConsumer:
         self._consumer.assign([TopicPartition(self._topic, PARTITION, offset)])
 
     def take(self, limit: int, *, timeout_ms: int) -> Sequence[Message]:
-        """Wait for a message, then return it and others already fetched, at most `limit`. Return nothing after `timeout_ms`.
+        """Wait for a message, then return it and others already fetched, at most `limit`. Return
+        nothing after `timeout_ms`.
 
-        The library looks for the coordinator of its group, which is not needed: a failure of that is left out.
+        The library looks for the coordinator of its group, which is not needed: a failure of that
+        is left out.
         """
         first = self._consumer.poll(timeout_ms / 1_000)
         if first is None:
             return ()
-        return [message for message in (first, *self._consumer.consume(limit - 1, 0)) if not _is_about_the_group(message)]
+        return [
+            message
+            for message in (first, *self._consumer.consume(limit - 1, 0))
+            if not _is_about_the_group(message)
+        ]
 
     def failed(self, error: KafkaError) -> KafkaFailed | None:
         """Translate the error of a message. Return None if it marks the end of the partition."""
-        return None if error.code() == KafkaError._PARTITION_EOF else self._clients.failed(error, needed=_read_of(self._topic))  # noqa: SLF001
+        return (
+            None
+            if error.code() == KafkaError._PARTITION_EOF  # noqa: SLF001
+            else self._clients.failed(error, needed=_read_of(self._topic))
+        )
 
     def bounds(self, *, timeout_ms: int) -> Bounds:
-        """Return the bounds of the partition, as its leader reports them now. Raises `KafkaFailed`."""
+        """Return the bounds of the partition, as its leader reports them now. Raises
+        `KafkaFailed`.
+        """
         place = TopicPartition(self._topic, PARTITION)
         if not self._is_started:
             self._consumer.poll(0)  # Lets callbacks run; takes no message.
@@ -458,7 +597,9 @@ class PartitionConsumer:
         return Bounds(low=low, high=high)
 
     def offset_at(self, time_ms: int, *, timeout_ms: int) -> int | None:
-        """Return the first offset appended at or after a Unix time, or None if there is none. Raises `KafkaFailed`."""
+        """Return the first offset appended at or after a Unix time, or None if there is none.
+        Raises `KafkaFailed`.
+        """
         place = TopicPartition(self._topic, PARTITION, time_ms)
         try:
             (found,) = self._consumer.offsets_for_times([place], timeout=timeout_ms / 1_000)
@@ -474,7 +615,9 @@ class PartitionConsumer:
 
 
 class PartitionProducer:
-    """An idempotent producer to one partition of a topic, or to each key's. One thread at a time."""
+    """An idempotent producer to one partition of a topic, or to each key's. One thread at a
+    time.
+    """
 
     def __init__(self, clients: Clients, producer: Producer, topic: str, *, partition: int) -> None:
         """Use `Clients.producer` instead."""
@@ -484,10 +627,14 @@ class PartitionProducer:
         self._partition = partition
         self._has_number_by_ns = time.monotonic_ns() + NUMBER_MS_MAX * 1_000_000
 
-    def send(self, values: Sequence[bytes | None], *, timeout_ms: int, key: bytes | None = None) -> Sent:
-        """Send records in order and wait for their acknowledgements. A value of None is a tombstone.
+    def send(
+        self, values: Sequence[bytes | None], *, timeout_ms: int, key: bytes | None = None
+    ) -> Sent:
+        """Send records in order and wait for their acknowledgements. A value of None is a
+        tombstone.
 
-        A record not sent within `timeout_ms` never will be. A record sent but not acknowledged is in doubt.
+        A record not sent within `timeout_ms` never will be. A record sent but not acknowledged is
+        in doubt.
         """
         outcomes: list[int | KafkaError | None] = [None] * len(values)
         open_count = 0
@@ -500,7 +647,9 @@ class PartitionProducer:
         give_up_ns = max(time.monotonic_ns() + timeout_ms * 1_000_000, self._has_number_by_ns)
         for place, value in enumerate(values):
             try:
-                self._producer.produce(self._topic, value, key, self._partition, on_delivery=partial(settle, place))
+                self._producer.produce(
+                    self._topic, value, key, self._partition, on_delivery=partial(settle, place)
+                )
             except KafkaException as error:
                 outcomes[place] = error.args[0]
                 break
@@ -510,7 +659,9 @@ class PartitionProducer:
             open_count += 1
         queued = open_count
         fatal: KafkaError | None = None
-        while open_count and fatal is None and (remaining_ns := give_up_ns - time.monotonic_ns()) > 0:
+        while (
+            open_count and fatal is None and (remaining_ns := give_up_ns - time.monotonic_ns()) > 0
+        ):
             fatal = self._poll(remaining_ns / 1e9)
         if open_count:
             self._producer.purge(in_queue=True, in_flight=False)
@@ -518,14 +669,22 @@ class PartitionProducer:
         if fatal is not None:
             outcomes = [outcome if isinstance(outcome, int) else fatal for outcome in outcomes]
         failed = partial(self._clients.failed, needed=_write_of(self._topic))
-        reported = [failed(outcome) if isinstance(outcome, KafkaError) else outcome for outcome in outcomes]
-        sent = Sent.of(reported, queued=queued, silence=partial(self._clients.silence, "no acknowledgement in time"))
+        reported = [
+            failed(outcome) if isinstance(outcome, KafkaError) else outcome for outcome in outcomes
+        ]
+        sent = Sent.of(
+            reported,
+            queued=queued,
+            silence=partial(self._clients.silence, "no acknowledgement in time"),
+        )
         if sent.failure is None:
             self._has_number_by_ns = 0
         return sent
 
     def _poll(self, wait_s: float) -> KafkaError | None:
-        """Let callbacks run. Return the error that makes the producer unusable, such as a denied right: the library raises it here."""
+        """Let callbacks run. Return the error that makes the producer unusable, such as a denied
+        right: the library raises it here.
+        """
         try:
             self._producer.poll(wait_s)
         except KafkaException as error:
@@ -545,7 +704,9 @@ class PartitionProducer:
 
 
 class TransactionalProducer:
-    """A producer of transactions that fences earlier producers with its id. One thread at a time."""
+    """A producer of transactions that fences earlier producers with its id. One thread at a
+    time.
+    """
 
     def __init__(self, clients: Clients, producer: Producer, topic: str) -> None:
         """Use `Clients.transactions` instead."""
@@ -557,18 +718,20 @@ class TransactionalProducer:
 
     def claim(self, *, timeout_ms: int) -> None:
         """Fence other producers and end their open transactions. Raises `KafkaFailed`."""
-        self._is_open = True  # After a failure, too, the library's `close` would try to end a transaction.
+        # After a failure, too, the library's `close` would try to end a transaction.
+        self._is_open = True
         self._call(self._producer.init_transactions, timeout_ms)
         self._is_open = False
 
     def write(self, messages: Iterable[tuple[bytes, bytes | None]], *, timeout_ms: int) -> int:
-        """Write messages (key, value), at least one, in one transaction. Return the offset of the last.
+        """Write messages (key, value), at least one, in one transaction. Return the offset of the
+        last.
 
-        Readers of committed messages see them once their end is above that offset: Kafka commits a transaction at its coordinator before it
-        ends it on the partition.
+        Readers of committed messages see them once their end is above that offset: Kafka commits a
+        transaction at its coordinator before it ends it on the partition.
 
-        The producer is unusable after an error. `KafkaFailed` leaves in doubt whether the messages are there; an error raised by `messages`
-        aborts the transaction.
+        The producer is unusable after an error. `KafkaFailed` leaves in doubt whether the messages
+        are there; an error raised by `messages` aborts the transaction.
         """
         self._is_open = True
         try:
@@ -595,10 +758,14 @@ class TransactionalProducer:
         give_up_ns = time.monotonic_ns() + timeout_ms * 1_000_000
         while True:
             try:
-                self._producer.produce(self._topic, value, key, PARTITION, on_delivery=self._delivered)
+                self._producer.produce(
+                    self._topic, value, key, PARTITION, on_delivery=self._delivered
+                )
             except BufferError:  # The library's queue is full.
                 if time.monotonic_ns() >= give_up_ns:
-                    raise self._clients.silence(f"no row was acknowledged within {timeout_ms} ms") from None
+                    raise self._clients.silence(
+                        f"no row was acknowledged within {timeout_ms} ms"
+                    ) from None
                 self._producer.poll(_POLL_S)
             else:
                 return
@@ -614,6 +781,7 @@ class TransactionalProducer:
     def close(self) -> None:
         """Close the producer. Unsent records are dropped."""
         if self._is_open:
-            self._producer.purge(blocking=False)  # The library's `close` would wait for a transaction that cannot end.
+            # The library's `close` would wait for a transaction that cannot end.
+            self._producer.purge(blocking=False)
         else:
             self._producer.close()

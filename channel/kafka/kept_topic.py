@@ -1,4 +1,5 @@
-"""Write JSON documents to a Kafka topic beside the channel's that keeps them for some days, such as decisions.
+"""Write JSON documents to a Kafka topic beside the channel's that keeps them for some days, such as
+decisions.
 
 Failures are `KafkaFailed` or `InvalidKafkaSetting`; the callers translate them.
 """
@@ -35,7 +36,8 @@ class KeptTopic:
             self._producer = self._clients.producer(self._topic)
         sent = self._producer.send(documents, key=key, timeout_ms=ANSWER_MS_MAX)
         if sent.failure is not None:
-            # AWAY passes without action. After any other failure, the next message checks the topic again.
+            # AWAY passes without action. After any other failure, the next message checks the topic
+            # again.
             if sent.failure.trouble is not Trouble.AWAY:
                 self._producer.close()
                 self._producer, self._is_made = None, False
@@ -45,5 +47,10 @@ class KeptTopic:
         with self._clients.administrator() as administrator:
             if administrator.describe(self._topic, timeout_ms=ANSWER_MS_MAX) is None:
                 copies = min(REPLICATION, administrator.brokers(timeout_ms=ANSWER_MS_MAX))
-                administrator.create(self._topic, replication=copies, settings=self._settings, timeout_ms=ANSWER_MS_MAX)
+                administrator.create(
+                    self._topic,
+                    replication=copies,
+                    settings=self._settings,
+                    timeout_ms=ANSWER_MS_MAX,
+                )
         self._is_made = True

@@ -2,19 +2,26 @@
 
 Theory of operation:
 
-* The log's offsets are Kafka's. Offset 0 is the topic's header. Messages with the header's key are no entries.
-* Appends use acks=all and idempotence, so a record that the library retries is on the log once. A record not sent in time never will be; a
-  record sent but not acknowledged is in doubt, and only reading shows its outcome.
-* A read that finds entries makes no request. One that finds none asks the partition's leader for the end, so that "no entry" covers all
-  earlier appends of any process. Kafka reports an end only when the next leader would, too.
-* A node that was cut off from the others does not know that another leads the partition, and reports an old end for as long as it is cut
-  off. So an end below an offset that was issued is no proof of a lost end. Only the leader acknowledges an append, because that takes the
-  other nodes. So the handle appends a second header, which is no entry: its offset proves which of both is the case.
-* Each position that is read has its own consumer (`Tail`), which never seeks: a consumer that seeks first waits for its old request. A tail
-  that does not deliver known entries is replaced: after a broker's restart the library's consumer sometimes stops fetching for good
-  (librdkafka issue 5153).
-* A topic that is deleted and recreated has another id. The id is checked after anything unusual, and periodically.
-* After a truncation by another process, a reader may still get entries that it had read ahead. They are valid.
+* The log's offsets are Kafka's. Offset 0 is the topic's header. Messages with the header's key are
+  no entries.
+* Appends use acks=all and idempotence, so a record that the library retries is on the log once. A
+  record not sent in time never will be; a record sent but not acknowledged is in doubt, and only
+  reading shows its outcome.
+* A read that finds entries makes no request. One that finds none asks the partition's leader for
+  the end, so that "no entry" covers all earlier appends of any process. Kafka reports an end only
+  when the next leader would, too.
+* A node that was cut off from the others does not know that another leads the partition, and
+  reports an old end for as long as it is cut off. So an end below an offset that was issued is no
+  proof of a lost end. Only the leader acknowledges an append, because that takes the other nodes.
+  So the handle appends a second header, which is no entry: its offset proves which of both is the
+  case.
+* Each position that is read has its own consumer (`Tail`), which never seeks: a consumer that seeks
+  first waits for its old request. A tail that does not deliver known entries is replaced: after a
+  broker's restart the library's consumer sometimes stops fetching for good (librdkafka issue 5153).
+* A topic that is deleted and recreated has another id. The id is checked after anything unusual,
+  and periodically.
+* After a truncation by another process, a reader may still get entries that it had read ahead. They
+  are valid.
 """
 
 from __future__ import annotations
@@ -25,8 +32,20 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from typing import Final, NoReturn
 
-from equipoise.channel.core.errors import EquipoiseError, LogNotBegun, LogReplaced, LogUnavailable, LogWentBack
-from equipoise.channel.core.log import FIRST_OFFSET, READ_ENTRIES_MAX, Entry, check_batch, check_position
+from equipoise.channel.core.errors import (
+    EquipoiseError,
+    LogNotBegun,
+    LogReplaced,
+    LogUnavailable,
+    LogWentBack,
+)
+from equipoise.channel.core.log import (
+    FIRST_OFFSET,
+    READ_ENTRIES_MAX,
+    Entry,
+    check_batch,
+    check_position,
+)
 from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.channel.core.snapshot_store import SnapshotStore
 from equipoise.channel.kafka.answers import KafkaFailed, Sent, Trouble
@@ -39,13 +58,16 @@ from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.log_time import latest_ms, position_by
 
 OPEN_MS_MAX: Final = 10_000
-"""How long opening waits for Kafka: an election of the partition's leader and a slow name server."""
+"""How long opening waits for Kafka: an election of the partition's leader and a slow name
+server."""
 
 READ_MS_MAX: Final = 1_000
-"""How long a read waits for Kafka's answer: a hundred times the usual, and short against a lease."""
+"""How long a read waits for Kafka's answer: a hundred times the usual, and short against a
+lease."""
 
 FIRST_ANSWER_MS_MAX: Final = 3_000
-"""The same for a new client's first answer: it connects to several brokers, with a TLS handshake if needed."""
+"""The same for a new client's first answer: it connects to several brokers, with a TLS handshake if
+needed."""
 
 MISSED_MAX: Final = 3
 """How often in a row a tail may fail to deliver known entries before it is replaced.
@@ -56,15 +78,17 @@ With its successor's first answer that takes about 6 s, less than half a lease.
 LOOK_MS: Final = 60_000
 """How often the topic's id is checked.
 
-A deleted topic is noticed at once. This check finds one that was recreated and has grown past all readers: so rare that a failed check does
-not stop reading.
+A deleted topic is noticed at once. This check finds one that was recreated and has grown past all
+readers: so rare that a failed check does not stop reading.
 """
 
 MISSING_MS: Final = 5_000
-"""How long a topic may be unknown before it counts as deleted: a node that has just started may learn of it last."""
+"""How long a topic may be unknown before it counts as deleted: a node that has just started may
+learn of it last."""
 
 TAILS_MAX: Final = 4
-"""The positions that one handle reads at a time, such as a reader at the end and one that replays. Beyond, the longest unused is closed."""
+"""The positions that one handle reads at a time, such as a reader at the end and one that replays.
+Beyond, the longest unused is closed."""
 
 TAIL_IDLE_S: Final = 10.0
 """How long an unused tail is kept: its reader has reached the end or is gone."""
@@ -75,29 +99,40 @@ _ENDS_A_PRODUCER: Final = frozenset({Trouble.BROKEN, Trouble.DENIED, Trouble.FEN
 class KafkaLog:
     """A handle on the log in a Kafka topic. See `Log` for the contract."""
 
-    def __init__(self, address: KafkaAddress, *, name: str, settings: Mapping[str, str], create: bool = True) -> None:
+    def __init__(
+        self, address: KafkaAddress, *, name: str, settings: Mapping[str, str], create: bool = True
+    ) -> None:
         """Open the log; `create` makes a missing topic. `name` is its URL, for messages.
 
-        Raises `InvalidKafkaSetting`, `LogNotBegun`, `LogAccessDenied`, `UnfitTopic`, `LogDamaged`, `LogUnavailable`.
+        Raises `InvalidKafkaSetting`, `LogNotBegun`, `LogAccessDenied`, `UnfitTopic`, `LogDamaged`,
+        `LogUnavailable`.
         """
         self.name = name
         self._address = address
         self._clients = Clients(servers=address.servers, settings=settings)
-        self._compacted_snapshot = KafkaSnapshotStore(self._clients, address, topic=address.snapshot_topic, log=name)
-        self._history_snapshot = KafkaSnapshotStore(self._clients, address, topic=address.history_topic, log=name)
+        self._compacted_snapshot = KafkaSnapshotStore(
+            self._clients, address, topic=address.snapshot_topic, log=name
+        )
+        self._history_snapshot = KafkaSnapshotStore(
+            self._clients, address, topic=address.history_topic, log=name
+        )
         self._changed = threading.Condition()
         self._woken = False
         self._tails: dict[Tail, float] = {}  # When each was last read from.
         self._leaving: list[Tail] = []
         self._start = FIRST_OFFSET
-        self._end = FIRST_OFFSET - 1  # The highest offset that the log is known to have reached. It never falls, as `_start`.
+        # The highest offset that the log is known to have reached. It never falls, as `_start`.
+        self._end = FIRST_OFFSET - 1
         self._lost: LogWentBack | None = None  # What an append has shown: offsets are issued twice.
         self._look_s = time.monotonic() + LOOK_MS / 1_000
-        self._may_be_another = False  # After anything unusual: check the topic's id before the next read.
+        # After anything unusual: check the topic's id before the next read.
+        self._may_be_another = False
         self._missing_since_s: float | None = None  # Since when the topic is unknown, if it is.
         self._asker = self._clients.consumer(address.topic)
         # Created early: it is usable only half a second later.
-        self._producer: PartitionProducer | None = self._clients.producer(address.topic) if create else None
+        self._producer: PartitionProducer | None = (
+            self._clients.producer(address.topic) if create else None
+        )
         try:
             self.identity = self._open(create=create)
             self._clients.complaints.let_in()
@@ -106,7 +141,9 @@ class KafkaLog:
             if not isinstance(error, KafkaFailed):
                 raise
             if error.trouble is Trouble.AWAY:
-                problem = f"no Kafka answered at {address.servers}: {error.problem}; check the address"
+                problem = (
+                    f"no Kafka answered at {address.servers}: {error.problem}; check the address"
+                )
                 raise LogUnavailable(log=name, problem=problem, in_doubt=False) from error
             raise error.as_error(log=name, in_doubt=False) from error
 
@@ -117,7 +154,13 @@ class KafkaLog:
         with self._clients.administrator() as administrator:
             replication = self._address.replication
             facts = fitting_topic(
-                administrator, topic, needed_of_log, log=self.name, replication=replication, create=create, deadline=deadline
+                administrator,
+                topic,
+                needed_of_log,
+                log=self.name,
+                replication=replication,
+                create=create,
+                deadline=deadline,
             )
         if facts is None:
             raise LogNotBegun(log=self.name, problem=f"there is no topic {topic}")
@@ -163,7 +206,9 @@ class KafkaLog:
         """See `Log.wait`."""
         tail = self._tail_at(position)
         with self._changed:
-            self._changed.wait_for(lambda: self._woken or len(tail) or tail.failure is not None, timeout_ms / 1_000)
+            self._changed.wait_for(
+                lambda: self._woken or len(tail) or tail.failure is not None, timeout_ms / 1_000
+            )
             woken, self._woken = self._woken, False
             if len(tail):
                 return True
@@ -189,13 +234,17 @@ class KafkaLog:
     def position_at(self, time_ms: int) -> int:
         """See `Log.position_at`.
 
-        Kafka returns the first message at or after a time, even if it is far ahead. It returns none if it searches a segment whose matching
-        messages were all truncated; the newest message then shows whether any exist.
+        Kafka returns the first message at or after a time, even if it is far ahead. It returns none
+        if it searches a segment whose matching messages were all truncated; the newest message then
+        shows whether any exist.
         """
         found, ahead = self._offset_at(time_ms), self._offset_at(latest_ms() + 1)
         self._ask_bounds()
         end = self._end + 1
-        if found is None and self._first_timed(max(self._end, self._start), end, time_ms, INTEGER_MAX) is None:
+        if (
+            found is None
+            and self._first_timed(max(self._end, self._start), end, time_ms, INTEGER_MAX) is None
+        ):
             return end
         if found is not None and (ahead is None or found < ahead):
             return max(found, self._start)
@@ -217,8 +266,12 @@ class KafkaLog:
         except KafkaFailed as failed:
             raise self._error(failed) from failed
 
-    def _first_timed(self, position: int, below: int, from_ms: int, to_ms: int) -> tuple[int, int] | None:
-        """See `FirstTimed`. Reads message by message, since it is needed only where a clock was wrong."""
+    def _first_timed(
+        self, position: int, below: int, from_ms: int, to_ms: int
+    ) -> tuple[int, int] | None:
+        """See `FirstTimed`. Reads message by message, since it is needed only where a clock was
+        wrong.
+        """
         if position >= below:
             return None
         deadline = Deadline.after(timeout_ms=FIRST_ANSWER_MS_MAX)
@@ -282,7 +335,9 @@ class KafkaLog:
             check_position(self.name, position, start=self._start, end=self._end)
         with self._changed:
             tail = next((tail for tail in self._tails if tail.head == position), None)
-            tail = tail or next((tail for tail in self._tails if tail.head < position <= tail.reached), None)
+            tail = tail or next(
+                (tail for tail in self._tails if tail.head < position <= tail.reached), None
+            )
             if tail is not None:
                 tail.skip_to(position)
         if tail is None:
@@ -290,7 +345,9 @@ class KafkaLog:
         now_s = time.monotonic()
         self._tails[tail] = now_s
         if len(self._tails) > 1:
-            for other in [other for other, read_s in self._tails.items() if read_s < now_s - TAIL_IDLE_S]:
+            for other in [
+                other for other, read_s in self._tails.items() if read_s < now_s - TAIL_IDLE_S
+            ]:
                 self._give_up(other)
         return tail
 
@@ -299,7 +356,12 @@ class KafkaLog:
         check_position(self.name, position, start=self._start, end=self._end)
         if len(self._tails) == TAILS_MAX:
             self._give_up(min(self._tails, key=self._tails.__getitem__))
-        return Tail(self._clients.consumer(self._address.topic), position, name=self.name, changed=self._changed)
+        return Tail(
+            self._clients.consumer(self._address.topic),
+            position,
+            name=self.name,
+            changed=self._changed,
+        )
 
     def _give_up(self, tail: Tail) -> None:
         """Close a tail without waiting for it."""
@@ -308,7 +370,9 @@ class KafkaLog:
         self._leaving = [leaving for leaving in (*self._leaving, tail) if not leaving.is_gone]
 
     def _comes(self, tail: Tail, *, limit: int) -> bool:
-        """Return whether there is an entry at or above the head of `tail`. Waits for up to `limit` entries that are known to be there."""
+        """Return whether there is an entry at or above the head of `tail`. Waits for up to `limit`
+        entries that are known to be there.
+        """
         if self._is_dry(tail):
             self._ask_bounds(tail.reached)
             check_position(self.name, tail.head, start=self._start, end=self._end)
@@ -317,7 +381,9 @@ class KafkaLog:
                 return False
             answer_ms = READ_MS_MAX if tail.has_begun else FIRST_ANSWER_MS_MAX
             has_come = self._changed.wait_for(
-                lambda: tail.failure is not None or tail.reached > self._end or tail.holds_enough(limit),
+                lambda: (
+                    tail.failure is not None or tail.reached > self._end or tail.holds_enough(limit)
+                ),
                 answer_ms / 1_000,
             )
             if len(tail):
@@ -334,7 +400,9 @@ class KafkaLog:
         return False
 
     def _is_dry(self, tail: Tail) -> bool:
-        """Return whether a working tail has delivered everything known to be there. The last known offset may be no entry."""
+        """Return whether a working tail has delivered everything known to be there. The last known
+        offset may be no entry.
+        """
         return not len(tail) and tail.failure is None and self._end < tail.reached
 
     def _explain(self, failure: KafkaFailed, position: int) -> NoReturn:
@@ -345,15 +413,19 @@ class KafkaLog:
         raise self._error(failure) from failure
 
     def _error(self, failed: KafkaFailed, *, in_doubt: bool = False) -> EquipoiseError:
-        """Translate a failure of an opened log. A right that existed at opening is missing only temporarily."""
+        """Translate a failure of an opened log. A right that existed at opening is missing only
+        temporarily.
+        """
         if in_doubt or failed.trouble is Trouble.DENIED:
             return LogUnavailable(log=self.name, problem=failed.problem, in_doubt=in_doubt)
         return failed.as_error(log=self.name, in_doubt=False)
 
     def _ask_bounds(self, position: int = FIRST_OFFSET) -> None:
-        """Update the bounds from the partition's leader. Also check the topic, periodically and after anything unusual.
+        """Update the bounds from the partition's leader. Also check the topic, periodically and
+        after anything unusual.
 
-        All offsets below `position` were issued, as its reader says. Raises `LogWentBack` if they were not, or are issued again.
+        All offsets below `position` were issued, as its reader says. Raises `LogWentBack` if they
+        were not, or are issued again.
         """
         if self._lost is not None:
             raise self._lost
@@ -377,7 +449,8 @@ class KafkaLog:
         self._start, self._end = max(bounds.low, self._start), end
 
     def _proven_end(self, end: int, issued: int) -> int:
-        """Return the end that an append of our own proves, where a node reports an `end` below an offset that was `issued`.
+        """Return the end that an append of our own proves, where a node reports an `end` below an
+        offset that was `issued`.
 
         Raises `LogWentBack`, and `KafkaFailed` while nothing is proven.
         """
@@ -386,8 +459,9 @@ class KafkaLog:
         sent = self._send([HEADER], key=HEADER_KEY, timeout_ms=READ_MS_MAX)
         if sent.failure is not None:
             problem = (
-                f"a node of Kafka ends the topic {self._address.topic} at {end}, below offset {issued}, which was read before: it is cut "
-                f"off from the other nodes, or the end is lost. An append shows which of both, and has failed ({sent.failure.problem})"
+                f"a node of Kafka ends the topic {self._address.topic} at {end}, below offset"
+                f" {issued}, which was read before: it is cut off from the other nodes, or the end"
+                f" is lost. An append shows which of both, and has failed ({sent.failure.problem})"
             )
             raise KafkaFailed(trouble=Trouble.AWAY, problem=problem)
         if sent.offsets[0] <= issued:
@@ -401,13 +475,17 @@ class KafkaLog:
             self._check_topic(administrator)
 
     def _check_topic(self, administrator: Administrator) -> None:
-        """See `_look_up_topic`. Raises `KafkaFailed` while the topic may merely be unknown to the node that was asked."""
+        """See `_look_up_topic`. Raises `KafkaFailed` while the topic may merely be unknown to the
+        node that was asked.
+        """
         topic = self._address.topic
         found = administrator.identity(topic, timeout_ms=FIRST_ANSWER_MS_MAX)
         if found is None:
             self._may_be_another = True
             now_s = time.monotonic()
-            self._missing_since_s = now_s if self._missing_since_s is None else self._missing_since_s
+            self._missing_since_s = (
+                now_s if self._missing_since_s is None else self._missing_since_s
+            )
             if now_s - self._missing_since_s < MISSING_MS / 1_000:
                 raise KafkaFailed(trouble=Trouble.NO_TOPIC, problem=f"there is no topic {topic}")
         if found != self.identity:

@@ -1,7 +1,7 @@
 """List the rights on Kafka that each kind of program needs, from one table.
 
-Kafka derives two rights, which the table leaves out: `Read`, `Write` and `Delete` include `Describe`, and `Write` on any topic allows an
-idempotent producer.
+Kafka derives two rights, which the table leaves out: `Read`, `Write` and `Delete` include
+`Describe`, and `Write` on any topic allows an idempotent producer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Final
 from equipoise.channel.kafka.settings import HISTORY_SUFFIX, SNAPSHOT_SUFFIX
 
 GROUP: Final = "equipoise"
-"""The consumer group of readers. They do not join it. The library looks for its coordinator, again and again if Kafka denies that."""
+"""The consumer group of readers. They do not join it. The library looks for its coordinator, again
+and again if Kafka denies that."""
 
 
 class Resource(enum.Enum):
@@ -33,7 +34,8 @@ class Role(enum.Enum):
     OPERATOR = "operator"
     """Every command of `equipoise` with `--log`, and `equipoise spark archive --hold`."""
     READER = "reader"
-    """The commands that only read, such as `equipoise channel tail`, `equipoise spark archive` and `equipoise spark report`."""
+    """The commands that only read, such as `equipoise channel tail`, `equipoise spark archive` and
+    `equipoise spark report`."""
     AUDIT = "audit"
     """A reader that publishes what it finds: `equipoise spark audit`."""
     LOAD_WORKER = "load-worker"
@@ -84,17 +86,21 @@ _TOPICS: Final[Mapping[Role, Mapping[str, tuple[str, ...]]]] = {
 """By role and what follows the name of the channel's topic in that of another: the operations."""
 
 _TRANSACTIONS: Final = frozenset({Role.BROKER, Role.OPERATOR})
-"""The roles that write snapshots: one transactional id for each, which has the name of its topic."""
+"""The roles that write snapshots: one transactional id for each, which has the name of its
+topic."""
 
 
 def rights_of(role: Role, topic: str) -> list[Right]:
     """Return what a role needs for the channel on `topic`, and no more."""
     rights = [
-        Right(resource=Resource.TOPIC, name=f"{topic}{suffix}", operations=operations) for suffix, operations in _TOPICS[role].items()
+        Right(resource=Resource.TOPIC, name=f"{topic}{suffix}", operations=operations)
+        for suffix, operations in _TOPICS[role].items()
     ]
     if role in _TRANSACTIONS:
         rights += [
-            Right(resource=Resource.TRANSACTIONAL_ID, name=f"{topic}{suffix}", operations=("Write",))
+            Right(
+                resource=Resource.TRANSACTIONAL_ID, name=f"{topic}{suffix}", operations=("Write",)
+            )
             for suffix in (SNAPSHOT_SUFFIX, HISTORY_SUFFIX)
         ]
     group = Right(resource=Resource.GROUP, name=GROUP, operations=("Describe",))

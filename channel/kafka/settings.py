@@ -21,18 +21,22 @@ CONFIG_FILE_VARIABLE: Final = "EQUIPOISE_KAFKA_CONFIG_FILE"
 MASK: Final = "***"
 
 HEADER_KEY: Final = b"equipoise"
-"""The key of a message on the log's topic that is no entry: it names the topic's owner, or proves the topic's end."""
+"""The key of a message on the log's topic that is no entry: it names the topic's owner, or proves
+the topic's end."""
 
 SNAPSHOT_SUFFIX: Final = "-snapshot"
 HISTORY_SUFFIX: Final = "-history"
 
 SUFFIX_CHARACTERS_MAX: Final = 29
-"""The longest suffix of the topics beside the log's: of its snapshot, its history snapshot, and the load plane."""
+"""The longest suffix of the topics beside the log's: of its snapshot, its history snapshot, and the
+load plane."""
 
 TOPIC_CHARACTERS_MAX: Final = 249 - SUFFIX_CHARACTERS_MAX
 """Kafka's limit of 249, less the longest suffix."""
 
-_BY_EQUIPOISE: Final = "Equipoise sets it, because the order and the durability of the log depend on it"
+_BY_EQUIPOISE: Final = (
+    "Equipoise sets it, because the order and the durability of the log depend on it"
+)
 _BY_URL: Final = "the log's URL sets it"
 _NO_CODE: Final = "it would load code into this process"
 
@@ -75,7 +79,9 @@ FIXED: Final[Mapping[str, str]] = {
     ),
     "plugin.library.paths": _NO_CODE,
     "sasl.jaas.config": "it is a setting of the Java client; use sasl.username and sasl.password",
-    "ssl.truststore.location": "it is a setting of the Java client; use ssl.ca.location, a file of certificates (PEM)",
+    "ssl.truststore.location": (
+        "it is a setting of the Java client; use ssl.ca.location, a file of certificates (PEM)"
+    ),
 }
 """Settings that users may not set, and why."""
 
@@ -85,10 +91,15 @@ METHOD: Final = f"{OIDC}method"
 _TOKEN_SOURCES: Final = frozenset({METHOD, "enable.sasl.oauthbearer.unsecure.jwt"})
 """Without one of these the library has no token, and waits for one forever."""
 
-# Matches every setting that may hold a key or a password, also in later versions of the library. Masks too many rather than too few.
-_is_secret: Final = re.compile(r"password|passphrase|secret|credential|token|\.pem$|private|assertion|sasl\.oauthbearer\.config").search
+# Matches every setting that may hold a key or a password, also in later versions of the library.
+# Masks too many rather than too few.
+_is_secret: Final = re.compile(
+    r"password|passphrase|secret|credential|token|\.pem$|private|assertion|sasl\.oauthbearer\.config"
+).search
 
-_match_topic: Final = re.compile(rf"(?!\.\.?\Z)[A-Za-z0-9._-]{{1,{TOPIC_CHARACTERS_MAX}}}").fullmatch
+_match_topic: Final = re.compile(
+    rf"(?!\.\.?\Z)[A-Za-z0-9._-]{{1,{TOPIC_CHARACTERS_MAX}}}"
+).fullmatch
 _match_server: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})").fullmatch
 _match_setting: Final = re.compile(r"[a-z][a-z0-9._]*").fullmatch
 
@@ -116,13 +127,20 @@ class KafkaAddress:
 
 
 def address_of(url: str) -> KafkaAddress:
-    """Parse `kafka://host:port[,host:port]/topic[?replication=N]`. Raises `CallerError`, which never repeats a password."""
+    """Parse `kafka://host:port[,host:port]/topic[?replication=N]`. Raises `CallerError`, which
+    never repeats a password.
+    """
     rest = url.removeprefix("kafka:")
     if "@" in rest.partition("?")[0]:
-        problem = "a URL must not contain a user or password; use the settings sasl.username and sasl.password"
+        problem = (
+            "a URL must not contain a user or password; use the settings sasl.username and"
+            " sasl.password"
+        )
         raise invalid_log_url(url=url, problem=problem)
     if not rest.startswith("//"):
-        raise invalid_log_url(url=url, problem="it needs two slashes before the host: kafka://HOST:PORT/TOPIC")
+        raise invalid_log_url(
+            url=url, problem="it needs two slashes before the host: kafka://HOST:PORT/TOPIC"
+        )
     place, _, options = rest.removeprefix("//").partition("?")
     servers, slash, topic = place.partition("/")
     if not slash or not topic:
@@ -142,16 +160,20 @@ def _replication(url: str, options: str) -> int | None:
         return None
     name, _, number = options.partition("=")
     if name != "replication":
-        raise invalid_log_url(url=url, problem=f"unknown option {options!r}; use replication=COPIES")
+        raise invalid_log_url(
+            url=url, problem=f"unknown option {options!r}; use replication=COPIES"
+        )
     if not number.isascii() or not number.isdigit() or not 1 <= int(number[:6]) <= _REPLICATION_MAX:
         raise invalid_log_url(url=url, problem=f"{number!r} is not a number of copies")
     return int(number)
 
 
 def parsed(text: str) -> dict[str, str]:
-    """Parse settings: `key=value`, one per line, `#` starts a comment line. A single line may hold several, separated by `;`.
+    """Parse settings: `key=value`, one per line, `#` starts a comment line. A single line may hold
+    several, separated by `;`.
 
-    A value with a `;` needs a text of several lines. Raises `InvalidKafkaSetting`, which never quotes a value.
+    A value with a `;` needs a text of several lines. Raises `InvalidKafkaSetting`, which never
+    quotes a value.
     """
     lines = text.splitlines() if "\n" in text else text.split(";")
     settings: dict[str, str] = {}
@@ -161,7 +183,10 @@ def parsed(text: str) -> dict[str, str]:
         setting, equals, value = map(str.strip, line.partition("="))
         if not equals or _match_setting(setting) is None:
             # Do not repeat the text: it may be a password.
-            raise InvalidKafkaSetting(setting=f"number {number}", problem="it is not key=value, such as security.protocol=SASL_SSL")
+            raise InvalidKafkaSetting(
+                setting=f"number {number}",
+                problem="it is not key=value, such as security.protocol=SASL_SSL",
+            )
         settings[setting] = value
     return settings
 
@@ -181,23 +206,32 @@ def checked(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def mechanism_of(settings: Mapping[str, str]) -> str | None:
-    """Return the mechanism by which the client logs in, None without SASL. The library calls the setting by two names."""
+    """Return the mechanism by which the client logs in, None without SASL. The library calls the
+    setting by two names.
+    """
     if not settings.get("security.protocol", "").lower().startswith("sasl_"):
         return None
     return settings.get("sasl.mechanism", settings.get("sasl.mechanisms", "GSSAPI"))
 
 
 def as_text(settings: Mapping[str, str]) -> str:
-    """Return a text that `parsed` reads back, for the environment of a child. Raises `InvalidKafkaSetting` for a multi-line value."""
+    """Return a text that `parsed` reads back, for the environment of a child. Raises
+    `InvalidKafkaSetting` for a multi-line value.
+    """
     for setting, value in settings.items():
         if len(value.splitlines()) > 1:
-            raise InvalidKafkaSetting(setting=setting, problem="a value here has one line; use the setting that names a file")
+            raise InvalidKafkaSetting(
+                setting=setting,
+                problem="a value here has one line; use the setting that names a file",
+            )
     return "".join(f"{setting}={value}\n" for setting, value in sorted(settings.items()))
 
 
 def masked(settings: Mapping[str, str]) -> dict[str, str]:
     """Return the settings sorted by name, with secrets masked."""
-    return {setting: MASK if _is_secret(setting) else settings[setting] for setting in sorted(settings)}
+    return {
+        setting: MASK if _is_secret(setting) else settings[setting] for setting in sorted(settings)
+    }
 
 
 def without_secrets(text: str, settings: Mapping[str, str]) -> str:

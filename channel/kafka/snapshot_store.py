@@ -1,8 +1,9 @@
-"""Implement `SnapshotStore` on a compacted Kafka topic beside the log's, for the snapshot and the history snapshot.
+"""Implement `SnapshotStore` on a compacted Kafka topic beside the log's, for the snapshot and the
+history snapshot.
 
-A message is a row under its key, a tombstone for a removed row, or the marker, which ends each transaction. Kafka's cleaner keeps the last
-row of each key, so the topic stays as long as the view. The cleaner may run during a load: a reader whose rows do not match the marker
-reads again.
+A message is a row under its key, a tombstone for a removed row, or the marker, which ends each
+transaction. Kafka's cleaner keeps the last row of each key, so the topic stays as long as the view.
+The cleaner may run during a load: a reader whose rows do not match the marker reads again.
 """
 
 from __future__ import annotations
@@ -13,21 +14,36 @@ from contextlib import closing
 from typing import Final
 
 from equipoise.channel.core.errors import CompactionRefused, LogUnavailable, SnapshotFenced
-from equipoise.channel.core.snapshot_store import Check, CompactedSnapshot, Progress, SnapshotRow, unchecked, unwatched
+from equipoise.channel.core.snapshot_store import (
+    Check,
+    CompactedSnapshot,
+    Progress,
+    SnapshotRow,
+    unchecked,
+    unwatched,
+)
 from equipoise.channel.kafka.answers import KafkaFailed, Trouble
-from equipoise.channel.kafka.client import PARTITION, Clients, Message, PartitionConsumer, TransactionalProducer
+from equipoise.channel.kafka.client import (
+    PARTITION,
+    Clients,
+    Message,
+    PartitionConsumer,
+    TransactionalProducer,
+)
 from equipoise.channel.kafka.settings import KafkaAddress
 from equipoise.channel.kafka.topic import fitting_topic, needed_of_snapshot
 from equipoise.channel.snapshots.snapshot_rows import MARKER_KEY
 from equipoise.channel.system.deadline import Deadline
 
 LOOK_MS_MAX: Final = 10_000
-"""How long a check of the topic, or a question about its end, may take: as long as opening its log."""
+"""How long a check of the topic, or a question about its end, may take: as long as opening its
+log."""
 
 SILENCE_MS_MAX: Final = 10_000
 """How long to wait for the next rows while more are known to be there."""
 
-_ENDED_LOOK_S: Final = 0.005  # A transaction ends on the partition some milliseconds after its commit.
+# A transaction ends on the partition some milliseconds after its commit.
+_ENDED_LOOK_S: Final = 0.005
 
 _MARKER_KEY: Final = MARKER_KEY.encode()
 
@@ -36,10 +52,14 @@ _TAKE_MS: Final = 100  # Between two calls of `check`.
 
 
 class KafkaSnapshotStore:
-    """A snapshot of one log on Kafka, used by the thread of the log's handle. See `SnapshotStore` for the contract."""
+    """A snapshot of one log on Kafka, used by the thread of the log's handle. See `SnapshotStore`
+    for the contract.
+    """
 
     def __init__(self, clients: Clients, address: KafkaAddress, *, topic: str, log: str) -> None:
-        """`topic` holds the snapshot, beside the log at `address`. `log` is the log's name, for messages."""
+        """`topic` holds the snapshot, beside the log at `address`. `log` is the log's name, for
+        messages.
+        """
         self._clients = clients
         self._replication = address.replication
         self._topic = topic
@@ -49,7 +69,8 @@ class KafkaSnapshotStore:
     def claim(self, *, timeout_ms: int) -> None:
         """See `SnapshotStore.claim`. A new claim uses a new producer: the old one may be unusable.
 
-        Raises `CompactionRefused` while a transaction of another producer is open: nobody would read what is written after it.
+        Raises `CompactionRefused` while a transaction of another producer is open: nobody would
+        read what is written after it.
         """
         deadline = Deadline.after(timeout_ms=timeout_ms)
         self.close()
@@ -64,10 +85,15 @@ class KafkaSnapshotStore:
             raise failed.as_error(log=self._log, in_doubt=False) from failed
         if problem is not None:
             self.close()
-            remedy = "end the program that began it, or abort it with kafka-transactions.sh, or wait until Kafka aborts it; then try again"
+            remedy = (
+                "end the program that began it, or abort it with kafka-transactions.sh, or wait"
+                " until Kafka aborts it; then try again"
+            )
             raise CompactionRefused(log=self._log, problem=problem, remedy=remedy)
 
-    def load(self, *, check: Check = unchecked, progress: Progress = unwatched) -> CompactedSnapshot | None:
+    def load(
+        self, *, check: Check = unchecked, progress: Progress = unwatched
+    ) -> CompactedSnapshot | None:
         """See `SnapshotStore.load`. Reports no total: compaction leaves gaps in the offsets."""
         try:
             if not self._look(create=False, deadline=Deadline.after(timeout_ms=LOOK_MS_MAX)):
@@ -80,12 +106,16 @@ class KafkaSnapshotStore:
         return (
             None
             if marker is None
-            else CompactedSnapshot(marker=marker, rows={key.decode("utf-8", "replace"): row for key, row in rows.items()})
+            else CompactedSnapshot(
+                marker=marker,
+                rows={key.decode("utf-8", "replace"): row for key, row in rows.items()},
+            )
         )
 
     def replace(self, rows: Iterable[SnapshotRow], marker: bytes, *, timeout_ms: int) -> None:
         """See `SnapshotStore.replace`."""
-        producer, self._producer = self._producer, None  # After a failure, the caller must claim again.
+        # After a failure, the caller must claim again.
+        producer, self._producer = self._producer, None
         if producer is None:
             raise SnapshotFenced(log=self._log)
         try:
@@ -95,7 +125,9 @@ class KafkaSnapshotStore:
             producer.close()
             if failed.trouble is Trouble.FENCED:
                 raise SnapshotFenced(log=self._log) from failed
-            raise failed.as_error(log=self._log, in_doubt=failed.trouble is Trouble.AWAY) from failed
+            raise failed.as_error(
+                log=self._log, in_doubt=failed.trouble is Trouble.AWAY
+            ) from failed
         except BaseException:
             producer.close()
             raise
@@ -105,14 +137,17 @@ class KafkaSnapshotStore:
         self._producer = producer
 
     def _awaited(self, last: int, deadline: Deadline) -> str | None:
-        """Wait until loads see the message at offset `last`. Return why they do not, or None. Raises `KafkaFailed`."""
+        """Wait until loads see the message at offset `last`. Return why they do not, or None.
+        Raises `KafkaFailed`.
+        """
         with closing(self._clients.consumer(self._topic, committed=True)) as consumer:
             # The readers' end is where the first open transaction begins, of any producer.
             while (end := consumer.bounds(timeout_ms=LOOK_MS_MAX).high) <= last:
                 if not deadline.remaining_ms():
                     return (
-                        f"the transaction that began at offset {end} of the topic {self._topic} (partition {PARTITION}) is still open "
-                        f"after {deadline.timeout_ms} ms, and hides all that is written after it"
+                        f"the transaction that began at offset {end} of the topic {self._topic}"
+                        f" (partition {PARTITION}) is still open after {deadline.timeout_ms} ms,"
+                        " and hides all that is written after it"
                     )
                 time.sleep(_ENDED_LOOK_S)
         return None
@@ -128,12 +163,22 @@ class KafkaSnapshotStore:
         replication = self._replication
         with self._clients.administrator() as administrator:
             facts = fitting_topic(
-                administrator, self._topic, needed_of_snapshot, log=self._log, replication=replication, create=create, deadline=deadline
+                administrator,
+                self._topic,
+                needed_of_snapshot,
+                log=self._log,
+                replication=replication,
+                create=create,
+                deadline=deadline,
             )
         return facts is not None
 
-    def _rows(self, consumer: PartitionConsumer, check: Check, progress: Progress) -> dict[bytes, bytes]:
-        """Return the last row of each key, as of the last transaction that had ended when this began."""
+    def _rows(
+        self, consumer: PartitionConsumer, check: Check, progress: Progress
+    ) -> dict[bytes, bytes]:
+        """Return the last row of each key, as of the last transaction that had ended when this
+        began.
+        """
         bounds = consumer.bounds(timeout_ms=LOOK_MS_MAX)
         rows: dict[bytes, bytes] = {}
         reached, done = bounds.low, 0
@@ -154,7 +199,10 @@ class KafkaSnapshotStore:
                 silence = Deadline.after(timeout_ms=SILENCE_MS_MAX)
                 progress(done, None)
             elif not silence.remaining_ms():
-                raise KafkaFailed(trouble=Trouble.AWAY, problem=f"the snapshot's next rows did not arrive within {SILENCE_MS_MAX} ms")
+                raise KafkaFailed(
+                    trouble=Trouble.AWAY,
+                    problem=f"the snapshot's next rows did not arrive within {SILENCE_MS_MAX} ms",
+                )
         return rows
 
 

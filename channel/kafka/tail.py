@@ -1,7 +1,7 @@
 """Read a topic ahead for one reader: a consumer, and the thread that pumps it.
 
-The thread waits in the library, where nothing can wake it, and hands entries over under a condition on which the handle waits. So the
-handle does not poll, and `Log.wake` takes effect at once.
+The thread waits in the library, where nothing can wake it, and hands entries over under a condition
+on which the handle waits. So the handle does not poll, and `Log.wake` takes effect at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from equipoise.channel.kafka.settings import HEADER_KEY
 
 AHEAD_ENTRIES_MAX: Final = 2 * READ_ENTRIES_MAX
 AHEAD_BYTES_MAX: Final = READ_BYTES_MAX + RECORD_BYTES_MAX
-"""What a tail reads ahead: one full answer, and half of the next while the reader folds that one."""
+"""What a tail reads ahead: one full answer, and half of the next while the reader folds that
+one."""
 
 PUMPED_MAX: Final = 1_024
 """Messages taken from the library at once: 1 ms during which this thread holds the GIL."""
@@ -31,19 +32,25 @@ Ten wake-ups a second of about ten microseconds each are no load. A message ends
 """
 
 CLOSE_MS_MAX: Final = 2_000
-"""How long `join` waits. A thread that hangs in the library, such as in a name lookup, ends later."""
+"""How long `join` waits. A thread that hangs in the library, such as in a name lookup, ends
+later."""
 
 _logger: Final = logging.getLogger(__name__)
 
 
 class Tail:
-    """Reads on from one position. Entries are taken from the front, so it serves one reader at a time.
+    """Reads on from one position. Entries are taken from the front, so it serves one reader at a
+    time.
 
     Call `stop` and `join` without holding `changed`, and all other methods while holding it.
     """
 
-    def __init__(self, consumer: PartitionConsumer, position: int, *, name: str, changed: threading.Condition) -> None:
-        """Start reading. Takes ownership of `consumer`. `name` is the log's, for the thread; `changed` is notified of all changes."""
+    def __init__(
+        self, consumer: PartitionConsumer, position: int, *, name: str, changed: threading.Condition
+    ) -> None:
+        """Start reading. Takes ownership of `consumer`. `name` is the log's, for the thread;
+        `changed` is notified of all changes.
+        """
         self.head = position
         """The first position not yet given away."""
         self.reached = position
@@ -59,7 +66,8 @@ class Tail:
         self._changed = changed
         self._is_stopping = False
         self._consumer = consumer
-        # A daemon thread, so that a name server which never answers does not keep the process from ending.
+        # A daemon thread, so that a name server which never answers does not keep the process from
+        # ending.
         self._thread = threading.Thread(target=self._run, name=f"kafka {name}", daemon=True)
         self._thread.start()
 
@@ -71,7 +79,9 @@ class Tail:
         return True
 
     def holds_enough(self, limit: int) -> bool:
-        """Return whether waiting for more is pointless: `limit` entries are held, or no more fit."""
+        """Return whether waiting for more is pointless: `limit` entries are held, or no more
+        fit.
+        """
         return len(self._entries) >= limit or self._bytes > READ_BYTES_MAX or self._is_full()
 
     def skip_to(self, position: int) -> None:
@@ -127,7 +137,9 @@ class Tail:
                     self._hand_over(messages)
         except Exception as error:  # a thread that dies silently is a reader that hangs
             _logger.exception("reading ahead failed")
-            self._fail(KafkaFailed(trouble=Trouble.BROKEN, problem=f"{type(error).__name__}: {error}"))
+            self._fail(
+                KafkaFailed(trouble=Trouble.BROKEN, problem=f"{type(error).__name__}: {error}")
+            )
         finally:
             self._consumer.close()
 
@@ -151,7 +163,8 @@ class Tail:
                     # A tombstone becomes an empty entry, which is no valid record.
                     entries.append(Entry(offset, message.value() or b""))
             elif (failed := self._consumer.failed(error)) is None:
-                reached = max(reached, -1 if offset is None else offset)  # The end of the partition, at this offset.
+                # The end of the partition, at this offset.
+                reached = max(reached, -1 if offset is None else offset)
             elif failed.trouble is not Trouble.AWAY:  # AWAY passes: the library retries.
                 failure = failed
         with self._changed:

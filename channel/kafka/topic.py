@@ -11,27 +11,37 @@ import orjson
 
 from equipoise.channel.core.errors import LogDamaged, LogNotBegun, UnfitTopic
 from equipoise.channel.kafka.answers import Bounds, KafkaFailed, TopicFacts, Trouble
-from equipoise.channel.kafka.client import REQUEST_BYTES_MAX, Administrator, PartitionConsumer, PartitionProducer
+from equipoise.channel.kafka.client import (
+    REQUEST_BYTES_MAX,
+    Administrator,
+    PartitionConsumer,
+    PartitionProducer,
+)
 from equipoise.channel.kafka.settings import HEADER_KEY
 from equipoise.channel.system.deadline import Deadline
 
 FORMAT: Final = 1
 
 HEADER: Final = orjson.dumps({"log": "equipoise", "format": FORMAT})
-"""The message at offset 0. It is no entry: a log's first offset is 1. Two processes that open a new topic at once may both write one."""
+"""The message at offset 0. It is no entry: a log's first offset is 1. Two processes that open a new
+topic at once may both write one."""
 
 LAG_MS_MIN: Final = 3_600_000
-"""How long the snapshot's rows and tombstones stay readable after newer ones: longer than any load takes."""
+"""How long the snapshot's rows and tombstones stay readable after newer ones: longer than any load
+takes."""
 
 REPLICATION: Final = 3
-"""Copies of a new topic by default, if there are as many brokers: one may fail while another is upgraded."""
+"""Copies of a new topic by default, if there are as many brokers: one may fail while another is
+upgraded."""
 
 _MADE_LOOK_S: Final = 0.02  # A new topic is known to all of Kafka within some milliseconds.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needed:
-    """One setting: the value for new topics, the condition for existing ones, and a description of that condition."""
+    """One setting: the value for new topics, the condition for existing ones, and a description of
+    that condition.
+    """
 
     name: str
     made: str
@@ -45,7 +55,10 @@ def _exactly(name: str, value: str) -> Needed:
 
 def _at_least(name: str, value: int) -> Needed:
     return Needed(
-        name=name, made=str(value), description=f"at least {value}", fits=lambda found: found.lstrip("-").isdigit() and int(found) >= value
+        name=name,
+        made=str(value),
+        description=f"at least {value}",
+        fits=lambda found: found.lstrip("-").isdigit() and int(found) >= value,
     )
 
 
@@ -55,7 +68,9 @@ def _made_with(name: str, value: str) -> Needed:
 
 
 def _insync(replication: int) -> Needed:
-    """Return how many copies must have an acknowledged record. With two, one may be lost for ever without loss of data."""
+    """Return how many copies must have an acknowledged record. With two, one may be lost for ever
+    without loss of data.
+    """
     least = 2 if replication >= REPLICATION else 1
     return Needed(
         name="min.insync.replicas",
@@ -66,9 +81,12 @@ def _insync(replication: int) -> Needed:
 
 
 def needed_of_log(replication: int) -> Sequence[Needed]:
-    """Return the settings of a log's topic: only truncation removes records, and no acknowledged record is lost."""
+    """Return the settings of a log's topic: only truncation removes records, and no acknowledged
+    record is lost.
+    """
     return (
-        _exactly("cleanup.policy", "delete"),  # Kafka's compaction would keep a rejected record and drop the accepted one.
+        # Kafka's compaction would keep a rejected record and drop the accepted one.
+        _exactly("cleanup.policy", "delete"),
         _exactly("retention.ms", "-1"),
         _exactly("retention.bytes", "-1"),
         _insync(replication),
@@ -79,12 +97,15 @@ def needed_of_log(replication: int) -> Sequence[Needed]:
 
 
 def needed_of_snapshot(replication: int) -> Sequence[Needed]:
-    """Return the settings of a snapshot topic: Kafka keeps the last row of each key, also while a reader loads it."""
+    """Return the settings of a snapshot topic: Kafka keeps the last row of each key, also while a
+    reader loads it.
+    """
     return (
         _exactly("cleanup.policy", "compact"),
         _at_least("min.compaction.lag.ms", LAG_MS_MIN),
         _at_least("delete.retention.ms", LAG_MS_MIN),
-        _made_with("segment.ms", str(LAG_MS_MIN)),  # The cleaner skips the newest segment, which by default lasts a week.
+        # The cleaner skips the newest segment, which by default lasts a week.
+        _made_with("segment.ms", str(LAG_MS_MIN)),
         _insync(replication),
         _exactly("unclean.leader.election.enable", "false"),
         _at_least("max.message.bytes", REQUEST_BYTES_MAX),
@@ -107,9 +128,13 @@ def fitting_topic(
     """
     facts = administrator.describe(topic, timeout_ms=deadline.remaining_ms())
     if facts is None and create:
-        copies = replication or min(REPLICATION, administrator.brokers(timeout_ms=deadline.remaining_ms()))
+        copies = replication or min(
+            REPLICATION, administrator.brokers(timeout_ms=deadline.remaining_ms())
+        )
         settings = {each.name: each.made for each in needed(copies)}
-        administrator.create(topic, replication=copies, settings=settings, timeout_ms=deadline.remaining_ms())
+        administrator.create(
+            topic, replication=copies, settings=settings, timeout_ms=deadline.remaining_ms()
+        )
         facts = described_when_made(administrator, topic, deadline)
     if facts is not None:
         check_topic(facts, needed(facts.replication), log=log, topic=topic, replication=replication)
@@ -124,22 +149,38 @@ def described_when_made(administrator: Administrator, topic: str, deadline: Dead
             return facts
         if not deadline.remaining_ms():
             raise KafkaFailed(
-                trouble=Trouble.AWAY, problem=f"the topic {topic} was created, but is not visible after {deadline.timeout_ms} ms"
+                trouble=Trouble.AWAY,
+                problem=(
+                    f"the topic {topic} was created, but is not visible after"
+                    f" {deadline.timeout_ms} ms"
+                ),
             )
         time.sleep(_MADE_LOOK_S)
 
 
-def check_topic(facts: TopicFacts, needed: Sequence[Needed], *, log: str, topic: str, replication: int | None) -> None:
+def check_topic(
+    facts: TopicFacts, needed: Sequence[Needed], *, log: str, topic: str, replication: int | None
+) -> None:
     """Raise `UnfitTopic` with the first requirement that the topic does not meet."""
     if facts.partitions != 1:
-        raise UnfitTopic(log=log, topic=topic, setting="the number of partitions", found=str(facts.partitions), needed="1")
+        raise UnfitTopic(
+            log=log,
+            topic=topic,
+            setting="the number of partitions",
+            found=str(facts.partitions),
+            needed="1",
+        )
     if replication is not None and facts.replication != replication:
         found, wanted = str(facts.replication), f"{replication}, as in the URL"
-        raise UnfitTopic(log=log, topic=topic, setting="the number of copies", found=found, needed=wanted)
+        raise UnfitTopic(
+            log=log, topic=topic, setting="the number of copies", found=found, needed=wanted
+        )
     for each in needed:
         found = facts.settings.get(each.name, "unknown")
         if not each.fits(found):
-            raise UnfitTopic(log=log, topic=topic, setting=each.name, found=found, needed=each.description)
+            raise UnfitTopic(
+                log=log, topic=topic, setting=each.name, found=found, needed=each.description
+            )
 
 
 def mark(
@@ -151,10 +192,11 @@ def mark(
     topic: str,
     deadline: Deadline,
 ) -> None:
-    """Write the header to an empty topic, or check the header of one that still has its first message.
+    """Write the header to an empty topic, or check the header of one that still has its first
+    message.
 
-    `reader` is unusable afterwards. Without `producer` an empty topic stays empty. Raises `LogNotBegun`, `LogDamaged` for a topic of
-    another program, `KafkaFailed`.
+    `reader` is unusable afterwards. Without `producer` an empty topic stays empty. Raises
+    `LogNotBegun`, `LogDamaged` for a topic of another program, `KafkaFailed`.
     """
     bounds = _bounds_when_led(asker, deadline)
     if bounds.low > 0:  # Truncated: the header is gone, but only our logs are truncated like this.
@@ -175,28 +217,46 @@ def mark(
             if failed is not None and failed.trouble is not Trouble.AWAY:
                 raise failed
             if error is None:
-                _check_header(message.offset(), message.key(), message.value(), log=log, topic=topic)
+                _check_header(
+                    message.offset(), message.key(), message.value(), log=log, topic=topic
+                )
                 return
     raise KafkaFailed(
-        trouble=Trouble.AWAY, problem=f"the first message of the topic {topic} did not arrive within {deadline.timeout_ms} ms"
+        trouble=Trouble.AWAY,
+        problem=(
+            f"the first message of the topic {topic} did not arrive within {deadline.timeout_ms} ms"
+        ),
     )
 
 
 def _bounds_when_led(asker: PartitionConsumer, deadline: Deadline) -> Bounds:
-    """Return the bounds of an existing topic. Waits for its leader, which is unknown for a while if the topic or Kafka is new."""
+    """Return the bounds of an existing topic. Waits for its leader, which is unknown for a while if
+    the topic or Kafka is new.
+    """
     while True:
         try:
             return asker.bounds(timeout_ms=deadline.remaining_ms())
         except KafkaFailed as failed:
-            if failed.trouble not in (Trouble.AWAY, Trouble.NO_TOPIC) or not deadline.remaining_ms():
+            if (
+                failed.trouble not in (Trouble.AWAY, Trouble.NO_TOPIC)
+                or not deadline.remaining_ms()
+            ):
                 raise
         time.sleep(_MADE_LOOK_S)
 
 
-def _check_header(offset: int | None, key: bytes | None, value: bytes | None, *, log: str, topic: str) -> None:
+def _check_header(
+    offset: int | None, key: bytes | None, value: bytes | None, *, log: str, topic: str
+) -> None:
     if offset != 0 or key != HEADER_KEY:
-        problem = f"the topic {topic} holds messages of another program: its first one is not the header of a log"
+        problem = (
+            f"the topic {topic} holds messages of another program: its first one is not the header"
+            " of a log"
+        )
         raise LogDamaged(log=log, problem=problem)
     if value != HEADER:
-        problem = f"the topic {topic} has the header {value!r:.100}, and this version reads {HEADER.decode()}"
+        problem = (
+            f"the topic {topic} has the header {value!r:.100}, and this version reads"
+            f" {HEADER.decode()}"
+        )
         raise LogDamaged(log=log, problem=problem)

@@ -19,19 +19,23 @@ APPENDS_QUEUED_MAX: Final = 2 * BATCH_ENTRIES_MAX
 APPENDS_QUEUED_BYTES_MAX: Final = 2 * BATCH_BYTES_MAX
 """Bytes of attempts that one queue holds: two batches, as above.
 
-In practice queues stay small: a broker writes renewals and moves, and its largest record (1 MiB) creates a namespace.
+In practice queues stay small: a broker writes renewals and moves, and its largest record (1 MiB)
+creates a namespace.
 """
 
 APPEND_MS_MAX: Final = 500
 """How long an append, and with it tailing, waits for other writers.
 
-Four busy writers delay one another by 50 ms, so after 500 ms one of them is stopped. A lease of 3 s leaves time to decide again.
+Four busy writers delay one another by 50 ms, so after 500 ms one of them is stopped. A lease of 3 s
+leaves time to decide again.
 """
 
 ATTEMPT_AGE_MS_MAX: Final = 2 * APPEND_MS_MAX
-"""The greatest age of an attempt when its append begins: one append that times out and one slow read.
+"""The greatest age of an attempt when its append begins: one append that times out and one slow
+read.
 
-An older attempt dates from before an outage or a sleep of the machine. Its decision is out of date, so it is refused.
+An older attempt dates from before an outage or a sleep of the machine. Its decision is out of date,
+so it is refused.
 """
 
 
@@ -98,7 +102,9 @@ class AppendQueue:
         return len(self._attempts)
 
     def refusal(self, data: bytes) -> EquipoiseError | None:
-        """Return why a record cannot be queued (`CallerError` if it is too large, or `Overloaded`), or None."""
+        """Return why a record cannot be queued (`CallerError` if it is too large, or `Overloaded`),
+        or None.
+        """
         try:
             check_batch(self._log, [data])
         except CallerError as error:
@@ -106,7 +112,9 @@ class AppendQueue:
         if len(self._attempts) >= APPENDS_QUEUED_MAX:
             return Overloaded(what=f"the queue of appends to {self._log}", limit=APPENDS_QUEUED_MAX)
         if self._bytes + len(data) > APPENDS_QUEUED_BYTES_MAX:
-            return Overloaded(what=f"the queue of bytes to append to {self._log}", limit=APPENDS_QUEUED_BYTES_MAX)
+            return Overloaded(
+                what=f"the queue of bytes to append to {self._log}", limit=APPENDS_QUEUED_BYTES_MAX
+            )
         return None
 
     def put(self, attempt: Attempt) -> None:
@@ -118,7 +126,11 @@ class AppendQueue:
         """Remove and return as many of the oldest attempts as one append may hold."""
         batch: list[Attempt] = []
         batch_bytes = 0
-        while self._attempts and len(batch) < BATCH_ENTRIES_MAX and batch_bytes + len(self._attempts[0].data) <= BATCH_BYTES_MAX:
+        while (
+            self._attempts
+            and len(batch) < BATCH_ENTRIES_MAX
+            and batch_bytes + len(self._attempts[0].data) <= BATCH_BYTES_MAX
+        ):
             batch.append(self._attempts.popleft())
             batch_bytes += len(batch[-1].data)
         self._bytes -= batch_bytes
@@ -138,17 +150,37 @@ def all_settled(attempts: Sequence[Attempt], outcome: AppendOutcome) -> Sequence
 
 
 def append_batch(log: Log, attempts: Sequence[Attempt], *, now_ns: int) -> Sequence[Settled]:
-    """Append `attempts` as one batch, without those that are too old at `now_ns`. Raises only on a bug in the log's adapter."""
+    """Append `attempts` as one batch, without those that are too old at `now_ns`. Raises only on a
+    bug in the log's adapter.
+    """
     oldest_ns = now_ns - ATTEMPT_AGE_MS_MAX * 1_000_000
     batch = [attempt for attempt in attempts if attempt.queued_ns >= oldest_ns]
-    too_old = LogUnavailable(log=log.name, problem=f"the record waited for more than {ATTEMPT_AGE_MS_MAX} ms", in_doubt=False)
-    refused = all_settled([attempt for attempt in attempts if attempt.queued_ns < oldest_ns], NotAppended(error=too_old))
+    too_old = LogUnavailable(
+        log=log.name,
+        problem=f"the record waited for more than {ATTEMPT_AGE_MS_MAX} ms",
+        in_doubt=False,
+    )
+    refused = all_settled(
+        [attempt for attempt in attempts if attempt.queued_ns < oldest_ns],
+        NotAppended(error=too_old),
+    )
     if not batch:
         return refused
     try:
         offsets = log.append([attempt.data for attempt in batch], timeout_ms=APPEND_MS_MAX)
     except LogUnavailable as error:
-        return [*refused, *all_settled(batch, InDoubt(error=error) if error.in_doubt else NotAppended(error=error))]
+        return [
+            *refused,
+            *all_settled(
+                batch, InDoubt(error=error) if error.in_doubt else NotAppended(error=error)
+            ),
+        ]
     except EquipoiseError as error:
         return [*refused, *all_settled(batch, NotAppended(error=error))]
-    return [*refused, *(Settled(attempt, Appended(offset=offset)) for attempt, offset in zip(batch, offsets, strict=True))]
+    return [
+        *refused,
+        *(
+            Settled(attempt, Appended(offset=offset))
+            for attempt, offset in zip(batch, offsets, strict=True)
+        ),
+    ]

@@ -31,10 +31,11 @@ def ignore(_folded: Folded) -> None:
 
 
 def read_on(log: Log, reader: Reader, *, deadline: Deadline, listener: Listener = ignore) -> int:
-    """Fold new records up to the log's current end, pass each to `listener`, and return the logical offset of the end.
+    """Fold new records up to the log's current end, pass each to `listener`, and return the logical
+    offset of the end.
 
-    The end may be a gap with no record at that offset; the view is complete up to it. Raises `DeadlineExceeded`, and what `Log.read` and
-    `Reader.feed` raise.
+    The end may be a gap with no record at that offset; the view is complete up to it. Raises
+    `DeadlineExceeded`, and what `Log.read` and `Reader.feed` raise.
     """
     end = log.end()
     for entry in _entries(log, reader.position, end=end, deadline=deadline):
@@ -43,12 +44,16 @@ def read_on(log: Log, reader: Reader, *, deadline: Deadline, listener: Listener 
 
 
 def entries_to_end(log: Log, position: int, *, deadline: Deadline) -> Iterator[Entry]:
-    """Yield the entries from `position` to the end that the log has when the first is requested. Raises what `Log.read` raises."""
+    """Yield the entries from `position` to the end that the log has when the first is requested.
+    Raises what `Log.read` raises.
+    """
     yield from _entries(log, position, end=log.end(), deadline=deadline)
 
 
 def _entries(log: Log, position: int, *, end: int, deadline: Deadline) -> Iterator[Entry]:
-    """Yield the entries from `position` to `end`. Always reads once, even beyond `end`, to detect a log that went back."""
+    """Yield the entries from `position` to `end`. Always reads once, even beyond `end`, to detect a
+    log that went back.
+    """
     while True:
         deadline.check(f"reading {log.name} to its end")
         entries = log.read(position, limit=READ_ENTRIES_MAX)
@@ -69,27 +74,37 @@ def propose(
     publisher: str,
     deadline: Deadline,
 ) -> Folded:
-    """Read to the end, let `make_record` make a record against the view, append it, and return its verdict.
+    """Read to the end, let `make_record` make a record against the view, append it, and return its
+    verdict.
 
     * `publisher` is `admin:NAME`.
-    * A rejection is a result, not an error. After `Reason.STALE` the caller may propose again with the same reader.
+    * A rejection is a result, not an error. After `Reason.STALE` the caller may propose again with
+      the same reader.
     * If `make_record` raises, nothing is appended and the error is passed on.
 
-    Raises `OutcomeUnknown` if the verdict is not known by the deadline, `LogUnavailable` if nothing was appended, and what `read_on` and
-    `Log.append` raise.
+    Raises `OutcomeUnknown` if the verdict is not known by the deadline, `LogUnavailable` if nothing
+    was appended, and what `read_on` and `Log.append` raise.
     """
     author = author_now(log, reader, publisher=publisher, deadline=deadline)
     return append(log, reader, make_record(reader.view, author), deadline=deadline)
 
 
-def author_now(log: Log, reader: Reader, *, publisher: str, deadline: Deadline, listener: Listener = ignore) -> Author:
-    """Read to the end, and return the author of a proposal against the view. Raises as `read_on` does."""
+def author_now(
+    log: Log, reader: Reader, *, publisher: str, deadline: Deadline, listener: Listener = ignore
+) -> Author:
+    """Read to the end, and return the author of a proposal against the view. Raises as `read_on`
+    does.
+    """
     as_of = read_on(log, reader, deadline=deadline, listener=listener)
     return Author(publisher=publisher, as_of=as_of, timestamp_ms=time.time_ns() // 1_000_000)
 
 
-def append(log: Log, reader: Reader, record: AnyRecord, *, deadline: Deadline, listener: Listener = ignore) -> Folded:
-    """Append a record that was made against the reader's view, and return its verdict. Raises as `propose` does."""
+def append(
+    log: Log, reader: Reader, record: AnyRecord, *, deadline: Deadline, listener: Listener = ignore
+) -> Folded:
+    """Append a record that was made against the reader's view, and return its verdict. Raises as
+    `propose` does.
+    """
     data = encode(record)
     offset: int | None = None
     doubt = ""
@@ -100,24 +115,39 @@ def append(log: Log, reader: Reader, record: AnyRecord, *, deadline: Deadline, l
             raise
         doubt = f" after {error.problem}"
 
-    # Recognise an append in doubt by its bytes: equal bytes are the same proposal by the same author against the same view.
+    # Recognise an append in doubt by its bytes: equal bytes are the same proposal by the same
+    # author against the same view.
     def is_own(entry: Entry) -> bool:
         return entry.data == data if offset is None else entry.offset == offset
 
-    return _verdict(log, reader, is_own, record.key, doubt=doubt, deadline=deadline, listener=listener)
+    return _verdict(
+        log, reader, is_own, record.key, doubt=doubt, deadline=deadline, listener=listener
+    )
 
 
 def _verdict(
-    log: Log, reader: Reader, is_own: Callable[[Entry], bool], key: str, *, doubt: str, deadline: Deadline, listener: Listener
+    log: Log,
+    reader: Reader,
+    is_own: Callable[[Entry], bool],
+    key: str,
+    *,
+    doubt: str,
+    deadline: Deadline,
+    listener: Listener,
 ) -> Folded:
-    """Fold on until the own record is read back. Waits through outages, since an appended record has a verdict.
+    """Fold on until the own record is read back. Waits through outages, since an appended record
+    has a verdict.
 
     `doubt` is why it may not be on the log, for the message.
     """
     problem = f"it was not read back within {deadline.timeout_ms} ms{doubt}"
     while remaining_ms := deadline.remaining_ms():
         try:
-            entries = log.read(reader.position, limit=READ_ENTRIES_MAX) if log.wait(reader.position, timeout_ms=remaining_ms) else ()
+            entries = (
+                log.read(reader.position, limit=READ_ENTRIES_MAX)
+                if log.wait(reader.position, timeout_ms=remaining_ms)
+                else ()
+            )
         except LogUnavailable as error:
             problem = str(error)
             time.sleep(min(RETRY_MS, remaining_ms) / 1_000)

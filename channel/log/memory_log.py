@@ -1,6 +1,8 @@
-"""Keep a `Log` with its snapshots in memory, shared by name between the threads of one process, for tests and in-process clusters.
+"""Keep a `Log` with its snapshots in memory, shared by name between the threads of one process, for
+tests and in-process clusters.
 
-A log lives as long as a handle on it is open, so that consecutive tests with the same name do not share data.
+A log lives as long as a handle on it is open, so that consecutive tests with the same name do not
+share data.
 """
 
 from __future__ import annotations
@@ -13,9 +15,23 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 from equipoise.channel.core.errors import SnapshotFenced
-from equipoise.channel.core.log import FIRST_OFFSET, READ_BYTES_MAX, READ_ENTRIES_MAX, Entry, check_batch, check_position
+from equipoise.channel.core.log import (
+    FIRST_OFFSET,
+    READ_BYTES_MAX,
+    READ_ENTRIES_MAX,
+    Entry,
+    check_batch,
+    check_position,
+)
 from equipoise.channel.core.records import INTEGER_MAX
-from equipoise.channel.core.snapshot_store import Check, CompactedSnapshot, Progress, SnapshotRow, unchecked, unwatched
+from equipoise.channel.core.snapshot_store import (
+    Check,
+    CompactedSnapshot,
+    Progress,
+    SnapshotRow,
+    unchecked,
+    unwatched,
+)
 from equipoise.channel.system.log_time import latest_ms, next_ms, position_by
 
 _NO_CLAIM: Final = -1
@@ -23,7 +39,9 @@ _NO_CLAIM: Final = -1
 
 
 class SnapshotStorage:
-    """The state that all handles of one name share. Hold `lock` to touch any field. An image is never changed."""
+    """The state that all handles of one name share. Hold `lock` to touch any field. An image is
+    never changed.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -40,14 +58,17 @@ class MemorySnapshotStore:
         self._name = name
         self._claim = _NO_CLAIM
 
-    def claim(self, *, timeout_ms: int) -> None:  # noqa: ARG002 - nobody holds this snapshot for long
+    # Nobody holds this snapshot for long.
+    def claim(self, *, timeout_ms: int) -> None:  # noqa: ARG002
         """See `SnapshotStore.claim`."""
         storage = self._storage
         with storage.lock:
             storage.claim += 1
             self._claim = storage.claim
 
-    def load(self, *, check: Check = unchecked, progress: Progress = unwatched) -> CompactedSnapshot | None:
+    def load(
+        self, *, check: Check = unchecked, progress: Progress = unwatched
+    ) -> CompactedSnapshot | None:
         """See `SnapshotStore.load`."""
         check()
         with self._storage.lock:
@@ -56,7 +77,8 @@ class MemorySnapshotStore:
             progress(len(image.rows), len(image.rows))
         return image
 
-    def replace(self, rows: Iterable[SnapshotRow], marker: bytes, *, timeout_ms: int) -> None:  # noqa: ARG002 - as `claim`
+    # As `claim`.
+    def replace(self, rows: Iterable[SnapshotRow], marker: bytes, *, timeout_ms: int) -> None:  # noqa: ARG002
         """See `SnapshotStore.replace`."""
         claim, self._claim = self._claim, _NO_CLAIM
         changes = list(rows)
@@ -81,7 +103,8 @@ class _Storage:
         self.identity = uuid.uuid4().hex
         self.changed = threading.Condition()
         self.start = FIRST_OFFSET
-        self.records: list[bytes] = []  # The record at offset `start + i` is at index i: this log has no gaps.
+        # The record at offset `start + i` is at index i: this log has no gaps.
+        self.records: list[bytes] = []
         self.appended_ms: list[int] = []  # When each record was appended.
         self.compacted_snapshot = SnapshotStorage()
         self.history_snapshot = SnapshotStorage()
@@ -97,7 +120,9 @@ _storages_lock = threading.Lock()
 
 
 class MemoryLog:
-    """A handle on the in-memory log `name`, which the first handle creates. See `Log` for the contract."""
+    """A handle on the in-memory log `name`, which the first handle creates. See `Log` for the
+    contract.
+    """
 
     def __init__(self, *, name: str) -> None:
         """`name` is the URL, such as `memory:test`."""
@@ -109,7 +134,8 @@ class MemoryLog:
         self._compacted_snapshot = MemorySnapshotStore(self._storage.compacted_snapshot, name=name)
         self._history_snapshot = MemorySnapshotStore(self._storage.history_snapshot, name=name)
 
-    def append(self, batch: Sequence[bytes], *, timeout_ms: int) -> Sequence[int]:  # noqa: ARG002 - this log is never locked for long
+    # This log is never locked for long.
+    def append(self, batch: Sequence[bytes], *, timeout_ms: int) -> Sequence[int]:  # noqa: ARG002
         """See `Log.append`."""
         check_batch(self.name, batch)
         storage = self._storage
@@ -142,7 +168,9 @@ class MemoryLog:
         """See `Log.wait`."""
         storage = self._storage
         with storage.changed:
-            storage.changed.wait_for(lambda: self._woken or self._is_there(position), timeout_ms / 1_000)
+            storage.changed.wait_for(
+                lambda: self._woken or self._is_there(position), timeout_ms / 1_000
+            )
             self._woken = False
             return self._is_there(position)
 
@@ -178,14 +206,22 @@ class MemoryLog:
         """See `Log.ahead`."""
         storage = self._storage
         with storage.changed:
-            timed = self._first_timed(max(position, storage.start), storage.end + 1, latest_ms() + 1, INTEGER_MAX)
+            timed = self._first_timed(
+                max(position, storage.start), storage.end + 1, latest_ms() + 1, INTEGER_MAX
+            )
             return None if timed is None else timed[0]
 
-    def _first_timed(self, position: int, below: int, from_ms: int, to_ms: int) -> tuple[int, int] | None:
+    def _first_timed(
+        self, position: int, below: int, from_ms: int, to_ms: int
+    ) -> tuple[int, int] | None:
         """See `FirstTimed`. The caller holds `changed`."""
         start = self._storage.start
-        times_ms = enumerate(islice(self._storage.appended_ms, position - start, below - start), position)
-        return next(((offset, at_ms) for offset, at_ms in times_ms if from_ms <= at_ms <= to_ms), None)
+        times_ms = enumerate(
+            islice(self._storage.appended_ms, position - start, below - start), position
+        )
+        return next(
+            ((offset, at_ms) for offset, at_ms in times_ms if from_ms <= at_ms <= to_ms), None
+        )
 
     def compacted_snapshot(self) -> MemorySnapshotStore:
         """See `Log.compacted_snapshot`."""
@@ -195,7 +231,8 @@ class MemoryLog:
         """See `Log.history_snapshot`."""
         return self._history_snapshot
 
-    def truncate(self, below: int, *, timeout_ms: int) -> None:  # noqa: ARG002 - this log is never locked for long
+    # This log is never locked for long.
+    def truncate(self, below: int, *, timeout_ms: int) -> None:  # noqa: ARG002
         """See `Log.truncate`."""
         storage = self._storage
         with storage.changed:
@@ -207,5 +244,7 @@ class MemoryLog:
             storage.start = below
 
     def close(self) -> None:
-        """See `Log.close`. Gives the handle storage of its own, so that the shared storage is freed with the last handle."""
+        """See `Log.close`. Gives the handle storage of its own, so that the shared storage is freed
+        with the last handle.
+        """
         self._storage = _Storage()

@@ -13,31 +13,46 @@ from typing import Final
 
 from equipoise.channel.core.errors import InvalidKafkaSetting, invalid_log_url, missing_extra
 from equipoise.channel.core.log import Log
-from equipoise.channel.kafka.settings import CONFIG_FILE_VARIABLE, CONFIG_VARIABLE, address_of, checked, parsed
+from equipoise.channel.kafka.settings import (
+    CONFIG_FILE_VARIABLE,
+    CONFIG_VARIABLE,
+    address_of,
+    checked,
+    parsed,
+)
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.sqlite.log import SqliteLog
 from equipoise.channel.sqlite.storage import Synchronous
 
-_SYNCHRONOUS: Final = {"synchronous=full": Synchronous.FULL, "synchronous=normal": Synchronous.NORMAL, "": Synchronous.FULL}
+_SYNCHRONOUS: Final = {
+    "synchronous=full": Synchronous.FULL,
+    "synchronous=normal": Synchronous.NORMAL,
+    "": Synchronous.FULL,
+}
 
 
 def open_log(url: str, *, create: bool = True, name: str | None = None) -> Log:
     """Return a new handle on the log at `url`.
 
-    * `sqlite:PATH` is one file for all processes of one machine. PATH ends at the first `?`; a relative path starts in the working folder.
-      `?synchronous=normal` makes appends several times cheaper, but a power failure may undo the newest ones (see `Synchronous`).
-    * `kafka://HOST:PORT[,HOST:PORT]/TOPIC` is a topic of one partition. A missing topic is created with the settings that it needs and
-      `?replication=COPIES`. `kafka_settings` holds further settings of the client, such as TLS and SASL.
+    * `sqlite:PATH` is one file for all processes of one machine. PATH ends at the first `?`; a
+      relative path starts in the working folder. `?synchronous=normal` makes appends several times
+      cheaper, but a power failure may undo the newest ones (see `Synchronous`).
+    * `kafka://HOST:PORT[,HOST:PORT]/TOPIC` is a topic of one partition. A missing topic is created
+      with the settings that it needs and `?replication=COPIES`. `kafka_settings` holds further
+      settings of the client, such as TLS and SASL.
     * `memory:NAME` is shared by the threads of this process and lives while a handle is open.
 
-    `name` replaces the URL in messages, for a log file that is built under a temporary name. Without `create`, a missing file or topic is
-    not created and an empty one stays empty.
+    `name` replaces the URL in messages, for a log file that is built under a temporary name.
+    Without `create`, a missing file or topic is not created and an empty one stays empty.
 
     Raises:
-    * `CallerError` for a URL that names no log, a path where no log can be, or a topic without the extra `kafka`;
+    * `CallerError` for a URL that names no log, a path where no log can be, or a topic without the
+      extra `kafka`;
     * `LogNotBegun` if there is no log and `create` is false;
-    * for a file `OperatorError` (a hard link, a network file system), `LogDamaged`, `LogUnavailable`, `LogStorageFull`;
-    * for a topic `InvalidKafkaSetting`, `UnfitTopic`, `LogAccessDenied`, `LogDamaged`, `LogUnavailable`.
+    * for a file `OperatorError` (a hard link, a network file system), `LogDamaged`,
+      `LogUnavailable`, `LogStorageFull`;
+    * for a topic `InvalidKafkaSetting`, `UnfitTopic`, `LogAccessDenied`, `LogDamaged`,
+      `LogUnavailable`.
     """
     scheme, colon, rest = url.partition(":")
     if is_in_memory(url):
@@ -47,22 +62,34 @@ def open_log(url: str, *, create: bool = True, name: str | None = None) -> Log:
     if scheme == "sqlite":
         path, _, options = rest.partition("?")
         if options not in _SYNCHRONOUS:
-            raise invalid_log_url(url=url, problem=f"unknown option {options!r}; use synchronous=full or synchronous=normal")
+            raise invalid_log_url(
+                url=url,
+                problem=f"unknown option {options!r}; use synchronous=full or synchronous=normal",
+            )
         if path.startswith("//"):  # Ambiguous: a host, or a relative path with three slashes.
             raise invalid_log_url(
-                url=url, problem=f"a path begins with one slash, not two: use sqlite:/{path.lstrip('/')}, or sqlite:{path.lstrip('/')}"
+                url=url,
+                problem=(
+                    f"a path begins with one slash, not two: use sqlite:/{path.lstrip('/')}, or"
+                    f" sqlite:{path.lstrip('/')}"
+                ),
             )
         return SqliteLog(path, name=name or url, synchronous=_SYNCHRONOUS[options], create=create)
     if scheme == "kafka":
         return _open_kafka_log(url, create=create)
-    problem = f"unknown kind {scheme!r}" if colon else "it must begin with the kind of the log and a colon"
+    problem = (
+        f"unknown kind {scheme!r}"
+        if colon
+        else "it must begin with the kind of the log and a colon"
+    )
     raise invalid_log_url(url=url, problem=problem)
 
 
 def _open_kafka_log(url: str, *, create: bool) -> Log:
     address = address_of(url)
     try:
-        from equipoise.channel.kafka.log import KafkaLog  # noqa: PLC0415 - its client comes with an extra
+        # Its client comes with an extra.
+        from equipoise.channel.kafka.log import KafkaLog  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if error.name != "confluent_kafka":
             raise
@@ -71,7 +98,8 @@ def _open_kafka_log(url: str, *, create: bool) -> Log:
 
 
 def kafka_settings() -> dict[str, str]:
-    """Return this process's Kafka client settings (librdkafka's names), from a file and from the environment, which takes precedence.
+    """Return this process's Kafka client settings (librdkafka's names), from a file and from the
+    environment, which takes precedence.
 
     Raises `InvalidKafkaSetting`.
     """
@@ -80,7 +108,9 @@ def kafka_settings() -> dict[str, str]:
         try:
             settings |= parsed(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidKafkaSetting(setting=CONFIG_FILE_VARIABLE, problem=f"the file cannot be read: {error}") from error
+            raise InvalidKafkaSetting(
+                setting=CONFIG_FILE_VARIABLE, problem=f"the file cannot be read: {error}"
+            ) from error
     return checked(settings | parsed(os.environ.get(CONFIG_VARIABLE, "")))
 
 
@@ -90,16 +120,22 @@ def is_in_memory(url: str) -> bool:
 
 
 def log_path(url: str) -> str | None:
-    """Return the path of the file that holds the log, as written in `url`, or None if the log is not a file."""
+    """Return the path of the file that holds the log, as written in `url`, or None if the log is
+    not a file.
+    """
     scheme, _, rest = url.partition(":")
     return rest.partition("?")[0] if scheme == "sqlite" else None
 
 
 async def opened_in_thread(opening: Callable[[], Log]) -> Log:
-    """Open a log in a thread. If the caller is cancelled, the thread goes on and closes the handle."""
+    """Open a log in a thread. If the caller is cancelled, the thread goes on and closes the
+    handle.
+    """
     handle = asyncio.get_running_loop().run_in_executor(None, opening)
     try:
         return await asyncio.shield(handle)
     except asyncio.CancelledError:
-        handle.add_done_callback(lambda done: None if done.cancelled() or done.exception() else done.result().close())
+        handle.add_done_callback(
+            lambda done: None if done.cancelled() or done.exception() else done.result().close()
+        )
         raise

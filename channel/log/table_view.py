@@ -1,6 +1,7 @@
 """Follow a channel live in an asyncio loop: tail a `Log` into a `View` and notify listeners.
 
-For hosts that only read (clients, the demo). A broker's agent has its own `Reader`; programs without a loop use `blocking_view`.
+For hosts that only read (clients, the demo). A broker's agent has its own `Reader`; programs
+without a loop use `blocking_view`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from equipoise.channel.log.subscription import FROM_NOTHING, Subscription
 from equipoise.channel.system.deadline import Deadline
 
 STOP_MS_MAX: Final = 5_000
-"""How long leaving the context waits for the thread, which may be in a read (1 s) of a hanging log."""
+"""How long leaving the context waits for the thread, which may be in a read (1 s) of a hanging
+log."""
 
 Listener = Callable[[Folded], None]
 ResyncListener = Callable[[Resync], None]
@@ -31,13 +33,17 @@ def _ignore(_resync: Resync) -> None:
 
 
 class TableView:
-    """A live view of the channel from `start` to `stop`, or as an async context. Call everything on the loop.
+    """A live view of the channel from `start` to `stop`, or as an async context. Call everything on
+    the loop.
 
-    Read `view` freely between two awaits, but do not keep it: a resync replaces it (see `listen`). `view.bundle_at` is the lookup.
+    Read `view` freely between two awaits, but do not keep it: a resync replaces it (see `listen`).
+    `view.bundle_at` is the lookup.
     """
 
     def __init__(self, open_handle: Callable[[], Log], *, name: str) -> None:
-        """Follow the log that `open_handle` opens, from its snapshot or beginning. `name` is its URL."""
+        """Follow the log that `open_handle` opens, from its snapshot or beginning. `name` is its
+        URL.
+        """
         self.name = name
         self._reader = Reader(log=name)
         # Its thread opens the handle, so that a log that does not exist yet is an ordinary outage.
@@ -63,7 +69,9 @@ class TableView:
 
     @property
     def failure(self) -> EquipoiseError | None:
-        """What ended the subscription for good: see `Subscription`, and what `Reader.feed` raises."""
+        """What ended the subscription for good: see `Subscription`, and what `Reader.feed`
+        raises.
+        """
         return self._subscription.failure
 
     def start(self) -> None:
@@ -71,22 +79,33 @@ class TableView:
         self._subscription.start()
 
     async def stop(self, deadline: Deadline) -> None:
-        """Stop to follow and release the log. Pending waits run into their deadlines. Raises `DeadlineExceeded` if the log hangs."""
+        """Stop to follow and release the log. Pending waits run into their deadlines. Raises
+        `DeadlineExceeded` if the log hangs.
+        """
         await self._subscription.stop(deadline)
 
     async def __aenter__(self) -> Self:
         self.start()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self.stop(Deadline.after(timeout_ms=STOP_MS_MAX))
 
-    def listen(self, listener: Listener, *, resynced: ResyncListener = _ignore) -> Callable[[], None]:
-        """Call `listener` with every record folded from now on, including rejected ones. Return a function that ends that.
+    def listen(
+        self, listener: Listener, *, resynced: ResyncListener = _ignore
+    ) -> Callable[[], None]:
+        """Call `listener` with every record folded from now on, including rejected ones. Return a
+        function that ends that.
 
-        During the call the view stands just after the record. If truncation removed records before they were read, `resynced` is called
-        instead, and `view` is another object from then on. Errors of listeners go to the loop's exception handler, so that they affect
-        neither the view nor other listeners.
+        During the call the view stands just after the record. If truncation removed records before
+        they were read, `resynced` is called instead, and `view` is another object from then on.
+        Errors of listeners go to the loop's exception handler, so that they affect neither the view
+        nor other listeners.
         """
         self._listeners_ever += 1
         number = self._listeners_ever
@@ -130,7 +149,9 @@ class TableView:
             listener(event)
         except Exception as error:  # noqa: BLE001 - see `listen`
             message = f"a listener of {self.name} failed at offset {event.offset}"
-            asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": message, "exception": error}
+            )
 
     def _caught_up(self, _end: int) -> None:
         self._is_ready = True

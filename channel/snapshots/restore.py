@@ -1,7 +1,7 @@
 """Choose where a reader begins, so that it folds as little as possible and never guesses.
 
-It begins with its own snapshot, the channel's compacted or history snapshot, or the log's first record. If none of them leads
-to the log's present end, `ChannelIncomplete` is raised.
+It begins with its own snapshot, the channel's compacted or history snapshot, or the log's first
+record. If none of them leads to the log's present end, `ChannelIncomplete` is raised.
 """
 
 from __future__ import annotations
@@ -14,9 +14,21 @@ from typing import Final
 from equipoise.channel.core.errors import ChannelIncomplete, CompactedSnapshotDamaged
 from equipoise.channel.core.log import FIRST_OFFSET, Log
 from equipoise.channel.core.reader import Reader
-from equipoise.channel.core.snapshot_store import LOADS_MAX, Check, CompactedSnapshot, Progress, unchecked, unwatched
+from equipoise.channel.core.snapshot_store import (
+    LOADS_MAX,
+    Check,
+    CompactedSnapshot,
+    Progress,
+    unchecked,
+    unwatched,
+)
 from equipoise.channel.core.view import View
-from equipoise.channel.snapshots.history_snapshot import base_of, has_whole_channel, history_snapshot_of, is_whole
+from equipoise.channel.snapshots.history_snapshot import (
+    base_of,
+    has_whole_channel,
+    history_snapshot_of,
+    is_whole,
+)
 from equipoise.channel.snapshots.snapshot_rows import Marker, check_log, decode_marker, view_of
 
 _logger: Final = logging.getLogger(__name__)
@@ -35,12 +47,17 @@ class Restoration:
 
 
 def restored(
-    log: Log, *, cluster: str | None = None, own: View | None = None, check: Check = unchecked, progress: Progress = unwatched
+    log: Log,
+    *,
+    cluster: str | None = None,
+    own: View | None = None,
+    check: Check = unchecked,
+    progress: Progress = unwatched,
 ) -> Reader:
     """Return a reader that can fold the rest of `log` and has read nothing of it yet.
 
-    It goes on from `own` (a view restored from a snapshot) if the log leads on from it, else as `restoration`. Raises what that
-    raises, and `LogWentBack`.
+    It goes on from `own` (a view restored from a snapshot) if the log leads on from it, else as
+    `restoration`. Raises what that raises, and `LogWentBack`.
     """
     if own is not None and own.offset >= 0 and _leads_on(log, own.offset - own.base):
         return Reader(log=log.name, cluster=cluster, view=own)
@@ -48,7 +65,9 @@ def restored(
 
 
 def _leads_on(log: Log, last: int) -> bool:
-    """Return whether the log still has the entries above `last`, and the one at `last`, which a power failure may have undone."""
+    """Return whether the log still has the entries above `last`, and the one at `last`, which a
+    power failure may have undone.
+    """
     start = log.start()
     if last + 1 <= start:
         return last + 1 == start
@@ -56,15 +75,29 @@ def _leads_on(log: Log, last: int) -> bool:
     return bool(entries) and entries[0].offset == last
 
 
-def earliest(log: Log, *, cluster: str | None = None, check: Check = unchecked, progress: Progress = unwatched) -> Reader:
+def earliest(
+    log: Log,
+    *,
+    cluster: str | None = None,
+    check: Check = unchecked,
+    progress: Progress = unwatched,
+) -> Reader:
     """As `restored`, but for questions about the past: see `beginning`."""
     return beginning(log, cluster=cluster, check=check, progress=progress).reader
 
 
-def beginning(log: Log, *, cluster: str | None = None, check: Check = unchecked, progress: Progress = unwatched) -> Restoration:
-    """Return the earliest start for what is left of `log`: zero, else the history snapshot, else `restoration`.
+def beginning(
+    log: Log,
+    *,
+    cluster: str | None = None,
+    check: Check = unchecked,
+    progress: Progress = unwatched,
+) -> Restoration:
+    """Return the earliest start for what is left of `log`: zero, else the history snapshot, else
+    `restoration`.
 
-    A damaged history snapshot is left out with a warning: only the past needs it. Raises what `restoration` raises.
+    A damaged history snapshot is left out with a warning: only the past needs it. Raises what
+    `restoration` raises.
     """
     if has_whole_channel(log):
         return Restoration(reader=Reader(log=log.name, cluster=cluster), marker=None, rows={})
@@ -77,21 +110,31 @@ def beginning(log: Log, *, cluster: str | None = None, check: Check = unchecked,
         )
     if history_snapshot.problem is not None:
         _logger.warning(
-            "the history of the log %s begins at its snapshot, because its history snapshot cannot be used: %s",
+            "the history of the log %s begins at its snapshot, because its history snapshot cannot"
+            " be used: %s",
             log.name,
             history_snapshot.problem,
         )
     return restoration(log, cluster=cluster, check=check, progress=progress)
 
 
-def restoration(log: Log, *, cluster: str | None = None, check: Check = unchecked, progress: Progress = unwatched) -> Restoration:
-    """Return the compacted snapshot's view if the log still has the next position, else a start from zero if the log is whole.
+def restoration(
+    log: Log,
+    *,
+    cluster: str | None = None,
+    check: Check = unchecked,
+    progress: Progress = unwatched,
+) -> Restoration:
+    """Return the compacted snapshot's view if the log still has the next position, else a start
+    from zero if the log is whole.
 
-    A log is whole if it has its beginning and is not a copy: a copy begins with its snapshot. A log with a snapshot and no
-    genesis may be the rest of a copy, so it is whole only if the snapshot is another log's.
+    A log is whole if it has its beginning and is not a copy: a copy begins with its snapshot. A log
+    with a snapshot and no genesis may be the rest of a copy, so it is whole only if the snapshot is
+    another log's.
 
-    Raises `ChannelIncomplete` if neither leads on; `ForeignLog` if `cluster` is given and the snapshot is another's;
-    `LevelTooNew`; and what `check`, `Log.read` and `SnapshotStore.load` raise.
+    Raises `ChannelIncomplete` if neither leads on; `ForeignLog` if `cluster` is given and the
+    snapshot is another's; `LevelTooNew`; and what `check`, `Log.read` and `SnapshotStore.load`
+    raise.
     """
     image: CompactedSnapshot | None = None
     problem: str | None = None
@@ -106,21 +149,36 @@ def restoration(log: Log, *, cluster: str | None = None, check: Check = unchecke
         except CompactedSnapshotDamaged as error:
             problem = f"its snapshot cannot be used: {error.problem}"
             continue
-        return Restoration(reader=Reader(log=log.name, cluster=cluster, view=view), marker=marker, rows=image.rows)
-    if not is_whole(log) or (problem is not None and base_of(log) is None and not _is_foreign(log, image)):
+        return Restoration(
+            reader=Reader(log=log.name, cluster=cluster, view=view), marker=marker, rows=image.rows
+        )
+    if not is_whole(log) or (
+        problem is not None and base_of(log) is None and not _is_foreign(log, image)
+    ):
         raise _incomplete(log, problem or "it has no snapshot")
     if problem is not None:
         _logger.warning("the log %s is folded from its beginning: %s", log.name, problem)
-    return Restoration(reader=Reader(log=log.name, cluster=cluster), marker=None, rows={} if image is None else image.rows)
+    return Restoration(
+        reader=Reader(log=log.name, cluster=cluster),
+        marker=None,
+        rows={} if image is None else image.rows,
+    )
 
 
 def _marker(log: Log, image: CompactedSnapshot) -> Marker:
-    """Return the marker, if it belongs to this log and the log leads on from it. Raises `CompactedSnapshotDamaged`."""
+    """Return the marker, if it belongs to this log and the log leads on from it. Raises
+    `CompactedSnapshotDamaged`.
+    """
     marker = decode_marker(image.marker)
     check_log(marker, log.identity)
     start = log.start()
     if marker.position < start:
-        raise CompactedSnapshotDamaged(problem=f"it covers the records below offset {marker.position}, but the log begins at {start}")
+        raise CompactedSnapshotDamaged(
+            problem=(
+                f"it covers the records below offset {marker.position}, but the log begins at"
+                f" {start}"
+            )
+        )
     return marker
 
 
@@ -135,5 +193,13 @@ def _is_foreign(log: Log, image: CompactedSnapshot | None) -> bool:
 def _incomplete(log: Log, problem: str) -> ChannelIncomplete:
     start = log.start()
     if start == FIRST_OFFSET:
-        return ChannelIncomplete(log=log.name, first=FIRST_OFFSET, last=base_of(log), copied=True, compacted_snapshot=problem)
-    return ChannelIncomplete(log=log.name, first=FIRST_OFFSET, last=start - 1, compacted_snapshot=problem)
+        return ChannelIncomplete(
+            log=log.name,
+            first=FIRST_OFFSET,
+            last=base_of(log),
+            copied=True,
+            compacted_snapshot=problem,
+        )
+    return ChannelIncomplete(
+        log=log.name, first=FIRST_OFFSET, last=start - 1, compacted_snapshot=problem
+    )

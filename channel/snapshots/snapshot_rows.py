@@ -1,13 +1,16 @@
 """Convert a view to the rows and marker of a compacted snapshot, and back.
 
-There is one row per key, so that only changed keys are written again. Rows are flat JSON objects that Spark reads with one
-schema: `kind`, `key` and `last` as on the channel, then the entry's fields.
+There is one row per key, so that only changed keys are written again. Rows are flat JSON objects
+that Spark reads with one schema: `kind`, `key` and `last` as on the channel, then the entry's
+fields.
 
 Three proofs protect a snapshot:
 
-* Each row, and the marker, ends with a checksum of its key and bytes, because the digest does not cover all of them.
-* The marker carries the view's digest. The loader rebuilds the view through the fold's writers: a missing, outdated or
-  superfluous row gives another digest. Other writers' rows are ignored, and the next compaction removes them.
+* Each row, and the marker, ends with a checksum of its key and bytes, because the digest does not
+  cover all of them.
+* The marker carries the view's digest. The loader rebuilds the view through the fold's writers: a
+  missing, outdated or superfluous row gives another digest. Other writers' rows are ignored, and
+  the next compaction removes them.
 * The marker names the log, so a snapshot of a former log of the same name is refused.
 """
 
@@ -22,7 +25,14 @@ from zlib import crc32
 import orjson
 
 from equipoise.channel.core.codec import decode, encode
-from equipoise.channel.core.entries import BrokerEntry, BundleEntry, NamespaceEntry, PolicyEntry, broker_entry, bundle_entry
+from equipoise.channel.core.entries import (
+    BrokerEntry,
+    BundleEntry,
+    NamespaceEntry,
+    PolicyEntry,
+    broker_entry,
+    bundle_entry,
+)
 from equipoise.channel.core.errors import CompactedSnapshotDamaged
 from equipoise.channel.core.fields import MalformedError, boolean, fail, integer, text
 from equipoise.channel.core.records import INTEGER_MAX, Joined
@@ -36,13 +46,15 @@ MARKER_KEY: Final = "marker"
 """The key of the marker, in a store that has only keys. No row has it."""
 
 CHECKPOINTS_MAX: Final = 1_024
-"""Checkpoints that a marker carries: 40 KB. At one per 8,000 records they reach back over eight million records."""
+"""Checkpoints that a marker carries: 40 KB. At one per 8,000 records they reach back over eight
+million records."""
 
 _GENESIS: Final = "genesis"
 _LEVEL: Final = "level"
 _ROWS_BETWEEN_CHECKS: Final = 1_000
 
-# Input from outside: every wrong shape ends in one of the errors that `_row_of` expects, or in another digest.
+# Input from outside: every wrong shape ends in one of the errors that `_row_of` expects, or in
+# another digest.
 Raw = Mapping[str, Any]
 
 
@@ -52,8 +64,8 @@ class Marker:
 
     * `horizon`: the logical offset of the last folded record. `digest`: the view's digest there.
     * `sequences`: the sequence of each live incarnation, which rises without a change of any row.
-    * `bytes_below`: the size of all records up to the horizon. `checkpoints`: earlier (horizon, bytes_below), rising, for
-      retention by size.
+    * `bytes_below`: the size of all records up to the horizon. `checkpoints`: earlier (horizon,
+      bytes_below), rising, for retention by size.
     * `copied`: the view came from another log, which ended at the horizon.
     """
 
@@ -78,8 +90,17 @@ class Marker:
         return self.horizon - self.base + 1
 
 
-def marker_of(view: View, *, log: str, bytes_below: int = 0, checkpoints: tuple[tuple[int, int], ...] = (), copied: bool = False) -> Marker:
-    """Return the marker for `view`, which has read its genesis. `log` is the identity of the snapshot's log."""
+def marker_of(
+    view: View,
+    *,
+    log: str,
+    bytes_below: int = 0,
+    checkpoints: tuple[tuple[int, int], ...] = (),
+    copied: bool = False,
+) -> Marker:
+    """Return the marker for `view`, which has read its genesis. `log` is the identity of the
+    snapshot's log.
+    """
     assert view.cluster is not None, "a view without a genesis has no snapshot"
     assert view.genesis is not None, "a view without a genesis has no snapshot"
     return Marker(
@@ -102,7 +123,9 @@ def marker_of(view: View, *, log: str, bytes_below: int = 0, checkpoints: tuple[
 def check_log(marker: Marker, identity: str) -> None:
     """Raise `CompactedSnapshotDamaged` unless the marker belongs to the log with this identity."""
     if marker.log != identity:
-        raise CompactedSnapshotDamaged(problem="it belongs to another log that had this name before")
+        raise CompactedSnapshotDamaged(
+            problem="it belongs to another log that had this name before"
+        )
 
 
 def encode_marker(marker: Marker) -> bytes:
@@ -121,7 +144,9 @@ def encode_marker(marker: Marker) -> bytes:
             "level": marker.level,
             "level_last": marker.level_last,
             "removed_at": marker.removed_at,
-            "sequences": {str(incarnation): sequence for incarnation, sequence in marker.sequences.items()},
+            "sequences": {
+                str(incarnation): sequence for incarnation, sequence in marker.sequences.items()
+            },
             "bytes_below": marker.bytes_below,
             "checkpoints": marker.checkpoints,
             "copied": marker.copied,
@@ -160,7 +185,11 @@ def _sequences(raw: dict[str, object]) -> dict[int, int]:
         fail("sequences must be an object")
     sequences: dict[int, int] = {}
     for incarnation, sequence in value.items():
-        if not incarnation.isdecimal() or type(sequence) is not int or not 0 <= sequence <= INTEGER_MAX:
+        if (
+            not incarnation.isdecimal()
+            or type(sequence) is not int
+            or not 0 <= sequence <= INTEGER_MAX
+        ):
             fail("sequences must map incarnations to integers from 0 to 2**63 - 1")
         sequences[int(incarnation)] = sequence
     return sequences
@@ -173,7 +202,9 @@ def _checkpoints(raw: dict[str, object]) -> tuple[tuple[int, int], ...]:
     checkpoints: list[tuple[int, int]] = []
     for pair in value:
         match pair:
-            case [int(horizon), int(bytes_below)] if 0 <= horizon <= INTEGER_MAX and 0 <= bytes_below <= INTEGER_MAX:
+            case [int(horizon), int(bytes_below)] if (
+                0 <= horizon <= INTEGER_MAX and 0 <= bytes_below <= INTEGER_MAX
+            ):
                 checkpoints.append((horizon, bytes_below))
             case _:
                 fail("checkpoints must be pairs of integers from 0 to 2**63 - 1")
@@ -182,18 +213,25 @@ def _checkpoints(raw: dict[str, object]) -> tuple[tuple[int, int], ...]:
     return tuple(checkpoints)
 
 
-# --- from a view to rows --------------------------------------------------------------------------------------------------
+# --- from a view to rows
+# --------------------------------------------------------------------------------------------------
 
 
 def keys_of(view: View) -> frozenset[str]:
     """Return the keys of all rows of a view."""
     scalars = () if view.genesis is None else (_GENESIS, _LEVEL)
-    kinds = (("namespace", view.namespaces), ("policy", view.policies), ("broker", view.brokers), ("bundle", view.bundles))
+    kinds = (
+        ("namespace", view.namespaces),
+        ("policy", view.policies),
+        ("broker", view.brokers),
+        ("bundle", view.bundles),
+    )
     return frozenset((*scalars, *(f"{kind}:{name}" for kind, entries in kinds for name in entries)))
 
 
 def rows_of(view: View, since: int, gone: Iterable[str] = ()) -> Iterator[SnapshotRow]:
-    """Yield the row of each key changed above logical offset `since` (-1: all), and tombstones for the `gone`.
+    """Yield the row of each key changed above logical offset `since` (-1: all), and tombstones for
+    the `gone`.
 
     The view must not change meanwhile.
     """
@@ -217,22 +255,41 @@ def rows_of(view: View, since: int, gone: Iterable[str] = ()) -> Iterator[Snapsh
 def _scalar_rows(view: View, since: int) -> Iterator[SnapshotRow]:
     """Yield the marker's scalars as rows, for readers that see only rows."""
     if view.genesis is not None and view.genesis > since:
-        yield _row(_GENESIS, {"kind": _GENESIS, "key": _GENESIS, "last": view.genesis, "cluster": view.cluster, "base": view.base})
+        yield _row(
+            _GENESIS,
+            {
+                "kind": _GENESIS,
+                "key": _GENESIS,
+                "last": view.genesis,
+                "cluster": view.cluster,
+                "base": view.base,
+            },
+        )
     if view.genesis is not None and view.level_last > since:
-        yield _row(_LEVEL, {"kind": _LEVEL, "key": _LEVEL, "last": view.level_last, "level": view.level})
+        yield _row(
+            _LEVEL, {"kind": _LEVEL, "key": _LEVEL, "last": view.level_last, "level": view.level}
+        )
 
 
 def _namespace_row(entry: NamespaceEntry) -> SnapshotRow:
     fields = {"status": entry.status, "created": entry.created, "policies": entry.policies}
-    return _row(f"namespace:{entry.name}", {"kind": "namespace", "key": entry.name, "last": entry.last, **fields})
+    return _row(
+        f"namespace:{entry.name}",
+        {"kind": "namespace", "key": entry.name, "last": entry.last, **fields},
+    )
 
 
 def _policy_row(entry: PolicyEntry) -> SnapshotRow:
-    return _row(f"policy:{entry.name}", {"kind": "policy", "key": entry.name, "last": entry.last, "document": entry.document})
+    return _row(
+        f"policy:{entry.name}",
+        {"kind": "policy", "key": entry.name, "last": entry.last, "document": entry.document},
+    )
 
 
 def _broker_row(entry: BrokerEntry) -> SnapshotRow:
-    """Return a broker's row. Its sequence rises with each of its records, so the marker keeps that."""
+    """Return a broker's row. Its sequence rises with each of its records, so the marker keeps
+    that.
+    """
     return _row(
         f"broker:{entry.broker}",
         {
@@ -269,7 +326,8 @@ def _row(key: str, fields: Raw) -> SnapshotRow:
     return SnapshotRow(key, _sealed(key, fields))
 
 
-# --- from rows to a view --------------------------------------------------------------------------------------------------
+# --- from rows to a view
+# --------------------------------------------------------------------------------------------------
 
 
 def view_of(image: CompactedSnapshot, *, check: Check = unchecked) -> View:
@@ -279,8 +337,17 @@ def view_of(image: CompactedSnapshot, *, check: Check = unchecked) -> View:
     """
     marker = decode_marker(image.marker)
     view = View()
-    view.offset, view.cluster, view.base, view.genesis = marker.horizon, marker.cluster, marker.base, marker.genesis
-    view.level, view.level_last, view.removed_at = marker.level, marker.level_last, marker.removed_at
+    view.offset, view.cluster, view.base, view.genesis = (
+        marker.horizon,
+        marker.cluster,
+        marker.base,
+        marker.genesis,
+    )
+    view.level, view.level_last, view.removed_at = (
+        marker.level,
+        marker.level_last,
+        marker.removed_at,
+    )
     view.scalars_changed()
     # Sorted, so that the storage's order leaves no trace in the view.
     for count, key in enumerate(sorted(image.rows)):
@@ -289,11 +356,19 @@ def view_of(image: CompactedSnapshot, *, check: Check = unchecked) -> View:
         _put(view, key, image.rows[key], marker)
     for row in _scalar_rows(view, -1):
         if image.rows.get(row.key) != row.data:
-            raise CompactedSnapshotDamaged(problem=f"its row {row.key!r} is missing or differs from its marker")
+            raise CompactedSnapshotDamaged(
+                problem=f"its row {row.key!r} is missing or differs from its marker"
+            )
     if marker.digest != view.digest():
-        raise CompactedSnapshotDamaged(problem=f"its marker has digest {marker.digest}, but its rows have digest {view.digest()}")
+        raise CompactedSnapshotDamaged(
+            problem=(
+                f"its marker has digest {marker.digest}, but its rows have digest {view.digest()}"
+            )
+        )
     if marker.sequences.keys() != view.live.keys():
-        raise CompactedSnapshotDamaged(problem="the incarnations in its marker are not those that live in its rows")
+        raise CompactedSnapshotDamaged(
+            problem="the incarnations in its marker are not those that live in its rows"
+        )
     return view
 
 
@@ -307,7 +382,9 @@ def _put(view: View, key: str, data: bytes, marker: Marker) -> None:
             raise CompactedSnapshotDamaged(problem=f"its row {key!r} is not expected")
         _PUTS[kind](view, raw, marker)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-        raise CompactedSnapshotDamaged(problem=f"its row {key!r} is malformed: {type(error).__name__}: {error}") from error
+        raise CompactedSnapshotDamaged(
+            problem=f"its row {key!r} is malformed: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _put_scalars(_view: View, _raw: Raw, _marker: Marker) -> None:
@@ -317,12 +394,21 @@ def _put_scalars(_view: View, _raw: Raw, _marker: Marker) -> None:
 def _put_namespace(view: View, raw: Raw, _marker: Marker) -> None:
     name = raw["key"]
     view.put_namespace(
-        name, NamespaceEntry(name=name, status=raw["status"], last=raw["last"], created=raw["created"], policies=raw["policies"])
+        name,
+        NamespaceEntry(
+            name=name,
+            status=raw["status"],
+            last=raw["last"],
+            created=raw["created"],
+            policies=raw["policies"],
+        ),
     )
 
 
 def _put_policy(view: View, raw: Raw, _marker: Marker) -> None:
-    view.put_policy(raw["key"], PolicyEntry(name=raw["key"], last=raw["last"], document=raw["document"]))
+    view.put_policy(
+        raw["key"], PolicyEntry(name=raw["key"], last=raw["last"], document=raw["document"])
+    )
 
 
 def _put_broker(view: View, raw: Raw, marker: Marker) -> None:
@@ -333,7 +419,14 @@ def _put_broker(view: View, raw: Raw, marker: Marker) -> None:
     sequence = marker.sequences.get(incarnation, 0)
     digest_after = raw["digest_after"]
     view.put_broker(
-        broker_entry(joined, incarnation=incarnation, status=status, last=raw["last"], sequence=sequence, digest_after=digest_after)
+        broker_entry(
+            joined,
+            incarnation=incarnation,
+            status=status,
+            last=raw["last"],
+            sequence=sequence,
+            digest_after=digest_after,
+        )
     )
 
 
@@ -366,14 +459,17 @@ _PUTS: Final[Mapping[str, Callable[[View, Raw, Marker], None]]] = {
 }
 
 
-# --- checksums ------------------------------------------------------------------------------------------------------------
+# --- checksums
+# --------------------------------------------------------------------------------------------------
 
 _SEAL: Final = b',"checksum":"%08x"}'
 _SEAL_BYTES: Final = len(_SEAL % 0)
 
 
 def _sealed(key: str, fields: Raw) -> bytes:
-    """Return the fields as one JSON object that ends with a checksum of the key and the other fields."""
+    """Return the fields as one JSON object that ends with a checksum of the key and the other
+    fields.
+    """
     body = orjson.dumps(fields)[:-1]
     return body + _SEAL % _checksum(key, body)
 

@@ -16,17 +16,19 @@ from equipoise.channel.system import private_files
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 DISK_FULL_BYTES: Final = 65_536
-"""Free space below which an I/O error counts as a full disk: SQLite's shared memory grows by 32 KiB."""
+"""Free space below which an I/O error counts as a full disk: SQLite's shared memory grows by 32
+KiB."""
 
 FileId = tuple[int, int] | None
 """Identifies a file while it is open: device and inode. None if the file is gone."""
 
 
 def usable_path(path: str, *, url: str, create: bool) -> Path:
-    """Return the real path, without symbolic links. SQLite keeps its own files beside that path, so the notifier must, too.
+    """Return the real path, without symbolic links. SQLite keeps its own files beside that path, so
+    the notifier must, too.
 
-    Raises `CallerError` if no log can be there, `LogNotBegun` if there is none and `create` is false, and `OperatorError` if a file of
-    the log has a hard link.
+    Raises `CallerError` if no log can be there, `LogNotBegun` if there is none and `create` is
+    false, and `OperatorError` if a file of the log has a hard link.
     """
     if not path:
         raise invalid_log_url(url=url, problem="it has no path")
@@ -42,13 +44,16 @@ def usable_path(path: str, *, url: str, create: bool) -> Path:
             raise LogNotBegun(log=url, problem=f"there is no file {real_path}")
         elif not real_path.parent.is_dir():
             raise invalid_log_url(url=url, problem=f"there is no folder {real_path.parent}")
-    except (OSError, ValueError) as error:  # The name is too long, holds a null or an invalid character, or is a loop of links.
+    except (OSError, ValueError) as error:
+        # The name is too long, holds a null or an invalid character, or is a loop of links.
         raise invalid_log_url(url=url, problem=str(error)) from error
     return real_path
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """Return the status of a file, or None if there is no file. Raises OSError if it cannot be read."""
+    """Return the status of a file, or None if there is no file. Raises OSError if it cannot be
+    read.
+    """
     with suppress(FileNotFoundError, NotADirectoryError):
         return path.stat()
     return None
@@ -57,30 +62,33 @@ def _status(path: Path) -> os.stat_result | None:
 def _refuse_hard_links(path: Path, *, log: str) -> None:
     """Raise `OperatorError` if the database, its WAL or its shared memory has a second name.
 
-    SQLite derives the names of the WAL and the shared memory from the name of the database. Two processes that open one database by two
-    names share neither, so both append at the same offsets.
+    SQLite derives the names of the WAL and the shared memory from the name of the database. Two
+    processes that open one database by two names share neither, so both append at the same offsets.
     """
     for file in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
         status = _status(file)
         if status is not None and status.st_nlink > 1:
             raise OperatorError(
-                f"the log {log} cannot be opened: {file} has {status.st_nlink} names (hard links), and two brokers that open it by "
-                f"different names would corrupt it; delete the other names (find / -xdev -samefile {file}), "
-                "and make backups with `equipoise channel export`, not by hard links"
+                f"the log {log} cannot be opened: {file} has {status.st_nlink} names (hard links),"
+                " and two brokers that open it by different names would corrupt it; delete the"
+                f" other names (find / -xdev -samefile {file}), and make backups with `equipoise"
+                " channel export`, not by hard links"
             )
 
 
 def connect(path: Path, *, create: bool) -> sqlite3.Connection:
     """Return a connection that does not wait for locks and leaves transactions to the caller.
 
-    A file that it creates is readable by its owner only; SQLite gives the WAL and the shared memory the same permissions. If the file
-    cannot be created, SQLite reports the error.
+    A file that it creates is readable by its owner only; SQLite gives the WAL and the shared memory
+    the same permissions. If the file cannot be created, SQLite reports the error.
     """
     if create:
         with suppress(OSError):
             private_files.make(path)
     uri = f"file:{quote(os.fsencode(path))}?mode={'rwc' if create else 'rw'}"
-    connection = sqlite3.connect(uri, uri=True, timeout=0, isolation_level=None, check_same_thread=False)
+    connection = sqlite3.connect(
+        uri, uri=True, timeout=0, isolation_level=None, check_same_thread=False
+    )
     connection.text_factory = bytes  # So that the caller, not Python, detects damaged text.
     return connection
 

@@ -2,19 +2,22 @@
 
 Theory of operation:
 
-* WAL mode: readers and writers do not block each other. Each append is one write transaction (BEGIN IMMEDIATE). Each read is one short read
-  transaction, since an open one keeps the WAL from starting over.
-* We wait for the write lock with our own short random sleeps. SQLite's busy handler sleeps longer each time, so that four writers starve
-  one another for seconds.
-* The writer takes offsets from the table `log`, in the transaction that inserts the entries, so offsets follow the order of commits.
-  SQLite's row ids would be reused after truncation.
-* The writer that makes the WAL `WAL_PAGES` long moves it into the database after its commit, while others go on. If the WAL still grows to
-  `WAL_BYTES_MAX` (writers that never pause), a writer blocks the others until the WAL starts over. A process that is stopped during a read
-  keeps the WAL growing.
-* On the first open after a restart of the machine, offsets skip ahead: with `Synchronous.NORMAL` a power failure may undo appends whose
-  offsets were seen, and a fencing token must never be issued twice.
-* In a process that has the log open, open the database file only through SQLite. Closing another descriptor drops SQLite's locks, since
-  POSIX locks belong to the process.
+* WAL mode: readers and writers do not block each other. Each append is one write transaction (BEGIN
+  IMMEDIATE). Each read is one short read transaction, since an open one keeps the WAL from starting
+  over.
+* We wait for the write lock with our own short random sleeps. SQLite's busy handler sleeps longer
+  each time, so that four writers starve one another for seconds.
+* The writer takes offsets from the table `log`, in the transaction that inserts the entries, so
+  offsets follow the order of commits. SQLite's row ids would be reused after truncation.
+* The writer that makes the WAL `WAL_PAGES` long moves it into the database after its commit, while
+  others go on. If the WAL still grows to `WAL_BYTES_MAX` (writers that never pause), a writer
+  blocks the others until the WAL starts over. A process that is stopped during a read keeps the WAL
+  growing.
+* On the first open after a restart of the machine, offsets skip ahead: with `Synchronous.NORMAL` a
+  power failure may undo appends whose offsets were seen, and a fencing token must never be issued
+  twice.
+* In a process that has the log open, open the database file only through SQLite. Closing another
+  descriptor drops SQLite's locks, since POSIX locks belong to the process.
 """
 
 from __future__ import annotations
@@ -29,7 +32,14 @@ from typing import Final
 from zlib import crc32
 
 from equipoise.channel.core.errors import LogDamaged, invalid_log_url
-from equipoise.channel.core.log import DESCENDS, READ_BYTES_MAX, READ_ENTRIES_MAX, Entry, check_batch, check_position
+from equipoise.channel.core.log import (
+    DESCENDS,
+    READ_BYTES_MAX,
+    READ_ENTRIES_MAX,
+    Entry,
+    check_batch,
+    check_position,
+)
 from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.channel.sqlite.file import BOOT_ID, this_boot, usable_path
 from equipoise.channel.sqlite.format import HISTORY
@@ -42,11 +52,13 @@ from equipoise.channel.system.log_time import latest_ms, next_ms, position_by
 RECHECK_MS: Final = 250
 """How long a waiting reader trusts the notifier before it checks the file.
 
-This is the delay if a writer is killed between its commit and its notification. Four checks a second of 40 microseconds are no load.
+This is the delay if a writer is killed between its commit and its notification. Four checks a
+second of 40 microseconds are no load.
 """
 
 TRUNCATE_STEP_ENTRIES: Final = 200
-"""Entries removed per transaction: about 12 pages, at most 1 ms of the write lock. The lock is then free for as long."""
+"""Entries removed per transaction: about 12 pages, at most 1 ms of the write lock. The lock is then
+free for as long."""
 
 
 class SqliteLog:
@@ -65,35 +77,51 @@ class SqliteLog:
     ) -> None:
         """Open the log at `path`; `create` makes a missing one. `name` is its URL, for messages.
 
-        `boot_id` and `mount_table` are Linux files about the machine (see `file` and `file_system`).
+        `boot_id` and `mount_table` are Linux files about the machine (see `file` and
+        `file_system`).
 
-        Raises `CallerError`, `LogNotBegun`, `OperatorError` (a hard link, a network file system), `LogDamaged`, `LogUnavailable`,
-        `LogStorageFull`.
+        Raises `CallerError`, `LogNotBegun`, `OperatorError` (a hard link, a network file system),
+        `LogDamaged`, `LogUnavailable`, `LogStorageFull`.
         """
         self.name = name
         real_path = usable_path(path, url=name, create=create)
         refuse_network_file_system(real_path, mount_table=mount_table)
         boot = this_boot(boot_id)
         if synchronous is Synchronous.NORMAL and not boot:
-            raise invalid_log_url(url=name, problem="synchronous=normal needs a system that identifies its boot, as Linux does")
-        self._storage = SqliteStorage(real_path, name=name, synchronous=synchronous, boot=boot, create=create)
+            raise invalid_log_url(
+                url=name,
+                problem="synchronous=normal needs a system that identifies its boot, as Linux does",
+            )
+        self._storage = SqliteStorage(
+            real_path, name=name, synchronous=synchronous, boot=boot, create=create
+        )
         self.identity = self._storage.identity
         self._notifier = Notifier(f"{real_path}-bell", use_inotify=use_inotify)
         self._compacted_snapshot = SqliteSnapshotStore(self._storage)
         self._history_snapshot = SqliteSnapshotStore(self._storage, table=HISTORY)
 
     def append(self, batch: Sequence[bytes], *, timeout_ms: int) -> Sequence[int]:
-        """See `Log.append`. The batch is appended as a whole and contiguously, which is more than the contract requires."""
+        """See `Log.append`. The batch is appended as a whole and contiguously, which is more than
+        the contract requires.
+        """
         check_batch(self.name, batch)
         if not batch:
             return ()
         with self._storage.transaction("BEGIN IMMEDIATE", timeout_ms=timeout_ms) as bounds:
             first = bounds.end + 1
             now_ms = next_ms(bounds.appended_ms)
-            rows = [(offset, data, checksum_of(offset, data), now_ms) for offset, data in enumerate(batch, first)]
+            rows = [
+                (offset, data, checksum_of(offset, data), now_ms)
+                for offset, data in enumerate(batch, first)
+            ]
             execute = self._storage.connection.executemany
-            execute("INSERT INTO entries (offset, data, checksum, appended_ms) VALUES (?, ?, ?, ?)", rows)
-            self._storage.connection.execute("UPDATE log SET end_offset = ?, appended_ms = ?", (bounds.end + len(rows), now_ms))
+            execute(
+                "INSERT INTO entries (offset, data, checksum, appended_ms) VALUES (?, ?, ?, ?)",
+                rows,
+            )
+            self._storage.connection.execute(
+                "UPDATE log SET end_offset = ?, appended_ms = ?", (bounds.end + len(rows), now_ms)
+            )
         self._notifier.ring()
         self._storage.bound_wal()
         return range(first, first + len(rows))
@@ -112,13 +140,27 @@ class SqliteLog:
         entries_bytes = 0
         with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX) as bounds:
             check_position(self.name, position, start=bounds.start, end=bounds.end)
-            query = "SELECT offset, data, checksum FROM entries WHERE offset >= ? ORDER BY offset LIMIT ?"
-            with contextlib.closing(self._storage.connection.execute(query, (position, min(limit, READ_ENTRIES_MAX)))) as rows:
+            query = (
+                "SELECT offset, data, checksum FROM entries WHERE offset >= ? ORDER BY offset"
+                " LIMIT ?"
+            )
+            with contextlib.closing(
+                self._storage.connection.execute(query, (position, min(limit, READ_ENTRIES_MAX)))
+            ) as rows:
                 for offset, data, checksum in rows:
                     if type(data) is not bytes or checksum_of(offset, data) != checksum:
-                        raise LogDamaged(log=self.name, problem=f"the entry at offset {offset} does not match its checksum", offset=offset)
-                    if offset < position:  # A damaged page may lead back; following it would loop for ever.
-                        raise LogDamaged(log=self.name, problem=f"the entry at offset {offset} is out of order", offset=offset)
+                        raise LogDamaged(
+                            log=self.name,
+                            problem=f"the entry at offset {offset} does not match its checksum",
+                            offset=offset,
+                        )
+                    # A damaged page may lead back; following it would loop for ever.
+                    if offset < position:
+                        raise LogDamaged(
+                            log=self.name,
+                            problem=f"the entry at offset {offset} is out of order",
+                            offset=offset,
+                        )
                     position = offset + 1
                     entries.append(Entry(offset, data))
                     entries_bytes += len(data)
@@ -130,7 +172,8 @@ class SqliteLog:
         """See `Log.wait`."""
         give_up_ns = time.monotonic_ns() + timeout_ms * 1_000_000
         while True:
-            woken = self._notifier.listen()  # Before the check, so that a commit after the check ends the sleep.
+            # Before the check, so that a commit after the check ends the sleep.
+            woken = self._notifier.listen()
             if self._is_there(position):
                 return True
             remaining_ms = -((time.monotonic_ns() - give_up_ns) // 1_000_000)
@@ -139,8 +182,11 @@ class SqliteLog:
             self._notifier.sleep(min(remaining_ms, RECHECK_MS))
 
     def _is_there(self, position: int) -> bool:
-        """Return whether there is an entry at or above `position`. The end does not show it: after a restart it lies above a gap."""
-        # One statement is one transaction. Every reader does this twice per append, and each statement releases the GIL.
+        """Return whether there is an entry at or above `position`. The end does not show it: after
+        a restart it lies above a gap.
+        """
+        # One statement is one transaction. Every reader does this twice per append, and each
+        # statement releases the GIL.
         bounds = self._storage.retry(self._storage.bounds, timeout_ms=READ_MS_MAX)
         self._storage.check_files()
         check_position(self.name, position, start=bounds.start, end=bounds.end)
@@ -163,31 +209,43 @@ class SqliteLog:
     def position_at(self, time_ms: int) -> int:
         """See `Log.position_at`.
 
-        Entries that a process with format 1 appends while it has the file open have no time. They count as entries with a wrong clock.
+        Entries that a process with format 1 appends while it has the file open have no time. They
+        count as entries with a wrong clock.
         """
         with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX) as bounds:
             low = position_by(self._first_timed, time_ms, low=bounds.start, high=bounds.end + 1)
-            [(offset,)] = self._storage.connection.execute("SELECT min(offset) FROM entries WHERE offset >= ?", (low,)).fetchall()
+            [(offset,)] = self._storage.connection.execute(
+                "SELECT min(offset) FROM entries WHERE offset >= ?", (low,)
+            ).fetchall()
             return bounds.end + 1 if offset is None else int(offset)
 
     def ahead(self, position: int) -> int | None:
         """See `Log.ahead`."""
         with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX) as bounds:
-            timed = self._first_timed(max(position, bounds.start), bounds.end + 1, latest_ms() + 1, INTEGER_MAX)
+            timed = self._first_timed(
+                max(position, bounds.start), bounds.end + 1, latest_ms() + 1, INTEGER_MAX
+            )
             return None if timed is None else timed[0]
 
-    def _first_timed(self, position: int, below: int, from_ms: int, to_ms: int) -> tuple[int, int] | None:
+    def _first_timed(
+        self, position: int, below: int, from_ms: int, to_ms: int
+    ) -> tuple[int, int] | None:
         """See `FirstTimed`. Also finds a time that is not a number, and raises `LogDamaged`."""
         query = (
-            "SELECT offset, appended_ms FROM entries WHERE offset >= ? AND offset < ? "
-            "AND (appended_ms BETWEEN ? AND ? OR typeof(appended_ms) != 'integer') ORDER BY offset LIMIT 1"
+            "SELECT offset, appended_ms FROM entries WHERE offset >= ? AND offset < ? AND"
+            " (appended_ms BETWEEN ? AND ? OR typeof(appended_ms) != 'integer') ORDER BY offset"
+            " LIMIT 1"
         )
         match self._storage.connection.execute(query, (position, below, from_ms, to_ms)).fetchall():
             case []:
                 return None
             case [(int(offset), int(appended_ms))] if offset >= position:
                 return offset, appended_ms
-        raise LogDamaged(log=self.name, problem=f"the entry at or after offset {position} has no time or is out of order", offset=position)
+        raise LogDamaged(
+            log=self.name,
+            problem=f"the entry at or after offset {position} has no time or is out of order",
+            offset=position,
+        )
 
     def compacted_snapshot(self) -> SqliteSnapshotStore:
         """See `Log.compacted_snapshot`."""
@@ -198,20 +256,27 @@ class SqliteLog:
         return self._history_snapshot
 
     def truncate(self, below: int, *, timeout_ms: int) -> None:
-        """See `Log.truncate`. Raises `start` durably first, then removes entries in steps, so that appends pass in between.
+        """See `Log.truncate`. Raises `start` durably first, then removes entries in steps, so that
+        appends pass in between.
 
-        A power failure may restore removed entries. Nothing reads below `start`, and the next truncation removes them.
+        A power failure may restore removed entries. Nothing reads below `start`, and the next
+        truncation removes them.
         """
         with self._storage.transaction("BEGIN IMMEDIATE", timeout_ms=timeout_ms) as bounds:
             start = max(below, bounds.start)
             check_position(self.name, start, start=bounds.start, end=bounds.end)
             self._storage.connection.execute("UPDATE log SET start_offset = ?", (start,))
         with self._storage.lazily():
-            while self._storage.step(partial(self._remove_some, start), timeout_ms=timeout_ms) == TRUNCATE_STEP_ENTRIES:
+            while (
+                self._storage.step(partial(self._remove_some, start), timeout_ms=timeout_ms)
+                == TRUNCATE_STEP_ENTRIES
+            ):
                 pass
 
     def _remove_some(self, below: int) -> int:
-        """Remove up to `TRUNCATE_STEP_ENTRIES` entries below `below`, the oldest first. Return how many were removed."""
+        """Remove up to `TRUNCATE_STEP_ENTRIES` entries below `below`, the oldest first. Return how
+        many were removed.
+        """
         first = "SELECT offset FROM entries WHERE offset < ? ORDER BY offset LIMIT ?"
         query = f"DELETE FROM entries WHERE offset IN ({first})"  # noqa: S608 - no input in it
         return self._storage.connection.execute(query, (below, TRUNCATE_STEP_ENTRIES)).rowcount
@@ -219,7 +284,9 @@ class SqliteLog:
     def skip(self, below: int, *, timeout_ms: int) -> None:
         """See `Skipping.skip`."""
         with self._storage.transaction("BEGIN IMMEDIATE", timeout_ms=timeout_ms) as bounds:
-            self._storage.connection.execute("UPDATE log SET end_offset = ?", (max(bounds.end, below - 1),))
+            self._storage.connection.execute(
+                "UPDATE log SET end_offset = ?", (max(bounds.end, below - 1),)
+            )
 
     def descend(self, original: str, *, timeout_ms: int) -> None:
         """See `Skipping.descend`."""
@@ -245,5 +312,7 @@ class SqliteLog:
 
 
 def checksum_of(offset: int, data: bytes) -> int:
-    """Return a checksum of an entry's offset and bytes, since SQLite does not detect changed bytes on the disk."""
+    """Return a checksum of an entry's offset and bytes, since SQLite does not detect changed bytes
+    on the disk.
+    """
     return crc32(data, offset & 0xFFFFFFFF)

@@ -1,7 +1,8 @@
 """Wake the readers of an SQLite log in all processes after a commit in any of them.
 
-Writers open and close a small file beside the database, which readers watch with inotify. SQLite has no such notification. Watching its WAL
-wakes a reader before the commit is visible, and polling it each millisecond costs 5 % of a core.
+Writers open and close a small file beside the database, which readers watch with inotify. SQLite
+has no such notification. Watching its WAL wakes a reader before the commit is visible, and polling
+it each millisecond costs 5 % of a core.
 """
 
 from __future__ import annotations
@@ -18,29 +19,33 @@ from typing import Final
 from equipoise.channel.system import private_files
 
 POLL_MS: Final = 5
-"""How often a reader checks without inotify (macOS, or a user with all of Linux's 128 instances in use).
+"""How often a reader checks without inotify (macOS, or a user with all of Linux's 128 instances in
+use).
 
 200 checks a second are about 1 % of a core, and show a commit after 2.5 ms on average.
 """
 
 _IN_CLOSE_WRITE: Final = 0x00000008
 _IN_MOVE_SELF: Final = 0x00000800
-_EVENT: Final = struct.Struct("iIII")  # Watch descriptor, mask, cookie, length of the name (0 for a watch on a file).
+# Watch descriptor, mask, cookie, length of the name (0 for a watch on a file).
+_EVENT: Final = struct.Struct("iIII")
 _EVENTS_BYTES: Final = 256 * _EVENT.size
 
 
 class Notifier:
     """Notifies all processes that watch one path.
 
-    One thread calls `listen`, `sleep` and `close`; any thread calls `ring` and `wake`. Call `listen`, then check the condition, then
-    `sleep` if it does not hold. A notification after `listen` ends the following sleep, so none is missed.
+    One thread calls `listen`, `sleep` and `close`; any thread calls `ring` and `wake`. Call
+    `listen`, then check the condition, then `sleep` if it does not hold. A notification after
+    `listen` ends the following sleep, so none is missed.
     """
 
     def __init__(self, path: str, *, use_inotify: bool = sys.platform == "linux") -> None:
         """`path` is the notifier's file, created when first needed."""
         self._path = path
         self._woken_read, self._woken_write = os.pipe()
-        self._lock = threading.Lock()  # Guards the next two fields, so that `wake` never writes to a closed pipe.
+        # Guards the next two fields, so that `wake` never writes to a closed pipe.
+        self._lock = threading.Lock()
         self._open = True
         self._woken = False  # True exactly while there is a byte in the pipe.
         self._inotify = _inotify_init() if use_inotify else None
@@ -53,11 +58,14 @@ class Notifier:
     def ring(self) -> None:
         """Wake the readers of all processes.
 
-        Opening and closing the file is an event; unlike a write it leaves no dirty inode for the next fsync. A failed notification is
-        ignored: readers check now and then, and a commit must not fail for it.
+        Opening and closing the file is an event; unlike a write it leaves no dirty inode for the
+        next fsync. A failed notification is ignored: readers check now and then, and a commit must
+        not fail for it.
         """
         with contextlib.suppress(OSError):
-            os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, private_files.MODE))
+            os.close(
+                os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, private_files.MODE)
+            )
 
     def wake(self) -> None:
         """End the sleep of this notifier's own reader, now or when it next begins."""
@@ -77,7 +85,9 @@ class Notifier:
         return woken
 
     def sleep(self, timeout_ms: int) -> bool:
-        """Wait for a notification or `wake`, at most `timeout_ms`, or `POLL_MS` without inotify. Return whether one came."""
+        """Wait for a notification or `wake`, at most `timeout_ms`, or `POLL_MS` without inotify.
+        Return whether one came.
+        """
         return bool(self._poll.poll(timeout_ms if self._watching else min(timeout_ms, POLL_MS)))
 
     def close(self) -> None:
@@ -99,7 +109,9 @@ class Notifier:
                 events = os.read(self._inotify, _EVENTS_BYTES)
             except BlockingIOError:
                 return only_rings
-            only_rings = only_rings and all(mask == _IN_CLOSE_WRITE for _, mask, _, _ in _EVENT.iter_unpack(events))
+            only_rings = only_rings and all(
+                mask == _IN_CLOSE_WRITE for _, mask, _, _ in _EVENT.iter_unpack(events)
+            )
 
     def _watch(self) -> bool:
         """Watch the file, creating it if needed. Return whether that worked."""

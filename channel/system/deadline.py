@@ -32,7 +32,9 @@ class Deadline:
         return cls(started_ns=time.monotonic_ns(), timeout_ms=timeout_ms)
 
     def remaining_ms(self) -> int:
-        """Return the time left in milliseconds; 0 once it is over. It rounds up, so that no caller spins through the last millisecond."""
+        """Return the time left in milliseconds; 0 once it is over. It rounds up, so that no caller
+        spins through the last millisecond.
+        """
         return max(0, self.timeout_ms - (time.monotonic_ns() - self.started_ns) // 1_000_000)
 
     def exceeded(self, what: str) -> DeadlineExceeded:
@@ -45,7 +47,8 @@ class Deadline:
             raise self.exceeded(what)
 
     async def wait(self, awaited: Awaitable[Result], *, what: str) -> Result:
-        """Return the result of `awaited`. Cancel it at the deadline, and raise `DeadlineExceeded` with `what`.
+        """Return the result of `awaited`. Cancel it at the deadline, and raise `DeadlineExceeded`
+        with `what`.
 
         Raises the errors of `awaited`, including its own `TimeoutError`, such as a socket's.
         """

@@ -1,7 +1,8 @@
-"""Find the file system of a path, refuse file systems that two kernels may share, and lock a folder.
+"""Find the file system of a path, refuse file systems that two kernels may share, and lock a
+folder.
 
-SQLite's WAL and exclusive locks need reliable locks and shared memory. On a shared file system two machines can both believe
-that they hold the lock.
+SQLite's WAL and exclusive locks need reliable locks and shared memory. On a shared file system two
+machines can both believe that they hold the lock.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from equipoise.channel.core.errors import OperatorError
 
 MOUNT_TABLE: Final = Path("/proc/self/mountinfo")
 
-# Network file systems, and those that share a host's files with a virtual machine. There, too, a second kernel may open the same file.
+# Network file systems, and those that share a host's files with a virtual machine. There, too, a
+# second kernel may open the same file.
 SHARED_FILE_SYSTEMS: Final = frozenset(
     {
         "9p",
@@ -45,14 +47,18 @@ SHARED_FILE_SYSTEMS: Final = frozenset(
         "vmhgfs",
     }
 )
-# FUSE is refused, because it is mostly sshfs, s3fs and the like. These are known to lie on this machine's disks.
-LOCAL_FUSE_FILE_SYSTEMS: Final = frozenset({"fuse.fuse-overlayfs", "fuse.gocryptfs", "fuse.lxcfs", "fuse.mergerfs"})
+# FUSE is refused, because it is mostly sshfs, s3fs and the like. These are known to lie on this
+# machine's disks.
+LOCAL_FUSE_FILE_SYSTEMS: Final = frozenset(
+    {"fuse.fuse-overlayfs", "fuse.gocryptfs", "fuse.lxcfs", "fuse.mergerfs"}
+)
 
 
 def refuse_network_file_system(path: Path, *, mount_table: Path = MOUNT_TABLE) -> None:
     """Raise `OperatorError` if `path` lies on a file system that another machine may share.
 
-    `path` need not exist, but its folder must. Without a mount table (only Linux has one) nothing is refused.
+    `path` need not exist, but its folder must. Without a mount table (only Linux has one) nothing
+    is refused.
     """
     try:
         mounts = mount_table.read_bytes().decode(errors="surrogateescape")
@@ -61,14 +67,18 @@ def refuse_network_file_system(path: Path, *, mount_table: Path = MOUNT_TABLE) -
     file_system = file_system_type(os.path.realpath(path), mounts=mounts)
     family = file_system.partition(".")[0]
     if file_system not in LOCAL_FUSE_FILE_SYSTEMS and family in SHARED_FILE_SYSTEMS:
-        raise OperatorError(f"{path} lies on {file_system}, where locks cannot be trusted; put it on a disk of this machine")
+        raise OperatorError(
+            f"{path} lies on {file_system}, where locks cannot be trusted; put it on a disk of this"
+            " machine"
+        )
 
 
 def file_system_type(path: str, *, mounts: str) -> str:
-    """Return the file system type of the real path `path` by the mount table `mounts`; "" if none covers it.
+    """Return the file system type of the real path `path` by the mount table `mounts`; "" if none
+    covers it.
 
-    `mounts` is the text of `/proc/self/mountinfo`, see proc_pid_mountinfo(5). The longest mount point wins. Among equal ones
-    the last wins, because it hides the others.
+    `mounts` is the text of `/proc/self/mountinfo`, see proc_pid_mountinfo(5). The longest mount
+    point wins. Among equal ones the last wins, because it hides the others.
     """
     longest = ""
     found = ""
@@ -91,7 +101,9 @@ _OCTAL_ESCAPE: Final = re.compile(r"\\([0-7]{3})")  # Encodes space, tab, newlin
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder during the block. Create the folder if needed. The operating system releases the lock of a dead process."""
+    """Hold the lock of a folder during the block. Create the folder if needed. The operating system
+    releases the lock of a dead process.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,8 +1,9 @@
 """Keep a broker's lock, ports and connections from the children that its process forks.
 
-A child of `os.fork`, as of `ProcessPoolExecutor` with the start method fork, has all descriptors of its parent. A lock, a port or the
-connection of a client would outlive the broker in such a child: the next broker could not start, and clients would wait for a dead one.
-Programs that the process runs keep none: Python closes its descriptors when another program begins.
+A child of `os.fork`, as of `ProcessPoolExecutor` with the start method fork, has all descriptors of
+its parent. A lock, a port or the connection of a client would outlive the broker in such a child:
+the next broker could not start, and clients would wait for a dead one. Programs that the process
+runs keep none: Python closes its descriptors when another program begins.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def close_file(descriptor: int) -> None:
 
 
 def new_socket(family: socket.AddressFamily) -> socket.socket:
-    """Return a stream socket for listening. Children get neither it nor the connections to its address."""
+    """Return a stream socket for listening. Children get neither it nor the connections to its
+    address.
+    """
     with _making:
         listening = socket.socket(family, socket.SOCK_STREAM)
         _listening.add(listening)
@@ -47,7 +50,9 @@ def new_socket(family: socket.AddressFamily) -> socket.socket:
 
 
 def _let_go() -> None:
-    """Replace each such descriptor by one of nothing, in a child. Its number stays in use: the parent's objects may close it here later."""
+    """Replace each such descriptor by one of nothing, in a child. Its number stays in use: the
+    parent's objects may close it here later.
+    """
     _making.release()
     addresses = {_address(open_socket) for open_socket in _listening if open_socket.fileno() >= 0}
     if not (_files or addresses):
@@ -60,7 +65,9 @@ def _let_go() -> None:
 
 
 def _sockets_at(addresses: set[object]) -> Iterator[int]:
-    """Yield the sockets that listen at an address, or were accepted there. Servers and event loops have copies of their own."""
+    """Yield the sockets that listen at an address, or were accepted there. Servers and event loops
+    have copies of their own.
+    """
     for descriptor in [int(entry.name) for entry in Path("/dev/fd").iterdir()]:
         with suppress(OSError):  # It is no socket, or the one that listed the folder.
             found = socket.socket(fileno=descriptor)
@@ -72,7 +79,9 @@ def _sockets_at(addresses: set[object]) -> Iterator[int]:
 
 
 def _address(of: socket.socket) -> object:
-    """Return what the sockets of one port have in common: its number, with any host; the path or name of a Unix socket."""
+    """Return what the sockets of one port have in common: its number, with any host; the path or
+    name of a Unix socket.
+    """
     address = of.getsockname()
     return address[1] if of.family in (socket.AF_INET, socket.AF_INET6) else address
 

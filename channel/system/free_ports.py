@@ -13,7 +13,8 @@ from equipoise.channel.core.errors import OperatorError
 
 HOST: Final = "127.0.0.1"
 
-# Below the ports that Linux gives to outgoing connections. One of those could take a process's port while the process is down.
+# Below the ports that Linux gives to outgoing connections. One of those could take a process's port
+# while the process is down.
 PORTS = range(10_000, 32_000)
 _TRIES_MAX: Final = 1_000
 
@@ -47,4 +48,7 @@ def are_free(*ports: int) -> bool:
 
 
 def _none_free(count: int) -> OperatorError:
-    return OperatorError(f"no {count} free ports were found on {HOST} in {_TRIES_MAX} tries; end the programs that listen on them")
+    return OperatorError(
+        f"no {count} free ports were found on {HOST} in {_TRIES_MAX} tries; end the programs that"
+        " listen on them"
+    )

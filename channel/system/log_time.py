@@ -12,13 +12,15 @@ from equipoise.channel.core.log import CLOCK_AHEAD_MS_MAX
 from equipoise.channel.core.records import INTEGER_MAX
 
 FirstTimed = Callable[[int, int, int, int], tuple[int, int] | None]
-"""Return offset and time of the first entry from a position on (1), below another (2), whose time lies between two (3 and 4, included)."""
+"""Return offset and time of the first entry from a position on (1), below another (2), whose time
+lies between two (3 and 4, included)."""
 
 
 def next_ms(before_ms: int) -> int:
     """Return the time of an entry that is appended now, where the newest has the time `before_ms`.
 
-    The time does not fall if a clock is set back a little. A time far ahead was wrong and does not bind later entries.
+    The time does not fall if a clock is set back a little. A time far ahead was wrong and does not
+    bind later entries.
     """
     now_ms = time.time_ns() // 1_000_000
     return now_ms if before_ms - now_ms > CLOCK_AHEAD_MS_MAX else max(before_ms, now_ms)
@@ -32,8 +34,8 @@ def latest_ms() -> int:
 def position_by(first_timed: FirstTimed, time_ms: int, *, low: int, high: int) -> int:
     """Return `Log.position_at` for the entries from `low` on below `high`; `high` if there is none.
 
-    Times rise with offsets, so a few reads find it, and no append pays for an index. Where wrong clocks break the order, a
-    later `time_ms` still never gives a lower position.
+    Times rise with offsets, so a few reads find it, and no append pays for an index. Where wrong
+    clocks break the order, a later `time_ms` still never gives a lower position.
     """
     latest = latest_ms()
     oldest = first_timed(low, high, 1, latest)

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from typing import Final
 
 RESERVED: Final = 256
-"""Files reserved for everything but clients: the broker's log, its data directory, other brokers."""
+"""Files reserved for everything but clients: the broker's log, its data directory, other
+brokers."""
 
 ACCEPTED_AT_ONCE: Final = 32
-"""Connections that a port accepts in one turn of the loop, before it can count them: an eighth of the reserve."""
+"""Connections that a port accepts in one turn of the loop, before it can count them: an eighth of
+the reserve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +31,11 @@ class Shares:
 
 
 def shared_out(room: int, wanted: Shares) -> Shares:
-    """Return each port's share of `room` files: the reserve comes first and HTTP last, but never with nothing.
+    """Return each port's share of `room` files: the reserve comes first and HTTP last, but never
+    with nothing.
 
-    HTTP gets what Pulsar's clients leave over, or a quarter. The reserve is at most half of the room.
+    HTTP gets what Pulsar's clients leave over, or a quarter. The reserve is at most half of the
+    room.
     """
     free = max(room - reserve(room), 2)
     http = min(wanted.http, max(free // 4, free - wanted.pulsar, 1))
@@ -49,7 +53,8 @@ def room_for_files(wanted: int) -> int:
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return wanted
     aim = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    with suppress(OSError, ValueError):  # Some systems have an undocumented limit below the hard one.
+    # Some systems have an undocumented limit below the hard one.
+    with suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (aim, hard))
         return aim
     return soft

@@ -35,21 +35,51 @@ def main(words: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m compose.local_kafka", description="A real Kafka on this machine, without Docker.")
+    parser = argparse.ArgumentParser(
+        prog="python -m compose.local_kafka",
+        description="A real Kafka on this machine, without Docker.",
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    commands.add_parser("jars", help="have Maven fetch the jars of Kafka, and Java archive its classes, once")
-    start = commands.add_parser("start", help="start it, wait until it serves, and print its address")
+    commands.add_parser(
+        "jars", help="have Maven fetch the jars of Kafka, and Java archive its classes, once"
+    )
+    start = commands.add_parser(
+        "start", help="start it, wait until it serves, and print its address"
+    )
     stop = commands.add_parser("stop", help="stop it; its topics stay")
-    status = commands.add_parser("status", help=f"say which nodes run; exit code {_DOWN} if none does")
+    status = commands.add_parser(
+        "status", help=f"say which nodes run; exit code {_DOWN} if none does"
+    )
     leash = commands.add_parser("leash", help="wait until the standard input ends, then kill it")
     for command in (start, stop, status, leash):
-        command.add_argument("--nodes", type=int, choices=NODES, help="1 or 3; there may be one Kafka of each")
-        command.add_argument("--folder", type=Path, help=f"where its data is  [default: {HOME.name}/nodes-1 or nodes-3]")
+        command.add_argument(
+            "--nodes", type=int, choices=NODES, help="1 or 3; there may be one Kafka of each"
+        )
+        command.add_argument(
+            "--folder",
+            type=Path,
+            help=f"where its data is  [default: {HOME.name}/nodes-1 or nodes-3]",
+        )
     start.add_argument(
-        "--port", type=_port, default=PORT, help="of the first node; 0: as before, or any that is free  [default: %(default)s]"
+        "--port",
+        type=_port,
+        default=PORT,
+        help="of the first node; 0: as before, or any that is free  [default: %(default)s]",
     )
-    start.add_argument("--heap-mb", type=int, default=HEAP_MB, metavar="MB", help="memory for each node  [default: %(default)s]")
-    start.add_argument("--property", action="append", default=[], metavar="NAME=VALUE", help="any setting of Kafka; may be repeated")
+    start.add_argument(
+        "--heap-mb",
+        type=int,
+        default=HEAP_MB,
+        metavar="MB",
+        help="memory for each node  [default: %(default)s]",
+    )
+    start.add_argument(
+        "--property",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any setting of Kafka; may be repeated",
+    )
     for command in (stop, status):
         command.add_argument("--node", type=int, metavar="NUMBER", help="only this one, from 1")
     stop.add_argument("--kill", action="store_true", help="at once, as by `kill -9`")
@@ -72,7 +102,9 @@ def _folders(arguments: argparse.Namespace) -> Sequence[Path]:
 
 
 def _clusters(arguments: argparse.Namespace) -> Sequence[Cluster]:
-    """Return the existing clusters of a command. Raises `NoCluster` if a named one does not exist."""
+    """Return the existing clusters of a command. Raises `NoCluster` if a named one does not
+    exist.
+    """
     found = []
     for folder in _folders(arguments):
         try:
@@ -96,7 +128,9 @@ def _start(arguments: argparse.Namespace) -> int:
     nodes = arguments.nodes or 1
     folder = arguments.folder or HOME / f"nodes-{nodes}"
     class_path(note=_note)
-    cluster = Cluster.lay_out(folder, nodes=nodes, port=arguments.port, extra=extra, heap_mb=arguments.heap_mb)
+    cluster = Cluster.lay_out(
+        folder, nodes=nodes, port=arguments.port, extra=extra, heap_mb=arguments.heap_mb
+    )
     cluster.start()
     print(cluster.address)
     return 0
@@ -131,7 +165,9 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _leash(arguments: argparse.Namespace) -> int:
-    """Kill the cluster when the standard input ends: so the process at its other end cannot die without stopping its Kafka."""
+    """Kill the cluster when the standard input ends: so the process at its other end cannot die
+    without stopping its Kafka.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for that process.
     while sys.stdin.buffer.read(4_096):
         pass

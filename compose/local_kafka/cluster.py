@@ -19,7 +19,8 @@ from equipoise.channel.system.file_system import locked
 from equipoise.channel.system.free_ports import are_free, free_ports
 
 NODES: Final = (1, 3)
-"""How many nodes a cluster may have. Two would be less available than one, since both are needed for a majority."""
+"""How many nodes a cluster may have. Two would be less available than one, since both are needed
+for a majority."""
 
 HEAP_MB: Final = 256
 """Kafka's heap in MB. The process uses about twice that."""
@@ -46,30 +47,42 @@ class Layout:
     def from_json(cls, text: str) -> Self:
         """Return the layout from a text of `to_json`."""
         known = json.loads(text)
-        ports, proxies = tuple(Ports(**one) for one in known.pop("ports")), tuple(known.pop("proxies"))
+        ports, proxies = (
+            tuple(Ports(**one) for one in known.pop("ports")),
+            tuple(known.pop("proxies")),
+        )
         return cls(ports=ports, proxies=proxies, **known)
 
 
 class Cluster:
-    """A Kafka of one node or three in a folder that stores its layout. Opening the same folder returns the same Kafka."""
+    """A Kafka of one node or three in a folder that stores its layout. Opening the same folder
+    returns the same Kafka.
+    """
 
     def __init__(self, folder: Path, layout: Layout) -> None:
         """Use `lay_out` or `laid_out` instead."""
         self.folder = folder
         self.layout = layout
         numbers = range(1, len(layout.ports) + 1)
-        self.nodes = tuple(Node(folder / f"node-{number}", number=number, heap_mb=layout.heap_mb) for number in numbers)
+        self.nodes = tuple(
+            Node(folder / f"node-{number}", number=number, heap_mb=layout.heap_mb)
+            for number in numbers
+        )
 
     @classmethod
     def laid_out(cls, folder: Path) -> Self:
-        """Return the cluster that is laid out in a folder. Raises `NoCluster`, or `LocalKafkaError` if its file cannot be read."""
+        """Return the cluster that is laid out in a folder. Raises `NoCluster`, or `LocalKafkaError`
+        if its file cannot be read.
+        """
         folder = folder.absolute()
         try:
             return cls(folder, Layout.from_json(_layout_file(folder).read_text()))
         except FileNotFoundError:
             raise NoCluster(str(folder), "there is no local Kafka") from None
         except (KeyError, TypeError, ValueError) as error:
-            raise _other_layout(folder, f"{_layout_file(folder).name} cannot be read ({error!r})") from error
+            raise _other_layout(
+                folder, f"{_layout_file(folder).name} cannot be read ({error!r})"
+            ) from error
 
     @classmethod
     def lay_out(
@@ -82,21 +95,31 @@ class Cluster:
         extra: Mapping[str, str] | None = None,
         heap_mb: int = HEAP_MB,
     ) -> Self:
-        """Return the cluster of a folder. Lays it out if it does not exist, and anew if no node runs; its data stays.
+        """Return the cluster of a folder. Lays it out if it does not exist, and anew if no node
+        runs; its data stays.
 
-        `port` is the first node's port for clients; the next nodes use the following ports. With 0 the former ports are used, or free ones.
-        Raises `LocalKafkaError` if the folder holds a different Kafka, or a running one with other settings.
+        `port` is the first node's port for clients; the next nodes use the following ports. With 0
+        the former ports are used, or free ones. Raises `LocalKafkaError` if the folder holds a
+        different Kafka, or a running one with other settings.
         """
         assert nodes in NODES, f"{nodes} nodes"
         folder = folder.absolute()
-        wanted = Layout(cluster_id=_cluster_id(), ports=(), proxies=tuple(proxies), extra=dict(extra or {}), heap_mb=heap_mb)
+        wanted = Layout(
+            cluster_id=_cluster_id(),
+            ports=(),
+            proxies=tuple(proxies),
+            extra=dict(extra or {}),
+            heap_mb=heap_mb,
+        )
         try:
             known = cls.laid_out(folder)
         except NoCluster:
             cluster = cls(folder, replace(wanted, ports=_ports(nodes, port)))
         else:
             if len(known.nodes) != nodes:
-                raise _other_layout(folder, f"the number of its nodes is {len(known.nodes)}, not {nodes}")
+                raise _other_layout(
+                    folder, f"the number of its nodes is {len(known.nodes)}, not {nodes}"
+                )
             if known.is_running:
                 known.check_same(wanted, port=port)
                 return known
@@ -123,14 +146,20 @@ class Cluster:
     def node(self, number: int) -> Node:
         """Return a node by its number, from 1. Raises `NoCluster`."""
         if not 1 <= number <= len(self.nodes):
-            raise NoCluster(str(self.folder), f"it has no node {number}, only 1 to {len(self.nodes)}")
+            raise NoCluster(
+                str(self.folder), f"it has no node {number}, only 1 to {len(self.nodes)}"
+            )
         return self.nodes[number - 1]
 
     def check_same(self, wanted: Layout, *, port: int) -> None:
-        """Raise `LocalKafkaError` unless the running cluster has the wanted settings and begins at `port` (0 for any)."""
+        """Raise `LocalKafkaError` unless the running cluster has the wanted settings and begins at
+        `port` (0 for any).
+        """
         running = replace(self.layout, cluster_id=wanted.cluster_id, ports=())
         if running != wanted or port not in (0, self.layout.ports[0].client):
-            raise _other_layout(self.folder, f"it runs at {self.address}, with other settings than those asked for")
+            raise _other_layout(
+                self.folder, f"it runs at {self.address}, with other settings than those asked for"
+            )
 
     def write(self) -> None:
         """Write the layout, and the settings of the nodes."""
@@ -138,7 +167,11 @@ class Cluster:
         _layout_file(self.folder).write_text(self.layout.to_json())
         for node in self.nodes:
             properties = server_properties(
-                node.number, ports=self.layout.ports, proxies=self.layout.proxies, data=node.data, extra=self.layout.extra
+                node.number,
+                ports=self.layout.ports,
+                proxies=self.layout.proxies,
+                data=node.data,
+                extra=self.layout.extra,
             )
             node.configure(properties)
 
@@ -165,7 +198,8 @@ class Cluster:
                 raise
 
     def archive_classes(self) -> None:
-        """Run the first node once, so that Java archives Kafka's classes: every later start takes half the time.
+        """Run the first node once, so that Java archives Kafka's classes: every later start takes
+        half the time.
 
         Does nothing if the archive exists. Raises `LocalKafkaError`, `NotInstalled`.
         """
@@ -182,11 +216,16 @@ class Cluster:
         finally:
             node.kill()
         if not written.exists():
-            raise LocalKafkaError(f"Java wrote no archive of Kafka's classes when the node in {self.folder} stopped; try again")
+            raise LocalKafkaError(
+                f"Java wrote no archive of Kafka's classes when the node in {self.folder} stopped;"
+                " try again"
+            )
         written.replace(archive)
 
     def stop(self, *, timeout_s: float = STOP_S) -> None:
-        """Stop the running nodes cleanly. A node that still runs after `timeout_s` is killed. Raises `LocalKafkaError`."""
+        """Stop the running nodes cleanly. A node that still runs after `timeout_s` is killed.
+        Raises `LocalKafkaError`.
+        """
         for node in self.nodes:  # All at once: the last ones would wait in vain for a majority.
             node.ask_to_stop()
         for node in self.nodes:
@@ -199,9 +238,16 @@ class Cluster:
 
     def _check_ports(self, node: Node) -> None:
         ports = self.layout.ports[node.number - 1]
-        for port in (ports.client, ports.controller, *([ports.proxied] if self.layout.proxies else [])):
+        for port in (
+            ports.client,
+            ports.controller,
+            *([ports.proxied] if self.layout.proxies else []),
+        ):
             if not are_free(port):
-                raise LocalKafkaError(f"port {port} is taken by another program; name another port, or 0 for any that are free")
+                raise LocalKafkaError(
+                    f"port {port} is taken by another program; name another port, or 0 for any that"
+                    " are free"
+                )
 
 
 def _layout_file(folder: Path) -> Path:
@@ -209,15 +255,23 @@ def _layout_file(folder: Path) -> Path:
 
 
 def _cluster_id() -> str:
-    """Return an id as Kafka's own tool makes it: 16 random bytes. A leading hyphen would look like an option."""
+    """Return an id as Kafka's own tool makes it: 16 random bytes. A leading hyphen would look like
+    an option.
+    """
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "_")
 
 
 def _ports(nodes: int, first: int) -> tuple[Ports, ...]:
     """Return the ports of the nodes, from `first` on, or any free ones if it is 0."""
     ports = list(range(first, first + 3 * nodes)) if first else free_ports(3 * nodes)
-    return tuple(Ports(client=ports[node], controller=ports[nodes + node], proxied=ports[2 * nodes + node]) for node in range(nodes))
+    return tuple(
+        Ports(client=ports[node], controller=ports[nodes + node], proxied=ports[2 * nodes + node])
+        for node in range(nodes)
+    )
 
 
 def _other_layout(folder: Path, problem: str) -> LocalKafkaError:
-    return LocalKafkaError(f"{folder} holds another Kafka: {problem}; stop that one, and remove its folder if its topics may go")
+    return LocalKafkaError(
+        f"{folder} holds another Kafka: {problem}; stop that one, and remove its folder if its"
+        " topics may go"
+    )

@@ -1,4 +1,6 @@
-"""Fetch Kafka's jars once with Maven, into the user's Maven repository. `pom.xml` beside this file lists them."""
+"""Fetch Kafka's jars once with Maven, into the user's Maven repository. `pom.xml` beside this file
+lists them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ def tool(name: str) -> str:
     """Return the path of `java` or `mvn`. Raises `NotInstalled`."""
     found = shutil.which(name)
     if found is None:
-        raise NotInstalled(f"a local Kafka needs {name}, which is not on the path; on Debian: apt-get install {_PACKAGES[name]}")
+        raise NotInstalled(
+            f"a local Kafka needs {name}, which is not on the path; on Debian: apt-get install"
+            f" {_PACKAGES[name]}"
+        )
     return found
 
 
@@ -39,7 +44,8 @@ def kafka_version() -> str:
 
 
 def class_path(*, home: Path = HOME, note: Callable[[str], None] = lambda _: None) -> str:
-    """Return Java's class path for Kafka. Fetches missing jars, and reports that to `note`, since it takes time.
+    """Return Java's class path for Kafka. Fetches missing jars, and reports that to `note`, since
+    it takes time.
 
     Raises `NotInstalled`.
     """
@@ -53,12 +59,15 @@ def class_path(*, home: Path = HOME, note: Callable[[str], None] = lambda _: Non
 
 
 def class_archive(java: str, path: str) -> Path:
-    """Return the file of the archive of Kafka's classes, which one Java program uses for one class path. It may not exist.
+    """Return the file of the archive of Kafka's classes, which one Java program uses for one class
+    path. It may not exist.
 
     `Cluster.archive_classes` writes it.
     """
     program = Path(java).resolve()
-    digest = hashlib.sha256(f"{program} {program.stat().st_mtime_ns} {path}".encode()).hexdigest()[:16]
+    digest = hashlib.sha256(f"{program} {program.stat().st_mtime_ns} {path}".encode()).hexdigest()[
+        :16
+    ]
     return HOME / f"classes-{digest}.jsa"
 
 
@@ -72,7 +81,14 @@ def _fetch(kept: Path) -> None:
     goals = ["dependency:build-classpath", "-DincludeScope=runtime", f"-Dmdep.outputFile={kept}"]
     words = [tool("mvn"), "--quiet", "--batch-mode", f"--file={POM}", *goals]
     try:
-        fetched = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_FETCH_S)
+        fetched = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_FETCH_S,
+        )
     except subprocess.TimeoutExpired as error:
         raise _not_fetched(f"it did not end within {_FETCH_S:.0f} s") from error
     if fetched.returncode:
@@ -81,5 +97,6 @@ def _fetch(kept: Path) -> None:
 
 def _not_fetched(output: str) -> NotInstalled:
     return NotInstalled(
-        f"Maven could not fetch the jars of Kafka; check that it reaches its repository, and try again. Its output:\n{output}"
+        "Maven could not fetch the jars of Kafka; check that it reaches its repository, and try"
+        f" again. Its output:\n{output}"
     )

@@ -15,19 +15,24 @@ from compose.local_kafka.process import handle, has_ended, is_stopped, pid_of, s
 from compose.local_kafka.server_properties import format_properties
 
 READY_S: Final = 120.0
-"""A node needs 3 s on two quiet cores and 20 s on busy ones. Three nodes need three times as long; the same again is reserve."""
+"""A node needs 3 s on two quiet cores and 20 s on busy ones. Three nodes need three times as long;
+the same again is reserve."""
 
 STOP_S: Final = 15.0
-"""A clean stop takes a second. A node whose peers are gone would try to reach them for minutes, and is killed."""
+"""A clean stop takes a second. A node whose peers are gone would try to reach them for minutes, and
+is killed."""
 
 _SUSPEND_S: Final = 15.0  # It takes up to 60 ms on a busy machine.
 _KILL_S: Final = 15.0  # The time for the kernel to free 500 MB on a machine that swaps.
 _LOOK_S: Final = 0.05
-_FORMAT_S: Final = 60.0  # 1.5 s on two quiet cores, ten times as much on busy ones with three nodes.
+# 1.5 s on two quiet cores, ten times as much on busy ones with three nodes.
+_FORMAT_S: Final = 60.0
 _PRINTED_BYTES: Final = 4_000
-_STARTED: Final = b"Kafka Server started"  # Logged by KafkaRaftServer once other nodes and clients may use it.
-# Java's defaults suit servers that run for weeks: in the first minutes they spend more on compiling than Kafka on its work. With these
-# options a node is ready in half the time, and 3,000 single appends cost it 0.8 s of a core instead of 6.5.
+# Logged by KafkaRaftServer once other nodes and clients may use it.
+_STARTED: Final = b"Kafka Server started"
+# Java's defaults suit servers that run for weeks: in the first minutes they spend more on compiling
+# than Kafka on its work. With these options a node is ready in half the time, and 3,000 single
+# appends cost it 0.8 s of a core instead of 6.5.
 _JAVA_OPTIONS: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true")
 _LOG4J: Final = Path(__file__).with_name("log4j2.properties")
 
@@ -72,29 +77,54 @@ class Node:
         self._properties.write_text(format_properties(properties))
 
     def resolve(self, hosts: Mapping[str, str]) -> None:
-        """Let its process know only these host names, from its next start on. `hosts` holds their addresses."""
+        """Let its process know only these host names, from its next start on. `hosts` holds their
+        addresses.
+        """
         self._hosts.write_text("".join(f"{address} {name}\n" for name, address in hosts.items()))
 
     def format(self, cluster_id: str) -> None:
-        """Format its data folder for the cluster, unless that is done. Raises `LocalKafkaError`, `NotInstalled`."""
+        """Format its data folder for the cluster, unless that is done. Raises `LocalKafkaError`,
+        `NotInstalled`.
+        """
         if (self.data / "meta.properties").exists():
             return
-        options = ["format", "--ignore-formatted", "--cluster-id", cluster_id, "--config", str(self._properties)]
+        options = [
+            "format",
+            "--ignore-formatted",
+            "--cluster-id",
+            cluster_id,
+            "--config",
+            str(self._properties),
+        ]
         words = [*self._java(), "kafka.tools.StorageTool", *options]
         try:
-            formatted = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_FORMAT_S)
+            formatted = subprocess.run(
+                words,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_FORMAT_S,
+            )
         except subprocess.TimeoutExpired as error:
             raise self._failure(f"was not formatted within {_FORMAT_S:.0f} s", output="") from error
         if formatted.returncode:
-            raise self._failure("could not be formatted", output=f"{formatted.stdout}{formatted.stderr}".strip())
+            raise self._failure(
+                "could not be formatted", output=f"{formatted.stdout}{formatted.stderr}".strip()
+            )
 
     def begin(self, *, archive: Path | None = None) -> None:
-        """Start its process; `wait_ready` waits until it serves. Java writes its classes to `archive` when the node stops.
+        """Start its process; `wait_ready` waits until it serves. Java writes its classes to
+        `archive` when the node stops.
 
         Raises `NotInstalled`.
         """
         self._earlier_output_bytes = self._output.stat().st_size if self._output.exists() else 0
-        start([*self._java(archive), "kafka.Kafka", str(self._properties)], pid_file=self._pid_file, output=self._output)
+        start(
+            [*self._java(archive), "kafka.Kafka", str(self._properties)],
+            pid_file=self._pid_file,
+            output=self._output,
+        )
 
     def wait_ready(self, *, timeout_s: float = READY_S) -> None:
         """Wait until it serves. Raises `LocalKafkaError`."""
@@ -107,7 +137,9 @@ class Node:
             time.sleep(_LOOK_S)
 
     def start(self) -> None:
-        """Start it with its former data, unless it runs. Raises `LocalKafkaError`, `NotInstalled`."""
+        """Start it with its former data, unless it runs. Raises `LocalKafkaError`,
+        `NotInstalled`.
+        """
         if self.pid is None:
             self.begin()
             self.wait_ready()
@@ -134,7 +166,9 @@ class Node:
                 raise self._stuck(pid_of(self._pid_file), "was killed and does not end")
 
     def suspend(self) -> None:
-        """Suspend it (SIGSTOP): its sockets stay open, and nothing answers once this returns. Raises `LocalKafkaError`."""
+        """Suspend it (SIGSTOP): its sockets stay open, and nothing answers once this returns.
+        Raises `LocalKafkaError`.
+        """
         with handle(self._pid_file, mark=self._mark) as held:
             pid = pid_of(self._pid_file)
             if held is None or pid is None:
@@ -156,9 +190,22 @@ class Node:
         java, path = tool("java"), class_path()
         memory = [f"-Xmx{self._heap_mb}m", f"-Xms{self._heap_mb}m"]
         # Java starts without an archive that does not exist or that another Java wrote.
-        classes = f"-XX:ArchiveClassesAtExit={archive}" if archive else f"-XX:SharedArchiveFile={class_archive(java, path)}"
+        classes = (
+            f"-XX:ArchiveClassesAtExit={archive}"
+            if archive
+            else f"-XX:SharedArchiveFile={class_archive(java, path)}"
+        )
         names = [f"-Djdk.net.hosts.file={self._hosts}"] if self._hosts.exists() else []
-        return [java, *memory, *_JAVA_OPTIONS, *names, classes, f"-Dlog4j2.configurationFile={_LOG4J}", "-cp", path]
+        return [
+            java,
+            *memory,
+            *_JAVA_OPTIONS,
+            *names,
+            classes,
+            f"-Dlog4j2.configurationFile={_LOG4J}",
+            "-cp",
+            path,
+        ]
 
     def _printed(self) -> bytes:
         """Return its output since its last start."""
@@ -170,10 +217,24 @@ class Node:
 
     def _failure(self, problem: str, *, output: str | None = None) -> LocalKafkaError:
         """Return the error for a node that did not start. `output` is its own by default."""
-        printed = self._printed()[-_PRINTED_BYTES:].decode(errors="replace").strip() if output is None else output
-        too_old = "; Kafka 4 needs Java 17 or newer" if "UnsupportedClassVersionError" in printed else ""
-        return LocalKafkaError(f"{self.name} of the local Kafka {problem}{too_old}; it printed:\n{printed or 'nothing'}")
+        printed = (
+            self._printed()[-_PRINTED_BYTES:].decode(errors="replace").strip()
+            if output is None
+            else output
+        )
+        too_old = (
+            "; Kafka 4 needs Java 17 or newer" if "UnsupportedClassVersionError" in printed else ""
+        )
+        return LocalKafkaError(
+            f"{self.name} of the local Kafka {problem}{too_old}; it"
+            f" printed:\n{printed or 'nothing'}"
+        )
 
     def _stuck(self, pid: int | None, problem: str) -> LocalKafkaError:
-        """Return the error for a node that the kernel holds in a call that does not end, such as to a hung disk."""
-        return LocalKafkaError(f"{self.name} of the local Kafka, process {pid or 0}, {problem}; check the disk that it writes to")
+        """Return the error for a node that the kernel holds in a call that does not end, such as to
+        a hung disk.
+        """
+        return LocalKafkaError(
+            f"{self.name} of the local Kafka, process {pid or 0}, {problem}; check the disk that it"
+            " writes to"
+        )

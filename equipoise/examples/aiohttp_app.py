@@ -1,4 +1,5 @@
-"""Embed a broker in a program of aiohttp: count calls per key, each key in the one program that owns it.
+"""Embed a broker in a program of aiohttp: count calls per key, each key in the one program that
+owns it.
 
 Start any number of programs, each with its own address:
 
@@ -19,26 +20,32 @@ NAMESPACE = "shop/orders"
 
 
 async def serve(log_url: str, address: str) -> None:
-    """Serve at `address` until SIGTERM or SIGINT. Other programs and clients reach the program at that address, too."""
+    """Serve at `address` until SIGTERM or SIGINT. Other programs and clients reach the program at
+    that address, too.
+    """
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
 
     def stop(_number: int, _frame: object) -> None:
         loop.call_soon_threadsafe(stopping.set)
 
-    for number in (signal.SIGTERM, signal.SIGINT):  # Not `loop.add_signal_handler`: the worker takes the signal first.
+    # Not `loop.add_signal_handler`: the worker takes the signal first.
+    for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     counter = Counter()
     worker = Worker(log_url, counter, advertised_addresses={"http": address})
     app = web.Application()
     app.add_routes(counter.routes())
-    app.add_subapp("/equipoise", worker.aiohttp_app("/equipoise"))  # Health, metrics, administration, and state for the other programs.
+    # Health, metrics, administration, and state for the other programs.
+    app.add_subapp("/equipoise", worker.aiohttp_app("/equipoise"))
     async with worker:
         await worker.create_namespace(NAMESPACE)
-        runner = web.AppRunner(app, handler_cancellation=True)  # The worker need not answer callers that are gone.
+        # The worker need not answer callers that are gone.
+        runner = web.AppRunner(app, handler_cancellation=True)
         await runner.setup()
         try:
             await web.TCPSite(runner, URL(address).host, URL(address).port).start()
-            with worker.drain_on_signals():  # At SIGTERM, hand the keys over to the other programs while this one still answers.
+            # At SIGTERM, hand the keys over to the other programs while this one still answers.
+            with worker.drain_on_signals():
                 await stopping.wait()
         finally:
             await runner.cleanup()
@@ -46,5 +53,8 @@ async def serve(log_url: str, address: str) -> None:
 
 if __name__ == "__main__":
     asyncio.run(
-        serve(os.environ.get("EQUIPOISE_LOG", "sqlite:counter-log.db"), os.environ.get("EQUIPOISE_ADDRESS", "http://127.0.0.1:8000"))
+        serve(
+            os.environ.get("EQUIPOISE_LOG", "sqlite:counter-log.db"),
+            os.environ.get("EQUIPOISE_ADDRESS", "http://127.0.0.1:8000"),
+        )
     )

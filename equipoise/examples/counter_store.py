@@ -1,11 +1,14 @@
-"""Store the counters in one SQLite file for all brokers, and refuse a write with an older token than one already seen.
+"""Store the counters in one SQLite file for all brokers, and refuse a write with an older token
+than one already seen.
 
-This refusal is the purpose of the token. A broker can stall between its last ownership check and the arrival of its write, while another
-broker comes to own the key. Only the store sees both writes.
+This refusal is the purpose of the token. A broker can stall between its last ownership check and
+the arrival of its write, while another broker comes to own the key. Only the store sees both
+writes.
 
-All waiting writes become one transaction, in the store's own thread. `synchronous=NORMAL` does not wait for the disk: writes survive the
-death of a process, but a power failure may undo the newest ones, counters and tokens together. A store that must survive that uses FULL, at
-the cost of a disk write per batch.
+All waiting writes become one transaction, in the store's own thread. `synchronous=NORMAL` does not
+wait for the disk: writes survive the death of a process, but a power failure may undo the newest
+ones, counters and tokens together. A store that must survive that uses FULL, at the cost of a disk
+write per batch.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from typing import Final
 
 from equipoise.errors import CallerError, EquipoiseError, OperatorError, Overloaded, PeerError
 
-BATCH_MAX: Final = 256  # A transaction of this size takes about 5 ms, which is how long other brokers wait.
+# A transaction of this size takes about 5 ms, which is how long other brokers wait.
+BATCH_MAX: Final = 256
 QUEUE_MAX: Final = 4_096  # Sixteen batches, a tenth of a second of work.
 BUSY_SECONDS_MAX: Final = 5.0  # How long a batch waits for the writes of other brokers.
 OPEN_SECONDS_MAX: Final = 5.0
@@ -34,11 +38,14 @@ OPEN_SECONDS_MAX: Final = 5.0
 _PRIMARY_CODE: Final = 0xFF
 
 _SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS counters(key TEXT PRIMARY KEY, value INTEGER NOT NULL, token INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS counters(
+    key TEXT PRIMARY KEY, value INTEGER NOT NULL, token INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS writes(
-    position INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT, value INTEGER, token INTEGER, broker TEXT, request TEXT UNIQUE);
+    position INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT, value INTEGER, token INTEGER,
+    broker TEXT, request TEXT UNIQUE);
 CREATE TABLE IF NOT EXISTS refusals(
-    position INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT, token INTEGER, highest INTEGER, broker TEXT, request TEXT);
+    position INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT, token INTEGER, highest INTEGER,
+    broker TEXT, request TEXT);
 """
 
 
@@ -54,7 +61,9 @@ class Increment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """The row of an increment: the new value of the counter, and the token and broker that wrote it."""
+    """The row of an increment: the new value of the counter, and the token and broker that wrote
+    it.
+    """
 
     value: int
     token: int
@@ -79,19 +88,28 @@ class CounterStore:
     def __init__(self, path: str | Path) -> None:
         """Open the file, and create a missing one. Raises `OperatorError`."""
         if not str(path):
-            raise OperatorError("the counter has no store: set EQUIPOISE_COUNTER_STORE to one file for all brokers")
+            raise OperatorError(
+                "the counter has no store: set EQUIPOISE_COUNTER_STORE to one file for all brokers"
+            )
         try:
-            # For its owner only; SQLite gives its other files the same mode. An existing file keeps its mode.
+            # For its owner only; SQLite gives its other files the same mode. An existing file keeps
+            # its mode.
             with suppress(FileExistsError):
                 os.mknod(path, 0o600)
-            self._connection = sqlite3.connect(path, timeout=OPEN_SECONDS_MAX, isolation_level=None, check_same_thread=False)
-            # SQLite does not wait for other brokers here, which may switch a new file to WAL at the same time.
+            self._connection = sqlite3.connect(
+                path, timeout=OPEN_SECONDS_MAX, isolation_level=None, check_same_thread=False
+            )
+            # SQLite does not wait for other brokers here, which may switch a new file to WAL at the
+            # same time.
             self._execute_patiently("PRAGMA journal_mode=WAL", seconds_max=OPEN_SECONDS_MAX)
             self._connection.execute("PRAGMA synchronous=NORMAL")
             self._connection.executescript(_SCHEMA)
-            self._connection.execute("PRAGMA busy_timeout=0")  # Its waits double up to 100 ms; see `_execute_patiently`.
+            # Its waits double up to 100 ms; see `_execute_patiently`.
+            self._connection.execute("PRAGMA busy_timeout=0")
         except (OSError, sqlite3.Error) as error:
-            raise OperatorError(f"the counters cannot be kept in {path}: {error}; name another file") from error
+            raise OperatorError(
+                f"the counters cannot be kept in {path}: {error}; name another file"
+            ) from error
         self._is_open = True
         self._queue = queue.Queue[tuple[Increment, Future[Stored]] | None](maxsize=QUEUE_MAX)
         self._thread = threading.Thread(target=self._run, name="counter store", daemon=True)
@@ -100,7 +118,8 @@ class CounterStore:
     async def increment(self, increment: Increment) -> Stored:
         """Apply an increment, or return the result of its earlier application.
 
-        Raises `StaleToken`, `RequestReused` or `Overloaded` if nothing was written, `StoreFailed` if that is not known.
+        Raises `StaleToken`, `RequestReused` or `Overloaded` if nothing was written, `StoreFailed`
+        if that is not known.
         """
         if not self._is_open:
             raise StoreFailed("the counters' store is closed; ask another broker")
@@ -128,7 +147,13 @@ class CounterStore:
                 items.append(self._queue.get())
             is_open = None not in items
             # Drop the writes of callers that have gone.
-            self._write([item for item in items if item is not None and item[1].set_running_or_notify_cancel()])
+            self._write(
+                [
+                    item
+                    for item in items
+                    if item is not None and item[1].set_running_or_notify_cancel()
+                ]
+            )
 
     def _write(self, batch: Sequence[tuple[Increment, Future[Stored]]]) -> None:
         outcomes: Sequence[Stored | EquipoiseError]
@@ -141,7 +166,11 @@ class CounterStore:
                 self._connection.rollback()
                 raise
         except Exception as error:  # noqa: BLE001 - after any error, no caller may wait for ever
-            outcomes = [StoreFailed(f"the counters' store failed: {error}; ask again with the same request id")] * len(batch)
+            outcomes = [
+                StoreFailed(
+                    f"the counters' store failed: {error}; ask again with the same request id"
+                )
+            ] * len(batch)
         for (_, future), outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, Stored):
                 future.set_result(outcome)
@@ -152,14 +181,20 @@ class CounterStore:
         self._execute_patiently("BEGIN IMMEDIATE", seconds_max=BUSY_SECONDS_MAX)
 
     def _execute_patiently(self, statement: str, *, seconds_max: float) -> None:
-        """Execute a statement that needs a lock. Pauses are short and random; equal, growing ones let brokers starve one another."""
+        """Execute a statement that needs a lock. Pauses are short and random; equal, growing ones
+        let brokers starve one another.
+        """
         give_up = time.monotonic() + seconds_max
         while True:
             try:
                 self._connection.execute(statement)
             except sqlite3.OperationalError as error:
-                # The low byte. The higher bytes hold the cause, such as the recovery of a killed broker's writes.
-                if error.sqlite_errorcode & _PRIMARY_CODE != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
+                # The low byte. The higher bytes hold the cause, such as the recovery of a killed
+                # broker's writes.
+                if (
+                    error.sqlite_errorcode & _PRIMARY_CODE != sqlite3.SQLITE_BUSY
+                    or time.monotonic() > give_up
+                ):
                     raise
                 time.sleep(random.uniform(0.0001, 0.001))  # noqa: S311 - jitter, no secret
             else:
@@ -167,17 +202,34 @@ class CounterStore:
 
     def _apply(self, increment: Increment) -> Stored | StaleToken | RequestReused:
         execute, key, token = self._connection.execute, increment.key, increment.token
-        row = execute("SELECT key, value, token, broker FROM writes WHERE request = ?", (increment.request,)).fetchone()
+        row = execute(
+            "SELECT key, value, token, broker FROM writes WHERE request = ?", (increment.request,)
+        ).fetchone()
         if row is not None:
             if row[0] != key:
-                return RequestReused(f"request {increment.request} was already used for {row[0]}; use another id")
+                return RequestReused(
+                    f"request {increment.request} was already used for {row[0]}; use another id"
+                )
             return Stored(value=row[1], token=row[2], broker=row[3])
-        value, highest = execute("SELECT value, token FROM counters WHERE key = ?", (key,)).fetchone() or (0, 0)
+        value, highest = execute(
+            "SELECT value, token FROM counters WHERE key = ?", (key,)
+        ).fetchone() or (0, 0)
         if token < highest:
             refusal = (key, token, highest, increment.broker, increment.request)
-            execute("INSERT INTO refusals(key, token, highest, broker, request) VALUES (?, ?, ?, ?, ?)", refusal)
-            return StaleToken(f"token {token} of {key} is older than {highest}: another broker owns it now; look it up again")
-        execute("INSERT OR REPLACE INTO counters(key, value, token) VALUES (?, ?, ?)", (key, value + 1, token))
+            execute(
+                "INSERT INTO refusals(key, token, highest, broker, request) VALUES (?, ?, ?, ?, ?)",
+                refusal,
+            )
+            return StaleToken(
+                f"token {token} of {key} is older than {highest}: another broker owns it now; look"
+                " it up again"
+            )
+        execute(
+            "INSERT OR REPLACE INTO counters(key, value, token) VALUES (?, ?, ?)",
+            (key, value + 1, token),
+        )
         write = (key, value + 1, token, increment.broker, increment.request)
-        execute("INSERT INTO writes(key, value, token, broker, request) VALUES (?, ?, ?, ?, ?)", write)
+        execute(
+            "INSERT INTO writes(key, value, token, broker, request) VALUES (?, ?, ?, ?, ?)", write
+        )
         return Stored(value=value + 1, token=token, broker=increment.broker)

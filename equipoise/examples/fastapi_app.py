@@ -1,4 +1,5 @@
-"""Embed a broker in a FastAPI program: count page visits, each page in the one program that owns it.
+"""Embed a broker in a FastAPI program: count page visits, each page in the one program that owns
+it.
 
 Start any number of programs, each with its own address:
 
@@ -19,7 +20,9 @@ NAMESPACE = "web/pages"
 
 
 class Visits(Service):
-    """Counts in memory. They move with their bundle from owner to owner, and are lost if the program dies."""
+    """Counts in memory. They move with their bundle from owner to owner, and are lost if the
+    program dies.
+    """
 
     def __init__(self) -> None:
         self.counts = Counter[str]()
@@ -28,9 +31,13 @@ class Visits(Service):
         """Take over the former owner's counts."""
         self.counts.update(json.loads(handover or b"{}"))
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None:
         """Hand over the counts of this bundle. Splits and merges of bundles need no extra code."""
-        leaving = {page: count for page, count in self.counts.items() if bundle.contains(NAMESPACE, page)}
+        leaving = {
+            page: count for page, count in self.counts.items() if bundle.contains(NAMESPACE, page)
+        }
         for page in leaving:
             del self.counts[page]
         return json.dumps(leaving).encode()
@@ -42,7 +49,9 @@ class Visits(Service):
 
 
 def make_app(log_url: str, address: str) -> FastAPI:
-    """Return the program. `address` is where other programs and clients reach it, such as `http://host:8001`."""
+    """Return the program. `address` is where other programs and clients reach it, such as
+    `http://host:8001`.
+    """
     visits = Visits()
     worker = Worker(log_url, visits, advertised_addresses={"http": address})
 
@@ -50,13 +59,16 @@ def make_app(log_url: str, address: str) -> FastAPI:
     async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
         async with worker:
             await worker.create_namespace(NAMESPACE)
-            with worker.drain_on_signals():  # At SIGTERM, hand the pages over to the other programs while this one still answers.
+            # At SIGTERM, hand the pages over to the other programs while this one still answers.
+            with worker.drain_on_signals():
                 yield
 
     app = FastAPI(lifespan=lifespan)
-    app.mount("/equipoise", worker.asgi("/equipoise"))  # Health, metrics, administration, and state for the other programs.
+    # Health, metrics, administration, and state for the other programs.
+    app.mount("/equipoise", worker.asgi("/equipoise"))
 
-    app.add_middleware(worker.by_key, namespace=NAMESPACE, key="/visits/{key}")  # Redirects to the program that owns the page.
+    # Redirects to the program that owns the page.
+    app.add_middleware(worker.by_key, namespace=NAMESPACE, key="/visits/{key}")
 
     @app.post("/visits/{page}")
     async def visit(page: str) -> dict[str, str | int]:
@@ -65,4 +77,7 @@ def make_app(log_url: str, address: str) -> FastAPI:
     return app
 
 
-app = make_app(os.environ.get("EQUIPOISE_LOG", "sqlite:visits.db"), os.environ.get("EQUIPOISE_ADDRESS", "http://127.0.0.1:8000"))
+app = make_app(
+    os.environ.get("EQUIPOISE_LOG", "sqlite:visits.db"),
+    os.environ.get("EQUIPOISE_ADDRESS", "http://127.0.0.1:8000"),
+)

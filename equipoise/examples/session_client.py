@@ -1,4 +1,6 @@
-"""A client of the sessions in `sessions.py`. It follows its session from broker to broker; no message is lost or doubled."""
+"""A client of the sessions in `sessions.py`. It follows its session from broker to broker; no
+message is lost or doubled.
+"""
 
 import asyncio
 import contextlib
@@ -37,7 +39,9 @@ class SessionClient:
         self._changed.set()
 
     async def run(self) -> None:
-        """Stay connected until cancelled. Raises `SessionLostError`, and `aiohttp.ClientError` if brokers refuse this client."""
+        """Stay connected until cancelled. Raises `SessionLostError`, and `aiohttp.ClientError` if
+        brokers refuse this client.
+        """
         address = next(self._brokers)
         async with aiohttp.ClientSession() as http:
             while True:
@@ -68,7 +72,9 @@ class SessionClient:
                 sending.cancel()
         if frame.type is aiohttp.WSMsgType.CLOSE and frame.data == LOST:
             raise SessionLostError(frame.extra)
-        return frame.extra if frame.type is aiohttp.WSMsgType.CLOSE and frame.data == GO_ON else None
+        return (
+            frame.extra if frame.type is aiohttp.WSMsgType.CLOSE and frame.data == GO_ON else None
+        )
 
     async def _send(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         """Send what is not confirmed, in order."""

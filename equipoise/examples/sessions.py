@@ -1,7 +1,9 @@
-"""Sessions over WebSockets: each session is at the one broker that owns its key, and moves with its bundle.
+"""Sessions over WebSockets: each session is at the one broker that owns its key, and moves with its
+bundle.
 
-A client connects to `/sessions/{tenant}/{namespace}/{session}?client=NAME&after=COUNT`, where COUNT is how many messages it has. It sends
-`[number, text]`, with numbers from 1. It gets all messages of the session in order, also its own, as `[client, number, text]`.
+A client connects to `/sessions/{tenant}/{namespace}/{session}?client=NAME&after=COUNT`, where COUNT
+is how many messages it has. It sends `[number, text]`, with numbers from 1. It gets all messages of
+the session in order, also its own, as `[client, number, text]`.
 """
 
 import asyncio
@@ -16,11 +18,13 @@ from equipoise import Bundle, Deadline, Ownership, Peer, Service
 from equipoise.errors import EquipoiseError
 
 GO_ON: Final = 1012
-"""The close code at which the client connects again: to the address in the reason, or to any broker if there is none."""
+"""The close code at which the client connects again: to the address in the reason, or to any broker
+if there is none."""
 INVALID: Final = 1008
 """The close code for a client that sends anything but its next messages."""
 LOST: Final = 4000
-"""The close code for a client that has more messages than the session: the session began anew after the death of its broker."""
+"""The close code for a client that has more messages than the session: the session began anew after
+the death of its broker."""
 
 ROUTE_MS: Final = 10_000
 CLOSE_S: Final = 1.0
@@ -30,7 +34,9 @@ Message = tuple[str, int, str]  # The client, its number for the message, and th
 
 
 class Session:
-    """The messages of one session. `moved` is set when this broker has closed it: to the next owner's address, or to an empty text."""
+    """The messages of one session. `moved` is set when this broker has closed it: to the next
+    owner's address, or to an empty text.
+    """
 
     def __init__(self, messages: Sequence[Message] = ()) -> None:
         self.messages = list(messages)
@@ -39,7 +45,9 @@ class Session:
         self.changed = asyncio.Event()
 
     def add(self, message: Message) -> bool:
-        """Add a message, unless it is here: clients repeat what they have not got back. Return False if one before it is missing."""
+        """Add a message, unless it is here: clients repeat what they have not got back. Return
+        False if one before it is missing.
+        """
         client, number, _ = message
         last = self.numbers.get(client, 0)
         if number == last + 1:
@@ -57,9 +65,13 @@ class Sessions(Service):
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
         """Take over the former owner's sessions."""
         for key, messages in json.loads(handover or b"{}").items():
-            self.sessions[ownership.bundle.namespace, key] = Session([(client, number, text) for client, number, text in messages])
+            self.sessions[ownership.bundle.namespace, key] = Session(
+                [(client, number, text) for client, number, text in messages]
+            )
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None:
         """Hand over the sessions of this bundle, and send their clients to the next owner."""
         keys = [key for namespace, key in self.sessions if bundle.contains(namespace, key)]
         leaving = {key: self.sessions.pop((bundle.namespace, key)) for key in keys}
@@ -74,7 +86,9 @@ class Sessions(Service):
             return self.sessions.setdefault((ownership.bundle.namespace, key), Session())
 
     def say(self, ownership: Ownership, key: str, message: Message) -> bool:
-        """Add a message to a session, as `Session.add` does. Raises `OwnershipLost`: then the client sends it again."""
+        """Add a message to a session, as `Session.add` does. Raises `OwnershipLost`: then the
+        client sends it again.
+        """
         with ownership.begin(key):
             session = self.sessions.setdefault((ownership.bundle.namespace, key), Session())
             is_next = session.add(message)
@@ -87,11 +101,20 @@ class Sessions(Service):
 
     async def connect(self, request: web.Request) -> web.StreamResponse:
         """Serve one client until the session moves, or the client leaves."""
-        namespace, key = "{tenant}/{namespace}".format(**request.match_info), request.match_info["session"]
+        namespace, key = (
+            "{tenant}/{namespace}".format(**request.match_info),
+            request.match_info["session"],
+        )
         client, after = request.query.get("client"), request.query.get("after", "0")
         if not client or not after.isdecimal():
-            return web.Response(status=400, text="give ?client=NAME&after=COUNT, where COUNT is how many messages the client has")
-        served = await self.host.route(namespace, key, timeout_ms=ROUTE_MS)  # Its errors become answers: 404, 503, 504.
+            return web.Response(
+                status=400,
+                text=(
+                    "give ?client=NAME&after=COUNT, where COUNT is how many messages the client has"
+                ),
+            )
+        # Its errors become answers: 404, 503, 504.
+        served = await self.host.route(namespace, key, timeout_ms=ROUTE_MS)
         socket = web.WebSocketResponse(timeout=CLOSE_S, heartbeat=30, max_msg_size=FRAME_BYTES_MAX)
         await socket.prepare(request)
         code, reason = GO_ON, ""
@@ -100,14 +123,23 @@ class Sessions(Service):
         else:
             with contextlib.suppress(EquipoiseError):  # The session moves at this moment.
                 session = self.session(served, key)
-                code, reason = await self.talk(socket, session, (namespace, key, client), int(after))
+                code, reason = await self.talk(
+                    socket, session, (namespace, key, client), int(after)
+                )
         await socket.close(code=code, message=reason.encode())
         return socket
 
-    async def talk(self, socket: web.WebSocketResponse, session: Session, who: tuple[str, str, str], after: int) -> tuple[int, str]:
-        """Take the messages of one client, and send it those from `after` on. Return the code and reason to close with."""
+    async def talk(
+        self, socket: web.WebSocketResponse, session: Session, who: tuple[str, str, str], after: int
+    ) -> tuple[int, str]:
+        """Take the messages of one client, and send it those from `after` on. Return the code and
+        reason to close with.
+        """
         if after > len(session.messages):
-            return LOST, "the session began anew after the death of its broker; connect with after=0"
+            return (
+                LOST,
+                "the session began anew after the death of its broker; connect with after=0",
+            )
         namespace, key, client = who
         writing = asyncio.create_task(write(socket, session, after))
         try:
@@ -126,7 +158,9 @@ class Sessions(Service):
 
 
 async def write(socket: web.WebSocketResponse, session: Session, after: int) -> None:
-    """Send the messages from `after` on, as they come, until the session moves. A slow client delays only itself."""
+    """Send the messages from `after` on, as they come, until the session moves. A slow client
+    delays only itself.
+    """
     with contextlib.suppress(ConnectionError):  # The client is gone.
         while session.moved is None:
             for message in session.messages[after:]:

@@ -1,4 +1,5 @@
-"""Maintain an archive's retention hold: a record on the channel that makes the log keep what the archive has not read yet.
+"""Maintain an archive's retention hold: a record on the channel that makes the log keep what the
+archive has not read yet.
 
 `compaction.holds` defines the record and its effect on compaction.
 """
@@ -28,38 +29,55 @@ from equipoise.spark_jobs.sequence.arrivals import Source
 PUBLISHER: Final = "admin:archive"
 
 EVERY_S: Final = 30
-"""Shortest time between two updates. Each update is a record on the channel. Until then the log only keeps a little more."""
+"""Shortest time between two updates. Each update is a record on the channel. Until then the log
+only keeps a little more."""
 
 AT_LEAST_EVERY_S: Final = 24 * 3_600
-"""Longest time between two updates, even without progress, so that the hold of a live archive does not lapse."""
+"""Longest time between two updates, even without progress, so that the hold of a live archive does
+not lapse."""
 
 READ_MS: Final = 5_000
-"""How long one batch may wait for reading the channel: some hundred thousand records. The next batch continues."""
+"""How long one batch may wait for reading the channel: some hundred thousand records. The next
+batch continues."""
 
 OPEN_MS: Final = 30_000
-"""How long a batch may wait for the snapshot, which has to be read in one go. Sized for a million bundles."""
+"""How long a batch may wait for the snapshot, which has to be read in one go. Sized for a million
+bundles."""
 
 OPEN_MS_MAX: Final = 600_000
-"""After each timeout the limit for the snapshot doubles, up to this: enough for a machine twenty times slower."""
+"""After each timeout the limit for the snapshot doubles, up to this: enough for a machine twenty
+times slower."""
 
 WRITE_MS: Final = 10_000
 """How long to wait until a record is written and read back. A later batch retries what fails."""
 
 ALONE_MS: Final = 300_000
-"""How long to read the channel when no batch waits: at the end of an archive, or to release a hold."""
+"""How long to read the channel when no batch waits: at the end of an archive, or to release a
+hold."""
 
 CLOCK_BEHIND_MS_MAX: Final = 10 * 365 * 24 * 3_600 * 1_000
-"""How far this machine's clock may be behind the log's. Ten years cover a clock that starts at its firmware's epoch."""
+"""How far this machine's clock may be behind the log's. Ten years cover a clock that starts at its
+firmware's epoch."""
 
 
 class Hold:
     """One archive's retention hold.
 
-    It reads the channel independently of the archive, because a record needs the newest offset as its expected offset.
+    It reads the channel independently of the archive, because a record needs the newest offset as
+    its expected offset.
     """
 
-    def __init__(self, log_url: str, name: str, *, note: Callable[[str], None], now_s: Callable[[], float] = time.monotonic) -> None:
-        """Prepare the hold `name`. `note` receives a line for every failure. Raises `InvalidName`."""
+    def __init__(
+        self,
+        log_url: str,
+        name: str,
+        *,
+        note: Callable[[str], None],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepare the hold `name`. `note` receives a line for every failure. Raises
+        `InvalidName`.
+        """
         self._url = log_url
         self._key = hold_key(name)
         self._note = note
@@ -78,8 +96,8 @@ class Hold:
     def archived(self, manifest: Manifest, *, at_once: bool = False) -> None:
         """Publish the archive's progress on the channel, unless that was done recently.
 
-        Failures are reported and retried later. A batch waits within the bounds of the constants above. `at_once` is for the end of an
-        archive, when no batch waits.
+        Failures are reported and retried later. A batch waits within the bounds of the constants
+        above. `at_once` is for the end of an archive, when no batch waits.
         """
         position = manifest.positions.get(Source.CHANNEL)
         if position is None:
@@ -111,12 +129,15 @@ class Hold:
             return at_once or self._now_s() - self._failed_s >= EVERY_S
         if self._written_s is None or self._is_old(self._written_s):
             return True
-        return reached > self._written_to and (at_once or self._now_s() - self._checked_s >= EVERY_S)
+        return reached > self._written_to and (
+            at_once or self._now_s() - self._checked_s >= EVERY_S
+        )
 
     def _has_news(self, reached: int) -> bool:
         """Return whether there is progress to publish. Call it after reading the channel.
 
-        Records of retention holds do not count as progress. Otherwise idle archives would answer each other's holds with new ones for ever.
+        Records of retention holds do not count as progress. Otherwise idle archives would answer
+        each other's holds with new ones for ever.
         """
         if self._written_s is None or self._is_old(self._written_s):
             return True
@@ -131,11 +152,19 @@ class Hold:
         self._stack.close()
 
     def _read(self, *, read_ms: int) -> Access:
-        """Read the channel to its end. Records read while a hold is written count as progress only once another record follows."""
+        """Read the channel to its end. Records read while a hold is written count as progress only
+        once another record follows.
+        """
         access = self._access = self._access or self._opened()
-        for entry in entries_to_end(access.log, access.reader.position, deadline=Deadline.after(timeout_ms=read_ms)):
+        for entry in entries_to_end(
+            access.log, access.reader.position, deadline=Deadline.after(timeout_ms=read_ms)
+        ):
             folded = access.reader.feed(entry)
-            if folded.verdict.accepted and not isinstance(folded.record, Unreadable) and not is_hold(folded.record.key):
+            if (
+                folded.verdict.accepted
+                and not isinstance(folded.record, Unreadable)
+                and not is_hold(folded.record.key)
+            ):
                 self._moved_to = folded.offset
         return access
 
@@ -144,11 +173,18 @@ class Hold:
         ahead_ms = time.time_ns() // 1_000_000 + CLOCK_BEHIND_MS_MAX
         at_ms = newest_ms(access.log.position_at, end=access.log.end(), now_ms=ahead_ms)
         document = hold_document(archived_to=reached, at_ms=at_ms, days_max=DAYS_MAX)
-        submit(access, lambda view, author: propose.set_policy(author, view, name=self._key, document=document))
+        submit(
+            access,
+            lambda view, author: propose.set_policy(
+                author, view, name=self._key, document=document
+            ),
+        )
         self._written_to = reached
 
     def _opened(self) -> Access:
-        """Open the channel at its snapshot. Each batch then reads a part of the records after it."""
+        """Open the channel at its snapshot. Each batch then reads a part of the records after
+        it.
+        """
         deadline = Deadline.after(timeout_ms=self._open_ms)
         log = self._stack.enter_context(closing(open_log(self._url, create=False)))
         reader = restored(log, check=lambda: deadline.check(f"reading the snapshot of {self._url}"))
@@ -159,8 +195,14 @@ class Hold:
         now_s = self._now_s()
         if self._noted_s is None or now_s - self._noted_s >= EVERY_S:
             self._noted_s = now_s
-            read = f"the channel is read up to position {access.reader.position - 1}; each batch continues"
-            self._note(f"the hold {self._key} is not updated yet, because its record needs the newest offset: {read}")
+            read = (
+                f"the channel is read up to position {access.reader.position - 1}; each batch"
+                " continues"
+            )
+            self._note(
+                f"the hold {self._key} is not updated yet, because its record needs the newest"
+                f" offset: {read}"
+            )
 
 
 def release_hold(log_url: str, name: str) -> tuple[str, int]:
@@ -171,5 +213,13 @@ def release_hold(log_url: str, name: str) -> tuple[str, int]:
     key = hold_key(name)
     with opened(log_url, timeout_ms=ALONE_MS, publisher=PUBLISHER) as access:
         if key not in access.view.policies:
-            raise NotFound(f"there is no hold {key} on the channel; `equipoise channel compact` lists the holds that compaction counts")
-        return key, submit(access, lambda view, author: propose.remove_policy(author, view, name=key)).offset
+            raise NotFound(
+                f"there is no hold {key} on the channel; `equipoise channel compact` lists the"
+                " holds that compaction counts"
+            )
+        return (
+            key,
+            submit(
+                access, lambda view, author: propose.remove_policy(author, view, name=key)
+            ).offset,
+        )

@@ -1,6 +1,7 @@
 """Run the archive job: copy a channel's records into tables, each row exactly once.
 
-`spark_jobs.streams.sequential_operator` folds the log and makes the rows. `spark_jobs.archive.tables.sink` writes them in the driver.
+`spark_jobs.streams.sequential_operator` folds the log and makes the rows.
+`spark_jobs.archive.tables.sink` writes them in the driver.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def run_archive(options: ArchiveOptions, screen: Screen) -> int:
 
     Errors:
 
-    * for an unreadable log: what `channel.log.open_log` and `channel.snapshots.restore.earliest` raise
+    * for an unreadable log: what `channel.log.open_log` and `channel.snapshots.restore.earliest`
+      raise
     * for an unwritable archive: what `open_sink` raises
     * for an archive that cannot be continued: what `resumed` and `check_version` raise
     * for a hold that cannot be released: what `release_hold` raises
@@ -58,21 +60,37 @@ def run_archive(options: ArchiveOptions, screen: Screen) -> int:
     A hold that cannot be updated is reported and does not end the job, except for `InvalidName`.
     """
     if options.release is not None:
-        screen.result(_release_line(*release_hold(options.log_url, options.release), as_json=options.as_json))
+        screen.result(
+            _release_line(*release_hold(options.log_url, options.release), as_json=options.as_json)
+        )
         return 0
     with closing(open_log(options.log_url, create=False)) as log:
         name, identity = log.name, log.identity
-    spark = spark_session("equipoise archive", master=options.master, kafka=is_on_kafka(options.log_url), note=screen.note)
+    spark = spark_session(
+        "equipoise archive",
+        master=options.master,
+        kafka=is_on_kafka(options.log_url),
+        note=screen.note,
+    )
     with (
         open_sink(options.archive, writer=JOB, log=identity, url=options.log_url) as sink,
-        watching(JOB, screen, log=LookedAt(name, partial(look, options.log_url)), metrics_port=options.metrics_port) as watch,
+        watching(
+            JOB,
+            screen,
+            log=LookedAt(name, partial(look, options.log_url)),
+            metrics_port=options.metrics_port,
+        ) as watch,
     ):
         # py4j frees Java objects at any time, and loses a Ctrl-C during that.
         with delayed_interrupts():
             check_version(JOB, sink.checkpoint, STATE_VERSION)
             watch.note(_start_line(name, sink))
             beginning = kept_beginning(sink.checkpoint, lambda: _beginning(sink, options.log_url))
-            hold = None if options.hold is None else Hold(options.log_url, options.hold, note=watch.remark)
+            hold = (
+                None
+                if options.hold is None
+                else Hold(options.log_url, options.hold, note=watch.remark)
+            )
             stream = Stream(
                 job=JOB,
                 checkpoint=sink.checkpoint,
@@ -93,7 +111,9 @@ def run_archive(options: ArchiveOptions, screen: Screen) -> int:
 
 
 def taker(sink: Sink, hold: Hold | None) -> Callable[[int, pa.Table], None]:
-    """Return the function that handles a batch's rows: write them, compact small files now and then, update the hold."""
+    """Return the function that handles a batch's rows: write them, compact small files now and
+    then, update the hold.
+    """
 
     def take(number: int, rows: pa.Table) -> None:
         sink.write(number, rows)
@@ -105,9 +125,18 @@ def taker(sink: Sink, hold: Hold | None) -> Callable[[int, pa.Table], None]:
 
 
 def _frame(spark: SparkSession, options: ArchiveOptions, beginning: Beginning) -> DataFrame:
-    entries = channel_frame(spark, options.log_url, sources=_SOURCES, start=beginning.positions, per_trigger=options.per_trigger)
+    entries = channel_frame(
+        spark,
+        options.log_url,
+        sources=_SOURCES,
+        start=beginning.positions,
+        per_trigger=options.per_trigger,
+    )
     return sequence_operator(
-        entries, SequentialProcessor(wants=ARCHIVED, begin=beginning.snapshot, run_id=str(uuid4()), log_url=options.log_url)
+        entries,
+        SequentialProcessor(
+            wants=ARCHIVED, begin=beginning.snapshot, run_id=str(uuid4()), log_url=options.log_url
+        ),
     )
 
 
@@ -118,7 +147,10 @@ def _beginning(sink: Sink, log_url: str) -> Beginning:
 def _release_line(key: str, offset: int, *, as_json: bool) -> str:
     if as_json:
         return orjson.dumps({"offset": offset, "policy": key}).decode()
-    return f"accepted at offset {offset}: released the hold {key}; compaction no longer waits for that archive"
+    return (
+        f"accepted at offset {offset}: released the hold {key}; compaction no longer waits for that"
+        " archive"
+    )
 
 
 def _start_line(log: str, sink: Sink) -> str:
@@ -128,10 +160,20 @@ def _start_line(log: str, sink: Sink) -> str:
         return f"{what}, from the beginning of the log"
     if not sink.is_new:
         return f"{what}, from where it stopped"
-    return f"{what}: its checkpoint is gone, so it continues at offset {position}, where the archive ends"
+    return (
+        f"{what}: its checkpoint is gone, so it continues at offset {position}, where the archive"
+        " ends"
+    )
 
 
 def _summary(watch: Watch, sink: Sink) -> str:
     position = sink.manifest.positions.get(Source.CHANNEL)
-    reached = "no records of the channel yet" if position is None else f"the channel up to position {position - 1}"
-    return f"read {watch.rows:,} entries and wrote {sink.rows_written:,} rows; the archive holds {reached}"
+    reached = (
+        "no records of the channel yet"
+        if position is None
+        else f"the channel up to position {position - 1}"
+    )
+    return (
+        f"read {watch.rows:,} entries and wrote {sink.rows_written:,} rows; the archive holds"
+        f" {reached}"
+    )

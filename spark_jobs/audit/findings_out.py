@@ -1,4 +1,5 @@
-"""Publish findings outside the archive: in a table next to the log's file, or on a topic next to the channel's.
+"""Publish findings outside the archive: in a table next to the log's file, or on a topic next to
+the channel's.
 
 A repeated batch publishes its findings again.
 
@@ -31,13 +32,22 @@ KEPT_MS: Final = 30 * 86_400_000
 ROWS_MAX: Final = 100_000
 """Rows to keep in the table, some 100 MB. Older ones are deleted."""
 
-_LOCK_MS_MAX: Final = 5_000  # How long a write waits for brokers that write to the same file. Each takes some milliseconds.
-_SETTINGS: Final = (f"PRAGMA busy_timeout = {_LOCK_MS_MAX}", "PRAGMA journal_mode = WAL", "PRAGMA synchronous = NORMAL")
-_MAKE: Final = (
-    "CREATE TABLE IF NOT EXISTS findings (id INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL, offset INTEGER NOT NULL, "
-    "ordinal INTEGER NOT NULL, rule TEXT NOT NULL, subject TEXT NOT NULL, document TEXT NOT NULL, UNIQUE (offset, ordinal))"
+# How long a write waits for brokers that write to the same file. Each takes some milliseconds.
+_LOCK_MS_MAX: Final = 5_000
+_SETTINGS: Final = (
+    f"PRAGMA busy_timeout = {_LOCK_MS_MAX}",
+    "PRAGMA journal_mode = WAL",
+    "PRAGMA synchronous = NORMAL",
 )
-_INSERT: Final = "INSERT OR IGNORE INTO findings (at_ms, offset, ordinal, rule, subject, document) VALUES (?, ?, ?, ?, ?, ?)"
+_MAKE: Final = (
+    "CREATE TABLE IF NOT EXISTS findings (id INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT"
+    " NULL, offset INTEGER NOT NULL, ordinal INTEGER NOT NULL, rule TEXT NOT NULL, subject TEXT NOT"
+    " NULL, document TEXT NOT NULL, UNIQUE (offset, ordinal))"
+)
+_INSERT: Final = (
+    "INSERT OR IGNORE INTO findings (at_ms, offset, ordinal, rule, subject, document) VALUES (?, ?,"
+    " ?, ?, ?, ?)"
+)
 _DELETE_OLD: Final = "DELETE FROM findings WHERE id <= (SELECT max(id) FROM findings) - ?"
 
 
@@ -64,12 +74,16 @@ class FindingsOut(Protocol):
         ...
 
     def put(self, findings: Sequence[Numbered]) -> None:
-        """Write the findings of one batch, in order. After a `PeerError` none, some or all of them may be written."""
+        """Write the findings of one batch, in order. After a `PeerError` none, some or all of them
+        may be written.
+        """
         ...
 
 
 class FindingsTable:
-    """The table `findings` in a file of observations, created with the first finding. See `FindingsOut`."""
+    """The table `findings` in a file of observations, created with the first finding. See
+    `FindingsOut`.
+    """
 
     def __init__(self, path: Path, *, rows_max: int = ROWS_MAX) -> None:
         self.place = f"in the table findings of {path}"
@@ -81,7 +95,14 @@ class FindingsTable:
         if not findings:
             return
         rows = [
-            (each.finding.at_ms, each.finding.offsets[-1], each.ordinal, each.finding.rule, each.finding.subject, _text(each.finding))
+            (
+                each.finding.at_ms,
+                each.finding.offsets[-1],
+                each.ordinal,
+                each.finding.rule,
+                each.finding.subject,
+                _text(each.finding),
+            )
             for each in findings
         ]
         try:
@@ -103,7 +124,8 @@ def _text(finding: Finding) -> str:
 
 
 def findings_out(log_url: str) -> FindingsOut:
-    """Return the destination for the log at `log_url`: a table next to a file, the topic `TOPIC-findings` next to a topic.
+    """Return the destination for the log at `log_url`: a table next to a file, the topic
+    `TOPIC-findings` next to a topic.
 
     Raise `CallerError` for other logs and without the extra `kafka`, and `InvalidKafkaSetting`.
     """
@@ -111,13 +133,22 @@ def findings_out(log_url: str) -> FindingsOut:
     if path is not None:
         return FindingsTable(Path(f"{path}{FILE_SUFFIX}"))
     if not log_url.startswith("kafka:"):
-        raise invalid_log_url(url=log_url, problem="a log of this kind lives in one process, and Spark is another")
+        raise invalid_log_url(
+            url=log_url, problem="a log of this kind lives in one process, and Spark is another"
+        )
     address = address_of(log_url)
     try:
-        from equipoise.channel.kafka.client import Clients  # noqa: PLC0415 - the Kafka client is an extra
-        from equipoise.spark_jobs.audit.findings_topic import FindingsTopic  # noqa: PLC0415 - the same
+        # The Kafka client is an extra.
+        from equipoise.channel.kafka.client import Clients  # noqa: PLC0415
+
+        # The same.
+        from equipoise.spark_jobs.audit.findings_topic import FindingsTopic  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if error.name != "confluent_kafka":
             raise
         raise missing_extra(what=f"the findings beside {log_url}", extra="kafka") from error
-    return FindingsTopic(Clients(servers=address.servers, settings=kafka_settings()), f"{address.topic}{TOPIC_SUFFIX}", kept_ms=KEPT_MS)
+    return FindingsTopic(
+        Clients(servers=address.servers, settings=kafka_settings()),
+        f"{address.topic}{TOPIC_SUFFIX}",
+        kept_ms=KEPT_MS,
+    )

@@ -17,15 +17,20 @@ _logger: Final = logging.getLogger(__name__)
 
 
 class FindingsTopic:
-    """The topic of findings, created with the first one. Messages are keyed by subject. See `FindingsOut`.
+    """The topic of findings, created with the first one. Messages are keyed by subject. See
+    `FindingsOut`.
 
-    A reader of the channel may have no right to write this topic. If Kafka denies it, one warning is logged, and findings go only to the
-    screen and the archive.
+    A reader of the channel may have no right to write this topic. If Kafka denies it, one warning
+    is logged, and findings go only to the screen and the archive.
     """
 
     def __init__(self, clients: Clients, topic: str, *, kept_ms: int) -> None:
         self.place = f"to the topic {topic}"
-        settings = {"cleanup.policy": "delete", "retention.ms": str(kept_ms), "message.timestamp.type": "LogAppendTime"}
+        settings = {
+            "cleanup.policy": "delete",
+            "retention.ms": str(kept_ms),
+            "message.timestamp.type": "LogAppendTime",
+        }
         self._topic = KeptTopic(clients, topic, settings=settings)
         self._is_denied = False
 
@@ -40,6 +45,10 @@ class FindingsTopic:
             if error.trouble is not Trouble.DENIED:
                 raise not_published(self.place, error) from error
             self._is_denied = True
-            _logger.warning("findings are not written %s, because Kafka denies it: %s; they are in the archive", self.place, error)
+            _logger.warning(
+                "findings are not written %s, because Kafka denies it: %s; they are in the archive",
+                self.place,
+                error,
+            )
         except InvalidKafkaSetting as error:
             raise not_published(self.place, error) from error

@@ -1,7 +1,9 @@
-"""Run the streaming audit: check a channel and its serving evidence against `spark_jobs.rules` while it grows.
+"""Run the streaming audit: check a channel and its serving evidence against `spark_jobs.rules`
+while it grows.
 
-One operator folds the log in order and makes facts (`spark_jobs.streams.sequential_operator`). Operators keyed by bundle, broker and
-namespace check them on all cores (`spark_jobs.audit.keyed_operator`).
+One operator folds the log in order and makes facts (`spark_jobs.streams.sequential_operator`).
+Operators keyed by bundle, broker and namespace check them on all cores
+(`spark_jobs.audit.keyed_operator`).
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ STATE_VERSION: Final = 4
 """Raise it with every change that makes the state of existing checkpoints unusable."""
 
 PRINTED_MAX: Final = 50
-"""Findings of one batch to print for people, so that a log full of garbage does not hide the first ones. JSON output has all."""
+"""Findings of one batch to print for people, so that a log full of garbage does not hide the first
+ones. JSON output has all."""
 
 _WANTS: Final = frozenset({Table.FACTS})
 
@@ -57,23 +60,37 @@ _WANTS: Final = frozenset({Table.FACTS})
 def run_audit(options: AuditOptions, screen: Screen) -> int:
     """Audit a log until its end (`to_end`) or an interrupt. Return how many findings this run made.
 
-    Raise the errors of `channel.log.open_log`, `channel.snapshots.restore.earliest` and `open_sink`, and
-    those of `check_version`, `watching` and `run_stream`.
+    Raise the errors of `channel.log.open_log`, `channel.snapshots.restore.earliest` and
+    `open_sink`, and those of `check_version`, `watching` and `run_stream`.
     """
     with closing(open_log(options.log_url, create=False)) as log:
         name, identity = log.name, log.identity
     out = findings_out(options.log_url)
-    spark = spark_session("equipoise audit", master=options.master, kafka=is_on_kafka(options.log_url), note=screen.note)
+    spark = spark_session(
+        "equipoise audit",
+        master=options.master,
+        kafka=is_on_kafka(options.log_url),
+        note=screen.note,
+    )
     with (
         open_sink(options.archive, writer=JOB, log=identity, url=options.log_url) as sink,
-        watching(JOB, screen, log=LookedAt(name, partial(look, options.log_url)), metrics_port=options.metrics_port, rules=RULES) as watch,
+        watching(
+            JOB,
+            screen,
+            log=LookedAt(name, partial(look, options.log_url)),
+            metrics_port=options.metrics_port,
+            rules=RULES,
+        ) as watch,
     ):
         check_version(JOB, sink.checkpoint, STATE_VERSION)
         beginning = kept_beginning(sink.checkpoint, lambda: beginning_at(options.log_url))
         # py4j frees Java objects at any time, and loses a Ctrl-C during that.
         with delayed_interrupts():
             watch.note(_start_note(name, sink, beginning))
-            watch.note(f"findings are printed here, and written to {options.archive / Table.FINDINGS} and {out.place}")
+            watch.note(
+                f"findings are printed here, and written to {options.archive / Table.FINDINGS} and"
+                f" {out.place}"
+            )
             older = kept_findings(options.archive, watch.note)
             stream = Stream(
                 job=JOB,
@@ -92,9 +109,13 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
     return watch.findings.total()
 
 
-def _frame(spark: SparkSession, options: AuditOptions, beginning: Beginning, identity: str) -> DataFrame:
+def _frame(
+    spark: SparkSession, options: AuditOptions, beginning: Beginning, identity: str
+) -> DataFrame:
     """Return the frame of findings (`EMITTED_DDL`), from the log's entries."""
-    entries = channel_frame(spark, options.log_url, start=beginning.positions, per_trigger=options.per_trigger)
+    entries = channel_frame(
+        spark, options.log_url, start=beginning.positions, per_trigger=options.per_trigger
+    )
     facts = sequence_operator(
         entries,
         SequentialProcessor(
@@ -109,10 +130,14 @@ def _frame(spark: SparkSession, options: AuditOptions, beginning: Beginning, ide
     return findings_of(facts)
 
 
-def taker(sink: Sink, out: FindingsOut, watch: Watch, *, log: str, as_json: bool) -> Callable[[int, pa.Table], None]:
-    """Return the function that handles each batch: store, print and publish its findings, and sometimes compact small files.
+def taker(
+    sink: Sink, out: FindingsOut, watch: Watch, *, log: str, as_json: bool
+) -> Callable[[int, pa.Table], None]:
+    """Return the function that handles each batch: store, print and publish its findings, and
+    sometimes compact small files.
 
-    It prints before it publishes, because publishing may fail. It prints a repeated batch once per process.
+    It prints before it publishes, because publishing may fail. It prints a repeated batch once per
+    process.
     """
     printed_last = -1
 
@@ -120,7 +145,10 @@ def taker(sink: Sink, out: FindingsOut, watch: Watch, *, log: str, as_json: bool
         nonlocal printed_last
         rows = rows.sort_by([("offset", "ascending"), ("ordinal", "ascending")])
         bodies, ordinals = rows["body"].to_pylist(), rows["ordinal"].to_pylist()
-        found = [Numbered(ordinal=ordinal, finding=parse_finding(body)) for ordinal, body in zip(ordinals, bodies, strict=True)]
+        found = [
+            Numbered(ordinal=ordinal, finding=parse_finding(body))
+            for ordinal, body in zip(ordinals, bodies, strict=True)
+        ]
         sink.write(number, rows)
         if number > printed_last:
             printed_last = number
@@ -142,14 +170,20 @@ def _print(found: Sequence[Numbered], sink: Sink, watch: Watch, *, log: str, as_
         for line in lines(each.finding, log=log):
             watch.say(line)
     if len(found) > PRINTED_MAX:
-        watch.say(f"{len(found) - PRINTED_MAX:,} more findings in this batch: see {sink.archive / Table.FINDINGS}")
+        watch.say(
+            f"{len(found) - PRINTED_MAX:,} more findings in this batch: see"
+            f" {sink.archive / Table.FINDINGS}"
+        )
 
 
 def lines(finding: Finding, *, log: str) -> Iterator[str]:
     """Yield the lines of a finding for people."""
     kind, _, name = finding.subject.partition(":")
     of = f"{kind} {name}" if name else f"the {kind}"
-    yield f"{RULES[finding.rule].severity} {finding.rule} at {finding.offsets[-1]}, {of}: {finding.text}"
+    yield (
+        f"{RULES[finding.rule].severity} {finding.rule} at {finding.offsets[-1]}, {of}:"
+        f" {finding.text}"
+    )
     yield f"  {command_on(log, finding.command)}"
 
 
@@ -161,13 +195,23 @@ def _start_note(log: str, sink: Sink, beginning: Beginning) -> str:
     if not sink.is_new:
         return f"auditing {log}, continued from the last run"
     position = beginning.positions[Source.CHANNEL]
-    where = "from its first record" if beginning.snapshot is None else f"from offset {position}, the first after its snapshot"
-    lost = f"; the checkpoint is gone: {WITHOUT_CHECKPOINT[JOB]}" if sink.manifest.generation > 1 else ""
+    where = (
+        "from its first record"
+        if beginning.snapshot is None
+        else f"from offset {position}, the first after its snapshot"
+    )
+    lost = (
+        f"; the checkpoint is gone: {WITHOUT_CHECKPOINT[JOB]}"
+        if sink.manifest.generation > 1
+        else ""
+    )
     return f"auditing {log} {where}{lost}"
 
 
 def kept_findings(archive: Path, note: Callable[[str], None]) -> int:
-    """Return how many findings the archive has. Return 0 if a file is damaged: the audit must still run."""
+    """Return how many findings the archive has. Return 0 if a file is damaged: the audit must still
+    run.
+    """
     try:
         kept: int = Archive(archive).table(Table.FINDINGS, columns=FINDING).num_rows
     except ArchiveDamaged as error:

@@ -1,9 +1,11 @@
-"""Check the facts of each subject in Spark: each subject has its memory and its timer, and the subjects spread over all cores.
+"""Check the facts of each subject in Spark: each subject has its memory and its timer, and the
+subjects spread over all cores.
 
-* An access to Spark's state costs about 0.25 ms, most of the cost of a subject. So a memory is one value, read once and written at most
-  once per batch.
-* Spark expires state only by the machine's clock (`ttlDurationMs` needs `timeMode` "ProcessingTime"), but the audit goes by log time. So
-  memories have a timer; a blank memory takes no room.
+* An access to Spark's state costs about 0.25 ms, most of the cost of a subject. So a memory is one
+  value, read once and written at most once per batch.
+* Spark expires state only by the machine's clock (`ttlDurationMs` needs `timeMode`
+  "ProcessingTime"), but the audit goes by log time. So memories have a timer; a blank memory takes
+  no room.
 """
 
 from __future__ import annotations
@@ -14,7 +16,12 @@ from typing import Final, Protocol
 import orjson
 import pandas as pd
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor, StatefulProcessorHandle, TimerValues
+from pyspark.sql.streaming.stateful_processor import (
+    ExpiredTimerInfo,
+    StatefulProcessor,
+    StatefulProcessorHandle,
+    TimerValues,
+)
 
 from equipoise.spark_jobs.rules.checkers import SubjectAudit
 from equipoise.spark_jobs.rules.facts import Fact, parse_fact
@@ -23,7 +30,8 @@ from equipoise.spark_jobs.sequence.arrivals import Source
 from equipoise.spark_jobs.sequence.emitted import EMITTED_DDL, Table
 
 LATENESS: Final = "1 second"
-"""Delay of the watermark. `at` never falls, so nothing is late, but Spark does not handle zero well."""
+"""Delay of the watermark. `at` never falls, so nothing is late, but Spark does not handle zero
+well."""
 
 
 class Value(Protocol):
@@ -42,10 +50,14 @@ class Timers(Protocol):
 
 
 class StoredAudit:
-    """The audit of one subject during one batch, with its memory in Spark's state as [time of Spark's timer, memory]."""
+    """The audit of one subject during one batch, with its memory in Spark's state as [time of
+    Spark's timer, memory].
+    """
 
     def __init__(self, subject: str, value: Value, timers: Timers, *, fired: bool = False) -> None:
-        """`fired` means that Spark's timer of this subject has just fired, and so no longer exists."""
+        """`fired` means that Spark's timer of this subject has just fired, and so no longer
+        exists.
+        """
         self._value = value
         self._timers = timers
         stored = value.get()
@@ -57,7 +69,8 @@ class StoredAudit:
     def save(self) -> None:
         """Write the changes.
 
-        A postponed timer, as most are at each renewal, stays set. It fires once without effect and is then set again.
+        A postponed timer, as most are at each renewal, stays set. It fires once without effect and
+        is then set again.
         """
         due_ms = self.audit.memory.due_ms
         if due_ms is not None and (self._timer_ms is None or due_ms < self._timer_ms):
@@ -75,7 +88,9 @@ class StoredAudit:
 
 
 def _place(fact: tuple[Fact, int]) -> tuple[int, bool, int, int]:
-    """Return the sort key of a fact: the log's time, then records before notes. Offsets alone do not order several sources."""
+    """Return the sort key of a fact: the log's time, then records before notes. Offsets alone do
+    not order several sources.
+    """
     about, ordinal = fact
     return about.at_ms, about.source != Source.CHANNEL, about.offset, ordinal
 
@@ -96,7 +111,11 @@ class KeyedProcessor(StatefulProcessor):
     ) -> Iterator[pd.DataFrame]:
         """Check all facts of one subject in one batch."""
         stored = StoredAudit(key[0], self._value, self._handle)
-        facts = [(parse_fact(body), ordinal) for frame in rows for body, ordinal in zip(frame["body"], frame["ordinal"], strict=True)]
+        facts = [
+            (parse_fact(body), ordinal)
+            for frame in rows
+            for body, ordinal in zip(frame["body"], frame["ordinal"], strict=True)
+        ]
         facts.sort(key=_place)
         findings = [finding for fact, _ in facts for finding in stored.audit.check(fact)]
         stored.save()
@@ -134,6 +153,8 @@ def emitted(findings: list[Finding]) -> Iterator[pd.DataFrame]:
 
 
 def findings_of(facts: DataFrame) -> DataFrame:
-    """Return a frame (`EMITTED_DDL`) of the findings about `facts`, a streaming frame of rows of `Table.FACTS`."""
+    """Return a frame (`EMITTED_DDL`) of the findings about `facts`, a streaming frame of rows of
+    `Table.FACTS`.
+    """
     keyed = facts.withWatermark("at", LATENESS).groupBy("subject")
     return keyed.transformWithStateInPandas(KeyedProcessor(), EMITTED_DDL, "Append", "EventTime")

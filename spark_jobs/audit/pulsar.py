@@ -1,7 +1,9 @@
-"""Run the Pulsar job: audit the recording of a Pulsar cluster, and write its tables into an archive, which `spark report` reads.
+"""Run the Pulsar job: audit the recording of a Pulsar cluster, and write its tables into an
+archive, which `spark report` reads.
 
-The bundles of a namespace go to one task, because splits and their children belong together; namespaces spread over all cores. What
-concerns brokers then passes through one task. Each run reads the whole recording, and replaces the rows of the run before.
+The bundles of a namespace go to one task, because splits and their children belong together;
+namespaces spread over all cores. What concerns brokers then passes through one task. Each run reads
+the whole recording, and replaces the rows of the run before.
 """
 
 from __future__ import annotations
@@ -44,11 +46,20 @@ CHUNK: Final = 20_000
 PART: Final = 200_000
 """Offsets whose rows are written at once: some 200 MB with all tables."""
 
-_MESSAGES_DDL: Final = "offset BIGINT, message_id STRING, bundle STRING, published_ms BIGINT, value BINARY, producer STRING"
-_MESSAGES: Final = "SELECT offset, message_id, bundle, published_ms, value, producer FROM messages WHERE offset BETWEEN ? AND ?"
-_REPORTS: Final = "SELECT id, at_ms, topic, broker, value FROM reports WHERE id BETWEEN ? AND ? ORDER BY id"
+_MESSAGES_DDL: Final = (
+    "offset BIGINT, message_id STRING, bundle STRING, published_ms BIGINT, value BINARY, producer"
+    " STRING"
+)
+_MESSAGES: Final = (
+    "SELECT offset, message_id, bundle, published_ms, value, producer FROM messages WHERE offset"
+    " BETWEEN ? AND ?"
+)
+_REPORTS: Final = (
+    "SELECT id, at_ms, topic, broker, value FROM reports WHERE id BETWEEN ? AND ? ORDER BY id"
+)
 _NEWEST: Final = (
-    "SELECT max(coalesce((SELECT published_ms FROM messages WHERE offset = ?), 0), coalesce((SELECT at_ms FROM reports WHERE id = ?), 0))"
+    "SELECT max(coalesce((SELECT published_ms FROM messages WHERE offset = ?), 0), coalesce((SELECT"
+    " at_ms FROM reports WHERE id = ?), 0))"
 )
 _COLUMNS: Final = tuple(column.split()[0] for column in _MESSAGES_DDL.split(", "))
 
@@ -56,54 +67,103 @@ _COLUMNS: Final = tuple(column.split()[0] for column in _MESSAGES_DDL.split(", "
 def run_pulsar(options: PulsarOptions, screen: Screen) -> int:
     """Audit a recording, write its tables and print the findings. Return how many there are.
 
-    Raises what `open_archive`, `open_sink` and `spark_session` raise, and `PeerError` if Spark fails.
+    Raises what `open_archive`, `open_sink` and `spark_session` raise, and `PeerError` if Spark
+    fails.
     """
     with open_archive(options.recording) as recording:
-        cluster, messages, reports = recording.service_url, recording.end + 1, recording.reports_end()
+        cluster, messages, reports = (
+            recording.service_url,
+            recording.end + 1,
+            recording.reports_end(),
+        )
         beginnings = [offset for offset, _ in recording.beginnings()]
     spark = spark_session("equipoise pulsar", master=options.master, note=screen.note)
     screen.note(f"auditing {options.recording}: {messages:,} messages of {cluster}")
-    opened = partial(open_sink, options.archive, log=f"pulsar:{cluster}", url=str(options.recording))
+    opened = partial(
+        open_sink, options.archive, log=f"pulsar:{cluster}", url=str(options.recording)
+    )
     with opened(writer="archive") as tables, opened(writer="audit") as audited:
         job = interruptible(
             lambda: _write(
-                audited_rows(spark, options.recording, messages=messages, reports=reports, beginnings=beginnings), tables, audited
+                audited_rows(
+                    spark,
+                    options.recording,
+                    messages=messages,
+                    reports=reports,
+                    beginnings=beginnings,
+                ),
+                tables,
+                audited,
             ),
             cancel=spark.sparkContext.cancelAllJobs,
         )
         found = job.result()
     _print(found, options, screen)
-    screen.note(f"{len(found):,} findings in {messages:,} messages; wrote {tables.rows_written:,} rows to {options.archive}")
+    screen.note(
+        f"{len(found):,} findings in {messages:,} messages; wrote {tables.rows_written:,} rows to"
+        f" {options.archive}"
+    )
     screen.note(f"draw its page with: equipoise spark report --archive {options.archive}")
     return len(found)
 
 
 def _write(rows: DataFrame, tables: Sink, audited: Sink) -> list[Finding]:
-    """Write the rows (`EMITTED_DDL`) in place of those of an earlier run. Return the findings in order."""
+    """Write the rows (`EMITTED_DDL`) in place of those of an earlier run. Return the findings in
+    order.
+    """
     try:
         rows = rows.persist(StorageLevel.DISK_ONLY)
-        of_archive = rows.where(F.col("table").isin([table.value for table in WRITTEN_BY["archive"]]))
+        of_archive = rows.where(
+            F.col("table").isin([table.value for table in WRITTEN_BY["archive"]])
+        )
         findings = rows.where(F.col("table") == Table.FINDINGS.value).toArrow()
         last = of_archive.agg(F.max("offset")).first()
         end = 0 if last is None or last[0] is None else last[0] + 1
-        tables.replace(of_archive.where(F.col("offset").between(first, first + PART - 1)).toArrow() for first in range(0, end, PART))
+        tables.replace(
+            of_archive.where(F.col("offset").between(first, first + PART - 1)).toArrow()
+            for first in range(0, end, PART)
+        )
         audited.replace([findings])
     except (PySparkException, Py4JError) as error:
         raise spark_failed("pulsar", str(error)) from error
-    return [parse_finding(body) for body in findings.sort_by([("offset", "ascending"), ("ordinal", "ascending")])["body"].to_pylist()]
+    return [
+        parse_finding(body)
+        for body in findings.sort_by([("offset", "ascending"), ("ordinal", "ascending")])[
+            "body"
+        ].to_pylist()
+    ]
 
 
-def audited_rows(spark: SparkSession, recording: Path, *, messages: int, reports: int, beginnings: Sequence[int] = ()) -> DataFrame:
-    """Return the rows (`EMITTED_DDL`) of the first `messages` and of the load reports with ids up to `reports`.
+def audited_rows(
+    spark: SparkSession,
+    recording: Path,
+    *,
+    messages: int,
+    reports: int,
+    beginnings: Sequence[int] = (),
+) -> DataFrame:
+    """Return the rows (`EMITTED_DDL`) of the first `messages` and of the load reports with ids up
+    to `reports`.
 
     `beginnings` are the offsets before which messages are lost.
     """
     path = str(recording.absolute())
     read = _ranges(spark, messages).mapInPandas(partial(read_messages, path), _MESSAGES_DDL)
-    audit = partial(audit_bundles, newest_ms(path, messages=messages, reports=reports), beginnings=beginnings)
+    audit = partial(
+        audit_bundles, newest_ms(path, messages=messages, reports=reports), beginnings=beginnings
+    )
     namespace = F.regexp_extract("bundle", "^(.*)/", 1)
-    bundles = read.repartition(namespace).sortWithinPartitions("offset").mapInPandas(audit, ROWS_DDL).persist(StorageLevel.DISK_ONLY)
-    sightings = bundles.where(F.col("table") == Table.FACTS.value).repartition(1).sortWithinPartitions("offset")
+    bundles = (
+        read.repartition(namespace)
+        .sortWithinPartitions("offset")
+        .mapInPandas(audit, ROWS_DDL)
+        .persist(StorageLevel.DISK_ONLY)
+    )
+    sightings = (
+        bundles.where(F.col("table") == Table.FACTS.value)
+        .repartition(1)
+        .sortWithinPartitions("offset")
+    )
     loads = _ranges(spark, reports + 1).mapInPandas(partial(_read_loads, path), ROWS_DDL)
     return with_time(bundles.union(sightings.mapInPandas(_audit_brokers, ROWS_DDL)).union(loads))
 
@@ -114,7 +174,9 @@ def _ranges(spark: SparkSession, end: int) -> DataFrame:
 
 
 def newest_ms(path: str, *, messages: int, reports: int) -> int:
-    """Return the Unix time of the last message or load report, whichever is later, 0 without any."""
+    """Return the Unix time of the last message or load report, whichever is later, 0 without
+    any.
+    """
     with _opened(path) as connection:
         (newest,) = connection.execute(_NEWEST, (messages - 1, reports)).fetchone()
     return int(newest)
@@ -131,8 +193,12 @@ def _read_loads(path: str, firsts: Iterable[pd.DataFrame]) -> Iterator[pd.DataFr
         yield from frames(found for row in rows for found in load_rows(*row))
 
 
-def _chunks(path: str, query: str, firsts: Iterable[pd.DataFrame]) -> Iterator[list[tuple[Any, ...]]]:
-    """Yield the rows of each chunk. The file is opened here, because Spark sends this function to other processes."""
+def _chunks(
+    path: str, query: str, firsts: Iterable[pd.DataFrame]
+) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield the rows of each chunk. The file is opened here, because Spark sends this function to
+    other processes.
+    """
     with _opened(path) as connection:
         for frame in firsts:
             for first in frame["first"]:
@@ -143,8 +209,12 @@ def _opened(path: str) -> closing[sqlite3.Connection]:
     return closing(sqlite3.connect(f"{Path(path).as_uri()}?mode=ro", uri=True))
 
 
-def audit_bundles(newest: int, batches: Iterable[pd.DataFrame], *, beginnings: Sequence[int] = ()) -> Iterator[pd.DataFrame]:
-    """Yield the rows of messages, which come in order. `newest` is the newest time of the recording (Unix time in ms)."""
+def audit_bundles(
+    newest: int, batches: Iterable[pd.DataFrame], *, beginnings: Sequence[int] = ()
+) -> Iterator[pd.DataFrame]:
+    """Yield the rows of messages, which come in order. `newest` is the newest time of the recording
+    (Unix time in ms).
+    """
     rows = PulsarRows(beginnings)
     for batch in batches:
         columns = (batch[name].tolist() for name in _COLUMNS)
@@ -155,7 +225,11 @@ def audit_bundles(newest: int, batches: Iterable[pd.DataFrame], *, beginnings: S
 def _audit_brokers(batches: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
     brokers = GoneBrokers()
     for batch in batches:
-        yield from frames(finding_row(found) for body in batch["body"] for found in brokers.check(parse_sighting(body)))
+        yield from frames(
+            finding_row(found)
+            for body in batch["body"]
+            for found in brokers.check(parse_sighting(body))
+        )
 
 
 def _print(found: list[Finding], options: PulsarOptions, screen: Screen) -> None:
@@ -163,7 +237,12 @@ def _print(found: list[Finding], options: PulsarOptions, screen: Screen) -> None
     if options.as_json:
         for each in found:
             rule = RULES[each.rule]
-            about = {"severity": rule.severity, "source": rule.source, "advice": rule.remedy, "command": command_on(url, each.command)}
+            about = {
+                "severity": rule.severity,
+                "source": rule.source,
+                "advice": rule.remedy,
+                "command": command_on(url, each.command),
+            }
             screen.result(orjson.dumps({**orjson.loads(each.to_bytes()), **about}).decode())
         return
     for each in found[:PRINTED_MAX]:
@@ -171,6 +250,8 @@ def _print(found: list[Finding], options: PulsarOptions, screen: Screen) -> None
         for line in (first, f"  {RULES[each.rule].remedy}", command):
             screen.result(line)
     if len(found) > PRINTED_MAX:
-        screen.result(f"{len(found) - PRINTED_MAX:,} more findings: see {options.archive / Table.FINDINGS}")
+        screen.result(
+            f"{len(found) - PRINTED_MAX:,} more findings: see {options.archive / Table.FINDINGS}"
+        )
     if not found:
         screen.result("no findings")

@@ -1,7 +1,8 @@
 """Define the figures that a report shows.
 
-`queries` computes them from an archive, `plots` draws them and `page` writes them. Their size is bounded for any length of the
-archive, because one process holds them all and one page shows them all.
+`queries` computes them from an archive, `plots` draws them and `page` writes them. Their size is
+bounded for any length of the archive, because one process holds them all and one page shows them
+all.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ BINS: Final = 120
 """Columns of a chart over time: ten pixels each on a wide screen."""
 
 REPORTS_MISSED: Final = 3
-"""A broker counts as silent after this many missing load reports in a row. The balancer ignores it after the same number."""
+"""A broker counts as silent after this many missing load reports in a row. The balancer ignores it
+after the same number."""
 
 MARKS: Final = 2_000
-"""Time resolution of the strip chart: an ownership shorter than period / MARKS is narrower than a pixel."""
+"""Time resolution of the strip chart: an ownership shorter than period / MARKS is narrower than a
+pixel."""
 
 LANES_MAX: Final = 40
-"""Bundles in the strip chart. Ownerships of a bundle do not overlap, so at most LANES_MAX * MARKS ownerships are drawn."""
+"""Bundles in the strip chart. Ownerships of a bundle do not overlap, so at most LANES_MAX * MARKS
+ownerships are drawn."""
 
 BROKERS_MAX: Final = 40
 FINDINGS_MAX: Final = 100
@@ -48,7 +52,9 @@ Each = TypeVar("Each")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Period:
-    """A period from Unix time `from_ms` (inclusive) to `to_ms` (exclusive). Charts over time divide it into `BINS` columns."""
+    """A period from Unix time `from_ms` (inclusive) to `to_ms` (exclusive). Charts over time divide
+    it into `BINS` columns.
+    """
 
     from_ms: int
     to_ms: int
@@ -87,7 +93,9 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """The number of entries of one kind with one verdict. `kind` is None for entries that are not records."""
+    """The number of entries of one kind with one verdict. `kind` is None for entries that are not
+    records.
+    """
 
     kind: str | None
     verdict: str
@@ -109,7 +117,9 @@ class Ownership:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """A row of the strip chart. `changes` counts all changes of the bundle's server in the period, drawn or not."""
+    """A row of the strip chart. `changes` counts all changes of the bundle's server in the period,
+    drawn or not.
+    """
 
     namespace: str
     bundle: str
@@ -121,7 +131,8 @@ class Lane:
 class Grid:
     """A figure per broker (row) and column of time; None means unknown.
 
-    The columns have equal length and fill the period; there are at most `BINS`. `left_out` counts the brokers without a row.
+    The columns have equal length and fill the period; there are at most `BINS`. `left_out` counts
+    the brokers without a row.
     """
 
     brokers: tuple[str, ...] = ()
@@ -193,7 +204,8 @@ class BrokerMoves:
 class Death:
     """The end of an incarnation.
 
-    * `kind`: the kind of its record: `down`, `left`, or `joined` if the broker came back under a new incarnation.
+    * `kind`: the kind of its record: `down`, `left`, or `joined` if the broker came back under a
+      new incarnation.
     * `bundles`: the number of bundles it left without an owner.
     * `waiting`: how many of these had no owner at the end of the archive.
     * `healed_ms`: the time until the last of the others had an owner again.
@@ -284,7 +296,9 @@ class Report:
 
 
 def pause_bar_ms(bar: int) -> tuple[float, float]:
-    """Return the lower (inclusive) and upper (exclusive) bound of a pause histogram bar in milliseconds. Bar 0 begins at 0."""
+    """Return the lower (inclusive) and upper (exclusive) bound of a pause histogram bar in
+    milliseconds. Bar 0 begins at 0.
+    """
     low, high = (10 ** (number / PAUSE_BINS_PER_DECADE) for number in (bar, bar + 1))
     return (0.0 if bar == 0 else low), high
 
@@ -301,7 +315,8 @@ def period_shown(held: Period | None, from_ms: int | None, to_ms: int | None) ->
 def averages(steps: Mapping[int, tuple[int, float]]) -> tuple[float, ...]:
     """Return the average of a running number in each column, given its changes.
 
-    `steps` maps a column to two sums: of its changes, and of each change times the part of the column after it.
+    `steps` maps a column to two sums: of its changes, and of each change times the part of the
+    column after it.
     """
     found: list[float] = []
     before = 0
@@ -313,22 +328,29 @@ def averages(steps: Mapping[int, tuple[int, float]]) -> tuple[float, ...]:
 
 
 def columns_of(period: Period, interval_ms: int) -> int:
-    """Return how many columns to use for values that arrive every `interval_ms`. No column is shorter than that."""
+    """Return how many columns to use for values that arrive every `interval_ms`. No column is
+    shorter than that.
+    """
     return max(1, min(BINS, period.length_ms // max(1, interval_ms)))
 
 
 class LoadSample(NamedTuple):
-    """One broker's reports in one column: the average, the last value and the last report's Unix time."""
+    """One broker's reports in one column: the average, the last value and the last report's Unix
+    time.
+    """
 
     mean: float
     last: float
     last_ms: int
 
 
-def held(reports: Mapping[int, LoadSample], period: Period, *, columns: int, interval_ms: int) -> tuple[float | None, ...]:
+def held(
+    reports: Mapping[int, LoadSample], period: Period, *, columns: int, interval_ms: int
+) -> tuple[float | None, ...]:
     """Return the figure of each column, given a broker's reports.
 
-    A figure holds until the next report. It ends when the broker has missed `REPORTS_MISSED` reports, due every `interval_ms`.
+    A figure holds until the next report. It ends when the broker has missed `REPORTS_MISSED`
+    reports, due every `interval_ms`.
     """
     row: list[float | None] = []
     before: LoadSample | None = None

@@ -10,20 +10,25 @@ _MINUTE_MS: Final = 60 * _SECOND_MS
 _HOUR_MS: Final = 60 * _MINUTE_MS
 _DAY_MS: Final = 24 * _HOUR_MS
 _TIME_MS_MAX: Final = 253_402_214_400_000
-"""The last midnight (UTC) of the year 9999. The margin of a day keeps the year at four digits in every time zone."""
+"""The last midnight (UTC) of the year 9999. The margin of a day keeps the year at four digits in
+every time zone."""
 
 NONE: Final = "\N{EN DASH}"
 
 
 def format_count(count: int, one: str = "", many: str = "") -> str:
-    """Format a count with thousands separators and its noun: `1,204 moves`. `many` defaults to `one` plus "s"."""
+    """Format a count with thousands separators and its noun: `1,204 moves`. `many` defaults to
+    `one` plus "s".
+    """
     if not one:
         return f"{count:,}"
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def format_duration(duration_ms: float | None) -> str:
-    """Format a duration in fitting units: `87 ms`, `1.4 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
+    """Format a duration in fitting units: `87 ms`, `1.4 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4
+    h`.
+    """
     if duration_ms is None:
         return NONE
     if duration_ms < _SECOND_MS:
@@ -44,7 +49,9 @@ def format_duration(duration_ms: float | None) -> str:
 
 def format_time(at_ms: int, zone: tzinfo) -> str:
     """Format a Unix time in a zone, to the second."""
-    return datetime.fromtimestamp(within_year_9999(at_ms) / _SECOND_MS, zone).strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(within_year_9999(at_ms) / _SECOND_MS, zone).strftime(
+        "%Y-%m-%d %H:%M:%S"
+    )
 
 
 def within_year_9999(at_ms: int) -> int:
@@ -53,7 +60,9 @@ def within_year_9999(at_ms: int) -> int:
 
 
 def local_zone(at_ms: int) -> tzinfo:
-    """Return the local zone at a Unix time as a fixed offset from UTC, so that no clock time occurs twice."""
+    """Return the local zone at a Unix time as a fixed offset from UTC, so that no clock time occurs
+    twice.
+    """
     zone = datetime.fromtimestamp(within_year_9999(at_ms) / _SECOND_MS, UTC).astimezone().tzinfo
     assert zone is not None, "astimezone gives a zone"
     return zone
@@ -70,4 +79,5 @@ def format_share(part: int, whole: int) -> str:
     if whole == 0:
         return NONE
     percent = 100 * part / whole
-    return "below 0.1 %" if 0 < percent < 0.1 else f"{percent:.1f} %"  # noqa: PLR2004 - the last digit shown
+    # The last digit shown.
+    return "below 0.1 %" if 0 < percent < 0.1 else f"{percent:.1f} %"  # noqa: PLR2004

@@ -27,7 +27,13 @@ from equipoise.spark_jobs.sources.whole_files import replacing
 from equipoise.spark_jobs.streams.causes import spark_failed
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveFileGone, ArchiveInUse
 from equipoise.spark_jobs.streams.interrupts import interruptible
-from equipoise.spark_jobs.streams.options import ArchiveOptions, AuditOptions, ReportOptions, Screen, default_archive
+from equipoise.spark_jobs.streams.options import (
+    ArchiveOptions,
+    AuditOptions,
+    ReportOptions,
+    Screen,
+    default_archive,
+)
 from equipoise.spark_jobs.streams.session import spark_session
 
 if TYPE_CHECKING:
@@ -35,31 +41,45 @@ if TYPE_CHECKING:
 
 JOB: Final = "report"
 
-# For a failed task Spark reports a file URL. For a file missing at planning time it reports a plain path.
-_find_unread: Final = re.compile(r"\[FAILED_READ_FILE\.(?P<how>\w+)\][^\n]* file:/+(?P<address>[^\n]*\.parquet)").search
-_find_not_found: Final = re.compile(r"\[PATH_NOT_FOUND\][^\n]* file:/+(?P<path>[^\n]*\.parquet)").search
-_find_causes: Final = re.compile(r"^Caused by: (?:[\w.$]+: )?(?P<cause>\S[^\n]*)", re.MULTILINE).findall
+# For a failed task Spark reports a file URL. For a file missing at planning time it reports a plain
+# path.
+_find_unread: Final = re.compile(
+    r"\[FAILED_READ_FILE\.(?P<how>\w+)\][^\n]* file:/+(?P<address>[^\n]*\.parquet)"
+).search
+_find_not_found: Final = re.compile(
+    r"\[PATH_NOT_FOUND\][^\n]* file:/+(?P<path>[^\n]*\.parquet)"
+).search
+_find_causes: Final = re.compile(
+    r"^Caused by: (?:[\w.$]+: )?(?P<cause>\S[^\n]*)", re.MULTILINE
+).findall
 _without_call: Final = re.compile(r"\AAn error occurred while calling [^\n]*\n: ")
 
 
 def run_report(options: ReportOptions, screen: Screen) -> int:
-    """Write the page and its pictures. Return 0: a report shows the audit's findings but does not fail because of them.
+    """Write the page and its pictures. Return 0: a report shows the audit's findings but does not
+    fail because of them.
 
-    With `log_url`, archive and audit the log to its end first. Raises `NotFound`, `OperatorError`, and what `run_archive`, `run_audit`,
-    `made_report` and `spark_session` raise.
+    With `log_url`, archive and audit the log to its end first. Raises `NotFound`, `OperatorError`,
+    and what `run_archive`, `run_audit`, `made_report` and `spark_session` raise.
     """
     _check_writable(options.out)
     archive = Archive(_archive_of(options, screen))
     spark = spark_session("equipoise report", master=options.master, note=screen.note)
     screen.note(f"reading {archive.path}")
-    report = interruptible(partial(made_report, archive, spark, options), cancel=spark.sparkContext.cancelAllJobs).result()
+    report = interruptible(
+        partial(made_report, archive, spark, options), cancel=spark.sparkContext.cancelAllJobs
+    ).result()
     screen.note("drawing")
     zone = _zone(report)
     drawn = plots(report, zone)
     text = page(report, drawn, zone=zone, written_ms=time.time_ns() // 1_000_000)
     pictures = _write(options.out, text, drawn)
     if options.as_json:
-        about = {"page": str(options.out), "pictures": [str(path) for path in pictures], **summary(report)}
+        about = {
+            "page": str(options.out),
+            "pictures": [str(path) for path in pictures],
+            **summary(report),
+        }
         screen.result(orjson.dumps(about).decode())
     else:
         screen.result(
@@ -105,10 +125,13 @@ def _read_report(archive: Archive, spark: SparkSession, options: ReportOptions) 
 
 @contextmanager
 def _failures_named(archive: Path) -> Iterator[None]:
-    """Raise `ArchiveFileGone` for a missing file, `ArchiveDamaged` for an unreadable file and `PeerError` for all other Spark errors."""
+    """Raise `ArchiveFileGone` for a missing file, `ArchiveDamaged` for an unreadable file and
+    `PeerError` for all other Spark errors.
+    """
     try:
         yield
-    except (PySparkException, Py4JError) as error:  # PySpark raises the first if it knows the error's Java class, else the second.
+    except (PySparkException, Py4JError) as error:
+        # PySpark raises the first if it knows the error's Java class, else the second.
         raise _named(archive, str(error)) from error
 
 
@@ -122,25 +145,43 @@ def _named(archive: Path, message: str) -> EquipoiseError:
     if unread["how"] == "FILE_NOT_EXIST":
         return ArchiveFileGone(archive=str(archive), file=file)
     causes = _find_causes(message)
-    return ArchiveDamaged(archive=str(archive), problem=f"its file {file} cannot be read{f': {causes[-1]}' if causes else ''}")
+    return ArchiveDamaged(
+        archive=str(archive),
+        problem=f"its file {file} cannot be read{f': {causes[-1]}' if causes else ''}",
+    )
 
 
 def _archive_of(options: ReportOptions, screen: Screen) -> Path:
-    """Return the archive to read. If a log is named, bring the log's own archive up to date first."""
+    """Return the archive to read. If a log is named, bring the log's own archive up to date
+    first.
+    """
     if options.log_url is None:
         assert options.archive is not None, "the command line takes one of the two"
         return options.archive
-    from equipoise.spark_jobs.archive.job import run_archive  # noqa: PLC0415 - only for a log, and it takes a second to import
+    # Only for a log, and it takes a second to import.
+    from equipoise.spark_jobs.archive.job import run_archive  # noqa: PLC0415
     from equipoise.spark_jobs.audit.job import run_audit  # noqa: PLC0415 - the same
 
     archive = default_archive(options.log_url)
     aside = Screen(result=screen.note, note=screen.note, is_live=screen.is_live)
     try:
-        run_archive(ArchiveOptions(log_url=options.log_url, archive=archive, to_end=True, master=options.master), aside)
+        run_archive(
+            ArchiveOptions(
+                log_url=options.log_url, archive=archive, to_end=True, master=options.master
+            ),
+            aside,
+        )
     except ArchiveInUse:
-        screen.note("an archive job of this log is running: the page covers what it has archived so far")
+        screen.note(
+            "an archive job of this log is running: the page covers what it has archived so far"
+        )
     try:
-        run_audit(AuditOptions(log_url=options.log_url, archive=archive, to_end=True, master=options.master), aside)
+        run_audit(
+            AuditOptions(
+                log_url=options.log_url, archive=archive, to_end=True, master=options.master
+            ),
+            aside,
+        )
     except ArchiveInUse:
         screen.note("an audit of this log is running: the page shows what it has found so far")
     return archive
@@ -156,7 +197,8 @@ def _check_writable(out: Path) -> None:
     """Check that the page can be written, before Spark works for minutes."""
     if not out.parent.is_dir():
         raise _unwritable(out, f"there is no folder {out.parent}")
-    if out.exists() and not out.is_file():  # The page replaces an existing file, which must not be a device.
+    # The page replaces an existing file, which must not be a device.
+    if out.exists() and not out.is_file():
         raise _unwritable(out, "it is not an ordinary file")
 
 
@@ -169,7 +211,9 @@ def _pictures_of(out: Path) -> Path:
 
 
 def _write(out: Path, text: str, drawn: tuple[Plot, ...]) -> list[Path]:
-    """Write the page, and each picture as a PNG file in the folder named after it. Return the pictures' paths."""
+    """Write the page, and each picture as a PNG file in the folder named after it. Return the
+    pictures' paths.
+    """
     folder = _pictures_of(out)
     pictures = []
     writing = out

@@ -2,8 +2,8 @@
 
 They are drawn with matplotlib on its own canvas, without a window or global state.
 
-* Brokers have the colours of Okabe and Ito ("Color Universal Design", 2008), which are distinct for colour-blind people too. Further
-  brokers get hatches.
+* Brokers have the colours of Okabe and Ito ("Color Universal Design", 2008), which are distinct for
+  colour-blind people too. Further brokers get hatches.
 * Heat maps use cividis, whose lightness rises monotonically (Nunez, 2018).
 """
 
@@ -26,7 +26,15 @@ from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 
-from equipoise.spark_jobs.report.figures import BINS, Death, Grid, Lane, Period, Report, pause_bar_ms
+from equipoise.spark_jobs.report.figures import (
+    BINS,
+    Death,
+    Grid,
+    Lane,
+    Period,
+    Report,
+    pause_bar_ms,
+)
 from equipoise.spark_jobs.report.formats import format_duration, within_year_9999
 
 if TYPE_CHECKING:
@@ -35,15 +43,18 @@ if TYPE_CHECKING:
 
 WIDTH_INCHES: Final = 12.0
 DOTS_PER_INCH: Final = 144
-"""Twice the resolution of a common screen at the page's width, so that pictures are sharp on high-resolution screens."""
+"""Twice the resolution of a common screen at the page's width, so that pictures are sharp on
+high-resolution screens."""
 
 _PAUSE_MS_MIN: Final = 0.75
-"""Start of the logarithmic axis of pauses. The log's time has a resolution of 1 ms, so many pauses are 0 ms."""
+"""Start of the logarithmic axis of pauses. The log's time has a resolution of 1 ms, so many pauses
+are 0 ms."""
 
 _LANE_INCHES: Final = 0.19
 _HEAT_INCHES: Final = 0.26
 _MAP_SHARE: Final = 0.915
-"""Right edge of a heat map. The rest of the width holds the scale, its five-digit numbers and its label."""
+"""Right edge of a heat map. The rest of the width holds the scale, its five-digit numbers and its
+label."""
 _LEGEND_COLUMNS: Final = 8
 _LEGEND_CHARACTERS: Final = 150
 """Characters in a line of a legend. Each entry takes `_KEY_CHARACTERS` plus its name."""
@@ -52,7 +63,16 @@ _CHARACTER_SHARE: Final = 0.0075
 """Width of one character above the strip chart, as a share of the picture's width."""
 _LABEL_CHARACTERS_MAX: Final = 34
 
-_HUES: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C")
+_HUES: Final = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#D55E00",
+    "#F0E442",
+    "#8C8C8C",
+)
 _HATCHES: Final = ("", "////", "....", "xxxx", "++++")
 _RESULT_HUES: Final = {
     "done": "#0072B2",
@@ -64,7 +84,12 @@ _RESULT_HUES: Final = {
     "source_left": "#009E73",
 }
 _OTHER_HUE: Final = "#8C8C8C"
-_MARK_OF: Final = {"died": ("X", "death"), "split": ("D", "split"), "merged": ("^", "merge"), "unloaded": ("v", "unload")}
+_MARK_OF: Final = {
+    "died": ("X", "death"),
+    "split": ("D", "split"),
+    "merged": ("^", "merge"),
+    "unloaded": ("v", "unload"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +105,8 @@ class Theme:
     def applied(self) -> Iterator[None]:
         """Draw figures in these colours, without frames."""
         with rc_context({
-            "text.parse_math": False,  # Matplotlib parses text between two `$` as a formula, and a name may hold `$`.
+            # Matplotlib parses text between two `$` as a formula, and a name may hold `$`.
+            "text.parse_math": False,
             "text.color": self.ink,
             "figure.facecolor": self.paper,
             "axes.facecolor": self.paper,
@@ -142,19 +168,39 @@ def plots(report: Report, zone: tzinfo) -> tuple[Plot, ...]:
 
 
 def draw_ownership(report: Report, theme: Theme, zone: tzinfo) -> Figure:
-    """Draw the strip chart: a row per bundle in the colour of its server. Ends other than transfers are marked."""
+    """Draw the strip chart: a row per bundle in the colour of its server. Ends other than transfers
+    are marked.
+    """
     period, lanes = _period(report), report.lanes.shown
     brokers = list(report.owned.brokers)
-    brokers += sorted({ownership.broker for lane in lanes for ownership in lane.ownerships} - set(brokers))
+    brokers += sorted(
+        {ownership.broker for lane in lanes for ownership in lane.ownerships} - set(brokers)
+    )
     figure = Figure(
-        figsize=(WIDTH_INCHES, 1.5 + _LANE_INCHES * len(lanes) + 0.2 * (len(brokers) // _legend_columns(short_names(brokers).values()))),
+        figsize=(
+            WIDTH_INCHES,
+            1.5
+            + _LANE_INCHES * len(lanes)
+            + 0.2 * (len(brokers) // _legend_columns(short_names(brokers).values())),
+        ),
         layout="constrained",
     )
     axes = figure.add_subplot()
     for row, lane in enumerate(lanes):
         for number, broker in enumerate(brokers):
-            spans = [_span(ownership.from_ms, ownership.to_ms, zone) for ownership in lane.ownerships if ownership.broker == broker]
-            axes.broken_barh(spans, (row - 0.42, 0.84), edgecolor=theme.paper, linewidth=0.3, facecolor=_hue(number), hatch=_hatch(number))
+            spans = [
+                _span(ownership.from_ms, ownership.to_ms, zone)
+                for ownership in lane.ownerships
+                if ownership.broker == broker
+            ]
+            axes.broken_barh(
+                spans,
+                (row - 0.42, 0.84),
+                edgecolor=theme.paper,
+                linewidth=0.3,
+                facecolor=_hue(number),
+                hatch=_hatch(number),
+            )
     marked = _mark_ends(axes, lanes, theme, zone)
     deaths = [death for death in report.deaths.shown if death.kind != "left"]
     for death in deaths:
@@ -164,35 +210,77 @@ def draw_ownership(report: Report, theme: Theme, zone: tzinfo) -> Figure:
         place = (_at(death.at_ms, zone), 1.0)
         name = names.get(death.broker, death.broker)
         above = Annotation(
-            name, place, xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points",
-            ha="center", fontsize=8, color=theme.alarm, clip_on=False,
-        )  # fmt: skip
+            name,
+            place,
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+            color=theme.alarm,
+            clip_on=False,
+        )
         axes.add_artist(above)
-    axes.set_yticks(range(len(lanes)), [_lane_label(lane) for lane in lanes], fontsize=7.5, family="monospace")
+    axes.set_yticks(
+        range(len(lanes)), [_lane_label(lane) for lane in lanes], fontsize=7.5, family="monospace"
+    )
     axes.set_ylim(len(lanes) - 0.4, -0.6)
     for row in range(1, len(lanes)):
         if lanes[row].namespace != lanes[row - 1].namespace:
             axes.axhline(row - 0.5, color=theme.ink, linewidth=0.6)
     _time_axis(axes, period, zone)
     keys: list[Patch | Line2D] = [
-        Patch(label=names[broker], edgecolor=theme.paper, facecolor=_hue(number), hatch=_hatch(number))
+        Patch(
+            label=names[broker], edgecolor=theme.paper, facecolor=_hue(number), hatch=_hatch(number)
+        )
         for number, broker in enumerate(brokers)
     ]
-    keys += [Line2D([], [], linestyle="", marker=_MARK_OF[how][0], color=theme.ink, markersize=5, label=_MARK_OF[how][1]) for how in marked]
+    keys += [
+        Line2D(
+            [],
+            [],
+            linestyle="",
+            marker=_MARK_OF[how][0],
+            color=theme.ink,
+            markersize=5,
+            label=_MARK_OF[how][1],
+        )
+        for how in marked
+    ]
     if deaths:
-        keys.append(Line2D([], [], color=theme.alarm, linewidth=1, linestyle=(0, (3, 2)), label="a broker died"))
+        keys.append(
+            Line2D(
+                [], [], color=theme.alarm, linewidth=1, linestyle=(0, (3, 2)), label="a broker died"
+            )
+        )
     _legend(figure, keys)
     return figure
 
 
 def draw_cpu(report: Report, theme: Theme, zone: tzinfo) -> Figure:
     """Draw the heat map of brokers' processor use."""
-    return _heat(report.cpu, _period(report), theme, zone, label="CPU used", top=max(1.0, _greatest(report.cpu)), form="{:.0%}")
+    return _heat(
+        report.cpu,
+        _period(report),
+        theme,
+        zone,
+        label="CPU used",
+        top=max(1.0, _greatest(report.cpu)),
+        form="{:.0%}",
+    )
 
 
 def draw_owned(report: Report, theme: Theme, zone: tzinfo) -> Figure:
     """Draw the heat map of bundles served per broker."""
-    return _heat(report.owned, _period(report), theme, zone, label="bundles", top=max(1.0, _greatest(report.owned)), form="{:.0f}")
+    return _heat(
+        report.owned,
+        _period(report),
+        theme,
+        zone,
+        label="bundles",
+        top=max(1.0, _greatest(report.owned)),
+        form="{:.0f}",
+    )
 
 
 def draw_moves(report: Report, theme: Theme, zone: tzinfo) -> Figure:
@@ -200,14 +288,23 @@ def draw_moves(report: Report, theme: Theme, zone: tzinfo) -> Figure:
     period, bins = _period(report), report.moves.bins
     figure = Figure(figsize=(WIDTH_INCHES, 2.6), layout="constrained")
     axes = figure.add_subplot()
-    edges = [_at(period.from_ms + round(number * period.bin_ms), zone) for number in range(BINS + 1)]
+    edges = [
+        _at(period.from_ms + round(number * period.bin_ms), zone) for number in range(BINS + 1)
+    ]
     below = [0] * BINS
     order = [name for name in _RESULT_HUES if name in bins] + sorted(set(bins) - set(_RESULT_HUES))
     for name in order:
         axes.bar(
-            edges[:-1], bins[name], width=(edges[-1] - edges[0]) / BINS, bottom=below, align="edge",
-            color=_RESULT_HUES.get(name, _OTHER_HUE), edgecolor=theme.paper, linewidth=0.3, label=name.replace("_", " "),
-        )  # fmt: skip
+            edges[:-1],
+            bins[name],
+            width=(edges[-1] - edges[0]) / BINS,
+            bottom=below,
+            align="edge",
+            color=_RESULT_HUES.get(name, _OTHER_HUE),
+            edgecolor=theme.paper,
+            linewidth=0.3,
+            label=name.replace("_", " "),
+        )
         below = [one + other for one, other in zip(below, bins[name], strict=True)]
     axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
     axes.set_ylabel("moves ended")
@@ -216,29 +313,56 @@ def draw_moves(report: Report, theme: Theme, zone: tzinfo) -> Figure:
     return figure
 
 
-def draw_pauses(report: Report, theme: Theme, zone: tzinfo) -> Figure:  # noqa: ARG001 - as the others
-    """Draw a histogram of pauses on a logarithmic axis, with the median, the 99th percentile and the maximum."""
+# As the others.
+def draw_pauses(report: Report, theme: Theme, zone: tzinfo) -> Figure:  # noqa: ARG001
+    """Draw a histogram of pauses on a logarithmic axis, with the median, the 99th percentile and
+    the maximum.
+    """
     moves = report.moves
     figure = Figure(figsize=(WIDTH_INCHES, 2.8), layout="constrained")
     axes = figure.add_subplot()
     axes.set_xscale("log")
     bars = [(*_drawn_ms(bar), count) for bar, count in sorted(moves.pause_bars.items())]
     for low, high, count in bars:
-        axes.bar(low, count, width=high - low, align="edge", color=_HUES[0], edgecolor=theme.paper, linewidth=0.8)
-    # Wide enough for two ticks even around one bar. Else matplotlib picks its own ticks, many with the same label.
+        axes.bar(
+            low,
+            count,
+            width=high - low,
+            align="edge",
+            color=_HUES[0],
+            edgecolor=theme.paper,
+            linewidth=0.8,
+        )
+    # Wide enough for two ticks even around one bar. Else matplotlib picks its own ticks, many with
+    # the same label.
     axes.set_xlim(bars[0][0] / 2, bars[-1][1] * 2)
-    axes.set_ylim(0, 1.35 * max(moves.pause_bars.values(), default=1))  # Room for the labels above the bars.
+    # Room for the labels above the bars.
+    axes.set_ylim(0, 1.35 * max(moves.pause_bars.values(), default=1))
     for level, (name, value_ms, hue) in enumerate(
-        (("p50", moves.pause_p50_ms, _HUES[2]), ("p99", moves.pause_p99_ms, _HUES[1]), ("max", moves.pause_max_ms, theme.alarm))
+        (
+            ("p50", moves.pause_p50_ms, _HUES[2]),
+            ("p99", moves.pause_p99_ms, _HUES[1]),
+            ("max", moves.pause_max_ms, theme.alarm),
+        )
     ):
         if value_ms is not None:
             place = max(value_ms, _PAUSE_MS_MIN)
             axes.axvline(place, color=hue, linewidth=1.6)
             axes.annotate(
-                f"{name} {format_duration(value_ms)}", (place, 1 - 0.12 * level), xycoords=("data", "axes fraction"), xytext=(5, -11),
-                textcoords="offset points", fontsize=9, weight="bold",
-                bbox={"boxstyle": "round,pad=0.15", "facecolor": theme.paper, "edgecolor": "none", "alpha": 0.8},
-            )  # fmt: skip
+                f"{name} {format_duration(value_ms)}",
+                (place, 1 - 0.12 * level),
+                xycoords=("data", "axes fraction"),
+                xytext=(5, -11),
+                textcoords="offset points",
+                fontsize=9,
+                weight="bold",
+                bbox={
+                    "boxstyle": "round,pad=0.15",
+                    "facecolor": theme.paper,
+                    "edgecolor": "none",
+                    "alpha": 0.8,
+                },
+            )
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_duration(value)))
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -253,32 +377,50 @@ def _drawn_ms(bar: int) -> tuple[float, float]:
     return max(low, _PAUSE_MS_MIN), high
 
 
-def _heat(grid: Grid, period: Period, theme: Theme, zone: tzinfo, *, label: str, top: float, form: str) -> Figure:
-    figure = Figure(figsize=(WIDTH_INCHES, 1.1 + _HEAT_INCHES * len(grid.brokers)), layout="constrained")
+def _heat(
+    grid: Grid, period: Period, theme: Theme, zone: tzinfo, *, label: str, top: float, form: str
+) -> Figure:
+    figure = Figure(
+        figsize=(WIDTH_INCHES, 1.1 + _HEAT_INCHES * len(grid.brokers)), layout="constrained"
+    )
     axes = figure.add_subplot()
     columns = len(grid.rows[0])
-    edges = [_at(period.from_ms + round(number * period.length_ms / columns), zone) for number in range(columns + 1)]
+    edges = [
+        _at(period.from_ms + round(number * period.length_ms / columns), zone)
+        for number in range(columns + 1)
+    ]
     cells = [[nan if cell is None else cell for cell in row] for row in grid.rows]
     axes.set_facecolor(theme.faint)
-    drawn = axes.pcolormesh(edges, range(len(grid.brokers) + 1), cells, cmap=colormaps["cividis"], vmin=0, vmax=top)
+    drawn = axes.pcolormesh(
+        edges, range(len(grid.brokers) + 1), cells, cmap=colormaps["cividis"], vmin=0, vmax=top
+    )
     axes.hlines(range(1, len(grid.brokers)), edges[0], edges[-1], color=theme.paper, linewidth=1.5)
-    axes.set_yticks([row + 0.5 for row in range(len(grid.brokers))], [short_names(grid.brokers)[name] for name in grid.brokers])
+    axes.set_yticks(
+        [row + 0.5 for row in range(len(grid.brokers))],
+        [short_names(grid.brokers)[name] for name in grid.brokers],
+    )
     axes.invert_yaxis()
     _time_axis(axes, period, zone)
     axes.grid(visible=False)
     bar = figure.colorbar(
-        drawn, ax=axes, pad=0.01, aspect=max(6, 4 * len(grid.brokers)), format=FuncFormatter(lambda value, _: form.format(value))
+        drawn,
+        ax=axes,
+        pad=0.01,
+        aspect=max(6, 4 * len(grid.brokers)),
+        format=FuncFormatter(lambda value, _: form.format(value)),
     )
     bar.set_label(label)
     bar.ax.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=form == "{:.0f}"))
     bar.ax.tick_params(labelsize=8, length=3.5)
     bar.outline.set_visible(False)
-    # The layout engine finds the room for names. The scale's numbers get fixed room, so that all maps end at the same place.
+    # The layout engine finds the room for names. The scale's numbers get fixed room, so that all
+    # maps end at the same place.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     place = axes.get_position()
     axes.set_position(Bbox.from_extents(place.x0, place.y0, _MAP_SHARE, place.y1))
-    bar.ax.set_position(Bbox.from_extents(_MAP_SHARE + 0.01, place.y0, 1, place.y1))  # Its aspect ratio sets its width.
+    # Its aspect ratio sets its width.
+    bar.ax.set_position(Bbox.from_extents(_MAP_SHARE + 0.01, place.y0, 1, place.y1))
     return figure
 
 
@@ -287,12 +429,24 @@ def _mark_ends(axes: Axes, lanes: Sequence[Lane], theme: Theme, zone: tzinfo) ->
     marked = []
     for how, (marker, _) in _MARK_OF.items():
         places = [
-            (_at(ownership.to_ms, zone), row) for row, lane in enumerate(lanes) for ownership in lane.ownerships if ownership.how == how
+            (_at(ownership.to_ms, zone), row)
+            for row, lane in enumerate(lanes)
+            for ownership in lane.ownerships
+            if ownership.how == how
         ]
         if places:
             marked.append(how)
             times, rows = zip(*places, strict=True)
-            axes.scatter(times, rows, marker=marker, s=26, color=theme.ink, edgecolors=theme.paper, linewidths=0.6, zorder=3)
+            axes.scatter(
+                times,
+                rows,
+                marker=marker,
+                s=26,
+                color=theme.ink,
+                edgecolors=theme.paper,
+                linewidths=0.6,
+                zorder=3,
+            )
     return marked
 
 
@@ -312,10 +466,18 @@ def short_names(brokers: Sequence[str]) -> dict[str, str]:
         return {}
     first, shared = brokers[0], 0
     for place, character in enumerate(first):
-        if character in ".:" and place and all(name.endswith(first[place:]) and len(name) > len(first) - place for name in brokers):
+        if (
+            character in ".:"
+            and place
+            and all(
+                name.endswith(first[place:]) and len(name) > len(first) - place for name in brokers
+            )
+        ):
             shared = len(first) - place
             break
-    names = {name: _short(name[: len(name) - shared] if len(brokers) > 1 else name) for name in brokers}
+    names = {
+        name: _short(name[: len(name) - shared] if len(brokers) > 1 else name) for name in brokers
+    }
     return names if len(set(names.values())) == len(names) else {name: name for name in brokers}
 
 
@@ -349,7 +511,9 @@ def _greatest(grid: Grid) -> float:
 
 
 def _at(at_ms: int, zone: tzinfo) -> float:
-    """Return a time as matplotlib counts it: days since 1970 in the zone's local time, so that matplotlib needs no zone."""
+    """Return a time as matplotlib counts it: days since 1970 in the zone's local time, so that
+    matplotlib needs no zone.
+    """
     at_ms = within_year_9999(at_ms)
     offset = datetime.fromtimestamp(at_ms / 1_000, zone).utcoffset() or timedelta()
     return (at_ms + offset / timedelta(milliseconds=1)) / 86_400_000
@@ -367,13 +531,19 @@ def _period(report: Report) -> Period:
 
 def _time_axis(axes: Axes, period: Period, zone: tzinfo) -> None:
     axes.set_xlim(_at(period.from_ms, zone), _at(period.to_ms, zone))
-    locator = AutoDateLocator(minticks=4, maxticks=10)  # type: ignore[no-untyped-call] # Not typed yet.
+    # Not typed yet.
+    locator = AutoDateLocator(minticks=4, maxticks=10)  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call] # The same.
+    # The same.
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
 
 
 def _legend(figure: Figure, keys: Sequence[Artist]) -> None:
-    figure.legend(handles=keys, loc="outside upper left", ncols=_legend_columns(str(key.get_label()) for key in keys))
+    figure.legend(
+        handles=keys,
+        loc="outside upper left",
+        ncols=_legend_columns(str(key.get_label()) for key in keys),
+    )
 
 
 def _png(draw: Drawing, report: Report, theme: Theme, zone: tzinfo) -> bytes:

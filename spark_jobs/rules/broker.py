@@ -1,7 +1,8 @@
 """Check the facts of one broker: the records that it signs, the records of its key, and its leases.
 
-Lease times are log times, from append to append. The accuser reads the last renewal, waits for lease and grace period, and appends. So the
-two appends are at least that far apart, less the error of the accuser's clock.
+Lease times are log times, from append to append. The accuser reads the last renewal, waits for
+lease and grace period, and appends. So the two appends are at least that far apart, less the error
+of the accuser's clock.
 """
 
 from __future__ import annotations
@@ -31,18 +32,26 @@ from equipoise.spark_jobs.rules.rule import (
 )
 
 LASTS_MAX: Final = 64
-"""Accepted offsets of the key to keep. At one renewal per second that is a minute, and no proposal is that late."""
+"""Accepted offsets of the key to keep. At one renewal per second that is a minute, and no proposal
+is that late."""
 INCARNATIONS_MAX: Final = 16
 """Incarnations to keep. Records from sixteen incarnations ago no longer arrive."""
 ATTEMPTS_MAX: Final = 64
-"""Attempts to keep. A broker has far fewer in flight, except when it places many bundles at once."""
+"""Attempts to keep. A broker has far fewer in flight, except when it places many bundles at
+once."""
 FORGOTTEN_AFTER_MS: Final = 3_600_000
 """Log time after which a removed or invented broker id is forgotten. Anyone can invent ids."""
 CLOCK_RATE_ERROR_PERCENT: Final = 3
 """Largest error of the accuser's clock rate. A broker's default grace period allows for as much."""
 
 Status = Literal["unknown", "up", "draining", "left", "down", "gone"]
-_STATUS_AFTER: Final[dict[str, Status]] = {"joined": "up", "draining": "draining", "left": "left", "down": "down", "removed": "gone"}
+_STATUS_AFTER: Final[dict[str, Status]] = {
+    "joined": "up",
+    "draining": "draining",
+    "left": "left",
+    "down": "down",
+    "removed": "gone",
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,10 +89,14 @@ class BrokerMemory(Memory):
             case.count(self.rejections, case.name)
         yield from check_rules("broker", case)
         if case.is_attempt:
-            self.add_attempt(case.record["incarnation"], case.record["sequence"], case.digest, fact.offset)
+            self.add_attempt(
+                case.record["incarnation"], case.record["sequence"], case.digest, fact.offset
+            )
         if case.is_of_key and case.is_accepted:
             self.follow(fact.offset, fact.record)
-        self.forget_ms = fact.at_ms + FORGOTTEN_AFTER_MS if self.status in ("unknown", "gone") else None
+        self.forget_ms = (
+            fact.at_ms + FORGOTTEN_AFTER_MS if self.status in ("unknown", "gone") else None
+        )
 
     def adopt(self, before: Raw) -> None:
         """Take over the fold's state of a broker that is older than the audit's reading."""
@@ -97,12 +110,15 @@ class BrokerMemory(Memory):
         self.status, self.incarnation = self.after(offset, record)
         if status == "joined":
             self.incarnations = [*self.incarnations, offset][-INCARNATIONS_MAX:]
-        # A record after a removal expects the offset of the last removal of any key. This broker's facts do not show that.
+        # A record after a removal expects the offset of the last removal of any key. This broker's
+        # facts do not show that.
         self.lasts = [] if status == "removed" else [*self.lasts, offset][-LASTS_MAX:]
 
     def after(self, offset: int, record: Raw) -> tuple[Status, int | None]:
         """Return the status and incarnation after an accepted record of this broker's key."""
-        return _STATUS_AFTER.get(record["status"], self.status), offset if record["status"] == "joined" else self.incarnation
+        return _STATUS_AFTER.get(record["status"], self.status), (
+            offset if record["status"] == "joined" else self.incarnation
+        )
 
     def add_attempt(self, incarnation: int, sequence: int, digest: int, offset: int) -> None:
         """Remember an attempt."""
@@ -119,8 +135,13 @@ class BrokerCase(RejectionCase):
         self.known = known
         self.is_publisher = self.record.get("publisher") == self.name
         self.is_of_key = self.record.get("kind") == "broker" and self.record.get("key") == self.name
-        self.incarnation, self.sequence = self.record.get("incarnation"), self.record.get("sequence")
-        self.is_signed = self.is_publisher and type(self.incarnation) is int and type(self.sequence) is int
+        self.incarnation, self.sequence = (
+            self.record.get("incarnation"),
+            self.record.get("sequence"),
+        )
+        self.is_signed = (
+            self.is_publisher and type(self.incarnation) is int and type(self.sequence) is int
+        )
 
     @property
     def is_attempt(self) -> bool:
@@ -130,22 +151,37 @@ class BrokerCase(RejectionCase):
     @cached_property
     def digest(self) -> int:
         """A hash of the record. 56 bits fit in a JSON number without loss."""
-        return int.from_bytes(blake2b(orjson.dumps(self.record, option=orjson.OPT_SORT_KEYS), digest_size=7).digest(), "little")
+        return int.from_bytes(
+            blake2b(orjson.dumps(self.record, option=orjson.OPT_SORT_KEYS), digest_size=7).digest(),
+            "little",
+        )
 
 
-# --- attempts ---------------------------------------------------------------------------------------------------------------
+# --- attempts
+# --------------------------------------------------------------------------------------------------
 
 
-@rule("broker", "alarm", means="Two processes write as one incarnation, or one record is forged.", remedy=RESTRICT_WRITERS)
+@rule(
+    "broker",
+    "alarm",
+    means="Two processes write as one incarnation, or one record is forged.",
+    remedy=RESTRICT_WRITERS,
+)
 def sequence_reused(case: BrokerCase) -> Violations:
     """An incarnation gives each of its attempts its own number."""
-    # Late, repeated or reordered records are normal, and the fold rejects them. Two different records with one number are not.
-    known = case.known.attempts if case.is_attempt and case.known.attempts_of == case.incarnation else ()
+    # Late, repeated or reordered records are normal, and the fold rejects them. Two different
+    # records with one number are not.
+    known = (
+        case.known.attempts
+        if case.is_attempt and case.known.attempts_of == case.incarnation
+        else ()
+    )
     for sequence, digest, offset in known:
         if sequence == case.sequence and digest != case.digest:
             yield Violation(
-                f"two different records are signed as attempt {sequence} of {case.name} (incarnation {case.incarnation}), "
-                f"at {offset} and here: one of them is forged, or two processes write in this name",
+                f"two different records are signed as attempt {sequence} of {case.name}"
+                f" (incarnation {case.incarnation}), at {offset} and here: one of them is forged,"
+                " or two processes write in this name",
                 offsets=(offset,),
             )
             return
@@ -153,39 +189,59 @@ def sequence_reused(case: BrokerCase) -> Violations:
 
 @baseless.also("broker")
 def incarnation_existed(case: BrokerCase) -> Violations:
-    """Check the incarnation of a dead publisher: a broker uses it only after it has read its accepted `joined` record."""
+    """Check the incarnation of a dead publisher: a broker uses it only after it has read its
+    accepted `joined` record.
+    """
     incarnation, known = case.record.get("incarnation"), case.known.incarnations
     if not case.is_signed or case.is_attempt or type(incarnation) is not int:
         return
-    if incarnation >= case.fact.offset or (known and incarnation > known[0] and incarnation not in known):
+    if incarnation >= case.fact.offset or (
+        known and incarnation > known[0] and incarnation not in known
+    ):
         yield Violation(f"it is signed as incarnation {incarnation}, which this broker never was")
 
 
 @baseless.also("broker")
 def expected_offset_existed(case: BrokerCase) -> Violations:
-    """Check that a record of this broker's key expects an offset where a record of the key was accepted."""
+    """Check that a record of this broker's key expects an offset where a record of the key was
+    accepted.
+    """
     based_on, lasts = case.record.get("based_on"), case.known.lasts
     if not case.is_of_key or type(based_on) is not int:
         return
     if based_on >= case.fact.offset:
         yield Violation(f"it expects offset {based_on}, which is not below its own")
     elif lasts and lasts[0] < based_on < lasts[-1] and based_on not in lasts:
-        yield Violation(f"it expects offset {based_on}, where no record of its key was accepted", offsets=(based_on,))
+        yield Violation(
+            f"it expects offset {based_on}, where no record of its key was accepted",
+            offsets=(based_on,),
+        )
 
 
-# --- leases -----------------------------------------------------------------------------------------------------------------
+# --- leases
+# --------------------------------------------------------------------------------------------------
 
 
 @rule(
     "broker",
     "alarm",
-    means="A broker that still held its lease lost its bundles: two brokers may have served them at once.",
+    means=(
+        "A broker that still held its lease lost its bundles: two brokers may have served them at"
+        " once."
+    ),
     remedy="Look at the log lines and the clock of the broker that wrote the record.",
 )
 def premature_down(case: BrokerCase) -> Violations:
-    """A broker is declared dead only after its lease and grace period have passed without a renewal."""
+    """A broker is declared dead only after its lease and grace period have passed without a
+    renewal.
+    """
     # An admin's record needs an instance id instead of silence.
-    if case.is_of_key and case.is_accepted and case.record["status"] == "down" and type(case.incarnation) is int:
+    if (
+        case.is_of_key
+        and case.is_accepted
+        and case.record["status"] == "down"
+        and type(case.incarnation) is int
+    ):
         yield from _too_early(case, f"{case.record['publisher']} declared it dead")
 
 
@@ -197,7 +253,9 @@ def premature_down(case: BrokerCase) -> Violations:
     remedy="Find out whether two processes run with this broker's id, and stop one.",
 )
 def premature_join(case: BrokerCase) -> Violations:
-    """A broker replaces its own live incarnation only with that one's instance id, or after its lease and grace period."""
+    """A broker replaces its own live incarnation only with that one's instance id, or after its
+    lease and grace period.
+    """
     member, record = case.fact.context.get("member"), case.record
     if member is None or not (case.is_of_key and case.is_accepted and record["status"] == "joined"):
         return
@@ -209,21 +267,35 @@ def premature_join(case: BrokerCase) -> Violations:
 def _too_early(case: BrokerCase, what: str) -> Violations:
     """Check that an accepted record which ends a silent incarnation came late enough.
 
-    A lease from before the audit, or one during which the log's time stood still, cannot be checked.
+    A lease from before the audit, or one during which the log's time stood still, cannot be
+    checked.
     """
     context = case.fact.context
     member = context.get("member")
-    if member is None or member["status"] not in LIVE or member["last_at_ms"] is None or context.get("timeless"):
+    if (
+        member is None
+        or member["status"] not in LIVE
+        or member["last_at_ms"] is None
+        or context.get("timeless")
+    ):
         return
-    # An accuser that was away, or has just joined, missed renewals. It counts silence from its own return.
+    # An accuser that was away, or has just joined, missed renewals. It counts silence from its own
+    # return.
     since_ms: int = member["last_at_ms"]
     back_ms: int = context.get("accuser_back_ms", since_ms)
     silence_ms = case.fact.at_ms - max(since_ms, back_ms) + context.get("unseen_ms", 0)
-    least_ms = (member["lease_ms"] + member["margin_ms"]) * (100 - CLOCK_RATE_ERROR_PERCENT) // 100 - APPEND_TIME_ERROR_MS
+    least_ms = (member["lease_ms"] + member["margin_ms"]) * (
+        100 - CLOCK_RATE_ERROR_PERCENT
+    ) // 100 - APPEND_TIME_ERROR_MS
     if silence_ms < least_ms:
-        since = f"its last record is at offset {member['last']}" if since_ms >= back_ms else "counted from the accuser's own return"
+        since = (
+            f"its last record is at offset {member['last']}"
+            if since_ms >= back_ms
+            else "counted from the accuser's own return"
+        )
         yield Violation(
-            f"{what} {least_ms - silence_ms} ms before the lease and grace period of incarnation {member['incarnation']} ended ({since})",
+            f"{what} {least_ms - silence_ms} ms before the lease and grace period of incarnation"
+            f" {member['incarnation']} ended ({since})",
             offsets=(member["last"],),
         )
 
@@ -232,13 +304,23 @@ def _too_early(case: BrokerCase, what: str) -> Violations:
     "broker",
     "alarm",
     instead_of=("broker down: still_alive",),
-    means="Somebody without access to the broker's data directory declared it dead: it may still serve.",
+    means=(
+        "Somebody without access to the broker's data directory declared it dead: it may still"
+        " serve."
+    ),
     remedy=RESTRICT_WRITERS,
 )
 def false_proof(case: BrokerCase) -> Violations:
     """An admin declares a broker dead only with the instance id of its live incarnation."""
-    if case.is_of_key and case.record.get("status") == "down" and case.fact.verdict == "still_alive":
-        yield Violation(f"{case.record.get('publisher')} tried to declare it dead with an instance id that is not the live incarnation's")
+    if (
+        case.is_of_key
+        and case.record.get("status") == "down"
+        and case.fact.verdict == "still_alive"
+    ):
+        yield Violation(
+            f"{case.record.get('publisher')} tried to declare it dead with an instance id that is"
+            " not the live incarnation's"
+        )
 
 
 @rule(
@@ -248,27 +330,46 @@ def false_proof(case: BrokerCase) -> Violations:
     remedy="Check whether any broker is alive, and look at its log lines.",
 )
 def silent_too_long(case: BrokerCase) -> Violations:
-    """A broker that has fallen silent is declared dead by another one, as long as any broker writes. Time is the log's time."""
-    # The membership finds these: a silent broker gets no facts of its own, so the facts of live publishers carry them.
+    """A broker that has fallen silent is declared dead by another one, as long as any broker
+    writes. Time is the log's time.
+    """
+    # The membership finds these: a silent broker gets no facts of its own, so the facts of live
+    # publishers carry them.
     for name, last, last_at_ms in case.fact.context.get("silent", ()) if case.is_publisher else ():
-        when = "" if last_at_ms is None else f", {(case.fact.at_ms - last_at_ms) // 1_000} s ago in the log's time"
-        text = f"its last renewal is at offset {last}{when}, and nobody declared it dead: its bundles may be unserved"
+        when = (
+            ""
+            if last_at_ms is None
+            else f", {(case.fact.at_ms - last_at_ms) // 1_000} s ago in the log's time"
+        )
+        text = (
+            f"its last renewal is at offset {last}{when}, and nobody declared it dead: its bundles"
+            " may be unserved"
+        )
         yield Violation(text, offsets=(last,), subject=subject("broker", name), publisher=name)
 
 
-# --- views ------------------------------------------------------------------------------------------------------------------
+# --- views
+# --------------------------------------------------------------------------------------------------
 
 
 @rule(
     "broker",
     "alarm",
-    means="The broker sees another state than the others: its view is damaged, or its version has other rules.",
-    remedy="Restart the broker, so that it reads the log again. If it differs again, compare versions.",
+    means=(
+        "The broker sees another state than the others: its view is damaged, or its version has"
+        " other rules."
+    ),
+    remedy=(
+        "Restart the broker, so that it reads the log again. If it differs again, compare versions."
+    ),
 )
 def digest_differs(case: BrokerCase) -> Violations:
     """The digest that a broker writes with its renewal is that of the view which the log gives."""
     if case.is_of_key and case.is_accepted and (case.fact.after or {}).get("diverged"):
-        yield Violation("the digest of this renewal is not that of the view: this broker has another state than the log gives")
+        yield Violation(
+            "the digest of this renewal is not that of the view: this broker has another state than"
+            " the log gives"
+        )
 
 
 @state_differs.also("broker")
@@ -280,4 +381,6 @@ def broker_state_differs(case: BrokerCase) -> Violations:
     status, incarnation = case.known.after(case.fact.offset, case.record)
     if status != "unknown" and (status, incarnation) != (after["status"], after["incarnation"]):
         fold = f"{after['status']} as {after['incarnation']}"
-        yield Violation(f"by its records it is {status} as incarnation {incarnation}, by the fold {fold}")
+        yield Violation(
+            f"by its records it is {status} as incarnation {incarnation}, by the fold {fold}"
+        )

@@ -1,9 +1,10 @@
 """Check the facts of one bundle against an independent state of it.
 
-`spark_jobs.rules.transitions` has the transition table, `spark_jobs.rules.serving` the rules about serving evidence.
+`spark_jobs.rules.transitions` has the transition table, `spark_jobs.rules.serving` the rules about
+serving evidence.
 
-Where the fold and this state differ, there is one finding, and the audit adopts the fold's state. It also adopts the fold's state of a
-bundle that is older than the audit.
+Where the fold and this state differ, there is one finding, and the audit adopts the fold's state.
+It also adopts the fold's state of a bundle that is older than the audit.
 """
 
 from __future__ import annotations
@@ -18,12 +19,35 @@ from equipoise.spark_jobs.rules.facts import Fact, Raw
 from equipoise.spark_jobs.rules.memory import Memory
 from equipoise.spark_jobs.rules.ranges import Range, parse_bundle, pieces
 from equipoise.spark_jobs.rules.rejections import writes_what_it_may_not
-from equipoise.spark_jobs.rules.rule import ACCEPTED, NOT_FOLDED, REPORT_A_BUG, Case, Finding, Violation, Violations, check_rules, rule
-from equipoise.spark_jobs.rules.serving import GONE_FOR_MS, Serving, check_serving, expire_serving, follow_holder
+from equipoise.spark_jobs.rules.rule import (
+    ACCEPTED,
+    NOT_FOLDED,
+    REPORT_A_BUG,
+    Case,
+    Finding,
+    Violation,
+    Violations,
+    check_rules,
+    rule,
+)
+from equipoise.spark_jobs.rules.serving import (
+    GONE_FOR_MS,
+    Serving,
+    check_serving,
+    expire_serving,
+    follow_holder,
+)
 from equipoise.spark_jobs.rules.transitions import DEATHS, SERVED_BY, STEPS, Step, Whom
 
-_VERDICTS_ON_MERGES: Final = frozenset({ACCEPTED, "unknown_bundle", "stale", "not_adjacent", "illegal_transition"})
-_VERDICTS_ON_TARGETS: Final = {"up": ACCEPTED, "draining": "draining_target", "dead": "dead_target", "never": "dead_target"}
+_VERDICTS_ON_MERGES: Final = frozenset(
+    {ACCEPTED, "unknown_bundle", "stale", "not_adjacent", "illegal_transition"}
+)
+_VERDICTS_ON_TARGETS: Final = {
+    "up": ACCEPTED,
+    "draining": "draining_target",
+    "dead": "dead_target",
+    "never": "dead_target",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +67,28 @@ class State:
         return None if served_by is None else self.owner if served_by == "owner" else self.source
 
     def whom(self, whom: Whom) -> int | None:
-        """Return the incarnation that a table cell means: `o` is the owner, `s` the source, anything else None."""
+        """Return the incarnation that a table cell means: `o` is the owner, `s` the source,
+        anything else None.
+        """
         return self.owner if whom == "o" else self.source if whom == "s" else None
 
 
 def state_in(entry: Raw | None) -> State | None:
     """Return the state of a bundle as in facts."""
-    return None if entry is None else State(entry["phase"], entry.get("owner"), entry.get("source"), entry["last"], entry["token"])
+    return (
+        None
+        if entry is None
+        else State(
+            entry["phase"], entry.get("owner"), entry.get("source"), entry["last"], entry["token"]
+        )
+    )
 
 
 @dataclass(slots=True, kw_only=True)
 class BundleMemory(Memory):
-    """What is known of one bundle. `state` is None if it is not known, or the bundle does not exist."""
+    """What is known of one bundle. `state` is None if it is not known, or the bundle does not
+    exist.
+    """
 
     state: State | None = None
     serving: Serving = field(default_factory=Serving)
@@ -80,7 +114,9 @@ class BundleMemory(Memory):
         self.forget_ms = fact.at_ms + GONE_FOR_MS if is_gone else None
 
     def expire(self, subject: str, now_ms: int) -> Iterator[Finding]:
-        """See `Memory`. Serving evidence waits for its ownership. The membership finds stuck bundles, not this timer."""
+        """See `Memory`. Serving evidence waits for its ownership. The membership finds stuck
+        bundles, not this timer.
+        """
         return expire_serving(self.serving, subject, now_ms)
 
     @property
@@ -102,7 +138,8 @@ class BundleCase(Case):
     """A fact of the channel about one bundle.
 
     * `known`: the state that the audit remembers.
-    * `before`: the state before the record: the fold's if the record was accepted and changed the bundle, else `known`.
+    * `before`: the state before the record: the fold's if the record was accepted and changed the
+      bundle, else `known`.
     * `after`: the fold's state after the record; None if it changed nothing, or the bundle is gone.
     """
 
@@ -127,7 +164,11 @@ class BundleCase(Case):
         """Return a state as the end of a sentence."""
         if state is None:
             return "absent"
-        parties = [f"{what} {self.who(each)}" for what, each in (("owner", state.owner), ("source", state.source)) if each is not None]
+        parties = [
+            f"{what} {self.who(each)}"
+            for what, each in (("owner", state.owner), ("source", state.source))
+            if each is not None
+        ]
         phase = f"{state.phase} of {', '.join(parties)}" if parties else state.phase
         return f"{phase} (last {state.last}, token {state.token})"
 
@@ -141,7 +182,11 @@ class BundleCase(Case):
         if self.before is None or not self.is_named:
             return None
         if self.kind != "merge":
-            return self._verdict_on_split(self.before) if self.kind == "split" else self._verdict_on_step(self.before)
+            return (
+                self._verdict_on_split(self.before)
+                if self.kind == "split"
+                else self._verdict_on_step(self.before)
+            )
         # The other half may be the reason for these verdicts.
         if not self.is_accepted and self.fact.verdict in _VERDICTS_ON_MERGES:
             return None
@@ -149,7 +194,9 @@ class BundleCase(Case):
 
     @property
     def step(self) -> Step | None:
-        """The row of the transition table that a `bundle` record asks for; None if there is none."""
+        """The row of the transition table that a `bundle` record asks for; None if there is
+        none.
+        """
         phase = forms.phase_of(self.record) if self.kind == "bundle" else None
         return None if self.before is None else STEPS.get((self.before.phase, phase or ""))
 
@@ -157,7 +204,11 @@ class BundleCase(Case):
         step, owner = self.step, self.record.get("owner")
         if self.record["based_on"] != state.last:
             return "stale"
-        if step is None or (step.owner != "d" and owner != state.whom(step.owner)) or self.record.get("source") != state.whom(step.source):
+        if (
+            step is None
+            or (step.owner != "d" and owner != state.whom(step.owner))
+            or self.record.get("source") != state.whom(step.source)
+        ):
             return "illegal_transition"
         if not _may_write(step, state, self.record.get("incarnation")):
             return "not_the_actor"
@@ -165,7 +216,11 @@ class BundleCase(Case):
             return "namespace_deleting"
         if step.owner != "d":
             return ACCEPTED
-        return "illegal_transition" if owner == state.owner else _VERDICTS_ON_TARGETS[self.fact.context.get("target", "dead")]
+        return (
+            "illegal_transition"
+            if owner == state.owner
+            else _VERDICTS_ON_TARGETS[self.fact.context.get("target", "dead")]
+        )
 
     def _verdict_on_split(self, state: State) -> str:
         if self.record["based_on"] != state.last:
@@ -175,14 +230,23 @@ class BundleCase(Case):
         if self.record.get("incarnation") != state.owner:
             return "not_the_actor"
         at = self.range
-        return ACCEPTED if at is not None and pieces(at.low, at.high, self.record.get("positions") or ()) else "bad_boundary"
+        return (
+            ACCEPTED
+            if at is not None and pieces(at.low, at.high, self.record.get("positions") or ())
+            else "bad_boundary"
+        )
 
     def _verdict_on_half_of_merge(self, state: State) -> str:
         is_left = self.record["key"] == self.name
         if self.record["based_on" if is_left else "based_on_right"] != state.last:
             return "stale"
         left, right = parse_bundle(self.record["key"]), parse_bundle(self.record["right"])
-        if left is None or right is None or left.namespace != right.namespace or left.high != right.low:
+        if (
+            left is None
+            or right is None
+            or left.namespace != right.namespace
+            or left.high != right.low
+        ):
             return "not_adjacent"
         owner = self.fact.context.get("owner", state.owner)
         return ACCEPTED if state.phase == "owned" and state.owner == owner else "illegal_transition"
@@ -192,7 +256,12 @@ class BundleCase(Case):
     @property
     def is_made(self) -> bool:
         """Whether the fold says that the record made this bundle."""
-        return self.is_accepted and self.fact.before is None and self.after is not None and not self.is_named
+        return (
+            self.is_accepted
+            and self.fact.before is None
+            and self.after is not None
+            and not self.is_named
+        )
 
     @cached_property
     def wrong_after(self) -> tuple[State | None, State | None] | None:
@@ -201,25 +270,41 @@ class BundleCase(Case):
             expected = self.made
             is_known = self.made is not None
         elif self.is_named:
-            expected = self._after_step(self.before) if self.kind == "bundle" and self.expected == ACCEPTED else None
+            expected = (
+                self._after_step(self.before)
+                if self.kind == "bundle" and self.expected == ACCEPTED
+                else None
+            )
             is_known = self.expected == ACCEPTED
         else:
             expected = self._after_death(self.before)
             is_known = expected is not None
-        return (self.after, expected) if self.is_accepted and is_known and self.after != expected else None
+        return (
+            (self.after, expected)
+            if self.is_accepted and is_known and self.after != expected
+            else None
+        )
 
     def _after_step(self, before: State) -> State:
         """Return the state after a `bundle` record that the audit accepts."""
         phase = str(forms.phase_of(self.record))
         token = self.fact.offset if STEPS[before.phase, phase].ownership else before.token
-        return State(phase, self.record.get("owner"), self.record.get("source"), self.fact.offset, token)
+        return State(
+            phase, self.record.get("owner"), self.record.get("source"), self.fact.offset, token
+        )
 
     def _after_death(self, before: State) -> State | None:
         """Return the state after the death of a party; None if the record ends none of them."""
         death = DEATHS.get((before.phase, "owner" if before.owner == self.dead else "source"))
         if not self.is_changed or self.kind == "namespace" or not self.names_dead or death is None:
             return None
-        return State(death.after, before.whom(death.owner), None, self.fact.offset, self.fact.offset if death.ownership else before.token)
+        return State(
+            death.after,
+            before.whom(death.owner),
+            None,
+            self.fact.offset,
+            self.fact.offset if death.ownership else before.token,
+        )
 
     @cached_property
     def made(self) -> State | None:
@@ -229,15 +314,26 @@ class BundleCase(Case):
         if self.kind == "namespace" and self.record.get("status") == "created":
             return State("free", None, None, self.fact.offset, self.fact.offset)
         if self.kind in ("split", "merge"):
-            owner = self.record.get("incarnation") if self.kind == "split" else self.fact.context.get("owner", self.after.owner)
+            owner = (
+                self.record.get("incarnation")
+                if self.kind == "split"
+                else self.fact.context.get("owner", self.after.owner)
+            )
             return State("owned", owner, None, self.fact.offset, self.after.token)
         return None
 
     @property
     def fencing_fault(self) -> Literal["not_renewed", "fell"] | None:
-        """What is wrong with the token of a bundle that was there before, if only the token differs in `wrong_after`."""
+        """What is wrong with the token of a bundle that was there before, if only the token differs
+        in `wrong_after`.
+        """
         after, expected = self.wrong_after or (None, None)
-        if self.before is None or after is None or expected is None or replace(after, token=expected.token) != expected:
+        if (
+            self.before is None
+            or after is None
+            or expected is None
+            or replace(after, token=expected.token) != expected
+        ):
             return None
         if expected.token == self.fact.offset:
             return "not_renewed"
@@ -247,12 +343,19 @@ class BundleCase(Case):
     def difference(self) -> Violation:
         """Describe `wrong_after`."""
         after, expected = self.wrong_after or (None, None)
-        return Violation(f"{self.what} made it {self.describe(after)}; the audit expects {self.describe(expected)}")
+        return Violation(
+            f"{self.what} made it {self.describe(after)}; the audit expects"
+            f" {self.describe(expected)}"
+        )
 
     @property
     def names_dead(self) -> bool:
         """Whether the bundle named the incarnation that the record ends."""
-        return self.dead is not None and self.before is not None and self.dead in (self.before.owner, self.before.source)
+        return (
+            self.dead is not None
+            and self.before is not None
+            and self.dead in (self.before.owner, self.before.source)
+        )
 
 
 def _may_write(step: Step, state: State, incarnation: int | None) -> bool:
@@ -260,16 +363,21 @@ def _may_write(step: Step, state: State, incarnation: int | None) -> bool:
         return True
     if incarnation is None:
         return step.who == "admin"
-    return step.who == "broker" or incarnation == (state.owner if step.who == "owner" else state.source)
+    return step.who == "broker" or incarnation == (
+        state.owner if step.who == "owner" else state.source
+    )
 
 
-# --- rules about states -----------------------------------------------------------------------------------------------------
+# --- rules about states
+# --------------------------------------------------------------------------------------------------
 
 
 @rule(
     "bundle",
     "alarm",
-    means="The fold changed something that the record does not change, or changed it in another way.",
+    means=(
+        "The fold changed something that the record does not change, or changed it in another way."
+    ),
     remedy=REPORT_A_BUG,
 )
 def state_differs(case: BundleCase) -> Violations:
@@ -279,7 +387,10 @@ def state_differs(case: BundleCase) -> Violations:
             yield Violation(f"{case.what} was rejected ({case.fact.verdict}), but changed it")
         return
     if case.fact.before is not None and case.known not in (None, case.before):
-        yield Violation(f"it was {case.describe(case.before)} for the fold; the audit expects {case.describe(case.known)}")
+        yield Violation(
+            f"it was {case.describe(case.before)} for the fold; the audit expects"
+            f" {case.describe(case.known)}"
+        )
     if case.wrong_after is not None and case.fencing_fault is None:
         yield case.difference
     if case.fact.before is None or case.is_named:
@@ -295,7 +406,10 @@ def state_differs(case: BundleCase) -> Violations:
     "bundle",
     "alarm",
     instead_of=("illegal_transition",),
-    means="A step was accepted that the table does not have: a bundle may have two owners, or none for ever.",
+    means=(
+        "A step was accepted that the table does not have: a bundle may have two owners, or none"
+        " for ever."
+    ),
     remedy=REPORT_A_BUG,
 )
 def illegal_step(case: BundleCase) -> Violations:
@@ -309,20 +423,28 @@ def illegal_step(case: BundleCase) -> Violations:
 
 
 @rule(
-    "bundle", "alarm", means="A store that checks tokens may refuse the owner, or accept what a former owner writes.", remedy=REPORT_A_BUG
+    "bundle",
+    "alarm",
+    means="A store that checks tokens may refuse the owner, or accept what a former owner writes.",
+    remedy=REPORT_A_BUG,
 )
 def token_fell(case: BundleCase) -> Violations:
     """The fencing tokens of a point of the hash space only rise."""
     after, offset = case.after, case.fact.offset
     if after is not None and case.made == after:
         if after.token > offset or (case.kind != "namespace" and after.token == offset):
-            yield Violation(f"it was made with token {after.token}, which no record before offset {offset} gave")
+            yield Violation(
+                f"it was made with token {after.token}, which no record before offset {offset} gave"
+            )
     elif case.fencing_fault == "fell":
         yield case.difference
 
 
 @rule(
-    "bundle", "alarm", means="The former owner and the new one have the same token, so no store can tell them apart.", remedy=REPORT_A_BUG
+    "bundle",
+    "alarm",
+    means="The former owner and the new one have the same token, so no store can tell them apart.",
+    remedy=REPORT_A_BUG,
 )
 def token_not_renewed(case: BundleCase) -> Violations:
     """Each new ownership has its own token: the offset of the record that began it."""
@@ -342,20 +464,37 @@ def intervals_overlap(case: BundleCase) -> Violations:
     if not case.is_accepted or case.fact.before is None or before is None or after is None:
         return
     server, successor = before.holder, after.holder
-    if server is None or successor in (None, server) or server in (case.record.get("incarnation"), case.dead):
+    if (
+        server is None
+        or successor in (None, server)
+        or server in (case.record.get("incarnation"), case.dead)
+    ):
         return
-    text = f"{case.who(successor)} serves it from offset {case.fact.offset}, but {case.who(server)} neither released it nor is dead"
+    text = (
+        f"{case.who(successor)} serves it from offset {case.fact.offset}, but {case.who(server)}"
+        " neither released it nor is dead"
+    )
     yield Violation(text, offsets=(before.last,))
 
 
-@rule("bundle", "alarm", means="A bundle belongs to a dead broker, and nobody will place it.", remedy=REPORT_A_BUG)
+@rule(
+    "bundle",
+    "alarm",
+    means="A bundle belongs to a dead broker, and nobody will place it.",
+    remedy=REPORT_A_BUG,
+)
 def death_left_bundle(case: BundleCase) -> Violations:
     """The record of a death changes all bundles that name the dead incarnation."""
     # A bundle that the record changes is checked by `state_differs`.
     if not case.is_accepted or case.is_named or case.is_changed or case.dead is None:
         return
-    if case.names_dead or (case.before is None and case.name not in case.fact.context.get("overdue", ())):
-        yield Violation(f"{case.who(case.dead)} died at offset {case.fact.offset}, but the bundle still names it")
+    if case.names_dead or (
+        case.before is None and case.name not in case.fact.context.get("overdue", ())
+    ):
+        yield Violation(
+            f"{case.who(case.dead)} died at offset {case.fact.offset}, but the bundle still"
+            " names it"
+        )
 
 
 @rule(
@@ -379,17 +518,25 @@ def namespace_deleted_in_use(case: BundleCase) -> Violations:
     "bundle",
     "warning",
     means="Clients of the bundle may wait, and no broker acts.",
-    remedy="Check whether its brokers answer. `equipoise bundles cancel` cancels a transfer. If a bundle stays free, every broker that is "
-    "asked refuses it, or the policies allow none.",
+    remedy=(
+        "Check whether its brokers answer. `equipoise bundles cancel` cancels a transfer. If a"
+        " bundle stays free, every broker that is asked refuses it, or the policies allow none."
+    ),
 )
 def stuck_in_flight(case: BundleCase) -> Violations:
-    """A pending bundle arrives, or is cancelled, within the bound. A free one has an owner within five times that, while a broker is up."""
+    """A pending bundle arrives, or is cancelled, within the bound. A free one has an owner within
+    five times that, while a broker is up.
+    """
     # The membership finds these: an overdue bundle gets no facts of its own.
     since = case.fact.context.get("overdue", {}).get(case.name)
     if since is not None:
-        phase, last = ("pending", since) if case.known is None else (case.known.phase, case.known.last)
+        phase, last = (
+            ("pending", since) if case.known is None else (case.known.phase, case.known.last)
+        )
         earlier = "" if last == since else f" (pending or free since offset {since})"
-        yield Violation(f"it is {phase} since offset {last}{earlier}, and no broker acts", offsets=(since, last))
+        yield Violation(
+            f"it is {phase} since offset {last}{earlier}, and no broker acts", offsets=(since, last)
+        )
 
 
 @writes_what_it_may_not.also("bundle")
@@ -399,13 +546,28 @@ def no_such_proposal(case: BundleCase) -> Violations:
     One illegal proposal is normal: operators ask for a transfer to the present owner.
     """
     verdict, state = case.fact.verdict, case.before
-    if state is None or case.is_accepted or "expected" in case.fact.context or case.kind == "merge" or case.expected != verdict:
+    if (
+        state is None
+        or case.is_accepted
+        or "expected" in case.fact.context
+        or case.kind == "merge"
+        or case.expected != verdict
+    ):
         return
     if verdict == "dead_target" and case.fact.context.get("target") == "never":
-        yield Violation(f"{case.what} gives it to incarnation {case.record.get('owner')}, which no broker ever had")
+        yield Violation(
+            f"{case.what} gives it to incarnation {case.record.get('owner')}, which no broker"
+            " ever had"
+        )
     elif verdict == "bad_boundary":
         yield Violation(f"{case.what} splits it at positions outside it, or not in rising order")
     elif verdict == "illegal_transition":
         step = case.step
-        if step is None or step.owner != "d" or case.record.get("source") != state.whom(step.source):
-            yield Violation(f"{case.what} is no step from {case.describe(state)}, on which it is based")
+        if (
+            step is None
+            or step.owner != "d"
+            or case.record.get("source") != state.whom(step.source)
+        ):
+            yield Violation(
+                f"{case.what} is no step from {case.describe(state)}, on which it is based"
+            )

@@ -3,8 +3,10 @@
 How the log is cut into batches must not change the findings:
 
 * A due timer runs before the next later fact. Spark alone would run it after the whole batch.
-* A timer gets the present log time, not its due time: after an outage of the log nobody is late by its length.
-* A note carries the time at the end of its batch, possibly hours after its event. So notes run no timers.
+* A timer gets the present log time, not its due time: after an outage of the log nobody is late by
+  its length.
+* A note carries the time at the end of its batch, possibly hours after its event. So notes run no
+  timers.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from equipoise.spark_jobs.rules.facts import Fact
 from equipoise.spark_jobs.rules.log import LogMemory
 from equipoise.spark_jobs.rules.memory import Memory
 from equipoise.spark_jobs.rules.namespace import NamespaceMemory
-from equipoise.spark_jobs.rules.pulsar import BundleAudit as _PulsarRules  # noqa: F401 - its rules are among `RULES`
+
+# Its rules are among `RULES`.
+from equipoise.spark_jobs.rules.pulsar import BundleAudit as _PulsarRules  # noqa: F401
 from equipoise.spark_jobs.rules.rule import RULES, Finding, audit_broken
 
 __all__ = ("MEMORIES", "NO_OFFSET", "RULES", "SubjectAudit")
@@ -51,9 +55,11 @@ class SubjectAudit:
         return self.memory == self._kind(begun=self.memory.begun)
 
     def check(self, fact: Fact) -> list[Finding]:
-        """Return the findings of `fact`, after those of the subject's due timer. Facts come in order of the channel's offsets.
+        """Return the findings of `fact`, after those of the subject's due timer. Facts come in
+        order of the channel's offsets.
 
-        A check that raises makes a finding and forgets the subject, since its state may be inconsistent.
+        A check that raises makes a finding and forgets the subject, since its state may be
+        inconsistent.
         """
         findings: list[Finding] = []
         due_ms = self.memory.due_ms
@@ -67,18 +73,27 @@ class SubjectAudit:
         return findings
 
     def _begin(self, begun: int) -> None:
-        """Forget what was read before a gap that ends at `begun`, but not what was reported and held back."""
+        """Forget what was read before a gap that ends at `begun`, but not what was reported and
+        held back.
+        """
         if begun > self.memory.begun and self.memory.forgets_at_gaps:
-            self.memory = self._kind(begun=begun, reported=self.memory.reported, failures=self.memory.failures)
+            self.memory = self._kind(
+                begun=begun, reported=self.memory.reported, failures=self.memory.failures
+            )
         self.memory.begun = max(self.memory.begun, begun)
 
     def expire(self, now_ms: int) -> list[Finding]:
-        """Return the findings of the timer at `now_ms` of the log's time; nothing if it is not due."""
+        """Return the findings of the timer at `now_ms` of the log's time; nothing if it is not
+        due.
+        """
         due_ms = self.memory.due_ms
         if due_ms is None or due_ms > now_ms:
             return []
         try:
-            findings = [*self.memory.expire(self.subject, now_ms), *self.memory.held_back(self.subject, now_ms)]
+            findings = [
+                *self.memory.expire(self.subject, now_ms),
+                *self.memory.held_back(self.subject, now_ms),
+            ]
         except Exception as error:  # noqa: BLE001 - the same
             return self._failed(error, offset=NO_OFFSET, at_ms=now_ms)
         if self.memory.forget_ms is not None and self.memory.forget_ms <= now_ms:
@@ -86,13 +101,16 @@ class SubjectAudit:
         return findings
 
     def _failed(self, error: Exception, *, offset: int, at_ms: int) -> list[Finding]:
-        """Report the first, tenth, hundredth ... failure of a subject, so that failures do not flood the findings."""
+        """Report the first, tenth, hundredth ... failure of a subject, so that failures do not
+        flood the findings.
+        """
         failures = self.memory.failures + 1
         self.memory = self._kind(begun=self.memory.begun, failures=failures)
         if str(failures).strip("0") != "1":
             return []
         problem = f"{type(error).__name__}: {error}"
         text = (
-            f"the check of {self.subject} failed at offset {offset}, and what was known of it is forgotten (failure {failures}): {problem}"
+            f"the check of {self.subject} failed at offset {offset}, and what was known of it is"
+            f" forgotten (failure {failures}): {problem}"
         )
         return [audit_broken.finding(self.subject, text, offsets=(offset,), at_ms=at_ms)]

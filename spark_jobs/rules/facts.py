@@ -1,7 +1,8 @@
-"""Define a fact, which the sequential operator sends to the operators keyed by subject, and its JSON form (a row of `Table.FACTS`).
+"""Define a fact, which the sequential operator sends to the operators keyed by subject, and its
+JSON form (a row of `Table.FACTS`).
 
-A fact carries the record (only parsed as JSON), the fold's verdict and changes, and the audit's verdict where it needs a view of the
-whole. So a checker needs nothing of `channel`.
+A fact carries the record (only parsed as JSON), the fold's verdict and changes, and the audit's
+verdict where it needs a view of the whole. So a checker needs nothing of `channel`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ Raw = Mapping[str, Any]
 
 
 def subject(kind: SubjectKind, name: str) -> str:
-    """Return the key of a subject: `bundle:tenant/ns/0x00000000_0xffffffff`, `broker:b1`, `namespace:tenant/ns` or `log:`."""
+    """Return the key of a subject: `bundle:tenant/ns/0x00000000_0xffffffff`, `broker:b1`,
+    `namespace:tenant/ns` or `log:`.
+    """
     return f"{kind}:{name}"
 
 
@@ -28,23 +31,30 @@ class Fact:
     * `source`: where it was read (`spark_jobs.sequence.arrivals.Source`).
     * `offset`: logical for the channel, else the source's own.
     * `at_ms`: the log's time, also for notes.
-    * `record`: the entry's JSON object, or None. A subject that the record changes but does not name gets only its scalar fields.
+    * `record`: the entry's JSON object, or None. A subject that the record changes but does not
+      name gets only its scalar fields.
     * `verdict`: `accepted` or the fold's reason for a rejection; None if the entry is not a record.
-    * `context`: the audit's view, the same for all subjects of a record: `spark_jobs.rules.membership.view.Context`.
+    * `context`: the audit's view, the same for all subjects of a record:
+      `spark_jobs.rules.membership.view.Context`.
 
     `before` and `after` are the fold's states of this subject. Both are None if it changed nothing:
 
-    * a bundle: {phase, owner, source, last, token, low, high}; None before it exists and after it is gone.
-    * a broker: {status, incarnation, last}, and {diverged: true} after a renewal whose digest was not the fold's. `before` is the older
-      incarnation if the record replaces it. After a removal, None.
-    * a namespace: {status, last}, and after its bundles changed {removed, added}: lists of [low, high, phase, owner, token].
-    * the log: `after` is {event, ...}. Events of an entry: `garbage`, `null`, `malformed`. Events of the log: `time_fell`, `time_leapt`,
-      `records_lost`, `log_went_back`, `level_too_new`, `log_closed`, `begun_above`, `channel_incomplete`. Event of a malformed note:
+    * a bundle: {phase, owner, source, last, token, low, high}; None before it exists and after it
+      is gone.
+    * a broker: {status, incarnation, last}, and {diverged: true} after a renewal whose digest was
+      not the fold's. `before` is the older incarnation if the record replaces it. After a removal,
+      None.
+    * a namespace: {status, last}, and after its bundles changed {removed, added}: lists of [low,
+      high, phase, owner, token].
+    * the log: `after` is {event, ...}. Events of an entry: `garbage`, `null`, `malformed`. Events
+      of the log: `time_fell`, `time_leapt`, `records_lost`, `log_went_back`, `level_too_new`,
+      `log_closed`, `begun_above`, `channel_incomplete`. Event of a malformed note:
       `unreadable_note`, with `context` {reached}.
 
-    A serving note is a fact of its bundle. `after` is the bundle as the channel has it so far. `context` is {begin, reached, log, stopped}:
-    the logical offset after which the channel is known, the last one folded, the log's identity if known, and whether folding has stopped
-    for good.
+    A serving note is a fact of its bundle. `after` is the bundle as the channel has it so far.
+    `context` is {begin, reached, log, stopped}: the logical offset after which the channel is
+    known, the last one folded, the log's identity if known, and whether folding has stopped for
+    good.
     """
 
     subject: str

@@ -48,7 +48,9 @@ def _is_one_of(*words: str) -> Check:
 
 
 def _is_list_of(count_max: int) -> Check:
-    return lambda value: type(value) is list and len(value) <= count_max and all(map(is_integer, value))
+    return lambda value: (
+        type(value) is list and len(value) <= count_max and all(map(is_integer, value))
+    )
 
 
 def _is_short_text(value: object) -> bool:
@@ -60,7 +62,9 @@ def _is_document(value: object) -> bool:
         type(value) is dict
         and len(value) <= _DOCUMENT_ENTRIES_MAX
         and all(_is_short_text(name) for name in value)
-        and all(_is_short_text(item) or _is_flag(item) or is_integer(item) for item in value.values())
+        and all(
+            _is_short_text(item) or _is_flag(item) or is_integer(item) for item in value.values()
+        )
     )
 
 
@@ -148,7 +152,9 @@ PHASES: Final[Mapping[tuple[str, bool, bool], str]] = {
 
 
 def is_well_formed(raw: Raw) -> bool:
-    """Return whether a JSON object has the form of a record. Unknown fields are ignored; null means absent."""
+    """Return whether a JSON object has the form of a record. Unknown fields are ignored; null means
+    absent.
+    """
     form = form_of(raw)
     if form is None:
         return False
@@ -166,7 +172,9 @@ def is_well_formed(raw: Raw) -> bool:
 
 
 def form_of(raw: Raw) -> str | None:
-    """Return the record's row in the table: its kind, with the status for `joined` and `renewed`. Return None if it is no record."""
+    """Return the record's row in the table: its kind, with the status for `joined` and `renewed`.
+    Return None if it is no record.
+    """
     kind = raw.get("kind")
     if kind == "broker":
         status = raw.get("status")
@@ -175,12 +183,16 @@ def form_of(raw: Raw) -> str | None:
 
 
 def phase_of(raw: Raw) -> str | None:
-    """Return the phase that a `bundle` record asks for; None if its state does not fit the parties that it names."""
+    """Return the phase that a `bundle` record asks for; None if its state does not fit the parties
+    that it names.
+    """
     return PHASES.get((raw["state"], raw.get("owner") is not None, raw.get("source") is not None))
 
 
 def _is_signed(raw: Raw) -> bool:
-    """Return whether a broker gives its incarnation and attempt number, and an admin only the offset of its view."""
+    """Return whether a broker gives its incarnation and attempt number, and an admin only the
+    offset of its view.
+    """
     get = raw.get
     incarnation, sequence, as_of = get("incarnation"), get("sequence"), get("as_of")
     if raw["publisher"].startswith(ADMIN):
@@ -189,7 +201,9 @@ def _is_signed(raw: Raw) -> bool:
 
 
 def _is_unsigned(raw: Raw) -> bool:
-    return raw.get("incarnation") is None and raw.get("sequence") is None and raw.get("as_of") is None
+    return (
+        raw.get("incarnation") is None and raw.get("sequence") is None and raw.get("as_of") is None
+    )
 
 
 def _is_genesis(raw: Raw) -> bool:
@@ -200,4 +214,7 @@ def _is_joined(raw: Raw) -> bool:
     return _is_unsigned(raw) and raw["key"] == raw["publisher"] and not raw["key"].startswith(ADMIN)
 
 
-_BEFORE_MEMBERSHIP: Final[Mapping[str, Callable[[Raw], bool]]] = {"genesis": _is_genesis, "broker joined": _is_joined}
+_BEFORE_MEMBERSHIP: Final[Mapping[str, Callable[[Raw], bool]]] = {
+    "genesis": _is_genesis,
+    "broker joined": _is_joined,
+}

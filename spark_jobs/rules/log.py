@@ -1,4 +1,6 @@
-"""Check the log as a whole: unreadable entries, genesis records, format version, log time, lost records and admins' rejected records."""
+"""Check the log as a whole: unreadable entries, genesis records, format version, log time, lost
+records and admins' rejected records.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,20 @@ from equipoise.spark_jobs.rules.facts import Fact
 from equipoise.spark_jobs.rules.forms import ADMIN
 from equipoise.spark_jobs.rules.memory import Memory
 from equipoise.spark_jobs.rules.rejections import RejectionCase, Rejections
-from equipoise.spark_jobs.rules.rule import RESTRICT_WRITERS, Finding, Violation, Violations, check_rules, rule
+from equipoise.spark_jobs.rules.rule import (
+    RESTRICT_WRITERS,
+    Finding,
+    Violation,
+    Violations,
+    check_rules,
+    rule,
+)
 
 GENESIS_RACE_MS: Final = 120_000
 """How long after the accepted genesis a broker's own genesis may still arrive.
 
-Brokers that start together on an empty log each write one. It may be late after an interrupted start; a producer retries for two minutes.
+Brokers that start together on an empty log each write one. It may be late after an interrupted
+start; a producer retries for two minutes.
 """
 
 ADMINS_GENESIS_RACE_MS: Final = 10_000
@@ -25,7 +35,10 @@ TIME_FELL_MS_MIN: Final = 1_000
 """Smaller steps back are normal between two writers or two synchronised clocks."""
 
 _CHECK_THE_CLOCK: Final = "Check the clock of the machine that stores the log."
-_TIME_STANDS_STILL: Final = "Until the clock has caught up, the log's time stands still, and rules about durations find nothing."
+_TIME_STANDS_STILL: Final = (
+    "Until the clock has caught up, the log's time stands still, and rules about durations find"
+    " nothing."
+)
 _NO_RECORD: Final = {
     "garbage": "these bytes are no record",
     "malformed": "it does not have the form of a record",
@@ -66,9 +79,12 @@ class LogCase(RejectionCase):
     """An event of the log, or a record. Unknown events break no rule."""
 
     def __init__(self, fact: Fact, known: LogMemory) -> None:
-        # A finding about a note carries the channel's last folded offset, because the note's own offset is not one of the channel.
+        # A finding about a note carries the channel's last folded offset, because the note's own
+        # offset is not one of the channel.
         self.note = fact if (fact.after or {}).get("event") == "unreadable_note" else None
-        super().__init__(fact if self.note is None else replace(fact, offset=fact.context["reached"]))
+        super().__init__(
+            fact if self.note is None else replace(fact, offset=fact.context["reached"])
+        )
         self.known = known
         self.details = fact.after or {}
         self.event = self.details.get("event")
@@ -77,14 +93,17 @@ class LogCase(RejectionCase):
         self.earlier_genesis = () if known.genesis is None else (known.genesis,)
 
 
-# --- entries and events -----------------------------------------------------------------------------------------------------
+# --- entries and events
+# --------------------------------------------------------------------------------------------------
 
 
 @rule(
     "log",
     "warning",
     instead_of=("malformed",),
-    means="Somebody who does not know the format writes to the log, or stored entries were damaged.",
+    means=(
+        "Somebody who does not know the format writes to the log, or stored entries were damaged."
+    ),
     remedy=RESTRICT_WRITERS,
 )
 def malformed(case: LogCase) -> Violations:
@@ -96,19 +115,26 @@ def malformed(case: LogCase) -> Violations:
 @rule(
     "log",
     "warning",
-    means="Somebody who does not know the format writes there, or stored documents were damaged. The audit ignores them.",
+    means=(
+        "Somebody who does not know the format writes there, or stored documents were damaged. The"
+        " audit ignores them."
+    ),
     remedy="Look at that offset of the topic or table that is named, and find out who wrote it.",
 )
 def unreadable_note(case: LogCase) -> Violations:
     """Each document about decisions, loads and serving can be read."""
     if case.note is not None:
-        yield Violation(f"the entry at offset {case.note.offset} of {case.note.source} is not a document of that kind")
+        yield Violation(
+            f"the entry at offset {case.note.offset} of {case.note.source} is not a document of"
+            " that kind"
+        )
 
 
 @rule(
     "log",
     "notice",
-    means="The clock of the log's machine was set back, or had been ahead. Leases are not harmed. " + _TIME_STANDS_STILL,
+    means="The clock of the log's machine was set back, or had been ahead. Leases are not harmed. "
+    + _TIME_STANDS_STILL,
     remedy=_CHECK_THE_CLOCK,
 )
 def time_fell(case: LogCase) -> Violations:
@@ -121,21 +147,28 @@ def time_fell(case: LogCase) -> Violations:
     "log",
     "notice",
     means="One entry had a time in the future. " + _TIME_STANDS_STILL,
-    remedy=f"{_CHECK_THE_CLOCK} If the time lies too far ahead to wait for it, copy the channel to another log, and audit that one.",
+    remedy=(
+        f"{_CHECK_THE_CLOCK} If the time lies too far ahead to wait for it, copy the channel to"
+        " another log, and audit that one."
+    ),
 )
 def time_leapt(case: LogCase) -> Violations:
     """The time of the log does not leap ahead of all clocks."""
     if case.event == "time_leapt":
         yield Violation(
-            f"the log's time leapt ahead by {case.details['by_ms']} ms, and is {case.details['stands_ms']} ms ahead of the newest record: "
-            "until that time has passed, the log's time stands still, and rules about durations find nothing"
+            f"the log's time leapt ahead by {case.details['by_ms']} ms, and is"
+            f" {case.details['stands_ms']} ms ahead of the newest record: until that time has"
+            " passed, the log's time stands still, and rules about durations find nothing"
         )
 
 
 @rule(
     "log",
     "warning",
-    means="The log was truncated, or lost records, before the audit had read them. What these records were is unknown.",
+    means=(
+        "The log was truncated, or lost records, before the audit had read them. What these records"
+        " were is unknown."
+    ),
     remedy="Keep the audit running, or let the channel keep more records.",
 )
 def records_lost(case: LogCase) -> Violations:
@@ -143,28 +176,40 @@ def records_lost(case: LogCase) -> Violations:
     # A log may skip offsets, and below its beginning it is unknown which of them had a record.
     if case.event == "records_lost":
         yield Violation(
-            f"the log was truncated below {case.details['to']} before the audit read the offsets from {case.details['from']} on"
+            f"the log was truncated below {case.details['to']} before the audit read the offsets"
+            f" from {case.details['from']} on"
         )
 
 
 @rule(
     "log",
     "notice",
-    means="The log was closed for good when its channel was copied to another one. It gets no more records to check.",
+    means=(
+        "The log was closed for good when its channel was copied to another one. It gets no more"
+        " records to check."
+    ),
     remedy="Audit the log that the finding names, with an archive of its own.",
 )
 def log_closed(case: LogCase) -> Violations:
     """The channel continues in the log that is audited."""
     if case.event == "log_closed":
         where = case.details.get("copied_to") or "a log that its last record does not name"
-        yield Violation(f"it was closed when its channel was copied: the channel continues at {where}")
+        yield Violation(
+            f"it was closed when its channel was copied: the channel continues at {where}"
+        )
 
 
 @rule(
     "log",
     "alarm",
-    means="No later record is audited: the log was put back or replaced, its format version is too new, or its head is gone.",
-    remedy="Read the finding's text. Then audit the right log with an archive of its own, or with a newer version.",
+    means=(
+        "No later record is audited: the log was put back or replaced, its format version is too"
+        " new, or its head is gone."
+    ),
+    remedy=(
+        "Read the finding's text. Then audit the right log with an archive of its own, or with a"
+        " newer version."
+    ),
 )
 def folding_stopped(case: LogCase) -> Violations:
     """The audit can fold the log to its end."""
@@ -173,7 +218,8 @@ def folding_stopped(case: LogCase) -> Violations:
         yield Violation(f"no further record can be folded ({case.event}): {problem}")
 
 
-# --- format version and genesis ---------------------------------------------------------------------------------------------
+# --- format version and genesis
+# ---------------------------------------------------------------------------------------------
 
 
 @rule(
@@ -181,7 +227,10 @@ def folding_stopped(case: LogCase) -> Violations:
     "warning",
     instead_of=("level",),
     means="It was written by a version of Equipoise to which the cluster was not raised.",
-    remedy="Raise the format version when all brokers support it, or bring back the version that wrote the record.",
+    remedy=(
+        "Raise the format version when all brokers support it, or bring back the version that wrote"
+        " the record."
+    ),
 )
 def above_level(case: LogCase) -> Violations:
     """No record needs a higher format version than the one in force."""
@@ -201,8 +250,15 @@ def above_level(case: LogCase) -> Violations:
 def level_raised_early(case: LogCase) -> Violations:
     """The format version is raised only when every live broker supports it."""
     level = case.record.get("level")
-    if case.fact.verdict == "level" and case.form == "level" and not (type(level) is int and level > 1):
-        text = f"{case.publisher} tried to raise the format version to {case.record.get('raises_to')}, which not every live broker supports"
+    if (
+        case.fact.verdict == "level"
+        and case.form == "level"
+        and not (type(level) is int and level > 1)
+    ):
+        text = (
+            f"{case.publisher} tried to raise the format version to {case.record.get('raises_to')},"
+            " which not every live broker supports"
+        )
         yield Violation(text)
 
 
@@ -216,7 +272,10 @@ def level_raised_early(case: LogCase) -> Violations:
 def foreign_genesis(case: LogCase) -> Violations:
     """A log belongs to one cluster."""
     if case.form == "genesis" and case.fact.verdict == "foreign_genesis":
-        yield Violation(f"{case.publisher} of cluster {case.record.get('cluster')} started with this log", offsets=case.earlier_genesis)
+        yield Violation(
+            f"{case.publisher} of cluster {case.record.get('cluster')} started with this log",
+            offsets=case.earlier_genesis,
+        )
 
 
 @rule(
@@ -232,4 +291,7 @@ def genesis_twice(case: LogCase) -> Violations:
         return
     race_ms = ADMINS_GENESIS_RACE_MS if case.is_by_admin else GENESIS_RACE_MS
     if case.known.genesis_ms is None or case.fact.at_ms - case.known.genesis_ms > race_ms:
-        yield Violation(f"{case.publisher} began the log again, which was rejected as {case.fact.verdict}", offsets=case.earlier_genesis)
+        yield Violation(
+            f"{case.publisher} began the log again, which was rejected as {case.fact.verdict}",
+            offsets=case.earlier_genesis,
+        )

@@ -1,6 +1,8 @@
-"""Define what the audit remembers of one subject, check the subject's facts against it, and limit repeated findings.
+"""Define what the audit remembers of one subject, check the subject's facts against it, and limit
+repeated findings.
 
-One damaged record can make thousands of later ones look wrong. Ten findings of each rule about one subject are enough.
+One damaged record can make thousands of later ones look wrong. Ten findings of each rule about one
+subject are enough.
 """
 
 from __future__ import annotations
@@ -15,17 +17,20 @@ from equipoise.spark_jobs.rules.rule import RULES, Finding
 PERIOD_MS: Final = 60_000
 """Length of a reporting period in log time."""
 REPORTED_MAX: Final = 10
-"""Findings of one rule about one subject in a period. The next finding, or the end of the next period, reports how many were held back."""
+"""Findings of one rule about one subject in a period. The next finding, or the end of the next
+period, reports how many were held back."""
 REPORTED_ONCE: Final = frozenset({"digest_differs"})
 """One per period is enough for these: two views that differ once differ at every later renewal."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Memory:
-    """What the audit remembers of one subject, and the checks of its facts. Each kind of subject extends it. All values go into JSON.
+    """What the audit remembers of one subject, and the checks of its facts. Each kind of subject
+    extends it. All values go into JSON.
 
     * `begun`: the offset from which the audit has read without a gap, as of the last record.
-    * `reported`: by rule, the start of the period, the findings reported in it, those held back since, and the offset of the last of these.
+    * `reported`: by rule, the start of the period, the findings reported in it, those held back
+      since, and the offset of the last of these.
     * `forget_ms`: the log's time at which to forget everything; None for never.
     * `failures`: how often a check of the subject raised an error.
     """
@@ -44,8 +49,11 @@ class Memory:
         """Yield what is wrong with the next fact of the subject, and remember the fact."""
         raise NotImplementedError
 
-    def expire(self, subject: str, now_ms: int) -> Iterator[Finding]:  # noqa: ARG002 - for subjects with a rule that time alone can break
-        """Yield what is wrong because no fact came until `now_ms`. It runs at one of `due_times`, or later."""
+    # For subjects with a rule that time alone can break.
+    def expire(self, subject: str, now_ms: int) -> Iterator[Finding]:  # noqa: ARG002
+        """Yield what is wrong because no fact came until `now_ms`. It runs at one of `due_times`,
+        or later.
+        """
         return iter(())
 
     @property
@@ -71,12 +79,20 @@ class Memory:
         for each in findings:
             held_back = 0 if each.subject != fact.subject else self._count(each, fact.at_ms)
             if held_back:
-                yield replace(each, text=f"{each.text} ({held_back} more findings like this one were held back before it)")
+                yield replace(
+                    each,
+                    text=(
+                        f"{each.text} ({held_back} more findings like this one were held back"
+                        " before it)"
+                    ),
+                )
             elif held_back == 0:
                 yield each
 
     def _count(self, finding: Finding, at_ms: int) -> int | None:
-        """Count one finding. Return how many were held back before it; None if it is held back too."""
+        """Count one finding. Return how many were held back before it; None if it is held back
+        too.
+        """
         began_ms, count, held_back, _ = self.reported.get(finding.rule, (at_ms, 0, 0, 0))
         if at_ms - began_ms >= PERIOD_MS:
             began_ms, count = at_ms, 0
@@ -87,9 +103,14 @@ class Memory:
         return held_back
 
     def held_back(self, subject: str, now_ms: int) -> Iterator[Finding]:
-        """Report how many findings were held back in a period, if no finding of the next period did."""
+        """Report how many findings were held back in a period, if no finding of the next period
+        did.
+        """
         for rule, (began_ms, count, held_back, offset) in sorted(self.reported.items()):
             if held_back and now_ms - began_ms >= 2 * PERIOD_MS:
                 self.reported[rule] = [began_ms, count, 0, 0]
-                text = f"{held_back} more findings like the last ones were held back, up to offset {offset}"
+                text = (
+                    f"{held_back} more findings like the last ones were held back, up to offset"
+                    f" {offset}"
+                )
                 yield RULES[rule].finding(subject, text, offsets=(offset,), at_ms=now_ms)

@@ -1,4 +1,6 @@
-"""Check the facts of one namespace: after each record its bundles cover the hash space exactly once."""
+"""Check the facts of one namespace: after each record its bundles cover the hash space exactly
+once.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from equipoise.spark_jobs.rules.rule import (
 )
 
 FORGOTTEN_AFTER_MS: Final = 3_600_000
-"""Log time after which the findings about a namespace without news are forgotten. Anyone can invent names."""
+"""Log time after which the findings about a namespace without news are forgotten. Anyone can invent
+names."""
 
 _SHOWN_MAX: Final = 4
 _WHOLE_SPACE: Final = [(0, HASH_END)]
@@ -64,12 +67,19 @@ class NamespaceCase(Case):
 
     @property
     def expected_ranges(self) -> tuple[Ranges, Ranges] | None:
-        """The sorted ranges that an accepted record removes and adds; None for a deletion, and if the record may change none."""
+        """The sorted ranges that an accepted record removes and adds; None for a deletion, and if
+        the record may change none.
+        """
         if self.kind == "namespace" and self.status == "created":
             return [], whole_space(self.record.get("boundaries") or ()) or []
-        at, right = parse_bundle(str(self.record.get("key"))), parse_bundle(str(self.record.get("right")))
+        at, right = (
+            parse_bundle(str(self.record.get("key"))),
+            parse_bundle(str(self.record.get("right"))),
+        )
         if self.kind == "split" and at is not None:
-            return [(at.low, at.high)], pieces(at.low, at.high, self.record.get("positions") or ()) or []
+            return [(at.low, at.high)], pieces(
+                at.low, at.high, self.record.get("positions") or ()
+            ) or []
         if self.kind == "merge" and at is not None and right is not None:
             return sorted([(at.low, at.high), (right.low, right.high)]), [(at.low, right.high)]
         return None
@@ -109,7 +119,11 @@ def _ranges(rows: Iterable[Row]) -> Ranges:
 
 def _text(ranges: Ranges) -> str:
     shown = ", ".join(f"0x{low:08x}_0x{high:08x}" for low, high in ranges[:_SHOWN_MAX])
-    return f"{shown} and {len(ranges) - _SHOWN_MAX} more" if len(ranges) > _SHOWN_MAX else shown or "nothing"
+    return (
+        f"{shown} and {len(ranges) - _SHOWN_MAX} more"
+        if len(ranges) > _SHOWN_MAX
+        else shown or "nothing"
+    )
 
 
 def _listed(values: Iterable[object]) -> str:
@@ -134,12 +148,21 @@ def hole(case: NamespaceCase) -> Violations:
     elif case.expected_ranges is not None:
         went, came = case.expected_ranges
         if case.removed != went and not set(case.removed) < set(went):
-            yield Violation(f"{case.what} removed {_text(case.removed)}; the audit expects {_text(went)}")
+            yield Violation(
+                f"{case.what} removed {_text(case.removed)}; the audit expects {_text(went)}"
+            )
         elif case.removed == went and case.added != came and case.leaves_hole:
-            yield Violation(f"{case.what} made {_text(case.added)}; the audit expects {_text(came)}")
+            yield Violation(
+                f"{case.what} made {_text(case.added)}; the audit expects {_text(came)}"
+            )
 
 
-@rule("namespace", "alarm", means="Keys of that range may have two owners at once.", remedy=REPORT_A_BUG)
+@rule(
+    "namespace",
+    "alarm",
+    means="Keys of that range may have two owners at once.",
+    remedy=REPORT_A_BUG,
+)
 def overlap(case: NamespaceCase) -> Violations:
     """No point of the hash space lies in two bundles of a namespace."""
     if case.is_deletion or case.expected_ranges is None or not case.is_changed:
@@ -148,16 +171,22 @@ def overlap(case: NamespaceCase) -> Violations:
     if case.twice:
         yield Violation(f"after {case.what} two bundles cover {_text(case.twice)}")
     if set(case.removed) < set(went):
-        yield Violation(f"{case.what} removed {_text(case.removed)}; the audit expects {_text(went)}")
+        yield Violation(
+            f"{case.what} removed {_text(case.removed)}; the audit expects {_text(went)}"
+        )
 
 
 @state_differs.also("namespace")
 def namespace_state_differs(case: NamespaceCase) -> Violations:
-    """Check that only accepted records of certain kinds change ranges, and into the expected ones, of bundles that exist."""
+    """Check that only accepted records of certain kinds change ranges, and into the expected ones,
+    of bundles that exist.
+    """
     if not case.is_changed:
         return
     if not case.is_accepted:
-        yield Violation(f"{case.what} was rejected ({case.fact.verdict}), but changed the namespace's ranges")
+        yield Violation(
+            f"{case.what} was rejected ({case.fact.verdict}), but changed the namespace's ranges"
+        )
     unknown = case.fact.context.get("unknown")
     if unknown:
         yield Violation(f"{case.what} removed {_listed(unknown)}, which did not exist")
@@ -166,7 +195,9 @@ def namespace_state_differs(case: NamespaceCase) -> Violations:
     if case.is_deletion:
         return
     if case.expected_ranges is None:
-        yield Violation(f"{case.what} changed the namespace's ranges, but records of this kind do not")
+        yield Violation(
+            f"{case.what} changed the namespace's ranges, but records of this kind do not"
+        )
         return
     went, came = case.expected_ranges
     if case.removed == went and case.added != came and not case.twice and not case.leaves_hole:
@@ -176,14 +207,22 @@ def namespace_state_differs(case: NamespaceCase) -> Violations:
 @illegal_step.also("namespace")
 def children_keep_owner(case: NamespaceCase) -> Violations:
     """Check that children have their parent's owner, and a merged bundle the common owner."""
-    owners = dict.fromkeys(row[_OWNER] for row in (*case.rows_removed, *case.rows_added)) if case.inherits else ()
+    owners = (
+        dict.fromkeys(row[_OWNER] for row in (*case.rows_removed, *case.rows_added))
+        if case.inherits
+        else ()
+    )
     if len(owners) > 1:
-        yield Violation(f"{case.what} gave bundles of one owner to {_listed(map(case.who, owners))}")
+        yield Violation(
+            f"{case.what} gave bundles of one owner to {_listed(map(case.who, owners))}"
+        )
 
 
 @token_fell.also("namespace")
 def children_keep_token(case: NamespaceCase) -> Violations:
-    """Check that children have at least their parent's token, and a merged bundle the greater one."""
+    """Check that children have at least their parent's token, and a merged bundle the greater
+    one.
+    """
     if case.inherits and case.tokens and min(case.tokens) < case.token:
         yield Violation(f"{case.what} gave token {_listed(case.tokens)} to what had {case.token}")
 
@@ -202,9 +241,15 @@ def no_such_namespace_record(case: NamespaceCase) -> Violations:
 
 @verdict_differs.also("namespace")
 def deletion_verdict(case: NamespaceCase) -> Violations:
-    """Check the verdict on a deletion. If the membership has none, the state of the bundles decides between two."""
+    """Check the verdict on a deletion. If the membership has none, the state of the bundles decides
+    between two.
+    """
     verdict = case.fact.verdict
-    if case.is_deletion and "expected" not in case.fact.context and verdict not in (ACCEPTED, "bundles_in_use"):
+    if (
+        case.is_deletion
+        and "expected" not in case.fact.context
+        and verdict not in (ACCEPTED, "bundles_in_use")
+    ):
         yield Violation(f"{case.what} was {verdict}; the audit expects accepted or bundles_in_use")
 
 
@@ -212,12 +257,18 @@ def deletion_verdict(case: NamespaceCase) -> Violations:
     "namespace",
     "warning",
     on=("broker",),
-    means="The process that deleted it was interrupted. Its bundles are given to no broker any more, and its name is taken.",
+    means=(
+        "The process that deleted it was interrupted. Its bundles are given to no broker any more,"
+        " and its name is taken."
+    ),
     remedy="Run `equipoise namespaces delete` for it again, which continues the deletion.",
 )
 def deleting_too_long(case: BrokerCase) -> Violations:
-    """A namespace that is being deleted is gone within five times the bound for a pending bundle."""
-    # The membership finds these: a stopped deletion writes no records, so the facts of live publishers carry them.
+    """A namespace that is being deleted is gone within five times the bound for a pending
+    bundle.
+    """
+    # The membership finds these: a stopped deletion writes no records, so the facts of live
+    # publishers carry them.
     for name, since in case.fact.context.get("deleting_since", ()) if case.is_publisher else ():
         text = f"it has been in deletion since offset {since}, and nobody continues that"
         yield Violation(text, offsets=(since,), subject=subject("namespace", name))

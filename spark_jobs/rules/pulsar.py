@@ -1,7 +1,9 @@
-"""State the rules of Pulsar's bundle state channel a second time, from its design documents, and audit messages by them.
+"""State the rules of Pulsar's bundle state channel a second time, from its design documents, and
+audit messages by them.
 
-Nothing here imports `pulsar_cluster`, which folds the channel: an audit that asks the fold whether the fold is right proves nothing.
-Pulsar's records carry no epoch and no author. So what can also happen in a healthy cluster for a moment has a grace period here.
+Nothing here imports `pulsar_cluster`, which folds the channel: an audit that asks the fold whether
+the fold is right proves nothing. Pulsar's records carry no epoch and no author. So what can also
+happen in a healthy cluster for a moment has a grace period here.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ from equipoise.spark_jobs.rules.ranges import parse_bundle
 from equipoise.spark_jobs.rules.rule import ACCEPTED, Finding, Rule, Severity
 
 RACE_MS: Final = 10_000
-"""A record loses a race if another took its version at most this long before. Brokers read the channel within milliseconds."""
+"""A record loses a race if another took its version at most this long before. Brokers read the
+channel within milliseconds."""
 
 STUCK_MS: Final = 30_000
-"""Default of `loadBalancerInFlightServiceUnitStateWaitingTimeInMillis`, after which Pulsar's leader ends a step."""
+"""Default of `loadBalancerInFlightServiceUnitStateWaitingTimeInMillis`, after which Pulsar's leader
+ends a step."""
 
 REJECTED: Final = "rejected"
 
@@ -29,11 +33,22 @@ _INT64: Final = range(-(1 << 63), 1 << 63)
 _MOVING: Final = ("Assigning", "Releasing")
 _RESOLVER: Final = "ServiceUnitStateDataConflictResolver of Pulsar 4.0.8"
 
-# --- rules ------------------------------------------------------------------------------------------------------------------
+# --- rules
+# --------------------------------------------------------------------------------------------------
 
 
-def _rule(name: str, severity: Severity, *, source: str, says: str, means: str, remedy: str) -> Rule:
-    return Rule(name=f"pulsar_{name}", subject="bundle", severity=severity, says=says, means=means, remedy=remedy, source=source)
+def _rule(
+    name: str, severity: Severity, *, source: str, says: str, means: str, remedy: str
+) -> Rule:
+    return Rule(
+        name=f"pulsar_{name}",
+        subject="bundle",
+        severity=severity,
+        says=says,
+        means=means,
+        remedy=remedy,
+        source=source,
+    )
 
 
 second_owner: Final = _rule(
@@ -42,7 +57,10 @@ second_owner: Final = _rule(
     source='PIP-192, "Bundle Transfer Example"; PIP-307, "High Level Design"',
     says="A broker takes a bundle only after its owner released it to this broker, or was gone.",
     means="Two brokers may have served the bundle at the same time.",
-    remedy="Look for the bundle in the logs of both brokers, and unload it once: `pulsar-admin namespaces unload NAMESPACE -b RANGE`.",
+    remedy=(
+        "Look for the bundle in the logs of both brokers, and unload it once: `pulsar-admin"
+        " namespaces unload NAMESPACE -b RANGE`."
+    ),
 )
 revived_parent: Final = _rule(
     "revived_parent",
@@ -50,46 +68,83 @@ revived_parent: Final = _rule(
     source='PIP-192, "Bundle Split Example"',
     says="A bundle that was split does not come back beside its children.",
     means="Two brokers may serve the same topics, one by the parent and one by a child.",
-    remedy="Compare `pulsar-admin namespaces bundles` with the channel, and restart the broker that took the parent.",
+    remedy=(
+        "Compare `pulsar-admin namespaces bundles` with the channel, and restart the broker that"
+        " took the parent."
+    ),
 )
 gone_broker: Final = _rule(
     "gone_broker",
     "alarm",
     source='PIP-192, "When a broker is down"',
-    says="A broker whose bundles the leader took writes no more, until it takes a bundle that it was assigned later.",
-    means="The leader thought that the broker was gone, but it ran on and may have served its bundles. A long pause does that.",
-    remedy="Look at that broker's log for pauses and lost ZooKeeper sessions. Restart it if it still runs with the old session.",
+    says=(
+        "A broker whose bundles the leader took writes no more, until it takes a bundle that it was"
+        " assigned later."
+    ),
+    means=(
+        "The leader thought that the broker was gone, but it ran on and may have served its"
+        " bundles. A long pause does that."
+    ),
+    remedy=(
+        "Look at that broker's log for pauses and lost ZooKeeper sessions. Restart it if it still"
+        " runs with the old session."
+    ),
 )
 old_version: Final = _rule(
     "old_version",
     "warning",
     source=f'PIP-192, "Conflict State Resolution"; {_RESOLVER}',
-    says="A broker writes the version that follows the one it read. A record that loses a race is late by seconds.",
-    means="The table of the writer was far behind. Pulsar's brokers ignore the record, but not after a tombstone.",
-    remedy="Look for a long pause or a lost connection of the writing broker at that time. After a tombstone, unload the bundle once.",
+    says=(
+        "A broker writes the version that follows the one it read. A record that loses a race is"
+        " late by seconds."
+    ),
+    means=(
+        "The table of the writer was far behind. Pulsar's brokers ignore the record, but not after"
+        " a tombstone."
+    ),
+    remedy=(
+        "Look for a long pause or a lost connection of the writing broker at that time. After a"
+        " tombstone, unload the bundle once."
+    ),
 )
 version_gap: Final = _rule(
     "version_gap",
     "warning",
-    source=f"{_RESOLVER}: a gap is accepted, because compaction may have removed the records between",
+    source=(
+        f"{_RESOLVER}: a gap is accepted, because compaction may have removed the records between"
+    ),
     says="The versions of a bundle rise by 1.",
-    means="Records are missing, or a broker wrote past all rules: over a gap Pulsar checks neither the step nor the brokers.",
-    remedy="If the recording has a hole there, nothing is wrong. Else find out who writes to the channel besides the brokers.",
+    means=(
+        "Records are missing, or a broker wrote past all rules: over a gap Pulsar checks neither"
+        " the step nor the brokers."
+    ),
+    remedy=(
+        "If the recording has a hole there, nothing is wrong. Else find out who writes to the"
+        " channel besides the brokers."
+    ),
 )
 stuck: Final = _rule(
     "stuck",
     "warning",
-    source='PIP-192, "When a broker is down"; `loadBalancerInFlightServiceUnitStateWaitingTimeInMillis`',
+    source=(
+        'PIP-192, "When a broker is down";'
+        " `loadBalancerInFlightServiceUnitStateWaitingTimeInMillis`"
+    ),
     says="A step of a bundle ends within 30 s. Later the leader ends it.",
     means="The bundle had no owner for so long, and its clients waited.",
-    remedy="Look at the log of the broker that had to act. Unload the bundle if it still has no owner.",
+    remedy=(
+        "Look at the log of the broker that had to act. Unload the bundle if it still has no owner."
+    ),
 )
 unreadable: Final = _rule(
     "unreadable",
     "warning",
     source='PIP-192, "Bundle State Channel"; ServiceUnitStateData of Pulsar 4.0.8',
     says="Each message is a record, or has no value.",
-    means="Somebody else writes to the channel, or the brokers have versions that do not fit together.",
+    means=(
+        "Somebody else writes to the channel, or the brokers have versions that do not fit"
+        " together."
+    ),
     remedy="Find out who may produce to `pulsar/system`, and take this permission away.",
 )
 unknown_state: Final = _rule(
@@ -110,7 +165,8 @@ verdict_differs: Final = _rule(
 )
 
 
-# --- the rule for conflicts -------------------------------------------------------------------------------------------------
+# --- the rule for conflicts
+# -------------------------------------------------------------------------------------------------
 
 
 class State(NamedTuple):
@@ -132,22 +188,29 @@ _STEPS: Final[Mapping[tuple[str, str], Callable[[State, State], bool]]] = {
     ("Free", "Assigning"): lambda _, right: right.dst is not None and right.src is None,
     ("Free", "Init"): lambda _left, _right: True,
     ("Assigning", "Owned"): _same_brokers,
-    ("Owned", "Releasing"): lambda left, right: right.src is not None and right.src == left.dst != right.dst,
+    ("Owned", "Releasing"): lambda left, right: (
+        right.src is not None and right.src == left.dst != right.dst
+    ),
     ("Owned", "Splitting"): lambda left, right: right.dst is None and right.src == left.dst,
-    ("Releasing", "Assigning"): lambda left, right: right.dst is not None and _same_brokers(left, right),
+    ("Releasing", "Assigning"): lambda left, right: (
+        right.dst is not None and _same_brokers(left, right)
+    ),
     ("Releasing", "Free"): _same_brokers,
     ("Splitting", "Deleted"): _same_brokers,
     ("Deleted", "Init"): lambda _left, _right: True,
 }
-"""The steps of ServiceUnitState on a topic, and which brokers the right record must name. A bundle in no state may take any step."""
+"""The steps of ServiceUnitState on a topic, and which brokers the right record must name. A bundle
+in no state may take any step."""
 
 STATES: Final = frozenset(state for step in _STEPS for state in step)
 
 
 def keeps_left(left: State | None, right: State | None) -> bool:
-    """Return whether Pulsar's brokers ignore `right`, given `left`: ServiceUnitStateDataConflictResolver.shouldKeepLeft on a topic.
+    """Return whether Pulsar's brokers ignore `right`, given `left`:
+    ServiceUnitStateDataConflictResolver.shouldKeepLeft on a topic.
 
-    None is a tombstone, or no record. States of a newer Pulsar have no rules here, so they are let through.
+    None is a tombstone, or no record. States of a newer Pulsar have no rules here, so they are let
+    through.
     """
     if right is None:
         return False
@@ -170,26 +233,43 @@ def parse_state(value: bytes) -> State:
     """Parse the value of a message. Raise `ValueError` with the reason if it is not a record."""
     raw = orjson.loads(value)
     if not isinstance(raw, dict):
-        raise ValueError("it is not an object")  # noqa: TRY004 - the caller asks whether it is a record
-    state, version, children = raw.get("state"), raw.get("versionId"), raw.get("splitServiceUnitToDestBroker") or {}
+        # The caller asks whether it is a record.
+        raise ValueError("it is not an object")  # noqa: TRY004
+    state, version, children = (
+        raw.get("state"),
+        raw.get("versionId"),
+        raw.get("splitServiceUnitToDestBroker") or {},
+    )
     dst, src = raw.get("dstBroker"), raw.get("sourceBroker")
-    names = all(name is None or isinstance(name, str) for name in (dst, src)) and isinstance(children, dict)
-    if not names or not isinstance(state, str) or not state or type(raw.get("timestamp", 0)) is not int:
+    names = all(name is None or isinstance(name, str) for name in (dst, src)) and isinstance(
+        children, dict
+    )
+    if (
+        not names
+        or not isinstance(state, str)
+        or not state
+        or type(raw.get("timestamp", 0)) is not int
+    ):
         raise ValueError("a field is missing or has another type")
     if type(version) is not int or version not in _INT64:
         raise ValueError("its versionId is not a 64-bit integer")
-    return State(state, _named(dst), _named(src), raw.get("force") is True, version, tuple(children))
+    return State(
+        state, _named(dst), _named(src), raw.get("force") is True, version, tuple(children)
+    )
 
 
 def _named(broker: str | None) -> str | None:
     return broker if broker is not None and broker.strip() else None
 
 
-# --- the audit of bundles ---------------------------------------------------------------------------------------------------
+# --- the audit of bundles
+# --------------------------------------------------------------------------------------------------
 
 
 class Message(NamedTuple):
-    """A message of a recording. `published_ms` is Unix time, `producer` the name of the writer's connection."""
+    """A message of a recording. `published_ms` is Unix time, `producer` the name of the writer's
+    connection.
+    """
 
     offset: int
     bundle: str
@@ -230,7 +310,8 @@ class _Bundle:
 
 
 class BundleAudit:
-    """Audits messages in the order of their offsets. All bundles of a namespace must come to the same audit.
+    """Audits messages in the order of their offsets. All bundles of a namespace must come to the
+    same audit.
 
     Call `end` after the last message.
     """
@@ -243,7 +324,9 @@ class BundleAudit:
         """Bundles that had a tombstone: their versions begin at 1 again."""
 
     def check(self, message: Message, verdict: str) -> tuple[list[Finding], Sighting]:
-        """Return the findings of the next message, and what it says about brokers. `verdict` is the fold's, `ACCEPTED` or a reason."""
+        """Return the findings of the next message, and what it says about brokers. `verdict` is the
+        fold's, `ACCEPTED` or a reason.
+        """
         bundle = self._bundles.get(message.bundle) or _Bundle()
         held, right = bundle.held, None
         sighting = Sighting(message.offset, message.bundle, message.published_ms, message.producer)
@@ -255,25 +338,42 @@ class BundleAudit:
         is_rejected = keeps_left(held, right)
         found = _differing(message, verdict, REJECTED if is_rejected else ACCEPTED)
         if right is not None and right.state == "Owned" and not right.force:
-            is_assigned = not is_rejected and held is not None and held.state == "Assigning" and held.dst == right.dst
-            sighting = sighting._replace(owner=right.dst, assigned_at=bundle.offset if is_assigned else None)
+            is_assigned = (
+                not is_rejected
+                and held is not None
+                and held.state == "Assigning"
+                and held.dst == right.dst
+            )
+            sighting = sighting._replace(
+                owner=right.dst, assigned_at=bundle.offset if is_assigned else None
+            )
         if is_rejected and held is not None and right is not None:
             return found + list(_of_rejected(bundle, held, right, message)), sighting
         found += self._of_accepted(bundle, right, message)
         if right is not None and right.force and right.state != "Releasing" and held is not None:
             server = _server(held)
-            sighting = sighting._replace(taken_from=server if held.state != "Releasing" and server != right.dst else None)
+            sighting = sighting._replace(
+                taken_from=server if held.state != "Releasing" and server != right.dst else None
+            )
         self._take(bundle, right, message)
         return found, sighting
 
     def end(self, newest_ms: int) -> Iterator[Finding]:
-        """Yield the findings of bundles that are stuck at `newest_ms`, the newest time of the recording (Unix time)."""
+        """Yield the findings of bundles that are stuck at `newest_ms`, the newest time of the
+        recording (Unix time).
+        """
         for name, bundle in self._bundles.items():
             step = _stuck_step(bundle, newest_ms)
             if step is not None:
-                yield _finding(stuck, Sighting(bundle.offset, name, newest_ms, producer=""), f"it has been {step}")
+                yield _finding(
+                    stuck,
+                    Sighting(bundle.offset, name, newest_ms, producer=""),
+                    f"it has been {step}",
+                )
 
-    def _of_accepted(self, bundle: _Bundle, right: State | None, message: Message) -> Iterator[Finding]:
+    def _of_accepted(
+        self, bundle: _Bundle, right: State | None, message: Message
+    ) -> Iterator[Finding]:
         held = bundle.held
         step = _stuck_step(bundle, message.published_ms)
         if step is not None:
@@ -285,18 +385,39 @@ class BundleAudit:
         children = self._children.get(message.bundle, ())
         child = next((child for child in children if self._is_served(child)), None)
         if child is not None:
-            yield _finding(revived_parent, message, f"it was split, and is {right.state} again beside its child {child}")
-        elif held is None and message.bundle in self._ended and right.version > 1 and right.state != "Assigning" and not right.force:
-            text = f"{right.state} with version {right.version}, after a tombstone had ended the bundle's versions"
+            yield _finding(
+                revived_parent,
+                message,
+                f"it was split, and is {right.state} again beside its child {child}",
+            )
+        elif (
+            held is None
+            and message.bundle in self._ended
+            and right.version > 1
+            and right.state != "Assigning"
+            and not right.force
+        ):
+            text = (
+                f"{right.state} with version {right.version}, after a tombstone had ended the"
+                " bundle's versions"
+            )
             yield _finding(old_version, message, text)
         if right.force or held is None:
             return
         server, now = _server(held), _server(right)
         if server is not None and now is not None and server != now:
-            text = f"{now} owns it ({right.state}, version {right.version}), and {server} has not released it"
+            text = (
+                f"{now} owns it ({right.state}, version {right.version}), and {server} has not"
+                " released it"
+            )
             yield _finding(second_owner, message, text, bundle.offset)
         elif right.version > held.version + 1:
-            yield _finding(version_gap, message, f"its version goes from {held.version} to {right.version}", bundle.offset)
+            yield _finding(
+                version_gap,
+                message,
+                f"its version goes from {held.version} to {right.version}",
+                bundle.offset,
+            )
 
     def _is_served(self, name: str) -> bool:
         bundle = self._bundles.get(name)
@@ -309,10 +430,14 @@ class BundleAudit:
             return
         if right.state == "Deleted" and bundle.held is not None:
             namespace = message.bundle.rpartition("/")[0]
-            self._children[message.bundle] = tuple(f"{namespace}/{child}" for child in bundle.held.children)
+            self._children[message.bundle] = tuple(
+                f"{namespace}/{child}" for child in bundle.held.children
+            )
         bundle.held, bundle.offset, bundle.since_ms = right, message.offset, message.published_ms
         earliest_ms = message.published_ms - RACE_MS
-        bundle.reached = {version: at_ms for version, at_ms in bundle.reached.items() if at_ms >= earliest_ms}
+        bundle.reached = {
+            version: at_ms for version, at_ms in bundle.reached.items() if at_ms >= earliest_ms
+        }
         bundle.reached[right.version] = message.published_ms
         self._bundles[message.bundle] = bundle
 
@@ -329,16 +454,24 @@ def _of_rejected(bundle: _Bundle, held: State, right: State, message: Message) -
     if right.version <= held.version:
         reached_ms = bundle.reached.get(right.version)
         if reached_ms is None or message.published_ms - reached_ms > RACE_MS:
-            text = f"{right.state} with version {right.version}, when the bundle had long had version {held.version}"
+            text = (
+                f"{right.state} with version {right.version}, when the bundle had long had version"
+                f" {held.version}"
+            )
             yield _finding(old_version, message, text, bundle.offset)
     elif right.state == "Owned":
         # Its writer had read the newest record, so this is no race.
-        text = f"{right.dst} claims it with version {right.version}, but it was {held.state} (by {_server(held) or held.dst or 'nobody'})"
+        text = (
+            f"{right.dst} claims it with version {right.version}, but it was {held.state} (by"
+            f" {_server(held) or held.dst or 'nobody'})"
+        )
         yield _finding(second_owner, message, text, bundle.offset)
 
 
 def _server(state: State) -> str | None:
-    """Return who serves a bundle: its owner, and until it has released or split the bundle, the source."""
+    """Return who serves a bundle: its owner, and until it has released or split the bundle, the
+    source.
+    """
     return {"Owned": state.dst, "Releasing": state.src, "Splitting": state.src}.get(state.state)
 
 
@@ -348,7 +481,9 @@ def _differing(message: Message, verdict: str, expected: str) -> list[Finding]:
     return [_finding(verdict_differs, message, f"the fold says {verdict}, the audit {expected}")]
 
 
-def _finding(rule: Rule, message: Message | Sighting, text: str, *earlier: int, publisher: str | None = None) -> Finding:
+def _finding(
+    rule: Rule, message: Message | Sighting, text: str, *earlier: int, publisher: str | None = None
+) -> Finding:
     what = f"why {quote(message.bundle)}" if parse_bundle(message.bundle) is not None else "verify"
     return Finding(
         rule=rule.name,
@@ -361,25 +496,33 @@ def _finding(rule: Rule, message: Message | Sighting, text: str, *earlier: int, 
     )
 
 
-# --- brokers that were gone -------------------------------------------------------------------------------------------------
+# --- brokers that were gone
+# -------------------------------------------------------------------------------------------------
 
 
 class GoneBrokers:
-    """Finds what brokers wrote after the leader had taken their bundles. It sees the sightings of all bundles, by offset."""
+    """Finds what brokers wrote after the leader had taken their bundles. It sees the sightings of
+    all bundles, by offset.
+    """
 
     def __init__(self) -> None:
         """Begin before the first message."""
         self._writers: dict[str, str] = {}
         """Producer -> broker."""
         self._gone: dict[str, tuple[int, frozenset[str]]] = {}
-        """Broker -> the offset at which the leader took its first bundle, and its producers until then."""
+        """Broker -> the offset at which the leader took its first bundle, and its producers until
+        then."""
 
     def check(self, sighting: Sighting) -> Iterator[Finding]:
         """Yield the findings of the next message."""
         owner, producer = sighting.owner, sighting.producer
         if owner is not None and producer:
             self._writers[producer] = owner
-        if owner in self._gone and sighting.assigned_at is not None and sighting.assigned_at > self._gone[owner][0]:
+        if (
+            owner in self._gone
+            and sighting.assigned_at is not None
+            and sighting.assigned_at > self._gone[owner][0]
+        ):
             del self._gone[owner]  # It has come back.
         for broker, (offset, producers) in self._gone.items():
             if producer in producers:
@@ -393,7 +536,9 @@ class GoneBrokers:
                 yield _finding(gone_broker, sighting, text, offset, publisher=owner)
         taken = sighting.taken_from
         if taken is not None and taken not in self._gone:
-            producers = frozenset(producer for producer, broker in self._writers.items() if broker == taken)
+            producers = frozenset(
+                producer for producer, broker in self._writers.items() if broker == taken
+            )
             self._gone[taken] = sighting.offset, producers
 
 

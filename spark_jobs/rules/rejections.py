@@ -1,4 +1,6 @@
-"""Check rejected records by reason and publisher: those that no race explains, and too many of the others."""
+"""Check rejected records by reason and publisher: those that no race explains, and too many of the
+others.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,15 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from equipoise.spark_jobs.rules.facts import Fact
-from equipoise.spark_jobs.rules.rule import ACCEPTED, CHECK_THE_BROKER, NOT_FOLDED, Case, Violation, Violations, rule
+from equipoise.spark_jobs.rules.rule import (
+    ACCEPTED,
+    CHECK_THE_BROKER,
+    NOT_FOLDED,
+    Case,
+    Violation,
+    Violations,
+    rule,
+)
 
 WINDOW_MS: Final = 10_000
 """Length of a counting window in log time. Windows do not overlap."""
@@ -20,12 +30,15 @@ NEVER_WRITTEN: Final[Mapping[str, str]] = {
 """Reasons that no race explains, each with its message. One record is a finding."""
 
 REJECTED_MAX: Final[Mapping[str, int]] = {
-    # Lost races. A death frees ten thousand bundles. Each lookup of a free bundle is a proposal, and all but one may lose.
+    # Lost races. A death frees ten thousand bundles. Each lookup of a free bundle is a proposal,
+    # and all but one may lose.
     "stale": 5_000,
     "late": 5_000,
-    # Records in flight when the broker died, and records that a paused broker sends before it reads of its death.
+    # Records in flight when the broker died, and records that a paused broker sends before it reads
+    # of its death.
     "dead_publisher": 500,
-    # Targets that died or began to drain, and bundles and namespaces that were removed, while the proposal was in flight.
+    # Targets that died or began to drain, and bundles and namespaces that were removed, while the
+    # proposal was in flight.
     "dead_target": 500,
     "draining_target": 500,
     "unknown_bundle": 500,
@@ -33,7 +46,8 @@ REJECTED_MAX: Final[Mapping[str, int]] = {
     "bundles_in_use": 500,
     # Operators' requests are proposed even if they are impossible.
     "illegal_transition": 500,
-    # A process without its data directory tries to join once per renewal while its predecessor looks alive.
+    # A process without its data directory tries to join once per renewal while its predecessor
+    # looks alive.
     "still_alive": 200,
 }
 """Rejections of one reason per window and publisher that are normal.
@@ -50,7 +64,9 @@ OTHERS: Final = "others"
 
 @dataclass(slots=True, kw_only=True)
 class Rejections:
-    """Rejections in the current window, by `PUBLISHER REASON`: how many, and the offset of the first."""
+    """Rejections in the current window, by `PUBLISHER REASON`: how many, and the offset of the
+    first.
+    """
 
     window: int = -1
     counts: dict[str, int] = field(default_factory=dict)
@@ -65,12 +81,18 @@ class Rejections:
         if kind not in self.counts and len(self.counts) >= KINDS_MAX:
             kind = f"{OTHERS} {fact.verdict}"
         count = self.counts[kind] = self.counts.get(kind, 0) + 1
-        return Rejected(publisher=kind.partition(" ")[0], count=count, first=self.firsts.setdefault(kind, fact.offset))
+        return Rejected(
+            publisher=kind.partition(" ")[0],
+            count=count,
+            first=self.firsts.setdefault(kind, fact.offset),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """A rejected record, as the `count`-th of its publisher and reason in the window that began with the record at `first`."""
+    """A rejected record, as the `count`-th of its publisher and reason in the window that began
+    with the record at `first`.
+    """
 
     publisher: str
     count: int
@@ -78,7 +100,9 @@ class Rejected:
 
 
 class RejectionCase(Case):
-    """The record of a broker or an admin. `rejected` is None unless it was rejected and this subject counts it."""
+    """The record of a broker or an admin. `rejected` is None unless it was rejected and this
+    subject counts it.
+    """
 
     rejected: Rejected | None = None
 
@@ -88,7 +112,13 @@ class RejectionCase(Case):
             self.rejected = rejections.count(self.fact, publisher)
 
 
-@rule("broker", "warning", on=("broker", "log"), means="The broker has a defect, or somebody writes in its name.", remedy=CHECK_THE_BROKER)
+@rule(
+    "broker",
+    "warning",
+    on=("broker", "log"),
+    means="The broker has a defect, or somebody writes in its name.",
+    remedy=CHECK_THE_BROKER,
+)
 def writes_what_it_may_not(case: RejectionCase) -> Violations:
     """A broker does not propose what the transition table reserves for others."""
     if case.rejected is None:
@@ -97,7 +127,10 @@ def writes_what_it_may_not(case: RejectionCase) -> Violations:
     if reason == "still_alive" and case.record.get("status") == "removed":
         why = "only a broker that has left or is down may be removed"
     if why is not None:
-        yield Violation(f"{case.what}, about {str(case.record.get('key'))[:256]}, was rejected as {reason}: {why}")
+        yield Violation(
+            f"{case.what}, about {str(case.record.get('key'))[:256]}, was rejected as {reason}:"
+            f" {why}"
+        )
 
 
 @rule(
@@ -112,5 +145,8 @@ def too_many_rejections(case: RejectionCase) -> Violations:
     rejected, reason = case.rejected, str(case.fact.verdict)
     limit = REJECTED_MAX.get(reason, REJECTED_OTHERWISE_MAX)
     if rejected is not None and rejected.count == limit + 1:
-        text = f"more than {limit} records of {rejected.publisher} were rejected as {reason} within {WINDOW_MS // 1_000} s"
+        text = (
+            f"more than {limit} records of {rejected.publisher} were rejected as {reason} within"
+            f" {WINDOW_MS // 1_000} s"
+        )
         yield Violation(text, offsets=(rejected.first,))

@@ -1,11 +1,15 @@
 """Check serving evidence: compare when brokers served a bundle with the ownerships on the log.
 
 * Ownerships come from the audit's own state (`follow_holder`), never from the fold.
-* An *ownership* is the right of one incarnation to serve the bundle under one token, between two offsets of the channel.
+* An *ownership* is the right of one incarnation to serve the bundle under one token, between two
+  offsets of the channel.
 * A *stretch* is one document of evidence: from when until when an incarnation served.
-* Boot times compare only with stretches of the same boot of one machine. Otherwise wall times count, within `CLOCKS_APART_MS`.
-* A stretch that only the token guards (`by_token`) may outlast its lease and overlap another server.
-* Evidence does not come through the log. It may be early, late or lost, so missing knowledge is no finding.
+* Boot times compare only with stretches of the same boot of one machine. Otherwise wall times
+  count, within `CLOCKS_APART_MS`.
+* A stretch that only the token guards (`by_token`) may outlast its lease and overlap another
+  server.
+* Evidence does not come through the log. It may be early, late or lost, so missing knowledge is no
+  finding.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ CLOCKS_APART_MS: Final = 5_000
 """Largest difference to tolerate between the wall clocks of brokers and of the log."""
 
 COMES_LATE_MS: Final = 10_000
-"""How far log time must pass a document's time before the ownership that the document names must have been read."""
+"""How far log time must pass a document's time before the ownership that the document names must
+have been read."""
 
 GONE_FOR_MS: Final = 3_600_000
 """Log time after which a deleted bundle is forgotten. Evidence arrives within seconds."""
@@ -45,7 +50,9 @@ Holder = tuple[int, int]
 
 @dataclass(slots=True, kw_only=True)
 class Ownership:
-    """An ownership. `since_ms` is the earliest time its record may have been written; `read_ms` is the log's time at that record."""
+    """An ownership. `since_ms` is the earliest time its record may have been written; `read_ms` is
+    the log's time at that record.
+    """
 
     token: int
     incarnation: int
@@ -60,8 +67,9 @@ class Stretch:
 
     * `due_ms`: when its ownership must be known; None once that is checked.
     * `reported`: findings already made about it.
-    * `is_within`: its token lies in the part of the log that is or will be read. The ownership itself may be unknown: a bundle made by a
-      split or merge inherits a token that is older than itself.
+    * `is_within`: its token lies in the part of the log that is or will be read. The ownership
+      itself may be unknown: a bundle made by a split or merge inherits a token that is older than
+      itself.
     """
 
     broker: str
@@ -103,7 +111,8 @@ class Serving:
     """What is known of who serves one bundle.
 
     * `known_from`: every ownership from this offset on is known; None if none is.
-    * `written_ms`: when the last record of its ownerships was written, as far as its timestamp is credible.
+    * `written_ms`: when the last record of its ownerships was written, as far as its timestamp is
+      credible.
     """
 
     known_from: int | None = None
@@ -114,7 +123,10 @@ class Serving:
     @classmethod
     def parse(cls, raw: dict[str, Any]) -> Serving:
         """Return it from its JSON object."""
-        ownerships, stretches = [Ownership(**each) for each in raw["ownerships"]], [Stretch(**each) for each in raw["stretches"]]
+        ownerships, stretches = (
+            [Ownership(**each) for each in raw["ownerships"]],
+            [Stretch(**each) for each in raw["stretches"]],
+        )
         return cls(**{**raw, "ownerships": ownerships, "stretches": stretches})
 
     def due_times(self) -> Iterator[int]:
@@ -126,13 +138,15 @@ class Serving:
         return self.known_from is not None and stretch.token < self.known_from
 
 
-# --- state ------------------------------------------------------------------------------------------------------------------
+# --- state
+# --------------------------------------------------------------------------------------------------
 
 
 def follow_holder(serving: Serving, holder: Holder | None, fact: Fact) -> Iterator[Finding]:
     """Record that from this fact on `holder` (None for nobody) may serve the bundle.
 
-    Call it for every fact of the channel that changes the holder. Yield findings about evidence that waited for this.
+    Call it for every fact of the channel that changes the holder. Yield findings about evidence
+    that waited for this.
     """
     last = serving.ownerships[-1] if serving.ownerships else None
     newest = None if last is None or last.is_over else (last.token, last.incarnation)
@@ -149,7 +163,9 @@ def follow_holder(serving: Serving, holder: Holder | None, fact: Fact) -> Iterat
     elif holder is not None:
         if is_first and fact.before is not None and holder[0] < fact.offset:
             since_ms = 0  # The ownership began before the audit, so the time is unknown.
-        serving.ownerships.append(Ownership(token=holder[0], incarnation=holder[1], since_ms=since_ms, read_ms=fact.at_ms))
+        serving.ownerships.append(
+            Ownership(token=holder[0], incarnation=holder[1], since_ms=since_ms, read_ms=fact.at_ms)
+        )
         if len(serving.ownerships) > OWNERSHIPS_MAX:
             del serving.ownerships[0]
             serving.known_from = serving.ownerships[0].token
@@ -159,9 +175,11 @@ def follow_holder(serving: Serving, holder: Holder | None, fact: Fact) -> Iterat
 
 
 def _written_ms(serving: Serving, fact: Fact) -> int:
-    """Return when the record of `fact` was written: its own timestamp if that is earlier than the log's, as for a copied record.
+    """Return when the record of `fact` was written: its own timestamp if that is earlier than the
+    log's, as for a copied record.
 
-    Ignore a timestamp from before the bundle's previous record: a forger could make an ownership as old as it likes.
+    Ignore a timestamp from before the bundle's previous record: a forger could make an ownership as
+    old as it likes.
     """
     written_ms = (fact.record or {}).get("timestamp_ms")
     if not _is_count(written_ms) or written_ms < max(serving.written_ms - CLOCKS_APART_MS, 1):
@@ -170,7 +188,9 @@ def _written_ms(serving: Serving, fact: Fact) -> int:
 
 
 def check_serving(serving: Serving, fact: Fact) -> Iterator[Finding]:
-    """Yield what is wrong with one document of evidence. Ignore malformed documents and those of another log of the same name."""
+    """Yield what is wrong with one document of evidence. Ignore malformed documents and those of
+    another log of the same name.
+    """
     document, log = fact.record or {}, fact.context.get("log")
     stretch = _stretch(document) if log in (None, document.get("log")) else None
     if stretch is None:
@@ -180,25 +200,42 @@ def check_serving(serving: Serving, fact: Fact) -> Iterator[Finding]:
     if stretch.due_ms is not None:
         is_unowned = _is_read_past(serving, stretch, document["at_ms"], fact)
     for kind in _KINDS:
-        yield from _check_rules(kind, StretchCase(serving, stretch, is_unowned), fact.subject, fact.at_ms)
+        yield from _check_rules(
+            kind, StretchCase(serving, stretch, is_unowned), fact.subject, fact.at_ms
+        )
 
 
 def expire_serving(serving: Serving, subject: str, now_ms: int) -> Iterator[Finding]:
-    """Yield findings for evidence whose ownership is still unknown at `now_ms` of the log's time."""
+    """Yield findings for evidence whose ownership is still unknown at `now_ms` of the log's
+    time.
+    """
     for stretch in serving.stretches:
         if stretch.due_ms is not None and stretch.due_ms <= now_ms:
             stretch.due_ms = None
             if serving.known_from is not None or stretch.is_within:
-                yield from _check_rules("ownership", StretchCase(serving, stretch, is_unowned=True), subject, now_ms)
+                yield from _check_rules(
+                    "ownership", StretchCase(serving, stretch, is_unowned=True), subject, now_ms
+                )
 
 
 def _stretch(document: Raw) -> Stretch | None:
     """Return a document as a stretch; None if it is malformed."""
     texts = [document.get(name) for name in ("broker", "boot")]
-    counts = [document.get(name) for name in ("incarnation", "token", "started_ns", "lease_deadline_ns", "at_ms", "at_ns")]
+    counts = [
+        document.get(name)
+        for name in ("incarnation", "token", "started_ns", "lease_deadline_ns", "at_ms", "at_ns")
+    ]
     answered_ns, by_token = document.get("answered_ns"), document.get("by_token", False)
-    is_whole = all(type(text) is str for text in texts) and all(_is_count(count) for count in counts) and type(by_token) is bool
-    if not is_whole or document["at_ms"] > _TIME_MS_MAX or not (answered_ns is None or _is_count(answered_ns)):
+    is_whole = (
+        all(type(text) is str for text in texts)
+        and all(_is_count(count) for count in counts)
+        and type(by_token) is bool
+    )
+    if (
+        not is_whole
+        or document["at_ms"] > _TIME_MS_MAX
+        or not (answered_ns is None or _is_count(answered_ns))
+    ):
         return None
     ahead_ms = document["at_ms"] - document["at_ns"] // _NS_PER_MS
     return Stretch(
@@ -230,8 +267,14 @@ def _merged(serving: Serving, stretch: Stretch, due_ms: int) -> Stretch:
 
 
 def _is_known_unowned(serving: Serving, stretch: Stretch) -> bool:
-    """Return whether the known ownerships settle that nobody gave the bundle to a stretch. If none matches yet, one may still be read."""
-    bearing = [ownership.incarnation for ownership in serving.ownerships if ownership.token == stretch.token]
+    """Return whether the known ownerships settle that nobody gave the bundle to a stretch. If none
+    matches yet, one may still be read.
+    """
+    bearing = [
+        ownership.incarnation
+        for ownership in serving.ownerships
+        if ownership.token == stretch.token
+    ]
     is_newer = any(ownership.token > stretch.token for ownership in serving.ownerships)
     if stretch.due_ms is None or not (bearing or is_newer or serving.is_too_old(stretch)):
         return False
@@ -242,13 +285,20 @@ def _is_known_unowned(serving: Serving, stretch: Stretch) -> bool:
 def _is_read_past(serving: Serving, stretch: Stretch, reported_ms: int, fact: Fact) -> bool:
     """Return whether the log was read past a stretch without ownership, reported at `reported_ms`.
 
-    If its ownership can never be known (before the reading, after its end, or of a forgotten bundle), drop the check. Otherwise wait.
+    If its ownership can never be known (before the reading, after its end, or of a forgotten
+    bundle), drop the check. Otherwise wait.
     """
     begin, reached = fact.context.get("begin"), fact.context.get("reached")
     if not _is_count(begin) or not _is_count(reached):
         return False
-    is_forgotten = serving.known_from is None and fact.at_ms - reported_ms > GONE_FOR_MS - COMES_LATE_MS
-    if stretch.token <= begin or (stretch.token > reached and fact.context.get("stopped")) or is_forgotten:
+    is_forgotten = (
+        serving.known_from is None and fact.at_ms - reported_ms > GONE_FOR_MS - COMES_LATE_MS
+    )
+    if (
+        stretch.token <= begin
+        or (stretch.token > reached and fact.context.get("stopped"))
+        or is_forgotten
+    ):
         stretch.due_ms = None
     elif stretch.token <= reached and fact.at_ms - reported_ms >= COMES_LATE_MS:
         stretch.due_ms = None
@@ -262,7 +312,8 @@ def _is_count(value: object) -> TypeGuard[int]:
     return type(value) is int and 0 <= value <= _INTEGER_MAX
 
 
-# --- rules ------------------------------------------------------------------------------------------------------------------
+# --- rules
+# --------------------------------------------------------------------------------------------------
 
 
 class StretchCase(NamedTuple):
@@ -275,7 +326,9 @@ class StretchCase(NamedTuple):
     @property
     def newer(self) -> Ownership | None:
         """The first known ownership with a greater token."""
-        return next((each for each in self.serving.ownerships if each.token > self.stretch.token), None)
+        return next(
+            (each for each in self.serving.ownerships if each.token > self.stretch.token), None
+        )
 
 
 class Fault(NamedTuple):
@@ -294,14 +347,29 @@ def _check_rules(kind: CaseKind, case: StretchCase, subject: str, at_ms: int) ->
             key = broken.name if fault.other is None else f"{broken.name} {fault.other}"
             if key not in fault.stretch.reported:
                 fault.stretch.reported.append(key)
-                yield broken.finding(subject, fault.text, offsets=fault.offsets, at_ms=at_ms, publisher=fault.stretch.broker)
+                yield broken.finding(
+                    subject,
+                    fault.text,
+                    offsets=fault.offsets,
+                    at_ms=at_ms,
+                    publisher=fault.stretch.broker,
+                )
 
 
-@rule("bundle", "alarm", on=("ownership",), means="A broker served a bundle that it did not own.", remedy=CHECK_THE_BROKER)
+@rule(
+    "bundle",
+    "alarm",
+    on=("ownership",),
+    means="A broker served a bundle that it did not own.",
+    remedy=CHECK_THE_BROKER,
+)
 def served_without_ownership(case: StretchCase) -> Iterator[Fault]:
     """A broker serves a bundle only in an ownership that the log gave it."""
     if case.is_unowned:
-        text = f"{case.stretch} served the bundle, but the log never gave it to that incarnation under that token"
+        text = (
+            f"{case.stretch} served the bundle, but the log never gave it to that incarnation under"
+            " that token"
+        )
         yield Fault(case.stretch, text, offsets=(case.stretch.token,))
 
 
@@ -309,7 +377,9 @@ def served_without_ownership(case: StretchCase) -> Iterator[Fault]:
     "bundle",
     "alarm",
     on=("evidence",),
-    means="One broker may have overwritten what the other wrote, if the store does not check tokens.",
+    means=(
+        "One broker may have overwritten what the other wrote, if the store does not check tokens."
+    ),
     remedy="Compare what both brokers wrote to their stores at that time.",
 )
 def served_two_at_once(case: StretchCase) -> Iterator[Fault]:
@@ -319,32 +389,56 @@ def served_two_at_once(case: StretchCase) -> Iterator[Fault]:
             continue
         together_ms = _together_ms(case.stretch, other)
         if together_ms > 0:
-            first, second = sorted((case.stretch, other), key=lambda each: (each.token, each.incarnation))
+            first, second = sorted(
+                (case.stretch, other), key=lambda each: (each.token, each.incarnation)
+            )
             offsets = (first.token, second.token) if first.token < second.token else (first.token,)
             yield Fault(
-                first, f"{first} and {second} served at the same time, for at least {together_ms:.0f} ms", offsets, second.started_ns
+                first,
+                f"{first} and {second} served at the same time, for at least {together_ms:.0f} ms",
+                offsets,
+                second.started_ns,
             )
 
 
 def _together_ms(one: Stretch, other: Stretch) -> float:
-    """Return for how many milliseconds two stretches certainly overlap; 0 if unknown. One without an end is a moment."""
+    """Return for how many milliseconds two stretches certainly overlap; 0 if unknown. One without
+    an end is a moment.
+    """
     if one.boot == other.boot and one.boot:
         overlap_ns = min(one.end_ns, other.end_ns) - max(one.started_ns, other.started_ns)
         if overlap_ns > 0:
             return overlap_ns / _NS_PER_MS
         # A stretch without an end that starts inside the other one overlaps it for a moment.
-        begun = any(a.answered_ns is None and b.started_ns < a.started_ns < b.end_ns for a, b in ((one, other), (other, one)))
+        begun = any(
+            a.answered_ns is None and b.started_ns < a.started_ns < b.end_ns
+            for a, b in ((one, other), (other, one))
+        )
         return 1 / _NS_PER_MS if begun else 0
     return min(one.end_ms, other.end_ms) - max(one.started_ms, other.started_ms) - CLOCKS_APART_MS
 
 
-@rule("bundle", "alarm", on=("evidence",), means="Another broker may have owned the bundle by then.", remedy=CHECK_THE_BROKER)
+@rule(
+    "bundle",
+    "alarm",
+    on=("evidence",),
+    means="Another broker may have owned the bundle by then.",
+    remedy=CHECK_THE_BROKER,
+)
 def served_past_lease(case: StretchCase) -> Iterator[Fault]:
     """A broker serves nothing after its lease has ended."""
     stretch, answered_ns = case.stretch, case.stretch.answered_ns
-    if answered_ns is not None and answered_ns > max(stretch.lease_deadline_ns, stretch.started_ns) and not stretch.by_token:
+    if (
+        answered_ns is not None
+        and answered_ns > max(stretch.lease_deadline_ns, stretch.started_ns)
+        and not stretch.by_token
+    ):
         late_ms = (answered_ns - stretch.lease_deadline_ns) / _NS_PER_MS
-        yield Fault(stretch, f"{stretch} answered {late_ms:.0f} ms after the end of its lease", offsets=(stretch.token,))
+        yield Fault(
+            stretch,
+            f"{stretch} answered {late_ms:.0f} ms after the end of its lease",
+            offsets=(stretch.token,),
+        )
 
 
 @rule(
@@ -357,17 +451,36 @@ def served_past_lease(case: StretchCase) -> Iterator[Fault]:
 def served_old_token(case: StretchCase) -> Iterator[Fault]:
     """A broker serves with the token of the present ownership."""
     stretch, newer = case.stretch, case.newer
-    if newer is not None and not stretch.by_token and stretch.end_ms > newer.read_ms + CLOCKS_APART_MS:
-        text = f"{stretch} still served {stretch.end_ms - newer.read_ms} ms after the bundle got the token {newer.token}"
+    if (
+        newer is not None
+        and not stretch.by_token
+        and stretch.end_ms > newer.read_ms + CLOCKS_APART_MS
+    ):
+        text = (
+            f"{stretch} still served {stretch.end_ms - newer.read_ms} ms after the bundle got the"
+            f" token {newer.token}"
+        )
         yield Fault(stretch, text, offsets=(stretch.token, newer.token))
 
 
-@rule("bundle", "alarm", on=("ownership",), means="The former owner may have served the bundle too.", remedy=CHECK_THE_BROKER)
+@rule(
+    "bundle",
+    "alarm",
+    on=("ownership",),
+    means="The former owner may have served the bundle too.",
+    remedy=CHECK_THE_BROKER,
+)
 def served_before_owned(case: StretchCase) -> Iterator[Fault]:
     """A broker serves a bundle only after the record that gives it the bundle is on the log."""
     stretch, identity = case.stretch, (case.stretch.token, case.stretch.incarnation)
-    own = next((each for each in case.serving.ownerships if (each.token, each.incarnation) == identity), None)
+    own = next(
+        (each for each in case.serving.ownerships if (each.token, each.incarnation) == identity),
+        None,
+    )
     if own is not None and stretch.started_ms < own.since_ms - CLOCKS_APART_MS:
         early_ms = own.since_ms - stretch.started_ms
-        text = f"{stretch} began to serve {early_ms} ms before the record that gave it the bundle was written"
+        text = (
+            f"{stretch} began to serve {early_ms} ms before the record that gave it the bundle was"
+            " written"
+        )
         yield Fault(stretch, text, offsets=(stretch.token,))

@@ -1,4 +1,6 @@
-"""Keep a part of an operator's state as rows, so that a batch writes only the rows that it changed."""
+"""Keep a part of an operator's state as rows, so that a batch writes only the rows that it
+changed.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,17 @@ StateRow = tuple[str, bytes | None]
 
 
 class StateTable(dict[Key, Value]):
-    """A dictionary that remembers which entries changed. Change it only by assignment, `remove`, `touch` and `replace`."""
+    """A dictionary that remembers which entries changed. Change it only by assignment, `remove`,
+    `touch` and `replace`.
+    """
 
-    def __init__(self, prefix: str, key: Callable[[str], Key], encode: Callable[[Value], bytes], decode: Callable[[bytes], Value]) -> None:
+    def __init__(
+        self,
+        prefix: str,
+        key: Callable[[str], Key],
+        encode: Callable[[Value], bytes],
+        decode: Callable[[bytes], Value],
+    ) -> None:
         """The row of an entry has the key `PREFIXKEY`, and the bytes of `encode`."""
         super().__init__()
         self._prefix = prefix
@@ -50,7 +60,10 @@ class StateTable(dict[Key, Value]):
     def changed_rows(self) -> list[StateRow]:
         """Return the rows that changed since the last call; None for removed ones."""
         changed, self._changed = self._changed, {}
-        return [(f"{self._prefix}{key}", self._encode(self[key]) if key in self else None) for key in changed]
+        return [
+            (f"{self._prefix}{key}", self._encode(self[key]) if key in self else None)
+            for key in changed
+        ]
 
     def restore(self, rows: Mapping[str, bytes]) -> None:
         """Take over the entries from these rows. Ignore rows of other parts."""

@@ -1,7 +1,8 @@
 """The bundle's transition tables, written a second time from the protocol.
 
-A phase is a state together with the parties that are set (`spark_jobs.rules.forms.PHASES`). In the cells, `o` is the owner before, `s` the
-source before, and `d` a live broker that does not drain and is not the owner before.
+A phase is a state together with the parties that are set (`spark_jobs.rules.forms.PHASES`). In the
+cells, `o` is the owner before, `s` the source before, and `d` a live broker that does not drain and
+is not the owner before.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ Whom = Literal["-", "o", "s", "d"]
 
 
 class Step(NamedTuple):
-    """One row: who writes it, the owner and source after it, whether an ownership begins, and whether a namespace deletion forbids it."""
+    """One row: who writes it, the owner and source after it, whether an ownership begins, and
+    whether a namespace deletion forbids it.
+    """
 
     who: Who
     owner: Whom

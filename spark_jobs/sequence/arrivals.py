@@ -1,4 +1,6 @@
-"""Define the entries that come from the sources: the channel's log and the notes. `spark_jobs.sources.frames` reads them."""
+"""Define the entries that come from the sources: the channel's log and the notes.
+`spark_jobs.sources.frames` reads them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from typing import Final, NamedTuple
 
 
 class Source(StrEnum):
-    """Where an arrival comes from. `CHANNEL` is the log; all others are notes, and no verdict depends on them."""
+    """Where an arrival comes from. `CHANNEL` is the log; all others are notes, and no verdict
+    depends on them.
+    """
 
     CHANNEL = "channel"
     DECISIONS = "decisions"
@@ -23,10 +27,11 @@ Positions = Mapping[str, int]
 
 
 class Arrival(NamedTuple):
-    """One entry. `offset` is the storage's own and rises within its source; `at_ms` is the time of the storage (Unix).
+    """One entry. `offset` is the storage's own and rises within its source; `at_ms` is the time of
+    the storage (Unix).
 
-    Use the channel's times, which never fall. Other sources may use other clocks, and Kafka's first batch may bring notes that are hours
-    ahead of its records.
+    Use the channel's times, which never fall. Other sources may use other clocks, and Kafka's first
+    batch may bring notes that are hours ahead of its records.
     """
 
     source: str

@@ -1,4 +1,6 @@
-"""Define the rows that the sequential operator emits. `spark_jobs.archive.tables` defines the bodies."""
+"""Define the rows that the sequential operator emits. `spark_jobs.archive.tables` defines the
+bodies.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from typing import Final, NamedTuple
 
 
 class Table(StrEnum):
-    """The destination of a row. `FACTS` go to the keyed operators; all others are tables of the archive."""
+    """The destination of a row. `FACTS` go to the keyed operators; all others are tables of the
+    archive.
+    """
 
     FACTS = "facts"
     RECORDS = "records"
@@ -22,13 +26,16 @@ class Table(StrEnum):
 
 
 class Emitted(NamedTuple):
-    """One row. `(table, offset, ordinal)` is unique, and the same in every replay of the same entries (for findings, a checksum).
+    """One row. `(table, offset, ordinal)` is unique, and the same in every replay of the same
+    entries (for findings, a checksum).
 
     * `subject`: of a fact its key (see `spark_jobs.rules.facts`), of a record its own key.
     * `offset`: logical for rows of the channel, else the source's own.
-    * `at_ms`: the log's time, which never falls: the greatest of all entries so far. In the tables of notes, the source's own time.
+    * `at_ms`: the log's time, which never falls: the greatest of all entries so far. In the tables
+      of notes, the source's own time.
     * `kind`, `publisher`, `verdict`: of a record (verdict: `accepted` or the reason), else None.
-    * `body`: the entry's bytes for `RECORDS`, a compressed snapshot for `SNAPSHOTS`, else one JSON object.
+    * `body`: the entry's bytes for `RECORDS`, a compressed snapshot for `SNAPSHOTS`, else one JSON
+      object.
     """
 
     table: str
@@ -43,5 +50,6 @@ class Emitted(NamedTuple):
 
 
 EMITTED_DDL: Final = (
-    "table STRING, subject STRING, offset BIGINT, ordinal INT, at TIMESTAMP, kind STRING, publisher STRING, verdict STRING, body BINARY"
+    "table STRING, subject STRING, offset BIGINT, ordinal INT, at TIMESTAMP, kind STRING, publisher"
+    " STRING, verdict STRING, body BINARY"
 )

@@ -16,10 +16,12 @@ from equipoise.spark_jobs.rules.facts import Raw
 from equipoise.spark_jobs.sequence.subjects import claimed, parsed
 
 Lost = Callable[[int, int], bytes | None]
-"""Ask whether entries were lost at the missing physical offsets from the first argument to below the second.
+"""Ask whether entries were lost at the missing physical offsets from the first argument to below
+the second.
 
-Return None if not (a log may skip offsets), else a snapshot of the view from which the rest can be folded. Raise `ChannelIncomplete`,
-`LevelTooNew` or `LogClosed` if nothing leads on, and `LogUnavailable` if it is not known now.
+Return None if not (a log may skip offsets), else a snapshot of the view from which the rest can be
+folded. Raise `ChannelIncomplete`, `LevelTooNew` or `LogClosed` if nothing leads on, and
+`LogUnavailable` if it is not known now.
 """
 
 _NAME: Final = "the channel"
@@ -41,7 +43,9 @@ class Folding:
     """
 
     def __init__(self, view: View, *, lost: Lost, replaced: Callable[[View], None]) -> None:
-        """Continue from `view`. Call `replaced` with each view that replaces it after a loss, before anything is folded into that."""
+        """Continue from `view`. Call `replaced` with each view that replaces it after a loss,
+        before anything is folded into that.
+        """
         self._lost = lost
         self._replaced = replaced
         self.seen = FIRST_OFFSET - 1
@@ -61,7 +65,11 @@ class Folding:
 
     def restore(self, view: View, standing: Mapping[str, Any]) -> None:
         """Continue where the folding was that returned `standing`."""
-        self.seen, self.stopped, self._is_stop_reported = standing["seen"], standing["stopped"], standing["is_stop_told"]
+        self.seen, self.stopped, self._is_stop_reported = (
+            standing["seen"],
+            standing["stopped"],
+            standing["is_stop_told"],
+        )
         self._take_up(view)
         self.begin = standing["begin"]
 
@@ -77,7 +85,9 @@ class Folding:
                 self._stop(error)
 
     def fold(self, offset: int, data: bytes, events: list[Raw]) -> Folded | None:
-        """Return the result for one entry; None if it is not folded. Append events of the log to `events`. Raise what `Lost` raises."""
+        """Return the result for one entry; None if it is not folded. Append events of the log to
+        `events`. Raise what `Lost` raises.
+        """
         reader = self._reader
         if reader is not None and offset != reader.position:
             reader = self._reader_at(reader, offset, events)
@@ -93,12 +103,16 @@ class Folding:
         try:
             return reader.feed(entry)
         except (LevelTooNew, LogClosed) as error:
-            # The record raised the format version or closed the log. It is accepted, and is the last one that can be folded.
+            # The record raised the format version or closed the log. It is accepted, and is the
+            # last one that can be folded.
             self._stop(error, copied_to=claimed(parsed(entry.data), "copied_to"))
             changes = (LevelChanged(before=level, after=self.view.level),)
-            return Folded(offset=self.view.offset, record=decode(entry.data), verdict=Verdict(changes=changes))
+            return Folded(
+                offset=self.view.offset, record=decode(entry.data), verdict=Verdict(changes=changes)
+            )
         except BegunAbove as error:
-            # The log is a copy that was being made when the job began. Its snapshot has the state to continue from.
+            # The log is a copy that was being made when the job began. Its snapshot has the state
+            # to continue from.
             regained = self._regained(FIRST_OFFSET - 1, entry.offset, events)
             if regained is None or regained.view.genesis is None:
                 self._stop(error)
@@ -106,12 +120,15 @@ class Folding:
             return None if entry.offset < regained.position else regained.feed(entry)
 
     def _reader_at(self, reader: Reader, offset: int, events: list[Raw]) -> Reader | None:
-        """Return the reader for an entry at another position than the next; None to skip the entry."""
+        """Return the reader for an entry at another position than the next; None to skip the
+        entry.
+        """
         if offset <= self.seen:
             self.stopped = {"event": "log_went_back", "position": reader.position, "found": offset}
             self._reader = None
             return None
-        if offset < reader.position:  # The view that the folding began with, or regained, includes it already.
+        # The view that the folding began with, or regained, includes it already.
+        if offset < reader.position:
             return None
         regained = self._regained(reader.position, offset, events)
         return regained if regained is not None and offset >= regained.position else None
@@ -133,7 +150,12 @@ class Folding:
             events.append({**lost, "restored": True, "goes_on": view.offset + 1})
         return self._reader
 
-    def _stop(self, error: BegunAbove | ChannelIncomplete | LevelTooNew | LogClosed, *, copied_to: str | None = None) -> None:
+    def _stop(
+        self,
+        error: BegunAbove | ChannelIncomplete | LevelTooNew | LogClosed,
+        *,
+        copied_to: str | None = None,
+    ) -> None:
         """Stop folding for good. `copied_to` is where the channel of a closed log continues."""
         self.stopped = {"event": _EVENTS[type(error)], "problem": str(error)}
         if copied_to is not None:

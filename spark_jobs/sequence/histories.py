@@ -31,7 +31,9 @@ _MOVING: Final[tuple[Phase, ...]] = ("transferring", "handing_over", "unloading"
 
 
 class _Ownership(NamedTuple):
-    """Who serves a bundle now, and since when. `from_offset` and `from_at` are None if that was before the reading began."""
+    """Who serves a bundle now, and since when. `from_offset` and `from_at` are None if that was
+    before the reading began.
+    """
 
     broker: str | None
     incarnation: int
@@ -41,7 +43,9 @@ class _Ownership(NamedTuple):
 
 
 class _Transfer(NamedTuple):
-    """A pending move of a bundle: who asked for it, and its progress. `owner` and `giver` are incarnations."""
+    """A pending move of a bundle: who asked for it, and its progress. `owner` and `giver` are
+    incarnations.
+    """
 
     owner: int | None
     giver: int | None
@@ -56,7 +60,9 @@ class _Transfer(NamedTuple):
 
 
 class _Moment(NamedTuple):
-    """The current record. `dead` is the incarnation that it ended, and `dead_how` is `died` or `left`."""
+    """The current record. `dead` is the incarnation that it ended, and `dead_how` is `died` or
+    `left`.
+    """
 
     offset: int
     at_ms: int
@@ -67,42 +73,76 @@ class _Moment(NamedTuple):
     @property
     def requester(self) -> str | None:
         """Who wanted the record: an admin or a broker."""
-        return self.record.publisher if isinstance(self.record, Unreadable) else self.record.requester
+        return (
+            self.record.publisher if isinstance(self.record, Unreadable) else self.record.requester
+        )
 
 
 class Histories:
-    """Make rows from the changes of each record. The state is rows of bytes, so that another process can continue."""
+    """Make rows from the changes of each record. The state is rows of bytes, so that another
+    process can continue.
+    """
 
     def __init__(self) -> None:
         """Begin at the start of a log, where nobody serves anything."""
         self._holders = StateTable("holder:", int, str.encode, bytes.decode)
-        self._ownerships = StateTable("interval:", str, _to_bytes, lambda data: _Ownership(**orjson.loads(data)))
-        self._transfers = StateTable("transfer:", str, _to_bytes, lambda data: _Transfer(**orjson.loads(data)))
+        self._ownerships = StateTable(
+            "interval:", str, _to_bytes, lambda data: _Ownership(**orjson.loads(data))
+        )
+        self._transfers = StateTable(
+            "transfer:", str, _to_bytes, lambda data: _Transfer(**orjson.loads(data))
+        )
         self._tables = (self._holders, self._ownerships, self._transfers)
 
     def begin(self, view: View) -> None:
-        """Continue from `view`. Drop intervals and transfers that it lacks; those that are new began before it."""
+        """Continue from `view`. Drop intervals and transfers that it lacks; those that are new
+        began before it.
+        """
         self._holders.replace({broker.incarnation: broker.broker for broker in view.live_brokers()})
         ownerships: dict[str, _Ownership] = {}
         transfers: dict[str, _Transfer] = {}
         for name, bundle in view.bundles.items():
-            server, ownership, transfer = bundle.server, self._ownerships.get(name), self._transfers.get(name)
+            server, ownership, transfer = (
+                bundle.server,
+                self._ownerships.get(name),
+                self._transfers.get(name),
+            )
             if server is not None:
-                same = ownership is not None and (ownership.incarnation, ownership.token) == (server, bundle.token)
-                ownerships[name] = ownership if ownership is not None and same else self._ownership(bundle, server, None, None)
+                same = ownership is not None and (ownership.incarnation, ownership.token) == (
+                    server,
+                    bundle.token,
+                )
+                ownerships[name] = (
+                    ownership
+                    if ownership is not None and same
+                    else self._ownership(bundle, server, None, None)
+                )
             if bundle.phase in _MOVING:
-                same = transfer is not None and (transfer.owner, transfer.giver) == (bundle.owner, bundle.source)
-                transfers[name] = transfer if transfer is not None and same else self._transfer(bundle, None)
+                same = transfer is not None and (transfer.owner, transfer.giver) == (
+                    bundle.owner,
+                    bundle.source,
+                )
+                transfers[name] = (
+                    transfer if transfer is not None and same else self._transfer(bundle, None)
+                )
         self._ownerships.replace(ownerships)
         self._transfers.replace(transfers)
 
     def feed(self, folded: Folded, at_ms: int) -> Iterator[Emitted]:
-        """Yield the rows of an accepted record with changes. `at_ms` is the log's time, which never falls."""
+        """Yield the rows of an accepted record with changes. `at_ms` is the log's time, which never
+        falls.
+        """
         changes = folded.verdict.changes
-        moment = _Moment(offset=folded.offset, at_ms=at_ms, record=folded.record, dead=None, dead_how="died")
+        moment = _Moment(
+            offset=folded.offset, at_ms=at_ms, record=folded.record, dead=None, dead_how="died"
+        )
         for broker in changes:
             if isinstance(broker, BrokerChanged):
-                how = "left" if isinstance(folded.record, BrokerRecord) and folded.record.status == "left" else "died"
+                how = (
+                    "left"
+                    if isinstance(folded.record, BrokerRecord) and folded.record.status == "left"
+                    else "died"
+                )
                 moment = moment._replace(dead=broker.dead, dead_how=how)
                 if broker.after is not None and broker.after.live:
                     self._holders[broker.after.incarnation] = broker.name
@@ -124,7 +164,9 @@ class Histories:
         for table in self._tables:
             table.restore(rows)
 
-    def _rows(self, change: BundleChanged, moment: _Moment) -> Iterator[tuple[Table, dict[str, Any]]]:
+    def _rows(
+        self, change: BundleChanged, moment: _Moment
+    ) -> Iterator[tuple[Table, dict[str, Any]]]:
         before, after = change.before, change.after
         there = after or before
         if there is None:
@@ -134,16 +176,28 @@ class Histories:
         served_by, serves = _server(before), _server(after)
         if served_by != serves:
             if served_by is not None:
-                yield Table.OWNERSHIP_INTERVALS, {**what, **self._ended_ownership(change, served_by, moment)}
+                yield (
+                    Table.OWNERSHIP_INTERVALS,
+                    {**what, **self._ended_ownership(change, served_by, moment)},
+                )
             if after is not None and serves is not None:
-                self._ownerships[after.name] = self._ownership(after, serves, moment.offset, moment.at_ms)
-        was, is_now = before is not None and before.phase in _MOVING, after is not None and after.phase in _MOVING
+                self._ownerships[after.name] = self._ownership(
+                    after, serves, moment.offset, moment.at_ms
+                )
+        was, is_now = (
+            before is not None and before.phase in _MOVING,
+            after is not None and after.phase in _MOVING,
+        )
         if before is not None and was and not is_now:
             yield Table.TRANSFERS, {**what, **self._ended_transfer(before, after, moment)}
         elif after is not None and is_now:
-            self._transfers[after.name] = self._moved_on(after, moment) if was else self._transfer(after, moment)
+            self._transfers[after.name] = (
+                self._moved_on(after, moment) if was else self._transfer(after, moment)
+            )
 
-    def _transition(self, before: BundleEntry | None, after: BundleEntry | None, moment: _Moment) -> dict[str, Any]:
+    def _transition(
+        self, before: BundleEntry | None, after: BundleEntry | None, moment: _Moment
+    ) -> dict[str, Any]:
         there = after or before
         return {
             "phase_before": None if before is None else before.phase,
@@ -158,7 +212,9 @@ class Histories:
             "reason": _reason(moment.record),
         }
 
-    def _ended_ownership(self, change: BundleChanged, served_by: int, moment: _Moment) -> dict[str, Any]:
+    def _ended_ownership(
+        self, change: BundleChanged, served_by: int, moment: _Moment
+    ) -> dict[str, Any]:
         before = change.before
         ownership = self._ownerships.remove(change.name)
         if ownership is None and before is not None:
@@ -173,7 +229,9 @@ class Histories:
             "duration_ms": None if began is None else moment.at_ms - began,
         }
 
-    def _ended_transfer(self, before: BundleEntry, after: BundleEntry | None, moment: _Moment) -> dict[str, Any]:
+    def _ended_transfer(
+        self, before: BundleEntry, after: BundleEntry | None, moment: _Moment
+    ) -> dict[str, Any]:
         transfer = self._transfers.remove(before.name) or self._transfer(before, None)
         result = _result(before, after, moment)
         row = transfer._asdict()
@@ -184,12 +242,22 @@ class Histories:
             "ended_offset": moment.offset,
             "ended_at": moment.at_ms,
             "result": result,
-            "pause_ms": moment.at_ms - transfer.ready_at if is_paused and transfer.ready_at is not None else None,
+            "pause_ms": moment.at_ms - transfer.ready_at
+            if is_paused and transfer.ready_at is not None
+            else None,
             "duration_ms": None if transfer.begun_at is None else moment.at_ms - transfer.begun_at,
         }
 
-    def _ownership(self, bundle: BundleEntry, server: int, offset: int | None, at_ms: int | None) -> _Ownership:
-        return _Ownership(broker=self._name(server), incarnation=server, token=bundle.token, from_offset=offset, from_at=at_ms)
+    def _ownership(
+        self, bundle: BundleEntry, server: int, offset: int | None, at_ms: int | None
+    ) -> _Ownership:
+        return _Ownership(
+            broker=self._name(server),
+            incarnation=server,
+            token=bundle.token,
+            from_offset=offset,
+            from_at=at_ms,
+        )
 
     def _transfer(self, bundle: BundleEntry, moment: _Moment | None) -> _Transfer:
         return _Transfer(
@@ -205,7 +273,11 @@ class Histories:
 
     def _moved_on(self, after: BundleEntry, moment: _Moment) -> _Transfer:
         transfer = self._transfers.get(after.name) or self._transfer(after, None)
-        return transfer._replace(ready_offset=moment.offset, ready_at=moment.at_ms) if after.phase == "handing_over" else transfer
+        return (
+            transfer._replace(ready_offset=moment.offset, ready_at=moment.at_ms)
+            if after.phase == "handing_over"
+            else transfer
+        )
 
     def _name(self, incarnation: int | None) -> str | None:
         return None if incarnation is None else self._holders.get(incarnation)
@@ -227,7 +299,13 @@ def _how_ownership_ended(change: BundleChanged, served_by: int, moment: _Moment)
     if served_by == moment.dead:
         return moment.dead_how
     if change.after is None:
-        return "split" if isinstance(moment.record, Split) else "merged" if isinstance(moment.record, Merge) else "deleted"
+        return (
+            "split"
+            if isinstance(moment.record, Split)
+            else "merged"
+            if isinstance(moment.record, Merge)
+            else "deleted"
+        )
     return "transferred" if change.after.server is not None else "unloaded"
 
 
@@ -239,7 +317,9 @@ def _result(before: BundleEntry, after: BundleEntry | None, moment: _Moment) -> 
     return "done" if after is not None and after.owner == before.owner else "cancelled"
 
 
-def _emitted(table: Table, bundle: str, moment: _Moment, ordinal: int, row: Mapping[str, Any]) -> Emitted:
+def _emitted(
+    table: Table, bundle: str, moment: _Moment, ordinal: int, row: Mapping[str, Any]
+) -> Emitted:
     return Emitted(
         table=table,
         subject=subject("bundle", bundle),

@@ -18,19 +18,26 @@ Row = Mapping[str, str | int | float | None]
 
 
 class LoadRows(NamedTuple):
-    """The rows of one document: one of `broker_load`, and one of `bundle_load` for each bundle in it."""
+    """The rows of one document: one of `broker_load`, and one of `bundle_load` for each bundle in
+    it.
+    """
 
     brokers: tuple[Row, ...]
     bundles: tuple[Row, ...]
 
 
 def load_rows(document: bytes) -> LoadRows | None:
-    """Return the rows of a load report, or None for another document. A figure that is not a finite number is null."""
+    """Return the rows of a load report, or None for another document. A figure that is not a finite
+    number is null.
+    """
     try:
         summary = decode_summary(document)
     except UnreadableLoad:
         return None
-    return LoadRows(brokers=(_of_broker(summary),), bundles=tuple(_of_bundle(summary.broker, each) for each in summary.load.bundles or ()))
+    return LoadRows(
+        brokers=(_of_broker(summary),),
+        bundles=tuple(_of_bundle(summary.broker, each) for each in summary.load.bundles or ()),
+    )
 
 
 def _of_broker(summary: Summary) -> Row:

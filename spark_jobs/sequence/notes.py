@@ -18,10 +18,16 @@ from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.loads import load_rows
 from equipoise.spark_jobs.sequence.subjects import LOG, bundle_in_fact, fact_bytes, parsed
 
-FACT_ORDINALS: Final = {Source.SERVING: 1 << 30, Source.DECISIONS: (1 << 30) + (1 << 28), Source.LOADS: (1 << 30) + (1 << 29)}
-"""First ordinal of each source's facts. A note's offset may equal a record's, so their ordinals must differ.
+FACT_ORDINALS: Final = {
+    Source.SERVING: 1 << 30,
+    Source.DECISIONS: (1 << 30) + (1 << 28),
+    Source.LOADS: (1 << 30) + (1 << 29),
+}
+"""First ordinal of each source's facts. A note's offset may equal a record's, so their ordinals
+must differ.
 
-A record of the channel has at most some 65,540 facts: the creation of a namespace with that many bundles.
+A record of the channel has at most some 65,540 facts: the creation of a namespace with that many
+bundles.
 """
 
 
@@ -43,7 +49,8 @@ class Now:
 
 
 def rows_of_note(arrival: Arrival, *, now: Now) -> Sequence[Emitted]:
-    """Return the rows and facts of one note. Facts carry the log's time, so that checkers use one clock.
+    """Return the rows and facts of one note. Facts carry the log's time, so that checkers use one
+    clock.
 
     A malformed document becomes a fact of the log and makes no row.
     """
@@ -111,9 +118,21 @@ _ROWS: Final[dict[Source, Callable[[Arrival, Raw, Now], Sequence[Emitted] | None
 
 def _row(table: Table, arrival: Arrival, ordinal: int, body: bytes | None) -> Emitted:
     """Return a row of a table of notes, with the source's own time."""
-    return Emitted(table, "", arrival.offset, ordinal, max(arrival.at_ms, 0), None, None, None, body)
+    return Emitted(
+        table, "", arrival.offset, ordinal, max(arrival.at_ms, 0), None, None, None, body
+    )
 
 
 def _emitted(fact: Fact) -> Emitted:
     ordinal = FACT_ORDINALS[Source(fact.source)]
-    return Emitted(Table.FACTS, fact.subject, fact.offset, ordinal, fact.at_ms, None, None, None, fact_bytes(fact))
+    return Emitted(
+        Table.FACTS,
+        fact.subject,
+        fact.offset,
+        ordinal,
+        fact.at_ms,
+        None,
+        None,
+        None,
+        fact_bytes(fact),
+    )

@@ -1,7 +1,9 @@
-"""Make the archive's rows from the messages of a recorded Pulsar cluster: fold them, and audit each by the rules written a second time.
+"""Make the archive's rows from the messages of a recorded Pulsar cluster: fold them, and audit each
+by the rules written a second time.
 
-`spark_jobs.archive.tables.schema` defines the columns. `equipoise spark report` draws the same page for a cluster of Pulsar. Pulsar's
-records name no author and no reason, and a broker has no incarnation: these columns are null.
+`spark_jobs.archive.tables.schema` defines the columns. `equipoise spark report` draws the same page
+for a cluster of Pulsar. Pulsar's records name no author and no reason, and a broker has no
+incarnation: these columns are null.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ from equipoise.spark_jobs.rules.rule import ACCEPTED, Finding
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 
 MessageRow = tuple[int, str, str, int, bytes | None, str]
-"""Offset, message id, bundle, Unix time in ms, value and producer of a message, as a recording has them."""
+"""Offset, message id, bundle, Unix time in ms, value and producer of a message, as a recording has
+them."""
 
 _PHASES: Final[Mapping[str, str]] = {
     OWNED: "owned",
@@ -42,7 +45,9 @@ _PHASES: Final[Mapping[str, str]] = {
     ASSIGNING: "assigning",
     RELEASING: "transferring",
 }
-_BROKER_LOAD, _TOP_BUNDLES = (topic.rpartition("/")[2] for topic in (BROKER_LOAD_TOPIC, TOP_BUNDLES_TOPIC))
+_BROKER_LOAD, _TOP_BUNDLES = (
+    topic.rpartition("/")[2] for topic in (BROKER_LOAD_TOPIC, TOP_BUNDLES_TOPIC)
+)
 _USES: Final = {
     "cpu": "cpu",
     "memory": "memory",
@@ -77,10 +82,14 @@ class _Move(NamedTuple):
 
 
 class PulsarRows:
-    """Makes the rows of messages in the order of their offsets. All bundles of a namespace must come to the same object."""
+    """Makes the rows of messages in the order of their offsets. All bundles of a namespace must
+    come to the same object.
+    """
 
     def __init__(self, beginnings: Sequence[int] = ()) -> None:
-        """Begin before the first message. `beginnings` are the offsets before which messages are lost, rising."""
+        """Begin before the first message. `beginnings` are the offsets before which messages are
+        lost, rising.
+        """
         self._beginnings = list(beginnings)
         self._begin()
 
@@ -102,7 +111,9 @@ class PulsarRows:
         verdict = ACCEPTED if change.rejection is None else change.rejection.value
         yield _record(message, row[4], verdict)
         offset, _, bundle, published_ms, value, producer = row
-        findings, sighting = self._audit.check(rules.Message(offset, bundle, published_ms, producer, value), verdict)
+        findings, sighting = self._audit.check(
+            rules.Message(offset, bundle, published_ms, producer, value), verdict
+        )
         for finding in findings:
             yield finding_row(finding)
         yield _emitted(Table.FACTS, message, 0, sighting.to_bytes())
@@ -114,8 +125,11 @@ class PulsarRows:
                 yield _emitted(table, message, ordinal, orjson.dumps(body))
 
     def end(self, newest_ms: int) -> Iterator[Emitted]:
-        """Yield the findings that show only after the last message. `newest_ms` is the newest time of the recording (Unix time)."""
-        if not self._beginnings:  # Else messages were lost after the last one here, so nothing is known of its bundles.
+        """Yield the findings that show only after the last message. `newest_ms` is the newest time
+        of the recording (Unix time).
+        """
+        # Else messages were lost after the last one here, so nothing is known of its bundles.
+        if not self._beginnings:
             yield from map(finding_row, self._audit.end(newest_ms))
 
     def _rows(self, change: Change) -> Iterator[tuple[Table, str, dict[str, Any]]]:
@@ -123,43 +137,79 @@ class PulsarRows:
         held, record = None if change.before is None else change.before.record, message.record
         before, after = _standing(held), _standing(record)
         is_split = record is not None and record.state == DELETED
-        yield Table.TRANSITIONS, name, _transition(before, after, message, kind="split" if is_split else None)
+        yield (
+            Table.TRANSITIONS,
+            name,
+            _transition(before, after, message, kind="split" if is_split else None),
+        )
         for child in self._children.pop(name, ()) if is_split else ():
             there = self._bundles.bundles.get(child)
-            if there is not None:  # Its own first record has the true beginning. This row names its parent.
-                yield Table.TRANSITIONS, child, _transition(_standing(None), _standing(there.record), message, kind="split")
+            # Its own first record has the true beginning. This row names its parent.
+            if there is not None:
+                yield (
+                    Table.TRANSITIONS,
+                    child,
+                    _transition(_standing(None), _standing(there.record), message, kind="split"),
+                )
         if record is not None and record.state == SPLITTING:
-            self._children[name] = tuple(f"{name.rpartition('/')[0]}/{child}" for child in record.children)
+            self._children[name] = tuple(
+                f"{name.rpartition('/')[0]}/{child}" for child in record.children
+            )
         served_by, serves = server_of(held), server_of(record)
         if served_by != serves:
             ended = self._ownerships.pop(name, None)
             if ended is not None:
-                yield Table.OWNERSHIP_INTERVALS, name, _ended_ownership(ended, _how_ended(held, record), message)
+                yield (
+                    Table.OWNERSHIP_INTERVALS,
+                    name,
+                    _ended_ownership(ended, _how_ended(held, record), message),
+                )
             if serves is not None and record is not None:
-                self._ownerships[name] = _Ownership(serves, record.version, message.offset, message.published_ms)
+                self._ownerships[name] = _Ownership(
+                    serves, record.version, message.offset, message.published_ms
+                )
         yield from self._moved(message, record)
 
-    def _moved(self, message: Message, record: StateRecord | None) -> Iterator[tuple[Table, str, dict[str, Any]]]:
-        """Begin a move with `Releasing`. End it with the next record. An `Assigning` does not end it: it is the middle of a transfer."""
+    def _moved(
+        self, message: Message, record: StateRecord | None
+    ) -> Iterator[tuple[Table, str, dict[str, Any]]]:
+        """Begin a move with `Releasing`. End it with the next record. An `Assigning` does not end
+        it: it is the middle of a transfer.
+        """
         if record is not None and record.state == ASSIGNING:
             return
         move = self._moves.pop(message.bundle, None)
         if move is not None:
             yield Table.TRANSFERS, message.bundle, _ended_move(move, record, message)
         if record is not None and record.state == RELEASING:
-            self._moves[message.bundle] = _Move(record.source, record.destination, _reason(record), message.offset, message.published_ms)
+            self._moves[message.bundle] = _Move(
+                record.source,
+                record.destination,
+                _reason(record),
+                message.offset,
+                message.published_ms,
+            )
 
 
 def finding_row(finding: Finding) -> Emitted:
     """Return the row of a finding."""
     return Emitted(
-        Table.FINDINGS, finding.subject, finding.offsets[-1], finding.ordinal, finding.at_ms, finding.rule, finding.publisher, None,
+        Table.FINDINGS,
+        finding.subject,
+        finding.offsets[-1],
+        finding.ordinal,
+        finding.at_ms,
+        finding.rule,
+        finding.publisher,
+        None,
         finding.to_bytes(),
-    )  # fmt: skip
+    )
 
 
 def _standing(record: StateRecord | None) -> _Standing:
-    """Translate a state. One that waits for nobody has no phase: it was split, or no client has asked for it since it was released."""
+    """Translate a state. One that waits for nobody has no phase: it was split, or no client has
+    asked for it since it was released.
+    """
     if record is None or record.state in (DELETED, FREE, INIT):
         return _Standing(None, None, None)
     phase = _PHASES.get(record.state, record.state)
@@ -167,10 +217,14 @@ def _standing(record: StateRecord | None) -> _Standing:
         return _Standing(phase, record.source, None)
     if record.state == RELEASING and record.destination is None:
         phase = "unloading"
-    return _Standing(phase, record.destination, record.source if record.state == RELEASING else None)
+    return _Standing(
+        phase, record.destination, record.source if record.state == RELEASING else None
+    )
 
 
-def _transition(before: _Standing, after: _Standing, message: Message, *, kind: str | None) -> dict[str, Any]:
+def _transition(
+    before: _Standing, after: _Standing, message: Message, *, kind: str | None
+) -> dict[str, Any]:
     record = message.record
     return {
         "phase_before": before.phase,
@@ -187,7 +241,13 @@ def _transition(before: _Standing, after: _Standing, message: Message, *, kind: 
 
 def _ended_ownership(ended: _Ownership, how: str, message: Message) -> dict[str, Any]:
     at_ms = message.published_ms
-    return {**ended._asdict(), "to_offset": message.offset, "to_at": at_ms, "how": how, "duration_ms": at_ms - ended.from_at}
+    return {
+        **ended._asdict(),
+        "to_offset": message.offset,
+        "to_at": at_ms,
+        "how": how,
+        "duration_ms": at_ms - ended.from_at,
+    }
 
 
 def _how_ended(held: StateRecord | None, record: StateRecord | None) -> str:
@@ -206,7 +266,10 @@ def _reason(record: StateRecord | None) -> str | None:
         return None
     if record.state == RELEASING:
         return "its namespace is deleted" if record.destination is None else "its broker stops"
-    return "forced, as the step before or by the leader, which ends what a broker that is gone or late has not done"
+    return (
+        "forced, as the step before or by the leader, which ends what a broker that is gone or late"
+        " has not done"
+    )
 
 
 def _ended_move(move: _Move, record: StateRecord | None, message: Message) -> dict[str, Any]:
@@ -219,7 +282,8 @@ def _ended_move(move: _Move, record: StateRecord | None, message: Message) -> di
     spent_ms = at_ms - move.begun_at
     return {
         **move._asdict(),
-        # From this record on the source closes the topics, and clients wait until another broker owns the bundle.
+        # From this record on the source closes the topics, and clients wait until another broker
+        # owns the bundle.
         "ready_offset": move.begun_offset,
         "ready_at": move.begun_at,
         "ended_offset": message.offset,
@@ -236,36 +300,69 @@ def _kind(message: Message) -> str:
 
 def _record(message: Message, value: bytes | None, verdict: str) -> Emitted:
     kind = None if verdict == _UNREADABLE else _kind(message)
-    return Emitted(Table.RECORDS, message.bundle, message.offset, 0, message.published_ms, kind, message.producer, verdict, value)
+    return Emitted(
+        Table.RECORDS,
+        message.bundle,
+        message.offset,
+        0,
+        message.published_ms,
+        kind,
+        message.producer,
+        verdict,
+        value,
+    )
 
 
 def _emitted(table: Table, message: Message, ordinal: int, body: bytes) -> Emitted:
-    return Emitted(table, subject("bundle", message.bundle), message.offset, ordinal, message.published_ms, None, None, None, body)
+    return Emitted(
+        table,
+        subject("bundle", message.bundle),
+        message.offset,
+        ordinal,
+        message.published_ms,
+        None,
+        None,
+        None,
+        body,
+    )
 
 
-# --- load reports -----------------------------------------------------------------------------------------------------------
+# --- load reports
+# --------------------------------------------------------------------------------------------------
 
 
-def load_rows(number: int, at_ms: int, topic: str, broker: str, value: bytes | None) -> Iterator[Emitted]:
-    """Yield the rows of a load report of a broker or of its busiest bundles. A tombstone and an unreadable report have none."""
+def load_rows(
+    number: int, at_ms: int, topic: str, broker: str, value: bytes | None
+) -> Iterator[Emitted]:
+    """Yield the rows of a load report of a broker or of its busiest bundles. A tombstone and an
+    unreadable report have none.
+    """
     try:
         raw = orjson.loads(value or b"{}")
         if topic == _BROKER_LOAD and raw:
             table, found = Table.BROKER_LOAD, [_of_broker(raw)]
         elif topic == _TOP_BUNDLES:
-            table, found = Table.BUNDLE_LOAD, [_of_bundle(each) for each in raw.get("topBundlesLoadData") or ()]
+            table, found = (
+                Table.BUNDLE_LOAD,
+                [_of_bundle(each) for each in raw.get("topBundlesLoadData") or ()],
+            )
         else:
             return
     except (ValueError, TypeError, AttributeError, KeyError):
         return
     for ordinal, each in enumerate(found):
         body = orjson.dumps({"broker": broker, **each})
-        yield Emitted(table, subject("broker", broker), number, ordinal, at_ms, None, None, None, body)
+        yield Emitted(
+            table, subject("broker", broker), number, ordinal, at_ms, None, None, None, body
+        )
 
 
 def _of_broker(raw: Mapping[str, Any]) -> dict[str, Any]:
     uses = {name: raw[name] for name in _USES}
-    shares = {_USES[name]: use["usage"] / use["limit"] if use["limit"] > 0 else None for name, use in uses.items()}
+    shares = {
+        _USES[name]: use["usage"] / use["limit"] if use["limit"] > 0 else None
+        for name, use in uses.items()
+    }
     return {
         **shares,
         **_rates(raw),

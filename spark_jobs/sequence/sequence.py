@@ -1,15 +1,18 @@
 """Turn the whole log into rows and facts in batches, with a state that outlives the process.
 
 * `folding` folds the channel, `LogTime` keeps its time, and `state_rows` stores the view.
-* `subjects` chooses the facts of a record. `spark_jobs.rules.membership` adds the audit's own view to them.
-* `histories` makes the rows of transitions, ownership intervals and transfers. `notes` handles notes.
+* `subjects` chooses the facts of a record. `spark_jobs.rules.membership` adds the audit's own view
+  to them.
+* `histories` makes the rows of transitions, ownership intervals and transfers. `notes` handles
+  notes.
 
 Guarantees:
 
-1. The same entries of the channel give the same rows, for any cut into batches and any restart. In each batch notes come after the channel,
-   with the log's time at that moment.
-2. No entry makes it raise. A closed log, a too new format version or a log that went back ends the folding for good: one fact of the log
-   reports that, and later entries get the verdict `not_folded`.
+1. The same entries of the channel give the same rows, for any cut into batches and any restart. In
+   each batch notes come after the channel, with the log's time at that moment.
+2. No entry makes it raise. A closed log, a too new format version or a log that went back ends the
+   folding for good: one fact of the log reports that, and later entries get the verdict
+   `not_folded`.
 3. Only the channel moves the log's time, which never falls.
 """
 
@@ -22,14 +25,28 @@ from typing import Final
 import orjson
 
 from equipoise.channel.core.codec import decode
-from equipoise.channel.core.entries import BrokerChanged, BrokerEntry, BundleChanged, Change, LevelChanged, NamespaceChanged, PolicyChanged
+from equipoise.channel.core.entries import (
+    BrokerChanged,
+    BrokerEntry,
+    BundleChanged,
+    Change,
+    LevelChanged,
+    NamespaceChanged,
+    PolicyChanged,
+)
 from equipoise.channel.core.log import FIRST_OFFSET
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import Renewed, Unreadable
 from equipoise.channel.core.snapshot import from_bytes
 from equipoise.channel.core.view import View
 from equipoise.spark_jobs.rules.facts import Fact, Raw, subject
-from equipoise.spark_jobs.rules.membership.members import Incarnations, Known, Member, Namespace, Whole
+from equipoise.spark_jobs.rules.membership.members import (
+    Incarnations,
+    Known,
+    Member,
+    Namespace,
+    Whole,
+)
 from equipoise.spark_jobs.rules.membership.view import IN_FLIGHT_MAX_MS, Membership
 from equipoise.spark_jobs.rules.rule import ACCEPTED, NOT_FOLDED
 from equipoise.spark_jobs.rules.state_table import StateRow
@@ -54,13 +71,15 @@ from equipoise.spark_jobs.sequence.subjects import (
 )
 
 TIME_MS_MAX: Final = 9_223_372_036_854
-"""The last time, in the year 2262, that a pandas frame holds. A later time is from a damaged entry and is ignored."""
+"""The last time, in the year 2262, that a pandas frame holds. A later time is from a damaged entry
+and is ignored."""
 
 LEAP_MS_MIN: Final = 60_000
 """A shorter step ahead is a pause of the writers."""
 
 LEAPS_MAX: Final = 8
-"""Leaps to remember. A clock that is ahead may write with pauses, and each pause looks like a leap."""
+"""Leaps to remember. A clock that is ahead may write with pauses, and each pause looks like a
+leap."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,7 +87,8 @@ class LogTime:
     """The log's time, which never falls: the greatest time of all entries so far.
 
     * `behind_ms`: how much older the last entry is than the log's time.
-    * `before_leaps_ms`: the log's times before its last leaps ahead, rising; empty once a leap is reported.
+    * `before_leaps_ms`: the log's times before its last leaps ahead, rising; empty once a leap is
+      reported.
     """
 
     now_ms: int = 0
@@ -76,7 +96,9 @@ class LogTime:
     before_leaps_ms: list[int] = field(default_factory=list)
 
     def advance(self, at_ms: int) -> list[Raw]:
-        """Take the time of the next entry. Return the events that it shows: the time fell, or an earlier entry let it leap."""
+        """Take the time of the next entry. Return the events that it shows: the time fell, or an
+        earlier entry let it leap.
+        """
         events: list[Raw] = []
         if self.now_ms < at_ms <= TIME_MS_MAX:
             if self.now_ms and at_ms - self.now_ms > LEAP_MS_MIN:
@@ -90,11 +112,21 @@ class LogTime:
     def _fallen(self, at_ms: int) -> list[Raw]:
         by_ms = self.now_ms - at_ms
         events: list[Raw] = [{"event": "time_fell", "by_ms": by_ms}]
-        # A leap may be a night without writers. It was a wrong clock if the time is now nearer to the time before the leap.
-        before_ms = next((before for before in reversed(self.before_leaps_ms) if -LEAP_MS_MIN < at_ms - before < by_ms), None)
+        # A leap may be a night without writers. It was a wrong clock if the time is now nearer to
+        # the time before the leap.
+        before_ms = next(
+            (
+                before
+                for before in reversed(self.before_leaps_ms)
+                if -LEAP_MS_MIN < at_ms - before < by_ms
+            ),
+            None,
+        )
         if before_ms is not None:
             self.before_leaps_ms = []
-            events.append({"event": "time_leapt", "by_ms": self.now_ms - before_ms, "stands_ms": by_ms})
+            events.append(
+                {"event": "time_leapt", "by_ms": self.now_ms - before_ms, "stands_ms": by_ms}
+            )
         return events
 
 
@@ -102,7 +134,8 @@ STATE_KEY: Final = "sequence:"
 """Key of the state row with the sequence's own position."""
 
 SNAPSHOT_RECORDS: Final = 100_000
-"""Records between two snapshots of an archive: about a second of folding, so that a long verification has many parts."""
+"""Records between two snapshots of an archive: about a second of folding, so that a long
+verification has many parts."""
 
 _CHANNEL: Final = Source.CHANNEL.value
 _RECORDS: Final = Table.RECORDS.value
@@ -128,23 +161,31 @@ class Sequence:
         in_flight_max_ms: int = IN_FLIGHT_MAX_MS,
         snapshot_records: int = SNAPSHOT_RECORDS,
     ) -> None:
-        """Begin at the log's first record, or at the snapshot `begin` (`channel.core.snapshot`). Raise `SnapshotDamaged`.
+        """Begin at the log's first record, or at the snapshot `begin` (`channel.core.snapshot`).
+        Raise `SnapshotDamaged`.
 
         * `wants`: the tables whose rows to emit.
-        * `log`: the log's identity, if known. Evidence of a former log with the same name is ignored.
+        * `log`: the log's identity, if known. Evidence of a former log with the same name is
+          ignored.
         * `in_flight_max_ms`: how long a bundle may be pending before it is overdue.
         * `snapshot_records`: records between two rows of `Table.SNAPSHOTS`.
         """
         self._wants = wants
         self._wants_records, self._wants_snapshots = _RECORDS in wants, _SNAPSHOTS in wants
-        self._membership = Membership(in_flight_max_ms=in_flight_max_ms) if _FACTS in wants else None
+        self._membership = (
+            Membership(in_flight_max_ms=in_flight_max_ms) if _FACTS in wants else None
+        )
         self._histories = Histories() if wants & _HISTORIES else None
-        self._parts = tuple(part for part in (self._membership, self._histories) if part is not None)
+        self._parts = tuple(
+            part for part in (self._membership, self._histories) if part is not None
+        )
         self._log = log
         self._snapshot_records = snapshot_records
         self._until_snapshot = 0  # The first record is followed by a snapshot.
         self._time = LogTime()
-        self._folding = Folding(View() if begin is None else from_bytes(begin), lost=lost, replaced=self._replace_view)
+        self._folding = Folding(
+            View() if begin is None else from_bytes(begin), lost=lost, replaced=self._replace_view
+        )
         self._subjects = Subjects(self.view)
         self._rows = ViewRows(self.view)
         if begin is not None:
@@ -171,9 +212,11 @@ class Sequence:
         return rows
 
     def restore(self, rows: Mapping[str, bytes]) -> None:
-        """Continue from the state in these rows: emit the rows that the sequence would emit next that returned them.
+        """Continue from the state in these rows: emit the rows that the sequence would emit next
+        that returned them.
 
-        Raise `CompactedSnapshotDamaged` if the rows do not fit together, and `KeyError` if they are not a sequence's state.
+        Raise `CompactedSnapshotDamaged` if the rows do not fit together, and `KeyError` if they are
+        not a sequence's state.
         """
         standing = orjson.loads(rows[STATE_KEY])
         self._folding.restore(view_from(rows, offset=standing["offset"]), standing)
@@ -201,7 +244,8 @@ class Sequence:
     def feed(self, arrivals: Iterable[Arrival]) -> Iterator[Emitted]:
         """Yield the rows of these arrivals: first those of the channel, by offset, then the others.
 
-        Consume the iterator to its end, or discard the sequence. Raise what `lost` raises for an unavailable log.
+        Consume the iterator to its end, or discard the sequence. Raise what `lost` raises for an
+        unavailable log.
         """
         for arrival in arrivals:
             if arrival.source != _CHANNEL:
@@ -212,8 +256,11 @@ class Sequence:
                     log=self._log,
                     stopped=self._folding.stopped is not None,
                 )
-                yield from (row for row in rows_of_note(arrival, now=now) if row.table in self._wants)
-            elif arrival.offset >= FIRST_OFFSET:  # Below it is a topic's note about its owner. No log issues that offset.
+                yield from (
+                    row for row in rows_of_note(arrival, now=now) if row.table in self._wants
+                )
+            elif arrival.offset >= FIRST_OFFSET:
+                # Below it is a topic's note about its owner. No log issues that offset.
                 yield from self._entry(arrival)
 
     def _entry(self, arrival: Arrival) -> list[Emitted]:
@@ -228,20 +275,56 @@ class Sequence:
             # Nine tenths of a channel are accepted renewals. They have no other rows.
             if self._wants_records and is_new:
                 at_ms = self._time.now_ms
-                rows.append(Emitted(_RECORDS, record.key, folded.offset, 0, at_ms, "renewed", record.publisher, ACCEPTED, value))
+                rows.append(
+                    Emitted(
+                        _RECORDS,
+                        record.key,
+                        folded.offset,
+                        0,
+                        at_ms,
+                        "renewed",
+                        record.publisher,
+                        ACCEPTED,
+                        value,
+                    )
+                )
         else:
             rows = self._rows_of(folded, offset, value, events, is_new=is_new)
         if self._wants_snapshots and folded is not None:
             self._until_snapshot -= 1
             if self._until_snapshot <= 0:
                 self._until_snapshot = self._snapshot_records
-                rows.append(Emitted(_SNAPSHOTS, "", folded.offset, 0, self._time.now_ms, None, None, None, packed(self.view)))
+                rows.append(
+                    Emitted(
+                        _SNAPSHOTS,
+                        "",
+                        folded.offset,
+                        0,
+                        self._time.now_ms,
+                        None,
+                        None,
+                        None,
+                        packed(self.view),
+                    )
+                )
         return rows
 
-    def _rows_of(self, folded: Folded | None, offset: int, value: bytes | None, events: list[Raw], *, is_new: bool) -> list[Emitted]:
+    def _rows_of(
+        self,
+        folded: Folded | None,
+        offset: int,
+        value: bytes | None,
+        events: list[Raw],
+        *,
+        is_new: bool,
+    ) -> list[Emitted]:
         """Return the rows of one entry of the channel other than snapshots."""
         rows: list[Emitted] = []
-        raw = parsed(value or b"") if self._membership is not None or folded is None or type(folded.record) is Unreadable else None
+        raw = (
+            parsed(value or b"")
+            if self._membership is not None or folded is None or type(folded.record) is Unreadable
+            else None
+        )
         if self._wants_records and is_new:
             rows.append(self._record(folded, offset, value, raw))
         if self._membership is not None:
@@ -252,38 +335,94 @@ class Sequence:
         if changes:
             self._remember_gone(changes)
             if self._histories is not None:
-                rows += (row for row in self._histories.feed(folded, self._time.now_ms) if row.table in self._wants)
+                rows += (
+                    row
+                    for row in self._histories.feed(folded, self._time.now_ms)
+                    if row.table in self._wants
+                )
         return rows
 
-    def _record(self, folded: Folded | None, offset: int, value: bytes | None, raw: Raw | None) -> Emitted:
+    def _record(
+        self, folded: Folded | None, offset: int, value: bytes | None, raw: Raw | None
+    ) -> Emitted:
         if folded is None:
             record, verdict, place = decode(value or b""), NOT_FOLDED, offset + self.view.base
         else:
             record, verdict, place = folded.record, verdict_text(folded.verdict), folded.offset
         kind, at_ms = kind_of(record, raw), self._time.now_ms
         if isinstance(record, Unreadable):
-            return Emitted(_RECORDS, claimed(raw, "key") or "", place, 0, at_ms, kind, claimed(raw, "publisher"), verdict, value)
-        return Emitted(_RECORDS, record.key, place, 0, at_ms, kind, record.publisher, verdict, value)
+            return Emitted(
+                _RECORDS,
+                claimed(raw, "key") or "",
+                place,
+                0,
+                at_ms,
+                kind,
+                claimed(raw, "publisher"),
+                verdict,
+                value,
+            )
+        return Emitted(
+            _RECORDS, record.key, place, 0, at_ms, kind, record.publisher, verdict, value
+        )
 
-    def _facts(self, folded: Folded | None, offset: int, value: bytes | None, events: list[Raw], raw: Raw | None) -> Iterator[Emitted]:
+    def _facts(
+        self,
+        folded: Folded | None,
+        offset: int,
+        value: bytes | None,
+        events: list[Raw],
+        raw: Raw | None,
+    ) -> Iterator[Emitted]:
         """Yield the facts of one entry: the events of the log, then the record's."""
         at_ms = self._time.now_ms
-        facts = [Fact(subject=LOG, source=_CHANNEL, offset=offset + self.view.base, at_ms=at_ms, after=event) for event in events]
+        facts = [
+            Fact(
+                subject=LOG,
+                source=_CHANNEL,
+                offset=offset + self.view.base,
+                at_ms=at_ms,
+                after=event,
+            )
+            for event in events
+        ]
         if folded is not None:
             facts += self._facts_of_record(folded, value, raw)
         for ordinal, fact in enumerate(facts):
-            yield Emitted(_FACTS, fact.subject, fact.offset, ordinal, at_ms, None, None, None, fact_bytes(fact))
+            yield Emitted(
+                _FACTS,
+                fact.subject,
+                fact.offset,
+                ordinal,
+                at_ms,
+                None,
+                None,
+                None,
+                fact_bytes(fact),
+            )
 
-    def _facts_of_record(self, folded: Folded, value: bytes | None, raw: Raw | None) -> Iterator[Fact]:
-        offset, at_ms, record, verdict = folded.offset, self._time.now_ms, folded.record, verdict_text(folded.verdict)
+    def _facts_of_record(
+        self, folded: Folded, value: bytes | None, raw: Raw | None
+    ) -> Iterator[Fact]:
+        offset, at_ms, record, verdict = (
+            folded.offset,
+            self._time.now_ms,
+            folded.record,
+            verdict_text(folded.verdict),
+        )
         assert self._membership is not None, "a sequence that makes facts has one"
         context = self._membership.context_of(offset, at_ms, raw, behind_ms=self._time.behind_ms)
         further = self._membership.follow(offset, raw, verdict)
         if type(record) is Renewed and folded.verdict.accepted:
-            changes = {subject("broker", record.key): self._subjects.of_renewal(record, offset, folded.verdict)}
+            changes = {
+                subject("broker", record.key): self._subjects.of_renewal(
+                    record, offset, folded.verdict
+                )
+            }
         else:
             changes = self._subjects.of_record(folded, raw, is_null=value is None)
-            # The checker that compares the verdicts needs a fact, even of an entry that only resembles a record.
+            # The checker that compares the verdicts needs a fact, even of an entry that only
+            # resembles a record.
             changes.setdefault(context["checked_by"], NAMED)
         for name in further:
             changes.setdefault(subject("bundle", name), CONCERNED)
@@ -322,12 +461,19 @@ def known_in(view: View) -> tuple[Known, Mapping[str, tuple[int | None, int | No
             level_last=view.level_last,
             removed_at=view.removed_at,
         ),
-        Incarnations(known_from=view.offset, offsets=sorted(member.incarnation for member in brokers.values())),
+        Incarnations(
+            known_from=view.offset,
+            offsets=sorted(member.incarnation for member in brokers.values()),
+        ),
     )
     known.brokers.replace(brokers)
-    known.namespaces.replace({each.name: Namespace(each.status, each.last) for each in view.namespaces.values()})
+    known.namespaces.replace(
+        {each.name: Namespace(each.status, each.last) for each in view.namespaces.values()}
+    )
     known.policies.replace({each.name: each.last for each in view.policies.values()})
-    return known, {bundle.name: (bundle.owner, bundle.source, bundle.state) for bundle in view.bundles.values()}
+    return known, {
+        bundle.name: (bundle.owner, bundle.source, bundle.state) for bundle in view.bundles.values()
+    }
 
 
 def _member(broker: BrokerEntry) -> Member:

@@ -18,7 +18,9 @@ SNAPSHOT_BYTES_MAX: Final = 1 << 30
 
 
 def canonical(view: View) -> bytes:
-    """Return the snapshot of a view (`channel.core.snapshot`), identical for equal views at one offset."""
+    """Return the snapshot of a view (`channel.core.snapshot`), identical for equal views at one
+    offset.
+    """
     parts = still(view)
     return replace(
         parts,

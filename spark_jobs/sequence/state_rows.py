@@ -1,7 +1,7 @@
 """Store a view as rows of state, so that a batch writes only the rows that it changed.
 
-The rows and the marker are those of a compacted snapshot (`channel.snapshots.snapshot_rows`). Checksums and the view's digest protect them.
-A view without a genesis has no rows yet.
+The rows and the marker are those of a compacted snapshot (`channel.snapshots.snapshot_rows`).
+Checksums and the view's digest protect them. A view without a genesis has no rows yet.
 """
 
 from __future__ import annotations
@@ -11,7 +11,14 @@ from typing import Final
 
 from equipoise.channel.core.snapshot_store import CompactedSnapshot
 from equipoise.channel.core.view import View
-from equipoise.channel.snapshots.snapshot_rows import MARKER_KEY, encode_marker, keys_of, marker_of, rows_of, view_of
+from equipoise.channel.snapshots.snapshot_rows import (
+    MARKER_KEY,
+    encode_marker,
+    keys_of,
+    marker_of,
+    rows_of,
+    view_of,
+)
 from equipoise.spark_jobs.rules.state_table import StateRow
 
 PREFIX: Final = "view:"
@@ -25,13 +32,17 @@ class ViewRows:
     """Track which rows of one view are written."""
 
     def __init__(self, view: View, *, gone: Iterable[str] = (), written: bool = False) -> None:
-        """Track `view`, with all of its rows written or none. `gone` are keys of rows of a replaced view."""
+        """Track `view`, with all of its rows written or none. `gone` are keys of rows of a replaced
+        view.
+        """
         self._view = view
         self._since = view.offset if written else -1
         self._gone: dict[str, None] = dict.fromkeys(gone)
 
     def removed(self, key: str) -> None:
-        """Record that a record removed this key (`bundle:NAME`, `broker:NAME` ...) from the view."""
+        """Record that a record removed this key (`bundle:NAME`, `broker:NAME` ...) from the
+        view.
+        """
         self._gone[key] = None
 
     def replaced_by(self, view: View) -> ViewRows:
@@ -63,11 +74,17 @@ def _is_there(view: View, key: str) -> bool:
 
 
 def view_from(rows: Mapping[str, bytes], *, offset: int) -> View:
-    """Return the view in these rows, at the logical `offset`. Raise `CompactedSnapshotDamaged` if they do not fit together."""
+    """Return the view in these rows, at the logical `offset`. Raise `CompactedSnapshotDamaged` if
+    they do not fit together.
+    """
     marker = rows.get(_MARKER)
     if marker is None:
         view = View()
         view.offset = offset
         return view
-    image = {key.removeprefix(PREFIX): data for key, data in rows.items() if key.startswith(PREFIX) and key != _MARKER}
+    image = {
+        key.removeprefix(PREFIX): data
+        for key, data in rows.items()
+        if key.startswith(PREFIX) and key != _MARKER
+    }
     return view_of(CompactedSnapshot(marker=marker, rows=image))

@@ -1,4 +1,6 @@
-"""Choose the subjects of a record's facts, and describe each subject before and after the record."""
+"""Choose the subjects of a record's facts, and describe each subject before and after the
+record.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from equipoise.channel.core.entries import BrokerChanged, BrokerEntry, BundleChanged, BundleEntry, NamespaceChanged, NamespaceEntry, Verdict
+from equipoise.channel.core.entries import (
+    BrokerChanged,
+    BrokerEntry,
+    BundleChanged,
+    BundleEntry,
+    NamespaceChanged,
+    NamespaceEntry,
+    Verdict,
+)
 from equipoise.channel.core.ranges import ADMIN_PREFIX
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import (
@@ -58,7 +68,9 @@ Range = list[object]
 
 
 class SubjectChange(NamedTuple):
-    """One subject of a record, before and after. If `is_named`, the record names it, and its fact carries the whole record."""
+    """One subject of a record, before and after. If `is_named`, the record names it, and its fact
+    carries the whole record.
+    """
 
     before: Raw | None = None
     after: Raw | None = None
@@ -70,7 +82,9 @@ CONCERNED: Final = SubjectChange(is_named=False)
 
 
 def kind_of(record: AnyRecord | Unreadable, raw: Raw | None) -> str | None:
-    """Return the kind for a row: a broker record's status, else the record's kind; for an unreadable entry, the kind that it claims."""
+    """Return the kind for a row: a broker record's status, else the record's kind; for an
+    unreadable entry, the kind that it claims.
+    """
     if isinstance(record, BrokerRecord):
         return record.status
     if isinstance(record, Unreadable):
@@ -84,7 +98,9 @@ def verdict_text(verdict: Verdict) -> str:
 
 
 def claimed(raw: Raw | None, name: str) -> str | None:
-    """Return a string field of an unreadable entry, cut to the length of a key; None if there is none."""
+    """Return a string field of an unreadable entry, cut to the length of a key; None if there is
+    none.
+    """
     value = None if raw is None else raw.get(name)
     return value[:KEY_CHARACTERS_MAX] if type(value) is str else None
 
@@ -99,7 +115,9 @@ def parsed(data: bytes) -> Raw | None:
 
 
 def short(raw: Raw) -> Raw:
-    """Return the scalar fields of a record, for subjects that it changes but does not name: a creation may have 65,536 of them."""
+    """Return the scalar fields of a record, for subjects that it changes but does not name: a
+    creation may have 65,536 of them.
+    """
     return {
         name: value
         for name, value in raw.items()
@@ -108,7 +126,9 @@ def short(raw: Raw) -> Raw:
 
 
 def fact_bytes(fact: Fact) -> bytes:
-    """Return the fact as bytes, without fields of its record that are nested too deeply for JSON."""
+    """Return the fact as bytes, without fields of its record that are nested too deeply for
+    JSON.
+    """
     try:
         return fact.to_bytes()
     except orjson.JSONEncodeError:
@@ -125,7 +145,9 @@ def _fits_json(value: object) -> bool:
 
 
 class Subjects:
-    """Choose the subjects of each record. Remember each broker's last incarnation, which changes do not include."""
+    """Choose the subjects of each record. Remember each broker's last incarnation, which changes do
+    not include.
+    """
 
     def __init__(self, view: View) -> None:
         """Continue from `view`, which stays unchanged."""
@@ -133,29 +155,43 @@ class Subjects:
         self._incarnations = {name: entry.incarnation for name, entry in view.brokers.items()}
 
     def of_renewal(self, record: Renewed, offset: int, verdict: Verdict) -> SubjectChange:
-        """Return the one subject of an accepted renewal (nine tenths of a channel): the broker that published it."""
+        """Return the one subject of an accepted renewal (nine tenths of a channel): the broker that
+        published it.
+        """
         broker = self._view.brokers[record.key]
-        after: dict[str, Any] = {"status": broker.status, "incarnation": broker.incarnation, "last": offset}
+        after: dict[str, Any] = {
+            "status": broker.status,
+            "incarnation": broker.incarnation,
+            "last": offset,
+        }
         before = {**after, "last": record.based_on}
         if verdict.diverged:
             after["diverged"] = True
         return SubjectChange(before, after)
 
-    def of_record(self, folded: Folded, raw: Raw | None, *, is_null: bool = False) -> dict[str, SubjectChange]:
-        """Return every subject of a record, in the order of their facts. `is_null`: the entry had no value."""
+    def of_record(
+        self, folded: Folded, raw: Raw | None, *, is_null: bool = False
+    ) -> dict[str, SubjectChange]:
+        """Return every subject of a record, in the order of their facts. `is_null`: the entry had
+        no value.
+        """
         record, verdict = folded.record, folded.verdict
         found = dict.fromkeys(self._named(record, verdict, raw), NAMED)
         if isinstance(record, Renewed) and verdict.accepted:
             found[subject("broker", record.key)] = self.of_renewal(record, folded.offset, verdict)
         if isinstance(record, Unreadable):
             event = "null" if is_null else "garbage" if raw is None else "malformed"
-            found[LOG] = SubjectChange(None, {"event": event, "problem": record.problem[:TEXT_CHARACTERS_MAX]})
+            found[LOG] = SubjectChange(
+                None, {"event": event, "problem": record.problem[:TEXT_CHARACTERS_MAX]}
+            )
         removed: dict[str, list[Range]] = {}
         added: dict[str, list[Range]] = {}
         for change in verdict.changes:
             if isinstance(change, BundleChanged):
                 key = subject("bundle", change.name)
-                found[key] = SubjectChange(_bundle(change.before), _bundle(change.after), key in found)
+                found[key] = SubjectChange(
+                    _bundle(change.before), _bundle(change.after), key in found
+                )
                 if change.after is None and change.before is not None:
                     removed.setdefault(change.before.namespace, []).append(_range(change.before))
                 if change.before is None and change.after is not None:
@@ -163,15 +199,21 @@ class Subjects:
             elif isinstance(change, BrokerChanged):
                 found[subject("broker", change.name)] = self._broker(change, record)
             elif isinstance(change, NamespaceChanged):
-                found[subject("namespace", change.name)] = SubjectChange(_namespace(change.before), _namespace(change.after))
+                found[subject("namespace", change.name)] = SubjectChange(
+                    _namespace(change.before), _namespace(change.after)
+                )
         for name in {**removed, **added}:
             self._add_ranges(found, name, folded.offset, removed.get(name, []), added.get(name, []))
         return found
 
-    def _named(self, record: AnyRecord | Unreadable, verdict: Verdict, raw: Raw | None) -> list[str]:
+    def _named(
+        self, record: AnyRecord | Unreadable, verdict: Verdict, raw: Raw | None
+    ) -> list[str]:
         """Return the subjects that the record names, for any verdict."""
         named: list[str] = []
-        publisher = claimed(raw, "publisher") if isinstance(record, Unreadable) else record.publisher
+        publisher = (
+            claimed(raw, "publisher") if isinstance(record, Unreadable) else record.publisher
+        )
         if isinstance(record, (BundleTransition, Split, Merge)):
             named.append(subject("bundle", record.key))
         if isinstance(record, Merge):
@@ -183,26 +225,50 @@ class Subjects:
         is_admin = publisher is None or publisher.startswith(ADMIN_PREFIX)
         if publisher and not is_admin:
             named.append(subject("broker", publisher))
-        if isinstance(record, _LOG_RECORDS) or verdict.reason in _REASONS_OF_LOG or (is_admin and not verdict.accepted):
+        if (
+            isinstance(record, _LOG_RECORDS)
+            or verdict.reason in _REASONS_OF_LOG
+            or (is_admin and not verdict.accepted)
+        ):
             named.append(LOG)
         return named
 
     def _broker(self, change: BrokerChanged, record: AnyRecord | Unreadable) -> SubjectChange:
-        # An accepted record expects the offset of the last one of its key, so that need not be stored.
+        # An accepted record expects the offset of the last one of its key, so that need not be
+        # stored.
         last = record.based_on if isinstance(record, (Joined, BrokerRecord)) else None
-        before = None if change.before is None else {"status": change.before, "incarnation": self._incarnations[change.name], "last": last}
+        before = (
+            None
+            if change.before is None
+            else {
+                "status": change.before,
+                "incarnation": self._incarnations[change.name],
+                "last": last,
+            }
+        )
         if change.after is None:
             del self._incarnations[change.name]
         else:
             self._incarnations[change.name] = change.after.incarnation
         return SubjectChange(before, _broker(change.after))
 
-    def _add_ranges(self, found: dict[str, SubjectChange], name: str, offset: int, removed: list[Range], added: list[Range]) -> None:
+    def _add_ranges(
+        self,
+        found: dict[str, SubjectChange],
+        name: str,
+        offset: int,
+        removed: list[Range],
+        added: list[Range],
+    ) -> None:
         """Add the changed ranges to a namespace's fact."""
         key = subject("namespace", name)
-        before, after, is_named = found.get(key, SubjectChange(_namespace(self._view.namespaces.get(name))))
+        before, after, is_named = found.get(
+            key, SubjectChange(_namespace(self._view.namespaces.get(name)))
+        )
         entry = _namespace(self._view.namespaces.get(name)) or {"status": "deleted", "last": offset}
-        found[key] = SubjectChange(before, {**(after or entry), "removed": removed, "added": added}, is_named)
+        found[key] = SubjectChange(
+            before, {**(after or entry), "removed": removed, "added": added}, is_named
+        )
 
 
 def bundle_in_fact(entry: BundleEntry) -> Raw:
@@ -227,7 +293,11 @@ def _bundle(entry: BundleEntry | None) -> Raw | None:
 
 
 def _broker(entry: BrokerEntry | None) -> Raw | None:
-    return None if entry is None else {"status": entry.status, "incarnation": entry.incarnation, "last": entry.last}
+    return (
+        None
+        if entry is None
+        else {"status": entry.status, "incarnation": entry.incarnation, "last": entry.last}
+    )
 
 
 def _namespace(entry: NamespaceEntry | None) -> Raw | None:

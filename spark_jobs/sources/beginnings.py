@@ -1,4 +1,5 @@
-"""Store where a new stream begins, next to its checkpoint, so that every attempt at the first batch begins at the same place.
+"""Store where a new stream begins, next to its checkpoint, so that every attempt at the first batch
+begins at the same place.
 
 After the first committed batch only the checkpoint determines where the stream continues.
 """
@@ -29,7 +30,8 @@ FILE: Final = "beginning"
 class Beginning:
     """The start positions of a stream and the view there.
 
-    * `positions`: by source (`spark_jobs.sequence.arrivals.Source`). A missing source begins with its first entry.
+    * `positions`: by source (`spark_jobs.sequence.arrivals.Source`). A missing source begins with
+      its first entry.
     * `snapshot`: as in `channel.core.snapshot`. None if the log begins with its first record.
     """
 
@@ -38,7 +40,9 @@ class Beginning:
 
 
 def beginning_of(log: Log) -> Beginning:
-    """Return the earliest place from which a log can be read. Raises what `channel.snapshots.restore.earliest` raises."""
+    """Return the earliest place from which a log can be read. Raises what
+    `channel.snapshots.restore.earliest` raises.
+    """
     reader = earliest(log)
     snapshot = None if reader.view.offset < 0 else to_bytes(reader.view)
     return Beginning(positions={Source.CHANNEL.value: reader.position}, snapshot=snapshot)
@@ -51,13 +55,22 @@ def beginning_at(log_url: str) -> Beginning:
 
 
 def kept_beginning(checkpoint: Path, make: Callable[[], Beginning]) -> Beginning:
-    """Return the beginning stored next to `checkpoint`. Store the result of `make` first if there is none. Raises `OSError`."""
+    """Return the beginning stored next to `checkpoint`. Store the result of `make` first if there
+    is none. Raises `OSError`.
+    """
     path = checkpoint / FILE
     if path.exists():
         head, _, packed = path.read_bytes().partition(b"\n")
-        return Beginning(positions=orjson.loads(head), snapshot=decompress(packed, size_max=SNAPSHOT_BYTES_MAX) if packed else None)
+        return Beginning(
+            positions=orjson.loads(head),
+            snapshot=decompress(packed, size_max=SNAPSHOT_BYTES_MAX) if packed else None,
+        )
     made = make()
     checkpoint.mkdir(parents=True, exist_ok=True)
     with replacing(path, part=checkpoint / f".{FILE}.part") as file:
-        file.write(orjson.dumps(dict(made.positions)) + b"\n" + (b"" if made.snapshot is None else compress(made.snapshot)))
+        file.write(
+            orjson.dumps(dict(made.positions))
+            + b"\n"
+            + (b"" if made.snapshot is None else compress(made.snapshot))
+        )
     return made

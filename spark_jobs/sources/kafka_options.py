@@ -1,10 +1,11 @@
-"""Translate librdkafka settings into options for Spark's Kafka connector, which uses the Java client.
+"""Translate librdkafka settings into options for Spark's Kafka connector, which uses the Java
+client.
 
-Users write settings once, in librdkafka's names (`channel.kafka.settings`). They become connector options `kafka.NAME`. The functions are
-pure: the caller reads the files whose text Java needs.
+Users write settings once, in librdkafka's names (`channel.kafka.settings`). They become connector
+options `kafka.NAME`. The functions are pure: the caller reads the files whose text Java needs.
 
-Settings that only tune librdkafka are dropped. Settings about access are translated or refused: a connection with other security than
-requested is worse than none.
+Settings that only tune librdkafka are dropped. Settings about access are translated or refused: a
+connection with other security than requested is worse than none.
 """
 
 from __future__ import annotations
@@ -60,19 +61,30 @@ _PEM: Final = "PEM"
 
 
 def connector_options(settings: Mapping[str, str], *, read: Callable[[str], str]) -> dict[str, str]:
-    """Return connector options for settings in librdkafka's names. `read` returns the text of a certificate or key file.
+    """Return connector options for settings in librdkafka's names. `read` returns the text of a
+    certificate or key file.
 
-    Raises `InvalidKafkaSetting` for an access setting that Java's client lacks, or whose file cannot be read.
+    Raises `InvalidKafkaSetting` for an access setting that Java's client lacks, or whose file
+    cannot be read.
     """
     for setting in sorted(settings):
-        is_about_access = setting.startswith(("sasl.", "ssl.", "enable.ssl", "enable.sasl", "oauthbearer", "https."))
+        is_about_access = setting.startswith(
+            ("sasl.", "ssl.", "enable.ssl", "enable.sasl", "oauthbearer", "https.")
+        )
         if is_about_access and setting not in _SAME | _HANDLED | _RENAMED.keys():
-            raise InvalidKafkaSetting(setting=setting, problem="Spark's connector, which uses Java's client, has nothing like it")
+            raise InvalidKafkaSetting(
+                setting=setting,
+                problem="Spark's connector, which uses Java's client, has nothing like it",
+            )
     java = {name: value for name, value in settings.items() if name in _SAME}
     java |= {_RENAMED[name]: value for name, value in settings.items() if name in _RENAMED}
     if "ssl.keystore.location" in java:
         java["ssl.keystore.type"] = "PKCS12"
-    java |= _trust(settings, read) | _keys(settings, read) | _login(java.get("sasl.mechanism"), settings)
+    java |= (
+        _trust(settings, read)
+        | _keys(settings, read)
+        | _login(java.get("sasl.mechanism"), settings)
+    )
     if "ssl.endpoint.identification.algorithm" in settings:
         algorithm = settings["ssl.endpoint.identification.algorithm"]
         java["ssl.endpoint.identification.algorithm"] = "" if algorithm == "none" else algorithm
@@ -82,7 +94,9 @@ def connector_options(settings: Mapping[str, str], *, read: Callable[[str], str]
 def _trust(settings: Mapping[str, str], read: Callable[[str], str]) -> dict[str, str]:
     """Return the trusted certificates as text. A path would have to exist on every worker."""
     text = _text(settings, "ssl.ca", read)
-    return {} if text is None else {"ssl.truststore.type": _PEM, "ssl.truststore.certificates": text}
+    return (
+        {} if text is None else {"ssl.truststore.type": _PEM, "ssl.truststore.certificates": text}
+    )
 
 
 def _keys(settings: Mapping[str, str], read: Callable[[str], str]) -> dict[str, str]:
@@ -91,26 +105,39 @@ def _keys(settings: Mapping[str, str], read: Callable[[str], str]) -> dict[str, 
     if certificate is None and key is None:
         return {}
     if certificate is None or key is None:
-        raise InvalidKafkaSetting(setting="ssl.key.location", problem="it and ssl.certificate.location are given together, or not at all")
-    return {"ssl.keystore.type": _PEM, "ssl.keystore.certificate.chain": certificate, "ssl.keystore.key": key}
+        raise InvalidKafkaSetting(
+            setting="ssl.key.location",
+            problem="it and ssl.certificate.location are given together, or not at all",
+        )
+    return {
+        "ssl.keystore.type": _PEM,
+        "ssl.keystore.certificate.chain": certificate,
+        "ssl.keystore.key": key,
+    }
 
 
 def _text(settings: Mapping[str, str], stem: str, read: Callable[[str], str]) -> str | None:
     if f"{stem}.pem" in settings:
         return settings[f"{stem}.pem"]
     path = settings.get(f"{stem}.location")
-    if path is None or path == "probe":  # librdkafka's name for the system's certificates, which are Java's default.
+    # librdkafka's name for the system's certificates, which are Java's default.
+    if path is None or path == "probe":
         return None
     try:
         return read(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidKafkaSetting(setting=f"{stem}.location", problem=f"the file cannot be read: {error}") from error
+        raise InvalidKafkaSetting(
+            setting=f"{stem}.location", problem=f"the file cannot be read: {error}"
+        ) from error
 
 
 def _login(mechanism: str | None, settings: Mapping[str, str]) -> dict[str, str]:
     """Return the login options: Java takes several librdkafka settings in one line."""
     if mechanism in _MODULES:
-        words = {"username": settings.get("sasl.username", ""), "password": settings.get("sasl.password", "")}
+        words = {
+            "username": settings.get("sasl.username", ""),
+            "password": settings.get("sasl.password", ""),
+        }
         return {"sasl.jaas.config": _line(_MODULES[mechanism], words)}
     if mechanism == "GSSAPI" and "sasl.kerberos.keytab" in settings:
         words = {
@@ -122,10 +149,19 @@ def _login(mechanism: str | None, settings: Mapping[str, str]) -> dict[str, str]
         return {"sasl.jaas.config": _line(_KERBEROS, words)}
     if mechanism is not None:
         known = ", ".join((*_MODULES, "GSSAPI with sasl.kerberos.keytab"))
-        raise InvalidKafkaSetting(setting="sasl.mechanism", problem=f"the Spark jobs log in by {known}, not by {mechanism}")
+        raise InvalidKafkaSetting(
+            setting="sasl.mechanism",
+            problem=f"the Spark jobs log in by {known}, not by {mechanism}",
+        )
     return {}
 
 
 def _line(module: str, words: Mapping[str, str]) -> str:
-    quoted = {name: value.replace("\\", "\\\\").replace('"', '\\"') for name, value in words.items()}
-    return f"{module} required " + " ".join(f'{name}="{value}"' for name, value in quoted.items()) + ";"
+    quoted = {
+        name: value.replace("\\", "\\\\").replace('"', '\\"') for name, value in words.items()
+    }
+    return (
+        f"{module} required "
+        + " ".join(f'{name}="{value}"' for name, value in quoted.items())
+        + ";"
+    )

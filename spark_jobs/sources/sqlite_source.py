@@ -2,9 +2,10 @@
 
 Spark pickles these classes and calls them in processes of its own.
 
-* A position covers all sources: `{"log": identity, "channel": 7, "decisions": 1, "serving": 1, "loads": 1}` holds the identity of the log
-  and the next offset of each source.
-* A streaming query does not fail while the file is unavailable. It reports no new entries; `spark_jobs.streams.silence` detects that.
+* A position covers all sources: `{"log": identity, "channel": 7, "decisions": 1, "serving": 1,
+  "loads": 1}` holds the identity of the log and the next offset of each source.
+* A streaming query does not fail while the file is unavailable. It reports no new entries;
+  `spark_jobs.streams.silence` detects that.
 * A task that reads planned rows waits up to `AWAY_S_MAX` for the file.
 """
 
@@ -20,10 +21,22 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import StructType
 
-from equipoise.channel.core.errors import CallerError, LogReplaced, LogStorageFull, LogUnavailable, PeerError, invalid_log_url
+from equipoise.channel.core.errors import (
+    CallerError,
+    LogReplaced,
+    LogStorageFull,
+    LogUnavailable,
+    PeerError,
+    invalid_log_url,
+)
 from equipoise.channel.core.log import Log
 from equipoise.channel.log.open_log import log_path, open_log
 from equipoise.spark_jobs.sequence.arrivals import FRAME_DDL, Arrival, Positions, Source
@@ -32,16 +45,19 @@ from equipoise.spark_jobs.sources.sqlite_reading import BEGINNING, ROWS_AT_ONCE,
 NAME: Final = "equipoise_sqlite"
 
 AWAY_S_MAX: Final = 600
-"""How long a task waits for the file of planned rows: time to restore a copy, to mount a disk again, or for an operator to act."""
+"""How long a task waits for the file of planned rows: time to restore a copy, to mount a disk
+again, or for an operator to act."""
 
 _RETRY_S: Final = 0.25
 _TOLD_EVERY_S: Final = 30.0
 
 IDLE_MS: Final = 200
-"""How long a query for new entries waits for one. Without it Spark would ask a hundred times per second."""
+"""How long a query for new entries waits for one. Without it Spark would ask a hundred times per
+second."""
 
 _LOG: Final = "log"
-_AWAY: Final = (CallerError, LogUnavailable, LogReplaced, LogStorageFull, sqlite3.Error)  # A caller error: no log there (yet).
+# A caller error: no log there (yet).
+_AWAY: Final = (CallerError, LogUnavailable, LogReplaced, LogStorageFull, sqlite3.Error)
 
 SCHEMA: Final = pa.schema(
     [
@@ -69,7 +85,9 @@ class Piece(InputPartition):
 
 
 class SqliteChannel(DataSource):
-    """The source `equipoise_sqlite`. Options: `url`, `sources` (JSON, names), `start` (JSON, by source), `per_trigger`."""
+    """The source `equipoise_sqlite`. Options: `url`, `sources` (JSON, names), `start` (JSON, by
+    source), `per_trigger`.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -80,19 +98,34 @@ class SqliteChannel(DataSource):
         """Return the columns, the same for every source."""
         return FRAME_DDL
 
-    def streamReader(self, schema: StructType) -> SqliteStreamReader:  # noqa: ARG002, N802 - its columns are fixed; the name is Spark's
+    # Its columns are fixed; the name is Spark's.
+    def streamReader(self, schema: StructType) -> SqliteStreamReader:  # noqa: ARG002, N802
         """Return a reader for a stream."""
         names, start = json.loads(self.options["sources"]), json.loads(self.options["start"])
         # In the order in which a batch reads them.
         sources = [source for source in Source if source in names]
-        return SqliteStreamReader(self.options["url"], sources=sources, start=start, per_trigger=int(self.options["per_trigger"]))
+        return SqliteStreamReader(
+            self.options["url"],
+            sources=sources,
+            start=start,
+            per_trigger=int(self.options["per_trigger"]),
+        )
 
 
 class SqliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Read new entries, at most `per_trigger` of each source per batch."""
 
-    def __init__(self, url: str, *, sources: Sequence[Source] = tuple(Source), start: Positions, per_trigger: int) -> None:
-        """Read `sources` from `start`. A source that is missing there is read from its beginning."""
+    def __init__(
+        self,
+        url: str,
+        *,
+        sources: Sequence[Source] = tuple(Source),
+        start: Positions,
+        per_trigger: int,
+    ) -> None:
+        """Read `sources` from `start`. A source that is missing there is read from its
+        beginning.
+        """
         self._url = url
         self._sources = sources
         self._start = start
@@ -114,9 +147,13 @@ class SqliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until = when_available(self._url, ChannelFiles.ends, sources=self._sources)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """See `DataSourceStreamReader.latestOffset`. Return `start` while the file is unavailable."""
+        """See `DataSourceStreamReader.latestOffset`. Return `start` while the file is
+        unavailable.
+        """
         entries = (
-            sys.maxsize if isinstance(limit, ReadAllAvailable) else min(self._per_trigger, getattr(limit, "max_rows", self._per_trigger))
+            sys.maxsize
+            if isinstance(limit, ReadAllAvailable)
+            else min(self._per_trigger, getattr(limit, "max_rows", self._per_trigger))
         )
         try:
             files = self._opened(start.get(_LOG) or None)
@@ -133,8 +170,14 @@ class SqliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**found, _LOG: files.identity}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """See `DataSourceStreamReader.partitions`. Return one piece per source, because the fold needs the channel in order."""
-        return [Piece(source.value, start[source], end[source], end[_LOG]) for source in self._sources if start[source] < end[source]]
+        """See `DataSourceStreamReader.partitions`. Return one piece per source, because the fold
+        needs the channel in order.
+        """
+        return [
+            Piece(source.value, start[source], end[source], end[_LOG])
+            for source in self._sources
+            if start[source] < end[source]
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """See `DataSourceStreamReader.read`."""
@@ -156,7 +199,9 @@ class SqliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _opened(self, identity: str | None) -> ChannelFiles:
         if self._files is None:
-            self._files = ChannelFiles(_path(self._url), name=self._url, identity=identity, sources=self._sources)
+            self._files = ChannelFiles(
+                _path(self._url), name=self._url, identity=identity, sources=self._sources
+            )
         self._files.check_identity(identity)
         return self._files
 
@@ -179,7 +224,9 @@ _ALL: Final = 1 << 40
 
 
 def read_piece(url: str, piece: Piece) -> Iterator[pa.RecordBatch]:
-    """Yield the entries of a piece as Arrow batches, in order. Raises what `when_available` raises, and `LogDamaged`."""
+    """Yield the entries of a piece as Arrow batches, in order. Raises what `when_available` raises,
+    and `LogDamaged`.
+    """
     begin = piece.begin
     while begin < piece.end:
         at = begin
@@ -201,12 +248,19 @@ def read_piece(url: str, piece: Piece) -> Iterator[pa.RecordBatch]:
 
 def record_batch(arrivals: Sequence[Arrival]) -> pa.RecordBatch:
     """Return entries as columns of `SCHEMA`."""
-    columns = [pa.array([arrival[place] for arrival in arrivals], field.type) for place, field in enumerate(SCHEMA)]
+    columns = [
+        pa.array([arrival[place] for arrival in arrivals], field.type)
+        for place, field in enumerate(SCHEMA)
+    ]
     return pa.record_batch(columns, schema=SCHEMA)
 
 
 def when_available(
-    url: str, ask: Callable[[ChannelFiles], _Answer], *, identity: str | None = None, sources: Sequence[Source] = tuple(Source)
+    url: str,
+    ask: Callable[[ChannelFiles], _Answer],
+    *,
+    identity: str | None = None,
+    sources: Sequence[Source] = tuple(Source),
 ) -> _Answer:
     """Open the files and return the result of `ask`. Wait while they are unavailable.
 
@@ -216,17 +270,24 @@ def when_available(
     reported_s = began_s
     while True:
         try:
-            with contextlib.closing(ChannelFiles(_path(url), name=url, identity=identity, sources=sources)) as files:
+            with contextlib.closing(
+                ChannelFiles(_path(url), name=url, identity=identity, sources=sources)
+            ) as files:
                 return ask(files)
         except _AWAY as error:
             now_s = time.monotonic()
             if now_s - began_s >= AWAY_S_MAX:
                 what = f"{url} was unavailable for {AWAY_S_MAX} s: {error}"
-                raise PeerError(f"{what}; start the job again once it is back: it continues where it stopped") from error
+                raise PeerError(
+                    f"{what}; start the job again once it is back: it continues where it stopped"
+                ) from error
             if now_s - reported_s >= _TOLD_EVERY_S:
                 reported_s = now_s
                 problem = getattr(error, "problem", error)
-                sys.stderr.write(f"{url} is unavailable: {problem}; a task waits for it, for at most {AWAY_S_MAX} s\n")
+                sys.stderr.write(
+                    f"{url} is unavailable: {problem}; a task waits for it, for at most"
+                    f" {AWAY_S_MAX} s\n"
+                )
                 sys.stderr.flush()
         time.sleep(_RETRY_S)
 

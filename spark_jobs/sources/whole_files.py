@@ -15,7 +15,8 @@ from equipoise.channel.sqlite.file import sync_folder
 def replacing(path: Path, *, part: Path) -> Iterator[BinaryIO]:
     """Yield a file that replaces `path` when the block ends. Until then it is named `part`.
 
-    The contents are on disk before the file has its name. The name is on disk when the block ends. Raises `OSError`.
+    The contents are on disk before the file has its name. The name is on disk when the block ends.
+    Raises `OSError`.
     """
     with part.open("wb") as file:
         yield file

@@ -28,8 +28,8 @@ class BatchDone:
     """One finished batch of a stream.
 
     * `rows`: entries taken from the sources.
-    * `behind`: entries that the sources held beyond the batch when it began. None if unknown, as for a batch that was planned before a
-      restart.
+    * `behind`: entries that the sources held beyond the batch when it began. None if unknown, as
+      for a batch that was planned before a restart.
     * `state_rows`, `state_bytes`: of all stateful operators, after the batch.
     """
 
@@ -42,7 +42,9 @@ class BatchDone:
 
 
 def batch_done(document: bytes | str) -> BatchDone:
-    """Return the batch described by `document`, the JSON of Spark's `StreamingQueryProgress`. Missing numbers are 0."""
+    """Return the batch described by `document`, the JSON of Spark's `StreamingQueryProgress`.
+    Missing numbers are 0.
+    """
     raw: Mapping[str, Any] = orjson.loads(document)
     durations = raw.get("durationMs") or {}
     states = raw.get("stateOperators") or []
@@ -60,7 +62,10 @@ def _behind(sources: list[Mapping[str, Any]]) -> int | None:
     """Return how far the newest offsets in the sources are beyond the batch's end."""
     behind = 0
     for source in sources:
-        newest, end = dict(_numbers(_object(source.get("latestOffset")))), dict(_numbers(_object(source.get("endOffset"))))
+        newest, end = (
+            dict(_numbers(_object(source.get("latestOffset")))),
+            dict(_numbers(_object(source.get("endOffset")))),
+        )
         if not newest:
             return None
         # A part without an end offset, such as a new topic, is behind from its first offset.
@@ -93,18 +98,25 @@ def _numbers(offsets: object, name: str = "") -> Iterator[tuple[str, int]]:
                 yield from _numbers(part, f"{name}/{place}")
 
 
-def progress_line(done: BatchDone, *, rows_per_second: float, found: int | None, missed_ms: int | None = None) -> str:
-    """Return one line about a stream after `done`. `found` is its number of findings, None if it makes none.
+def progress_line(
+    done: BatchDone, *, rows_per_second: float, found: int | None, missed_ms: int | None = None
+) -> str:
+    """Return one line about a stream after `done`. `found` is its number of findings, None if it
+    makes none.
 
     * `rows_per_second`: the rate over the last window.
-    * `missed_ms`: how long the log has not answered; None if it answers. Only an answering log shows how far behind the stream is.
+    * `missed_ms`: how long the log has not answered; None if it answers. Only an answering log
+      shows how far behind the stream is.
     """
     parts = [f"{rows_per_second:,.0f} rows/s"]
     if missed_ms is not None:
         parts.append(f"the log does not answer, nothing for {missed_ms // 1_000} s")
     elif done.behind is not None:
         parts.append(f"{done.behind:,} behind")
-    parts += [f"batch {done.batch} in {done.took_ms / 1_000:.1f} s", f"state {done.state_rows:,} rows, {size(done.state_bytes)}"]
+    parts += [
+        f"batch {done.batch} in {done.took_ms / 1_000:.1f} s",
+        f"state {done.state_rows:,} rows, {size(done.state_bytes)}",
+    ]
     if found is not None:
         parts.append("1 finding" if found == 1 else f"{found:,} findings")
     return " · ".join(parts)

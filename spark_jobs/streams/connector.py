@@ -1,6 +1,8 @@
-"""Fetch the jars of Spark's Kafka connector with Maven into the user's cache, once, and verify them before each use.
+"""Fetch the jars of Spark's Kafka connector with Maven into the user's cache, once, and verify them
+before each use.
 
-`connector-jars.json` lists the jars with versions and checksums. docs/adr/0012-spark.md explains the choice.
+`connector-jars.json` lists the jars with versions and checksums. docs/adr/0012-spark.md explains
+the choice.
 """
 
 from __future__ import annotations
@@ -29,13 +31,15 @@ _READ_BYTES: Final = 1 << 20
 # The rest of Maven's output is a stack trace of its plugins.
 _OUTPUT_CHARACTERS_MAX: Final = 600
 
-# Transitive dependencies are excluded: Spark brings the needed ones, and the published set does not resolve.
+# Transitive dependencies are excluded: Spark brings the needed ones, and the published set does not
+# resolve.
 _DEPENDENCY: Final = (
     "<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version>"
     "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions></dependency>"
 )
 _POM: Final = (
-    '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion><groupId>equipoise</groupId>'
+    "<project"
+    ' xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion><groupId>equipoise</groupId>'
     "<artifactId>spark-connector</artifactId><version>1</version><dependencies>{dependencies}</dependencies></project>"
 )
 
@@ -57,20 +61,31 @@ class Jar:
 
 def jars_of_connector() -> tuple[Jar, ...]:
     """Return the jars of `connector-jars.json`."""
-    document = json.loads(files("equipoise.spark_jobs.streams").joinpath("connector-jars.json").read_text(encoding="utf-8"))
+    document = json.loads(
+        files("equipoise.spark_jobs.streams")
+        .joinpath("connector-jars.json")
+        .read_text(encoding="utf-8")
+    )
     return tuple(Jar(**jar) for jar in document["jars"])
 
 
 def cache_folder() -> Path:
-    """Return this user's folder for the jars. Each set has its own, so that versions of this program do not interfere."""
+    """Return this user's folder for the jars. Each set has its own, so that versions of this
+    program do not interfere.
+    """
     given = os.environ.get(CACHE_VARIABLE, "")
-    root = Path(given) if os.path.isabs(given) else Path.home() / ".cache"  # noqa: PTH117 - the text may be empty
-    digest = hashlib.sha256("".join(jar.sha256 for jar in jars_of_connector()).encode()).hexdigest()[:12]
+    # The text may be empty.
+    root = Path(given) if os.path.isabs(given) else Path.home() / ".cache"  # noqa: PTH117
+    digest = hashlib.sha256(
+        "".join(jar.sha256 for jar in jars_of_connector()).encode()
+    ).hexdigest()[:12]
     return root / "equipoise" / f"spark-connector-{digest}"
 
 
 def connector_jars(*, note: Callable[[str], None] = lambda _: None) -> tuple[Path, ...]:
-    """Return the verified jars, after fetching missing ones (reported to `note`). Raise `OperatorError`."""
+    """Return the verified jars, after fetching missing ones (reported to `note`). Raise
+    `OperatorError`.
+    """
     folder = cache_folder()
     jars = jars_of_connector()
     with locked(folder):
@@ -90,16 +105,21 @@ def check_jar(path: Path, jar: Jar) -> None:
             digest.update(piece)
     if digest.hexdigest() != jar.sha256:
         raise OperatorError(
-            f"{path} is not the expected jar: its SHA-256 is {digest.hexdigest()}, expected {jar.sha256}; remove it and run "
-            "`equipoise spark jars`, and find out who put it there"
+            f"{path} is not the expected jar: its SHA-256 is {digest.hexdigest()}, expected"
+            f" {jar.sha256}; remove it and run `equipoise spark jars`, and find out who put it"
+            " there"
         )
 
 
 def _fetch(jars: Sequence[Jar], folder: Path, note: Callable[[str], None]) -> None:
-    """Fetch the jars with Maven, and verify each before it gets its name, so that no partial jar is ever found."""
+    """Fetch the jars with Maven, and verify each before it gets its name, so that no partial jar is
+    ever found.
+    """
     program = shutil.which("mvn")
     if program is None:
-        raise _missing(jars, folder, "it was never fetched, and there is no program `mvn` on the path")
+        raise _missing(
+            jars, folder, "it was never fetched, and there is no program `mvn` on the path"
+        )
     note(f"Maven fetches Spark's Kafka connector into {folder} (10 MB, once)")
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetching-") as place:
         pom = Path(place) / "pom.xml"
@@ -107,7 +127,14 @@ def _fetch(jars: Sequence[Jar], folder: Path, note: Callable[[str], None]) -> No
         goal = ["dependency:copy-dependencies", f"-DoutputDirectory={place}"]
         words = [program, "--quiet", "--batch-mode", f"--file={pom}", *goal]
         try:
-            done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_FETCH_S)
+            done = subprocess.run(
+                words,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_FETCH_S,
+            )
         except subprocess.TimeoutExpired as error:
             raise _missing(jars, folder, f"Maven did not finish within {_FETCH_S:.0f} s") from error
         if done.returncode:
@@ -120,14 +147,18 @@ def _fetch(jars: Sequence[Jar], folder: Path, note: Callable[[str], None]) -> No
 
 def _missing(jars: Sequence[Jar], folder: Path, problem: str) -> OperatorError:
     return OperatorError(
-        f"Spark's Kafka connector is missing: {problem}; run `equipoise spark jars` where Maven reaches its repository "
-        f"(on Debian: apt-get install maven), or put {', '.join(jar.file_name for jar in jars)} into {folder} by hand"
+        f"Spark's Kafka connector is missing: {problem}; run `equipoise spark jars` where Maven"
+        " reaches its repository (on Debian: apt-get install maven), or put"
+        f" {', '.join(jar.file_name for jar in jars)} into {folder} by hand"
     )
 
 
 def pom_of(jars: Sequence[Jar]) -> str:
     """Return the POM that makes Maven fetch the jars."""
     dependencies = "".join(
-        _DEPENDENCY.format(group=escape(jar.group), artifact=escape(jar.artifact), version=escape(jar.version)) for jar in jars
+        _DEPENDENCY.format(
+            group=escape(jar.group), artifact=escape(jar.artifact), version=escape(jar.version)
+        )
+        for jar in jars
     )
     return _POM.format(dependencies=dependencies)

@@ -14,11 +14,16 @@ class ArchiveDamaged(OperatorError):
         """`problem` describes the damage."""
         self.archive = archive
         self.problem = problem
-        super().__init__(f"the archive {archive} cannot be used: {problem}; restore it from a copy, or name another folder with --archive")
+        super().__init__(
+            f"the archive {archive} cannot be used: {problem}; restore it from a copy, or name"
+            " another folder with --archive"
+        )
 
 
 class ArchiveFileGone(ArchiveDamaged):
-    """A file is missing. If its small files are being compacted, list again to find the replacement."""
+    """A file is missing. If its small files are being compacted, list again to find the
+    replacement.
+    """
 
     def __init__(self, *, archive: str, file: str) -> None:
         """`file` is the missing one."""
@@ -33,11 +38,16 @@ class ArchiveInUse(OperatorError):
         """`who` holds the lock: `archive`, `audit` or `compact`."""
         self.archive = archive
         self.who = who
-        super().__init__(f"another process ({who}) uses the archive {archive}; stop it, or wait until it ends")
+        super().__init__(
+            f"another process ({who}) uses the archive {archive}; stop it, or wait until it ends"
+        )
 
 
 WITHOUT_CHECKPOINT: Final = {
     "archive": "it continues where the archive ends",
-    "audit": "it reads the log from its beginning, and readers count a finding that it makes again only once",
+    "audit": (
+        "it reads the log from its beginning, and readers count a finding that it makes again only"
+        " once"
+    ),
 }
 """What each writer does if it finds no checkpoint next to its tables."""

@@ -1,6 +1,7 @@
 """Delay Ctrl-C while Spark runs, and raise it where no call into Spark is in progress.
 
-PySpark's own handler calls Java in the middle of other calls of the main thread, and the answers get mixed up.
+PySpark's own handler calls Java in the middle of other calls of the main thread, and the answers
+get mixed up.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ Result = TypeVar("Result")
 
 @contextmanager
 def delayed_interrupts() -> Iterator[Callable[[], None]]:
-    """Delay Ctrl-C to the end of the block or the next call of the yielded function. Both then raise `KeyboardInterrupt`.
+    """Delay Ctrl-C to the end of the block or the next call of the yielded function. Both then
+    raise `KeyboardInterrupt`.
 
-    Use it for steps that must not be cut: an interrupted import swallows Ctrl-C, an interrupted start leaves a JVM behind. A second Ctrl-C
-    raises at once. Outside the main thread it does nothing, because only that gets signals.
+    Use it for steps that must not be cut: an interrupted import swallows Ctrl-C, an interrupted
+    start leaves a JVM behind. A second Ctrl-C raises at once. Outside the main thread it does
+    nothing, because only that gets signals.
     """
     is_noted = False
 
@@ -49,12 +52,16 @@ def delayed_interrupts() -> Iterator[Callable[[], None]]:
 
 
 def interruptible(
-    work: Callable[[], Result], *, cancel: Callable[[], None], meanwhile: Callable[[], None] = lambda: None
+    work: Callable[[], Result],
+    *,
+    cancel: Callable[[], None],
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Future[Result]:
-    """Run `work`, which calls into Spark, on its own thread, so that Ctrl-C interrupts no such call. Return its finished future.
+    """Run `work`, which calls into Spark, on its own thread, so that Ctrl-C interrupts no such
+    call. Return its finished future.
 
-    Call `meanwhile` regularly. On Ctrl-C call `cancel`, which ends Spark's work, until the thread has ended, then raise
-    `KeyboardInterrupt`. A second Ctrl-C raises at once.
+    Call `meanwhile` regularly. On Ctrl-C call `cancel`, which ends Spark's work, until the thread
+    has ended, then raise `KeyboardInterrupt`. A second Ctrl-C raises at once.
     """
     job: Future[Result] = Future()
 

@@ -1,7 +1,7 @@
 """Define each job's options and its output.
 
-A job is a function `run_NAME(options, screen) -> int`. It returns how many problems it found, and raises an `EquipoiseError` if it cannot
-continue.
+A job is a function `run_NAME(options, screen) -> int`. It returns how many problems it found, and
+raises an `EquipoiseError` if it cannot continue.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ if TYPE_CHECKING:
     from equipoise.lab.traces import Shape
 
 PER_TRIGGER: Final = 40_000
-"""Most entries in one batch: 10 MB of records of 250 bytes. One worker folds them in about a second."""
+"""Most entries in one batch: 10 MB of records of 250 bytes. One worker folds them in about a
+second."""
 
 ARCHIVE_PER_TRIGGER: Final = 200_000
-"""The same for an archive, 50 MB. Latency does not matter there, and larger batches spread the fixed cost of each."""
+"""The same for an archive, 50 MB. Latency does not matter there, and larger batches spread the
+fixed cost of each."""
 
 IN_FLIGHT_MAX_S: Final = 60
-"""How long a bundle may be between two owners before the audit reports it: a step takes milliseconds, a retry seconds."""
+"""How long a bundle may be between two owners before the audit reports it: a step takes
+milliseconds, a retry seconds."""
 
 
 NOTE_EVERY_S: Final = 10.0
@@ -46,8 +49,12 @@ class Screen:
 
 
 @contextmanager
-def counting(screen: Screen, what: str, *, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """Yield a function that takes how many of `total` are done. Show a bar on a terminal, and print a line now and then elsewhere."""
+def counting(
+    screen: Screen, what: str, *, total: int, unit: str
+) -> Iterator[Callable[[int], None]]:
+    """Yield a function that takes how many of `total` are done. Show a bar on a terminal, and print
+    a line now and then elsewhere.
+    """
     if not screen.is_live:
         due_s = time.monotonic() + NOTE_EVERY_S
 
@@ -60,9 +67,16 @@ def counting(screen: Screen, what: str, *, total: int, unit: str) -> Iterator[Ca
         yield note
         return
     from rich.console import Console  # noqa: PLC0415 - only where a terminal is
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415 - the same
 
-    columns = (TextColumn(f"{what}  "), BarColumn(), TextColumn(f"{{task.completed:,}} {unit}"), TimeRemainingColumn())
+    # The same.
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
+
+    columns = (
+        TextColumn(f"{what}  "),
+        BarColumn(),
+        TextColumn(f"{{task.completed:,}} {unit}"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(what, total=total)
         yield lambda done: bars.update(task, completed=done)
@@ -98,7 +112,8 @@ class AuditOptions(StreamOptions):
 class ArchiveOptions(StreamOptions):
     """Options of `run_archive`, which writes the tables of `archive`.
 
-    * `hold`: name of the retention hold that keeps unarchived records in the channel; None for no hold.
+    * `hold`: name of the retention hold that keeps unarchived records in the channel; None for no
+      hold.
     * `release`: only release the retention hold of this name.
     """
 
@@ -109,7 +124,9 @@ class ArchiveOptions(StreamOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions:
-    """Options of `run_verify`, which folds `archive` again from Unix time `from_ms` to `to_ms` (exclusive); None is the archive's end."""
+    """Options of `run_verify`, which folds `archive` again from Unix time `from_ms` to `to_ms`
+    (exclusive); None is the archive's end.
+    """
 
     archive: Path
     from_ms: int | None = None
@@ -120,7 +137,8 @@ class VerifyOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions:
-    """Options of `run_report`, which writes the page `out` about `archive` or the log at `log_url`; one of the two is None.
+    """Options of `run_report`, which writes the page `out` about `archive` or the log at `log_url`;
+    one of the two is None.
 
     `from_ms` and `to_ms` are as in `VerifyOptions`.
     """
@@ -136,7 +154,9 @@ class ReportOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PulsarOptions:
-    """Options of `run_pulsar`, which audits the `recording` of a Pulsar cluster and writes its tables to `archive`."""
+    """Options of `run_pulsar`, which audits the `recording` of a Pulsar cluster and writes its
+    tables to `archive`.
+    """
 
     recording: Path
     archive: Path
@@ -154,7 +174,8 @@ class CompactOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabOptions:
-    """Options of `run_lab`, which runs each of `policies` on each of `traces` and writes its tables to the folder `output`.
+    """Options of `run_lab`, which runs each of `policies` on each of `traces` and writes its tables
+    to the folder `output`.
 
     * `traces`: kinds of generated traces of this `shape`, and files.
     * `values`: the values of each setting. Every combination runs.
@@ -175,9 +196,14 @@ class LabOptions:
 
 
 def default_archive(log_url: str) -> Path:
-    """Return the default archive of a log: next to the log's file, or for a topic in the working folder.
+    """Return the default archive of a log: next to the log's file, or for a topic in the working
+    folder.
 
     Raise `CallerError` for a malformed Kafka address.
     """
     path = log_path(log_url)
-    return Path(f"{path}.archive") if path is not None else Path(f"{address_of(log_url).topic}.archive")
+    return (
+        Path(f"{path}.archive")
+        if path is not None
+        else Path(f"{address_of(log_url).topic}.archive")
+    )

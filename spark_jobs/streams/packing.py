@@ -17,14 +17,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 PACK_BYTES_MAX: Final = 8 << 20
-"""Largest pack, unless a single row is larger. Spark holds several rows in memory, each in one piece."""
+"""Largest pack, unless a single row is larger. Spark holds several rows in memory, each in one
+piece."""
 
 _PACKS: Final = pa.schema([("log", pa.string()), ("pack", pa.binary())])
 _PACKS_DDL: Final = "log STRING, pack BINARY"
 
 
 def packed(frame: DataFrame) -> DataFrame:
-    """Return a frame of arrivals (`FRAME_DDL`) as rows of (`log`, `pack`), all with the same `log` to group by."""
+    """Return a frame of arrivals (`FRAME_DDL`) as rows of (`log`, `pack`), all with the same `log`
+    to group by.
+    """
     return frame.mapInArrow(pack, _PACKS_DDL)
 
 
@@ -39,9 +42,13 @@ def pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def unpacked(packs: Iterable[bytes]) -> Iterator[Arrival]:
-    """Yield the arrivals of one batch in order: first the channel, then the other sources, each by offset."""
+    """Yield the arrivals of one batch in order: first the channel, then the other sources, each by
+    offset.
+    """
     table = _sorted(pa.concat_tables(pa.ipc.open_stream(each).read_all() for each in packs))
-    source, offset, at_ms, value = (table[name].to_pylist() for name in ("source", "offset", "at_ms", "value"))
+    source, offset, at_ms, value = (
+        table[name].to_pylist() for name in ("source", "offset", "at_ms", "value")
+    )
     return map(Arrival, source, offset, at_ms, value)
 
 
@@ -58,7 +65,12 @@ def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 def _sorted(table: pa.Table) -> pa.Table:
     beside = pc.not_equal(table["source"], Source.CHANNEL.value)
     offsets = table["offset"]
-    if not pc.any(beside).as_py() and pc.all(pc.greater(offsets[1:], offsets[:-1])).as_py() is not False:
+    if (
+        not pc.any(beside).as_py()
+        and pc.all(pc.greater(offsets[1:], offsets[:-1])).as_py() is not False
+    ):
         return table
     order = table.append_column("beside", beside)
-    return order.sort_by([("beside", "ascending"), ("source", "ascending"), ("offset", "ascending")])
+    return order.sort_by(
+        [("beside", "ascending"), ("source", "ascending"), ("offset", "ascending")]
+    )

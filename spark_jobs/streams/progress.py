@@ -1,6 +1,7 @@
 """Show the progress of a running stream: lines on the terminal, a live line, and `/metrics`.
 
-Findings arrive on a thread of Spark. Only the thread that calls `Watch.show` prints, so that lines do not mix.
+Findings arrive on a thread of Spark. Only the thread that calls `Watch.show` prints, so that lines
+do not mix.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def _now_ms() -> int:
 
 
 class StreamMetrics:
-    """The Prometheus metrics of `job`, in their own registry, with names that begin with `spark_JOB_`.
+    """The Prometheus metrics of `job`, in their own registry, with names that begin with
+    `spark_JOB_`.
 
     `docs/reference/metrics.md` describes each one.
     """
@@ -54,22 +56,38 @@ class StreamMetrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"spark_{job}_{name}", text, labels, registry=self.registry)
 
-        self._rows = counter("rows_total", "Entries that this job has taken from its sources since its start.")
+        self._rows = counter(
+            "rows_total", "Entries that this job has taken from its sources since its start."
+        )
         self._batches = counter("batches_total", "Batches that it has finished since its start.")
-        self._rate = gauge("rows_per_second", "Entries it takes a second, over the last ten seconds.")
-        self._behind = gauge("entries_behind", "Entries that its sources hold and it has not taken yet.")
+        self._rate = gauge(
+            "rows_per_second", "Entries it takes a second, over the last ten seconds."
+        )
+        self._behind = gauge(
+            "entries_behind", "Entries that its sources hold and it has not taken yet."
+        )
         self._batch = gauge("batch_seconds", "How long the last batch took.")
         self._state_rows = gauge("state_rows", "Rows in the state of its operators.")
         self._state_bytes = gauge("state_bytes", "The memory that this state takes.")
         quiet = gauge("quiet_seconds", "The time since the last batch ended.")
         quiet.set_function(lambda: (_now_ms() - self._ended_ms) / 1_000)
         self._missed_since_ms: int | None = None
-        missed = gauge("log_missed_seconds", "How long nothing has come from its log, which does not answer; 0 while it does.")
-        missed.set_function(lambda: 0 if self._missed_since_ms is None else (_now_ms() - self._missed_since_ms) / 1_000)
-        self._restarts = counter("restarts_total", "How often its stream failed and was started again.")
+        missed = gauge(
+            "log_missed_seconds",
+            "How long nothing has come from its log, which does not answer; 0 while it does.",
+        )
+        missed.set_function(
+            lambda: (
+                0 if self._missed_since_ms is None else (_now_ms() - self._missed_since_ms) / 1_000
+            )
+        )
+        self._restarts = counter(
+            "restarts_total", "How often its stream failed and was started again."
+        )
         self._findings = counter("findings_total", "What it has found since its start.", "rule")
         for rule in rules:
-            self._findings.labels(rule)  # From 0: a series that appears with its first event has no rate.
+            # From 0: a series that appears with its first event has no rate.
+            self._findings.labels(rule)
 
     def batch(self, done: BatchDone, *, rows_per_second: float) -> None:
         """Count a finished batch."""
@@ -98,7 +116,9 @@ class StreamMetrics:
 
 @dataclass(frozen=True, slots=True)
 class LookedAt:
-    """The log that a stream reads: its name, and a function that checks whether it is available, which may take a while."""
+    """The log that a stream reads: its name, and a function that checks whether it is available,
+    which may take a while.
+    """
 
     name: str
     look: Callable[[], Seen]
@@ -107,11 +127,22 @@ class LookedAt:
 class Watch:
     """Show the progress of the stream `job`.
 
-    `say`, `remark`, `found` and `batch` may run on any thread, all other methods on one thread only.
+    `say`, `remark`, `found` and `batch` may run on any thread, all other methods on one thread
+    only.
     """
 
-    def __init__(self, job: str, screen: Screen, *, metrics: StreamMetrics, log: LookedAt | None = None, finds: bool = False) -> None:
-        """`finds` means that this job makes findings and shows their number. Without `log`, no availability check runs."""
+    def __init__(
+        self,
+        job: str,
+        screen: Screen,
+        *,
+        metrics: StreamMetrics,
+        log: LookedAt | None = None,
+        finds: bool = False,
+    ) -> None:
+        """`finds` means that this job makes findings and shows their number. Without `log`, no
+        availability check runs.
+        """
         self.job = job
         self.rows = 0
         self._screen = screen
@@ -125,7 +156,11 @@ class Watch:
         self._batch_ms = self._noted_ms = _now_ms()
         self._rate.add(self._batch_ms, 0)
         self._silence = Silence("" if log is None else log.name, self._batch_ms)
-        self._live = Live(console=Console(stderr=True), auto_refresh=False, transient=True) if screen.is_live else None
+        self._live = (
+            Live(console=Console(stderr=True), auto_refresh=False, transient=True)
+            if screen.is_live
+            else None
+        )
 
     @property
     def batches(self) -> int:
@@ -206,7 +241,8 @@ class Watch:
     def _report(self) -> None:
         now_ms = _now_ms()
         if self._log is not None and self._silence.wants_look(now_ms):
-            # On a thread, because a check of an unavailable log takes as long as its client waits. Only one runs at a time.
+            # On a thread, because a check of an unavailable log takes as long as its client waits.
+            # Only one runs at a time.
             threading.Thread(target=self._look, name="log-look", daemon=True).start()
         self._note_all(self._silence.wait(now_ms))
         missed_since_ms = self._silence.missed_since_ms
@@ -215,10 +251,17 @@ class Watch:
             return
         found = None if self._found is None else self._found.total()
         missed_ms = None if missed_since_ms is None else now_ms - missed_since_ms
-        line = progress_line(self._last, rows_per_second=self._rate.per_second(now_ms), found=found, missed_ms=missed_ms)
+        line = progress_line(
+            self._last,
+            rows_per_second=self._rate.per_second(now_ms),
+            found=found,
+            missed_ms=missed_ms,
+        )
         if self._live is not None:
             self._live.start()
-            self._live.update(Text(f"{self.job}  {line}", no_wrap=True, overflow="ellipsis"), refresh=True)
+            self._live.update(
+                Text(f"{self.job}  {line}", no_wrap=True, overflow="ellipsis"), refresh=True
+            )
         elif now_ms - self._noted_ms > NOTE_MS and self._batch_ms > self._noted_ms:
             self._noted_ms = now_ms
             self._screen.note(line)
@@ -243,7 +286,9 @@ def _taken(queue: SimpleQueue[_Item]) -> Iterator[_Item]:
 
 
 class Follower:
-    """Report each batch of one start of a query to a `Watch`, by polling: Spark may call a listener after the end."""
+    """Report each batch of one start of a query to a `Watch`, by polling: Spark may call a listener
+    after the end.
+    """
 
     def __init__(self, query: StreamingQuery, watch: Watch) -> None:
         self._query = query
@@ -254,7 +299,9 @@ class Follower:
         """Whether the sources have had nothing new for some seconds."""
 
     def follow(self) -> None:
-        """Report the batches that ended since the last call; Spark keeps the last 100. Raise Spark's error if the query failed."""
+        """Report the batches that ended since the last call; Spark keeps the last 100. Raise
+        Spark's error if the query failed.
+        """
         last = self._query.lastProgress
         if last is None or last.timestamp == self._looked_at:
             return
@@ -272,7 +319,12 @@ class Follower:
 
 @contextmanager
 def watching(
-    job: str, screen: Screen, *, log: LookedAt | None = None, metrics_port: int | None = None, rules: Collection[str] = ()
+    job: str,
+    screen: Screen,
+    *,
+    log: LookedAt | None = None,
+    metrics_port: int | None = None,
+    rules: Collection[str] = (),
 ) -> Iterator[Watch]:
     """Yield a `Watch` of the stream `job`, which reads `log` and makes findings of `rules`.
 
@@ -292,7 +344,10 @@ def watching(
         server, thread = start_http_server(metrics_port, registry=metrics.registry)
     except OSError as error:
         problem = error.strerror or str(error)
-        raise CallerError(f"cannot serve metrics at port {metrics_port}: {problem}; name another port with --metrics-port") from error
+        raise CallerError(
+            f"cannot serve metrics at port {metrics_port}: {problem}; name another port with"
+            " --metrics-port"
+        ) from error
     try:
         yield watch
     finally:

@@ -1,11 +1,13 @@
-"""Run one `Sequence` over the whole channel as Spark's `transformWithState`: the first operator of each streaming job.
+"""Run one `Sequence` over the whole channel as Spark's `transformWithState`: the first operator of
+each streaming job.
 
 The state:
 
-1. It is a list of rows (key, data), to which each batch appends its changes; the last row of a key counts. A list costs one call per batch,
-   a map one per key. It is rewritten when it is more than twice as long as necessary.
-2. A worker caches its sequence under the number of the next batch. It uses the cache only if the state has the same number: not after a
-   failed attempt, a faster worker or a restart.
+1. It is a list of rows (key, data), to which each batch appends its changes; the last row of a key
+   counts. A list costs one call per batch, a map one per key. It is rewritten when it is more than
+   twice as long as necessary.
+2. A worker caches its sequence under the number of the next batch. It uses the cache only if the
+   state has the same number: not after a failed attempt, a faster worker or a restart.
 """
 
 from __future__ import annotations
@@ -50,30 +52,54 @@ STATE_ROWS_SPARE: Final = 1_000
 """Surplus rows of state that are not worth a rewrite."""
 
 CACHED_MAX: Final = 2
-"""Sequences that one worker caches. The sequence of an ended query is dropped when the next two arrive."""
+"""Sequences that one worker caches. The sequence of an ended query is dropped when the next two
+arrive."""
 
 # Times are numbers, because Spark converts timestamps from Python to the session's time zone.
 ROWS_DDL: Final = EMITTED_DDL.replace("at TIMESTAMP", "at_ms BIGINT")
 """The columns of `frames`."""
-_TYPES: Final = {"STRING": pa.string(), "BIGINT": pa.int64(), "INT": pa.int32(), "BINARY": pa.binary()}
-_COLUMNS: Final = {name: _TYPES[kind] for name, kind in (column.split() for column in ROWS_DDL.split(", "))}
+_TYPES: Final = {
+    "STRING": pa.string(),
+    "BIGINT": pa.int64(),
+    "INT": pa.int32(),
+    "BINARY": pa.binary(),
+}
+_COLUMNS: Final = {
+    name: _TYPES[kind] for name, kind in (column.split() for column in ROWS_DDL.split(", "))
+}
 
 
 def sequence_operator(frame: DataFrame, processor: SequentialProcessor) -> DataFrame:
-    """Return the rows (`EMITTED_DDL`) that `processor` makes of a streaming frame of arrivals (`FRAME_DDL`)."""
-    return with_time(packed(frame).groupBy("log").transformWithStateInPandas(processor, ROWS_DDL, "Append", "None"))
+    """Return the rows (`EMITTED_DDL`) that `processor` makes of a streaming frame of arrivals
+    (`FRAME_DDL`).
+    """
+    return with_time(
+        packed(frame)
+        .groupBy("log")
+        .transformWithStateInPandas(processor, ROWS_DDL, "Append", "None")
+    )
 
 
 def with_time(rows: DataFrame) -> DataFrame:
     """Return rows of `ROWS_DDL` as rows of `EMITTED_DDL`."""
     return rows.select(
-        "table", "subject", "offset", "ordinal", F.timestamp_millis("at_ms").alias("at"), "kind", "publisher", "verdict", "body"
+        "table",
+        "subject",
+        "offset",
+        "ordinal",
+        F.timestamp_millis("at_ms").alias("at"),
+        "kind",
+        "publisher",
+        "verdict",
+        "body",
     )
 
 
 @dataclass(slots=True, kw_only=True)
 class Kept:
-    """A cached sequence: the next batch (`version`), all rows of its state, and the length of the list in Spark."""
+    """A cached sequence: the next batch (`version`), all rows of its state, and the length of the
+    list in Spark.
+    """
 
     version: int
     sequence: Sequence
@@ -87,8 +113,8 @@ _kept: dict[str, Kept] = {}
 class SequentialProcessor(StatefulProcessor):
     """Run one `Sequence` as a Spark processor. All rows have one key.
 
-    * `begin`: snapshot for a new checkpoint to begin with (`channel.core.snapshot`); None to begin with the log's first record. An existing
-      checkpoint continues from its own state.
+    * `begin`: snapshot for a new checkpoint to begin with (`channel.core.snapshot`); None to begin
+      with the log's first record. An existing checkpoint continues from its own state.
     * `run_id`: different at each start of the query.
     * `in_flight_max_ms`: how long a bundle may be pending before it is overdue.
     * `log`: the log's identity, which distinguishes evidence of a former log with the same name.
@@ -106,7 +132,8 @@ class SequentialProcessor(StatefulProcessor):
         log: str | None = None,
     ) -> None:
         self._wants = wants
-        self._begin = None if begin is None else compress(begin)  # It goes to a worker with each batch.
+        # It goes to a worker with each batch.
+        self._begin = None if begin is None else compress(begin)
         self._run_id = run_id
         self._log_url = log_url
         self._snapshot_records = snapshot_records
@@ -118,12 +145,22 @@ class SequentialProcessor(StatefulProcessor):
         self._version = handle.getValueState("version", "version BIGINT")
         self._rows = handle.getListState("rows", "key STRING, data BINARY")
 
-    def handleInputRows(self, key: object, rows: Iterator[pd.DataFrame], timerValues: TimerValues) -> Iterator[pd.DataFrame]:  # noqa: ARG002, N802, N803 - Spark's names
+    # Spark's names.
+    def handleInputRows(  # noqa: N802
+        self,
+        key: object,  # noqa: ARG002
+        rows: Iterator[pd.DataFrame],
+        timerValues: TimerValues,  # noqa: ARG002, N803
+    ) -> Iterator[pd.DataFrame]:
         """Feed one batch and save the state."""
         kept = self._take()
-        gc.disable()  # A batch makes a million values without cycles. Searching for cycles costs a fifth of its time.
+        # A batch makes a million values without cycles. Searching for cycles costs a fifth of its
+        # time.
+        gc.disable()
         try:
-            yield from frames(kept.sequence.feed(unpacked(pack for frame in rows for pack in frame["pack"])))
+            yield from frames(
+                kept.sequence.feed(unpacked(pack for frame in rows for pack in frame["pack"]))
+            )
         finally:
             gc.enable()
         self._keep(kept)
@@ -133,12 +170,17 @@ class SequentialProcessor(StatefulProcessor):
 
     def _take(self) -> Kept:
         """Return the sequence after the last committed batch."""
-        kept = _kept.pop(self._run_id, None)  # Removed from the cache, because a failed attempt leaves it in an unusable state.
+        # Removed from the cache, because a failed attempt leaves it in an unusable state.
+        kept = _kept.pop(self._run_id, None)
         committed = self._version.get() if self._version.exists() else None
         version: int = 0 if committed is None else committed[0]
         if version and kept is not None and kept.version == version:
             return kept
-        begin = None if version or self._begin is None else decompress(self._begin, size_max=SNAPSHOT_BYTES_MAX)
+        begin = (
+            None
+            if version or self._begin is None
+            else decompress(self._begin, size_max=SNAPSHOT_BYTES_MAX)
+        )
         sequence = Sequence(
             self._wants,
             begin,
@@ -155,7 +197,9 @@ class SequentialProcessor(StatefulProcessor):
         return Kept(version=version, sequence=sequence, rows=rows, listed=len(listed))
 
     def _keep(self, kept: Kept) -> None:
-        """Write this batch's changes, which Spark commits with the batch, and cache the sequence."""
+        """Write this batch's changes, which Spark commits with the batch, and cache the
+        sequence.
+        """
         changed = kept.sequence.changed_rows()
         _put(kept.rows, changed)
         if kept.listed + len(changed) > 2 * len(kept.rows) + STATE_ROWS_SPARE:
@@ -194,16 +238,24 @@ def frames(rows: Iterable[Emitted]) -> Iterator[pd.DataFrame]:
 
 
 def _frame(chunk: list[Emitted]) -> pd.DataFrame:
-    """Return a frame with Arrow columns, which Spark takes unchanged. Pandas columns would be lists of objects."""
+    """Return a frame with Arrow columns, which Spark takes unchanged. Pandas columns would be lists
+    of objects.
+    """
     columns = zip(_COLUMNS.items(), zip(*chunk, strict=True), strict=True)
-    return pd.DataFrame({name: pd.array(pa.array(values, kind), pd.ArrowDtype(kind)) for (name, kind), values in columns})
+    return pd.DataFrame(
+        {
+            name: pd.array(pa.array(values, kind), pd.ArrowDtype(kind))
+            for (name, kind), values in columns
+        }
+    )
 
 
-def lost(log_url: str, first: int, below: int) -> bytes | None:  # noqa: ARG001 - see `spark_jobs.sequence.folding.Lost`
+# See `spark_jobs.sequence.folding.Lost`.
+def lost(log_url: str, first: int, below: int) -> bytes | None:  # noqa: ARG001
     """Answer `spark_jobs.sequence.folding.Lost` for the log at this URL.
 
-    Gaps occur only after a failed write, so it may open the log each time. The log's start only rises: if it is not above `first` after the
-    batch was read, nothing was lost.
+    Gaps occur only after a failed write, so it may open the log each time. The log's start only
+    rises: if it is not above `first` after the batch was read, nothing was lost.
     """
     with closing(open_log(log_url, create=False)) as log:
         return None if log.start() <= first else to_bytes(beginning(log).reader.view)

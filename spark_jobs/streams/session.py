@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 _EXTRA_MODULES: Final = ("google.protobuf", "matplotlib", "pandas", "pyarrow", "pyspark")
 
 LOCAL_MASTER: Final = "local[*,4]"
-"""All cores of this machine, and four attempts per task: a file that is missing for a moment does not end the job."""
+"""All cores of this machine, and four attempts per task: a file that is missing for a moment does
+not end the job."""
 
 DRIVER_MEMORY: Final = "1g"
 """Memory of the JVM, with everything in it in local mode; `MEMORY_VARIABLE` overrides it.
@@ -40,11 +41,13 @@ MEMORY_VARIABLE: Final = "SPARK_DRIVER_MEMORY"
 STACK: Final = "16m"
 """Stack of each JVM thread; only the used part takes memory.
 
-If a query is stopped during a batch, Spark searches its error with a pattern that recurses for each character, too deep for Java's 1 MB.
+If a query is stopped during a batch, Spark searches its error with a pattern that recurses for each
+character, too deep for Java's 1 MB.
 """
 
 SHUFFLE_PARTITIONS: Final = 2
-"""Tasks of each keyed operator. A checkpoint keeps this number for ever, and each task has its own state store.
+"""Tasks of each keyed operator. A checkpoint keeps this number for ever, and each task has its own
+state store.
 
 Two suffice for the 2,000 records/s that a cluster writes at most.
 """
@@ -67,14 +70,15 @@ _SETTINGS: Final[Mapping[str, str]] = {
 }
 
 _IN_PROCESS: Final = "local["
-"""Prefix of masters whose workers are children of this process. Those of `local-cluster[...]` are not."""
+"""Prefix of masters whose workers are children of this process. Those of `local-cluster[...]` are
+not."""
 
 JAVA_MIN: Final = 17
 """The Java that the extra's Spark needs; see docs/adr/0012-spark.md."""
 
 _JAVA_ADVICE: Final = (
-    f"on Debian: apt-get install openjdk-{JAVA_MIN}-jre-headless; elsewhere any JRE from https://adoptium.net; "
-    "if there are several, JAVA_HOME selects the one to use"
+    f"on Debian: apt-get install openjdk-{JAVA_MIN}-jre-headless; elsewhere any JRE from"
+    " https://adoptium.net; if there are several, JAVA_HOME selects the one to use"
 )
 
 # Java prints its version in a quarter of a second; a busy machine may need longer.
@@ -105,12 +109,17 @@ OUR_PACKAGE: Final = "equipoise"
 
 
 def spark_session(
-    app: str, *, master: str | None = None, kafka: bool = False, note: Callable[[str], None] = lambda _: None
+    app: str,
+    *,
+    master: str | None = None,
+    kafka: bool = False,
+    note: Callable[[str], None] = lambda _: None,
 ) -> SparkSession:
     """Return a session named `app`, or the session that this process already has.
 
-    It runs on this machine, unless `master` or `spark-submit` names a cluster. With `kafka`, fetch Spark's connector if it is missing.
-    `note` gets a message about the fetch and the start; the start blocks.
+    It runs on this machine, unless `master` or `spark-submit` names a cluster. With `kafka`, fetch
+    Spark's connector if it is missing. `note` gets a message about the fetch and the start; the
+    start blocks.
 
     Raise `CallerError`, and `OperatorError` if Java or the connector is missing or unfit.
     """
@@ -162,7 +171,9 @@ def check_extra() -> None:
 
 
 def java_program(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the `java` that Spark will start: from JAVA_HOME, else the first on the path. Raise `OperatorError` if there is none."""
+    """Return the `java` that Spark will start: from JAVA_HOME, else the first on the path. Raise
+    `OperatorError` if there is none.
+    """
     home = environment.get("JAVA_HOME")
     if home:
         program = Path(home) / "bin" / "java"
@@ -176,15 +187,22 @@ def java_program(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def check_java(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the version of the Java that Spark will use. Raise `OperatorError` if it is too old or unknown."""
+    """Return the version of the Java that Spark will use. Raise `OperatorError` if it is too old or
+    unknown.
+    """
     program = java_program(environment)
     try:
-        answer = subprocess.run([program, "-version"], capture_output=True, text=True, check=False, timeout=_ANSWER_S)
+        answer = subprocess.run(
+            [program, "-version"], capture_output=True, text=True, check=False, timeout=_ANSWER_S
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _no_java(f"{program} cannot be asked for its version: {error}") from error
     found = _find_version(answer.stderr + answer.stdout)
     if answer.returncode or found is None:
-        raise _no_java(f"{program} does not report its version: {(answer.stderr + answer.stdout).strip()[:200]!r}")
+        raise _no_java(
+            f"{program} does not report its version:"
+            f" {(answer.stderr + answer.stdout).strip()[:200]!r}"
+        )
     version = int(found[1])
     if version < JAVA_MIN:
         raise _no_java(f"{program} is Java {version}")
@@ -197,7 +215,8 @@ def _no_java(problem: str) -> OperatorError:
 
 @contextmanager
 def quietly(*, on: bool = True) -> Iterator[None]:
-    """Send the standard error of programs started in the block through a thread that drops noise, also after the block.
+    """Send the standard error of programs started in the block through a thread that drops noise,
+    also after the block.
 
     The thread ends with the last of these programs. If `on` is false, change nothing.
     """
@@ -206,7 +225,9 @@ def quietly(*, on: bool = True) -> Iterator[None]:
         return
     kept = os.dup(_STANDARD_ERROR)
     reading, writing = os.pipe()
-    threading.Thread(target=_forward, args=(reading, os.dup(kept)), name="spark-stderr", daemon=True).start()
+    threading.Thread(
+        target=_forward, args=(reading, os.dup(kept)), name="spark-stderr", daemon=True
+    ).start()
     os.dup2(writing, _STANDARD_ERROR)
     os.close(writing)
     try:
@@ -222,18 +243,26 @@ def _forward(reading: int, target: int) -> None:
             if not line.startswith(_NOISE):
                 try:
                     out.write(line)
-                except OSError:  # Nobody reads the output any more, but a full pipe would block the JVM.
+                except OSError:
+                    # Nobody reads the output any more, but a full pipe would block the JVM.
                     continue
 
 
 def _java_options() -> list[str]:
-    """Return the options of the JVM: stack size and logging. In a zip there is no configuration file, and Spark's default applies."""
+    """Return the options of the JVM: stack size and logging. In a zip there is no configuration
+    file, and Spark's default applies.
+    """
     path = Path(__file__).with_name("log4j2.properties")
-    return [f"-Xss{STACK}", *([f"-Dlog4j2.configurationFile={path.as_uri()}"] if path.is_file() else [])]
+    return [
+        f"-Xss{STACK}",
+        *([f"-Dlog4j2.configurationFile={path.as_uri()}"] if path.is_file() else []),
+    ]
 
 
 def _ship(session: SparkSession) -> None:
-    """Send our packages to the workers of a cluster. Their dependencies (`equipoise[spark]`) must be installed or sent separately."""
+    """Send our packages to the workers of a cluster. Their dependencies (`equipoise[spark]`) must
+    be installed or sent separately.
+    """
     folder = Path(tempfile.mkdtemp(prefix="equipoise-"))
     path = folder / "equipoise-packages.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

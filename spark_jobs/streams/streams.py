@@ -26,13 +26,16 @@ from equipoise.spark_jobs.streams.progress import Follower, Watch
 from equipoise.spark_jobs.streams.session import MEMORY_VARIABLE, driver_memory
 
 ATTEMPTS_MAX: Final = 3
-"""Starts of a stream without a finished batch in between, for a failure that is not expected to pass."""
+"""Starts of a stream without a finished batch in between, for a failure that is not expected to
+pass."""
 
 AWAY_MAX_S: Final = 900
-"""How long a stream waits without a finished batch for its source or destination: longer than Kafka takes to restart."""
+"""How long a stream waits without a finished batch for its source or destination: longer than Kafka
+takes to restart."""
 
 WORKERS_MAX_S: Final = 180
-"""The same for Spark's Python workers. A machine is too busy for them for minutes at most; an unfit interpreter never starts."""
+"""The same for Spark's Python workers. A machine is too busy for them for minutes at most; an unfit
+interpreter never starts."""
 
 _PAUSES_S: Final = (1, 2, 4, 8, 15)
 """Pauses before restarts; the last one repeats. A start takes some seconds more."""
@@ -43,10 +46,12 @@ _GONE: Final = (Py4JError, ConnectionError)
 _POLL_S: Final = 0.25  # Refresh interval of the terminal, short enough for the eye.
 
 _POLLING_DELAY: Final = "100ms"
-"""How often Spark polls a source that had nothing: ten times a second instead of Spark's hundred."""
+"""How often Spark polls a source that had nothing: ten times a second instead of Spark's
+hundred."""
 
 _STOP_MAX: Final = "30s"
-"""How long a stopped stream may take to finish the current batch. By default Spark waits for ever."""
+"""How long a stopped stream may take to finish the current batch. By default Spark waits for
+ever."""
 
 _BATCHES_RETAINED: Final = "20"
 """Batches that Spark keeps in a checkpoint (default 100). A restart goes back by one at most."""
@@ -59,7 +64,8 @@ class Stream:
     """One streaming query.
 
     * `frame`: makes a new frame for each start.
-    * `take`: gets the number and rows of each batch. After a failure it may get the same batch again, and must have the same effect.
+    * `take`: gets the number and rows of each batch. After a failure it may get the same batch
+      again, and must have the same effect.
     * `to_end`: end after the entries that the sources held at the start.
     """
 
@@ -71,7 +77,9 @@ class Stream:
 
 
 def check_version(job: str, checkpoint: Path, version: int) -> None:
-    """Write the state version of `job` into a new checkpoint. Raise `OperatorError` if an old one differs, or is torn."""
+    """Write the state version of `job` into a new checkpoint. Raise `OperatorError` if an old one
+    differs, or is torn.
+    """
     _mend(job, checkpoint)
     file = checkpoint / _VERSION
     if not (checkpoint / "offsets").exists():  # No batch has begun, so there is no state yet.
@@ -81,33 +89,46 @@ def check_version(job: str, checkpoint: Path, version: int) -> None:
     found = file.read_text(encoding="ascii", errors="replace") if file.exists() else "unknown"
     if found != str(version):
         raise OperatorError(
-            f"the {job} cannot continue from the checkpoint {checkpoint}: its state is of version {found}, this Equipoise has {version}; "
-            f"continue with that other version, or remove the folder and start the job again: {WITHOUT_CHECKPOINT[job]}"
+            f"the {job} cannot continue from the checkpoint {checkpoint}: its state is of version"
+            f" {found}, this Equipoise has {version}; continue with that other version, or remove"
+            f" the folder and start the job again: {WITHOUT_CHECKPOINT[job]}"
         )
 
 
 def _mend(job: str, checkpoint: Path) -> None:
-    """Drop the offsets of a batch that a power cut left empty before it began. Raise `OperatorError` for any other empty file."""
+    """Drop the offsets of a batch that a power cut left empty before it began. Raise
+    `OperatorError` for any other empty file.
+    """
     offsets = [path for path in checkpoint.glob("offsets/*") if path.name.isdigit()]
     last = max(offsets, key=lambda path: int(path.name), default=None)
-    if last is not None and not last.stat().st_size and not (checkpoint / "commits" / last.name).exists():
+    if (
+        last is not None
+        and not last.stat().st_size
+        and not (checkpoint / "commits" / last.name).exists()
+    ):
         last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
         last.unlink()
-    for path in sorted((*checkpoint.glob("offsets/*"), *checkpoint.glob("commits/*"), *checkpoint.glob("metadata"))):
+    for path in sorted(
+        (*checkpoint.glob("offsets/*"), *checkpoint.glob("commits/*"), *checkpoint.glob("metadata"))
+    ):
         if not path.name.startswith(".") and not path.stat().st_size:
             raise OperatorError(
-                f"the {job} cannot continue from the checkpoint {checkpoint}: its file {path.relative_to(checkpoint)} is empty, as after a "
-                f"power cut; remove the folder {checkpoint} and start the job again: {WITHOUT_CHECKPOINT[job]}"
+                f"the {job} cannot continue from the checkpoint {checkpoint}: its file"
+                f" {path.relative_to(checkpoint)} is empty, as after a power cut; remove the folder"
+                f" {checkpoint} and start the job again: {WITHOUT_CHECKPOINT[job]}"
             )
 
 
 def run_stream(spark: SparkSession, stream: Stream, watch: Watch) -> None:
-    """Run `stream` to its end, or without `to_end` until an interrupt, which raises `KeyboardInterrupt`.
+    """Run `stream` to its end, or without `to_end` until an interrupt, which raises
+    `KeyboardInterrupt`.
 
     After a failure, report it and restart the stream from its checkpoint. Raise:
 
-    * `PeerError` if the source or the output was unavailable for `AWAY_MAX_S`, or Spark's workers did not start for `WORKERS_MAX_S`;
-    * `OperatorError` if the stream fails `ATTEMPTS_MAX` times at one batch, or Spark's Java process ended;
+    * `PeerError` if the source or the output was unavailable for `AWAY_MAX_S`, or Spark's workers
+      did not start for `WORKERS_MAX_S`;
+    * `OperatorError` if the stream fails `ATTEMPTS_MAX` times at one batch, or Spark's Java process
+      ended;
     * any other `EquipoiseError` of `Stream.take` at once.
     """
     with delayed_interrupts() as check:
@@ -130,12 +151,14 @@ def _until_it_ends(stream: Stream, watch: Watch, check: Callable[[], None]) -> N
             since_s = time.monotonic()
         failures += 1
         waited_s = int(time.monotonic() - since_s)
-        if cause.passes and waited_s > (WORKERS_MAX_S if cause.missing == "workers" else AWAY_MAX_S):
+        if cause.passes and waited_s > (
+            WORKERS_MAX_S if cause.missing == "workers" else AWAY_MAX_S
+        ):
             raise _gave_up(stream.job, cause, waited_s)
         if not cause.passes and failures >= ATTEMPTS_MAX:
             raise OperatorError(
-                f"the {stream.job} cannot continue: {cause.text}; see {_details(stream)}, fix the cause, and start it again: it continues "
-                "where it stopped"
+                f"the {stream.job} cannot continue: {cause.text}; see {_details(stream)}, fix the"
+                " cause, and start it again: it continues where it stopped"
             )
         pause_s = _PAUSES_S[min(failures, len(_PAUSES_S)) - 1]
         watch.note(f"the stream failed; restarting it in {pause_s} s: {cause.text}")
@@ -145,9 +168,15 @@ def _until_it_ends(stream: Stream, watch: Watch, check: Callable[[], None]) -> N
 
 def _gave_up(job: str, cause: Cause, waited_s: int) -> PeerError:
     if cause.missing == "source":
-        what = f"the {job} has waited {waited_s} s for its log: {cause.text}; start it again when the log is back"
+        what = (
+            f"the {job} has waited {waited_s} s for its log: {cause.text}; start it again when the"
+            " log is back"
+        )
     else:
-        what = f"the {job} gives up after {waited_s} s: {cause.text}; start it again once that is fixed"
+        what = (
+            f"the {job} gives up after {waited_s} s: {cause.text}; start it again once that is"
+            " fixed"
+        )
     return PeerError(f"{what}: it continues where it stopped")
 
 
@@ -178,11 +207,20 @@ class _Run:
     def batches(self) -> int:
         """The number of the last finished batch; -1 before the first."""
         with suppress(OSError):
-            return max((int(file.name) for file in (self._stream.checkpoint / "commits").iterdir() if file.name.isdigit()), default=-1)
+            return max(
+                (
+                    int(file.name)
+                    for file in (self._stream.checkpoint / "commits").iterdir()
+                    if file.name.isdigit()
+                ),
+                default=-1,
+            )
         return -1
 
     def to_its_end(self, check: Callable[[], None]) -> Cause | None:
-        """Start the stream and wait. Return why it failed, or None. Raise errors that cannot pass, and those of `check`."""
+        """Start the stream and wait. Return why it failed, or None. Raise errors that cannot pass,
+        and those of `check`.
+        """
         query: StreamingQuery | None = None
         try:
             query = self._started()
@@ -203,12 +241,14 @@ class _Run:
         except _GONE as error:
             problem = cause_of_error(error).text
             raise OperatorError(
-                f"the {self._stream.job} stopped because Spark's Java process is gone: {problem}; if it was short of memory, give it more "
-                f"than its {driver_memory()}, for example by {MEMORY_VARIABLE}=4g in the environment, and start the job again: it "
-                "continues where it stopped"
+                f"the {self._stream.job} stopped because Spark's Java process is gone: {problem};"
+                f" if it was short of memory, give it more than its {driver_memory()}, for example"
+                f" by {MEMORY_VARIABLE}=4g in the environment, and start the job again: it"
+                " continues where it stopped"
             ) from error
         finally:
-            # Before anything else: a batch that is running when the interpreter ends makes it abort.
+            # Before anything else: a batch that is running when the interpreter ends makes it
+            # abort.
             if query is not None:
                 with suppress(PySparkException, *_GONE):  # The end of this process stops it too.
                     query.stop()
@@ -216,9 +256,17 @@ class _Run:
         return None
 
     def _started(self) -> StreamingQuery:
-        writer = self._stream.frame().writeStream.foreachBatch(self._take).queryName(self._stream.job)
-        writer = writer.option("checkpointLocation", str(self._stream.checkpoint.absolute())).outputMode("append")
-        trigger = writer.trigger(availableNow=True) if self._stream.to_end else writer.trigger(processingTime="0 seconds")
+        writer = (
+            self._stream.frame().writeStream.foreachBatch(self._take).queryName(self._stream.job)
+        )
+        writer = writer.option(
+            "checkpointLocation", str(self._stream.checkpoint.absolute())
+        ).outputMode("append")
+        trigger = (
+            writer.trigger(availableNow=True)
+            if self._stream.to_end
+            else writer.trigger(processingTime="0 seconds")
+        )
         return trigger.start()
 
     def _take(self, frame: DataFrame, number: int) -> None:
@@ -230,7 +278,8 @@ class _Run:
             raise
 
     def _cause(self, error: Exception) -> Cause:
-        with suppress(OSError):  # A full disk may be the cause of the failure; the code below reports that.
+        # A full disk may be the cause of the failure; the code below reports that.
+        with suppress(OSError):
             _details(self._stream).write_text(str(error), encoding="utf-8")
         raised = self._raised
         if not isinstance(raised, EquipoiseError):

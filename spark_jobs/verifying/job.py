@@ -1,7 +1,8 @@
-"""Run the verify job: read the archive, replay its segments in parallel on Spark's cores, and report progress.
+"""Run the verify job: read the archive, replay its segments in parallel on Spark's cores, and
+report progress.
 
-Each segment is one task. It reads its own rows in batches and returns a few numbers. So memory is bounded by the view, which every reader
-of the channel has to hold, for archives of any length.
+Each segment is one task. It reads its own rows in batches and returns a few numbers. So memory is
+bounded by the view, which every reader of the channel has to hold, for archives of any length.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ import pyarrow as pa
 from equipoise.channel.core.errors import SnapshotDamaged
 from equipoise.channel.core.view import View
 from equipoise.spark_jobs.archive.tables.manifest import Manifest
-from equipoise.spark_jobs.archive.tables.parquet import damage_translated, file_batches, file_offsets
+from equipoise.spark_jobs.archive.tables.parquet import (
+    damage_translated,
+    file_batches,
+    file_offsets,
+)
 from equipoise.spark_jobs.archive.tables.reading import LOOKS_MAX, Archive
 from equipoise.spark_jobs.sequence.arrivals import Source
 from equipoise.spark_jobs.sequence.emitted import Table
@@ -30,20 +35,30 @@ from equipoise.spark_jobs.streams.options import Screen, VerifyOptions, counting
 from equipoise.spark_jobs.streams.session import spark_session
 from equipoise.spark_jobs.verifying.replay import Checked, Difference, Replay, Rows, check_opening
 from equipoise.spark_jobs.verifying.result import Verification, lines, verification
-from equipoise.spark_jobs.verifying.segments import Mark, RecordFile, Segment, placed_anew, plan, with_unreadable
+from equipoise.spark_jobs.verifying.segments import (
+    Mark,
+    RecordFile,
+    Segment,
+    placed_anew,
+    plan,
+    with_unreadable,
+)
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
 TASKS_MAX: Final = 5_000
-"""Tasks of one verification. With more segments a task replays several. A hundred million records are 1,000 segments."""
+"""Tasks of one verification. With more segments a task replays several. A hundred million records
+are 1,000 segments."""
 
 _RECORD_COLUMNS: Final = ("offset", "bytes", "verdict")
 _MARK_COLUMNS: Final = ("offset", "at", "digest")
 
 
 def run_verify(options: VerifyOptions, screen: Screen) -> int:
-    """Verify an archive. Return the number of differences. Raises `NotFound`, and what `spark_session` raises."""
+    """Verify an archive. Return the number of differences. Raises `NotFound`, and what
+    `spark_session` raises.
+    """
     archive = Archive(options.archive)
     marks, files, unreadable = contents(archive)
     segments = plan(marks, files, from_ms=options.from_ms, to_ms=options.to_ms)
@@ -56,7 +71,9 @@ def run_verify(options: VerifyOptions, screen: Screen) -> int:
             break
         mended = {each.number: each for each in check_all(spark.sparkContext, again, screen)}
         checked = [mended.get(each.number, each) for each in checked]
-    result = verification(segments, checked, unreadable=unreadable, seconds=time.monotonic() - began)
+    result = verification(
+        segments, checked, unreadable=unreadable, seconds=time.monotonic() - began
+    )
     _print(result, archive, options, screen)
     return result.differences_count
 
@@ -70,31 +87,45 @@ def _print(result: Verification, archive: Archive, options: VerifyOptions, scree
         screen.result(line)
 
 
-# --- reading the archive ---------------------------------------------------------------------------------------------------
+# --- reading the archive
+# --------------------------------------------------------------------------------------------------
 
 
 def contents(archive: Archive) -> tuple[list[Mark], list[RecordFile], list[Difference]]:
-    """Return an archive's snapshots without their bytes, its record files by their own statistics, and its unreadable files."""
+    """Return an archive's snapshots without their bytes, its record files by their own statistics,
+    and its unreadable files.
+    """
     for _ in range(LOOKS_MAX):
         with suppress(FileNotFoundError):  # Joined into another file after its folder was read.
             return _contents(archive)
     return _contents(archive, also_gone=True)
 
 
-def relocated(archive: Archive, segments: Sequence[Segment], checked: Sequence[Checked]) -> tuple[Segment, ...]:
-    """Return the segments whose files vanished before reading, with the files that hold their records now."""
-    gone = {each.number for each in checked if any(difference.kind == "gone" for difference in each.differences)}
+def relocated(
+    archive: Archive, segments: Sequence[Segment], checked: Sequence[Checked]
+) -> tuple[Segment, ...]:
+    """Return the segments whose files vanished before reading, with the files that hold their
+    records now.
+    """
+    gone = {
+        each.number
+        for each in checked
+        if any(difference.kind == "gone" for difference in each.differences)
+    }
     if not gone:
         return ()
     marks, files, _ = contents(archive)
     return placed_anew([segment for segment in segments if segment.number in gone], marks, files)
 
 
-def _contents(archive: Archive, *, also_gone: bool = False) -> tuple[list[Mark], list[RecordFile], list[Difference]]:
+def _contents(
+    archive: Archive, *, also_gone: bool = False
+) -> tuple[list[Mark], list[RecordFile], list[Difference]]:
     marks: list[Mark] = []
     files: list[RecordFile | str] = []
     unreadable: list[Difference] = []
-    manifest = archive.manifest()  # Read before the files, so that the files include everything it promises.
+    # Read before the files, so that the files include everything it promises.
+    manifest = archive.manifest()
     for path in archive.files(Table.SNAPSHOTS):
         with _damage_noted(path, unreadable, also_gone=also_gone):
             marks += _marks(path)
@@ -117,7 +148,11 @@ def _damage_noted(path: Path, unreadable: list[Difference], *, also_gone: bool) 
     except (OSError, pa.ArrowException) as error:
         if isinstance(error, FileNotFoundError) and not also_gone:
             raise
-        unreadable.append(Difference(kind="damaged", file=str(path), text=f"the file {path} cannot be read: {error}"))
+        unreadable.append(
+            Difference(
+                kind="damaged", file=str(path), text=f"the file {path} cannot be read: {error}"
+            )
+        )
 
 
 def _promised(manifest: Manifest | None) -> int:
@@ -127,10 +162,14 @@ def _promised(manifest: Manifest | None) -> int:
 
 
 def _cut_short(promised: int, files: Sequence[RecordFile]) -> Iterator[Difference]:
-    """Yield a difference if records are missing from the end of an archive. No snapshot or later record reveals this loss."""
+    """Yield a difference if records are missing from the end of an archive. No snapshot or later
+    record reveals this loss.
+    """
     last = max((file.last for file in files), default=-1)
     if last < promised:
-        text = f"the manifest promises records up to offset {promised}, but the last one is at {last}"
+        text = (
+            f"the manifest promises records up to offset {promised}, but the last one is at {last}"
+        )
         yield Difference(kind="missing", first=last + 1, last=promised, text=text)
 
 
@@ -139,7 +178,9 @@ def _marks(path: Path) -> list[Mark]:
         return [
             Mark(offset=offset, at_ms=_milliseconds(at), digest=digest, file=str(path))
             for batch in file_batches(path, Table.SNAPSHOTS, columns=_MARK_COLUMNS)
-            for offset, at, digest in zip(*(batch.column(name).to_pylist() for name in _MARK_COLUMNS), strict=True)
+            for offset, at, digest in zip(
+                *(batch.column(name).to_pylist() for name in _MARK_COLUMNS), strict=True
+            )
         ]
 
 
@@ -147,11 +188,14 @@ def _milliseconds(at: Any) -> int:  # noqa: ANN401 - a timestamp as pyarrow give
     return int(at.timestamp() * 1_000)
 
 
-# --- one segment, in a task --------------------------------------------------------------------------------------------------
+# --- one segment, in a task
+# --------------------------------------------------------------------------------------------------
 
 
 def check_segment(segment: Segment) -> Checked:
-    """Read and replay one segment. A file that cannot be read becomes a difference; nothing is raised."""
+    """Read and replay one segment. A file that cannot be read becomes a difference; nothing is
+    raised.
+    """
     replay = Replay(segment, None)
     reading = "" if segment.opening is None else segment.opening.file
     try:
@@ -166,12 +210,20 @@ def check_segment(segment: Segment) -> Checked:
         gone = error.filename or reading
         replay.unreadable("gone", file=gone, text=f"the file {gone} no longer exists")
     except (SnapshotDamaged, OSError, pa.ArrowException) as error:
-        replay.unreadable("damaged", file=reading, text=f"the file {reading} cannot be read: {error}")
+        replay.unreadable(
+            "damaged", file=reading, text=f"the file {reading} cannot be read: {error}"
+        )
     return replay.checked()
 
 
 def _opening(mark: Mark) -> View:
-    for batch in file_batches(Path(mark.file), Table.SNAPSHOTS, columns=("offset", "bytes"), first=mark.offset, last=mark.offset):
+    for batch in file_batches(
+        Path(mark.file),
+        Table.SNAPSHOTS,
+        columns=("offset", "bytes"),
+        first=mark.offset,
+        last=mark.offset,
+    ):
         view = unpacked(batch.column("bytes")[0].as_py() or b"")
         check_opening(mark, view)
         return view
@@ -180,13 +232,17 @@ def _opening(mark: Mark) -> View:
 
 def _rows(path: Path, segment: Segment) -> Iterator[Rows]:
     # Convert whole columns: a Python object per pyarrow cell would cost as much as the fold.
-    for batch in file_batches(path, Table.RECORDS, columns=_RECORD_COLUMNS, first=segment.first, last=segment.last):
+    for batch in file_batches(
+        path, Table.RECORDS, columns=_RECORD_COLUMNS, first=segment.first, last=segment.last
+    ):
         yield Rows(*(batch.column(name).to_pylist() for name in _RECORD_COLUMNS))
 
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Run the garbage collector less often. A fold makes no cycles, and scanning a view takes time."""
+    """Run the garbage collector less often. A fold makes no cycles, and scanning a view takes
+    time.
+    """
     thresholds = gc.get_threshold()
     gc.set_threshold(100_000, 50, 1_000)
     try:
@@ -195,7 +251,8 @@ def _rare_collections() -> Iterator[None]:
         gc.set_threshold(*thresholds)
 
 
-# --- all segments, in parallel -------------------------------------------------------------------------------------------------
+# --- all segments, in parallel
+# -------------------------------------------------------------------------------------------------
 
 
 def check_all(context: SparkContext, segments: Sequence[Segment], screen: Screen) -> list[Checked]:
@@ -210,10 +267,18 @@ def check_all(context: SparkContext, segments: Sequence[Segment], screen: Screen
             done.add(segment.rows)
 
     def spread() -> list[Checked]:
-        return context.parallelize(segments, min(len(segments), TASKS_MAX)).mapPartitions(check).collect()
+        return (
+            context.parallelize(segments, min(len(segments), TASKS_MAX))
+            .mapPartitions(check)
+            .collect()
+        )
 
-    with counting(screen, "verifying", total=sum(segment.rows for segment in segments), unit="records") as report:
-        job = interruptible(spread, cancel=context.cancelAllJobs, meanwhile=lambda: report(done.value))
+    with counting(
+        screen, "verifying", total=sum(segment.rows for segment in segments), unit="records"
+    ) as report:
+        job = interruptible(
+            spread, cancel=context.cancelAllJobs, meanwhile=lambda: report(done.value)
+        )
     failure = job.exception()
     if isinstance(failure, Exception):
         raise spark_failed("verify", str(failure)) from failure

@@ -7,8 +7,8 @@ What is compared:
 * The digest in each renewal equals the view's.
 * At the end, the digest equals the next snapshot's.
 
-A segment ends at its first difference, because later results mean nothing. A renewal is the exception: one broker wrote its digest and may
-have forged it, so the replay goes on.
+A segment ends at its first difference, because later results mean nothing. A renewal is the
+exception: one broker wrote its digest and may have forged it, so the replay goes on.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Checked:
     """The result of replaying one segment.
 
     * `agreements`: the number of renewals whose digest equals the view's.
-    * `trusted`: the number of records that could not be replayed, because the archive begins after the log's beginning.
+    * `trusted`: the number of records that could not be replayed, because the archive begins after
+      the log's beginning.
     """
 
     number: int
@@ -81,7 +82,8 @@ class Replay:
         self._trusted = 0
         self._last = segment.first - 1
         self._difference: Difference | None = None
-        self._claim: Difference | None = None  # The first renewal whose digest differs from the view's.
+        # The first renewal whose digest differs from the view's.
+        self._claim: Difference | None = None
 
     @property
     def continues(self) -> bool:
@@ -117,7 +119,8 @@ class Replay:
             agreements=self._agreements,
             trusted=self._trusted,
             last=self._last if self._last >= self._segment.first else None,
-            # Report this next to the renewal: it may follow from the same record, or be a different defect further on.
+            # Report this next to the renewal: it may follow from the same record, or be a different
+            # defect further on.
             differences=tuple(each for each in (self._claim, self._difference) if each is not None),
         )
 
@@ -128,7 +131,9 @@ class Replay:
             self._view = View()
 
     def _fold(self, view: View, rows: Rows) -> Difference | None:
-        """Replay rows until the first difference. The hot loop: nine tenths of a log are matching renewals, at two comparisons each."""
+        """Replay rows until the first difference. The hot loop: nine tenths of a log are matching
+        renewals, at two comparisons each.
+        """
         last, agreed_at, agreements = self._last, self._agreed_at, 0
         try:
             for offset, body, archived in zip(*rows, strict=True):
@@ -159,16 +164,22 @@ class Replay:
             return None
         if self._view is None:
             text = f"no record leads to the snapshot at offset {closing.offset}"
-            return Difference(kind="missing", first=self._segment.first, last=closing.offset, text=text)
+            return Difference(
+                kind="missing", first=self._segment.first, last=closing.offset, text=text
+            )
         if self._last != closing.offset:
-            text = f"the record of the snapshot at offset {closing.offset} is missing; the last record before it is at {self._last}"
+            text = (
+                f"the record of the snapshot at offset {closing.offset} is missing; the last record"
+                f" before it is at {self._last}"
+            )
             return Difference(kind="missing", first=self._last + 1, last=closing.offset, text=text)
         found = str(self._view.digest())
         if found == closing.digest:
             return None
         text = (
-            f"the replay to offset {closing.offset} has digest {found}, but the snapshot {closing.digest}: one of these records differs "
-            "from the log's, or some of them were lost before they were archived"
+            f"the replay to offset {closing.offset} has digest {found}, but the snapshot"
+            f" {closing.digest}: one of these records differs from the log's, or some of them were"
+            " lost before they were archived"
         )
         return Difference(kind="digest", first=self._agreed_at + 1, last=closing.offset, text=text)
 
@@ -176,7 +187,10 @@ class Replay:
 def check_opening(mark: Mark, view: View) -> None:
     """Raise `SnapshotDamaged` unless the view matches its row in the archive."""
     if (view.offset, str(view.digest())) != (mark.offset, mark.digest):
-        problem = f"its row promises digest {mark.digest} at offset {mark.offset}, but it has {view.digest()} at {view.offset}"
+        problem = (
+            f"its row promises digest {mark.digest} at offset {mark.offset}, but it has"
+            f" {view.digest()} at {view.offset}"
+        )
         raise SnapshotDamaged(problem=problem)
 
 
@@ -195,7 +209,8 @@ def _out_of_order(offset: int, last: int) -> Difference:
 
 def _past_the_end(offset: int, view: View) -> Difference:
     text = (
-        f"the channel was closed, or raised to format version {view.level}, at offset {view.level_last}: later records can have no verdict"
+        f"the channel was closed, or raised to format version {view.level}, at offset"
+        f" {view.level_last}: later records can have no verdict"
     )
     return Difference(kind="verdict", first=offset, last=offset, text=text)
 
@@ -206,11 +221,14 @@ def _other_verdict(offset: int, archived: str | None, found: str) -> Difference:
 
 
 def _other_digest(offset: int, record: Renewed, agreed_at: int) -> Difference:
-    """Describe a renewal whose digest differs. The digest is that of its author's view just after the record at its expected offset."""
+    """Describe a renewal whose digest differs. The digest is that of its author's view just after
+    the record at its expected offset.
+    """
     at = record.based_on
     first = agreed_at + 1 if agreed_at < at else offset
     text = (
-        f"the renewal of {record.publisher} at offset {offset} has another digest than the view at {at}: one of the records from {first} "
-        f"on, or that renewal itself, differs from the log's, or that broker had another view"
+        f"the renewal of {record.publisher} at offset {offset} has another digest than the view at"
+        f" {at}: one of the records from {first} on, or that renewal itself, differs from the"
+        " log's, or that broker had another view"
     )
     return Difference(kind="renewal", first=first, last=offset, text=text)

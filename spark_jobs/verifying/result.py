@@ -20,7 +20,8 @@ DIFFERENCES_MAX: Final = 20
 class Verification:
     """The result of verifying an archive.
 
-    `differences` are in log order. Unreadable files come first, because they may explain the rest. `seconds` is the time of the replay.
+    `differences` are in log order. Unreadable files come first, because they may explain the rest.
+    `seconds` is the time of the replay.
     """
 
     segments: int
@@ -48,14 +49,20 @@ class Verification:
 
 
 def verification(
-    segments: Sequence[Segment], checked: Sequence[Checked], *, unreadable: Sequence[Difference] = (), seconds: float
+    segments: Sequence[Segment],
+    checked: Sequence[Checked],
+    *,
+    unreadable: Sequence[Difference] = (),
+    seconds: float,
 ) -> Verification:
     """Sum up the results of the segments. `unreadable` are files that could not be planned."""
     verdicts: Counter[str] = Counter()
     for each in checked:
         verdicts.update(each.verdicts)
     by_number = sorted(checked, key=lambda each: each.number)
-    found = tuple(_once([*unreadable, *(difference for each in by_number for difference in each.differences)]))
+    found = tuple(
+        _once([*unreadable, *(difference for each in by_number for difference in each.differences)])
+    )
     accepted, not_folded = verdicts.pop(ACCEPTED, 0), verdicts.pop(NOT_FOLDED, 0)
     return Verification(
         segments=len(segments),
@@ -85,7 +92,9 @@ def _once(differences: Sequence[Difference]) -> Iterator[Difference]:
 
 
 def lines(result: Verification, *, url: str) -> Iterator[str]:
-    """Format the result for people, as `equipoise channel verify` does. `url` is the archived log."""
+    """Format the result for people, as `equipoise channel verify` does. `url` is the archived
+    log.
+    """
     if not result.records and result.in_order:
         yield "nothing to verify: the archive has no record of that period"
         return
@@ -93,16 +102,26 @@ def lines(result: Verification, *, url: str) -> Iterator[str]:
     reached = "" if result.last is None else f" up to offset {result.last}"
     yield f"{result.records} records{reached}: {result.accepted} accepted; rejected: {rejected}"
     pace = f", {round(result.records / result.seconds)} records/s" if result.seconds else ""
-    yield f"{result.segments} segments in {result.seconds} s{pace}; matching digests of brokers: {result.agreements}"
+    yield (
+        f"{result.segments} segments in {result.seconds} s{pace}; matching digests of brokers:"
+        f" {result.agreements}"
+    )
     if result.trusted:
-        yield f"the first {result.trusted} records cannot be replayed: no snapshot has the state before them"
+        yield (
+            f"the first {result.trusted} records cannot be replayed: no snapshot has the state"
+            " before them"
+        )
     if result.not_folded:
         yield f"{result.not_folded} entries were skipped: they follow the end of the channel"
     for found in result.differences:
         if found.file is not None:
             yield f"{found.kind}: {found.text}"
             continue
-        where = f"offset {found.first}" if found.first == found.last else f"offsets {found.first} to {found.last}"
+        where = (
+            f"offset {found.first}"
+            if found.first == found.last
+            else f"offsets {found.first} to {found.last}"
+        )
         yield f"{where}: {found.kind}: {found.text}"
         yield f"  equipoise channel show {found.last} --log {quote(url)}"
     if result.in_order:

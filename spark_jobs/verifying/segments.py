@@ -1,9 +1,11 @@
 """Plan a verification: cut an archive at its snapshots into independent segments.
 
-A segment begins with the view of one snapshot and must reach the digest of the next. The segment before a snapshot proves it. So if every
-segment holds, the whole archive holds from the first snapshot to the last.
+A segment begins with the view of one snapshot and must reach the digest of the next. The segment
+before a snapshot proves it. So if every segment holds, the whole archive holds from the first
+snapshot to the last.
 
-* Records before the first snapshot are replayed from an empty view, if they begin where the log began.
+* Records before the first snapshot are replayed from an empty view, if they begin where the log
+  began.
 * Records after the last snapshot are checked against the digests of renewals only.
 """
 
@@ -43,8 +45,9 @@ class RecordFile:
 def with_unreadable(files: Sequence[RecordFile | str], *, last: int) -> list[RecordFile]:
     """Return all files in log order. A file given only by its path cannot be read.
 
-    Such a file is assumed to hold everything between its neighbours; at the end, everything up to `last`. So the segments that need it
-    fail, and all others are replayed. It is left out if nothing is missing between its neighbours.
+    Such a file is assumed to hold everything between its neighbours; at the end, everything up to
+    `last`. So the segments that need it fail, and all others are replayed. It is left out if
+    nothing is missing between its neighbours.
     """
     found: list[RecordFile] = []
     below = 0
@@ -53,7 +56,10 @@ def with_unreadable(files: Sequence[RecordFile | str], *, last: int) -> list[Rec
             found.append(file)
             below = file.last + 1
             continue
-        end = next((after.first - 1 for after in files[place:] if isinstance(after, RecordFile)), max(last, below))
+        end = next(
+            (after.first - 1 for after in files[place:] if isinstance(after, RecordFile)),
+            max(last, below),
+        )
         if below <= end:
             found.append(RecordFile(path=file, first=below, last=end, rows=end - below + 1))
     return found
@@ -87,13 +93,20 @@ class Segment:
 
 
 def plan(
-    marks: Sequence[Mark], files: Sequence[RecordFile], *, from_ms: int | None = None, to_ms: int | None = None
+    marks: Sequence[Mark],
+    files: Sequence[RecordFile],
+    *,
+    from_ms: int | None = None,
+    to_ms: int | None = None,
 ) -> tuple[Segment, ...]:
-    """Return the segments of an archive in order. With times (Unix ms, `to_ms` exclusive) return those that touch the period."""
+    """Return the segments of an archive in order. With times (Unix ms, `to_ms` exclusive) return
+    those that touch the period.
+    """
     distinct = {mark.offset: mark for mark in marks}
     ordered = [distinct[offset] for offset in sorted(distinct)]
     times = [mark.at_ms for mark in ordered]
-    # Records with exactly this time may be on either side of a snapshot with this time, so take both sides.
+    # Records with exactly this time may be on either side of a snapshot with this time, so take
+    # both sides.
     first = 0 if from_ms is None else bisect_left(times, from_ms)
     last = len(ordered) if to_ms is None else bisect_right(times, to_ms - 1)
     edges: list[Mark | None] = [None, *ordered, None]
@@ -107,13 +120,23 @@ def plan(
     return tuple(segments)
 
 
-def placed_anew(segments: Sequence[Segment], marks: Sequence[Mark], files: Sequence[RecordFile]) -> tuple[Segment, ...]:
-    """Return the same segments with the current files of their records and snapshots, after others joined files."""
+def placed_anew(
+    segments: Sequence[Segment], marks: Sequence[Mark], files: Sequence[RecordFile]
+) -> tuple[Segment, ...]:
+    """Return the same segments with the current files of their records and snapshots, after others
+    joined files.
+    """
     now, holders = {mark.offset: mark for mark in marks}, _Holders(files)
     placed = []
     for segment in segments:
-        opening = None if segment.opening is None else now.get(segment.opening.offset, segment.opening)
-        placed.append(_segment(segment.number, opening, segment.closing, holders.between(opening, segment.closing)))
+        opening = (
+            None if segment.opening is None else now.get(segment.opening.offset, segment.opening)
+        )
+        placed.append(
+            _segment(
+                segment.number, opening, segment.closing, holders.between(opening, segment.closing)
+            )
+        )
     return tuple(placed)
 
 
@@ -126,20 +149,35 @@ class _Holders:
         self._ends = list(accumulate((file.last for file in self._files), max))
 
     def between(self, opening: Mark | None, closing: Mark | None) -> list[RecordFile]:
-        """Return the files with records above the opening and up to the closing snapshot, in log order."""
+        """Return the files with records above the opening and up to the closing snapshot, in log
+        order.
+        """
         low = -1 if opening is None else opening.offset
         begin = bisect_right(self._ends, low)
         end = len(self._files) if closing is None else bisect_right(self._starts, closing.offset)
         return [file for file in self._files[begin:end] if file.last > low]
 
 
-def _segment(number: int, opening: Mark | None, closing: Mark | None, files: Sequence[RecordFile]) -> Segment:
-    low, high = -1 if opening is None else opening.offset, None if closing is None else closing.offset
+def _segment(
+    number: int, opening: Mark | None, closing: Mark | None, files: Sequence[RecordFile]
+) -> Segment:
+    low, high = (
+        -1 if opening is None else opening.offset,
+        None if closing is None else closing.offset,
+    )
     rows = sum(_rows_within(file, low, high) for file in files)
-    return Segment(number=number, opening=opening, closing=closing, files=tuple(file.path for file in files), rows=rows)
+    return Segment(
+        number=number,
+        opening=opening,
+        closing=closing,
+        files=tuple(file.path for file in files),
+        rows=rows,
+    )
 
 
 def _rows_within(file: RecordFile, low: int, high: int | None) -> int:
-    """Estimate how many rows of a file lie above `low` and up to `high`, for a progress bar. Offsets have gaps."""
+    """Estimate how many rows of a file lie above `low` and up to `high`, for a progress bar.
+    Offsets have gaps.
+    """
     first, last = max(file.first, low + 1), file.last if high is None else min(file.last, high)
     return max(1, file.rows * (last - first + 1) // (file.last - file.first + 1))

@@ -1,10 +1,12 @@
-"""What the audit says of a million honest records, and how fast: `make bench BENCH=audit_honest` prints one JSON line.
+"""What the audit says of a million honest records, and how fast: `make bench BENCH=audit_honest`
+prints one JSON line.
 
-It plays runs of the simulator, in as many processes as there are cores, each followed by the audit without Spark. There
-must be no finding; the first ones are told, with what replays them, and make the benchmark fail.
+It plays runs of the simulator, in as many processes as there are cores, each followed by the audit
+without Spark. There must be no finding; the first ones are told, with what replays them, and make
+the benchmark fail.
 
-`python -m tests.benchmarks.audit_honest --records N` asks for another number of records, and `--seconds S` for longer runs: rules
-whose bound is minutes have nothing to say of a run of one.
+`python -m tests.benchmarks.audit_honest --records N` asks for another number of records, and
+`--seconds S` for longer runs: rules whose bound is minutes have nothing to say of a run of one.
 """
 
 from __future__ import annotations
@@ -59,10 +61,19 @@ def audit(case: Case) -> Audited:
     run = play(honest(case.scenario, seconds=case.seconds), case.seed, evidence=case.evidence)
     arrivals, pipeline = run.arrivals, Pipeline()
     began = time.process_time()
-    findings = [str(finding) for first in range(0, len(arrivals), BATCH) for finding in pipeline.feed(arrivals[first : first + BATCH])]
+    findings = [
+        str(finding)
+        for first in range(0, len(arrivals), BATCH)
+        for finding in pipeline.feed(arrivals[first : first + BATCH])
+    ]
     seconds = time.process_time() - began
     return Audited(
-        case=case, records=len(run.channel), served=len(run.serving), facts=pipeline.facts, seconds=seconds, findings=tuple(findings)
+        case=case,
+        records=len(run.channel),
+        served=len(run.serving),
+        facts=pipeline.facts,
+        seconds=seconds,
+        findings=tuple(findings),
     )
 
 
@@ -91,7 +102,12 @@ def main() -> int:
     """Audit, and print; 1 if anything was found."""
     parser = argparse.ArgumentParser(prog="tests.benchmarks.audit_honest")
     parser.add_argument("--records", type=int, default=RECORDS)
-    parser.add_argument("--seconds", type=int, default=SECONDS, help="how long each run of the simulator is, in its own time")
+    parser.add_argument(
+        "--seconds",
+        type=int,
+        default=SECONDS,
+        help="how long each run of the simulator is, in its own time",
+    )
     asked = parser.parse_args()
     done: list[Audited] = []
     told = 0
@@ -100,10 +116,16 @@ def main() -> int:
         so_far = sum(each.records for each in done)
         if so_far >= told + PROGRESS_RECORDS:
             told = so_far
-            print(f"{so_far} records, {sum(len(each.findings) for each in done)} findings", file=sys.stderr, flush=True)
+            print(
+                f"{so_far} records, {sum(len(each.findings) for each in done)} findings",
+                file=sys.stderr,
+                flush=True,
+            )
         for finding in audited.findings[:TOLD_MAX]:
             print(f"{audited.case}: {finding}", file=sys.stderr)
-    records, facts, seconds = (sum(getattr(each, name) for each in done) for name in ("records", "facts", "seconds"))
+    records, facts, seconds = (
+        sum(getattr(each, name) for each in done) for name in ("records", "facts", "seconds")
+    )
     findings = sum(len(each.findings) for each in done)
     results = {
         "records": records,
@@ -114,8 +136,8 @@ def main() -> int:
         "microseconds_per_fact": round(seconds / facts * 1_000_000, 1),
     }
     conditions = (
-        f"{len(done)} runs of {len(SCENARIOS)} scenarios, {asked.seconds} simulated seconds each and the calm after it, "
-        f"in batches of {BATCH}; {machine()}"
+        f"{len(done)} runs of {len(SCENARIOS)} scenarios, {asked.seconds} simulated seconds each"
+        f" and the calm after it, in batches of {BATCH}; {machine()}"
     )
     print_line("audit_honest", results, conditions)
     return 1 if findings else 0

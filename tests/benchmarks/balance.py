@@ -1,8 +1,10 @@
-"""How even our policy keeps the load, and what it moves: `make bench BENCH=balance` prints one JSON line, after 20 minutes on two cores.
+"""How even our policy keeps the load, and what it moves: `make bench BENCH=balance` prints one JSON
+line, after 20 minutes on two cores.
 
-Each figure is relative to the more even one of `TransferShedder` and `AvgShedder` with their defaults, as a mean over the seeds. The floor
-is what an oracle with hindsight reaches if it moves as much load as that reference (`lab.oracle`). `calm` is `balanced.calm`. At equal
-cadence, our policy also has only one round per minute.
+Each figure is relative to the more even one of `TransferShedder` and `AvgShedder` with their
+defaults, as a mean over the seeds. The floor is what an oracle with hindsight reaches if it moves
+as much load as that reference (`lab.oracle`). `calm` is `balanced.calm`. At equal cadence, our
+policy also has only one round per minute.
 """
 
 from __future__ import annotations
@@ -36,14 +38,22 @@ def policies() -> list[Policy]:
 
 def figures_of(comparison: Comparison) -> dict[str, list[object]]:
     """Return unevenness, load moved and floor of each form of our policy on one trace."""
-    return {str(row["policy"]): [row["unevenness_ratio"], row["moved_ratio"], row["floor_ratio"]] for row in comparison.rows()}
+    return {
+        str(row["policy"]): [row["unevenness_ratio"], row["moved_ratio"], row["floor_ratio"]]
+        for row in comparison.rows()
+    }
 
 
-def reached(found: dict[str, dict[str, list[object]]], form: str, unevenness_max: float, moved_max: float) -> int:
+def reached(
+    found: dict[str, dict[str, list[object]]], form: str, unevenness_max: float, moved_max: float
+) -> int:
     """Return on how many traces a form of our policy is within both bounds."""
     pairs = [figures[form][:2] for figures in found.values()]
     return sum(
-        isinstance(unevenness, float) and isinstance(moved, float) and unevenness <= unevenness_max and moved <= moved_max
+        isinstance(unevenness, float)
+        and isinstance(moved, float)
+        and unevenness <= unevenness_max
+        and moved <= moved_max
         for unevenness, moved in pairs
     )
 
@@ -61,7 +71,10 @@ def main() -> None:
             "equal cadence": reached(found, "equal cadence", UNEVENNESS_MAX, MOVED_MAX),
             "calm": reached(found, "calm", CALM_MAX, CALM_MAX),
         }
-    conditions = f"[unevenness, load moved, floor] relative to Pulsar's policies; 2 hours; seeds {SEEDS} on {machine()}"
+    conditions = (
+        f"[unevenness, load moved, floor] relative to Pulsar's policies; 2 hours; seeds {SEEDS} on"
+        f" {machine()}"
+    )
     print_line("balance", figures, conditions)
 
 

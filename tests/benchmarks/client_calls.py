@@ -1,7 +1,8 @@
-"""What `Client.request` costs at a steady rate, beside a bare aiohttp client in the same run: `make bench BENCH=client_calls`, in a minute.
+"""What `Client.request` costs at a steady rate, beside a bare aiohttp client in the same run: `make
+bench BENCH=client_calls`, in a minute.
 
-Three servers answer at once. So the figures are those of the clients. Calls are due at fixed times, and a call is measured from when it is
-due: a client that falls behind shows it.
+Three servers answer at once. So the figures are those of the clients. Calls are due at fixed times,
+and a call is measured from when it is due: a client that falls behind shows it.
 """
 
 from __future__ import annotations
@@ -85,7 +86,10 @@ class Fixed:
 async def servers() -> AsyncIterator[list[str]]:
     """Yield the addresses of servers in processes of their own."""
     ports = free_ports(SERVERS)
-    started = [await asyncio.create_subprocess_exec(sys.executable, "-m", __spec__.name, str(port)) for port in ports]
+    started = [
+        await asyncio.create_subprocess_exec(sys.executable, "-m", __spec__.name, str(port))
+        for port in ports
+    ]
     try:
         addresses = [f"http://127.0.0.1:{port}" for port in ports]
         async with aiohttp.ClientSession() as session:
@@ -104,7 +108,9 @@ async def servers() -> AsyncIterator[list[str]]:
 
 
 async def at_rate(call: Call, rate: int) -> dict[str, object]:
-    """Call at a rate for some seconds. Return the length of the calls, the CPU of each, and the most connections."""
+    """Call at a rate for some seconds. Return the length of the calls, the CPU of each, and the
+    most connections.
+    """
     lengths_ms: list[float] = []
     connections = failed = 0
 
@@ -146,7 +152,9 @@ async def bare(addresses: list[str]) -> AsyncIterator[Call]:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=limit)) as session:
 
         async def call(number: int) -> None:
-            async with session.post(f"{addresses[number % SERVERS]}/visits/page-{number % PAGES}", json={"by": 1}) as answer:
+            async with session.post(
+                f"{addresses[number % SERVERS]}/visits/page-{number % PAGES}", json={"by": 1}
+            ) as answer:
                 assert {"visits": 1} == await answer.json()
 
         yield call
@@ -161,7 +169,9 @@ async def ours(addresses: list[str]) -> AsyncIterator[Call]:
 
         async def call(number: int) -> None:
             page = f"page-{number % PAGES}"
-            answer = await client.request("POST", NAMESPACE, page, f"/visits/{page}", json={"by": 1})
+            answer = await client.request(
+                "POST", NAMESPACE, page, f"/visits/{page}", json={"by": 1}
+            )
             assert {"visits": 1} == answer.json()
 
         yield call
@@ -186,7 +196,11 @@ def main() -> None:
         return
     before = machine()
     results = uvloop.run(measure())
-    print_line("client_calls", results, f"{before}, {SERVERS} servers on the same CPUs, {ROUND_S:.0f} s at each rate")
+    print_line(
+        "client_calls",
+        results,
+        f"{before}, {SERVERS} servers on the same CPUs, {ROUND_S:.0f} s at each rate",
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""How long a compaction takes, what it costs those who append meanwhile, and how soon a reader is ready from what it left.
+"""How long a compaction takes, what it costs those who append meanwhile, and how soon a reader is
+ready from what it left.
 
-`make bench BENCH=compaction [LOG=kafka]` prints one JSON line after some minutes, most of which go into making the records.
+`make bench BENCH=compaction [LOG=kafka]` prints one JSON line after some minutes, most of which go
+into making the records.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ AN_HOUR_MS: Final = 3_600_000
 
 _spawn = multiprocessing.get_context("spawn")
 Latencies = list[tuple[float, float]]
-"""When each append began, by the clock that all processes share, and how many milliseconds it took."""
+"""When each append began, by the clock that all processes share, and how many milliseconds it
+took."""
 
 
 def append_steadily(url: str, stop: Event, ready: Event, results: Queue[Latencies]) -> None:
@@ -69,7 +72,9 @@ def appending(url: str) -> Iterator[Queue[Latencies]]:
 
 
 def measured_compaction(log: Log) -> tuple[dict[str, object], dict[str, float]]:
-    """Compact beside an appender; what it was like for both, and when each step was done, in seconds."""
+    """Compact beside an appender; what it was like for both, and when each step was done, in
+    seconds.
+    """
     done_at: dict[str, float] = {}
     retain = Retention(unit="offsets", amount=0)
     with appending(log.name) as results:
@@ -91,7 +96,11 @@ def measured_compaction(log: Log) -> tuple[dict[str, object], dict[str, float]]:
         "compact_cpu": single(cpu, "s"),
         "append_alone": summary(alone, "ms"),
         "append_meanwhile": summary(meanwhile, "ms"),
-        "append_meanwhile_max": {"unit": "ms", "median": round(percentile(sorted(meanwhile), 100), 1), "repeats": len(meanwhile)},
+        "append_meanwhile_max": {
+            "unit": "ms",
+            "median": round(percentile(sorted(meanwhile), 100), 1),
+            "repeats": len(meanwhile),
+        },
         "rows": single(done.rows, "rows"),
         "removed": single(done.start - done.start_before, "positions"),
     }
@@ -99,7 +108,9 @@ def measured_compaction(log: Log) -> tuple[dict[str, object], dict[str, float]]:
 
 
 def restore_and_tell(url: str, results: Queue[tuple[float, int]]) -> None:
-    """A new process: how many seconds it takes to fold the log to its end, and the digest it comes to."""
+    """A new process: how many seconds it takes to fold the log to its end, and the digest it comes
+    to.
+    """
     began = time.monotonic()
     log = open_log(url)
     reader = restored(log)
@@ -153,7 +164,10 @@ def main(arguments: Sequence[str]) -> None:
     before = machine()
     with tempfile.TemporaryDirectory() as folder, new_log(options.log, Path(folder)) as url:
         results = measure(url, records=options.records, keys=options.keys)
-    conditions = f"{before}, {options.records} records, {options.keys} bundles, {TAIL} records of tail, the log on {options.log}"
+    conditions = (
+        f"{before}, {options.records} records, {options.keys} bundles, {TAIL} records of tail, the"
+        f" log on {options.log}"
+    )
     print_line("compaction", results, conditions)
 
 

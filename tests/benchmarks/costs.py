@@ -1,4 +1,6 @@
-"""How well the cost of a bundle follows the CPU time that its broker takes: `make bench BENCH=costs`, in two minutes."""
+"""How well the cost of a bundle follows the CPU time that its broker takes: `make bench
+BENCH=costs`, in two minutes.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ ROUNDS: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One kind of traffic: the CPU time of an entry, in and out, and its cost by entries and by messages."""
+    """One kind of traffic: the CPU time of an entry, in and out, and its cost by entries and by
+    messages.
+    """
 
     cpu_s: float
     by_entries: float
@@ -49,7 +53,13 @@ def cost(calls: float, message_bytes: float) -> float:
 
 async def measure(directory: Path) -> list[Measured]:
     """Send each kind of traffic through one broker."""
-    settings = ClusterSettings(directory=directory, brokers=1, services=("pulsar",), pulsar_port=0, settings={"balance": "false"})
+    settings = ClusterSettings(
+        directory=directory,
+        brokers=1,
+        services=("pulsar",),
+        pulsar_port=0,
+        settings={"balance": "false"},
+    )
     cluster = LocalCluster(settings)
     found = []
     async with running(cluster, NAMESPACE, bundles=1):
@@ -57,7 +67,14 @@ async def measure(directory: Path) -> list[Measured]:
         pid = cluster.pid(0)
         assert pid is not None, "it runs"
         for messages, size in TRAFFIC:
-            done = await asyncio.to_thread(rounds, (host, int(port)), pid, messages=messages, message_bytes=size, repeats=ROUNDS)
+            done = await asyncio.to_thread(
+                rounds,
+                (host, int(port)),
+                pid,
+                messages=messages,
+                message_bytes=size,
+                repeats=ROUNDS,
+            )
             both_ways = 2 * messages * size
             found.append(
                 Measured(
@@ -75,7 +92,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = asyncio.run(measure(Path(folder)))
     results: dict[str, object] = {
-        f"cpu_{messages}x{size}": summary([each.cpu_s * 1e6], "us/entry") for (messages, size), each in zip(TRAFFIC, found, strict=True)
+        f"cpu_{messages}x{size}": summary([each.cpu_s * 1e6], "us/entry")
+        for (messages, size), each in zip(TRAFFIC, found, strict=True)
     }
     for name in ("by_entries", "by_messages"):
         ratios = [getattr(each, name) / each.cpu_s for each in found]
@@ -83,8 +101,9 @@ def main() -> None:
         results[f"{name}_least"] = summary([min(ratios) / middle], "ratio")
         results[f"{name}_most"] = summary([max(ratios) / middle], "ratio")
     conditions = (
-        f"{before}, one producer and one Exclusive consumer at full speed, {ROUNDS} rounds each; cpu_NxB: the broker's CPU time for an "
-        "entry of N messages of B bytes, in and out; least and most: the cost of a second of CPU time, relative to the median"
+        f"{before}, one producer and one Exclusive consumer at full speed, {ROUNDS} rounds each;"
+        " cpu_NxB: the broker's CPU time for an entry of N messages of B bytes, in and out; least"
+        " and most: the cost of a second of CPU time, relative to the median"
     )
     print_line("costs", results, conditions)
 

@@ -1,4 +1,6 @@
-"""How long bundles go without an owner when a broker dies or leaves: `make bench BENCH=failover` prints one JSON line, in four minutes."""
+"""How long bundles go without an owner when a broker dies or leaves: `make bench BENCH=failover`
+prints one JSON line, in four minutes.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ _NS_PER_MS: Final = 1_000_000
 
 @dataclass(slots=True, kw_only=True)
 class Observer:
-    """What was read of the channel, and when: the last word of each incarnation, and how long each bundle had no owner."""
+    """What was read of the channel, and when: the last word of each incarnation, and how long each
+    bundle had no owner.
+    """
 
     renewed_ns: dict[int, int] = field(default_factory=dict)
     unowned_since_ns: dict[str, int] = field(default_factory=dict)
@@ -49,7 +53,8 @@ class Observer:
             self.renewed_ns[record.incarnation or folded.offset] = now_ns
         for change in folded.verdict.changes:
             if isinstance(change, BundleChanged) and change.after is not None:
-                # `handing_over` asks the source to release, and it serves until it reads that: a hop more than the truth.
+                # `handing_over` asks the source to release, and it serves until it reads that: a
+                # hop more than the truth.
                 if change.after.phase in ("handing_over", "free", "assigning", "unloading"):
                     self.unowned_since_ns.setdefault(change.name, now_ns)
                 elif (since_ns := self.unowned_since_ns.pop(change.name, None)) is not None:
@@ -70,18 +75,27 @@ class Bench:
         return self.table.view.brokers[self.cluster.broker_ids[number]].incarnation
 
     async def level(self) -> None:
-        """Give every broker its 256 bundles, as soon as the observer has read that all are members."""
+        """Give every broker its 256 bundles, as soon as the observer has read that all are
+        members.
+        """
         deadline = Deadline.after(timeout_ms=READY_MS)
         while len(self.table.view.live) < BROKERS:
             deadline.check("all brokers in the observer's view")
             await asyncio.sleep(0.01)
         await settle(self.cluster, self.table, NAMESPACE)
         view, moves = self.table.view, list[Move]()
-        held = Counter({broker.incarnation: view.held_count(broker.incarnation) for broker in view.live_brokers()})
+        held = Counter(
+            {
+                broker.incarnation: view.held_count(broker.incarnation)
+                for broker in view.live_brokers()
+            }
+        )
         for bundle in view.bundles_of(NAMESPACE):
             (most, many), (least, few) = held.most_common()[0], held.most_common()[-1]
             if bundle.owner == most and many > BUNDLES_EACH > few:
-                moves.append(Move(kind=MoveKind.TRANSFER, bundle=bundle.name, to=view.live[least].broker))
+                moves.append(
+                    Move(kind=MoveKind.TRANSFER, bundle=bundle.name, to=view.live[least].broker)
+                )
                 held[most] -= 1
                 held[least] += 1
         waiting = iter(moves)
@@ -102,7 +116,9 @@ class Bench:
         await self.level()
 
     async def death(self, number: int) -> tuple[float, float]:
-        """Milliseconds from a kill -9, and from the end of lease and margin, until all bundles are served again."""
+        """Milliseconds from a kill -9, and from the end of lease and margin, until all bundles are
+        served again.
+        """
         broker = self.table.view.brokers[self.cluster.broker_ids[number]]
         killed_ns = boot_ns()
         await asyncio.to_thread(self.cluster.kill, number)
@@ -114,7 +130,9 @@ class Bench:
         return (served_ns - killed_ns) / _NS_PER_MS, (served_ns - over_ns) / _NS_PER_MS
 
     async def graceful_stop(self, number: int) -> tuple[float, float]:
-        """The longest time in ms that a bundle had no owner while a broker left, and how long its leaving took."""
+        """The longest time in ms that a bundle had no owner while a broker left, and how long its
+        leaving took.
+        """
         self.observer.gaps_ms.clear()
         began_ns = boot_ns()
         await asyncio.to_thread(self.cluster.stop, number)
@@ -128,9 +146,13 @@ class Bench:
 Measurement = Callable[[Bench, int], Awaitable[tuple[float, float]]]
 
 
-async def measured(directory: Path, *, declare_dead: bool, repeats: int, measure: Measurement) -> tuple[list[float], list[float]]:
+async def measured(
+    directory: Path, *, declare_dead: bool, repeats: int, measure: Measurement
+) -> tuple[list[float], list[float]]:
     """Set a cluster up, and measure something of each of its brokers in turn."""
-    cluster = LocalCluster(counters(directory, brokers=BROKERS, declare_dead=declare_dead, balance="false"))
+    cluster = LocalCluster(
+        counters(directory, brokers=BROKERS, declare_dead=declare_dead, balance="false")
+    )
     observer = Observer()
     async with running(cluster, NAMESPACE, bundles=BUNDLES) as (table, http):
         table.listen(observer.folded)
@@ -143,9 +165,15 @@ async def measured(directory: Path, *, declare_dead: bool, repeats: int, measure
 
 async def measure(folder: Path) -> dict[str, object]:
     """All three, each in a cluster of its own."""
-    since_kill, since_lease = await measured(folder / "deaths", declare_dead=False, repeats=DEATHS, measure=Bench.death)
-    declared_dead, _ = await measured(folder / "declared", declare_dead=True, repeats=DEATH_DECLARATIONS, measure=Bench.death)
-    gaps, leavings = await measured(folder / "stops", declare_dead=True, repeats=STOPS, measure=Bench.graceful_stop)
+    since_kill, since_lease = await measured(
+        folder / "deaths", declare_dead=False, repeats=DEATHS, measure=Bench.death
+    )
+    declared_dead, _ = await measured(
+        folder / "declared", declare_dead=True, repeats=DEATH_DECLARATIONS, measure=Bench.death
+    )
+    gaps, leavings = await measured(
+        folder / "stops", declare_dead=True, repeats=STOPS, measure=Bench.graceful_stop
+    )
     return {
         "served_after_lease_and_margin": summary(since_lease, "ms"),
         "served_after_kill": summary(since_kill, "ms"),
@@ -160,7 +188,12 @@ def main() -> None:
     before = machine()
     with tempfile.TemporaryDirectory() as folder:
         results = asyncio.run(measure(Path(folder)))
-    print_line("failover", results, f"{before}, {BROKERS} brokers of {BUNDLES_EACH} bundles each, default lease, nobody calling")
+    print_line(
+        "failover",
+        results,
+        f"{before}, {BROKERS} brokers of {BUNDLES_EACH} bundles each, default lease, nobody"
+        " calling",
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""How long callers of the FastAPI example wait in restarts and kills: `make bench BENCH=fastapi_restart`, in two minutes."""
+"""How long callers of the FastAPI example wait in restarts and kills: `make bench
+BENCH=fastapi_restart`, in two minutes.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,15 @@ PROGRAMS: Final = 3
 PAGES, CALLS_PER_SECOND = 80, 800.0
 ROUNDS, KILLS = 3, 3
 WARM_UP_S, SETTLE_S = 5.0, 6.0
-"""After each event callers go on for `SETTLE_S`, which is twice the lease. So all calls that it delays end in its window."""
+"""After each event callers go on for `SETTLE_S`, which is twice the lease. So all calls that it
+delays end in its window."""
 
 RETRY_S, ATTEMPT_S = 0.02, 10.0
 
 
 class PatientCallers:
-    """One caller for each page at `rate` calls per second. It follows redirects, and retries any program until it is served.
+    """One caller for each page at `rate` calls per second. It follows redirects, and retries any
+    program until it is served.
 
     `calls` are the start of each call and its length with all retries, in seconds.
     """
@@ -46,7 +50,10 @@ class PatientCallers:
         """Call meanwhile, and finish the last calls at the end."""
         connector = aiohttp.TCPConnector(limit=0)
         timeout = aiohttp.ClientTimeout(total=ATTEMPT_S)
-        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session, asyncio.TaskGroup() as callers:
+        async with (
+            aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
+            asyncio.TaskGroup() as callers,
+        ):
             for number, page in enumerate(self._pages):
                 callers.create_task(self._call_on(session, page, Random(number)))
             yield
@@ -88,7 +95,9 @@ async def window(callers: PatientCallers, event: Callable[[], Awaitable[None]]) 
 async def measure(folder: Path) -> dict[str, object]:
     """Restart each program some times by SIGTERM. Then kill some, and start them again."""
     async with aiohttp.ClientSession() as session, programs(folder, PROGRAMS, session) as started:
-        callers = PatientCallers([each.address for each in started], pages=PAGES, rate=CALLS_PER_SECOND / PAGES)
+        callers = PatientCallers(
+            [each.address for each in started], pages=PAGES, rate=CALLS_PER_SECOND / PAGES
+        )
 
         async def restart(each: Program) -> None:
             await each.terminate()
@@ -98,12 +107,17 @@ async def measure(folder: Path) -> dict[str, object]:
         async with callers.calling():
             await asyncio.sleep(WARM_UP_S)
             steady = [length_s for _, length_s in callers.calls]
-            restarts = [await window(callers, partial(restart, each)) for _ in range(ROUNDS) for each in started]
+            restarts = [
+                await window(callers, partial(restart, each))
+                for _ in range(ROUNDS)
+                for each in started
+            ]
             kills = []
             for number in range(KILLS):
                 kills.append(await window(callers, started[number % PROGRAMS].kill))
                 await started[number % PROGRAMS].start(session)
-                await asyncio.sleep(SETTLE_S + (number + 1) / KILLS)  # Kill at different times after a renewal, which comes each second.
+                # Kill at different times after a renewal, which comes each second.
+                await asyncio.sleep(SETTLE_S + (number + 1) / KILLS)
         span_s = perf_counter() - began_s
     calls = [length_s for of_restart in restarts for length_s in of_restart]
     return {
@@ -119,7 +133,10 @@ async def measure(folder: Path) -> dict[str, object]:
 
 def longest(windows: Sequence[Sequence[float]]) -> dict[str, object]:
     """Return the figures of the longest call of each window."""
-    return {**summary([1e3 * max(each) for each in windows], "ms"), "worst": round(1e3 * max(map(max, windows)), 1)}
+    return {
+        **summary([1e3 * max(each) for each in windows], "ms"),
+        "worst": round(1e3 * max(map(max, windows)), 1),
+    }
 
 
 def main() -> None:
@@ -128,8 +145,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = uvloop.run(measure(Path(folder)))
     conditions = (
-        f"{before}, {PROGRAMS} processes of uvicorn and {PAGES} callers on the same CPUs, {CALLS_PER_SECOND:.0f} calls/s, the log in "
-        f"SQLite, {ROUNDS * PROGRAMS} restarts by SIGTERM, {KILLS} kills; a call includes its redirects and retries"
+        f"{before}, {PROGRAMS} processes of uvicorn and {PAGES} callers on the same CPUs,"
+        f" {CALLS_PER_SECOND:.0f} calls/s, the log in SQLite, {ROUNDS * PROGRAMS} restarts by"
+        f" SIGTERM, {KILLS} kills; a call includes its redirects and retries"
     )
     print_line("fastapi_restart", results, conditions)
 

@@ -12,10 +12,17 @@ Figures = dict[str, float | int | str]
 
 
 def summary(values: Sequence[float], unit: str) -> Figures:
-    """Median and 99th percentile of measured values. Of a rate the slow end counts, so there the lowest value stands for it."""
+    """Median and 99th percentile of measured values. Of a rate the slow end counts, so there the
+    lowest value stands for it.
+    """
     ordered = sorted(values)
     worst = ordered[0] if unit.endswith("/s") else percentile(ordered, 99)
-    return {"unit": unit, "median": round(statistics.median(ordered), 3), "p99": round(worst, 3), "repeats": len(ordered)}
+    return {
+        "unit": unit,
+        "median": round(statistics.median(ordered), 3),
+        "p99": round(worst, 3),
+        "repeats": len(ordered),
+    }
 
 
 def single(value: float, unit: str) -> Figures:
@@ -29,8 +36,13 @@ def percentile(ordered: Sequence[float], percent: int) -> float:
 
 
 def machine() -> str:
-    """What was measured on: how many CPUs, how busy they are with other things, and the version of Python."""
-    return f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, {platform.python_implementation()} {platform.python_version()}"
+    """What was measured on: how many CPUs, how busy they are with other things, and the version of
+    Python.
+    """
+    return (
+        f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, {platform.python_implementation()}"
+        f" {platform.python_version()}"
+    )
 
 
 def print_line(name: str, results: Mapping[str, object], conditions: str) -> None:

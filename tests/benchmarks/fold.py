@@ -1,8 +1,10 @@
-"""How fast records become a view: `make bench BENCH=fold` prints one JSON line, in less than a minute.
+"""How fast records become a view: `make bench BENCH=fold` prints one JSON line, in less than a
+minute.
 
-Rates are per second of this process' own CPU time, which is what one core gives that has nothing else to do; `fold_wall`
-is the fold by the clock on the wall, as it was with the neighbours of that moment. `fold_hmac` is the fold of records that begin with an
-HMAC-SHA256, which it checks: what 0034 rejects.
+Rates are per second of this process' own CPU time, which is what one core gives that has nothing
+else to do; `fold_wall` is the fold by the clock on the wall, as it was with the neighbours of that
+moment. `fold_hmac` is the fold of records that begin with an HMAC-SHA256, which it checks: what
+0034 rejects.
 """
 
 from __future__ import annotations
@@ -29,10 +31,16 @@ Entries = list[tuple[int, bytes]]
 
 
 def stream() -> tuple[Entries, Entries, int]:
-    """The records by which a cluster is founded, those that are measured, and the digest after them."""
+    """The records by which a cluster is founded, those that are measured, and the digest after
+    them.
+    """
     channel = BusyChannel(brokers=BROKERS, bundles=BUNDLES, renewals=RENEWALS)
     founding = list(channel.entries)
-    records = ((offset, data) for offset, data in islice(channel.steps(), len(founding), None) if data != GARBAGE)
+    records = (
+        (offset, data)
+        for offset, data in islice(channel.steps(), len(founding), None)
+        if data != GARBAGE
+    )
     return founding, list(islice(records, RECORDS)), channel.view.digest()
 
 
@@ -53,7 +61,12 @@ def verified(entry: bytes) -> AnyRecord | Unreadable:
     return decode(data)
 
 
-def fold(founding: Entries, entries: Entries, digest: int, read: Callable[[bytes], AnyRecord | Unreadable] = decode) -> tuple[float, float]:
+def fold(
+    founding: Entries,
+    entries: Entries,
+    digest: int,
+    read: Callable[[bytes], AnyRecord | Unreadable] = decode,
+) -> tuple[float, float]:
     """Records folded a second of CPU time, and a second on the wall."""
     view = View()
     for offset, data in founding:
@@ -79,7 +92,14 @@ def every(entries: Entries, work: Callable[[bytes], object]) -> float:
 def main() -> None:
     """Measure in turns and print."""
     founding, entries, digest = stream()
-    rates: dict[str, list[float]] = {"fold": [], "fold_wall": [], "fold_hmac": [], "hmac": [], "decode": [], "parse_json": []}
+    rates: dict[str, list[float]] = {
+        "fold": [],
+        "fold_wall": [],
+        "fold_hmac": [],
+        "hmac": [],
+        "decode": [],
+        "parse_json": [],
+    }
     with_macs = signed(entries)
     for _ in range(REPEATS):
         rate, rate_wall = fold(founding, entries, digest)
@@ -90,10 +110,13 @@ def main() -> None:
         rates["decode"].append(every(entries, decode))
         rates["parse_json"].append(every(entries, orjson.loads))
     conditions = (
-        f"{RECORDS} records of {sum(len(data) for _, data in entries) // RECORDS} bytes on average, {RENEWALS:.0%} renewals, {BROKERS} "
-        f"brokers, {BUNDLES} bundles; one core of {machine()}, orjson {orjson.__version__}"
+        f"{RECORDS} records of {sum(len(data) for _, data in entries) // RECORDS} bytes on average,"
+        f" {RENEWALS:.0%} renewals, {BROKERS} brokers, {BUNDLES} bundles; one core of {machine()},"
+        f" orjson {orjson.__version__}"
     )
-    print_line("fold", {name: summary(each, "records/s") for name, each in rates.items()}, conditions)
+    print_line(
+        "fold", {name: summary(each, "records/s") for name, each in rates.items()}, conditions
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""What a hundred idle agents cost: `make bench BENCH=idle` prints one JSON line, in about two minutes."""
+"""What a hundred idle agents cost: `make bench BENCH=idle` prints one JSON line, in about two
+minutes.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Idle(Service):
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
         """Nothing to open."""
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None:
         """Nothing to close."""
 
 
@@ -79,7 +83,9 @@ async def run_workers(folder: Path, number: int, connection: Connection) -> None
         elif step is Step.SHARE:
             boundaries = even_boundaries(BUNDLES)
             first = workers[0].worker
-            await first.request(CreateNamespace(name=NAMESPACE, boundaries=boundaries), timeout_ms=TIMEOUT_MS)
+            await first.request(
+                CreateNamespace(name=NAMESPACE, boundaries=boundaries), timeout_ms=TIMEOUT_MS
+            )
             await first.until(all_owned, timeout_ms=TIMEOUT_MS, what="all bundles being owned")
             connection.send(None)
         else:
@@ -126,7 +132,12 @@ async def measure(workers: Sequence[Worker]) -> Cost:
 def config_of(folder: Path, number: int, worker: int) -> WorkerConfig:
     """One of the hundred."""
     broker = f"broker-{number}-{worker}"
-    return WorkerConfig(log_url=f"sqlite:{folder}/channel.db", data_dir=folder / broker, broker_id=broker, http_port=0)
+    return WorkerConfig(
+        log_url=f"sqlite:{folder}/channel.db",
+        data_dir=folder / broker,
+        broker_id=broker,
+        http_port=0,
+    )
 
 
 def process(folder: Path, number: int, connection: Connection) -> None:
@@ -164,7 +175,9 @@ def measured(pipes: Sequence[Connection]) -> dict[str, dict[str, Figures]]:
 def figures_of(costs: Sequence[Cost]) -> dict[str, Figures]:
     """What all processes told, as figures."""
     return {
-        "cpu_per_process": summary([percent for cost in costs for percent in cost.percents], "% of one core"),
+        "cpu_per_process": summary(
+            [percent for cost in costs for percent in cost.percents], "% of one core"
+        ),
         "rss_per_process": summary([cost.rss_mib for cost in costs], "MiB"),
         "offsets": summary([cost.records / (WINDOWS * WINDOW_S) for cost in costs], "offsets/s"),
     }
@@ -175,7 +188,10 @@ def main() -> None:
     before = machine()
     with tempfile.TemporaryDirectory() as folder:
         pairs = [_spawn.Pipe() for _ in range(PROCESSES)]
-        children = [_spawn.Process(target=process, args=(Path(folder), number, pair[1]), daemon=True) for number, pair in enumerate(pairs)]
+        children = [
+            _spawn.Process(target=process, args=(Path(folder), number, pair[1]), daemon=True)
+            for number, pair in enumerate(pairs)
+        ]
         for child in children:
             child.start()
         results = measured([ours for ours, _ in pairs])
@@ -184,7 +200,10 @@ def main() -> None:
         for child in children:
             child.join(timeout=TIMEOUT_MS / 1_000)
     print_line(
-        "idle", results, f"{before}, {PROCESSES} processes of {WORKERS} workers, {BUNDLES} bundles, {WINDOWS} windows of {WINDOW_S} s"
+        "idle",
+        results,
+        f"{before}, {PROCESSES} processes of {WORKERS} workers, {BUNDLES} bundles, {WINDOWS}"
+        f" windows of {WINDOW_S} s",
     )
 
 

@@ -1,4 +1,6 @@
-"""How soon a broker that joins a loaded cluster takes its part: `make bench BENCH=joining [LOG=kafka]`, in four minutes."""
+"""How soon a broker that joins a loaded cluster takes its part: `make bench BENCH=joining
+[LOG=kafka]`, in four minutes.
+"""
 
 from __future__ import annotations
 
@@ -51,19 +53,29 @@ IsBalanced = Callable[[View, Sequence[Summary], BalancingSettings], bool]
 
 
 def even_by_use(view: View, summaries: Sequence[Summary], settings: BalancingSettings) -> bool:
-    """Whether all live brokers report, and the deviation of what they use on average is within the target of `TransferShedder`."""
+    """Whether all live brokers report, and the deviation of what they use on average is within the
+    target of `TransferShedder`.
+    """
     used = [known.load.averages.weighted_max for known in summaries if known.broker in _live(view)]
-    return len(used) == len(view.live) and Spread(used, pulsar_exact=False).deviation <= settings.transfer.target_deviation
+    return (
+        len(used) == len(view.live)
+        and Spread(used, pulsar_exact=False).deviation <= settings.transfer.target_deviation
+    )
 
 
 def even_by_cost(view: View, _summaries: Sequence[Summary], settings: BalancingSettings) -> bool:
-    """Whether no live broker is further from the mean than the `BalancedShedder` leaves it, or than a bundle, by true costs.
+    """Whether no live broker is further from the mean than the `BalancedShedder` leaves it, or than
+    a bundle, by true costs.
 
-    All are called equally often, so that is how many of them a broker serves; what is reported of it is an average, and comes later.
+    All are called equally often, so that is how many of them a broker serves; what is reported of
+    it is an average, and comes later.
     """
     served = Counter(bundle.server for bundle in view.bundles_of(NAMESPACE))
     mean = BUNDLES / len(view.live)
-    return all(abs(served[incarnation] - mean) <= max(settings.balanced.settle_ratio * mean, 1) for incarnation in view.live)
+    return all(
+        abs(served[incarnation] - mean) <= max(settings.balanced.settle_ratio * mean, 1)
+        for incarnation in view.live
+    )
 
 
 def _live(view: View) -> set[str]:
@@ -78,7 +90,9 @@ STRATEGIES: Final[Mapping[str, tuple[Mapping[str, str | int | bool | None], IsBa
 
 @dataclass(slots=True, kw_only=True)
 class Observer:
-    """When `joiner` joined, and when the first bundle was on its way to it, in nanoseconds of boot time."""
+    """When `joiner` joined, and when the first bundle was on its way to it, in nanoseconds of boot
+    time.
+    """
 
     joiner: str
     incarnation: int | None = None
@@ -89,11 +103,24 @@ class Observer:
     def folded(self, folded: Folded) -> None:
         """Take in one record."""
         for change in folded.verdict.changes:
-            if isinstance(change, BrokerChanged) and change.name == self.joiner and change.after is not None and self.incarnation is None:
+            if (
+                isinstance(change, BrokerChanged)
+                and change.name == self.joiner
+                and change.after is not None
+                and self.incarnation is None
+            ):
                 self.incarnation, self.joined_ns = change.after.incarnation, boot_ns()
-            elif isinstance(change, BundleChanged) and change.after is not None and change.after.phase == "transferring":
+            elif (
+                isinstance(change, BundleChanged)
+                and change.after is not None
+                and change.after.phase == "transferring"
+            ):
                 self.moves += self.incarnation is not None
-                if self.incarnation is not None and change.after.owner == self.incarnation and self.first_move_ns is None:
+                if (
+                    self.incarnation is not None
+                    and change.after.owner == self.incarnation
+                    and self.first_move_ns is None
+                ):
                     self.first_move_ns = boot_ns()
 
 
@@ -134,16 +161,30 @@ class Watch:
 
 
 def streams(ranges: Iterable[tuple[int, int]]) -> tuple[Stream, ...]:
-    """One key in each range, each called as often as the others: so that what is even can be told by counting, too."""
-    keys = [next(key for number in count() if bundle_contains(low, high, key_hash(key := f"key-{number}"))) for low, high in ranges]
-    return tuple(Stream(key=f"{NAMESPACE}/{key}", calls_per_second=CALLS_PER_SECOND) for key in keys)
+    """One key in each range, each called as often as the others: so that what is even can be told
+    by counting, too.
+    """
+    keys = [
+        next(
+            key
+            for number in count()
+            if bundle_contains(low, high, key_hash(key := f"key-{number}"))
+        )
+        for low, high in ranges
+    ]
+    return tuple(
+        Stream(key=f"{NAMESPACE}/{key}", calls_per_second=CALLS_PER_SECOND) for key in keys
+    )
 
 
 async def measured(directory: Path, log_url: str, strategy: str) -> Run:
-    """Start three brokers under load, let a fourth join, and watch. The checker checks all calls."""
+    """Start three brokers under load, let a fourth join, and watch. The checker checks all
+    calls.
+    """
     changes, is_balanced = STRATEGIES[strategy]
     settings = counters(directory, brokers=BROKERS, log_url=log_url, evidence=True, cpu_cores=CORES)
-    # On Kafka nobody knows any load without a load worker; those who join later need none of their own.
+    # On Kafka nobody knows any load without a load worker; those who join later need none of their
+    # own.
     cluster = LocalCluster(replace(settings, load_workers=int(log_url.startswith("kafka:"))))
     joining = LocalCluster(replace(settings, directory=directory / "joining", brokers=1))
     history = directory / "history.jsonl"
@@ -152,7 +193,9 @@ async def measured(directory: Path, log_url: str, strategy: str) -> Run:
         table, _ = await parts.enter_async_context(running(cluster, NAMESPACE, bundles=BUNDLES))
         await asyncio.to_thread(tune, log_url, {**QUICK, **changes})
         ranges = [(bundle.low, bundle.high) for bundle in table.view.bundles_of(NAMESPACE)]
-        callers = CallerProcess(Plan(brokers=cluster.addresses, streams=streams(ranges), history=history))
+        callers = CallerProcess(
+            Plan(brokers=cluster.addresses, streams=streams(ranges), history=history)
+        )
         await parts.enter_async_context(callers)
         watch = Watch(table=table, bus=open_load_bus(log_url), is_balanced=is_balanced)
         await asyncio.sleep(WARM_UP_S)
@@ -170,7 +213,12 @@ async def measured(directory: Path, log_url: str, strategy: str) -> Run:
     evidence = [*cluster.evidence(), *joining.evidence()]
     verdict = check_calls([history], store=directory / "counter.db", evidence=evidence)
     assert verdict.is_clean, verdict
-    paused = [ended - began for of_key in calls(history).values() for began, ended in of_key if observer.joined_ns <= began < balanced_ns]
+    paused = [
+        ended - began
+        for of_key in calls(history).values()
+        for began, ended in of_key
+        if observer.joined_ns <= began < balanced_ns
+    ]
     run = Run(
         first_move_s=(observer.first_move_ns - observer.joined_ns) / _NS_PER_S,
         balanced_s=(balanced_ns - observer.joined_ns) / _NS_PER_S,
@@ -209,8 +257,9 @@ def main(arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = measure(Path(folder), kind)
     conditions = (
-        f"{before}, the log on {kind}, {BROKERS} brokers of {CORES} cores each and their callers on the same CPUs, {BUNDLES} bundles with "
-        f"{CALLS_PER_SECOND:.0f} calls/s each, every call a write to SQLite, rounds and reports each second; a fourth broker joins"
+        f"{before}, the log on {kind}, {BROKERS} brokers of {CORES} cores each and their callers on"
+        f" the same CPUs, {BUNDLES} bundles with {CALLS_PER_SECOND:.0f} calls/s each, every call a"
+        " write to SQLite, rounds and reports each second; a fourth broker joins"
     )
     print_line("joining", results, conditions)
 

@@ -1,4 +1,6 @@
-"""How fast the log on Kafka is: `make bench BENCH=kafka_log` prints one JSON line, in about a minute."""
+"""How fast the log on Kafka is: `make bench BENCH=kafka_log` prints one JSON line, in about a
+minute.
+"""
 
 from __future__ import annotations
 
@@ -52,16 +54,24 @@ def measure(address: str) -> dict[str, object]:
         append_and_read(log)
     results: dict[str, object] = {
         "read_back": summary(any_log.read_back(url), "ms"),
-        "append_and_read": summary(timed_ms(lambda: append_and_read(log), any_log.READ_BACKS), "ms"),
-        "single_appends": summary(any_log.rates(any_log.append_singly, log, any_log.SINGLE_REPEATS), "records/s"),
-        "grouped_appends": summary(any_log.rates(any_log.append_in_groups, log, any_log.GROUP_REPEATS), "records/s"),
+        "append_and_read": summary(
+            timed_ms(lambda: append_and_read(log), any_log.READ_BACKS), "ms"
+        ),
+        "single_appends": summary(
+            any_log.rates(any_log.append_singly, log, any_log.SINGLE_REPEATS), "records/s"
+        ),
+        "grouped_appends": summary(
+            any_log.rates(any_log.append_in_groups, log, any_log.GROUP_REPEATS), "records/s"
+        ),
         "four_writers": summary(any_log.contended(url), "ms"),
         "idle_wait": summary(any_log.idle(url), "% of one core"),
         "open_and_close": summary(timed_ms(lambda: open_and_close(url), TAIL_REPEATS), "ms"),
     }
     while log.end() < REPLAY_ENTRIES:
         any_log.append_in_groups(log)
-    results["replay"] = summary(any_log.rates(any_log.read_all, log, any_log.READ_REPEATS), "records/s")
+    results["replay"] = summary(
+        any_log.rates(any_log.read_all, log, any_log.READ_REPEATS), "records/s"
+    )
     results |= measure_snapshot(log)
     assert log.start() == FIRST_OFFSET
     log.close()
@@ -69,13 +79,25 @@ def measure(address: str) -> dict[str, object]:
 
 
 def measure_snapshot(log: Log) -> dict[str, object]:
-    """A snapshot of as many rows as a large cluster has bundles: claimed, replaced as a whole, and loaded."""
+    """A snapshot of as many rows as a large cluster has bundles: claimed, replaced as a whole, and
+    loaded.
+    """
     compacted_snapshot = log.compacted_snapshot()
-    rows = [SnapshotRow(f"bundle:{number}", b"r" * SNAPSHOT_ROW_BYTES) for number in range(SNAPSHOT_ROWS)]
+    rows = [
+        SnapshotRow(f"bundle:{number}", b"r" * SNAPSHOT_ROW_BYTES)
+        for number in range(SNAPSHOT_ROWS)
+    ]
     return {
-        "twin_claim": summary(timed_ms(lambda: compacted_snapshot.claim(timeout_ms=TIMEOUT_MS), SNAPSHOT_REPEATS), "ms"),
+        "twin_claim": summary(
+            timed_ms(lambda: compacted_snapshot.claim(timeout_ms=TIMEOUT_MS), SNAPSHOT_REPEATS),
+            "ms",
+        ),
         "twin_replace": summary(
-            timed_ms(lambda: compacted_snapshot.replace(rows, b"marker", timeout_ms=TIMEOUT_MS), SNAPSHOT_REPEATS), "ms"
+            timed_ms(
+                lambda: compacted_snapshot.replace(rows, b"marker", timeout_ms=TIMEOUT_MS),
+                SNAPSHOT_REPEATS,
+            ),
+            "ms",
         ),
         "twin_load": summary(timed_ms(compacted_snapshot.load, SNAPSHOT_REPEATS), "ms"),
     }
@@ -86,8 +108,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, some_kafka(Path(folder)) as address:
         where = "given" if os.environ.get(GIVEN) else "of one node on this machine"
         conditions = (
-            f"{machine()}, Kafka {where}, acks=all, records of {any_log.RECORD_BYTES} bytes, groups of {any_log.GROUP_ENTRIES}, "
-            f"{any_log.WRITERS} writers without pause, a snapshot of {SNAPSHOT_ROWS} rows of {SNAPSHOT_ROW_BYTES} bytes"
+            f"{machine()}, Kafka {where}, acks=all, records of {any_log.RECORD_BYTES} bytes, groups"
+            f" of {any_log.GROUP_ENTRIES}, {any_log.WRITERS} writers without pause, a snapshot of"
+            f" {SNAPSHOT_ROWS} rows of {SNAPSHOT_ROW_BYTES} bytes"
         )
         print_line("kafka_log", measure(address), conditions)
 

@@ -1,7 +1,9 @@
-"""What a load report costs a broker of 5,000 bundles: `make bench BENCH=load_report` prints one JSON line, in a few seconds.
+"""What a load report costs a broker of 5,000 bundles: `make bench BENCH=load_report` prints one
+JSON line, in a few seconds.
 
-Milliseconds are of this process' own CPU time. `alike` are bundles among which only names decide who is busiest, which is
-what choosing takes longest for; of `odd` ones a tenth is new at each report.
+Milliseconds are of this process' own CPU time. `alike` are bundles among which only names decide
+who is busiest, which is what choosing takes longest for; of `odd` ones a tenth is new at each
+report.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Hosting(Service):
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
         """Nothing."""
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None:
         """Nothing."""
 
     def load(self) -> Loads:
@@ -79,11 +83,15 @@ def alike(turn: int) -> Loads:
 def odd(turn: int) -> Loads:
     """As uneven ones, and a tenth of the bundles is gone when the next report comes."""
     chance = random.Random(SEED + turn)
-    return loads_of([chance.paretovariate(1.2) * 100 for _ in range(BUNDLES)], first=turn * BUNDLES // 10)
+    return loads_of(
+        [chance.paretovariate(1.2) * 100 for _ in range(BUNDLES)], first=turn * BUNDLES // 10
+    )
 
 
 def measure(make: Callable[[int], Loads]) -> tuple[list[float], list[float], list[float]]:
-    """Milliseconds of each report, and of each check of what is said; and the bytes of each report."""
+    """Milliseconds of each report, and of each check of what is said; and the bytes of each
+    report.
+    """
     service, settings = Hosting(), BalancingSettings()
     sampler = LoadSampler([service], broker="broker", clock=SystemClock(), fresh_ms=0)
     averages, took_ms, check_ms, lengths = BundleAverages(), [], [], []
@@ -94,9 +102,13 @@ def measure(make: Callable[[int], Loads]) -> tuple[list[float], list[float], lis
         loads = sampler.latest().loads
         began = time.process_time()
         check_ms.append((began - asked) * 1_000)
-        carried = averages.update(names, loads, elapsed_ms=2_500, cost_window_ms=settings.reports.cost_window_ms)
+        carried = averages.update(
+            names, loads, elapsed_ms=2_500, cost_window_ms=settings.reports.cost_window_ms
+        )
         carried_bytes(loads)
-        sample = sampled(carried, broker="broker:8080", at_ms=turn, resources=Resources(), settings=settings)
+        sample = sampled(
+            carried, broker="broker:8080", at_ms=turn, resources=Resources(), settings=settings
+        )
         data = encode_sample(light(sample))
         took_ms.append((time.process_time() - began) * 1_000)
         lengths.append(float(len(data)))
@@ -107,13 +119,18 @@ def largest() -> int:
     """The bytes of a report whose bundles have names as long as may be."""
     settings = BalancingSettings()
     carried = BundleAverages().update(
-        names := [f"{'t' * 255}/{'n' * 244}{number:011}/0x00000000_0x80000000" for number in range(BUNDLES)],
+        names := [
+            f"{'t' * 255}/{'n' * 244}{number:011}/0x00000000_0x80000000"
+            for number in range(BUNDLES)
+        ],
         dict(zip(names, uneven(0).values(), strict=True)),
         elapsed_ms=0,
         cost_window_ms=settings.reports.cost_window_ms,
     )
     everything = replace(settings, reports=replace(settings.reports, bundles_max=None))
-    sample = sampled(carried, broker="b" * 255, at_ms=2**62, resources=Resources(), settings=everything)
+    sample = sampled(
+        carried, broker="b" * 255, at_ms=2**62, resources=Resources(), settings=everything
+    )
     return len(encode_sample(light(sample)))
 
 
@@ -137,7 +154,11 @@ def main() -> None:
         results[f"{make.__name__} bytes"] = summary(lengths, "bytes")
     results["longest names bytes"] = largest()
     results["look at processes and network"] = summary(looks(), "ms")
-    print_line("load_report", results, f"{BUNDLES} bundles; a report may have {SAMPLE_BYTES_MAX} bytes; one core of {machine()}")
+    print_line(
+        "load_report",
+        results,
+        f"{BUNDLES} bundles; a report may have {SAMPLE_BYTES_MAX} bytes; one core of {machine()}",
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""How fast the SQLite log is: `make bench BENCH=log` prints one JSON line, in less than a minute."""
+"""How fast the SQLite log is: `make bench BENCH=log` prints one JSON line, in less than a
+minute.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def rates(work: Callable[[Log], int], log: Log, repeats: int) -> list[float]:
 
 
 def append_with_pauses(url: str, ready: Barrier) -> None:
-    """The other process of `read_back`: appends now and then, so that the reader sleeps each time."""
+    """The other process of `read_back`: appends now and then, so that the reader sleeps each
+    time.
+    """
     log = open_log(url)
     ready.wait()
     for _ in range(READ_BACKS):
@@ -113,10 +117,15 @@ def append_without_pause(url: str, ready: Barrier, results: Queue[Latencies]) ->
 
 
 def contended(url: str, *, look: Callable[[], object] = lambda: None) -> Latencies:
-    """Milliseconds of single appends of processes that all append without pause. `look` is called again and again meanwhile."""
+    """Milliseconds of single appends of processes that all append without pause. `look` is called
+    again and again meanwhile.
+    """
     ready = spawn.Barrier(WRITERS)
     results: Queue[Latencies] = spawn.Queue()
-    writers: list[SpawnProcess] = [spawn.Process(target=append_without_pause, args=(url, ready, results)) for _ in range(WRITERS)]
+    writers: list[SpawnProcess] = [
+        spawn.Process(target=append_without_pause, args=(url, ready, results))
+        for _ in range(WRITERS)
+    ]
     for writer in writers:
         writer.start()
     latencies: Latencies = []
@@ -138,7 +147,9 @@ def four_writers(url: str, wal: Path) -> Figures:
 
 
 def idle(url: str) -> list[float]:
-    """Percent of a core that a reader costs which waits on a log where nothing happens, second by second."""
+    """Percent of a core that a reader costs which waits on a log where nothing happens, second by
+    second.
+    """
     log = open_log(url)
     position = log.end() + 1
     percents: list[float] = []
@@ -157,9 +168,15 @@ def measure(folder: str) -> dict[str, object]:
         url = f"sqlite:{folder}/{durability}.db?synchronous={durability}"
         log = open_log(url)
         results[f"read_back_{durability}"] = summary(read_back(url), "ms")
-        results[f"single_appends_{durability}"] = summary(rates(append_singly, log, SINGLE_REPEATS), "records/s")
-        results[f"grouped_appends_{durability}"] = summary(rates(append_in_groups, log, GROUP_REPEATS), "records/s")
-        results[f"four_writers_{durability}"] = four_writers(url, Path(f"{folder}/{durability}.db-wal"))
+        results[f"single_appends_{durability}"] = summary(
+            rates(append_singly, log, SINGLE_REPEATS), "records/s"
+        )
+        results[f"grouped_appends_{durability}"] = summary(
+            rates(append_in_groups, log, GROUP_REPEATS), "records/s"
+        )
+        results[f"four_writers_{durability}"] = four_writers(
+            url, Path(f"{folder}/{durability}.db-wal")
+        )
         if durability == "full":
             results["replay"] = summary(rates(read_all, log, READ_REPEATS), "records/s")
             results["idle_wait"] = summary(idle(url), "% of one core")
@@ -169,10 +186,15 @@ def measure(folder: str) -> dict[str, object]:
 
 def conditions(folder: str) -> str:
     """What the figures hold for."""
-    file_system = file_system_type(str(Path(folder).resolve()), mounts=MOUNT_TABLE.read_text()) if MOUNT_TABLE.exists() else "unknown"
+    file_system = (
+        file_system_type(str(Path(folder).resolve()), mounts=MOUNT_TABLE.read_text())
+        if MOUNT_TABLE.exists()
+        else "unknown"
+    )
     return (
-        f"{machine()}, SQLite {sqlite3.sqlite_version} on {file_system}, synchronous as named, "
-        f"records of {RECORD_BYTES} bytes, groups of {GROUP_ENTRIES}, {WRITERS} writers without pause"
+        f"{machine()}, SQLite {sqlite3.sqlite_version} on {file_system}, synchronous as named,"
+        f" records of {RECORD_BYTES} bytes, groups of {GROUP_ENTRIES}, {WRITERS} writers without"
+        " pause"
     )
 
 

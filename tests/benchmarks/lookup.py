@@ -1,6 +1,8 @@
-"""How fast lookups are, plain and over TLS: `make bench BENCH=lookup` prints one JSON line, in less than two minutes.
+"""How fast lookups are, plain and over TLS: `make bench BENCH=lookup` prints one JSON line, in less
+than two minutes.
 
-python -m tests.benchmarks.lookup --bare PORT      (the yardstick: an aiohttp app with one route, until it is killed)
+python -m tests.benchmarks.lookup --bare PORT      (the yardstick: an aiohttp app with one route,
+until it is killed)
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ async def serve_bare(port: int) -> None:
 @contextmanager
 def bare_server(port: int) -> Iterator[None]:
     """The yardstick, as a process."""
-    server = subprocess.Popen([sys.executable, "-m", "tests.benchmarks.lookup", "--bare", str(port)])
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.benchmarks.lookup", "--bare", str(port)]
+    )
     try:
         yield
     finally:
@@ -80,16 +84,27 @@ async def measure(directory: Path, bare_port: int) -> dict[str, object]:
     authority = Authority(directory)
     tls = ssl.create_default_context(cafile=authority.ca)
     cluster = LocalCluster(counters(plain, brokers=1))
-    over_tls = LocalCluster(replace(counters(encrypted, brokers=1), settings=authority.process_settings("broker")))
+    over_tls = LocalCluster(
+        replace(counters(encrypted, brokers=1), settings=authority.process_settings("broker"))
+    )
     session = partial(trusting, tls)
-    async with running(cluster, NAMESPACE, bundles=BUNDLES), running(over_tls, NAMESPACE, bundles=BUNDLES, session=session):
-        servers = (("bare", bare_port, None), ("lookup", port_of(cluster), None), ("tls", port_of(over_tls), tls))
+    async with (
+        running(cluster, NAMESPACE, bundles=BUNDLES),
+        running(over_tls, NAMESPACE, bundles=BUNDLES, session=session),
+    ):
+        servers = (
+            ("bare", bare_port, None),
+            ("lookup", port_of(cluster), None),
+            ("tls", port_of(over_tls), tls),
+        )
         rounds: dict[str, list[Load]] = {name: [] for name, _, _ in servers}
         for number in range(ROUNDS):
             path = f"/lookup/v2/topic/persistent/{NAMESPACE}/topic-{number % TOPICS}"
             for name, of_server, context in servers:
                 await until_answered(of_server, path, context)
-                measured = await load(HOST, of_server, path, connections=CONNECTIONS, seconds=ROUND_S, tls=context)
+                measured = await load(
+                    HOST, of_server, path, connections=CONNECTIONS, seconds=ROUND_S, tls=context
+                )
                 assert not measured.failures, measured.failures[0]
                 rounds[name].append(measured)
     assert cluster.addresses[0].encode() in rounds["lookup"][0].body, rounds["lookup"][0].body
@@ -98,9 +113,15 @@ async def measure(directory: Path, bare_port: int) -> dict[str, object]:
         "bare_rate": summary([one.rate for one in rounds["bare"]], "answers/s"),
         "share": shares(rounds["lookup"], rounds["bare"], "of the bare app's rate"),
         "tls_share": shares(rounds["tls"], rounds["lookup"], "of the rate without TLS"),
-        "lookup_latency": summary([latency for one in rounds["lookup"] for latency in one.latencies_ms], "ms"),
-        "bare_latency": summary([latency for one in rounds["bare"] for latency in one.latencies_ms], "ms"),
-        "tls_latency": summary([latency for one in rounds["tls"] for latency in one.latencies_ms], "ms"),
+        "lookup_latency": summary(
+            [latency for one in rounds["lookup"] for latency in one.latencies_ms], "ms"
+        ),
+        "bare_latency": summary(
+            [latency for one in rounds["bare"] for latency in one.latencies_ms], "ms"
+        ),
+        "tls_latency": summary(
+            [latency for one in rounds["tls"] for latency in one.latencies_ms], "ms"
+        ),
     }
 
 
@@ -117,7 +138,12 @@ def port_of(cluster: LocalCluster) -> int:
 def shares(loads: list[Load], of: list[Load], unit: str) -> dict[str, object]:
     """Return the rates of one server as shares of those of another in the same rounds."""
     found = [one.rate / other.rate for one, other in zip(loads, of, strict=True)]
-    return {"unit": unit, "median": round(median(found), 3), "worst": round(min(found), 3), "repeats": len(found)}
+    return {
+        "unit": unit,
+        "median": round(median(found), 3),
+        "worst": round(min(found), 3),
+        "repeats": len(found),
+    }
 
 
 def main() -> None:
@@ -128,7 +154,10 @@ def main() -> None:
     port = free_row(1)
     with tempfile.TemporaryDirectory() as folder, bare_server(port):
         results = uvloop.run(measure(Path(folder), port))
-    conditions = f"{before}, {CONNECTIONS} connections, rounds of {ROUND_S} s, client and server on the same CPUs, {BUNDLES} bundles"
+    conditions = (
+        f"{before}, {CONNECTIONS} connections, rounds of {ROUND_S} s, client and server on the same"
+        f" CPUs, {BUNDLES} bundles"
+    )
     print_line("lookup", results, conditions)
 
 

@@ -1,8 +1,11 @@
-"""How long a round of the leader takes, and how long it holds the event loop: `make bench BENCH=planning` prints one JSON line.
+"""How long a round of the leader takes, and how long it holds the event loop: `make bench
+BENCH=planning` prints one JSON line.
 
-The cluster has 1,000 brokers and 100,000 bundles. Each report names the busiest 20 bundles and has the costs of all. `round` is the CPU
-time of a round, from the reports to the decision. `placement`, `snapshot`, `plan` and `stale moves` are its parts. `hold` is how much the
-longest pause exceeds a sleep of 1 ms: while a round runs, while 1,000 files with reports are read, and while nothing happens.
+The cluster has 1,000 brokers and 100,000 bundles. Each report names the busiest 20 bundles and has
+the costs of all. `round` is the CPU time of a round, from the reports to the decision. `placement`,
+`snapshot`, `plan` and `stale moves` are its parts. `hold` is how much the longest pause exceeds a
+sleep of 1 ms: while a round runs, while 1,000 files with reports are read, and while nothing
+happens.
 """
 
 from __future__ import annotations
@@ -20,7 +23,11 @@ from typing import cast
 
 from equipoise.brokers.balancing.decisions import Decision
 from equipoise.brokers.balancing.planning import cluster_snapshot_of, fresh, plan_round, stale_moves
-from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, RoundSettings, placement_of
+from equipoise.brokers.balancing.settings.balancing_settings import (
+    BalancingSettings,
+    RoundSettings,
+    placement_of,
+)
 from equipoise.brokers.load.bus.files import FileLoadBus
 from equipoise.brokers.load.bus.memory import MemoryLoadBus
 from equipoise.brokers.runtime.worker import Worker
@@ -37,7 +44,10 @@ BROKERS, BUNDLES, NAMED = 1_000, 100_000, 20
 ROUNDS, SEED, NOW_MS = 7, 1, 1_700_000_000_000
 SLEEP_S = 0.001
 # No move begins, because nobody carries it out.
-SETTINGS = BalancingSettings(balancing=RoundSettings(shed_interval_ms=1, moves_max=0), balanced=BalancedShedder(patience_ms=0))
+SETTINGS = BalancingSettings(
+    balancing=RoundSettings(shed_interval_ms=1, moves_max=0),
+    balanced=BalancedShedder(patience_ms=0),
+)
 
 
 def samples_of(view: View) -> Iterator[Sample]:
@@ -45,7 +55,10 @@ def samples_of(view: View) -> Iterator[Sample]:
     chance = random.Random(SEED)
     for number, broker in enumerate(view.live_brokers()):
         busy = 0.1 if number % 10 == 0 else chance.uniform(0.5, 1.5)
-        costs = {bundle.name: chance.paretovariate(1.5) * 100 * busy for bundle in view.held_by(broker.incarnation)}
+        costs = {
+            bundle.name: chance.paretovariate(1.5) * 100 * busy
+            for bundle in view.held_by(broker.incarnation)
+        }
         busiest = sorted(costs, key=costs.__getitem__)[-NAMED:]
         yield Sample(
             broker=broker.broker,
@@ -56,7 +69,12 @@ def samples_of(view: View) -> Iterator[Sample]:
             bundle_count=len(costs),
             cost=sum(costs.values()),
             bundles=tuple(
-                BundleTraffic(bundle=name, traffic=Traffic(messages_in_per_second=costs[name]), cost=costs[name]) for name in busiest
+                BundleTraffic(
+                    bundle=name,
+                    traffic=Traffic(messages_in_per_second=costs[name]),
+                    cost=costs[name],
+                )
+                for name in busiest
             ),
             column=pack(tuple(costs), tuple(costs.values())),
         )
@@ -73,11 +91,15 @@ class Rounds:
             broker_id=view.live_brokers()[0].broker,
             clock=SimpleNamespace(now=lambda: now),
             agent=SimpleNamespace(leads=True),
-            metrics=SimpleNamespace(balancing=SimpleNamespace(load=lambda *_, **__: None, refused=lambda _: None)),
+            metrics=SimpleNamespace(
+                balancing=SimpleNamespace(load=lambda *_, **__: None, refused=lambda _: None)
+            ),
             place_by=lambda placement: None,
         )
         self._now = now
-        self._balancing = Balancing(cast("Worker", worker), bus, settings=lambda: SETTINGS, decided=self.decisions.append)
+        self._balancing = Balancing(
+            cast("Worker", worker), bus, settings=lambda: SETTINGS, decided=self.decisions.append
+        )
 
     async def round(self) -> None:
         """Run one turn in which a round is due."""
@@ -107,7 +129,9 @@ def timed(into: list[float]) -> Iterator[None]:
 
 def parts(view: View, bus: LoadBus) -> dict[str, list[float]]:
     """Return the CPU time of each part of a round, in milliseconds, alone in this thread."""
-    found: dict[str, list[float]] = {name: [] for name in ("placement", "snapshot", "plan", "stale moves")}
+    found: dict[str, list[float]] = {
+        name: [] for name in ("placement", "snapshot", "plan", "stale moves")
+    }
     for _ in range(ROUNDS):
         summaries = bus.latest()
         with timed(found["placement"]):
@@ -123,13 +147,20 @@ def parts(view: View, bus: LoadBus) -> dict[str, list[float]]:
 
 async def measured(rounds: Rounds, files: LoadBus) -> dict[str, list[float]]:
     """Return the CPU time of each round, and the longest holds of the loop, in milliseconds."""
-    found: dict[str, list[float]] = {"round": [], "hold": [], "hold while reports are read": [], "hold while idle": []}
+    found: dict[str, list[float]] = {
+        "round": [],
+        "hold": [],
+        "hold while reports are read": [],
+        "hold while idle": [],
+    }
     await rounds.round()
     for _ in range(ROUNDS):
         began = time.process_time()
         found["hold"].append(await longest_hold_ms(rounds.round()))
         found["round"].append((time.process_time() - began) * 1_000)
-        found["hold while reports are read"].append(await longest_hold_ms(asyncio.to_thread(files.latest)))
+        found["hold while reports are read"].append(
+            await longest_hold_ms(asyncio.to_thread(files.latest))
+        )
         found["hold while idle"].append(await longest_hold_ms(asyncio.sleep(1)))
     return found
 
@@ -146,8 +177,13 @@ def main() -> None:
         gc.freeze()  # As `equipoise broker` does after its start.
         figures = asyncio.run(measured(rounds, files)) | parts(view, bus)
     moves = len(rounds.decisions[-1].moves)
-    conditions = f"{BROKERS} brokers, {BUNDLES} bundles, {moves} moves; {len(rounds.decisions)} rounds on {machine()}"
-    print_line("planning", {name: summary(values, "ms") for name, values in figures.items()}, conditions)
+    conditions = (
+        f"{BROKERS} brokers, {BUNDLES} bundles, {moves} moves; {len(rounds.decisions)} rounds on"
+        f" {machine()}"
+    )
+    print_line(
+        "planning", {name: summary(values, "ms") for name, values in figures.items()}, conditions
+    )
 
 
 if __name__ == "__main__":

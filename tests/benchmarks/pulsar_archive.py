@@ -1,8 +1,9 @@
-"""How fast a million records of a Pulsar channel are read: `make bench BENCH=pulsar_archive` prints one JSON line.
+"""How fast a million records of a Pulsar channel are read: `make bench BENCH=pulsar_archive` prints
+one JSON line.
 
-The archive has 1,000,000 records of 20,000 bundles in 20 namespaces, mostly transfers. `append` writes it, as `pulsar record` does.
-`verify` reads, parses, folds and audits all records. `why` is the whole command in a process of its own, for the bundle with the longest
-history.
+The archive has 1,000,000 records of 20,000 bundles in 20 namespaces, mostly transfers. `append`
+writes it, as `pulsar record` does. `verify` reads, parses, folds and audits all records. `why` is
+the whole command in a process of its own, for the bundle with the longest history.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ def written() -> Iterator[Read]:
     """Yield the records of transfers between random brokers."""
     chance = random.Random(SEED)
     bounds = even_boundaries(BUNDLES)
-    bundles = [bundle_name(f"acme/n{number}", low, high) for number in range(NAMESPACES) for low, high in itertools.pairwise(bounds)]
+    bundles = [
+        bundle_name(f"acme/n{number}", low, high)
+        for number in range(NAMESPACES)
+        for low, high in itertools.pairwise(bounds)
+    ]
     brokers = [f"10.0.0.{number}:8080" for number in range(BROKERS)]
     owners: dict[str, str] = {}
     versions = Counter[str]()
@@ -44,17 +49,32 @@ def written() -> Iterator[Read]:
         if to == source:
             continue
         owners[bundle] = to
-        steps = (("Assigning", to), ("Owned", to)) if source is None else (("Releasing", source), ("Assigning", source), ("Owned", to))
+        steps = (
+            (("Assigning", to), ("Owned", to))
+            if source is None
+            else (("Releasing", source), ("Assigning", source), ("Owned", to))
+        )
         for state, by in steps:
             versions[bundle] += 1
-            names = f'"dstBroker":"{to}"' + ("" if source is None else f',"sourceBroker":"{source}"')
-            value = f'{{"state":"{state}",{names},"force":false,"timestamp":{1_700_000_000_000 + entry},"versionId":{versions[bundle]}}}'
-            yield Read(f"7:{entry}", b"position", bundle, f"local-1-{by}", 1_700_000_000_000 + entry, value.encode())
+            names = f'"dstBroker":"{to}"' + (
+                "" if source is None else f',"sourceBroker":"{source}"'
+            )
+            value = f'{{"state":"{state}",{names},"force":false,"timestamp":{1_700_000_000_000 + entry},"versionId":{versions[bundle]}}}'  # noqa: E501
+            yield Read(
+                f"7:{entry}",
+                b"position",
+                bundle,
+                f"local-1-{by}",
+                1_700_000_000_000 + entry,
+                value.encode(),
+            )
             entry += 1
 
 
 def build(path: Path) -> float:
-    """Write the archive, and return the seconds of its writer. Making the records does not count."""
+    """Write the archive, and return the seconds of its writer. Making the records does not
+    count.
+    """
     records, spent_s = written(), 0.0
     with open_archive(path, create_for=URL) as archive:
         while archive.end + 1 < RECORDS:
@@ -83,7 +103,18 @@ def why(path: Path, bundle: str) -> float:
     """Return the seconds of the command."""
     begin_s = time.perf_counter()
     subprocess.run(
-        [sys.executable, "-m", "equipoise.brokers.cli", "pulsar", "why", bundle, "--source", str(path)], check=True, capture_output=True
+        [
+            sys.executable,
+            "-m",
+            "equipoise.brokers.cli",
+            "pulsar",
+            "why",
+            bundle,
+            "--source",
+            str(path),
+        ],
+        check=True,
+        capture_output=True,
     )
     return time.perf_counter() - begin_s
 
@@ -102,7 +133,11 @@ def main() -> None:
         "why": summary(asked, "s"),
         "size": single(size / 1e6, "MB"),
     }
-    print_line("pulsar_archive", results, f"{RECORDS} records of {NAMESPACES * BUNDLES} bundles, {machine()}")
+    print_line(
+        "pulsar_archive",
+        results,
+        f"{RECORDS} records of {NAMESPACES * BUNDLES} bundles, {machine()}",
+    )
 
 
 if __name__ == "__main__":

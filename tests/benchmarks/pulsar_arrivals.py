@@ -1,6 +1,8 @@
-"""How often a client that arrives while its topic moves is sent to a former owner: `make bench BENCH=pulsar_arrivals [LOG=kafka]`.
+"""How often a client that arrives while its topic moves is sent to a former owner: `make bench
+BENCH=pulsar_arrivals [LOG=kafka]`.
 
-A move starts, and within some milliseconds clients look its topic up, each at another broker, go where they are sent, and send one message.
+A move starts, and within some milliseconds clients look its topic up, each at another broker, go
+where they are sent, and send one message.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ _REDIRECTED: Final = "equipoise_pulsar_clients_redirected_total{"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """One client: how long its first receipt took after its lookup was answered, and how often it was sent on before that."""
+    """One client: how long its first receipt took after its lookup was answered, and how often it
+    was sent on before that.
+    """
 
     took_ms: float
     redirects: int
@@ -56,7 +60,9 @@ class Arrivals:
     ids: Iterator[int] = field(default_factory=itertools.count)
 
     async def arrive(self, asked: str, delay_s: float) -> Arrival:
-        """Look the topic up at one broker after a while, and send a message through where that leads."""
+        """Look the topic up at one broker after a while, and send a message through where that
+        leads.
+        """
         await asyncio.sleep(delay_s)
         url = await self.clients[asked].located(TOPIC)
         began_ns = time.monotonic_ns()
@@ -67,13 +73,21 @@ class Arrivals:
         return Arrival(took_ms=(time.monotonic_ns() - began_ns) / 1e6, redirects=redirects)
 
     async def _publish(self, url: str) -> str | None:
-        """Send one message at a broker. Return None after its receipt, or the broker to go to, empty to look the topic up again."""
+        """Send one message at a broker. Return None after its receipt, or the broker to go to,
+        empty to look the topic up again.
+        """
         client, producer_id = self.clients[url], next(self.ids)
         await client.producer(producer_id, TOPIC)
         client.publish(producer_id, 0, "x")
         receipt = asyncio.ensure_future(client.receipt(producer_id, 0))
-        closing = asyncio.ensure_future(client.receive(T.CLOSE_PRODUCER, lambda each: each.close_producer.producer_id == producer_id))
-        done, pending = await asyncio.wait({receipt, closing}, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
+        closing = asyncio.ensure_future(
+            client.receive(
+                T.CLOSE_PRODUCER, lambda each: each.close_producer.producer_id == producer_id
+            )
+        )
+        done, pending = await asyncio.wait(
+            {receipt, closing}, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED
+        )
         for task in pending:
             task.cancel()
         assert done, f"{url} answered nothing within {ANSWER_S} s"
@@ -85,26 +99,41 @@ async def redirected(http: aiohttp.ClientSession, addresses: Sequence[str]) -> i
     count = 0.0
     for address in addresses:
         async with http.get(f"{address}/metrics") as answer:
-            count += sum(float(line.rpartition(" ")[2]) for line in (await answer.text()).splitlines() if line.startswith(_REDIRECTED))
+            count += sum(
+                float(line.rpartition(" ")[2])
+                for line in (await answer.text()).splitlines()
+                if line.startswith(_REDIRECTED)
+            )
     return int(count)
 
 
 async def measured(directory: Path, log_kind: LogKind, log_url: str) -> dict[str, object]:
     """Move the topic's bundle again and again, each time with one client that asks each broker."""
     settings = ClusterSettings(
-        directory=directory, brokers=BROKERS, log_url=log_url, services=("pulsar",), pulsar_port=0, settings={"balance": "false"}
+        directory=directory,
+        brokers=BROKERS,
+        log_url=log_url,
+        services=("pulsar",),
+        pulsar_port=0,
+        settings={"balance": "false"},
     )
     cluster = LocalCluster(settings)
     random = Random(7)
     found: list[Arrival] = []
     async with running(cluster, NAMESPACE, bundles=BUNDLES) as (table, http):
-        urls = [f"pulsar://{host}" for host in cluster.pulsar_url.removeprefix("pulsar://").split(",")]
+        urls = [
+            f"pulsar://{host}" for host in cluster.pulsar_url.removeprefix("pulsar://").split(",")
+        ]
         arrivals = Arrivals(clients={url: await WireClient.connected(url) for url in urls})
         before = await redirected(http, cluster.addresses)
         for _ in range(MOVES):
-            coming = [arrivals.arrive(url, random.uniform(0.0, ARRIVE_WITHIN_S[log_kind])) for url in urls]
+            coming = [
+                arrivals.arrive(url, random.uniform(0.0, ARRIVE_WITHIN_S[log_kind])) for url in urls
+            ]
             move = Move(kind=MoveKind.TRANSFER, bundle=_bundle(table), to=_next(cluster, table))
-            came, problem = await asyncio.gather(asyncio.gather(*coming), operator.make(http, cluster.addresses[0], move))
+            came, problem = await asyncio.gather(
+                asyncio.gather(*coming), operator.make(http, cluster.addresses[0], move)
+            )
             assert problem is None, problem
             found += came
         misled = await redirected(http, cluster.addresses) - before
@@ -113,8 +142,12 @@ async def measured(directory: Path, log_kind: LogKind, log_url: str) -> dict[str
     print(f"sent to a former owner: {misled} of {len(found)}", file=sys.stderr)
     return {
         "sent_to_a_former_owner": single(misled, f"of {len(found)} clients in {MOVES} moves"),
-        "first_receipt_of_those_sent_on": spread([each.took_ms for each in found if each.redirects]),
-        "first_receipt_of_the_others": spread([each.took_ms for each in found if not each.redirects]),
+        "first_receipt_of_those_sent_on": spread(
+            [each.took_ms for each in found if each.redirects]
+        ),
+        "first_receipt_of_the_others": spread(
+            [each.took_ms for each in found if not each.redirects]
+        ),
     }
 
 
@@ -142,8 +175,9 @@ def main(arguments: Sequence[str]) -> None:
         results = asyncio.run(measured(Path(folder), log_kind, log_url))
     within_ms = ARRIVE_WITHIN_S[log_kind] * 1_000
     conditions = (
-        f"{before}, the log on {log_kind}, {BROKERS} brokers, one scripted client of each within {within_ms:.0f} ms of the request "
-        "of each move; from the answer to its lookup to the receipt of its first message"
+        f"{before}, the log on {log_kind}, {BROKERS} brokers, one scripted client of each within"
+        f" {within_ms:.0f} ms of the request of each move; from the answer to its lookup to the"
+        " receipt of its first message"
     )
     print_line("pulsar_arrivals", results, conditions)
 

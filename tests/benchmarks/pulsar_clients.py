@@ -1,4 +1,5 @@
-"""What Pulsar's clients lose in transfers, with falsified lookups and in deaths: `make bench BENCH=pulsar_clients`, in 25 minutes.
+"""What Pulsar's clients lose in transfers, with falsified lookups and in deaths: `make bench
+BENCH=pulsar_clients`, in 25 minutes.
 
 Each row goes to standard error as soon as it is measured.
 """
@@ -23,7 +24,15 @@ from tests.benchmarks.pulsar_load import longest_gap, receipts
 from tests.load.log_places import LogKind, new_log
 from tests.pulsar.clients import Producing
 from tests.pulsar.fleet import Fleet
-from tests.pulsar.moving import BATCH, NAMESPACE, Running, every_subscription, flowing, misled, running_brokers
+from tests.pulsar.moving import (
+    BATCH,
+    NAMESPACE,
+    Running,
+    every_subscription,
+    flowing,
+    misled,
+    running_brokers,
+)
 from tests.pulsar.programs import EVERYDAY, Language, lacking
 
 TOPICS: Final = tuple(f"non-persistent://{NAMESPACE}/topic-{number}" for number in range(8))
@@ -37,7 +46,9 @@ Windows = list[tuple[int, int]]
 
 
 def pauses_ms(fleet: Fleet, windows: Windows) -> list[float]:
-    """The longest time between two receipts on one topic, above the producer's period, in each window."""
+    """The longest time between two receipts on one topic, above the producer's period, in each
+    window.
+    """
     found: list[list[float]] = [[] for _ in windows]
     for client in fleet.producers:
         assert isinstance(client.task, Producing), "as sorted"
@@ -49,7 +60,9 @@ def pauses_ms(fleet: Fleet, windows: Windows) -> list[float]:
 
 
 def row(verdict: Verdict, pauses: Sequence[float], **more: int) -> dict[str, object]:
-    """The figures of one client and kind of move. Losses and copies include those that a death excuses. Others are printed."""
+    """The figures of one client and kind of move. Losses and copies include those that a death
+    excuses. Others are printed.
+    """
     for rule, found in verdict.violations.items():
         print(f"{rule}: {'; '.join(found)}", file=sys.stderr)
     return {
@@ -88,7 +101,9 @@ async def transfers(on: Running, folder: Path, language: Language, count: int) -
 
 
 async def falsified(on: Running, folder: Path, language: Language, count: int) -> dict[str, object]:
-    """Transfer the bundle of a topic whose producer and consumer then find its former owner first."""
+    """Transfer the bundle of a topic whose producer and consumer then find its former owner
+    first.
+    """
     async with misled(on, folder, language, TOPICS[0], STALE_RATE) as clients:
         windows = await windows_of(count, clients.transfer)
         verdict = await on.finish(clients.fleet)
@@ -107,11 +122,15 @@ async def deaths(on: Running, folder: Path, language: Language, count: int) -> d
 async def brokers(*, is_secured: bool) -> AsyncIterator[tuple[Running, Path]]:
     """Run a new cluster in a folder of its own."""
     with tempfile.TemporaryDirectory() as folder, new_log(LogKind.SQLITE, Path(folder)) as log_url:
-        async with running_brokers(Path(folder), log_url, is_secured=is_secured, settle_ms=None) as on:
+        async with running_brokers(
+            Path(folder), log_url, is_secured=is_secured, settle_ms=None
+        ) as on:
             yield on, Path(folder)
 
 
-async def measure(languages: Sequence[Language], counts: dict[str, int], *, is_secured: bool) -> dict[str, dict[str, dict[str, object]]]:
+async def measure(
+    languages: Sequence[Language], counts: dict[str, int], *, is_secured: bool
+) -> dict[str, dict[str, dict[str, object]]]:
     """All kinds of moves for each client, each on a new cluster."""
     results: dict[str, dict[str, dict[str, object]]] = {language: {} for language in languages}
     for language in languages:
@@ -120,8 +139,12 @@ async def measure(languages: Sequence[Language], counts: dict[str, int], *, is_s
                 async with brokers(is_secured=is_secured) as (on, folder):
                     figures = await measured(on, folder, language, counts[measured.__name__])
                 results[language][measured.__name__] = figures
-                cells = map(str, (language, measured.__name__, *chain.from_iterable(figures.items())))
-                print(f"{time.strftime('%H:%M:%S')}, {machine()}: {' '.join(cells)}", file=sys.stderr)
+                cells = map(
+                    str, (language, measured.__name__, *chain.from_iterable(figures.items()))
+                )
+                print(
+                    f"{time.strftime('%H:%M:%S')}, {machine()}: {' '.join(cells)}", file=sys.stderr
+                )
     return results
 
 
@@ -132,7 +155,11 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--falsified", type=int, default=50)
     parser.add_argument("--deaths", type=int, default=10)
     parser.add_argument("--clients", nargs="+", type=Language, choices=list(Language))
-    parser.add_argument("--secured", action="store_true", help="use TLS and tokens, without falsified lookups, in Python, Java and Go")
+    parser.add_argument(
+        "--secured",
+        action="store_true",
+        help="use TLS and tokens, without falsified lookups, in Python, Java and Go",
+    )
     options = parser.parse_args(arguments)
     languages = options.clients or (EVERYDAY if options.secured else list(Language))
     if options.secured:
@@ -143,10 +170,11 @@ def main(arguments: Sequence[str]) -> None:
     before = machine()
     results = asyncio.run(measure(languages, counts, is_secured=options.secured))
     conditions = (
-        f"{before}, {'TLS and tokens, ' if options.secured else ''}the log in SQLite, 3 brokers, 4 bundles and all clients on the same "
-        f"CPUs, {len(TOPICS)} topics at {RATE:.0f} "
-        f"messages/s, one of them at {10 * RATE:.0f}/s more in batches of up to {BATCH}, and one subscription of each type; with "
-        f"falsified lookups one topic at {STALE_RATE:.0f}/s, one Exclusive subscription; pauses between receipts above the period"
+        f"{before}, {'TLS and tokens, ' if options.secured else ''}the log in SQLite, 3 brokers, 4"
+        f" bundles and all clients on the same CPUs, {len(TOPICS)} topics at {RATE:.0f} messages/s,"
+        f" one of them at {10 * RATE:.0f}/s more in batches of up to {BATCH}, and one subscription"
+        f" of each type; with falsified lookups one topic at {STALE_RATE:.0f}/s, one Exclusive"
+        " subscription; pauses between receipts above the period"
     )
     print_line("pulsar_clients", results, conditions)
 

@@ -1,4 +1,6 @@
-"""What idle connections of Pulsar's clients cost a broker: `make bench BENCH=pulsar_connections` prints one JSON line, in two minutes."""
+"""What idle connections of Pulsar's clients cost a broker: `make bench BENCH=pulsar_connections`
+prints one JSON line, in two minutes.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ async def connect_all(host: str, port: int) -> list[Client]:
     """All connections, some at a time."""
     clients: list[Client] = []
     while len(clients) < CONNECTIONS:
-        clients += await asyncio.gather(*(connect(host, port) for _ in range(min(AT_ONCE, CONNECTIONS - len(clients)))))
+        clients += await asyncio.gather(
+            *(connect(host, port) for _ in range(min(AT_ONCE, CONNECTIONS - len(clients))))
+        )
     return clients
 
 
@@ -97,7 +101,11 @@ async def measure(directory: Path) -> dict[str, object]:
             "median": round(CONNECTIONS / connecting_s),
             "cpu_share": round(connecting_cpu_s / connecting_s, 2),
         },
-        "pings_answered_by_each": {"unit": "PINGs", "median": sorted(pings)[len(pings) // 2], "least": min(pings)},
+        "pings_answered_by_each": {
+            "unit": "PINGs",
+            "median": sorted(pings)[len(pings) // 2],
+            "least": min(pings),
+        },
     }
 
 
@@ -106,7 +114,10 @@ def main() -> None:
     before = machine()
     with tempfile.TemporaryDirectory() as folder:
         results = asyncio.run(measure(Path(folder)))
-    conditions = f"{before}, one broker, {CONNECTIONS} connections from one process, {IDLE_S:.0f} s without a word but PING and PONG"
+    conditions = (
+        f"{before}, one broker, {CONNECTIONS} connections from one process, {IDLE_S:.0f} s without"
+        " a word but PING and PONG"
+    )
     print_line("pulsar_connections", results, conditions)
 
 

@@ -1,4 +1,6 @@
-"""How long Pulsar's producers wait when their broker dies or leaves: `make bench BENCH=pulsar_failover`, in four minutes."""
+"""How long Pulsar's producers wait when their broker dies or leaves: `make bench
+BENCH=pulsar_failover`, in four minutes.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ BROKERS, BUNDLES = 3, 12
 TOPICS, RATE = 32, 20.0
 DEATHS, STOPS = 8, 10
 WARM_UP_S: Final = 2.0
-# After all bundles have an owner again, and after a broker is back: clients connect, brokers renew in peace.
+# After all bundles have an owner again, and after a broker is back: clients connect, brokers renew
+# in peace.
 SETTLE_S: Final = 2.0
 _PERIOD_NS: Final = int(1e9 / RATE)
 _NS_PER_MS: Final = 1_000_000
@@ -35,7 +38,9 @@ _NS_PER_MS: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """A broker that went: the topics that it served, and when, by the clients' clock; `over_ns` is when its lease and margin were over."""
+    """A broker that went: the topics that it served, and when, by the clients' clock; `over_ns` is
+    when its lease and margin were over.
+    """
 
     topics: tuple[str, ...]
     began_ns: int
@@ -56,7 +61,9 @@ class Bench:
         """The broker that serves the most topics, and these topics."""
         owners = {topic: self._owner(topic) for topic in self.topics}
         busiest, _ = Counter(owners.values()).most_common(1)[0]
-        return self.cluster.broker_ids.index(busiest), tuple(topic for topic, owner in owners.items() if owner == busiest)
+        return self.cluster.broker_ids.index(busiest), tuple(
+            topic for topic, owner in owners.items() if owner == busiest
+        )
 
     def _owner(self, topic: str) -> str:
         bundle: BundleEntry | None = self.table.view.bundle_at(NAMESPACE, topic_hash(topic))
@@ -72,7 +79,11 @@ class Bench:
         await asyncio.to_thread(go, number)
         await settle(self.cluster, self.table, NAMESPACE, without=broker.incarnation)
         patience_ns = (broker.joined.lease_ms + broker.joined.margin_ms) * _NS_PER_MS
-        over_ns = self.observer.renewed_ns[broker.incarnation] + patience_ns - (boot_ns() - time.monotonic_ns())
+        over_ns = (
+            self.observer.renewed_ns[broker.incarnation]
+            + patience_ns
+            - (boot_ns() - time.monotonic_ns())
+        )
         await asyncio.sleep(SETTLE_S)
         ended_ns = time.monotonic_ns()
         await asyncio.to_thread(self.cluster.restart, number)
@@ -91,7 +102,9 @@ class Bench:
 async def measured(
     directory: Path, losses: Callable[[Bench], Awaitable[list[Loss]]], *, declare_dead: bool
 ) -> tuple[list[Loss], dict[str, list[int]], dict[str, object]]:
-    """Set a cluster up, and have its brokers go under load: what went when, when receipts came, and what became of all messages."""
+    """Set a cluster up, and have its brokers go under load: what went when, when receipts came, and
+    what became of all messages.
+    """
     cluster = LocalCluster(
         ClusterSettings(
             directory=directory,
@@ -113,21 +126,31 @@ async def measured(
         )
         async with clients(directory, tasks) as histories:
             await asyncio.sleep(WARM_UP_S)
-            done = await losses(Bench(cluster=cluster, table=table, observer=observer, topics=topics))
+            done = await losses(
+                Bench(cluster=cluster, table=table, observer=observer, topics=topics)
+            )
     return done, receipts(histories[-1]), await counted(histories)
 
 
 def gaps(losses: Sequence[Loss], came: dict[str, list[int]]) -> list[tuple[Loss, Gap]]:
     """The longest gap between receipts of each producer of each broker that went."""
-    return [(loss, longest_gap(came[topic], began_ns=loss.began_ns, ended_ns=loss.ended_ns)) for loss in losses for topic in loss.topics]
+    return [
+        (loss, longest_gap(came[topic], began_ns=loss.began_ns, ended_ns=loss.ended_ns))
+        for loss in losses
+        for topic in loss.topics
+    ]
 
 
 async def measure(folder: Path) -> dict[str, object]:
     """Deaths that nobody tells of, and graceful stops."""
     deaths, came, fate = await measured(folder / "deaths", Bench.deaths, declare_dead=False)
     results: dict[str, object] = {
-        "back_after_lease_and_margin": spread([(gap.ended_ns - death.over_ns) / _NS_PER_MS for death, gap in gaps(deaths, came)]),
-        "back_after_kill": spread([(gap.ended_ns - death.began_ns) / _NS_PER_MS for death, gap in gaps(deaths, came)]),
+        "back_after_lease_and_margin": spread(
+            [(gap.ended_ns - death.over_ns) / _NS_PER_MS for death, gap in gaps(deaths, came)]
+        ),
+        "back_after_kill": spread(
+            [(gap.ended_ns - death.began_ns) / _NS_PER_MS for death, gap in gaps(deaths, came)]
+        ),
         "messages_of_deaths": fate,
     }
     stops, came, fate = await measured(folder / "stops", Bench.stops, declare_dead=True)
@@ -141,9 +164,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = asyncio.run(measure(Path(folder)))
     conditions = (
-        f"{before}, {BROKERS} brokers, {BUNDLES} bundles and all clients on the same CPUs, default lease, {TOPICS} topics at {RATE:.0f} "
-        f"messages/s of Python's client, whose service URL names all brokers; pauses between receipts above the period; {DEATHS} deaths, "
-        f"{STOPS} stops"
+        f"{before}, {BROKERS} brokers, {BUNDLES} bundles and all clients on the same CPUs, default"
+        f" lease, {TOPICS} topics at {RATE:.0f} messages/s of Python's client, whose service URL"
+        f" names all brokers; pauses between receipts above the period; {DEATHS} deaths, {STOPS}"
+        " stops"
     )
     print_line("pulsar_failover", results, conditions)
 

@@ -1,4 +1,6 @@
-"""Real Pulsar clients as the load of a benchmark: processes of Python's client, and what they wrote down."""
+"""Real Pulsar clients as the load of a benchmark: processes of Python's client, and what they wrote
+down.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,21 @@ _CONSUMER: Final = (sys.executable, "-m", "tests.benchmarks.pulsar_consumer")
 
 
 @asynccontextmanager
-async def clients(folder: Path, tasks: Sequence[Producing | Consuming]) -> AsyncIterator[list[Path]]:
-    """Run clients, consumers first; at the end producers stop first, and what is under way still comes. Their histories."""
+async def clients(
+    folder: Path, tasks: Sequence[Producing | Consuming]
+) -> AsyncIterator[list[Path]]:
+    """Run clients, consumers first; at the end producers stop first, and what is under way still
+    comes. Their histories.
+    """
     started: list[Client] = []
     try:
         for task in tasks:
-            client = Client(Language.PYTHON, task, folder, program=_CONSUMER if isinstance(task, Consuming) else None)
+            client = Client(
+                Language.PYTHON,
+                task,
+                folder,
+                program=_CONSUMER if isinstance(task, Consuming) else None,
+            )
             started.append(client)
             await asyncio.to_thread(client.start)
             await asyncio.to_thread(client.wait_ready)
@@ -63,10 +74,15 @@ class Gap:
 
 
 def longest_gap(came_ns: Sequence[int], *, began_ns: int, ended_ns: int) -> Gap:
-    """The longest time between two receipts, of those of which at least a part lies between the two points in time."""
+    """The longest time between two receipts, of those of which at least a part lies between the two
+    points in time.
+    """
     first = max(bisect_left(came_ns, began_ns) - 1, 0)
     last = bisect_right(came_ns, ended_ns) + 1
-    gaps = [Gap(length_ns=after - before, ended_ns=after) for before, after in pairwise(came_ns[first:last])]
+    gaps = [
+        Gap(length_ns=after - before, ended_ns=after)
+        for before, after in pairwise(came_ns[first:last])
+    ]
     return max(gaps, key=lambda gap: gap.length_ns)
 
 
@@ -78,13 +94,18 @@ def spread(values: Sequence[float]) -> Figures:
 
 
 async def counted(histories: Sequence[Path]) -> dict[str, object]:
-    """The checker's counts of messages: `lost` were receipted and never delivered, `doubled` were delivered twice.
+    """The checker's counts of messages: `lost` were receipted and never delivered, `doubled` were
+    delivered twice.
 
-    Of those that came `out_of_order` it names the first twenty, so that more than these are not counted.
+    Of those that came `out_of_order` it names the first twenty, so that more than these are not
+    counted.
     """
     verdict = await asyncio.to_thread(check_messages, histories)
     print(f"checker: {verdict}", file=sys.stderr)
     assert verdict.problem is None, verdict.problem
     disorder = len(verdict.violations.get("messages_keep_their_order", ()))
-    counts = {name: verdict.totals[name] for name in ("receipted", "lost", "doubled", "failed", "never_settled")}
+    counts = {
+        name: verdict.totals[name]
+        for name in ("receipted", "lost", "doubled", "failed", "never_settled")
+    }
     return {**counts, "out_of_order": disorder}

@@ -1,7 +1,9 @@
-"""How much `pulsar-perf` gets through a topic at full speed, and at which rate nothing is dropped: `make bench BENCH=pulsar_perf`.
+"""How much `pulsar-perf` gets through a topic at full speed, and at which rate nothing is dropped:
+`make bench BENCH=pulsar_perf`.
 
-It needs the folder `bin` of Apache Pulsar's distribution on the `PATH`. `python -m tests.benchmarks.pulsar_perf --url pulsar://HOST:PORT`
-measures brokers that run already, for instance `bin/pulsar standalone -nfw -nss`. It takes eight minutes.
+It needs the folder `bin` of Apache Pulsar's distribution on the `PATH`. `python -m
+tests.benchmarks.pulsar_perf --url pulsar://HOST:PORT` measures brokers that run already, for
+instance `bin/pulsar standalone -nfw -nss`. It takes eight minutes.
 """
 
 from __future__ import annotations
@@ -28,12 +30,18 @@ NAMESPACE: Final = "public/default"
 BROKERS, BUNDLES, MESSAGE_BYTES = 3, 4, 1024
 FULL_SPEED = 1_000_000
 FULL_SPEED_S, STEADY_S = 25, 8
-# The search doubles the rate until something is dropped, and then halves the distance so often: the result is within 7 %.
+# The search doubles the rate until something is dropped, and then halves the distance so often: the
+# result is within 7 %.
 RATE_MIN, RATE_MAX, HALVINGS = 2_000, 512_000, 4
 REACHED_SHARE: Final = 0.95
 MODES: Final = {"batched": (), "unbatched": ("--disable-batching",)}
-# Messages without a receipt. Unbounded, the producer's own heap grows until its collector takes both cores.
-BOUNDS: Final = {"": (), "_of_10000": ("--max-outstanding", "10000"), "_of_1000": ("--max-outstanding", "1000")}
+# Messages without a receipt. Unbounded, the producer's own heap grows until its collector takes
+# both cores.
+BOUNDS: Final = {
+    "": (),
+    "_of_10000": ("--max-outstanding", "10000"),
+    "_of_1000": ("--max-outstanding", "1000"),
+}
 _CONSUMER_IS_READY: Final = "Start receiving from"
 _TOTAL: Final = re.compile(r"Aggregated throughput stats --- (\d+) records (?:sent|received)")
 
@@ -51,7 +59,9 @@ class Carried:
 
     @property
     def dropped(self) -> int:
-        """Messages with a receipt that did not come; a few more than have a receipt may come at the end."""
+        """Messages with a receipt that did not come; a few more than have a receipt may come at the
+        end.
+        """
         return max(self.produced - self.delivered, 0)
 
     def figures(self) -> dict[str, Figures]:
@@ -67,9 +77,13 @@ class Carried:
 def perf(url: str, topic: str, *words: str) -> Iterator[subprocess.Popen[str]]:
     """Run `pulsar-perf`, and kill it at the end if it still runs."""
     tool = shutil.which("pulsar-perf")
-    assert tool is not None, "pulsar-perf is not on the PATH: add the folder bin of Apache Pulsar's distribution"
+    assert tool is not None, (
+        "pulsar-perf is not on the PATH: add the folder bin of Apache Pulsar's distribution"
+    )
     command = [tool, words[0], "--service-url", url, *words[1:], topic]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         try:
             yield process
         finally:
@@ -89,8 +103,18 @@ def carried(url: str, topic: str, *, rate: int, seconds: int, options: Sequence[
     """Send for so long at this rate to one Exclusive consumer that keeps up as it can."""
     with perf(url, topic, "consume", "--subscriptions", "perf") as consumer:
         assert consumer.stdout is not None
-        assert any(_CONSUMER_IS_READY in line for line in consumer.stdout), "the consumer of pulsar-perf ended before it was ready"
-        words = ("--rate", str(rate), "--size", str(MESSAGE_BYTES), "--test-duration", str(seconds), *options)
+        assert any(_CONSUMER_IS_READY in line for line in consumer.stdout), (
+            "the consumer of pulsar-perf ended before it was ready"
+        )
+        words = (
+            "--rate",
+            str(rate),
+            "--size",
+            str(MESSAGE_BYTES),
+            "--test-duration",
+            str(seconds),
+            *options,
+        )
         with perf(url, topic, "produce", *words) as producer:
             produced = total(producer.stdout)
         time.sleep(1.0)  # What is on its way to the consumer: it says nothing about the end.
@@ -100,7 +124,9 @@ def carried(url: str, topic: str, *, rate: int, seconds: int, options: Sequence[
 
 
 def highest_undropped(url: str, topic: str, options: Sequence[str]) -> int:
-    """The highest rate a second of those tried that the producer reaches and at which nothing is dropped."""
+    """The highest rate a second of those tried that the producer reaches and at which nothing is
+    dropped.
+    """
 
     def is_good(rate: int) -> bool:
         done = carried(url, topic, rate=rate, seconds=STEADY_S, options=options)
@@ -123,16 +149,28 @@ def measured(url: str) -> dict[str, object]:
     for mode, options in MODES.items():
         topic = f"non-persistent://{NAMESPACE}/perf-{mode}-{time.monotonic_ns()}"
         for bound, bounding in BOUNDS.items():
-            done = carried(url, topic, rate=FULL_SPEED, seconds=FULL_SPEED_S, options=(*options, *bounding))
+            done = carried(
+                url, topic, rate=FULL_SPEED, seconds=FULL_SPEED_S, options=(*options, *bounding)
+            )
             for what, figures in done.figures().items():
                 results[f"{mode}{bound}_{what}"] = figures
-        results[f"{mode}_highest_without_a_drop"] = single(highest_undropped(url, topic, options), "messages/s")
+        results[f"{mode}_highest_without_a_drop"] = single(
+            highest_undropped(url, topic, options), "messages/s"
+        )
     return results
 
 
 async def of_our_brokers(directory: Path) -> dict[str, object]:
-    """Start the brokers for the measurement. The balancer is switched off: it would move the busy bundle."""
-    settings = ClusterSettings(directory=directory, brokers=BROKERS, services=("pulsar",), pulsar_port=0, settings={"balance": "false"})
+    """Start the brokers for the measurement. The balancer is switched off: it would move the busy
+    bundle.
+    """
+    settings = ClusterSettings(
+        directory=directory,
+        brokers=BROKERS,
+        services=("pulsar",),
+        pulsar_port=0,
+        settings={"balance": "false"},
+    )
     cluster = LocalCluster(settings)
     async with running(cluster, NAMESPACE, bundles=BUNDLES):
         return await asyncio.to_thread(measured, cluster.pulsar_url)
@@ -147,7 +185,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = measured(url) if url else asyncio.run(of_our_brokers(Path(folder)))
     what = url or f"{BROKERS} brokers"
-    conditions = f"{before}, {what}, messages of {MESSAGE_BYTES} bytes, one producer for {FULL_SPEED_S} s, one Exclusive consumer"
+    conditions = (
+        f"{before}, {what}, messages of {MESSAGE_BYTES} bytes, one producer for {FULL_SPEED_S} s,"
+        " one Exclusive consumer"
+    )
     print_line("pulsar_perf", results, conditions)
 
 

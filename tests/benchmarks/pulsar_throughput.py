@@ -1,4 +1,6 @@
-"""How many messages one core carries from a producer to a consumer: `make bench BENCH=pulsar_throughput`, in a minute."""
+"""How many messages one core carries from a producer to a consumer: `make bench
+BENCH=pulsar_throughput`, in a minute.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from tests.load.cluster import running
 NAMESPACE: Final = "bench/throughput"
 MESSAGE_BYTES, BATCH = 100, 100
 ROUNDS, ROUND_S, WARM_UP_S = 7, 3.0, 1.0
-# What may wait for a receipt: 300 KiB, so that neither buffers nor the consumer's connection overflow.
+# What may wait for a receipt: 300 KiB, so that neither buffers nor the consumer's connection
+# overflow.
 WINDOW_BYTES: Final = 300 * 1024
 # Permits are granted anew when half of them are used up, as clients do.
 PERMITS: Final = 100_000
@@ -30,7 +33,9 @@ _STALL_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What reached the consumer in a round, and what it took. CPU is that of the broker's process."""
+    """What reached the consumer in a round, and what it took. CPU is that of the broker's
+    process.
+    """
 
     messages: int
     wall_s: float
@@ -38,9 +43,13 @@ class Round:
 
 
 class Stream:
-    """One producer and one consumer of one topic, each on a connection of its own, that go at full speed."""
+    """One producer and one consumer of one topic, each on a connection of its own, that go at full
+    speed.
+    """
 
-    def __init__(self, producing: Wire, consuming: Wire, *, messages: int, message_bytes: int) -> None:
+    def __init__(
+        self, producing: Wire, consuming: Wire, *, messages: int, message_bytes: int
+    ) -> None:
         """Each entry holds so many messages of this size."""
         one = send(messages=messages, message_bytes=message_bytes)
         self._producing, self._consuming = producing, consuming
@@ -61,12 +70,17 @@ class Stream:
         for wire in (self._producing, self._consuming):
             wire.socket.settimeout(0)
         end = time.monotonic() + seconds
-        while time.monotonic() < end or self._unsent or self._unreceipted or self.received < self.sent:
+        while (
+            time.monotonic() < end or self._unsent or self._unreceipted or self.received < self.sent
+        ):
             self._refill(is_over=time.monotonic() >= end)
             writing = [self._producing.socket] if self._unsent else []
             reading = [self._producing.socket, self._consuming.socket]
             ready, writable, _ = select.select(reading, writing, [], _STALL_S)
-            assert ready or writable, f"nothing moves: {self.sent} sent, {self._unreceipted} without receipt, {self.received} received"
+            assert ready or writable, (
+                f"nothing moves: {self.sent} sent, {self._unreceipted} without receipt,"
+                f" {self.received} received"
+            )
             if writable:
                 self._unsent = self._unsent[self._producing.socket.send(self._unsent) :]
             if self._producing.socket in ready:
@@ -89,8 +103,17 @@ class Stream:
             self._unused += PERMITS
 
 
-def rounds(address: tuple[str, int], pid: int, *, messages: int, message_bytes: int = MESSAGE_BYTES, repeats: int = ROUNDS) -> list[Round]:
-    """Go at full speed several times, on one topic. Each entry holds so many messages of this size."""
+def rounds(
+    address: tuple[str, int],
+    pid: int,
+    *,
+    messages: int,
+    message_bytes: int = MESSAGE_BYTES,
+    repeats: int = ROUNDS,
+) -> list[Round]:
+    """Go at full speed several times, on one topic. Each entry holds so many messages of this
+    size.
+    """
     topic = f"non-persistent://{NAMESPACE}/{messages}-of-{message_bytes}"
     done: list[Round] = []
     with Wire(address) as producing, Wire(address) as consuming:
@@ -102,14 +125,28 @@ def rounds(address: tuple[str, int], pid: int, *, messages: int, message_bytes: 
             began, used, before = time.monotonic(), cpu_s(pid), stream.received
             stream.run(ROUND_S)
             took_s = time.monotonic() - began
-            done.append(Round(messages=(stream.received - before) * messages, wall_s=took_s, cpu_s=cpu_s(pid) - used))
-        assert stream.received == stream.sent, f"{stream.sent} entries were sent, and {stream.received} received"
+            done.append(
+                Round(
+                    messages=(stream.received - before) * messages,
+                    wall_s=took_s,
+                    cpu_s=cpu_s(pid) - used,
+                )
+            )
+        assert stream.received == stream.sent, (
+            f"{stream.sent} entries were sent, and {stream.received} received"
+        )
     return done
 
 
 async def measure(directory: Path) -> dict[str, object]:
     """One message at a time, and in batches."""
-    settings = ClusterSettings(directory=directory, brokers=1, services=("pulsar",), pulsar_port=0, settings={"balance": "false"})
+    settings = ClusterSettings(
+        directory=directory,
+        brokers=1,
+        services=("pulsar",),
+        pulsar_port=0,
+        settings={"balance": "false"},
+    )
     cluster = LocalCluster(settings)
     results: dict[str, object] = {}
     async with running(cluster, NAMESPACE, bundles=1):
@@ -121,9 +158,15 @@ async def measure(directory: Path) -> dict[str, object]:
         pin(os.getpid(), ours)
         for name, messages in (("unbatched", 1), ("batched", BATCH)):
             done = await asyncio.to_thread(rounds, (host, int(port)), pid, messages=messages)
-            results[f"{name}_rate"] = summary([one.messages / one.wall_s for one in done], "messages/s")
-            results[f"{name}_rate_of_cpu"] = summary([one.messages / one.cpu_s for one in done], "messages/s")
-            results[f"{name}_cpu"] = summary([one.cpu_s / one.messages * 1e6 for one in done], "us/message")
+            results[f"{name}_rate"] = summary(
+                [one.messages / one.wall_s for one in done], "messages/s"
+            )
+            results[f"{name}_rate_of_cpu"] = summary(
+                [one.messages / one.cpu_s for one in done], "messages/s"
+            )
+            results[f"{name}_cpu"] = summary(
+                [one.cpu_s / one.messages * 1e6 for one in done], "us/message"
+            )
     return results
 
 
@@ -133,9 +176,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = asyncio.run(measure(Path(folder)))
     conditions = (
-        f"{before}, the broker on one of them and the client on another one, messages of {MESSAGE_BYTES} bytes, batches of {BATCH}, "
-        f"one producer and one Exclusive consumer on a connection each, rounds of {ROUND_S} s; "
-        f"rate_of_cpu: for a second of the broker's CPU time"
+        f"{before}, the broker on one of them and the client on another one, messages of"
+        f" {MESSAGE_BYTES} bytes, batches of {BATCH}, one producer and one Exclusive consumer on a"
+        f" connection each, rounds of {ROUND_S} s; rate_of_cpu: for a second of the broker's CPU"
+        " time"
     )
     print_line("pulsar_throughput", results, conditions)
 

@@ -1,4 +1,6 @@
-"""How long a transfer holds up Pulsar's producers, and what it loses: `make bench BENCH=pulsar_transfer [LOG=kafka]`."""
+"""How long a transfer holds up Pulsar's producers, and what it loses: `make bench
+BENCH=pulsar_transfer [LOG=kafka]`.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ _NS_PER_MS: Final = 1_000_000
 
 
 class Kind(StrEnum):
-    """What is done to a bundle: nothing, a transfer to a named broker, or an unload, after which it gets some owner."""
+    """What is done to a bundle: nothing, a transfer to a named broker, or an unload, after which it
+    gets some owner.
+    """
 
     CONTROL = "control"
     TRANSFER = "transfer"
@@ -55,7 +59,9 @@ MOVES: Final = {Kind.TRANSFER: 100, Kind.UNLOAD: 40}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """A stretch of time, by the clients' clock, the topics looked at, and what was done to their bundle at its beginning."""
+    """A stretch of time, by the clients' clock, the topics looked at, and what was done to their
+    bundle at its beginning.
+    """
 
     kind: Kind
     topics: tuple[str, ...]
@@ -77,11 +83,17 @@ class Bench:
     http: aiohttp.ClientSession
 
     async def window(self, topics: Iterable[str], bundle: BundleEntry, kind: Kind) -> Window:
-        """Move a bundle, to the broker with the next higher number if it is a transfer, or do nothing; and let some time pass."""
+        """Move a bundle, to the broker with the next higher number if it is a transfer, or do
+        nothing; and let some time pass.
+        """
         began_ns = time.monotonic_ns()
         if kind is not Kind.CONTROL:
             to = self._next(bundle.name) if kind is Kind.TRANSFER else None
-            problem = await operator.make(self.http, self.cluster.addresses[0], Move(kind=MoveKind.TRANSFER, bundle=bundle.name, to=to))
+            problem = await operator.make(
+                self.http,
+                self.cluster.addresses[0],
+                Move(kind=MoveKind.TRANSFER, bundle=bundle.name, to=to),
+            )
             assert problem is None, problem
         took_ns = time.monotonic_ns() - began_ns
         await asyncio.sleep(max(WINDOW_S - took_ns / _NS_PER_S, 0.0) + SETTLE_S)
@@ -91,10 +103,16 @@ class Bench:
     def _next(self, name: str) -> str:
         bundle = self.table.view.bundles[name]
         ids = sorted(self.cluster.broker_ids)
-        owner = next(broker.broker for broker in self.table.view.live_brokers() if broker.incarnation == bundle.owner)
+        owner = next(
+            broker.broker
+            for broker in self.table.view.live_brokers()
+            if broker.incarnation == bundle.owner
+        )
         return ids[(ids.index(owner) + 1) % len(ids)]
 
-    async def windows(self, topics: Sequence[str], bundles: Iterable[BundleEntry], kind: Kind) -> list[Window]:
+    async def windows(
+        self, topics: Sequence[str], bundles: Iterable[BundleEntry], kind: Kind
+    ) -> list[Window]:
         """Every window, those of the control among the others; `bundles` are moved in turn."""
         done: list[Window] = []
         for bundle in islice(cycle(bundles), MOVES[kind]):
@@ -104,50 +122,101 @@ class Bench:
 
 
 def pauses(windows: Sequence[Window], came: dict[str, list[int]], rate: float) -> dict[str, object]:
-    """The pauses of producers above their period: of each in each window, and of the one in each window that paused longest."""
+    """The pauses of producers above their period: of each in each window, and of the one in each
+    window that paused longest.
+    """
     period_ns = int(_NS_PER_S / rate)
     results: dict[str, object] = {}
     for kind in sorted({window.kind for window in windows}):
         gaps = [
-            [longest_gap(came[topic], began_ns=window.began_ns, ended_ns=window.ended_ns) for topic in window.topics if topic in came]
+            [
+                longest_gap(came[topic], began_ns=window.began_ns, ended_ns=window.ended_ns)
+                for topic in window.topics
+                if topic in came
+            ]
             for window in windows
             if window.kind is kind
         ]
-        by_window = [[(gap.length_ns - period_ns) / _NS_PER_MS for gap in of_window] for of_window in gaps]
-        results[f"{kind}_pause_of_each"] = spread([pause for of_window in by_window for pause in of_window])
-        results[f"{kind}_pause_of_the_slowest"] = spread([max(of_window) for of_window in by_window])
-    results["move_request"] = spread([window.took_ns / _NS_PER_MS for window in windows if window.kind is not Kind.CONTROL])
+        by_window = [
+            [(gap.length_ns - period_ns) / _NS_PER_MS for gap in of_window] for of_window in gaps
+        ]
+        results[f"{kind}_pause_of_each"] = spread(
+            [pause for of_window in by_window for pause in of_window]
+        )
+        results[f"{kind}_pause_of_the_slowest"] = spread(
+            [max(of_window) for of_window in by_window]
+        )
+    results["move_request"] = spread(
+        [window.took_ns / _NS_PER_MS for window in windows if window.kind is not Kind.CONTROL]
+    )
     return results
 
 
-async def measured(directory: Path, log_url: str, kind: Kind, *, has_hot_topic: bool) -> dict[str, object]:
-    """Move bundles under load, or only the bundle of the hot topic, if there is one. The checker checks all messages."""
+async def measured(
+    directory: Path, log_url: str, kind: Kind, *, has_hot_topic: bool
+) -> dict[str, object]:
+    """Move bundles under load, or only the bundle of the hot topic, if there is one. The checker
+    checks all messages.
+    """
     # The balancer is switched off: it would move bundles in windows of the control.
     settings = ClusterSettings(
-        directory=directory, brokers=BROKERS, log_url=log_url, services=("pulsar",), pulsar_port=0, settings={"balance": "false"}
+        directory=directory,
+        brokers=BROKERS,
+        log_url=log_url,
+        services=("pulsar",),
+        pulsar_port=0,
+        settings={"balance": "false"},
     )
     cluster = LocalCluster(settings)
     topics = tuple(f"non-persistent://{NAMESPACE}/topic-{number}" for number in range(TOPICS))
     hot = f"non-persistent://{NAMESPACE}/hot"
     async with running(cluster, NAMESPACE, bundles=BUNDLES) as (table, http):
         url = cluster.pulsar_url
-        half = TOPICS // 2  # Of the topics, each with one consumer, have an Exclusive subscription, the others a Shared one.
+        # Of the topics, each with one consumer, have an Exclusive subscription, the others a Shared
+        # one.
+        half = TOPICS // 2
         tasks: list[Producing | Consuming] = [
-            Consuming(url=url, name="one", topics=topics[:half], subscription="exclusive", type=Type.EXCLUSIVE),
-            Consuming(url=url, name="other", topics=topics[half:], subscription="shared", type=Type.SHARED),
+            Consuming(
+                url=url,
+                name="one",
+                topics=topics[:half],
+                subscription="exclusive",
+                type=Type.EXCLUSIVE,
+            ),
+            Consuming(
+                url=url, name="other", topics=topics[half:], subscription="shared", type=Type.SHARED
+            ),
             Producing(url=url, name="steady", topics=topics, rate=RATE),
         ]
         bundles: Sequence[BundleEntry] = table.view.bundles_of(NAMESPACE)
         if has_hot_topic:
-            tasks.insert(0, Consuming(url=url, name="hot-one", topics=(hot,), subscription="hot", type=Type.EXCLUSIVE))
+            tasks.insert(
+                0,
+                Consuming(
+                    url=url, name="hot-one", topics=(hot,), subscription="hot", type=Type.EXCLUSIVE
+                ),
+            )
             tasks.append(Producing(url=url, name="hot", topics=(hot,), rate=HOT_RATE))
             bundles = [bundle for bundle in bundles if bundle.low <= topic_hash(hot) < bundle.high]
         async with clients(directory, tasks) as histories:
             await asyncio.sleep(WARM_UP_S)
-            windows = await Bench(cluster=cluster, table=table, http=http).windows((*topics, hot), bundles, kind)
-            sizes = [resident_bytes(pid) / 2**20 for number in range(BROKERS) if (pid := cluster.pid(number)) is not None]
-    came = {task.name: receipts(history) for task, history in zip(tasks, histories, strict=True) if isinstance(task, Producing)}
-    results: dict[str, object] = {"steady": pauses(windows, came["steady"], RATE), "broker_rss": summary(sizes, "MiB")}
+            windows = await Bench(cluster=cluster, table=table, http=http).windows(
+                (*topics, hot), bundles, kind
+            )
+            sizes = [
+                resident_bytes(pid) / 2**20
+                for number in range(BROKERS)
+                if (pid := cluster.pid(number)) is not None
+            ]
+    came = {
+        task.name: receipts(history)
+        for task, history in zip(tasks, histories, strict=True)
+        if isinstance(task, Producing)
+    }
+    results: dict[str, object] = {
+        "steady": pauses(windows, came["steady"], RATE),
+        "broker_rss": summary(sizes, "MiB"),
+    }
     if has_hot_topic:
         results["hot"] = pauses(windows, came["hot"], HOT_RATE)
     return {**results, **await counted(histories)}
@@ -164,7 +233,9 @@ def measure(folder: Path, log_kind: LogKind) -> dict[str, object]:
         directory = folder / name
         directory.mkdir()
         with new_log(log_kind, directory) as log_url:
-            results[name] = asyncio.run(measured(directory, log_url, kind, has_hot_topic=has_hot_topic))
+            results[name] = asyncio.run(
+                measured(directory, log_url, kind, has_hot_topic=has_hot_topic)
+            )
     return results
 
 
@@ -177,10 +248,11 @@ def main(arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = measure(Path(folder), log_kind)
     conditions = (
-        f"{before}, the log on {log_kind}, "
-        f"{BROKERS} brokers, {BUNDLES} bundles and all clients on the same CPUs, {TOPICS} topics at {RATE:.0f} messages/s "
-        f"of Python's client, half with an Exclusive subscription and half with a Shared one; hot: one more topic at {HOT_RATE:.0f} "
-        f"messages/s in the bundle that is moved; pauses between receipts above the period, in windows of {WINDOW_S} s"
+        f"{before}, the log on {log_kind}, {BROKERS} brokers, {BUNDLES} bundles and all clients on"
+        f" the same CPUs, {TOPICS} topics at {RATE:.0f} messages/s of Python's client, half with an"
+        f" Exclusive subscription and half with a Shared one; hot: one more topic at {HOT_RATE:.0f}"
+        " messages/s in the bundle that is moved; pauses between receipts above the period, in"
+        f" windows of {WINDOW_S} s"
     )
     print_line("pulsar_transfer", results, conditions)
 

@@ -1,4 +1,6 @@
-"""A Pulsar client made for speed: frames spelled beforehand, and answers that are counted and not read."""
+"""A Pulsar client made for speed: frames spelled beforehand, and answers that are counted and not
+read.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from tests.pulsar.pulsar_speech import connect, framed, ping, with_checksum
 
 RECEIVE_BYTES: Final = 256 * 1024
 _TIMEOUT_S: Final = 10.0
-# Sizes of the frame and of the command, and the command's type: a tag of one byte and a number below 128.
+# Sizes of the frame and of the command, and the command's type: a tag of one byte and a number
+# below 128.
 _HEAD: Final = struct.Struct(">IIBB")
 _SIZE_BYTES: Final = 4
 
@@ -32,18 +35,31 @@ PONG: Final = framed(BaseCommand(type=BaseCommand.PONG, pong=CommandPong()))
 
 def producer(topic: str) -> bytes:
     """PRODUCER with id 0 and request 0."""
-    return framed(BaseCommand(type=BaseCommand.PRODUCER, producer=CommandProducer(topic=topic, producer_id=0, request_id=0)))
+    return framed(
+        BaseCommand(
+            type=BaseCommand.PRODUCER,
+            producer=CommandProducer(topic=topic, producer_id=0, request_id=0),
+        )
+    )
 
 
 def consumer(topic: str) -> bytes:
     """SUBSCRIBE with id 0 and request 0, Exclusive."""
-    subscribe = CommandSubscribe(topic=topic, subscription="s", subType=CommandSubscribe.Exclusive, consumer_id=0, request_id=0)
+    subscribe = CommandSubscribe(
+        topic=topic,
+        subscription="s",
+        subType=CommandSubscribe.Exclusive,
+        consumer_id=0,
+        request_id=0,
+    )
     return framed(BaseCommand(type=BaseCommand.SUBSCRIBE, subscribe=subscribe))
 
 
 def flow(permits: int) -> bytes:
     """FLOW of consumer 0."""
-    return framed(BaseCommand(type=BaseCommand.FLOW, flow=CommandFlow(consumer_id=0, messagePermits=permits)))
+    return framed(
+        BaseCommand(type=BaseCommand.FLOW, flow=CommandFlow(consumer_id=0, messagePermits=permits))
+    )
 
 
 def send(*, messages: int, message_bytes: int) -> bytes:
@@ -56,7 +72,10 @@ def send(*, messages: int, message_bytes: int) -> bytes:
         metadata.num_messages_in_batch = messages
     head = metadata.SerializeToString()
     command = CommandSend(producer_id=0, sequence_id=0, num_messages=messages)
-    return framed(BaseCommand(type=BaseCommand.SEND, send=command), with_checksum(struct.pack(">I", len(head)) + head + payload))
+    return framed(
+        BaseCommand(type=BaseCommand.SEND, send=command),
+        with_checksum(struct.pack(">I", len(head)) + head + payload),
+    )
 
 
 class Wire:
@@ -82,7 +101,9 @@ class Wire:
             pass
 
     def count(self, kind: int) -> int:
-        """Receive what there is, and count the frames of a type that begin in it; fails on any other type, or at the end of the stream."""
+        """Receive what there is, and count the frames of a type that begin in it; fails on any
+        other type, or at the end of the stream.
+        """
         data = self.socket.recv(RECEIVE_BYTES)
         assert data, "the broker closed the connection"
         if self._rest:
@@ -90,7 +111,10 @@ class Wire:
         at, end, frames = self._skip, len(data), 0
         while at + _HEAD.size <= end:
             size, _, _, found = _HEAD.unpack_from(data, at)
-            assert found == kind, f"a command {BaseCommand.Type.Name(found)} where only {BaseCommand.Type.Name(kind)} is expected"
+            assert found == kind, (
+                f"a command {BaseCommand.Type.Name(found)} where only {BaseCommand.Type.Name(kind)}"
+                " is expected"
+            )
             at += _SIZE_BYTES + size
             frames += 1
         # The rest of a frame that was counted is skipped, of a head only its beginning may be here.

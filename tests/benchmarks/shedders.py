@@ -1,8 +1,8 @@
 """How long a plan takes: `make bench BENCH=shedders` prints one JSON line, in less than a minute.
 
-Milliseconds are of this process' own CPU time, which is what one core takes that has nothing else to do; `by the clock`
-is the time on the wall, as it was with the neighbours of that moment. `transfer_of_all` lets every broker give, which no
-round does by default.
+Milliseconds are of this process' own CPU time, which is what one core takes that has nothing else
+to do; `by the clock` is the time on the wall, as it was with the neighbours of that moment.
+`transfer_of_all` lets every broker give, which no round does by default.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ HITS = {f"broker-{number}:8080": 9 for number in range(1_000)}
 STRATEGIES: dict[str, Shedder] = {
     "balanced": BalancedShedder(patience_ms=0),
     "transfer": TransferShedder(hit_count_threshold=0),
-    "transfer_of_all": TransferShedder(hit_count_threshold=0, target_deviation=0.01, sources_max=1_000),
+    "transfer_of_all": TransferShedder(
+        hit_count_threshold=0, target_deviation=0.01, sources_max=1_000
+    ),
     "threshold": ThresholdShedder(),
     "overload": OverloadShedder(overloaded_percent=60),
     "uniform": UniformLoadShedder(),
@@ -38,7 +40,10 @@ STRATEGIES: dict[str, Shedder] = {
 def cluster_of(brokers: int, bundles: int) -> Snapshot:
     """A cluster in which each broker has as many bundles, a tenth of them nearly idle ones."""
     chance = random.Random(SEED)
-    loads = {f"broker-{number}:8080": load_of(number, bundles // brokers, chance) for number in range(brokers)}
+    loads = {
+        f"broker-{number}:8080": load_of(number, bundles // brokers, chance)
+        for number in range(brokers)
+    }
     live = tuple(sorted(loads))
     everybody = Candidates(allowed=live)
     owners = {each.bundle: name for name, load in loads.items() for each in load.bundles or ()}
@@ -47,18 +52,31 @@ def cluster_of(brokers: int, bundles: int) -> Snapshot:
         WeighedBroker(
             broker=name,
             capacity=100,
-            bundles=tuple(WeighedBundle(name=each.bundle, cost=each.traffic.messages_per_second) for each in load.bundles or ()),
+            bundles=tuple(
+                WeighedBundle(name=each.bundle, cost=each.traffic.messages_per_second)
+                for each in load.bundles or ()
+            ),
         )
         for name, load in loads.items()
     )
-    return Snapshot(brokers=brokers_by_cost, now_ms=NOW_MS, live=live, loads=loads, owners=owners, rules=lambda _: everybody, memory=memory)
+    return Snapshot(
+        brokers=brokers_by_cost,
+        now_ms=NOW_MS,
+        live=live,
+        loads=loads,
+        owners=owners,
+        rules=lambda _: everybody,
+        memory=memory,
+    )
 
 
 def load_of(number: int, bundles: int, chance: random.Random) -> BrokerLoad:
     """What one broker says."""
     busy = 0.1 if number % 10 == 0 else chance.uniform(0.5, 1.5)
     carried = sorted(chance.paretovariate(1.5) * 100_000 * busy for _ in range(bundles))
-    traffic = Traffic(bytes_out_per_second=sum(carried), messages_out_per_second=sum(carried) / 1_000)
+    traffic = Traffic(
+        bytes_out_per_second=sum(carried), messages_out_per_second=sum(carried) / 1_000
+    )
     return BrokerLoad(
         taken_ms=NOW_MS,
         resources=Resources(cpu=Use(used=60 * busy, limit=100)),
@@ -68,7 +86,9 @@ def load_of(number: int, bundles: int, chance: random.Random) -> BrokerLoad:
         bundles=tuple(
             BundleTraffic(
                 bundle=f"tenant/namespace-{number}/0x{place:08x}_0x{place + 1:08x}",
-                traffic=Traffic(bytes_out_per_second=weight, messages_out_per_second=weight / 1_000),
+                traffic=Traffic(
+                    bytes_out_per_second=weight, messages_out_per_second=weight / 1_000
+                ),
             )
             for place, weight in enumerate(carried)
         ),
@@ -98,7 +118,11 @@ def main() -> None:
             results[f"{name} {brokers}/{bundles}"] = summary(cpu, "ms")
             results[f"{name} {brokers}/{bundles} by the clock"] = summary(clock, "ms")
             moved.append(f"{name} {brokers}/{bundles}: {len(plan.moves)} moves")
-    print_line("shedders", results, f"brokers/bundles, all reported; {', '.join(moved)}; one core of {machine()}")
+    print_line(
+        "shedders",
+        results,
+        f"brokers/bundles, all reported; {', '.join(moved)}; one core of {machine()}",
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""How fast the simulation is, with all checkers, on one core: `make bench BENCH=simulation` prints one JSON line, in about a minute."""
+"""How fast the simulation is, with all checkers, on one core: `make bench BENCH=simulation` prints
+one JSON line, in about a minute.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ SIZES = ((8, 60), (24, 20))
 
 
 def scenario(brokers: int, seconds: int) -> Scenario:
-    """The ordinary faults, eight bundles per broker, and something wanted of the cluster once a second."""
+    """The ordinary faults, eight bundles per broker, and something wanted of the cluster once a
+    second.
+    """
     return replace(
         SCENARIOS["ordinary"],
         brokers=brokers,
@@ -41,10 +45,12 @@ def main() -> None:
     """Measure and print."""
     results: dict[str, object] = {}
     for brokers, seconds in SIZES:
-        results[f"brokers_{brokers}"] = summary(rates(brokers, seconds), "simulated broker-seconds/s")
+        results[f"brokers_{brokers}"] = summary(
+            rates(brokers, seconds), "simulated broker-seconds/s"
+        )
     conditions = (
-        f"one core of {machine()}; ordinary faults, all checkers, {BUNDLES_PER_BROKER} bundles per broker, one operation a second, "
-        "40 calls a second; CPU time"
+        f"one core of {machine()}; ordinary faults, all checkers, {BUNDLES_PER_BROKER} bundles per"
+        " broker, one operation a second, 40 calls a second; CPU time"
     )
     print_line("simulation", results, conditions)
 

@@ -1,4 +1,6 @@
-"""How fast a channel is archived: `make bench BENCH=spark_archive` prints one JSON line, after some minutes."""
+"""How fast a channel is archived: `make bench BENCH=spark_archive` prints one JSON line, after some
+minutes.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ TOPIC = "archived"
 
 
 def make_channel(url: str, records: int) -> None:
-    """Write an honest channel of so many records, as it is when it has settled: renewals, and now and then a move."""
+    """Write an honest channel of so many records, as it is when it has settled: renewals, and now
+    and then a move.
+    """
     with closing(open_log(url)) as log:
         channel = WrittenChannel(log, brokers=BROKERS, bundles=BUNDLES, renewals=RENEWALS)
         channel.go_on(records - channel.view.offset)
@@ -44,7 +48,10 @@ def measured(url: str, folder: Path, per_trigger: int) -> dict[str, object]:
     options = ArchiveOptions(log_url=url, archive=folder, to_end=True, per_trigger=per_trigger)
     run_archive(options, Screen(result=tell, note=tell))
     whole_s = time.time() - began
-    files = [(path.stat().st_mtime, file_offsets(path)[2], path.stat().st_size) for path in Archive(folder).files(Table.RECORDS)]
+    files = [
+        (path.stat().st_mtime, file_offsets(path)[2], path.stat().st_size)
+        for path in Archive(folder).files(Table.RECORDS)
+    ]
     rows, size = sum(rows for _, rows, _ in files), sum(size for _, _, size in files)
     warm_s = files[-1][0] - files[0][0]
     warm = sum(rows for _, rows, _ in files[1:]) / warm_s
@@ -66,7 +73,10 @@ def main() -> None:
         url = f"kafka://{address}/{TOPIC}"
         make_channel(url, given.records)
         results = measured(url, Path(folder) / "archive", given.per_trigger)
-        conditions = f"{machine()}, Kafka on this machine, {given.per_trigger} records in a batch, {BUNDLES} bundles"
+        conditions = (
+            f"{machine()}, Kafka on this machine, {given.per_trigger} records in a batch, {BUNDLES}"
+            " bundles"
+        )
         print_line("spark_archive", results, conditions)
 
 

@@ -1,10 +1,12 @@
-"""How fast the streaming audit is: `make bench BENCH=spark_audit` prints one JSON line after some three minutes.
+"""How fast the streaming audit is: `make bench BENCH=spark_audit` prints one JSON line after some
+three minutes.
 
-* `replay`: entries a second of a log that is there, between two injected records, so that the start of Spark and the first batch, which
-  takes as long as many others, are not in it.
-* `live`: another process appends 2,000 records a second to the log, and now and then a forged one; measured is the time
-  from the append, as the log has it, until the finding is told. The two share the machine. `kept_up` says whether the audit was, at
-  the end, no further behind than at the beginning.
+* `replay`: entries a second of a log that is there, between two injected records, so that the start
+  of Spark and the first batch, which takes as long as many others, are not in it.
+* `live`: another process appends 2,000 records a second to the log, and now and then a forged one;
+  measured is the time from the append, as the log has it, until the finding is told. The two share
+  the machine. `kept_up` says whether the audit was, at the end, no further behind than at the
+  beginning.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ RATE: Final = 2_000
 AT_ONCE: Final = 20
 FORGED_EVERY: Final = 1_000
 WARM_UP_SECONDS: Final = 40.0
-"""What is told in this time after the first finding does not count: while the first batch is under way entries pile up."""
+"""What is told in this time after the first finding does not count: while the first batch is under
+way entries pile up."""
 
 SECONDS: Final = 60.0
 
@@ -41,7 +44,8 @@ _spawn = multiprocessing.get_context("spawn")
 
 
 def listening(told: list[tuple[float, int]], *, seconds: float) -> Screen:
-    """A screen that puts down of each finding when it was told and when its record was appended (s, ms).
+    """A screen that puts down of each finding when it was told and when its record was appended (s,
+    ms).
 
     So many seconds after the first it interrupts.
     """
@@ -55,7 +59,9 @@ def listening(told: list[tuple[float, int]], *, seconds: float) -> Screen:
 
 
 def replayed(folder: Path, *, records: int) -> float:
-    """Entries a second between an injected record at the end of the first batch, and one at the end of the log."""
+    """Entries a second between an injected record at the end of the first batch, and one at the end
+    of the log.
+    """
     url = f"sqlite:{folder}/replayed"
     with closing(open_log(url)) as log:
         stream = WrittenStream(log)
@@ -65,7 +71,8 @@ def replayed(folder: Path, *, records: int) -> float:
         last = stream.forge()
     told: list[tuple[float, int]] = []
     run_audit(
-        AuditOptions(log_url=url, archive=folder / "replayed.archive", to_end=True, as_json=True), listening(told, seconds=float(records))
+        AuditOptions(log_url=url, archive=folder / "replayed.archive", to_end=True, as_json=True),
+        listening(told, seconds=float(records)),
     )
     assert len(told) == 2, f"two were injected, {len(told)} found"
     return (last - first) / (told[1][0] - told[0][0])
@@ -91,7 +98,9 @@ def _has_begun(url: str) -> bool:
 
 
 def followed(folder: Path, *, seconds: float) -> list[tuple[float, int]]:
-    """When each finding of a log that grows was told, and when its record was appended, without those of the warm-up."""
+    """When each finding of a log that grows was told, and when its record was appended, without
+    those of the warm-up.
+    """
     url = f"sqlite:{folder}/live"
     told: list[tuple[float, int]] = []
     stop = _spawn.Event()
@@ -101,7 +110,8 @@ def followed(folder: Path, *, seconds: float) -> list[tuple[float, int]]:
         while not _has_begun(url):
             time.sleep(0.1)
         run_audit(
-            AuditOptions(log_url=url, archive=folder / "live.archive", as_json=True), listening(told, seconds=WARM_UP_SECONDS + seconds)
+            AuditOptions(log_url=url, archive=folder / "live.archive", as_json=True),
+            listening(told, seconds=WARM_UP_SECONDS + seconds),
         )
     except KeyboardInterrupt:
         pass
@@ -115,7 +125,12 @@ def main() -> None:
     """Measure both, and print the line."""
     parser = argparse.ArgumentParser(description="How fast the streaming audit is.")
     parser.add_argument("--records", type=int, default=REPLAYED)
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="how long the log that grows is followed, once it is warm")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=SECONDS,
+        help="how long the log that grows is followed, once it is warm",
+    )
     asked = parser.parse_args()
     # Spark may still be writing its state away when a job that was interrupted has ended.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -131,7 +146,11 @@ def main() -> None:
         "live_appended": single(appended, "records/s"),
         "kept_up": float(late["median"]) < 2 * float(early["median"]),
     }
-    print_line("spark_audit", results, f"{asked.records:,} entries replayed; live with the writer beside it; {machine()}")
+    print_line(
+        "spark_audit",
+        results,
+        f"{asked.records:,} entries replayed; live with the writer beside it; {machine()}",
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""How fast an archive is verified: `make bench BENCH=spark_verify` prints one JSON line, in about ten minutes the first time.
+"""How fast an archive is verified: `make bench BENCH=spark_verify` prints one JSON line, in about
+ten minutes the first time.
 
-The archive is made of an honest channel,
-by the archive's own sequence and sink; it is kept in the user's cache folder, because making it takes longer than all else.
+The archive is made of an honest channel, by the archive's own sequence and sink; it is kept in the
+user's cache folder, because making it takes longer than all else.
 
-The same command is run with all cores and pinned to one, one after the other. What is compared is the time of the folding: the start of
-Spark, some seconds, is the same in both, and told apart.
+The same command is run with all cores and pinned to one, one after the other. What is compared is
+the time of the folding: the start of Spark, some seconds, is the same in both, and told apart.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ _MIB: Final = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One verification: records/s of its folding, seconds until its process had ended, and how much memory it had at most (MiB)."""
+    """One verification: records/s of its folding, seconds until its process had ended, and how much
+    memory it had at most (MiB).
+    """
 
     records_per_s: float
     folding_s: float
@@ -51,14 +54,20 @@ class Run:
 
 def archive_of(records: int) -> Path:
     """The archive, made now if it is not there yet."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "equipoise" / "benchmarks"
+    cache = (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "equipoise"
+        / "benchmarks"
+    )
     archive = cache / f"verify-{FORM}-{records}"
     if not archive.exists():
         part = archive.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
         channel = BusyChannel(seed=SEED, brokers=BROKERS, bundles=BUNDLES, renewals=RENEWALS)
         entries = islice(channel.steps(), records)
-        archive_entries(entries, part, snapshot_records=SNAPSHOT_RECORDS, batch_records=BATCH_RECORDS)
+        archive_entries(
+            entries, part, snapshot_records=SNAPSHOT_RECORDS, batch_records=BATCH_RECORDS
+        )
         part.rename(archive)
     return archive
 
@@ -67,7 +76,17 @@ def verified(archive: Path, *, cores: Sequence[int] | None) -> Run:
     """Run the command on these cores, or on all."""
     pinned = [] if cores is None else ["taskset", "-c", ",".join(map(str, cores))]
     began = time.monotonic()
-    command = [*pinned, sys.executable, "-m", "equipoise.brokers.cli", "spark", "verify", "--archive", str(archive), "--json"]
+    command = [
+        *pinned,
+        sys.executable,
+        "-m",
+        "equipoise.brokers.cli",
+        "spark",
+        "verify",
+        "--archive",
+        str(archive),
+        "--json",
+    ]
     memory = 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         while process.poll() is None:
@@ -99,7 +118,12 @@ def _memory_bytes(pid: int) -> int:
 def main(arguments: Sequence[str]) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="tests.benchmarks.spark_verify")
-    parser.add_argument("--records", type=int, default=RECORDS, help=f"how many records the archive holds (default {RECORDS})")
+    parser.add_argument(
+        "--records",
+        type=int,
+        default=RECORDS,
+        help=f"how many records the archive holds (default {RECORDS})",
+    )
     records = parser.parse_args(arguments).records
     archive = archive_of(records)
     before = machine()
@@ -113,8 +137,9 @@ def main(arguments: Sequence[str]) -> None:
         "whole_run": single(all_cores.whole_s, "s"),
     }
     conditions = (
-        f"{before}, {records} records of {BROKERS} brokers and {BUNDLES} bundles, {RENEWALS:.0%} renewals, a snapshot every "
-        f"{SNAPSHOT_RECORDS}; one core is `taskset -c 0` of the same command; memory is that of the JVM and all workers together"
+        f"{before}, {records} records of {BROKERS} brokers and {BUNDLES} bundles, {RENEWALS:.0%}"
+        f" renewals, a snapshot every {SNAPSHOT_RECORDS}; one core is `taskset -c 0` of the same"
+        " command; memory is that of the JVM and all workers together"
     )
     print_line("spark_verify", results, conditions)
 

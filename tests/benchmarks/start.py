@@ -1,4 +1,6 @@
-"""How soon a broker is ready, and how large it is: `make bench BENCH=start` prints one JSON line, in about a minute."""
+"""How soon a broker is ready, and how large it is: `make bench BENCH=start` prints one JSON line,
+in about a minute.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ READY_S: Final = 30.0
 async def until_ready(http: aiohttp.ClientSession, address: str) -> None:
     """Ask `/ready` until it says so."""
     async with asyncio.timeout(READY_S):
-        while not await _is_ready(http, address):  # noqa: ASYNC110 - another process has no event of ours
+        # Another process has no event of ours.
+        while not await _is_ready(http, address):  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
 
 
@@ -39,8 +42,12 @@ async def _is_ready(http: aiohttp.ClientSession, address: str) -> bool:
         return False
 
 
-async def started(cluster: LocalCluster, http: aiohttp.ClientSession, began: list[float], *, kill: bool) -> float:
-    """Milliseconds from the start of the process until it is ready; `began` is where the cluster notes its starts."""
+async def started(
+    cluster: LocalCluster, http: aiohttp.ClientSession, began: list[float], *, kill: bool
+) -> float:
+    """Milliseconds from the start of the process until it is ready; `began` is where the cluster
+    notes its starts.
+    """
     if kill:
         await asyncio.to_thread(cluster.kill, 0)
     else:
@@ -71,7 +78,9 @@ async def measure(directory: Path) -> dict[str, object]:
     async with running(cluster, NAMESPACE, bundles=BUNDLES) as (table, http):
         sizes, graceful, killed = [size_mib(cluster)], list[float](), list[float]()
         for number in range(2 * STARTS):
-            (killed if number % 2 else graceful).append(await started(cluster, http, began, kill=number % 2 == 1))
+            (killed if number % 2 else graceful).append(
+                await started(cluster, http, began, kill=number % 2 == 1)
+            )
             await calm_down(cluster, table)
             sizes.append(size_mib(cluster))
         records = table.view.offset
@@ -85,7 +94,9 @@ async def measure(directory: Path) -> dict[str, object]:
 
 
 async def calm_down(cluster: LocalCluster, table: TableView) -> None:
-    """Wait until all bundles are owned again, and all that follows is over, the first snapshot among it."""
+    """Wait until all bundles are owned again, and all that follows is over, the first snapshot
+    among it.
+    """
     await settle(cluster, table, NAMESPACE)
     await asyncio.sleep(1.0)
 
@@ -95,7 +106,11 @@ def main() -> None:
     before = machine()
     with tempfile.TemporaryDirectory() as folder:
         results = asyncio.run(measure(Path(folder)))
-    print_line("start", results, f"{before}, one broker of {BUNDLES} bundles, imports of Python included, files warm")
+    print_line(
+        "start",
+        results,
+        f"{before}, one broker of {BUNDLES} bundles, imports of Python included, files warm",
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""How fast the state of a bundle streams from one process to another: `make bench BENCH=state_stream` prints one JSON line, in a minute.
+"""How fast the state of a bundle streams from one process to another: `make bench
+BENCH=state_stream` prints one JSON line, in a minute.
 
-The service is the example that keeps a file for each bundle. Source and destination are processes of their own.
+The service is the example that keeps a file for each bundle. Source and destination are processes
+of their own.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class Measured(Files):
         await super().open(ownership, handover)
         print("opened", began_ns, time.monotonic_ns(), flush=True)
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None:
         print("closed", time.monotonic_ns(), 0, flush=True)
         return await super().close(bundle, moved_to, deadline)
 
@@ -65,7 +69,14 @@ class Process:
         folder.mkdir()
         self.port = port
         self.files = Files(folder)
-        command = [sys.executable, "-m", "tests.benchmarks.state_stream", log, str(folder), str(port)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.benchmarks.state_stream",
+            log,
+            str(folder),
+            str(port),
+        ]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     async def line(self) -> tuple[int, int]:
@@ -97,13 +108,17 @@ async def peak(processes: Sequence[Process], moving: asyncio.Task[None]) -> list
     before = [process.resident() for process in processes]
     highest = list(before)
     while not moving.done():
-        highest = [max(high, process.resident()) for high, process in zip(highest, processes, strict=True)]
+        highest = [
+            max(high, process.resident()) for high, process in zip(highest, processes, strict=True)
+        ]
         await asyncio.sleep(LOOK_S)
     return [high - was for high, was in zip(highest, before, strict=True)]
 
 
 async def move(source: Process, destination: Process) -> None:
-    """Ask for the move. The answer comes when the channel has it, before the destination has opened."""
+    """Ask for the move. The answer comes when the channel has it, before the destination has
+    opened.
+    """
     url = f"http://127.0.0.1:{source.port}/admin/v2/namespaces/{NAMESPACE}/{BUNDLE.rpartition('/')[2]}/unload"
     query = {"destinationBroker": f"127.0.0.1:{destination.port}"}
     async with aiohttp.ClientSession() as http, http.put(url, params=query) as response:
@@ -123,9 +138,15 @@ async def measure(folder: Path) -> dict[str, object]:
         await source.line()
         for size_mib, moves in MOVES.items():
             write(source.files.path(BUNDLE), size_mib)
-            pauses, rates, at_source, at_destination = list[float](), list[float](), list[float](), list[float]()
+            pauses, rates, at_source, at_destination = (
+                list[float](),
+                list[float](),
+                list[float](),
+                list[float](),
+            )
             for _ in range(moves):
-                # To replace a file, ext4 first writes the new one to the disk. Most next owners have no older file.
+                # To replace a file, ext4 first writes the new one to the disk. Most next owners
+                # have no older file.
                 destination.files.path(BUNDLE).unlink(missing_ok=True)
                 asked = asyncio.create_task(moved(source, destination, pauses, rates, size_mib))
                 rises = await asyncio.wait_for(peak((source, destination), asked), MOVE_S)
@@ -145,7 +166,9 @@ async def measure(folder: Path) -> dict[str, object]:
     return results
 
 
-async def moved(source: Process, destination: Process, pauses: list[float], rates: list[float], size_mib: int) -> None:
+async def moved(
+    source: Process, destination: Process, pauses: list[float], rates: list[float], size_mib: int
+) -> None:
     """Move the bundle. Note the pause, from close to open, and the rate of the open."""
     await move(source, destination)
     closed_ns, _ = await source.line()
@@ -160,11 +183,15 @@ async def until_ready(processes: Sequence[Process]) -> None:
     """Wait until both are members, and one has opened the bundle."""
     async with aiohttp.ClientSession() as http:
         for process in processes:
-            while not await _is_ready(http, process):  # noqa: ASYNC110 - another process has no event of ours
+            # Another process has no event of ours.
+            while not await _is_ready(http, process):  # noqa: ASYNC110
                 await asyncio.sleep(LOOK_S)
-        async with http.get(f"http://127.0.0.1:{processes[0].port}/lookup/v2/topic/non-persistent/{NAMESPACE}/key") as response:
+        async with http.get(
+            f"http://127.0.0.1:{processes[0].port}/lookup/v2/topic/non-persistent/{NAMESPACE}/key"
+        ) as response:
             assert response.ok, await response.text()
-    while not any(process.files.path(BUNDLE).exists() for process in processes):  # noqa: ASYNC110 - as above
+    # As above.
+    while not any(process.files.path(BUNDLE).exists() for process in processes):  # noqa: ASYNC110
         await asyncio.sleep(LOOK_S)
 
 
@@ -182,7 +209,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         results = asyncio.run(measure(Path(folder)))
     conditions = (
-        f"{before}, two brokers on the same CPUs, files in the cache of the system, the log on SQLite, a deadline of 10 s (open_ms)"
+        f"{before}, two brokers on the same CPUs, files in the cache of the system, the log on"
+        " SQLite, a deadline of 10 s (open_ms)"
     )
     print_line("state_stream", results, conditions)
 

@@ -1,4 +1,5 @@
-"""How long a transfer, a split and a merge hold callers up, and how long a transfer takes to be answered.
+"""How long a transfer, a split and a merge hold callers up, and how long a transfer takes to be
+answered.
 
 `make bench BENCH=transfer [LOG=kafka]` prints a JSON line, in four minutes.
 
@@ -44,7 +45,8 @@ BROKERS, BUNDLES = 2, 8
 HOT_CALLS_PER_SECOND, HOT_CALLERS = 500.0, 8
 COLD_KEYS, COLD_CALLS_PER_SECOND = 32, 20.0
 TRANSFERS, CUTS = 100, 40
-# A move takes some 20 ms; what it does to callers is seen in the calls that begin in this time, and then things settle.
+# A move takes some 20 ms; what it does to callers is seen in the calls that begin in this time, and
+# then things settle.
 WINDOW_S: Final = 0.1
 SETTLE_S: Final = 0.15
 WARM_UP_S: Final = 5.0
@@ -55,7 +57,8 @@ _NS_PER_MS: Final = 1_000_000
 class Window:
     """A stretch of time, in nanoseconds of boot time, and what was done at its beginning.
 
-    `took_ns`: until that was answered. `after_ns`: from the moment at which this process had read that the bundle has its new owner.
+    `took_ns`: until that was answered. `after_ns`: from the moment at which this process had read
+    that the bundle has its new owner.
     """
 
     kind: str
@@ -77,7 +80,9 @@ class Bench:
     def heard(self, folded: Folded) -> None:
         """Note when this process has read that a bundle has an owner."""
         if any(
-            isinstance(change, BundleChanged) and change.after is not None and change.after.phase == "owned"
+            isinstance(change, BundleChanged)
+            and change.after is not None
+            and change.after.phase == "owned"
             for change in folded.verdict.changes
         ):
             self.owned_ns.append(boot_ns())
@@ -97,12 +102,22 @@ class Bench:
         took_ns = boot_ns() - began_ns
         await asyncio.sleep(WINDOW_S + SETTLE_S - (boot_ns() - began_ns) / 1e9)
         after_ns = began_ns + took_ns - self.owned_ns[-1] if self.owned_ns else 0
-        return Window(kind=kind, began_ns=began_ns, ended_ns=began_ns + int(WINDOW_S * 1e9), took_ns=took_ns, after_ns=after_ns)
+        return Window(
+            kind=kind,
+            began_ns=began_ns,
+            ended_ns=began_ns + int(WINDOW_S * 1e9),
+            took_ns=took_ns,
+            after_ns=after_ns,
+        )
 
     def transfer(self) -> Move:
         """The hot bundle to the broker that has it not."""
         bundle = self.hot()
-        others = [broker.broker for broker in self.table.view.live_brokers() if broker.incarnation != bundle.owner]
+        others = [
+            broker.broker
+            for broker in self.table.view.live_brokers()
+            if broker.incarnation != bundle.owner
+        ]
         return Move(kind=MoveKind.TRANSFER, bundle=bundle.name, to=others[0])
 
     async def windows(self) -> list[Window]:
@@ -123,7 +138,9 @@ class Bench:
 
 
 def calls(history: Path) -> dict[str, list[tuple[int, int]]]:
-    """Of each key, the first attempt and the acknowledgement of every call, by the time of the first attempt."""
+    """Of each key, the first attempt and the acknowledgement of every call, by the time of the
+    first attempt.
+    """
     first: dict[str, int] = {}
     done: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
     for line in history.read_bytes().splitlines():
@@ -134,7 +151,9 @@ def calls(history: Path) -> dict[str, list[tuple[int, int]]]:
     return {key: sorted(of_key) for key, of_key in done.items()}
 
 
-def pauses_ms(windows: Iterable[Window], of_keys: Sequence[Sequence[tuple[int, int]]]) -> list[float]:
+def pauses_ms(
+    windows: Iterable[Window], of_keys: Sequence[Sequence[tuple[int, int]]]
+) -> list[float]:
     """Of each window, how long the call took, of all that began in it, that took longest.
 
     A window in which none began lies within a pause, which is counted where it began.
@@ -144,7 +163,11 @@ def pauses_ms(windows: Iterable[Window], of_keys: Sequence[Sequence[tuple[int, i
         durations = [
             acknowledged_ns - began_ns
             for of_key in of_keys
-            for began_ns, acknowledged_ns in of_key[bisect_left(of_key, (window.began_ns, 0)) : bisect_left(of_key, (window.ended_ns, 0))]
+            for began_ns, acknowledged_ns in of_key[
+                bisect_left(of_key, (window.began_ns, 0)) : bisect_left(
+                    of_key, (window.ended_ns, 0)
+                )
+            ]
         ]
         if durations:
             longest.append(max(durations) / _NS_PER_MS)
@@ -158,10 +181,16 @@ async def measure(directory: Path, log_url: str, *, is_tls: bool) -> dict[str, o
     settings = counters(directory, brokers=BROKERS, log_url=log_url, evidence=True)
     cluster = LocalCluster(replace(settings, settings={"balance": "false", **tls}))
     history = directory / "history.jsonl"
-    cold = [Stream(key=f"{NAMESPACE}/cold-{number}", calls_per_second=COLD_CALLS_PER_SECOND) for number in range(COLD_KEYS)]
+    cold = [
+        Stream(key=f"{NAMESPACE}/cold-{number}", calls_per_second=COLD_CALLS_PER_SECOND)
+        for number in range(COLD_KEYS)
+    ]
     hot = Stream(key=f"{NAMESPACE}/hot", calls_per_second=HOT_CALLS_PER_SECOND, callers=HOT_CALLERS)
     plan = Plan(brokers=cluster.addresses, streams=(hot, *cold), history=history)
-    async with running(cluster, NAMESPACE, bundles=BUNDLES, session=session) as (table, http), CallerProcess(plan) as callers:
+    async with (
+        running(cluster, NAMESPACE, bundles=BUNDLES, session=session) as (table, http),
+        CallerProcess(plan) as callers,
+    ):
         await asyncio.sleep(WARM_UP_S)
         bench = Bench(cluster=cluster, table=table, http=http)
         end = table.listen(bench.heard)
@@ -183,26 +212,41 @@ def with_tls(directory: Path) -> dict[str, str]:
 
 def session() -> aiohttp.ClientSession:
     """Return a session that trusts the same CA."""
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=client_context_of_environment()))
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=client_context_of_environment())
+    )
 
 
-def figures(windows: Sequence[Window], of_keys: dict[str, list[tuple[int, int]]]) -> dict[str, object]:
-    """The pauses of the hot key's callers, by what was done, and how far above the control; and those of all callers."""
+def figures(
+    windows: Sequence[Window], of_keys: dict[str, list[tuple[int, int]]]
+) -> dict[str, object]:
+    """The pauses of the hot key's callers, by what was done, and how far above the control; and
+    those of all callers.
+    """
     span_s = (windows[-1].ended_ns - windows[0].began_ns) / 1e9
     hot = [of_keys[f"{NAMESPACE}/hot"]]
     within = sum(windows[0].began_ns <= began_ns < windows[-1].ended_ns for began_ns, _ in hot[0])
     results: dict[str, object] = {"hot_calls": single(within / span_s, "calls/s")}
     transfers = [window for window in windows if window.kind == "transfer"]
     results["transfer_answer"] = _with_p95([window.took_ns / _NS_PER_MS for window in transfers])
-    results["transfer_answer_after_owned"] = _with_p95([window.after_ns / _NS_PER_MS for window in transfers])
+    results["transfer_answer_after_owned"] = _with_p95(
+        [window.after_ns / _NS_PER_MS for window in transfers]
+    )
     for name, keys in (("hot_key", hot), ("all_keys", list(of_keys.values()))):
-        by_kind = {kind: pauses_ms((w for w in windows if w.kind == kind), keys) for kind in ("control", "transfer", "split", "merge")}
+        by_kind = {
+            kind: pauses_ms((w for w in windows if w.kind == kind), keys)
+            for kind in ("control", "transfer", "split", "merge")
+        }
         for kind, pauses in by_kind.items():
             results[f"{kind}_pause_{name}"] = _with_p95(pauses)
         results[f"transfer_above_control_{name}"] = {
             "unit": "ms",
             **{
-                f"p{percent}": round(percentile(sorted(by_kind["transfer"]), percent) - percentile(sorted(by_kind["control"]), percent), 3)
+                f"p{percent}": round(
+                    percentile(sorted(by_kind["transfer"]), percent)
+                    - percentile(sorted(by_kind["control"]), percent),
+                    3,
+                )
                 for percent in (50, 95, 99)
             },
         }
@@ -224,9 +268,10 @@ def main(arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as folder, new_log(kind, Path(folder)) as log_url:
         results = asyncio.run(measure(Path(folder), log_url, is_tls=options.tls))
     conditions = (
-        f"{before}, {'TLS, ' if options.tls else ''}the log on {kind}, {BROKERS} brokers and their callers on the same CPUs, "
-        f"{HOT_CALLS_PER_SECOND:.0f} calls/s on one key and "
-        f"{COLD_CALLS_PER_SECOND:.0f} on each of {COLD_KEYS} others, every call a write to SQLite, windows of {WINDOW_S} s"
+        f"{before}, {'TLS, ' if options.tls else ''}the log on {kind}, {BROKERS} brokers and their"
+        f" callers on the same CPUs, {HOT_CALLS_PER_SECOND:.0f} calls/s on one key and"
+        f" {COLD_CALLS_PER_SECOND:.0f} on each of {COLD_KEYS} others, every call a write to SQLite,"
+        f" windows of {WINDOW_S} s"
     )
     print_line("transfer", results, conditions)
 

@@ -1,4 +1,6 @@
-"""How long it takes from a proposal to its verdict: `make bench BENCH=verdict [LOG=kafka]` prints one JSON line, in a minute."""
+"""How long it takes from a proposal to its verdict: `make bench BENCH=verdict [LOG=kafka]` prints
+one JSON line, in a minute.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ from tests.load.log_places import add_log_option, new_log
 
 BROKERS: Final = 3
 PROPOSALS_PER_SECOND: Final = 500
-# Each is proposed to again after a third of a second: by then its last proposal is decided, or the median says so.
+# Each is proposed to again after a third of a second: by then its last proposal is decided, or the
+# median says so.
 NAMESPACES_EACH: Final = 50
 WARM_UP_S, MEASURED_S = 5.0, 30.0
 TIMEOUT_MS: Final = 30_000
@@ -37,14 +40,18 @@ _spawn = multiprocessing.get_context("spawn")
 _Latencies = list[float]
 
 
-async def proposed(worker: Worker, namespaces: Sequence[str], *, seconds: float, value: str) -> _Latencies:
+async def proposed(
+    worker: Worker, namespaces: Sequence[str], *, seconds: float, value: str
+) -> _Latencies:
     """Propose at this broker's share of the pace for a while; the milliseconds of each proposal."""
     now = asyncio.get_running_loop().time
     began_s, pace = now(), PROPOSALS_PER_SECOND / BROKERS
 
     async def propose(number: int) -> float:
         due_s = began_s + number / pace
-        intent = SetPolicy(name=namespaces[number % len(namespaces)], policy="benchmark", value=f"{value}-{number}")
+        intent = SetPolicy(
+            name=namespaces[number % len(namespaces)], policy="benchmark", value=f"{value}-{number}"
+        )
         await worker.request(intent, timeout_ms=TIMEOUT_MS)
         return (now() - due_s) * 1_000
 
@@ -57,14 +64,18 @@ async def proposed(worker: Worker, namespaces: Sequence[str], *, seconds: float,
 
 async def propose_on(log_url: str, folder: Path, number: int, ready: Barrier) -> _Latencies:
     """One broker, from its joining to its leaving."""
-    config = WorkerConfig(log_url=log_url, data_dir=folder / f"{number}", broker_id=f"b{number}", balance=False)
+    config = WorkerConfig(
+        log_url=log_url, data_dir=folder / f"{number}", broker_id=f"b{number}", balance=False
+    )
     worker = Worker(config, {"*": Idle()}, addresses={})
     await worker.start()
     try:
         await worker.ready(timeout_ms=READY_MS)
         namespaces = [f"bench-{number}/ns-{n}" for n in range(NAMESPACES_EACH)]
         for name in namespaces:
-            await worker.request(CreateNamespace(name=name, boundaries=even_boundaries(1)), timeout_ms=TIMEOUT_MS)
+            await worker.request(
+                CreateNamespace(name=name, boundaries=even_boundaries(1)), timeout_ms=TIMEOUT_MS
+            )
         await asyncio.to_thread(ready.wait)
         await proposed(worker, namespaces, seconds=WARM_UP_S, value="warm-up")
         measured = await proposed(worker, namespaces, seconds=MEASURED_S, value="measured")
@@ -74,7 +85,9 @@ async def propose_on(log_url: str, folder: Path, number: int, ready: Barrier) ->
         await worker.abort()  # A graceful one would only move its bundles to those who end as well.
 
 
-def run_broker(log_url: str, folder: Path, number: int, ready: Barrier, results: Queue[_Latencies]) -> None:
+def run_broker(
+    log_url: str, folder: Path, number: int, ready: Barrier, results: Queue[_Latencies]
+) -> None:
     """A process of its own."""
     results.put(asyncio.run(propose_on(log_url, folder, number, ready)))
 
@@ -83,7 +96,10 @@ def measure(log_url: str, folder: Path) -> dict[str, object]:
     """All brokers at once; and the channel must be in order afterwards."""
     ready, results = _spawn.Barrier(BROKERS), _spawn.Queue()
     brokers: list[SpawnProcess] = [
-        _spawn.Process(target=run_broker, args=(log_url, folder, number, ready, results), daemon=True) for number in range(BROKERS)
+        _spawn.Process(
+            target=run_broker, args=(log_url, folder, number, ready, results), daemon=True
+        )
+        for number in range(BROKERS)
     ]
     for broker in brokers:
         broker.start()
@@ -105,8 +121,9 @@ def main(arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as folder, new_log(kind, Path(folder)) as log_url:
         results = measure(log_url, Path(folder))
     conditions = (
-        f"{before}, {kind}, {BROKERS} brokers in processes of their own on the same CPUs, {PROPOSALS_PER_SECOND} proposals/s in all for "
-        f"{MEASURED_S:.0f} s, each from when it was due to its verdict"
+        f"{before}, {kind}, {BROKERS} brokers in processes of their own on the same CPUs,"
+        f" {PROPOSALS_PER_SECOND} proposals/s in all for {MEASURED_S:.0f} s, each from when it was"
+        " due to its verdict"
     )
     print_line("verdict", results, conditions)
 

@@ -53,13 +53,19 @@ def view_of(bundles: int, *, brokers: int = BROKERS) -> View:
     incarnations = list(view.live)
     for first in range(0, bundles, BUNDLES_PER_NAMESPACE):
         boundaries = even_boundaries(min(BUNDLES_PER_NAMESPACE, bundles - first))
-        writer.put(propose.create_namespace(writer.admin(), view, name=namespace_of(first), boundaries=boundaries))
+        writer.put(
+            propose.create_namespace(
+                writer.admin(), view, name=namespace_of(first), boundaries=boundaries
+            )
+        )
     sequences = dict.fromkeys(incarnations, 0)
     for place, name in enumerate(list(view.bundles)):
         owner = incarnations[place % brokers]
         writer.put(propose.assign(writer.admin(), view.bundles[name], owner=owner))
         sequences[owner] += 1
-        author = Author(publisher=view.live[owner].broker, incarnation=owner, sequence=sequences[owner])
+        author = Author(
+            publisher=view.live[owner].broker, incarnation=owner, sequence=sequences[owner]
+        )
         writer.put(propose.opened(author, view.bundles[name]))
     return view
 
@@ -89,7 +95,9 @@ def lookup(bundles: int) -> list[float]:
     """Nanoseconds of a lookup by hash point; run in a process of its own."""
     view = view_of(bundles)
     rng = random.Random(1)
-    asked = [(namespace_of(rng.randrange(bundles)), rng.randrange(HASH_MAX + 1)) for _ in range(LOOKUPS)]
+    asked = [
+        (namespace_of(rng.randrange(bundles)), rng.randrange(HASH_MAX + 1)) for _ in range(LOOKUPS)
+    ]
     nanoseconds = []
     for _ in range(REPEATS):
         began = time.perf_counter_ns()
@@ -106,7 +114,10 @@ def main() -> None:
         results["memory"] = single(pool.apply(memory, (SIZES[-1],)), f"MB of {SIZES[-1]} bundles")
         for size in SIZES:
             results[f"lookup_{size}"] = summary(pool.apply(lookup, (size,)), "ns")
-    conditions = f"{BROKERS} brokers, namespaces of {BUNDLES_PER_NAMESPACE} bundles, all owned; points at random; one core of {machine()}"
+    conditions = (
+        f"{BROKERS} brokers, namespaces of {BUNDLES_PER_NAMESPACE} bundles, all owned; points at"
+        f" random; one core of {machine()}"
+    )
     print_line("view", results, conditions)
 
 

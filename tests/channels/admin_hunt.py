@@ -1,9 +1,12 @@
-"""Callers who administer one cluster at several brokers, whose readers lag behind, until answers contradict one another.
+"""Callers who administer one cluster at several brokers, whose readers lag behind, until answers
+contradict one another.
 
-`python -m tests.channels.admin_hunt --seeds N` prints the first violation and exits with 1, as `python -m
-equipoise.brokers.testing.simulation` does; tests.mutants runs it over a product in which a rule about answers is broken.
+`python -m tests.channels.admin_hunt --seeds N` prints the first violation and exits with 1, as
+`python -m equipoise.brokers.testing.simulation` does; tests.mutants runs it over a product in which
+a rule about answers is broken.
 
-Each history is about one tenant and one namespace. Every broker's log is deaf: it reads only when its broker appends or asks for the end.
+Each history is about one tenant and one namespace. Every broker's log is deaf: it reads only when
+its broker appends or asks for the end.
 """
 
 from __future__ import annotations
@@ -30,7 +33,14 @@ SCENARIO: Final = "administration"
 BROKERS, CALLERS, CALLS = 3, 4, 7
 ABSENT: Final[Hashable] = "absent"
 # Renewals make a deaf log read, and deletions wait for them.
-QUICK: Final = {"lease_ms": 1_000, "renew_ms": 200, "margin_ms": 400, "round_trip_ms": 100, "reconnect_ms": 500, "stall_ms": 200}
+QUICK: Final = {
+    "lease_ms": 1_000,
+    "renew_ms": 200,
+    "margin_ms": 400,
+    "round_trip_ms": 100,
+    "reconnect_ms": 500,
+    "stall_ms": 200,
+}
 
 ROUND_TRIP_S: Final = 0.002
 
@@ -51,7 +61,9 @@ class LaggingLog(TroubledLog):
 
 
 def step(state: Hashable, call: Call) -> Hashable | None:
-    """Return the state of a tenant or a namespace after a call: its value, or that it is absent. None if the answer contradicts it."""
+    """Return the state of a tenant or a namespace after a call: its value, or that it is absent.
+    None if the answer contradicts it.
+    """
     is_there = state != ABSENT
     match call.what, call.answer:
         case "create", 204:
@@ -73,18 +85,36 @@ def step(state: Hashable, call: Call) -> Hashable | None:
     raise AssertionError(call)
 
 
-async def asked(broker: Broker, what: str, method: str, path: str, body: object = None, *, value: Hashable = None) -> tuple[Call, ...]:
+async def asked(
+    broker: Broker,
+    what: str,
+    method: str,
+    path: str,
+    body: object = None,
+    *,
+    value: Hashable = None,
+) -> tuple[Call, ...]:
     """Ask a broker, and return the call if its answer says anything."""
     began = time.monotonic_ns()
-    answer = await broker.ask(method, path, data=None if body is None else json.dumps(body).encode())
+    answer = await broker.ask(
+        method, path, data=None if body is None else json.dumps(body).encode()
+    )
     ended = time.monotonic_ns()
     is_change = method != "GET"
-    if (answer.status in (204, 404) and is_change) or answer.status == 404 or (what == "create" and answer.status == 409):
+    if (
+        (answer.status in (204, 404) and is_change)
+        or answer.status == 404
+        or (what == "create" and answer.status == 409)
+    ):
         return (Call(what=what, value=value, answer=answer.status, began=began, ended=ended),)
     if not is_change and answer.status in (200, 204):
         return (Call(what=what, answer=read_in(what, answer, value), began=began, ended=ended),)
     # A refusal had no effect, and an error may have one.
-    return (Call(what=what, value=value, began=began, ended=None),) if is_change and answer.status >= 500 else ()
+    return (
+        (Call(what=what, value=value, began=began, ended=None),)
+        if is_change and answer.status >= 500
+        else ()
+    )
 
 
 def read_in(what: str, answer: Answer, name: Hashable) -> Hashable:
@@ -95,7 +125,11 @@ def read_in(what: str, answer: Answer, name: Hashable) -> Hashable:
         return name in listed
     if answer.status == 204:
         return ""
-    document = json.loads(answer.body) if answer.body.startswith(b"{") else {"adminRoles": [answer.body.decode()]}
+    document = (
+        json.loads(answer.body)
+        if answer.body.startswith(b"{")
+        else {"adminRoles": [answer.body.decode()]}
+    )
     return str(document["adminRoles"][0])
 
 
@@ -117,17 +151,23 @@ async def ask_of_tenant(broker: Broker, rng: random.Random, name: str) -> tuple[
 
 
 async def ask_of_namespace(broker: Broker, rng: random.Random, name: str) -> tuple[Call, ...]:
-    """Ask something of a namespace, whose value is its anti-affinity group. Nobody deletes it, which takes more than a moment."""
+    """Ask something of a namespace, whose value is its anti-affinity group. Nobody deletes it,
+    which takes more than a moment.
+    """
     path, group = f"/admin/v2/namespaces/{name}/shop", f"group-{rng.randrange(10**9)}"
     match rng.choice(("create", "update", "read", "read", "list")):
         case "create":
-            return await asked(broker, "create", "PUT", path, {"bundles": {"numBundles": 1}}, value="")
+            return await asked(
+                broker, "create", "PUT", path, {"bundles": {"numBundles": 1}}, value=""
+            )
         case "update":
             return await asked(broker, "update", "POST", f"{path}/antiAffinity", group, value=group)
         case "read":
             return await asked(broker, "read", "GET", f"{path}/antiAffinity")
         case _:
-            return await asked(broker, "list", "GET", f"/admin/v2/namespaces/{name}", value=f"{name}/shop")
+            return await asked(
+                broker, "list", "GET", f"/admin/v2/namespaces/{name}", value=f"{name}/shop"
+            )
 
 
 ASKS: Final[Mapping[str, Ask]] = {"tenant": ask_of_tenant, "namespace": ask_of_namespace}
@@ -139,7 +179,9 @@ async def contradictions(brokers: Cluster, seed: int) -> list[str]:
     for kind, ask in ASKS.items():
         history: list[Call] = []
 
-        async def administer(number: int, ask: Ask = ask, kind: str = kind, history: list[Call] = history) -> None:
+        async def administer(
+            number: int, ask: Ask = ask, kind: str = kind, history: list[Call] = history
+        ) -> None:
             rng = random.Random(f"{seed} {kind} {number}")
             for _ in range(CALLS):
                 history.extend(await ask(rng.choice(brokers.brokers), rng, f"{kind}-{seed}"))
@@ -147,7 +189,9 @@ async def contradictions(brokers: Cluster, seed: int) -> list[str]:
         await asyncio.gather(*(administer(number) for number in range(CALLERS)))
         if not is_linearizable(history, step, ABSENT):
             in_order = sorted(history, key=lambda call: call.began)
-            found.append(f"{kind}-{seed}: {[(call.what, call.value, call.answer) for call in in_order]}")
+            found.append(
+                f"{kind}-{seed}: {[(call.what, call.value, call.answer) for call in in_order]}"
+            )
     return found
 
 

@@ -1,4 +1,6 @@
-"""A channel of a busy cluster, as long as one likes, at little cost: renewals that agree, transfers, races lost, and garbage."""
+"""A channel of a busy cluster, as long as one likes, at little cost: renewals that agree,
+transfers, races lost, and garbage.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,22 @@ TIMEOUT_MS: Final = 30_000
 
 
 class BusyChannel(Channel):
-    """Brokers that own bundles, renew, and move bundles to one another. Its records are as a running broker writes them."""
+    """Brokers that own bundles, renew, and move bundles to one another. Its records are as a
+    running broker writes them.
+    """
 
-    def __init__(self, *, seed: int = 1, brokers: int = 3, bundles: int = 8, namespaces: int = 1, renewals: float = 0.6) -> None:
-        """Let brokers join and own all bundles. `renewals` is the share of renewals in the records that follow."""
+    def __init__(
+        self,
+        *,
+        seed: int = 1,
+        brokers: int = 3,
+        bundles: int = 8,
+        namespaces: int = 1,
+        renewals: float = 0.6,
+    ) -> None:
+        """Let brokers join and own all bundles. `renewals` is the share of renewals in the records
+        that follow.
+        """
         super().__init__()
         self._random = random.Random(seed)
         self._renewals = renewals
@@ -33,11 +47,17 @@ class BusyChannel(Channel):
         self._brokers = [f"127.0.0.1:{8080 + number}" for number in range(brokers)]
         self.join(*self._brokers)
         for number in range(namespaces):
-            self.create(even_boundaries(bundles // namespaces), namespace=f"tenant/namespace-{number}")
+            self.create(
+                even_boundaries(bundles // namespaces), namespace=f"tenant/namespace-{number}"
+            )
         self.names = list(self.view.bundles)
         for place, name in enumerate(self.names):
             broker = self._brokers[place % brokers]
-            self.accept(propose.assign(self.author(broker), self.view.bundles[name], owner=self.incarnation(broker)))
+            self.accept(
+                propose.assign(
+                    self.author(broker), self.view.bundles[name], owner=self.incarnation(broker)
+                )
+            )
             self.accept(propose.opened(self.author(broker), self.view.bundles[name]))
 
     def author(self, broker: str) -> propose.Author:
@@ -77,7 +97,9 @@ class BusyChannel(Channel):
         assert not verdict.diverged
 
     def _move(self) -> None:
-        """Make the next of the three records of a transfer; when one is over, the next bundle is moved."""
+        """Make the next of the three records of a transfer; when one is over, the next bundle is
+        moved.
+        """
         name = self._moving or self._random.choice(self.names)
         bundle = self.view.bundles[name]
         writer = bundle.source if bundle.phase == "handing_over" else bundle.owner
@@ -86,7 +108,11 @@ class BusyChannel(Channel):
         if bundle.phase == "owned":
             others = [incarnation for incarnation in self.view.live if incarnation != bundle.owner]
             reason = "shed: 127.0.0.1:8080 is at 93 % of its capacity"
-            self.accept(propose.transfer(author, bundle, destination=self._random.choice(others), reason=reason))
+            self.accept(
+                propose.transfer(
+                    author, bundle, destination=self._random.choice(others), reason=reason
+                )
+            )
         elif bundle.phase == "transferring":
             self.accept(propose.prepared(author, bundle))
         else:
@@ -94,7 +120,9 @@ class BusyChannel(Channel):
         self._moving = None if self.view.bundles[name].phase == "owned" else name
 
     def _intervene(self) -> None:
-        """Make another record: a stale proposal of an admin or a broker, a policy of an admin, or bytes that are no record."""
+        """Make another record: a stale proposal of an admin or a broker, a policy of an admin, or
+        bytes that are no record.
+        """
         bundle = self.view.bundles[self._random.choice(self.names)]
         stale = replace(bundle, last=bundle.last - 1)
         chance = self._random.random()
@@ -103,8 +131,13 @@ class BusyChannel(Channel):
         elif chance < 0.6:
             self.put(propose.unload(self.author(self._random.choice(self._brokers)), stale))
         elif chance < 0.9:
-            document: dict[str, str | int | bool] = {"namespaces": bundle.namespace, "limit": self._random.randrange(9)}
-            self.accept(propose.set_policy(self.admin(), self.view, name="isolation", document=document))
+            document: dict[str, str | int | bool] = {
+                "namespaces": bundle.namespace,
+                "limit": self._random.randrange(9),
+            }
+            self.accept(
+                propose.set_policy(self.admin(), self.view, name="isolation", document=document)
+            )
         else:
             self.put_bytes(GARBAGE)
 
@@ -112,7 +145,9 @@ class BusyChannel(Channel):
 class WrittenChannel(BusyChannel):
     """A busy channel whose records go to a log that nobody else writes to, in batches."""
 
-    def __init__(self, log: Log, *, brokers: int, bundles: int, namespaces: int = 1, renewals: float = 0.6) -> None:
+    def __init__(
+        self, log: Log, *, brokers: int, bundles: int, namespaces: int = 1, renewals: float = 0.6
+    ) -> None:
         super().__init__(brokers=brokers, bundles=bundles, namespaces=namespaces, renewals=renewals)
         self._log = log
         self.flush()
@@ -130,5 +165,7 @@ class WrittenChannel(BusyChannel):
         for first in range(0, len(self.entries), BATCH):
             batch = self.entries[first : first + BATCH]
             offsets = self._log.append([data for _, data in batch], timeout_ms=TIMEOUT_MS)
-            assert [offset for offset, _ in batch] == list(offsets), "the log is new, and nobody else writes to it"
+            assert [offset for offset, _ in batch] == list(offsets), (
+                "the log is new, and nobody else writes to it"
+            )
         self.entries.clear()

@@ -27,13 +27,19 @@ def entries_of(log: Log) -> list[Entry]:
 
 
 def cut_off(log: Log, *, horizon: int, below: int) -> View:
-    """Give a whole log a snapshot of its view at physical offset `horizon`, and truncate it below `below`; that view."""
+    """Give a whole log a snapshot of its view at physical offset `horizon`, and truncate it below
+    `below`; that view.
+    """
     reader = Reader(log=log.name)
     for entry in log.read(FIRST_OFFSET, limit=READ_ENTRIES_MAX):
         if entry.offset <= horizon:
             reader.feed(entry)
     compacted_snapshot = log.compacted_snapshot()
     compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)
-    compacted_snapshot.replace(rows_of(reader.view, -1), encode_marker(marker_of(reader.view, log=log.identity)), timeout_ms=TIMEOUT_MS)
+    compacted_snapshot.replace(
+        rows_of(reader.view, -1),
+        encode_marker(marker_of(reader.view, log=log.identity)),
+        timeout_ms=TIMEOUT_MS,
+    )
     log.truncate(below, timeout_ms=TIMEOUT_MS)
     return reader.view

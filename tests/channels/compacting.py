@@ -1,4 +1,6 @@
-"""Channels that are compacted in tests: what they hold, folded from zero and restored, laid side by side."""
+"""Channels that are compacted in tests: what they hold, folded from zero and restored, laid side by
+side.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.snapshot_store import CompactedSnapshot
 from equipoise.channel.core.view import View, apply
 from equipoise.channel.snapshots.restore import earliest, restored
-from equipoise.channel.snapshots.snapshot_rows import Marker, decode_marker, encode_marker, keys_of, marker_of, rows_of
+from equipoise.channel.snapshots.snapshot_rows import (
+    Marker,
+    decode_marker,
+    encode_marker,
+    keys_of,
+    marker_of,
+    rows_of,
+)
 from equipoise.compaction.compactor import Compacted, compact
 from equipoise.compaction.retention import Retention
 from tests.channels.folding import CLUSTER, Channel
@@ -24,8 +33,19 @@ NOTHING = Retention(unit="offsets", amount=0)
 
 # All that a view holds, spelled out so that a field that is forgotten on both ways is missed here.
 FIELDS = (
-    "offset", "cluster", "base", "genesis", "level", "level_last", "removed_at", "bundles", "brokers", "namespaces", "policies", "live",
-)  # fmt: skip
+    "offset",
+    "cluster",
+    "base",
+    "genesis",
+    "level",
+    "level_last",
+    "removed_at",
+    "bundles",
+    "brokers",
+    "namespaces",
+    "policies",
+    "live",
+)
 
 Entries = Sequence[tuple[int, bytes]]
 
@@ -48,9 +68,17 @@ def in_an_hour() -> int:
     return time.time_ns() // 1_000_000 + 3_600_000
 
 
-def compacted(log: Log, *, retain: Retention = NOTHING, step: Callable[[str], None] = lambda _: None, dry_run: bool = False) -> Compacted:
+def compacted(
+    log: Log,
+    *,
+    retain: Retention = NOTHING,
+    step: Callable[[str], None] = lambda _: None,
+    dry_run: bool = False,
+) -> Compacted:
     """Compact a log as one that has been quiet for an hour."""
-    return compact(log, retain=retain, timeout_ms=TIMEOUT_MS, step=step, dry_run=dry_run, now_ms=in_an_hour)
+    return compact(
+        log, retain=retain, timeout_ms=TIMEOUT_MS, step=step, dry_run=dry_run, now_ms=in_an_hour
+    )
 
 
 def fold(entries: Iterable[tuple[int, bytes]]) -> View:
@@ -79,7 +107,9 @@ def all_of(view: View) -> dict[str, object]:
     """All that a view holds, its digest, and what its indexes say."""
     return {name: getattr(view, name) for name in FIELDS} | {
         "digest": view.digest(),
-        "ranges": {name: [bundle.name for bundle in view.bundles_of(name)] for name in view.namespaces},
+        "ranges": {
+            name: [bundle.name for bundle in view.bundles_of(name)] for name in view.namespaces
+        },
         "held": {incarnation: view.held_by(incarnation) for incarnation in view.live},
         "unsettled": view.unsettled(),
     }
@@ -103,21 +133,34 @@ def all_rows(view: View) -> dict[str, bytes]:
 
 
 def write_snapshot(log: Log, view: View, *, copied: bool = False, clear: bool = False) -> None:
-    """Write the snapshot of a view at once and whole, whatever stands on the log; with `clear` in place of another one."""
+    """Write the snapshot of a view at once and whole, whatever stands on the log; with `clear` in
+    place of another one.
+    """
     log.compacted_snapshot().claim(timeout_ms=TIMEOUT_MS)
     gone = image_of(log).rows.keys() - keys_of(view) if clear else ()
     log.compacted_snapshot().replace(
-        rows_of(view, -1, gone), encode_marker(marker_of(view, log=log.identity, copied=copied)), timeout_ms=TIMEOUT_MS
+        rows_of(view, -1, gone),
+        encode_marker(marker_of(view, log=log.identity, copied=copied)),
+        timeout_ms=TIMEOUT_MS,
     )
 
 
 def begin_copy(log: Log, channel: Channel, *, base: int) -> Log:
-    """Make a new log the copy of a channel, which goes on above `base`; the channel's view becomes the copy's."""
+    """Make a new log the copy of a channel, which goes on above `base`; the channel's view becomes
+    the copy's.
+    """
     view = channel.view
     view.go_on_above(base, level=view.level, level_last=view.level_last)
     write_snapshot(log, view, copied=True)
     log.append(
-        [encode(propose.genesis(Author(publisher="admin:ops"), cluster=CLUSTER, base=base, level=view.level))], timeout_ms=TIMEOUT_MS
+        [
+            encode(
+                propose.genesis(
+                    Author(publisher="admin:ops"), cluster=CLUSTER, base=base, level=view.level
+                )
+            )
+        ],
+        timeout_ms=TIMEOUT_MS,
     )
     return log
 
@@ -133,7 +176,9 @@ def digests_of(entries: Iterable[tuple[int, bytes]]) -> dict[int, int]:
 
 
 def told_by(log: Log) -> dict[int, int]:
-    """The digests of all views that can still be told: of that from which the story is known, and after each record from there on."""
+    """The digests of all views that can still be told: of that from which the story is known, and
+    after each record from there on.
+    """
     reader = earliest(log)
     digests = {} if reader.view.offset < 0 else {reader.view.offset: reader.view.digest()}
     while entries := log.read(reader.position, limit=READ_ENTRIES_MAX):

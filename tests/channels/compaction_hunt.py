@@ -1,7 +1,9 @@
-"""Random channels that are compacted, by compactors that die and overtake one another, until something is not as it must be.
+"""Random channels that are compacted, by compactors that die and overtake one another, until
+something is not as it must be.
 
-`python -m tests.channels.compaction_hunt --seeds N` prints the first violation and exits with 1, as `python -m
-equipoise.brokers.testing.simulation` does; tests.mutants runs it over a product in which one rule of compaction is broken.
+`python -m tests.channels.compaction_hunt --seeds N` prints the first violation and exits with 1, as
+`python -m equipoise.brokers.testing.simulation` does; tests.mutants runs it over a product in which
+one rule of compaction is broken.
 """
 
 from __future__ import annotations
@@ -14,7 +16,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from equipoise.channel.core import propose
-from equipoise.channel.core.errors import CompactionRefused, EquipoiseError, LogTruncated, SnapshotFenced
+from equipoise.channel.core.errors import (
+    CompactionRefused,
+    EquipoiseError,
+    LogTruncated,
+    SnapshotFenced,
+)
 from equipoise.channel.snapshots.history_snapshot import history_snapshot_of
 from equipoise.channel.snapshots.restore import earliest
 from equipoise.compaction.compactor import compact
@@ -60,7 +67,8 @@ def play(seed: int) -> None:
     rng, walk, log = random.Random(seed), Walk(seed), GapLog()
     other = GapLog(name=log.name)
     retain = Retention(unit="offsets", amount=rng.choice((0, 0, 5, RECORDS_MAX)))
-    if rng.random() < 1 / 2:  # As one that kept nothing leaves it: then nothing but the snapshot tells of what was.
+    # As one that kept nothing leaves it: then nothing but the snapshot tells of what was.
+    if rng.random() < 1 / 2:
         log.put(*(walk.step() for _ in range(rng.randrange(RECORDS_MAX))))
         compacted(log)
     for _ in range(rng.randrange(2, 7)):
@@ -68,22 +76,34 @@ def play(seed: int) -> None:
         with suppress(DiedError, SnapshotFenced, LogTruncated):
             compacted(log, retain=retain, step=_trouble(rng, walk, other, retain))
             require(not untold(log), "all that a compaction leaves on the log can be told")
-        require(all_of(fold(walk.entries)) == all_of(restored_to_end(log)), "restore == fold from zero")
-        require(told_by(log).items() <= digests_of(walk.entries).items(), "what can be told is what a fold from zero tells")
+        require(
+            all_of(fold(walk.entries)) == all_of(restored_to_end(log)), "restore == fold from zero"
+        )
+        require(
+            told_by(log).items() <= digests_of(walk.entries).items(),
+            "what can be told is what a fold from zero tells",
+        )
         history_snapshot = history_snapshot_of(log).marker
         # One that died may not have cut yet what it was to cut, which needs not be told.
-        between = not retain.amount or (history_snapshot is not None and history_snapshot.position == earliest(log).position)
+        between = not retain.amount or (
+            history_snapshot is not None and history_snapshot.position == earliest(log).position
+        )
         require(between or not untold(log), "what stays on the log can be told")
     done = compacted(log)
     view = fold(walk.entries)
     if view.genesis is not None:
         require(all_rows(view) == image_of(log).rows, "a snapshot holds each key as it is now")
-        require((view.offset, view.digest()) == (done.horizon, done.digest), "a snapshot reaches the end")
+        require(
+            (view.offset, view.digest()) == (done.horizon, done.digest),
+            "a snapshot reaches the end",
+        )
     log.close()
     other.close()
 
 
-def _trouble(rng: random.Random, walk: Walk, other: GapLog, retain: Retention) -> Callable[[str], None]:
+def _trouble(
+    rng: random.Random, walk: Walk, other: GapLog, retain: Retention
+) -> Callable[[str], None]:
     """What happens to a compactor at one of its steps."""
     where = rng.choice((None, None, *Step))
     what = rng.choice(("dies", "is written past", "is overtaken"))
@@ -106,7 +126,9 @@ def keep_what_must_stay() -> None:
     log.put(*channel.entries)
     compact(log, retain=NOTHING, timeout_ms=TIMEOUT_MS)
     require(log.start() == 1, "the newest ten minutes stay")
-    channel.put(propose.renewed(channel.author("a:1"), replace(channel.broker("a:1"), digest_after=1)))
+    channel.put(
+        propose.renewed(channel.author("a:1"), replace(channel.broker("a:1"), digest_after=1))
+    )
     log.put(channel.entries[-1])
     with suppress(CompactionRefused):
         compacted(log)
@@ -124,7 +146,10 @@ def main() -> int:
             play(seed)
         except (ViolationError, EquipoiseError) as error:
             print(f"scenario {SCENARIO}, seed {seed};")
-            print(f"VIOLATION of {error if isinstance(error, ViolationError) else f'no compactor fails: {type(error).__name__}: {error}'}")
+            print(
+                "VIOLATION of"
+                f" {error if isinstance(error, ViolationError) else f'no compactor fails: {type(error).__name__}: {error}'}"  # noqa: E501
+            )
             return 1
     return 0
 

@@ -1,7 +1,9 @@
-"""Random logs on Kafka whose nodes are cut off from one another, or lose the log's end, until a reader is told what is not so.
+"""Random logs on Kafka whose nodes are cut off from one another, or lose the log's end, until a
+reader is told what is not so.
 
-`python -m tests.channels.deposed_leader_hunt --seeds N` prints the first violation and exits with 1, as `python -m
-equipoise.brokers.testing.simulation` does; tests.mutants runs it over a product in which one rule is broken.
+`python -m tests.channels.deposed_leader_hunt --seeds N` prints the first violation and exits with
+1, as `python -m equipoise.brokers.testing.simulation` does; tests.mutants runs it over a product in
+which one rule is broken.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ def require(holds: bool, what: str) -> None:
 
 @dataclass
 class Reader:
-    """One handle, and how far it has read. A restart gives it another handle, and leaves the position."""
+    """One handle, and how far it has read. A restart gives it another handle, and leaves the
+    position.
+    """
 
     log: KafkaLog
     position: int = FIRST_OFFSET
@@ -44,19 +48,30 @@ class Reader:
 
 
 def read(reader: Reader, kafka: FakeKafka) -> None:
-    """Read on, and judge what became of it. The topic's end may be lost, which another's append may have hidden since."""
+    """Read on, and judge what became of it. The topic's end may be lost, which another's append may
+    have hidden since.
+    """
     is_lost = len(kafka.messages) < reader.position
     try:
         entries = reader.log.read(reader.position, limit=10)
     except LogUnavailable:
         # Where a lost end has been written anew, a reader may wait for what it takes to be there.
-        require(kafka.has_lost or (kafka.old_end is not None and kafka.refusal is not None), "only an end in doubt is an outage")
+        require(
+            kafka.has_lost or (kafka.old_end is not None and kafka.refusal is not None),
+            "only an end in doubt is an outage",
+        )
     except LogWentBack:
         reader.ended = True
-        require(kafka.has_lost, "nobody takes the end of a node that is cut off for that of the log")
+        require(
+            kafka.has_lost, "nobody takes the end of a node that is cut off for that of the log"
+        )
     else:
         # Entries may have been read ahead, and a node that is cut off may still have them.
-        is_seen = is_lost and not entries and (kafka.old_end is None or kafka.old_end + 1 < reader.position)
+        is_seen = (
+            is_lost
+            and not entries
+            and (kafka.old_end is None or kafka.old_end + 1 < reader.position)
+        )
         require(not is_seen, "who has read what is lost is told")
         reader.position = entries[-1].offset + 1 if entries else reader.position
 
@@ -81,9 +96,14 @@ def play(seed: int, patch: pytest.MonkeyPatch) -> None:
     try:
         for number in range(DEEDS_MAX):
             reader = rng.choice(readers)
-            deed = rng.choice(("append", "append", "read", "read", "read", "cut off", "rejoin", "restart", "lose"))
+            deed = rng.choice(
+                ("append", "append", "read", "read", "read", "cut off", "rejoin", "restart", "lose")
+            )
             if deed == "cut off":
-                kafka.old_end, kafka.refusal = rng.randrange(len(kafka.messages)), rng.choice((None, SILENCE))
+                kafka.old_end, kafka.refusal = (
+                    rng.randrange(len(kafka.messages)),
+                    rng.choice((None, SILENCE)),
+                )
             elif deed == "rejoin":
                 kafka.old_end = kafka.refusal = None
             elif deed == "lose" and number > DEEDS_MAX / 2:

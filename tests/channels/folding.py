@@ -1,4 +1,6 @@
-"""A channel in memory for tests of the fold: proposals go through bytes, and every reader must come to the same view."""
+"""A channel in memory for tests of the fold: proposals go through bytes, and every reader must come
+to the same view.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,15 @@ NAMESPACE = "tenant/ns"
 MIDDLE = 0x80000000
 
 
-def joined(broker: str, view: View, *, nonce: str, replaces: str | None = None, after_silence: bool = False, supports: int = 1) -> Joined:
+def joined(
+    broker: str,
+    view: View,
+    *,
+    nonce: str,
+    replaces: str | None = None,
+    after_silence: bool = False,
+    supports: int = 1,
+) -> Joined:
     """The record by which a process joins as `broker`, made against `view`."""
     return Joined(
         key=broker,
@@ -39,12 +49,16 @@ def joined(broker: str, view: View, *, nonce: str, replaces: str | None = None, 
 
 
 def raise_level(author: Author, view: View, *, level: int) -> LevelRecord:
-    """The record that raises the level of the rules, made against `view`; as long as there is one level nobody else writes it."""
+    """The record that raises the level of the rules, made against `view`; as long as there is one
+    level nobody else writes it.
+    """
     return LevelRecord(key="level", based_on=view.level_last, **author.signature, raises_to=level)
 
 
 class Channel:
-    """One log with its live view. `check` folds it again from zero and over a snapshot, and compares."""
+    """One log with its live view. `check` folds it again from zero and over a snapshot, and
+    compares.
+    """
 
     def __init__(self) -> None:
         self.view = View()
@@ -52,7 +66,9 @@ class Channel:
         self._attempts: dict[int, int] = {}
 
     def put(self, record: AnyRecord, *, offset: int | None = None) -> Verdict:
-        """Append a record, at the next offset if none is given (the first is 1), and return what the fold says of it."""
+        """Append a record, at the next offset if none is given (the first is 1), and return what
+        the fold says of it.
+        """
         return self.put_bytes(encode(record), offset=offset)
 
     def put_bytes(self, data: bytes, *, offset: int | None = None) -> Verdict:
@@ -71,7 +87,9 @@ class Channel:
         """A live broker, with the number of a new attempt."""
         incarnation = self.view.brokers[broker].incarnation
         self._attempts[incarnation] = self._attempts.get(incarnation, 0) + 1
-        return Author(publisher=broker, incarnation=incarnation, sequence=self._attempts[incarnation])
+        return Author(
+            publisher=broker, incarnation=incarnation, sequence=self._attempts[incarnation]
+        )
 
     def admin(self) -> Author:
         """An admin who has read the whole log."""
@@ -86,9 +104,13 @@ class Channel:
         for broker in brokers:
             self.accept(joined(broker, self.view, nonce=f"nonce of {broker}"))
 
-    def create(self, boundaries: Sequence[int] = (0, HASH_MAX), *, namespace: str = NAMESPACE) -> None:
+    def create(
+        self, boundaries: Sequence[int] = (0, HASH_MAX), *, namespace: str = NAMESPACE
+    ) -> None:
         """Create a namespace."""
-        self.accept(propose.create_namespace(self.admin(), self.view, name=namespace, boundaries=boundaries))
+        self.accept(
+            propose.create_namespace(self.admin(), self.view, name=namespace, boundaries=boundaries)
+        )
 
     def incarnation(self, broker: str) -> int:
         """The newest incarnation of a broker."""
@@ -106,7 +128,9 @@ class Channel:
 
     def own(self, broker: str, point: int = 0) -> None:
         """Give the free bundle at a point to a broker, and let it open it."""
-        self.accept(propose.assign(self.admin(), self.bundle(point), owner=self.incarnation(broker)))
+        self.accept(
+            propose.assign(self.admin(), self.bundle(point), owner=self.incarnation(broker))
+        )
         self.accept(propose.opened(self.author(broker), self.bundle(point)))
 
     def die(self, broker: str) -> None:
@@ -115,7 +139,9 @@ class Channel:
         self.accept(propose.down(self.admin(), entry, nonce=entry.joined.nonce))
 
     def check(self) -> None:
-        """The fold from zero, and the one over a snapshot taken in the middle, give the live view."""
+        """The fold from zero, and the one over a snapshot taken in the middle, give the live
+        view.
+        """
         again = View()
         middle = len(self.entries) // 2
         for place, (offset, data) in enumerate(self.entries):
@@ -135,24 +161,39 @@ def channel_with(*brokers: str, bundles: int = 1) -> Channel:
 
 
 def channel_in(phase: Phase, *brokers: str) -> Channel:
-    """A channel whose only bundle is in a phase: `owner` and `source` are the brokers that it names, `brokers` others.
+    """A channel whose only bundle is in a phase: `owner` and `source` are the brokers that it
+    names, `brokers` others.
 
-    In `unloading` only `source` is named; a phase in which `source` serves had it as its owner before.
+    In `unloading` only `source` is named; a phase in which `source` serves had it as its owner
+    before.
     """
     channel = channel_with("owner", "source", *brokers)
     if phase == "free":
         return channel
     first = "source" if phase in ("transferring", "handing_over", "unloading") else "owner"
-    channel.accept(propose.assign(channel.admin(), channel.bundle(), owner=channel.incarnation(first)))
+    channel.accept(
+        propose.assign(channel.admin(), channel.bundle(), owner=channel.incarnation(first))
+    )
     if phase == "assigning":
         return channel
     channel.accept(propose.opened(channel.author(first), channel.bundle()))
     if phase == "unloading":
         channel.accept(propose.unload(channel.admin(), channel.bundle()))
     if phase == "splitting":
-        channel.accept(propose.start_split(channel.admin(), channel.bundle(), algorithm="specified_positions_divide", positions=(MIDDLE,)))
+        channel.accept(
+            propose.start_split(
+                channel.admin(),
+                channel.bundle(),
+                algorithm="specified_positions_divide",
+                positions=(MIDDLE,),
+            )
+        )
     if phase in ("transferring", "handing_over"):
-        channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("owner")))
+        channel.accept(
+            propose.transfer(
+                channel.admin(), channel.bundle(), destination=channel.incarnation("owner")
+            )
+        )
     if phase == "handing_over":
         channel.accept(propose.prepared(channel.author("owner"), channel.bundle()))
     assert phase == channel.bundle().phase

@@ -1,4 +1,6 @@
-"""A log in memory whose offsets may leap, as those of SQLite do after a restart, and those of Kafka after each transaction."""
+"""A log in memory whose offsets may leap, as those of SQLite do after a restart, and those of Kafka
+after each transaction.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,13 @@ class GapLog(MemoryLog):
             self.append([_GAP] * min(missing, BATCH_ENTRIES_MAX), timeout_ms=0)
 
     def read(self, position: int, *, limit: int) -> Sequence[Entry]:
-        # Not by way of the log in memory, which would make an entry of each of the thousands of offsets in a leap.
+        # Not by way of the log in memory, which would make an entry of each of the thousands of
+        # offsets in a leap.
         storage = self._storage
         with storage.changed:
             check_position(self.name, position, start=storage.start, end=storage.end)
             records = storage.records[position - storage.start :]
-        standing = (Entry(offset, data) for offset, data in enumerate(records, position) if data != _GAP)
+        standing = (
+            Entry(offset, data) for offset, data in enumerate(records, position) if data != _GAP
+        )
         return list(islice(standing, min(limit, READ_ENTRIES_MAX)))

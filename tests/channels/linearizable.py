@@ -1,6 +1,8 @@
-"""Check whether the calls on one object could have happened one after another, each at one moment between its start and its end.
+"""Check whether the calls on one object could have happened one after another, each at one moment
+between its start and its end.
 
-After Wing and Gong (1993), with the memory of Lowe (2017): a state that the same calls have led to before is not tried again.
+After Wing and Gong (1993), with the memory of Lowe (2017): a state that the same calls have led to
+before is not tried again.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ State = TypeVar("State", bound=Hashable)
 class Call:
     """A call: what was asked and answered, and when, in any unit of time.
 
-    `ended` is None if nobody knows whether it had an effect: it may have it at any moment after `began`, or never.
+    `ended` is None if nobody knows whether it had an effect: it may have it at any moment after
+    `began`, or never.
     """
 
     what: str
@@ -26,8 +29,12 @@ class Call:
     ended: int | None
 
 
-def is_linearizable(calls: Sequence[Call], step: Callable[[State, Call], State | None], initial: State) -> bool:
-    """Return whether some order of the calls explains all answers. `step` returns the state after a call, None if its answer is wrong."""
+def is_linearizable(
+    calls: Sequence[Call], step: Callable[[State, Call], State | None], initial: State
+) -> bool:
+    """Return whether some order of the calls explains all answers. `step` returns the state after a
+    call, None if its answer is wrong.
+    """
     calls = sorted(calls, key=lambda call: call.began)
     tried = set[tuple[int, Hashable]]()
     known = sum(1 << number for number, call in enumerate(calls) if call.ended is not None)

@@ -3,8 +3,8 @@
 * `log_url`: a log for the brokers of one test.
 * `log_place`: a log that the test may make unavailable.
 
-By default tests run on SQLite, and those marked `on_every_log` on Kafka too. `EQUIPOISE_TEST_LOG=kafka` (or `sqlite`) runs all of them on
-that kind only.
+By default tests run on SQLite, and those marked `on_every_log` on Kafka too.
+`EQUIPOISE_TEST_LOG=kafka` (or `sqlite`) runs all of them on that kind only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _PARAMETER: Final = "log_kind"
 
 
 def chosen_kind() -> LogKind | None:
-    """Return the kind that the variable requests; None if it is not set. Raises `pytest.UsageError` for an unknown kind."""
+    """Return the kind that the variable requests; None if it is not set. Raises `pytest.UsageError`
+    for an unknown kind.
+    """
     given = os.environ.get(OPTION)
     try:
         return LogKind(given) if given else None
@@ -37,14 +39,22 @@ def run_on_kinds(metafunc: pytest.Metafunc) -> None:
     """Run a test that takes a log on the requested kind, or on every kind."""
     if _PARAMETER in metafunc.fixturenames:
         chosen = chosen_kind()
-        metafunc.parametrize(_PARAMETER, list(LogKind) if chosen is None else [chosen], indirect=True, ids=str)
+        metafunc.parametrize(
+            _PARAMETER, list(LogKind) if chosen is None else [chosen], indirect=True, ids=str
+        )
 
 
 def leave_out_all_but_some_on_kafka(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without a requested kind, deselect Kafka tests that are not marked `on_every_log`: each lease on Kafka takes 15 s."""
+    """Without a requested kind, deselect Kafka tests that are not marked `on_every_log`: each lease
+    on Kafka takes 15 s.
+    """
     if chosen_kind() is not None:
         return
-    left_out = [item for item in items if kind_of(item) is LogKind.KAFKA and item.get_closest_marker(ON_EVERY_LOG) is None]
+    left_out = [
+        item
+        for item in items
+        if kind_of(item) is LogKind.KAFKA and item.get_closest_marker(ON_EVERY_LOG) is None
+    ]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
@@ -52,7 +62,11 @@ def leave_out_all_but_some_on_kafka(config: pytest.Config, items: list[pytest.It
 
 def kind_of(item: pytest.Item) -> LogKind | None:
     """Return the kind of log that a test runs on; None if it takes no log."""
-    given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    given = (
+        item.callspec.params
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        else {}
+    )
     kind = given.get(_PARAMETER)
     return kind if isinstance(kind, LogKind) else None
 

@@ -1,7 +1,9 @@
-"""Implement the fold a second time, slowly and simply from the tables of docs/protocol.md, to compare it with `channel.core.view`.
+"""Implement the fold a second time, slowly and simply from the tables of docs/protocol.md, to
+compare it with `channel.core.view`.
 
-It shares no rule, table or index with the first fold. It takes decoded records, because bytes are the codec's concern, and gives reasons
-in the order that the head of `channel.core.view` promises. Bundles are a list that is searched from end to end each time.
+It shares no rule, table or index with the first fold. It takes decoded records, because bytes are
+the codec's concern, and gives reasons in the order that the head of `channel.core.view` promises.
+Bundles are a list that is searched from end to end each time.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ HASH_END = 0xFFFFFFFF
 ADMIN_WINDOW = 10_000
 
 
-# The two tables as in the contract: from, to, who, and whether an ownership begins. A letter is an incarnation. One that only `to` has is
-# the target: it must be alive, not draining, and different from those in `from`.
+# The two tables as in the contract: from, to, who, and whether an ownership begins. A letter is an
+# incarnation. One that only `to` has is the target: it must be alive, not draining, and different
+# from those in `from`.
 MOVES = [
     tuple(cell.strip() for cell in line.split("|"))
     for line in """
@@ -75,8 +78,12 @@ def spelled(cell: str) -> tuple[str, str | None, str | None]:
     return match[1], match[2], match[3]
 
 
-def bind(cell: str, state: str, owner: int | None, source: int | None, known: dict[str, int]) -> dict[str, int] | None:
-    """Return what the letters of a cell stand for if it matches this bundle, given the known ones; None if it does not match."""
+def bind(
+    cell: str, state: str, owner: int | None, source: int | None, known: dict[str, int]
+) -> dict[str, int] | None:
+    """Return what the letters of a cell stand for if it matches this bundle, given the known ones;
+    None if it does not match.
+    """
     expected, *letters = spelled(cell)
     names = dict(known)
     for letter, incarnation in zip(letters, (owner, source), strict=True):
@@ -181,8 +188,14 @@ def facts_of(view: View) -> dict[str, object]:
                 )
                 for name, entry in view.brokers.items()
             },
-            namespaces={name: Named(status=n.status, last=n.last, document=dict(n.policies)) for name, n in view.namespaces.items()},
-            policies={name: Named(status="set", last=p.last, document=dict(p.document)) for name, p in view.policies.items()},
+            namespaces={
+                name: Named(status=n.status, last=n.last, document=dict(n.policies))
+                for name, n in view.namespaces.items()
+            },
+            policies={
+                name: Named(status="set", last=p.last, document=dict(p.document))
+                for name, p in view.policies.items()
+            },
             bundles=[
                 Bundle(
                     namespace=entry.namespace,
@@ -230,7 +243,10 @@ def _judge(model: Model, offset: int, record: AnyRecord | Unreadable) -> None:
     # Check the publisher and the number of the attempt first, whatever the record is.
     if record.publisher is not None and not record.publisher.startswith("admin:"):
         speaker = model.members.get(record.publisher)
-        need(speaker is not None and speaker.live() and speaker.incarnation == record.incarnation, Reason.DEAD_PUBLISHER)
+        need(
+            speaker is not None and speaker.live() and speaker.incarnation == record.incarnation,
+            Reason.DEAD_PUBLISHER,
+        )
         assert speaker is not None
         assert record.sequence is not None
         need(record.sequence > speaker.sequence, Reason.LATE)
@@ -294,7 +310,12 @@ def _joined(model: Model, offset: int, record: Joined) -> None:
     if old is not None and old.live():
         _death(model, offset, old.incarnation)
     model.members[record.key] = Member(
-        incarnation=offset, status="up", last=offset, sequence=0, nonce=record.nonce, supports=record.supported_level
+        incarnation=offset,
+        status="up",
+        last=offset,
+        sequence=0,
+        nonce=record.nonce,
+        supports=record.supported_level,
     )
 
 
@@ -312,7 +333,10 @@ def _member(model: Model, offset: int, record: Renewed | BrokerRecord) -> None:
     elif status == "down":
         need(member.live(), Reason.ILLEGAL_TRANSITION)
         need(not itself, Reason.NOT_THE_ACTOR)
-        need(not admin or (isinstance(record, BrokerRecord) and record.nonce == member.nonce), Reason.STILL_ALIVE)
+        need(
+            not admin or (isinstance(record, BrokerRecord) and record.nonce == member.nonce),
+            Reason.STILL_ALIVE,
+        )
     else:
         need(not admin, Reason.NOT_THE_ACTOR)
         need(not member.live(), Reason.STILL_ALIVE)
@@ -352,12 +376,25 @@ def _namespace(model: Model, offset: int, record: NamespaceRecord) -> None:
         except InvalidName as error:
             raise RefusedError(Reason.MALFORMED) from error
         cuts = list(record.boundaries or ())
-        whole = len(cuts) >= 2 and cuts[0] == 0 and cuts[-1] == HASH_END and cuts == sorted(set(cuts))
+        whole = (
+            len(cuts) >= 2 and cuts[0] == 0 and cuts[-1] == HASH_END and cuts == sorted(set(cuts))
+        )
         need(whole, Reason.BAD_BOUNDARY)
-        model.namespaces[record.key] = Named(status="created", last=offset, document=dict(record.policies or {}))
+        model.namespaces[record.key] = Named(
+            status="created", last=offset, document=dict(record.policies or {})
+        )
         for low, high in pairwise(cuts):
             model.bundles.append(
-                Bundle(namespace=record.key, low=low, high=high, state="free", owner=None, source=None, last=offset, token=offset)
+                Bundle(
+                    namespace=record.key,
+                    low=low,
+                    high=high,
+                    state="free",
+                    owner=None,
+                    source=None,
+                    last=offset,
+                    token=offset,
+                )
             )
         return
     if old is None:
@@ -382,7 +419,9 @@ def _policy(model: Model, offset: int, record: PolicyRecord) -> None:
     old = model.policies.get(record.key)
     need(record.based_on == (model.removed_at if old is None else old.last), Reason.STALE)
     if record.status == "set":
-        model.policies[record.key] = Named(status="set", last=offset, document=dict(record.document or {}))
+        model.policies[record.key] = Named(
+            status="set", last=offset, document=dict(record.document or {})
+        )
         return
     need(old is not None, Reason.UNKNOWN_POLICY)
     del model.policies[record.key]
@@ -407,15 +446,28 @@ def _transition(model: Model, offset: int, record: BundleTransition) -> None:
         if all_names is None:
             continue
         targets = [incarnation for letter, incarnation in all_names.items() if letter not in names]
-        need(who == "any" or (record.incarnation is not None and record.incarnation == names[who]), Reason.NOT_THE_ACTOR)
-        refused_while_deleting = record.state == "splitting" or (record.state == "assigning" and record.source is None)
-        need(not refused_while_deleting or model.namespaces[bundle.namespace].status != "deleting", Reason.NAMESPACE_DELETING)
+        need(
+            who == "any" or (record.incarnation is not None and record.incarnation == names[who]),
+            Reason.NOT_THE_ACTOR,
+        )
+        refused_while_deleting = record.state == "splitting" or (
+            record.state == "assigning" and record.source is None
+        )
+        need(
+            not refused_while_deleting or model.namespaces[bundle.namespace].status != "deleting",
+            Reason.NAMESPACE_DELETING,
+        )
         for incarnation in targets:
             need(incarnation not in names.values(), Reason.ILLEGAL_TRANSITION)
             member = member_of(model, incarnation)
             need(member is not None, Reason.DEAD_TARGET)
             need(member is not None and member.status == "up", Reason.DRAINING_TARGET)
-        bundle.state, bundle.owner, bundle.source, bundle.last = record.state, record.owner, record.source, offset
+        bundle.state, bundle.owner, bundle.source, bundle.last = (
+            record.state,
+            record.owner,
+            record.source,
+            offset,
+        )
         bundle.token = offset if ownership == "new" else bundle.token
         return
     raise RefusedError(Reason.ILLEGAL_TRANSITION)
@@ -424,9 +476,13 @@ def _transition(model: Model, offset: int, record: BundleTransition) -> None:
 def _split(model: Model, offset: int, record: Split) -> None:
     parent = _find(model, record.key, record.based_on)
     need(parent.state == "splitting", Reason.ILLEGAL_TRANSITION)
-    need(record.incarnation is not None and record.incarnation == parent.owner, Reason.NOT_THE_ACTOR)
+    need(
+        record.incarnation is not None and record.incarnation == parent.owner, Reason.NOT_THE_ACTOR
+    )
     cuts = list(record.positions)
-    inside = bool(cuts) and cuts == sorted(set(cuts)) and parent.low < cuts[0] and cuts[-1] < parent.high
+    inside = (
+        bool(cuts) and cuts == sorted(set(cuts)) and parent.low < cuts[0] and cuts[-1] < parent.high
+    )
     need(inside, Reason.BAD_BOUNDARY)
     model.bundles.remove(parent)
     edges = [parent.low, *cuts, parent.high]
@@ -448,9 +504,15 @@ def _split(model: Model, offset: int, record: Split) -> None:
 def _merge(model: Model, offset: int, record: Merge) -> None:
     names = [bundle.name() for bundle in model.bundles]
     need(record.key in names and record.right in names, Reason.UNKNOWN_BUNDLE)
-    left, right = _find(model, record.key, record.based_on), _find(model, record.right, record.based_on_right)
+    left, right = (
+        _find(model, record.key, record.based_on),
+        _find(model, record.right, record.based_on_right),
+    )
     need(left.namespace == right.namespace and left.high == right.low, Reason.NOT_ADJACENT)
-    need(left.state == right.state == "owned" and left.owner == right.owner, Reason.ILLEGAL_TRANSITION)
+    need(
+        left.state == right.state == "owned" and left.owner == right.owner,
+        Reason.ILLEGAL_TRANSITION,
+    )
     model.bundles.remove(left)
     model.bundles.remove(right)
     model.bundles.append(

@@ -1,7 +1,8 @@
-"""Machines that lose power, are restarted, and get an older copy of the log, until an offset is issued that somebody has seen before.
+"""Machines that lose power, are restarted, and get an older copy of the log, until an offset is
+issued that somebody has seen before.
 
-`python -m tests.channels.power_loss_hunt --seeds N` prints the first violation and exits with 1; tests.mutants runs it over a product in
-which one of the guards is missing.
+`python -m tests.channels.power_loss_hunt --seeds N` prints the first violation and exits with 1;
+tests.mutants runs it over a product in which one of the guards is missing.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ class ViolationError(Exception):
 class Machine:
     """A machine with one log and one broker's data directory.
 
-    `synced` is what the disk has of the log: its files when the last commit that waited for the disk was done. Everything that the data
-    directory writes is synced. `seen` are the offsets that somebody knows, `used` those that a service may have got as tokens.
+    `synced` is what the disk has of the log: its files when the last commit that waited for the
+    disk was done. Everything that the data directory writes is synced. `seen` are the offsets that
+    somebody knows, `used` those that a service may have got as tokens.
     """
 
     def __init__(self, folder: Path, *, synchronous: str) -> None:
@@ -51,7 +53,11 @@ class Machine:
         self.log: SqliteLog | None = None
 
     def files(self) -> Files:
-        return {suffix: file.read_bytes() for suffix in ("", "-wal") if (file := Path(f"{self.path}{suffix}")).exists()}
+        return {
+            suffix: file.read_bytes()
+            for suffix in ("", "-wal")
+            if (file := Path(f"{self.path}{suffix}")).exists()
+        }
 
     def put_back(self, files: Files) -> None:
         for suffix in ("", "-wal", "-shm"):
@@ -73,7 +79,8 @@ class Machine:
             waits = True
 
             def execute(self, statement: str, *values: object) -> sqlite3.Cursor:
-                cursor = super().execute(statement, *values)  # type: ignore[arg-type] # as it was called
+                # As it was called.
+                cursor = super().execute(statement, *values)  # type: ignore[arg-type]
                 if statement.startswith("PRAGMA synchronous = "):
                     self.waits = statement.endswith("FULL")
                 elif statement == "COMMIT" and self.waits:
@@ -96,15 +103,21 @@ class Machine:
         self.log = log
 
     def append(self, rng: random.Random) -> None:
-        """Append records. Perhaps their offsets become tokens, once the data directory notes them."""
+        """Append records. Perhaps their offsets become tokens, once the data directory notes
+        them.
+        """
         assert self.log is not None
-        offsets = list(self.log.append([b"a record"] * rng.randrange(1, RECORDS_MAX), timeout_ms=TIMEOUT_MS))
+        offsets = list(
+            self.log.append([b"a record"] * rng.randrange(1, RECORDS_MAX), timeout_ms=TIMEOUT_MS)
+        )
         if self.seen.intersection(offsets):
             raise ViolationError(f"no offset is issued twice: {offsets}")
         self.seen.update(offsets)
         if rng.random() < 1 / 2:
             with DataDirectory(self.folder / "data") as directory:
-                directory.write_mark(LogMark(log=self.log.identity, offset=offsets[-1], physical=offsets[-1]))
+                directory.write_mark(
+                    LogMark(log=self.log.identity, offset=offsets[-1], physical=offsets[-1])
+                )
             self.used.update(offsets)
 
     def crash(self) -> None:
@@ -122,7 +135,9 @@ class Machine:
         self.boot()
 
     def restore(self, older: Files) -> None:
-        """Kill all, and put an older copy in the place of the log, or nothing. If the broker refuses that, put the newest back."""
+        """Kill all, and put an older copy in the place of the log, or nothing. If the broker
+        refuses that, put the newest back.
+        """
         self.crash()
         newest = self.files()
         self.put_back(older)
@@ -153,7 +168,9 @@ def play(seed: int, folder: Path) -> None:
     machine.start()
     copies: list[Files] = [{}, another_log(folder)]
     for _ in range(rng.randrange(2, DEEDS_MAX)):
-        deed = rng.choice(("append", "append", "crash", "restart", "lose power", "lose power", "copy", "restore"))
+        deed = rng.choice(
+            ("append", "append", "crash", "restart", "lose power", "lose power", "copy", "restore")
+        )
         if deed == "append":
             machine.append(rng)
         elif deed == "copy":
@@ -192,7 +209,10 @@ def main() -> int:
             hunt(seed)
         except (ViolationError, EquipoiseError) as error:
             print(f"scenario {SCENARIO}, seed {seed};")
-            print(f"VIOLATION of {error if isinstance(error, ViolationError) else f'a whole log is accepted: {error}'}")
+            print(
+                "VIOLATION of"
+                f" {error if isinstance(error, ViolationError) else f'a whole log is accepted: {error}'}"  # noqa: E501
+            )
             return 1
     return 0
 

@@ -24,18 +24,34 @@ class Member:
     capacity: int = 100
 
 
-def ruled_channel(members: Iterable[Member | str], namespaces: Mapping[str, str | None], *, bundles: int = 1) -> Channel:
-    """A channel with these brokers, and namespaces of free bundles, each with its anti-affinity group or None."""
+def ruled_channel(
+    members: Iterable[Member | str], namespaces: Mapping[str, str | None], *, bundles: int = 1
+) -> Channel:
+    """A channel with these brokers, and namespaces of free bundles, each with its anti-affinity
+    group or None.
+    """
     channel = Channel()
     channel.genesis()
     for member in members:
         told = Member(broker=member) if isinstance(member, str) else member
         record = joined(told.broker, channel.view, nonce=f"nonce of {told.broker}")
-        channel.accept(replace(record, failure_domain=told.domain, version=told.version, capacity=told.capacity))
+        channel.accept(
+            replace(
+                record, failure_domain=told.domain, version=told.version, capacity=told.capacity
+            )
+        )
     for namespace, group in namespaces.items():
         policies: Document = {} if group is None else {ANTI_AFFINITY_GROUP: group}
         boundaries = even_boundaries(bundles)
-        channel.accept(propose.create_namespace(channel.admin(), channel.view, name=namespace, boundaries=boundaries, policies=policies))
+        channel.accept(
+            propose.create_namespace(
+                channel.admin(),
+                channel.view,
+                name=namespace,
+                boundaries=boundaries,
+                policies=policies,
+            )
+        )
     return channel
 
 
@@ -46,7 +62,11 @@ def set_policy(channel: Channel, key: str, document: Document) -> None:
 
 def give(channel: Channel, bundle: str, broker: str) -> None:
     """Let a broker own a free bundle."""
-    channel.accept(propose.assign(channel.admin(), channel.view.bundles[bundle], owner=channel.incarnation(broker)))
+    channel.accept(
+        propose.assign(
+            channel.admin(), channel.view.bundles[bundle], owner=channel.incarnation(broker)
+        )
+    )
     channel.accept(propose.opened(channel.author(broker), channel.view.bundles[bundle]))
 
 
@@ -55,10 +75,20 @@ def bundle_of(channel: Channel, namespace: str, place: int = 0) -> BundleEntry:
 
 
 def load(
-    used: float = 0.0, *, topics: int = 0, messages: float = 0.0, throughput: float = 0.0, bundles: Mapping[str, float] | None = None
+    used: float = 0.0,
+    *,
+    topics: int = 0,
+    messages: float = 0.0,
+    throughput: float = 0.0,
+    bundles: Mapping[str, float] | None = None,
 ) -> BrokerLoad:
-    """A report: use as a fraction, and of each bundle the same number of bytes and messages per second."""
-    traffic = {name: Traffic(bytes_in_per_second=rate, messages_in_per_second=rate) for name, rate in (bundles or {}).items()}
+    """A report: use as a fraction, and of each bundle the same number of bytes and messages per
+    second.
+    """
+    traffic = {
+        name: Traffic(bytes_in_per_second=rate, messages_in_per_second=rate)
+        for name, rate in (bundles or {}).items()
+    }
     return BrokerLoad(
         taken_ms=0,
         averages=Averages(weighted_max=used, bytes_per_second=throughput),

@@ -25,7 +25,9 @@ FOR_EVER_MS = 20_000 * int(DEADLINE_SECONDS)
 
 
 def standing_ns() -> int:
-    """A clock that stands still, so that no record is too old to be appended because the machine is slow."""
+    """A clock that stands still, so that no record is too old to be appended because the machine is
+    slow.
+    """
     return 0
 
 
@@ -39,7 +41,9 @@ def log_of(*records: bytes) -> TroubledLog:
 
 
 class Subscriber:
-    """A subscription that keeps its events in order: records as bytes, outcomes, errors, and pairs for catching up and resyncs."""
+    """A subscription that keeps its events in order: records as bytes, outcomes, errors, and pairs
+    for catching up and resyncs.
+    """
 
     def __init__(
         self,
@@ -81,7 +85,9 @@ class Subscriber:
 
     @property
     def resyncs(self) -> list[object]:
-        return [event for event in self.events if isinstance(event, tuple) and event[0] == "resynced"]
+        return [
+            event for event in self.events if isinstance(event, tuple) and event[0] == "resynced"
+        ]
 
     def open(self) -> Log:
         return self.log

@@ -13,11 +13,12 @@ DEADLINE_SECONDS = 30.0
 
 
 class TroubledLog(MemoryLog):
-    """Switches: `read_error` and `append_error` are raised while they are set; a batch whose error leaves doubt may be kept.
+    """Switches: `read_error` and `append_error` are raised while they are set; a batch whose error
+    leaves doubt may be kept.
 
     While `is_deaf` is set, a wait notices no entries, only a wake, so its reader lags behind.
-    `gate` holds appends up while it is cleared. `batches` are the batches that were appended or refused, `closed` is set by
-    `close`, and `failures` counts what `read` and `wait` raised.
+    `gate` holds appends up while it is cleared. `batches` are the batches that were appended or
+    refused, `closed` is set by `close`, and `failures` counts what `read` and `wait` raised.
     """
 
     def __init__(self, *, name: str) -> None:

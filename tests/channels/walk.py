@@ -1,8 +1,9 @@
-"""Generate random streams of mostly plausible records from several publishers, each with a view of its own.
+"""Generate random streams of mostly plausible records from several publishers, each with a view of
+its own.
 
-A publisher reads the log with a lag, so its proposals are often stale. It usually knows the number of its own attempts, and sometimes
-proposes an illegal transition. In between come late duplicates, records with a broken field, garbage, gaps between offsets, and jumps that
-make admins late.
+A publisher reads the log with a lag, so its proposals are often stale. It usually knows the number
+of its own attempts, and sometimes proposes an illegal transition. In between come late duplicates,
+records with a broken field, garbage, gaps between offsets, and jumps that make admins late.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.lifecycle import Phase
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import HASH_MAX
-from equipoise.channel.core.records import ADMIN_WINDOW_OFFSETS, AnyRecord, BundleTransition, Joined, Merge, Split
+from equipoise.channel.core.records import (
+    ADMIN_WINDOW_OFFSETS,
+    AnyRecord,
+    BundleTransition,
+    Joined,
+    Merge,
+    Split,
+)
 from equipoise.channel.core.view import View, apply
 from tests.channels.folding import raise_level
 
@@ -58,7 +66,9 @@ Proposals = list[Callable[[], AnyRecord]]
 
 
 class Reader:
-    """A publisher: a name, a view that lags behind the log, and the number of attempts of each incarnation."""
+    """A publisher: a name, a view that lags behind the log, and the number of attempts of each
+    incarnation.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -81,14 +91,21 @@ class Reader:
         incarnation = entry.incarnation if entry else rng.randrange(1, 9)
         attempt = self.attempts.get(incarnation, 0) + rng.choice((1, 1, 1, 1, 1, 1, 1, 3, 0))
         self.attempts[incarnation] = attempt
-        return Author(publisher=self.name, incarnation=incarnation, sequence=attempt, timestamp_ms=rng.choice((0, 1_700_000_000_000)))
+        return Author(
+            publisher=self.name,
+            incarnation=incarnation,
+            sequence=attempt,
+            timestamp_ms=rng.choice((0, 1_700_000_000_000)),
+        )
 
 
 class Walk:
     """A stream of entries. The same seed gives the same entries."""
 
     def __init__(self, seed: int, *, levels: bool = False) -> None:
-        """Seed the stream. With `levels` it may contain records that raise the format version, after which old brokers are refused."""
+        """Seed the stream. With `levels` it may contain records that raise the format version,
+        after which old brokers are refused.
+        """
         self.rng = random.Random(seed)
         self.levels = levels
         self.entries: list[tuple[int, bytes]] = []
@@ -103,11 +120,17 @@ class Walk:
         return self.entries[-1]
 
     def next_data(self) -> bytes:
-        """Return the bytes of the next entry. The caller chooses the offset and appends it to `entries`."""
+        """Return the bytes of the next entry. The caller chooses the offset and appends it to
+        `entries`.
+        """
         rng = self.rng
         chance = rng.random()
         if not self.entries or (chance < 0.02 and len(self.entries) < 20):
-            return encode(propose.genesis(Author(publisher="admin:ops"), cluster=rng.choice(("test",) * 9 + ("other",))))
+            return encode(
+                propose.genesis(
+                    Author(publisher="admin:ops"), cluster=rng.choice(("test",) * 9 + ("other",))
+                )
+            )
         if chance < 0.07:
             return rng.choice(self.entries)[1]
         if chance < 0.09:
@@ -142,7 +165,11 @@ class Walk:
     def _interesting(self, view: View, live: list[BrokerEntry]) -> list[BundleEntry]:
         """Return mostly the bundles that wait for this publisher, or those that wait for nobody."""
         chance = self.rng.random()
-        mine = [entry for entry in view.unsettled() if live and live[0].incarnation in (entry.owner, entry.source)]
+        mine = [
+            entry
+            for entry in view.unsettled()
+            if live and live[0].incarnation in (entry.owner, entry.source)
+        ]
         if mine and chance < 0.6:
             return mine
         anybodys = [entry for entry in view.bundles.values() if entry.phase in ("free", "owned")]
@@ -193,32 +220,59 @@ class Walk:
             lambda: propose.down(author, other),
             lambda: propose.down(author, other, nonce=other.joined.nonce),
             lambda: propose.remove_broker(author, other),
-            lambda: replace(propose.remove_broker(author, other), key="nobody", based_on=view.removed_at),
+            lambda: replace(
+                propose.remove_broker(author, other), key="nobody", based_on=view.removed_at
+            ),
         ]
 
     def _about_names(self, author: Author, view: View) -> Proposals:
         rng = self.rng
         namespace, policy = rng.choice((*NAMESPACES, *NAMESPACES, "t")), rng.choice(POLICIES)
         cuts = sorted(rng.sample(CUTS, rng.randrange(4)))
-        raising: Proposals = [lambda: raise_level(author, view, level=rng.choice((1, 2)))] if self.levels else []
+        raising: Proposals = (
+            [lambda: raise_level(author, view, level=rng.choice((1, 2)))] if self.levels else []
+        )
         proposals: Proposals = [
             *raising,
-            lambda: propose.set_policy(author, view, name=policy, document={"limit": rng.randrange(3)}),
+            lambda: propose.set_policy(
+                author, view, name=policy, document={"limit": rng.randrange(3)}
+            ),
             lambda: propose.remove_policy(author, view, name=policy),
         ]
         if namespace not in view.namespaces:
-            boundaries = rng.choice(((0, *cuts, HASH_MAX),) * 5 + ((0, *cuts), (0, HASH_MAX, *cuts)))
-            create: Proposals = [lambda: propose.create_namespace(author, view, name=namespace, boundaries=boundaries)] * 6
+            boundaries = rng.choice(
+                ((0, *cuts, HASH_MAX),) * 5 + ((0, *cuts), (0, HASH_MAX, *cuts))
+            )
+            create: Proposals = [
+                lambda: propose.create_namespace(
+                    author, view, name=namespace, boundaries=boundaries
+                )
+            ] * 6
             return proposals + create
         proposals += [
-            lambda: propose.create_namespace(author, view, name=namespace, boundaries=(0, *cuts, HASH_MAX)),
-            lambda: propose.set_namespace_policies(author, view, name=namespace, policies={"limit": 1}),
+            lambda: propose.create_namespace(
+                author, view, name=namespace, boundaries=(0, *cuts, HASH_MAX)
+            ),
+            lambda: propose.set_namespace_policies(
+                author, view, name=namespace, policies={"limit": 1}
+            ),
             lambda: propose.set_namespace_policies(author, view, name=namespace, policies={}),
-            partial(propose.start_deleting_namespace if rng.random() < 0.5 else propose.delete_namespace, author, view, name=namespace),
+            partial(
+                propose.start_deleting_namespace
+                if rng.random() < 0.5
+                else propose.delete_namespace,
+                author,
+                view,
+                name=namespace,
+            ),
             lambda: propose.delete_namespace(author, view, name=namespace),
         ]
         if view.namespaces[namespace].status == "deleting":
-            proposals += [partial(propose.unload, author, entry) for entry in view.bundles_of(namespace) if entry.phase == "owned"]
+            proposals += [
+                partial(propose.unload, author, entry)
+                for entry in view.bundles_of(namespace)
+                if entry.phase == "owned"
+            ]
             proposals += [lambda: propose.delete_namespace(author, view, name=namespace)] * 3
         return proposals
 
@@ -257,12 +311,20 @@ class Walk:
                 lambda: propose.cancel(author, bundle, reason="too long"),
             ],
         }
-        return by_phase[bundle.phase] if rng.random() < 0.9 else by_phase[rng.choice(sorted(by_phase))]
+        return (
+            by_phase[bundle.phase] if rng.random() < 0.9 else by_phase[rng.choice(sorted(by_phase))]
+        )
 
     def _split(self, author: Author, view: View, bundle: BundleEntry) -> Split | Merge:
-        """Return a split, mostly with cuts inside the bundle; a merge if there are many bundles already."""
+        """Return a split, mostly with cuts inside the bundle; a merge if there are many bundles
+        already.
+        """
         rng = self.rng
         inside = [cut for cut in CUTS if bundle.low < cut < bundle.high] or [bundle.low + 1]
         if len(view.bundles) > BUNDLES_MAX:
             return propose.merge(author, bundle, view.right_neighbour(bundle) or bundle)
-        return propose.split(author, bundle, cuts=rng.choice(((rng.choice(inside),), tuple(inside[:2]), (bundle.low,))))
+        return propose.split(
+            author,
+            bundle,
+            cuts=rng.choice(((rng.choice(inside),), tuple(inside[:2]), (bundle.low,))),
+        )

@@ -1,6 +1,7 @@
 """Arrange the checker's input: calls of clients, rows of the store, evidence of brokers.
 
-Imports only the standard library, and nothing of the product. The rules are in `rules.py`, reading and printing in `checker.py`.
+Imports only the standard library, and nothing of the product. The rules are in `rules.py`, reading
+and printing in `checker.py`.
 """
 
 from collections import defaultdict
@@ -17,7 +18,9 @@ class UnusableInputError(Exception):
 
 
 class Call(NamedTuple):
-    """One line of a history: one attempt of one request. Status None means that the connection broke."""
+    """One line of a history: one attempt of one request. Status None means that the connection
+    broke.
+    """
 
     request: str
     key: str
@@ -40,7 +43,9 @@ class Write(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """One row of the store's `refusals`: a write whose token was older than the highest seen for its key."""
+    """One row of the store's `refusals`: a write whose token was older than the highest seen for
+    its key.
+    """
 
     request: str
     key: str
@@ -49,7 +54,8 @@ class Refusal(NamedTuple):
 
 
 class Work(NamedTuple):
-    """One line of a broker's evidence: the clock at the two ownership checks of a piece of answered work.
+    """One line of a broker's evidence: the clock at the two ownership checks of a piece of answered
+    work.
 
     * `message`: PRODUCER:SEQUENCE of the accepted message, if the work accepted one.
     * `by_token`: the lease had ended, in a namespace where the store enforces exclusivity.
@@ -66,7 +72,9 @@ class Work(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """One acknowledged request with all its retries. It took effect between `call_ns` and `return_ns`."""
+    """One acknowledged request with all its retries. It took effect between `call_ns` and
+    `return_ns`.
+    """
 
     request: str
     key: str
@@ -89,7 +97,9 @@ class Case(NamedTuple):
 
 
 def outcome(status: int | None) -> str:
-    """Classify an answer. A 500 promises nothing: like a call without an answer, it may have been applied."""
+    """Classify an answer. A 500 promises nothing: like a call without an answer, it may have been
+    applied.
+    """
     if status == 200:
         return "acknowledged"
     if status == 307:
@@ -97,10 +107,14 @@ def outcome(status: int | None) -> str:
     return "refused" if status is not None and (status == 503 or 400 <= status < 500) else "unknown"
 
 
-def assembled(calls: Iterable[Call], writes: list[Write], refusals: list[Refusal], works: list[Work]) -> Case:
-    """Index the input. Raise UnusableInputError for a call that contradicts itself, and for input without an acknowledged call.
+def assembled(
+    calls: Iterable[Call], writes: list[Write], refusals: list[Refusal], works: list[Work]
+) -> Case:
+    """Index the input. Raise UnusableInputError for a call that contradicts itself, and for input
+    without an acknowledged call.
 
-    A retried request is ONE operation, from its first attempt that may have been applied to its first acknowledgement.
+    A retried request is ONE operation, from its first attempt that may have been applied to its
+    first acknowledgement.
     """
     attempts: defaultdict[str, list[Call]] = defaultdict(list)
     for call in calls:
@@ -109,17 +123,37 @@ def assembled(calls: Iterable[Call], writes: list[Write], refusals: list[Refusal
         if call.return_ns is not None and call.return_ns < call.call_ns:
             raise UnusableInputError(where, "it returned before it was called")
         if call.status == 200 and None in call:
-            raise UnusableInputError(where, "it was acknowledged without broker, token, value or return_ns")
+            raise UnusableInputError(
+                where, "it was acknowledged without broker, token, value or return_ns"
+            )
     operations: defaultdict[str, list[Operation]] = defaultdict(list)
     for request, tries in attempts.items():
         answers = [call for call in tries if call.status == 200]
         if answers:
             first = min(answers, key=attrgetter("return_ns"))
-            called_ns = min([call.call_ns for call in tries if outcome(call.status) in ("acknowledged", "unknown")])
-            operation = Operation._make((request, first.key, first.broker, first.token, first.value, called_ns, first.return_ns))
+            called_ns = min(
+                [
+                    call.call_ns
+                    for call in tries
+                    if outcome(call.status) in ("acknowledged", "unknown")
+                ]
+            )
+            operation = Operation._make(
+                (
+                    request,
+                    first.key,
+                    first.broker,
+                    first.token,
+                    first.value,
+                    called_ns,
+                    first.return_ns,
+                )
+            )
             operations[first.key].append(operation)
     if not operations:
-        raise UnusableInputError("histories", "no call was acknowledged, so there is nothing to check")
+        raise UnusableInputError(
+            "histories", "no call was acknowledged, so there is nothing to check"
+        )
     stored: defaultdict[str, list[Write]] = defaultdict(list)
     for row in writes:
         stored[row.request].append(row)

@@ -1,9 +1,10 @@
 """Check from Pulsar clients' histories whether messages were lost, delivered twice or out of order.
 
-Brokers' evidence is checked with the rules of `rules.py`. Like `checker.py` it imports nothing of the product. README.md describes the
-formats and what a clean verdict proves.
+Brokers' evidence is checked with the rules of `rules.py`. Like `checker.py` it imports nothing of
+the product. README.md describes the formats and what a clean verdict proves.
 
-    python messages.py HISTORY.jsonl [HISTORY2.jsonl ...] [--evidence ACCEPTS.jsonl ...] [--excused FROM_NS TO_NS ...] [--json]
+    python messages.py HISTORY.jsonl [HISTORY2.jsonl ...] [--evidence ACCEPTS.jsonl ...] [--excused
+    FROM_NS TO_NS ...] [--json]
 
 Exit code 0: clean; 1: violations; 2: unusable input.
 """
@@ -28,7 +29,9 @@ TOPIC = re.compile(r"[a-z-]+://.*", re.DOTALL)
 
 
 class Message(NamedTuple):
-    """A message. A producer of a partitioned topic counts over all partitions, so `topic` names no partition."""
+    """A message. A producer of a partitioned topic counts over all partitions, so `topic` names no
+    partition.
+    """
 
     topic: str
     producer: str
@@ -66,12 +69,19 @@ class Run:
 
     def is_excused(self, message: Message, until_ns: int) -> bool:
         """Return whether a window overlaps the time from the sending of a message to `until_ns`."""
-        return any(self.sent_ns[message] <= end and start <= until_ns for start, end in self.windows)
+        return any(
+            self.sent_ns[message] <= end and start <= until_ns for start, end in self.windows
+        )
 
     def owed(self, subscription: str) -> Iterator[Message]:
-        """Yield acknowledged messages that were sent after the subscription existed; with a pattern, after it had found the topic."""
+        """Yield acknowledged messages that were sent after the subscription existed; with a
+        pattern, after it had found the topic.
+        """
         for message in self.receipted_ns:
-            if self.owed_from_ns.get((subscription, message.topic), NEVER_NS) < self.sent_ns[message]:
+            if (
+                self.owed_from_ns.get((subscription, message.topic), NEVER_NS)
+                < self.sent_ns[message]
+            ):
                 yield message
 
     def lost(self, subscription: str) -> list[Message]:
@@ -83,13 +93,18 @@ class Run:
         """Return the messages in the brokers' evidence."""
         found = set()
         for work in self.works:
-            topic, (producer, _, sequence) = TOPIC.search(work.key), (work.message or "").rpartition(":")
+            topic, (producer, _, sequence) = (
+                TOPIC.search(work.key),
+                (work.message or "").rpartition(":"),
+            )
             if topic and sequence.isdecimal():
                 found.add(Message(PARTITION.sub("", topic[0]), producer, int(sequence)))
         return found
 
     def doubled(self, subscription: str) -> dict[Message, list[Delivery]]:
-        """Return the deliveries of each message that was delivered more than once, excused or not."""
+        """Return the deliveries of each message that was delivered more than once, excused or
+        not.
+        """
         found: defaultdict[Message, list[Delivery]] = defaultdict(list)
         for delivery in self.deliveries[subscription]:
             found[delivery.message].append(delivery)
@@ -101,7 +116,10 @@ def receipted_messages_are_delivered(run: Run) -> Iterator[str]:
     for subscription in run.deliveries:
         for message in run.lost(subscription):
             if not run.is_excused(message, run.receipted_ns[message]):
-                yield f"subscription {subscription!r} never got {message}, sent at {run.sent_ns[message]}"
+                yield (
+                    f"subscription {subscription!r} never got {message}, sent at"
+                    f" {run.sent_ns[message]}"
+                )
 
 
 def deliveries_were_sent(run: Run) -> Iterator[str]:
@@ -113,15 +131,24 @@ def deliveries_were_sent(run: Run) -> Iterator[str]:
 
 
 def messages_are_delivered_once(run: Run) -> Iterator[str]:
-    """Require that no subscription gets a message twice. A death excuses it: an acknowledgement was lost and the message sent again."""
+    """Require that no subscription gets a message twice. A death excuses it: an acknowledgement was
+    lost and the message sent again.
+    """
     for subscription in run.deliveries:
         for message, copies in run.doubled(subscription).items():
-            if message in run.sent_ns and not run.is_excused(message, max(copy.at_ns for copy in copies)):
-                yield f"subscription {subscription!r} got {message} {len(copies)} times: {[copy[1:] for copy in copies]}"
+            if message in run.sent_ns and not run.is_excused(
+                message, max(copy.at_ns for copy in copies)
+            ):
+                yield (
+                    f"subscription {subscription!r} got {message} {len(copies)} times:"
+                    f" {[copy[1:] for copy in copies]}"
+                )
 
 
 def messages_keep_their_order(run: Run) -> Iterator[str]:
-    """Require that a producer's numbers rise per consumer and topic or partition. Repeated messages count where they came first."""
+    """Require that a producer's numbers rise per consumer and topic or partition. Repeated messages
+    count where they came first.
+    """
     for subscription, deliveries in run.deliveries.items():
         seen: set[Message] = set()
         highest: dict[tuple[str, str, str], int] = {}
@@ -143,7 +170,8 @@ def tokens_have_one_broker(run: Run) -> Iterator[str]:
 
 
 def receipts_have_evidence(run: Run) -> Iterator[str]:
-    """Require evidence for every acknowledged message. A death excuses its absence: the broker's last lines are lost.
+    """Require evidence for every acknowledged message. A death excuses its absence: the broker's
+    last lines are lost.
 
     Clients use the number in the history as the sequence number, so messages cannot be confused.
     """
@@ -169,12 +197,16 @@ EVIDENCE_RULES = (work_ends_within_its_lease, work_of_two_tokens_never_overlaps)
 def violations(run: Run) -> dict[str, list[str]]:
     """Return the messages of each broken rule, by the rule's name."""
     of_brokers = Case({}, {}, [], {}, [], run.works)
-    found = {rule.__name__: list(rule(run)) for rule in RULES} | {rule.__name__: list(rule(of_brokers)) for rule in EVIDENCE_RULES}
+    found = {rule.__name__: list(rule(run)) for rule in RULES} | {
+        rule.__name__: list(rule(of_brokers)) for rule in EVIDENCE_RULES
+    }
     return {name: messages for name, messages in found.items() if messages}
 
 
 def text(said: dict[str, object], name: str) -> str:
-    """Return a field that is text. Raise UnusableInputError if it is missing or has another type."""
+    """Return a field that is text. Raise UnusableInputError if it is missing or has another
+    type.
+    """
     value = said.get(name)
     if not isinstance(value, str):
         raise UnusableInputError(f"{said!r:.300}", f"{name} is {value!r:.80}")
@@ -205,7 +237,9 @@ def note(run: Run, said: dict[str, object]) -> None:
             run.owed_from_ns.setdefault((subscription, message.topic), at_ns)
     elif event == "sent":
         if message in run.sent_ns:
-            raise UnusableInputError(str(message), "it was sent twice; each producer must have a name of its own")
+            raise UnusableInputError(
+                str(message), "it was sent twice; each producer must have a name of its own"
+            )
         run.sent_ns[message] = at_ns
     elif message not in run.sent_ns:
         raise UnusableInputError(str(message), f"it was {event} before it was sent")
@@ -218,13 +252,17 @@ def note(run: Run, said: dict[str, object]) -> None:
 
 
 def note_subscription(run: Run, subscription: str, topics: object, at_ns: int) -> None:
-    """Register a consumer. With a pattern its topics are unknown; the first message of each topic determines them."""
+    """Register a consumer. With a pattern its topics are unknown; the first message of each topic
+    determines them.
+    """
     run.deliveries[subscription] += []  # A subscription that never gets anything is checked too.
     if topics is None:
         run.by_pattern.add(subscription)
     elif isinstance(topics, list):
         for topic in topics:
-            run.owed_from_ns[subscription, topic] = min(at_ns, run.owed_from_ns.get((subscription, topic), at_ns))
+            run.owed_from_ns[subscription, topic] = min(
+                at_ns, run.owed_from_ns.get((subscription, topic), at_ns)
+            )
     else:
         raise UnusableInputError(f"subscription {subscription!r}", f"its topics are {topics!r:.80}")
 
@@ -242,7 +280,9 @@ def history_lines(path: str) -> Iterator[dict[str, object]]:
             yield said
 
 
-def read_run(histories: Sequence[str], evidence: Sequence[str], windows: Iterable[tuple[int, int]]) -> Run:
+def read_run(
+    histories: Sequence[str], evidence: Sequence[str], windows: Iterable[tuple[int, int]]
+) -> Run:
     """Read all input. Raise UnusableInputError or OSError."""
     run = Run()
     run.windows += windows
@@ -252,12 +292,17 @@ def read_run(histories: Sequence[str], evidence: Sequence[str], windows: Iterabl
     run.is_witnessed = bool(evidence)
     run.works += [work for path in evidence for work in read_lines(path, Work)]
     if not run.receipted_ns or not run.deliveries:
-        raise UnusableInputError("histories", "no message was receipted, or nobody subscribed, so there is nothing to check")
+        raise UnusableInputError(
+            "histories",
+            "no message was receipted, or nobody subscribed, so there is nothing to check",
+        )
     return run
 
 
 def totals(run: Run) -> dict[str, int | float | str]:
-    """Return figures about the input: a clean verdict on little input means little. Losses and copies include excused ones."""
+    """Return figures about the input: a clean verdict on little input means little. Losses and
+    copies include excused ones.
+    """
     return {
         "sent": len(run.sent_ns),
         "receipted": len(run.receipted_ns),
@@ -265,7 +310,9 @@ def totals(run: Run) -> dict[str, int | float | str]:
         "never_settled": len(run.sent_ns.keys() - run.receipted_ns.keys() - run.failed),
         "subscriptions": len(run.deliveries),
         "deliveries": sum(map(len, run.deliveries.values())),
-        "deliveries_owed": sum(1 for subscription in run.deliveries for _ in run.owed(subscription)),
+        "deliveries_owed": sum(
+            1 for subscription in run.deliveries for _ in run.owed(subscription)
+        ),
         "lost": sum(len(run.lost(subscription)) for subscription in run.deliveries),
         "doubled": sum(len(run.doubled(subscription)) for subscription in run.deliveries),
         "pieces_of_work_in_evidence": len(run.works),
@@ -276,8 +323,17 @@ def totals(run: Run) -> dict[str, int | float | str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check the files on the command line, print the verdict, and return the exit code."""
     parser = argparse.ArgumentParser(description="Check what Pulsar clients sent and received.")
-    parser.add_argument("histories", nargs="+", metavar="HISTORY.jsonl", help="what clients said, one event a line")
-    parser.add_argument("--evidence", nargs="+", action="extend", default=[], metavar="ACCEPTS.jsonl", help="what brokers accepted")
+    parser.add_argument(
+        "histories", nargs="+", metavar="HISTORY.jsonl", help="what clients said, one event a line"
+    )
+    parser.add_argument(
+        "--evidence",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="ACCEPTS.jsonl",
+        help="what brokers accepted",
+    )
     parser.add_argument(
         "--excused",
         nargs=2,
@@ -290,9 +346,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON line")
     options = parser.parse_args(arguments)
     try:
-        run = read_run(options.histories, options.evidence, [(start, end) for start, end in options.excused])
+        run = read_run(
+            options.histories, options.evidence, [(start, end) for start, end in options.excused]
+        )
     except (UnusableInputError, OSError) as error:
-        print(json.dumps({"verdict": "unusable", "reason": str(error)}) if options.json else f"verdict: unusable input: {error}")
+        print(
+            json.dumps({"verdict": "unusable", "reason": str(error)})
+            if options.json
+            else f"verdict: unusable input: {error}"
+        )
         return 2
     found = violations(run)
     print(report(found, totals(run), as_json=options.json))

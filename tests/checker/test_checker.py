@@ -1,4 +1,5 @@
-"""Test the checker's rules: an honest run passes each rule in any interleaving, and the rule finds its injected fault.
+"""Test the checker's rules: an honest run passes each rule in any interleaving, and the rule finds
+its injected fault.
 
 Faults are edits of the output of `CounterService`.
 """
@@ -14,7 +15,18 @@ from hypothesis import strategies as st
 import case
 import checker
 import rules
-from counter_service import ACTIONS, COLD, HOT, STEPS, CounterService, Leavings, Step, changed, plain_run, run
+from counter_service import (
+    ACTIONS,
+    COLD,
+    HOT,
+    STEPS,
+    CounterService,
+    Leavings,
+    Step,
+    changed,
+    plain_run,
+    run,
+)
 
 
 def change_first_work(left: Leavings, **changes: object) -> None:
@@ -43,7 +55,9 @@ def take_stale_write(left: Leavings) -> None:
 
 
 def answer_late(left: Leavings) -> None:
-    """Call and answer the old owner's a3, first in the store, after the answer to the new owner's b5."""
+    """Call and answer the old owner's a3, first in the store, after the answer to the new owner's
+    b5.
+    """
     after_ns = max(call.return_ns or 0 for call in left.calls) + 1
     left.change_answers("a3", call_ns=after_ns, return_ns=after_ns + 1)
 
@@ -63,7 +77,9 @@ def overlap_work(left: Leavings) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault, the rule that finds it, and what the message contains: the key, and the request or for evidence the broker."""
+    """A fault, the rule that finds it, and what the message contains: the key, and the request or
+    for evidence the broker.
+    """
 
     rule: str
     plant: Callable[[Leavings], None]
@@ -73,12 +89,22 @@ class Fault:
 
 FAULTS = {
     "an acknowledged write is lost": Fault("acknowledged_writes_are_stored", lose_row),
-    "a caller is told another token": Fault("acknowledged_writes_are_stored", lambda left: left.change_answers("b5", token=99)),
-    "a caller is told another value": Fault("acknowledged_writes_are_stored", lambda left: left.change_answers("b5", value=6)),
+    "a caller is told another token": Fault(
+        "acknowledged_writes_are_stored", lambda left: left.change_answers("b5", token=99)
+    ),
+    "a caller is told another value": Fault(
+        "acknowledged_writes_are_stored", lambda left: left.change_answers("b5", value=6)
+    ),
     "a write is applied twice": Fault("requests_are_applied_once", apply_twice),
-    "an unknown outcome is applied twice": Fault("requests_are_applied_once", apply_unknown_twice, "'lost'"),
-    "a write answered 503 is in the store": Fault("refused_calls_left_nothing", lambda left: left.change_answers("b5", status=503)),
-    "a write answered 409 is in the store": Fault("refused_calls_left_nothing", lambda left: left.change_answers("b5", status=409)),
+    "an unknown outcome is applied twice": Fault(
+        "requests_are_applied_once", apply_unknown_twice, "'lost'"
+    ),
+    "a write answered 503 is in the store": Fault(
+        "refused_calls_left_nothing", lambda left: left.change_answers("b5", status=503)
+    ),
+    "a write answered 409 is in the store": Fault(
+        "refused_calls_left_nothing", lambda left: left.change_answers("b5", status=409)
+    ),
     "a value is skipped": Fault("values_count_up", lambda left: left.change_both("b5", value=6)),
     "an update is lost": Fault("values_count_up", lambda left: left.change_both("b5", value=4)),
     "a token falls between overlapping calls": Fault(
@@ -86,11 +112,17 @@ FAULTS = {
     ),
     "the store takes a stale write": Fault("stored_tokens_never_fall", take_stale_write, "'stale'"),
     "the store refuses a token that is not stale": Fault(
-        "refusals_were_stale", lambda left: left.refusals.append(case.Refusal("fresh", HOT, 17, 17)), "'fresh'"
+        "refusals_were_stale",
+        lambda left: left.refusals.append(case.Refusal("fresh", HOT, 17, 17)),
+        "'fresh'",
     ),
-    "two brokers serve one token": Fault("tokens_have_one_broker", lambda left: left.change_both("b5", broker="b2")),
+    "two brokers serve one token": Fault(
+        "tokens_have_one_broker", lambda left: left.change_both("b5", broker="b2")
+    ),
     "the old owner answers after the new one": Fault("one_owner_at_a_time", answer_late, "'a3'"),
-    "values are out of real-time order": Fault("values_follow_real_time", reverse_values, "'c7'", COLD),
+    "values are out of real-time order": Fault(
+        "values_follow_real_time", reverse_values, "'c7'", COLD
+    ),
     "work is answered past the lease": Fault(
         "work_ends_within_its_lease",
         lambda left: change_first_work(left, lease_deadline_ns=left.works[0].answered_ns - 1),
@@ -101,12 +133,16 @@ FAULTS = {
         lambda left: change_first_work(left, started_ns=left.works[0].lease_deadline_ns + 1),
         "'b0'",
     ),
-    "an old owner's work ends within a new one's": Fault("work_of_two_tokens_never_overlaps", overlap_work, "'b0'"),
+    "an old owner's work ends within a new one's": Fault(
+        "work_of_two_tokens_never_overlaps", overlap_work, "'b0'"
+    ),
 }
 
 
 def test_work_that_only_a_token_guards_is_checked_by_the_store() -> None:
-    """Work past its lease and during the next ownership breaks no rule if only the token guards it and the store refused older tokens."""
+    """Work past its lease and during the next ownership breaks no rule if only the token guards it
+    and the store refused older tokens.
+    """
     left = plain_run()
     overlap_work(left)
     change_first_work(left, by_token=True, lease_deadline_ns=left.works[0].started_ns - 1)
@@ -136,42 +172,65 @@ def test_each_rule_has_a_fault() -> None:
 
 @given(STEPS)
 def test_honest_runs_are_clean_in_any_interleaving(steps: list[Step]) -> None:
-    """Transfers, retries, broken connections, stubborn callers and late writes never cause a false alarm."""
+    """Transfers, retries, broken connections, stubborn callers and late writes never cause a false
+    alarm.
+    """
     assert {} == run(steps, CounterService()).violations()
 
 
 def random_steps(seed: int) -> list[Step]:
     """Return a run longer than hypothesis would draw."""
     generator = random.Random(seed)
-    return [Step(generator.choice(ACTIONS), generator.randrange(12), generator.randrange(12)) for _ in range(4000)]
+    return [
+        Step(generator.choice(ACTIONS), generator.randrange(12), generator.randrange(12))
+        for _ in range(4000)
+    ]
 
 
 def test_a_long_honest_run_is_clean_and_meets_every_case() -> None:
-    """One long run of the model has every kind of answer, stale writes, and retries that were applied before."""
+    """One long run of the model has every kind of answer, stale writes, and retries that were
+    applied before.
+    """
     left = run(random_steps(4), CounterService())
     assert {} == left.violations()
     numbers = checker.totals(left.case())
-    rare = ("refused", "redirected", "unknown", "stale_writes_refused_by_the_store", "ownership_changes")
+    rare = (
+        "refused",
+        "redirected",
+        "unknown",
+        "stale_writes_refused_by_the_store",
+        "ownership_changes",
+    )
     assert [] == [name for name in rare if numbers[name] == 0]
     unsure = {call.request for call in left.calls if call.status is None}
     assert unsure & {call.request for call in left.calls if call.status == 200}
 
 
 def test_a_store_that_ignores_tokens_is_found() -> None:
-    """If the store accepts stale tokens, tokens fall, although no broker answers after its ownership."""
+    """If the store accepts stale tokens, tokens fall, although no broker answers after its
+    ownership.
+    """
     left = run(random_steps(5), CounterService(store_checks_tokens=False))
     assert {"stored_tokens_never_fall"} == set(left.violations())
 
 
 def test_brokers_that_do_not_check_are_found() -> None:
-    """If brokers serve what they once owned, the evidence shows two owners that the store's check hides from callers."""
+    """If brokers serve what they once owned, the evidence shows two owners that the store's check
+    hides from callers.
+    """
     left = run(random_steps(6), CounterService(brokers_check_ownership=False))
     assert {"work_of_two_tokens_never_overlaps"} == set(left.violations())
 
 
 def test_without_either_check_callers_see_two_owners() -> None:
-    left = run(random_steps(7), CounterService(store_checks_tokens=False, brokers_check_ownership=False))
-    assert {"one_owner_at_a_time", "stored_tokens_never_fall", "work_of_two_tokens_never_overlaps"} <= set(left.violations())
+    left = run(
+        random_steps(7), CounterService(store_checks_tokens=False, brokers_check_ownership=False)
+    )
+    assert {
+        "one_owner_at_a_time",
+        "stored_tokens_never_fall",
+        "work_of_two_tokens_never_overlaps",
+    } <= set(left.violations())
 
 
 CORRUPTIONS: tuple[dict[str, object], ...] = (
@@ -184,7 +243,9 @@ CORRUPTIONS: tuple[dict[str, object], ...] = (
 
 
 @given(STEPS, st.sampled_from(CORRUPTIONS), st.integers(min_value=0))
-def test_a_changed_row_is_never_overlooked(steps: list[Step], corruption: dict[str, object], choice: int) -> None:
+def test_a_changed_row_is_never_overlooked(
+    steps: list[Step], corruption: dict[str, object], choice: int
+) -> None:
     left = run(steps, CounterService())
     acknowledged = sorted({call.request for call in left.calls if call.status == 200})
     left.change_rows(acknowledged[choice % len(acknowledged)], **corruption)
@@ -201,10 +262,15 @@ def operations(draw: st.DrawFn) -> case.Operation:
 
 @given(st.lists(operations(), min_size=1))
 def test_the_sweep_agrees_with_its_slow_model(of_key: list[case.Operation]) -> None:
-    """The sweep finds exactly the operations that comparing all pairs finds, each with a true culprit."""
+    """The sweep finds exactly the operations that comparing all pairs finds, each with a true
+    culprit.
+    """
 
     def broken(earlier: case.Operation, later: case.Operation) -> bool:
-        return earlier.return_ns < later.call_ns and (earlier.token, earlier.value) >= (later.token, later.value)
+        return earlier.return_ns < later.call_ns and (earlier.token, earlier.value) >= (
+            later.token,
+            later.value,
+        )
 
     found = list(rules.out_of_order(of_key))
     expected = [later for later in of_key if any(broken(earlier, later) for earlier in of_key)]
@@ -213,7 +279,9 @@ def test_the_sweep_agrees_with_its_slow_model(of_key: list[case.Operation]) -> N
 
 
 def test_a_retried_request_is_one_operation() -> None:
-    """A retry answered from the first attempt's row is no second owner, even if newer answers lie between the two."""
+    """A retry answered from the first attempt's row is no second owner, even if newer answers lie
+    between the two.
+    """
     left = plain_run()
     first, *_ = [call for call in left.calls if call.request == "a3"]
     left.change_answers("a3", status=None, token=None, value=None)
@@ -222,7 +290,9 @@ def test_a_retried_request_is_one_operation() -> None:
 
 
 def test_a_refused_attempt_does_not_stretch_its_operation() -> None:
-    """An attempt answered 503 was not applied, so it does not excuse a later attempt of the request."""
+    """An attempt answered 503 was not applied, so it does not excuse a later attempt of the
+    request.
+    """
     left = plain_run()
     first, *_ = [call for call in left.calls if call.request == "a3"]
     left.change_answers("a3", status=503, token=None, value=None)

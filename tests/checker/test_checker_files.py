@@ -26,23 +26,38 @@ def json_lines(records: Sequence[case.Call] | Sequence[case.Work], **more: objec
 
 
 SCHEMA = """
-CREATE TABLE writes(position INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT, value INTEGER, token INTEGER, broker TEXT, request TEXT);
-CREATE TABLE refusals(position INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT, token INTEGER, highest INTEGER, broker TEXT, request TEXT);
-"""
+CREATE TABLE writes(position INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT, value INTEGER, token INTEGER,
+    broker TEXT, request TEXT);
+CREATE TABLE refusals(position INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT, token INTEGER, highest INTEGER,
+    broker TEXT, request TEXT);
+"""  # noqa: E501
 
 
 def save(left: Leavings, folder: Path) -> list[str]:
-    history, store_path, evidence = folder / "history.jsonl", folder / "store.db", folder / "accepts.jsonl"
+    history, store_path, evidence = (
+        folder / "history.jsonl",
+        folder / "store.db",
+        folder / "accepts.jsonl",
+    )
     history.write_text(json_lines(left.calls, caller="c1", target="b0"), encoding="utf-8")
-    evidence.write_text(json_lines(left.works, bundle="shop/orders/0x00000000_0xffffffff"), encoding="utf-8")
+    evidence.write_text(
+        json_lines(left.works, bundle="shop/orders/0x00000000_0xffffffff"), encoding="utf-8"
+    )
     with closing(sqlite3.connect(store_path)) as store, store:
         store.executescript(SCHEMA)
-        store.executemany("INSERT INTO writes(request, key, broker, token, value) VALUES (?, ?, ?, ?, ?)", left.writes)
-        store.executemany("INSERT INTO refusals(request, key, token, highest) VALUES (?, ?, ?, ?)", left.refusals)
+        store.executemany(
+            "INSERT INTO writes(request, key, broker, token, value) VALUES (?, ?, ?, ?, ?)",
+            left.writes,
+        )
+        store.executemany(
+            "INSERT INTO refusals(request, key, token, highest) VALUES (?, ?, ?, ?)", left.refusals
+        )
     return [str(history), "--store", str(store_path), "--evidence", str(evidence)]
 
 
-def alone(arguments: Sequence[str], program: str = "checker.py") -> subprocess.CompletedProcess[str]:
+def alone(
+    arguments: Sequence[str], program: str = "checker.py"
+) -> subprocess.CompletedProcess[str]:
     """Run a copy of the checker's files in a process that sees only the standard library."""
     with tempfile.TemporaryDirectory() as folder:
         for name in {"case.py", "rules.py", "checker.py", program}:
@@ -52,9 +67,14 @@ def alone(arguments: Sequence[str], program: str = "checker.py") -> subprocess.C
 
 
 def test_a_clean_case_exits_with_zero(tmp_path: Path) -> None:
-    """The checker runs without any package, and its last lines are the count of double owners and the verdict."""
+    """The checker runs without any package, and its last lines are the count of double owners and
+    the verdict.
+    """
     ended = alone(save(plain_run(), tmp_path))
-    assert (0, ["double owners: 0", "verdict: clean, no violation"]) == (ended.returncode, ended.stdout.splitlines()[-2:])
+    assert (0, ["double owners: 0", "verdict: clean, no violation"]) == (
+        ended.returncode,
+        ended.stdout.splitlines()[-2:],
+    )
 
 
 def test_violations_exit_with_one(tmp_path: Path) -> None:
@@ -66,21 +86,31 @@ def test_violations_exit_with_one(tmp_path: Path) -> None:
     answer = json.loads(for_programs.stdout)
     assert (1, 1) == (for_people.returncode, for_programs.returncode)
     assert ["double owners: 1", "verdict: 1 violations"] == for_people.stdout.splitlines()[-2:]
-    assert ("violations", 1, 1) == (answer["verdict"], answer["double_owners"], answer["violations"]["one_owner_at_a_time"]["count"])
+    assert ("violations", 1, 1) == (
+        answer["verdict"],
+        answer["double_owners"],
+        answer["violations"]["one_owner_at_a_time"]["count"],
+    )
 
 
-def test_a_flood_of_violations_is_shown_in_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flood_of_violations_is_shown_in_part(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """If a rule is broken a hundred times, the first few are shown and all are counted."""
     left = plain_run()
     left.refusals += [case.Refusal(f"x{number}", HOT, 9, 9) for number in range(100)]
     arguments = save(left, tmp_path)
     assert 1 == checker.main(arguments)
     lines = capsys.readouterr().out.splitlines()
-    assert checker.SHOWN_PER_RULE == sum(line.startswith("VIOLATION refusals_were_stale (100)") for line in lines)
+    assert checker.SHOWN_PER_RULE == sum(
+        line.startswith("VIOLATION refusals_were_stale (100)") for line in lines
+    )
     assert "verdict: 100 violations" == lines[-1]
 
 
-def test_a_half_written_last_line_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_half_written_last_line_is_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = save(plain_run(), tmp_path)
     with (tmp_path / "history.jsonl").open("a", encoding="utf-8") as history:
         history.write('{"request": "a9", "ke')
@@ -96,7 +126,10 @@ def test_several_histories_are_one_case(tmp_path: Path) -> None:
     assert 0 == checker.main([str(tmp_path / "history2.jsonl"), *arguments])
 
 
-LINE = '{"request": "r", "key": "k", "broker": "b", "token": 1, "value": 1, "status": 200, "call_ns": 1, "return_ns": 2}'
+LINE = (
+    '{"request": "r", "key": "k", "broker": "b", "token": 1, "value": 1, "status": 200, "call_ns":'
+    ' 1, "return_ns": 2}'
+)
 DAMAGED_LINES = {
     "not JSON": '{"request": "a9", "ke',
     "not UTF-8": "\udcff",
@@ -111,8 +144,12 @@ DAMAGED_LINES = {
 
 
 @pytest.mark.parametrize("damaged", DAMAGED_LINES.values(), ids=DAMAGED_LINES.keys())
-def test_a_damaged_line_makes_the_case_unusable(damaged: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Damage anywhere but at the very end of a file is reported with its place, and nothing is checked."""
+def test_a_damaged_line_makes_the_case_unusable(
+    damaged: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Damage anywhere but at the very end of a file is reported with its place, and nothing is
+    checked.
+    """
     arguments = save(plain_run(), tmp_path)
     history = tmp_path / "history.jsonl"
     history.write_bytes(damaged.encode(errors="surrogateescape") + b"\n" + history.read_bytes())
@@ -122,13 +159,19 @@ def test_a_damaged_line_makes_the_case_unusable(damaged: str, tmp_path: Path, ca
     assert "history.jsonl' line 1" in answer["reason"] or "request 'r'" in answer["reason"]
 
 
-def test_a_case_without_an_acknowledged_call_is_unusable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_case_without_an_acknowledged_call_is_unusable(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """An empty case is not clean, because it proves nothing."""
     assert 2 == checker.main(save(Leavings(), tmp_path))
     assert "no call was acknowledged" in capsys.readouterr().out
 
 
-BAD_STORES = {"missing": None, "no database": b"long enough to be taken for a database" * 100, "no tables": b""}
+BAD_STORES = {
+    "missing": None,
+    "no database": b"long enough to be taken for a database" * 100,
+    "no tables": b"",
+}
 
 
 @pytest.mark.parametrize("content", BAD_STORES.values(), ids=BAD_STORES.keys())
@@ -145,7 +188,9 @@ def test_a_store_that_cannot_be_read_makes_the_case_unusable(
     assert (content is not None) == other.exists()
 
 
-def test_a_row_without_a_request_makes_the_case_unusable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_row_without_a_request_makes_the_case_unusable(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     left = plain_run()
     left.change_rows("a2", request=None)
     assert 2 == checker.main(save(left, tmp_path))
@@ -172,7 +217,7 @@ store.execute("PRAGMA journal_mode=WAL")
 store.execute("INSERT INTO writes(request, key, broker, token, value) VALUES (?, ?, ?, ?, ?)", sys.argv[2:])
 store.commit()
 os.kill(os.getpid(), signal.SIGKILL)
-"""
+"""  # noqa: E501
 
 
 def test_the_store_of_a_killed_writer_can_be_checked(tmp_path: Path) -> None:
@@ -181,6 +226,10 @@ def test_the_store_of_a_killed_writer_can_be_checked(tmp_path: Path) -> None:
     last = left.writes.pop()
     arguments = save(left, tmp_path)
     row = [last.request, last.key, last.broker, str(last.token), str(last.value)]
-    ended = subprocess.run([sys.executable, "-c", KILLED_WRITER, str(tmp_path / "store.db"), *row], check=False, timeout=60)
+    ended = subprocess.run(
+        [sys.executable, "-c", KILLED_WRITER, str(tmp_path / "store.db"), *row],
+        check=False,
+        timeout=60,
+    )
     assert -signal.SIGKILL == ended.returncode
     assert 0 == checker.main(arguments)

@@ -1,6 +1,8 @@
-"""Test the rules about messages: an honest run passes each rule, and the rule finds its injected fault.
+"""Test the rules about messages: an honest run passes each rule, and the rule finds its injected
+fault.
 
-Faults are edits of an honest run's lines: two producers, a topic and a partitioned one, a transfer, two subscriptions.
+Faults are edits of an honest run's lines: two producers, a topic and a partitioned one, a transfer,
+two subscriptions.
 """
 
 import json
@@ -31,7 +33,9 @@ class Leavings:
     history: list[Line] = field(default_factory=list)
     evidence: list[Line] = field(default_factory=list)
 
-    def find(self, event: str, producer: str, n: int, *, topic: str = TOPIC, consumer: str | None = None) -> Line:
+    def find(
+        self, event: str, producer: str, n: int, *, topic: str = TOPIC, consumer: str | None = None
+    ) -> Line:
         wanted = {"event": event, "producer": producer, "n": n, "topic": topic}
         wanted |= {} if consumer is None else {"consumer": consumer}
         return next(line for line in self.history if wanted.items() <= line.items())
@@ -41,12 +45,24 @@ class Leavings:
 
 
 def honest_run() -> Leavings:
-    """Return a run with messages 0 to 7 of each producer and topic, 10 ns apart; the plain topic moves from b0 to b1 at `MOVED_AT`."""
+    """Return a run with messages 0 to 7 of each producer and topic, 10 ns apart; the plain topic
+    moves from b0 to b1 at `MOVED_AT`.
+    """
     left = Leavings()
     for subscription, consumer, topics in (("all", "c0", [TOPIC, PARTED]), ("some", "c1", None)):
-        left.history.append({"event": "ready", "subscription": subscription, "consumer": consumer, "topics": topics, "at_ns": -1})
+        left.history.append(
+            {
+                "event": "ready",
+                "subscription": subscription,
+                "consumer": consumer,
+                "topics": topics,
+                "at_ns": -1,
+            }
+        )
     for producer in ("p0", "p1"):
-        left.history.append({"event": "ready", "producer": producer, "topics": [TOPIC, PARTED], "at_ns": -1})
+        left.history.append(
+            {"event": "ready", "producer": producer, "topics": [TOPIC, PARTED], "at_ns": -1}
+        )
         for topic in (TOPIC, PARTED):
             for n in range(8):
                 tell(left, topic, producer, n)
@@ -57,14 +73,21 @@ def tell(left: Leavings, topic: str, producer: str, n: int) -> None:
     at_ns = n * 10
     what: Line = {"topic": topic, "producer": producer, "n": n}
     full = topic if topic == TOPIC else f"{topic}-partition-{n % 2}"
-    left.history += [{"event": "sent", **what, "at_ns": at_ns}, {"event": "receipted", **what, "at_ns": at_ns + 5}]
+    left.history += [
+        {"event": "sent", **what, "at_ns": at_ns},
+        {"event": "receipted", **what, "at_ns": at_ns + 5},
+    ]
     for subscription, consumer in (("all", "c0"), ("some", "c1")):
         seen: Line = {"subscription": subscription, "consumer": consumer}
-        left.history.append({"event": "received", **what, "topic": full, **seen, "at_ns": at_ns + 6})
+        left.history.append(
+            {"event": "received", **what, "topic": full, **seen, "at_ns": at_ns + 6}
+        )
     broker, token = ("b0", 7) if at_ns < MOVED_AT else ("b1", 9)
     times: Line = {"started_ns": at_ns + 1, "answered_ns": at_ns + 2, "lease_deadline_ns": 1_000}
     message = {"key": f"t/n/{full}", "message": f"{producer}:{n}"}
-    left.evidence.append({"broker": broker, "bundle": "t/n/0x0_0x1", "token": token, **times, **message})
+    left.evidence.append(
+        {"broker": broker, "bundle": "t/n/0x0_0x1", "token": token, **times, **message}
+    )
 
 
 def checked_rules(left: Leavings, *windows: tuple[int, int]) -> dict[str, int]:
@@ -73,7 +96,10 @@ def checked_rules(left: Leavings, *windows: tuple[int, int]) -> dict[str, int]:
     for line in left.history:
         messages.note(run, line)
     run.is_witnessed = True
-    run.works += [Work(*(line[name] for name in Work._fields if name in line)) for line in left.evidence]  # type: ignore[arg-type]
+    run.works += [
+        Work(*(line[name] for name in Work._fields if name in line))  # type: ignore[arg-type]
+        for line in left.evidence
+    ]
     return {rule: len(found) for rule, found in messages.violations(run).items()}
 
 
@@ -93,7 +119,10 @@ def swap(left: Leavings) -> None:
 def swap_in_a_partition(left: Leavings) -> None:
     """Swap two messages within a partition, which has every other message."""
     partition = f"{PARTED}-partition-1"
-    one, other = (left.history.index(left.find("received", "p0", n, topic=partition, consumer="c0")) for n in (5, 7))
+    one, other = (
+        left.history.index(left.find("received", "p0", n, topic=partition, consumer="c0"))
+        for n in (5, 7)
+    )
     left.history[one], left.history[other] = left.history[other], left.history[one]
 
 
@@ -123,14 +152,23 @@ def new_owner_works_twice(left: Leavings) -> None:
 
 # The rule that finds each fault, and the fault.
 FAULTS: dict[str, tuple[str, Callable[[Leavings], object]]] = {
-    "a receipted message is lost": ("receipted_messages_are_delivered", lambda left: left.lose("received", "p0", 5, consumer="c0")),
-    "one is lost to a pattern": ("receipted_messages_are_delivered", lambda left: left.lose("received", "p1", 7, consumer="c1")),
+    "a receipted message is lost": (
+        "receipted_messages_are_delivered",
+        lambda left: left.lose("received", "p0", 5, consumer="c0"),
+    ),
+    "one is lost to a pattern": (
+        "receipted_messages_are_delivered",
+        lambda left: left.lose("received", "p1", 7, consumer="c1"),
+    ),
     "one of a partition is lost": (
         "receipted_messages_are_delivered",
         lambda left: left.lose("received", "p0", 6, topic=f"{PARTED}-partition-0", consumer="c0"),
     ),
     "a receipt without evidence": ("receipts_have_evidence", lambda left: forget(left, TOPIC, 6)),
-    "one without evidence in a partition": ("receipts_have_evidence", lambda left: forget(left, f"{PARTED}-partition-1", 5)),
+    "one without evidence in a partition": (
+        "receipts_have_evidence",
+        lambda left: forget(left, f"{PARTED}-partition-1", 5),
+    ),
     "a message comes twice": ("messages_are_delivered_once", repeat),
     "two messages change places": ("messages_keep_their_order", swap),
     "two messages of a partition change places": ("messages_keep_their_order", swap_in_a_partition),
@@ -138,7 +176,10 @@ FAULTS: dict[str, tuple[str, Callable[[Leavings], object]]] = {
     "the token falls": ("work_of_two_tokens_never_overlaps", old_owner_goes_on),
     "two tokens at once": ("work_of_two_tokens_never_overlaps", old_owner_answers_late),
     "one token, two brokers": ("tokens_have_one_broker", new_owner_works_twice),
-    "work past the lease": ("work_ends_within_its_lease", lambda left: left.evidence[-1].update(lease_deadline_ns=50)),
+    "work past the lease": (
+        "work_ends_within_its_lease",
+        lambda left: left.evidence[-1].update(lease_deadline_ns=50),
+    ),
 }
 EXCUSED = list(FAULTS)[:6]  # By a death at the same time.
 
@@ -159,7 +200,9 @@ def test_a_fault_breaks_its_rule_alone(fault: str) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_death_excuses_losses_and_repetitions(fault: str) -> None:
-    """A message that overlaps a window may be lost or doubled. No window excuses disorder or double owners."""
+    """A message that overlaps a window may be lost or doubled. No window excuses disorder or double
+    owners.
+    """
     rule, left = spoilt(fault)
     assert ([] if fault in EXCUSED else [rule]) == list(checked_rules(left, (48, 99)))
     assert [rule] == list(checked_rules(left, (-9, -5)))
@@ -167,7 +210,9 @@ def test_a_death_excuses_losses_and_repetitions(fault: str) -> None:
 
 
 def test_what_is_sent_again_in_order_is_no_disorder() -> None:
-    """After a death a producer may repeat delivered messages without an acknowledgement: doubled, and in order."""
+    """After a death a producer may repeat delivered messages without an acknowledgement: doubled,
+    and in order.
+    """
     left = honest_run()
     for n in (5, 6, 7):
         left.history.append(left.find("received", "p0", n, consumer="c0") | {"at_ns": 99})
@@ -212,7 +257,9 @@ def test_what_was_sent_before_the_subscription_is_not_owed() -> None:
 
 def test_a_subscription_that_gets_nothing_at_all_is_found() -> None:
     left = honest_run()
-    left.history = [line for line in left.history if line.get("consumer") != "c0" or line["event"] == "ready"]
+    left.history = [
+        line for line in left.history if line.get("consumer") != "c0" or line["event"] == "ready"
+    ]
     assert {"receipted_messages_are_delivered": 32} == checked_rules(left)
 
 
@@ -224,7 +271,9 @@ def save(left: Leavings, folder: Path) -> list[str]:
 
 
 def test_the_checker_runs_alone(tmp_path: Path) -> None:
-    """Clean, excused and broken runs have their exit codes, and the totals show the size of the input."""
+    """Clean, excused and broken runs have their exit codes, and the totals show the size of the
+    input.
+    """
     left = honest_run()
     assert (0, "verdict: clean, no violation") == (
         (ended := alone(save(left, tmp_path), PROGRAM)).returncode,
@@ -233,7 +282,10 @@ def test_the_checker_runs_alone(tmp_path: Path) -> None:
     left.lose("received", "p0", 5, consumer="c0")
     ended = alone([*save(left, tmp_path), "--json"], PROGRAM)
     answer = json.loads(ended.stdout)
-    assert (1, 1) == (ended.returncode, answer["violations"]["receipted_messages_are_delivered"]["count"])
+    assert (1, 1) == (
+        ended.returncode,
+        answer["violations"]["receipted_messages_are_delivered"]["count"],
+    )
     assert {
         "sent": 32,
         "receipted": 32,
@@ -241,7 +293,8 @@ def test_the_checker_runs_alone(tmp_path: Path) -> None:
         "never_settled": 0,
         "subscriptions": 2,
         "deliveries": 63,
-        "deliveries_owed": 60,  # A pattern subscription is owed nothing before its first message of a topic.
+        # A pattern subscription is owed nothing before its first message of a topic.
+        "deliveries_owed": 60,
         "lost": 1,
         "doubled": 0,
         "pieces_of_work_in_evidence": 32,
@@ -254,7 +307,9 @@ UNUSABLE = {
     "no receipt": lambda left: left.history.clear(),
     "sent twice": lambda left: left.history.append(left.find("sent", "p0", 0)),
     "receipted, not sent": lambda left: left.lose("sent", "p0", 0),
-    "unknown event": lambda left: left.history.append({"event": "x", "topic": "t", "producer": "p", "n": 0, "at_ns": 0}),
+    "unknown event": lambda left: left.history.append(
+        {"event": "x", "topic": "t", "producer": "p", "n": 0, "at_ns": 0}
+    ),
     "a number is text": lambda left: left.history[-1].update(n="1"),
     "a truth value is no number": lambda left: left.evidence[0].update(token=True),
     "evidence is missing": lambda left: left.evidence.append({"broker": "b0", "dropped": 3}),
@@ -280,7 +335,10 @@ def test_garbage_is_unusable_and_never_a_traceback(garbage: bytes) -> None:
         arguments = save(honest_run(), Path(folder))
         spoilt = Path(folder) / "garbage"
         spoilt.write_bytes(garbage + b"\n{}\n")
-        assert [2, 2] == [messages.main([str(spoilt), *arguments]), messages.main([*arguments, str(spoilt)])]
+        assert [2, 2] == [
+            messages.main([str(spoilt), *arguments]),
+            messages.main([*arguments, str(spoilt)]),
+        ]
 
 
 def test_a_half_written_last_line_is_passed_over(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ def nothing(url: str) -> AbstractContextManager[object]:
 class Adapter:
     """One kind of load bus.
 
-    `url_in` is the URL of a new log beside which it is, given a folder and what fixtures there are. `summarizing` is a
-    context in which samples become summaries, given that URL.
+    `url_in` is the URL of a new log beside which it is, given a folder and what fixtures there are.
+    `summarizing` is a context in which samples become summaries, given that URL.
     """
 
     id: str
@@ -41,5 +41,10 @@ def topic_url(request: pytest.FixtureRequest) -> str:
 ADAPTERS = (
     Adapter(id="memory", url_in=lambda folder, _: f"memory:{folder}"),
     Adapter(id="files", url_in=lambda folder, _: f"sqlite:{folder}/log.db?synchronous=normal"),
-    Adapter(id="kafka", url_in=lambda _, request: topic_url(request), summarizing=a_load_worker, is_slow=True),
+    Adapter(
+        id="kafka",
+        url_in=lambda _, request: topic_url(request),
+        summarizing=a_load_worker,
+        is_slow=True,
+    ),
 )

@@ -1,4 +1,6 @@
-"""Every adapter of `Log`, for the suites that ask the same of each: test_log_contract.py and test_snapshot_store_contract.py."""
+"""Every adapter of `Log`, for the suites that ask the same of each: test_log_contract.py and
+test_snapshot_store_contract.py.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,16 @@ def open_polling(path: str) -> Log:
 
 def report_end_of_kafka(patch: pytest.MonkeyPatch, end: int) -> None:
     """Let clients of Kafka ask a node that was cut off when the log ended there."""
-    patch.setattr(PartitionConsumer, "bounds", lambda consumer, *, timeout_ms: Bounds(low=0, high=end + 1))
+    patch.setattr(
+        PartitionConsumer, "bounds", lambda consumer, *, timeout_ms: Bounds(low=0, high=end + 1)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """One way to open a log: where it lies, with places to fill in, and how a new handle on it is made."""
+    """One way to open a log: where it lies, with places to fill in, and how a new handle on it is
+    made.
+    """
 
     id: str
     place: str
@@ -52,7 +58,10 @@ ADAPTERS = (
 )
 
 # As parameters: what is asked of a real Kafka is an integration test, and the rest is none.
-EACH_ADAPTER = [pytest.param(each, id=each.id, marks=[pytest.mark.integration] * each.needs_kafka) for each in ADAPTERS]
+EACH_ADAPTER = [
+    pytest.param(each, id=each.id, marks=[pytest.mark.integration] * each.needs_kafka)
+    for each in ADAPTERS
+]
 
 
 class Handles:
@@ -67,7 +76,9 @@ class Handles:
 
     def __call__(self) -> Log:
         address = self._kafka.address if self._kafka else ""
-        log = self._adapter.open(self._adapter.place.format(folder=self._folder, kafka=address, topic=self._topic))
+        log = self._adapter.open(
+            self._adapter.place.format(folder=self._folder, kafka=address, topic=self._topic)
+        )
         self._opened.append(log)
         return log
 
@@ -85,4 +96,6 @@ class Handles:
 
 def handles_on(adapter: Adapter, folder: Path, request: pytest.FixtureRequest) -> Handles:
     """The opener of handles on one new log; a Kafka is looked for only where it is needed."""
-    return Handles(adapter, folder, kafka=request.getfixturevalue("kafka") if adapter.needs_kafka else None)
+    return Handles(
+        adapter, folder, kafka=request.getfixturevalue("kafka") if adapter.needs_kafka else None
+    )

@@ -1,4 +1,6 @@
-"""Check every `DecisionLog` for what brokers/decision_log promises, and what only files can suffer."""
+"""Check every `DecisionLog` for what brokers/decision_log promises, and what only files can
+suffer.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from tests.decisions import AT_MS, idle, move, shed
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """One kind of decision log. `url_in` returns the URL of a new channel, given a folder and the fixtures."""
+    """One kind of decision log. `url_in` returns the URL of a new channel, given a folder and the
+    fixtures.
+    """
 
     id: str
     url_in: Callable[[Path, pytest.FixtureRequest], str]
@@ -40,9 +44,18 @@ def _topic_url(request: pytest.FixtureRequest) -> str:
     return f"kafka://{kafka.address}/{kafka.topic('decisions')}"
 
 
-@pytest.fixture(params=[pytest.param(each, id=each.id, marks=[pytest.mark.integration] * (each.id == "kafka")) for each in ADAPTERS])
-def open_decisions(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], DecisionLog]]:
-    """The opener of handles beside one new channel, for each adapter. One handle stays open, so that memory lives on."""
+@pytest.fixture(
+    params=[
+        pytest.param(each, id=each.id, marks=[pytest.mark.integration] * (each.id == "kafka"))
+        for each in ADAPTERS
+    ]
+)
+def open_decisions(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Callable[[], DecisionLog]]:
+    """The opener of handles beside one new channel, for each adapter. One handle stays open, so
+    that memory lives on.
+    """
     url = request.param.url_in(tmp_path, request)
     if log_path(url) is not None:
         open_log(url).close()
@@ -58,7 +71,11 @@ def test_a_new_log_is_empty(open_decisions: Callable[[], DecisionLog]) -> None:
 def test_what_is_written_is_read_by_every_handle(open_decisions: Callable[[], DecisionLog]) -> None:
     """Decisions keep their order of arrival, whatever their time."""
     one, other = open_decisions(), open_decisions()
-    written = [shed(AT_MS + 5), idle(AT_MS), replace(shed(moves=0), kind="split", counted={("Success", "Topics"): 1})]
+    written = [
+        shed(AT_MS + 5),
+        idle(AT_MS),
+        replace(shed(moves=0), kind="split", counted={("Success", "Topics"): 1}),
+    ]
     for place, decision in enumerate(written):
         (one, other)[place % 2].write(decision)
     assert written == list(one.newest(10)) == list(other.newest(10))
@@ -118,7 +135,9 @@ def entries(path: Path) -> list[bytes]:
 
 
 def test_the_channel_stands_beside_its_decisions(path: Path) -> None:
-    """A channel stays whole if it was open at the first decision, and if it is opened, claimed or copied afterwards."""
+    """A channel stays whole if it was open at the first decision, and if it is opened, claimed or
+    copied afterwards.
+    """
     with closing(open_log(f"sqlite:{path}")) as log:
         open_decision_log(f"sqlite:{path}").write(shed())
         log.append([b"b"], timeout_ms=10_000)
@@ -141,7 +160,9 @@ def test_the_channel_stands_beside_its_decisions(path: Path) -> None:
     ],
 )
 def test_whatever_becomes_of_the_table_the_channel_stands(path: Path, damage: str) -> None:
-    """A change of the table by another program does not affect the channel, and the next decision is kept."""
+    """A change of the table by another program does not affect the channel, and the next decision
+    is kept.
+    """
     log = open_decision_log(f"sqlite:{path}")
     log.write(shed())
     edit(path, damage)
@@ -172,7 +193,9 @@ def test_the_table_can_be_read_by_sql(path: Path) -> None:
     """Time, broker, kind, strategy, result and cause are columns."""
     open_decision_log(f"sqlite:{path}").write(shed())
     with closing(sqlite3.connect(path)) as connection:
-        [row] = connection.execute("SELECT at_ms, broker, kind, strategy, result, cause FROM decisions").fetchall()
+        [row] = connection.execute(
+            "SELECT at_ms, broker, kind, strategy, result, cause FROM decisions"
+        ).fetchall()
         [(document,)] = connection.execute("SELECT document FROM decisions").fetchall()
     assert (AT_MS, "a", "shed", "TransferShedder", "Success", "Overloaded") == row
     assert ["t/n/0", "t/n/1"] == [each["bundle"] for each in json.loads(document)["moves"]]
@@ -196,7 +219,9 @@ def test_many_writers_lose_nothing(path: Path) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(write, range(40)))
-    assert set(range(40)) == {decision.at_ms - AT_MS for decision in open_decision_log(f"sqlite:{path}").newest(100)}
+    assert set(range(40)) == {
+        decision.at_ms - AT_MS for decision in open_decision_log(f"sqlite:{path}").newest(100)
+    }
 
 
 def test_no_channel_no_decisions(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""One suite for the contract of every `LoadBus` in shedder/load_reports.py, and tests of what only files can suffer."""
+"""One suite for the contract of every `LoadBus` in shedder/load_reports.py, and tests of what only
+files can suffer.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,16 @@ DEADLINE_SECONDS = 60.0
 POLL_SECONDS = 0.02
 
 
-@pytest.fixture(params=[pytest.param(each, id=each.id, marks=[pytest.mark.integration] * each.is_slow) for each in ADAPTERS])
+@pytest.fixture(
+    params=[
+        pytest.param(each, id=each.id, marks=[pytest.mark.integration] * each.is_slow)
+        for each in ADAPTERS
+    ]
+)
 def open_bus(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], LoadBus]]:
-    """The opener of handles on one new bus, for each adapter. One handle stays open, so that the bus lives on."""
+    """The opener of handles on one new bus, for each adapter. One handle stays open, so that the
+    bus lives on.
+    """
     url = request.param.url_in(tmp_path, request)
     held = open_load_bus(url)
     with request.param.summarizing(url):
@@ -43,9 +52,17 @@ def started_ms() -> int:
 
 
 def sample(broker: str, /, at_ms: int = 0, used: float = 0.5, **rates: float) -> Sample:
-    """A light sample, `at_ms` after the start of the tests. The names of the arguments are those of bundles."""
-    traffic = {name: Traffic(bytes_in_per_second=rate, messages_out_per_second=rate / 2) for name, rate in rates.items()}
-    bundles = [BundleTraffic(bundle=f"t/n/{name}", traffic=each, topics=3, cost=10.5) for name, each in traffic.items()]
+    """A light sample, `at_ms` after the start of the tests. The names of the arguments are those of
+    bundles.
+    """
+    traffic = {
+        name: Traffic(bytes_in_per_second=rate, messages_out_per_second=rate / 2)
+        for name, rate in rates.items()
+    }
+    bundles = [
+        BundleTraffic(bundle=f"t/n/{name}", traffic=each, topics=3, cost=10.5)
+        for name, each in traffic.items()
+    ]
     return light(
         Sample(
             broker=broker,
@@ -82,7 +99,12 @@ def publish(bus: LoadBus, *samples: Sample) -> None:
     """Publish, and wait until each is summarized: otherwise a sample may be lost."""
     for each in samples:
         bus.publish(each)
-        until(bus, lambda found, at=each: any(s.broker == at.broker and s.load.taken_ms == at.at_ms for s in found))  # type: ignore[misc]
+        until(
+            bus,
+            lambda found, at=each: any(  # type: ignore[misc]
+                s.broker == at.broker and s.load.taken_ms == at.at_ms for s in found
+            ),
+        )
 
 
 def test_a_new_bus_is_empty(open_bus: Callable[[], LoadBus]) -> None:
@@ -110,7 +132,11 @@ def test_the_latest_of_each_broker_is_kept(open_bus: Callable[[], LoadBus]) -> N
 
 def test_averages_are_those_of_all_samples(open_bus: Callable[[], LoadBus]) -> None:
     """From any handle. After one step a tenth is new."""
-    samples = [sample("a", x=100), sample("a", at_ms=STEP_MS, used=0.9, x=200), sample("a", at_ms=2 * STEP_MS, x=0)]
+    samples = [
+        sample("a", x=100),
+        sample("a", at_ms=STEP_MS, used=0.9, x=200),
+        sample("a", at_ms=2 * STEP_MS, x=0),
+    ]
     for each in samples:
         publish(open_bus(), each)
     (found,) = open_bus().latest()
@@ -128,7 +154,9 @@ def test_who_leaves_is_forgotten(open_bus: Callable[[], LoadBus]) -> None:
     one.withdraw("a")
     assert ["b"] == [each.broker for each in until(other, lambda found: len(found) == 1)]
     publish(one, sample("a", at_ms=10, x=200))
-    assert [summary(sample("a", at_ms=10, x=200)), summary(sample("b"))] == list(until(other, lambda found: len(found) == 2))
+    assert [summary(sample("a", at_ms=10, x=200)), summary(sample("b"))] == list(
+        until(other, lambda found: len(found) == 2)
+    )
 
 
 @pytest.mark.parametrize("broker", ["a" * 255, "..", "~!#$%^&*()", "A", "a"])

@@ -63,15 +63,21 @@ def test_a_new_log_is_empty(log: Log) -> None:
 
 
 def test_appended_records_are_read_back_as_they_were(log: Log) -> None:
-    """A read returns the very bytes that were appended, in order, at the offsets that the append returned."""
+    """A read returns the very bytes that were appended, in order, at the offsets that the append
+    returned.
+    """
     records = [b"", b"\0", b"{}", b"\xff\xfe", bytes(range(256)) * 40, "Grüße".encode()]
     offsets = append(log, *records)
     assert list(map(Entry, offsets, records)) == read_all(log)
 
 
 def test_offsets_rise_from_batch_to_batch(log: Log) -> None:
-    """Each append gets offsets above all others, in the order of its batch. The end is the last of them. An empty batch gets none."""
-    offsets = append(log, b"a", b"b") + append(log, b"c") + append(log, b"d", b"e", b"f") + append(log)
+    """Each append gets offsets above all others, in the order of its batch. The end is the last of
+    them. An empty batch gets none.
+    """
+    offsets = (
+        append(log, b"a", b"b") + append(log, b"c") + append(log, b"d", b"e", b"f") + append(log)
+    )
     assert sorted(set(offsets)) == offsets
     assert FIRST_OFFSET <= offsets[0]
     assert offsets[-1] == log.end()
@@ -92,23 +98,44 @@ class TooLarge:
 
 
 TOO_LARGE = (
-    TooLarge(id="record", batch=(b"a", b"r" * (RECORD_BYTES_MAX + 1)), size=RECORD_BYTES_MAX + 1, size_max=RECORD_BYTES_MAX),
-    TooLarge(id="entries", batch=(b"",) * (BATCH_ENTRIES_MAX + 1), size=BATCH_ENTRIES_MAX + 1, size_max=BATCH_ENTRIES_MAX),
-    TooLarge(id="bytes", batch=(b"b" * RECORD_BYTES_MAX,) * 8 + (b"b",), size=BATCH_BYTES_MAX + 1, size_max=BATCH_BYTES_MAX),
+    TooLarge(
+        id="record",
+        batch=(b"a", b"r" * (RECORD_BYTES_MAX + 1)),
+        size=RECORD_BYTES_MAX + 1,
+        size_max=RECORD_BYTES_MAX,
+    ),
+    TooLarge(
+        id="entries",
+        batch=(b"",) * (BATCH_ENTRIES_MAX + 1),
+        size=BATCH_ENTRIES_MAX + 1,
+        size_max=BATCH_ENTRIES_MAX,
+    ),
+    TooLarge(
+        id="bytes",
+        batch=(b"b" * RECORD_BYTES_MAX,) * 8 + (b"b",),
+        size=BATCH_BYTES_MAX + 1,
+        size_max=BATCH_BYTES_MAX,
+    ),
 )
 
 
 @pytest.mark.parametrize("case", TOO_LARGE, ids=lambda case: case.id)
 def test_what_is_too_large_is_refused_whole(log: Log, case: TooLarge) -> None:
-    """A record or a batch above its limit is the caller's error, and nothing of the batch is appended."""
-    message = f"the log {re.escape(log.name)} accepts at most {case.size_max} [a-z ]+, not {case.size};"
+    """A record or a batch above its limit is the caller's error, and nothing of the batch is
+    appended.
+    """
+    message = (
+        f"the log {re.escape(log.name)} accepts at most {case.size_max} [a-z ]+, not {case.size};"
+    )
     with pytest.raises(CallerError, match=message):
         append(log, *case.batch)
     assert [] == read_all(log)
 
 
 def test_a_read_stops_at_its_limit(log: Log) -> None:
-    """A read returns the first entries from its position on, and no more than its limit. Just above the end there is nothing yet."""
+    """A read returns the first entries from its position on, and no more than its limit. Just above
+    the end there is nothing yet.
+    """
     offsets = append(log, b"a", b"b", b"c")
     assert [] == list(log.read(log.end() + 1, limit=10))
     assert [(offsets[1], b"b")] == list(log.read(offsets[1], limit=1))
@@ -116,7 +143,9 @@ def test_a_read_stops_at_its_limit(log: Log) -> None:
 
 
 def test_a_read_is_bounded_in_entries(log: Log) -> None:
-    """However large its limit, a read returns at most the entries that the port allows, and the next read goes on."""
+    """However large its limit, a read returns at most the entries that the port allows, and the
+    next read goes on.
+    """
     for _ in range(READ_ENTRIES_MAX // BATCH_ENTRIES_MAX + 1):
         append(log, *[b""] * BATCH_ENTRIES_MAX)
     first = log.read(FIRST_OFFSET, limit=2**62)
@@ -125,7 +154,9 @@ def test_a_read_is_bounded_in_entries(log: Log) -> None:
 
 
 def test_a_read_is_bounded_in_bytes(log: Log) -> None:
-    """A run of giant records is read in several answers, each about as large as the port allows, without losing any."""
+    """A run of giant records is read in several answers, each about as large as the port allows,
+    without losing any.
+    """
     giant = b"g" * RECORD_BYTES_MAX
     for _ in range(3):
         append(log, *[giant] * 7)
@@ -146,16 +177,37 @@ def test_there_is_no_position_below_the_first(log: Log, position: int) -> None:
 def test_a_reader_beyond_the_end_is_stopped(log: Log, ahead: int) -> None:
     """A position that this log never reached belongs to another log, for a read as for a wait."""
     append(log, b"a")
-    for use in (lambda position: log.read(position, limit=10), lambda position: log.wait(position, timeout_ms=0)):
+    for use in (
+        lambda position: log.read(position, limit=10),
+        lambda position: log.wait(position, timeout_ms=0),
+    ):
         end = log.end()
         with pytest.raises(LogWentBack) as caught:
             use(end + ahead)
-        assert (log.name, end + ahead, end) == (caught.value.log, caught.value.position, caught.value.end)
+        assert (log.name, end + ahead, end) == (
+            caught.value.log,
+            caught.value.position,
+            caught.value.end,
+        )
 
 
-@pytest.mark.parametrize("adapter", [pytest.param(each, id=each.id, marks=pytest.mark.integration) for each in ADAPTERS if each.report_end])
-def test_an_old_end_is_not_final(adapter: Adapter, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A storage of several nodes may ask one that is cut off. Its end never ends a reader who has read more, and it is never the end."""
+@pytest.mark.parametrize(
+    "adapter",
+    [
+        pytest.param(each, id=each.id, marks=pytest.mark.integration)
+        for each in ADAPTERS
+        if each.report_end
+    ],
+)
+def test_an_old_end_is_not_final(
+    adapter: Adapter,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A storage of several nodes may ask one that is cut off. Its end never ends a reader who has
+    read more, and it is never the end.
+    """
     with closing(handles_on(adapter, tmp_path, request)) as handles:
         log, offsets = handles(), append(handles(), b"a", b"b")
         assert offsets == [entry.offset for entry in read_all(log)]
@@ -171,14 +223,20 @@ def test_an_old_end_is_not_final(adapter: Adapter, tmp_path: Path, request: pyte
 
 
 def test_truncation_removes_what_is_below(log: Log) -> None:
-    """After truncation a reader below meets `LogTruncated`, one at or above the new start reads on, and the end stays."""
+    """After truncation a reader below meets `LogTruncated`, one at or above the new start reads on,
+    and the end stays.
+    """
     offsets = append(log, b"a", b"b", b"c", b"d")
     log.truncate(offsets[2], timeout_ms=TIMEOUT_MS)
     assert (offsets[2], offsets[3]) == (log.start(), log.end())
     assert [(offsets[2], b"c"), (offsets[3], b"d")] == read_all(log)
     with pytest.raises(LogTruncated) as caught:
         log.read(offsets[2] - 1, limit=10)
-    assert (log.name, offsets[2] - 1, offsets[2]) == (caught.value.log, caught.value.position, caught.value.start)
+    assert (log.name, offsets[2] - 1, offsets[2]) == (
+        caught.value.log,
+        caught.value.position,
+        caught.value.start,
+    )
     with pytest.raises(LogTruncated):
         log.wait(offsets[0], timeout_ms=0)
     for below in (offsets[0], -(2**70)):  # A truncation never goes back.
@@ -189,7 +247,9 @@ def test_truncation_removes_what_is_below(log: Log) -> None:
 
 
 def test_offsets_go_on_after_all_is_truncated(handles: Handles) -> None:
-    """When every entry is gone, even with the handles that knew them, offsets still rise above the old end."""
+    """When every entry is gone, even with the handles that knew them, offsets still rise above the
+    old end.
+    """
     log = handles()
     end = append(log, *[b"a"] * 2_500)[-1]
     log.truncate(end + 1, timeout_ms=TIMEOUT_MS)
@@ -202,7 +262,9 @@ def test_offsets_go_on_after_all_is_truncated(handles: Handles) -> None:
 
 
 def later() -> int:
-    """The Unix time in milliseconds, once it is another than it was: what was appended before is older."""
+    """The Unix time in milliseconds, once it is another than it was: what was appended before is
+    older.
+    """
     before_ms = time.time_ns() // 1_000_000
     while time.time_ns() // 1_000_000 <= before_ms + CLOCKS_APART_MS:
         time.sleep(0.001)
@@ -210,7 +272,9 @@ def later() -> int:
 
 
 def test_a_time_leads_to_a_position(log: Log) -> None:
-    """The position at a time is that of the first entry which was appended then or later, or just above the end."""
+    """The position at a time is that of the first entry which was appended then or later, or just
+    above the end.
+    """
     assert log.end() + 1 == log.position_at(0)
     times_ms, offsets = [], []
     for record in (b"a", b"b", b"c"):
@@ -241,7 +305,9 @@ def test_handles_share_one_log(handles: Handles) -> None:
 
 
 @pytest.mark.parametrize("adapter", EACH_ADAPTER)
-def test_identity_tells_logs_apart(adapter: Adapter, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_identity_tells_logs_apart(
+    adapter: Adapter, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """All handles on one log tell one identity, and a log made anew tells another."""
     opener = handles_on(adapter, tmp_path, request)
     first, second = opener(), opener()
@@ -254,7 +320,9 @@ def test_identity_tells_logs_apart(adapter: Adapter, tmp_path: Path, request: py
 
 
 def test_a_wait_tells_whether_there_is_an_entry(log: Log) -> None:
-    """It returns true at once if there is one, and false at its timeout or after a wake from another thread."""
+    """It returns true at once if there is one, and false at its timeout or after a wake from
+    another thread.
+    """
     offsets = append(log, b"a", b"b")
     assert [True, True] == [log.wait(offset, timeout_ms=0) for offset in offsets]
     assert not log.wait(log.end() + 1, timeout_ms=5)
@@ -265,7 +333,9 @@ def test_a_wait_tells_whether_there_is_an_entry(log: Log) -> None:
 
 
 def test_a_wait_ends_when_another_handle_appends(handles: Handles) -> None:
-    """A reader that waits at the end, even one that was woken before, is woken by each commit of a writer, and finds the entry there."""
+    """A reader that waits at the end, even one that was woken before, is woken by each commit of a
+    writer, and finds the entry there.
+    """
     reader, writer = handles(), handles()
     reader.wake()
     assert not reader.wait(FIRST_OFFSET, timeout_ms=FOREVER_MS)
@@ -275,7 +345,9 @@ def test_a_wait_ends_when_another_handle_appends(handles: Handles) -> None:
                 waiting = pool.submit(reader.wait, writer.end() + 1, timeout_ms=FOREVER_MS)
                 offsets = append(writer, b"%d" % number)
                 assert waiting.result(DEADLINE_SECONDS)
-                assert [b"%d" % number] == [entry.data for entry in reader.read(offsets[0], limit=10)]
+                assert [b"%d" % number] == [
+                    entry.data for entry in reader.read(offsets[0], limit=10)
+                ]
         finally:
             reader.wake()
 
@@ -321,7 +393,9 @@ def test_close_gives_all_descriptors_back(handles: Handles) -> None:
 
 
 def test_threads_see_one_order(handles: Handles) -> None:
-    """Writers in several threads and readers that tail beside them agree on one order, in which nothing is lost."""
+    """Writers in several threads and readers that tail beside them agree on one order, in which
+    nothing is lost.
+    """
     writers, readers, batches = 4, 2, 50
     expected = writers * batches * 2
     at_once = threading.Barrier(writers + readers)
@@ -357,7 +431,9 @@ def test_threads_see_one_order(handles: Handles) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One thing to do with a log and with its slow model. `share` picks a place between start and end, 0 to 1 and beyond."""
+    """One thing to do with a log and with its slow model. `share` picks a place between start and
+    end, 0 to 1 and beyond.
+    """
 
     action: str
     records: tuple[bytes, ...] = ()
@@ -366,7 +442,11 @@ class Step:
 
 
 STEPS = st.one_of(
-    st.builds(Step, action=st.just("append"), records=st.lists(st.binary(max_size=9), max_size=5).map(tuple)),
+    st.builds(
+        Step,
+        action=st.just("append"),
+        records=st.lists(st.binary(max_size=9), max_size=5).map(tuple),
+    ),
     st.builds(Step, action=st.just("read"), share=st.floats(-0.2, 1.2), limit=st.integers(1, 6)),
     st.builds(Step, action=st.just("truncate"), share=st.floats(-0.2, 1.2)),
     st.builds(Step, action=st.just("reopen")),
@@ -402,7 +482,9 @@ class DumbLog:
         return None
 
 
-def outcome_of_read(log: Log, position: int, limit: int) -> list[tuple[int, bytes]] | type[Exception]:
+def outcome_of_read(
+    log: Log, position: int, limit: int
+) -> list[tuple[int, bytes]] | type[Exception]:
     """What a read of the clever log returned or raised."""
     try:
         return list(log.read(position, limit=limit))
@@ -430,7 +512,11 @@ def take_step(step: Step, log: Log, dumb: DumbLog) -> None:
         dumb.end = offsets[-1] if offsets else dumb.end
     elif step.action in ("read", "truncate"):
         expected = dumb.read(place, step.limit) if step.action == "read" else dumb.truncate(place)
-        assert expected == (outcome_of_read(log, place, step.limit) if step.action == "read" else outcome_of_truncate(log, place))
+        assert expected == (
+            outcome_of_read(log, place, step.limit)
+            if step.action == "read"
+            else outcome_of_truncate(log, place)
+        )
         if expected is LogWentBack and log.end() == dumb.end + 1:
             dumb.end += 1  # Storage of several nodes may need an append to find out.
     assert (dumb.start, dumb.end, dumb.entries) == (log.start(), log.end(), read_all(log))
@@ -442,7 +528,9 @@ def take_step(step: Step, log: Log, dumb: DumbLog) -> None:
 @settings(max_examples=60, deadline=None)
 @given(steps=st.lists(STEPS, max_size=25))
 def test_a_log_does_what_its_model_does(adapter: Adapter, steps: list[Step]) -> None:
-    """Any sequence of appends, reads, truncations and reopenings has the outcome that two lists would have."""
+    """Any sequence of appends, reads, truncations and reopenings has the outcome that two lists
+    would have.
+    """
     with tempfile.TemporaryDirectory() as folder:
         handles = Handles(adapter, Path(folder))
         log, dumb = handles(), DumbLog()

@@ -1,4 +1,6 @@
-"""One suite for every `SnapshotStore`, used as snapshot and as history snapshot: the promises of channel/core/snapshot_store.py."""
+"""One suite for every `SnapshotStore`, used as snapshot and as history snapshot: the promises of
+channel/core/snapshot_store.py.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ PLACES: Final[Mapping[str, Callable[[Log], SnapshotStore]]] = {
 
 @pytest.fixture(params=PLACES)
 def compacted_snapshots(handles: Handles, request: pytest.FixtureRequest) -> SnapshotStores:
-    """Gives the snapshot of a new log, or its history snapshot, by a new handle each time; nobody has claimed it yet."""
+    """Gives the snapshot of a new log, or its history snapshot, by a new handle each time; nobody
+    has claimed it yet.
+    """
     return lambda: PLACES[request.param](handles())
 
 
@@ -43,7 +47,9 @@ def claimed(compacted_snapshots: SnapshotStores) -> SnapshotStore:
 
 def replace(compacted_snapshot: SnapshotStore, marker: bytes, **rows: bytes | None) -> None:
     """Replace some rows, and the marker."""
-    compacted_snapshot.replace([SnapshotRow(key, data) for key, data in rows.items()], marker, timeout_ms=TIMEOUT_MS)
+    compacted_snapshot.replace(
+        [SnapshotRow(key, data) for key, data in rows.items()], marker, timeout_ms=TIMEOUT_MS
+    )
 
 
 def image(marker: bytes, **rows: bytes) -> CompactedSnapshot:
@@ -58,17 +64,35 @@ def test_a_snapshot_that_was_never_written_is_none(compacted_snapshots: Snapshot
 
 
 def test_a_snapshot_comes_back_as_it_was_written(compacted_snapshots: SnapshotStores) -> None:
-    """Rows and marker of any bytes and any keys are read back, by this handle and by others, opened before or after."""
+    """Rows and marker of any bytes and any keys are read back, by this handle and by others, opened
+    before or after.
+    """
     before = compacted_snapshots()
-    rows = {"a": b"", "ä:ö/\U0001f600": bytes(range(256)), "": b"\0", "bundle:t/ns/0x00000000_0xffffffff": b"x" * 100_000, "'; --": b"1"}
+    rows = {
+        "a": b"",
+        "ä:ö/\U0001f600": bytes(range(256)),
+        "": b"\0",
+        "bundle:t/ns/0x00000000_0xffffffff": b"x" * 100_000,
+        "'; --": b"1",
+    }
     compacted_snapshot = claimed(compacted_snapshots)
-    compacted_snapshot.replace([SnapshotRow(key, data) for key, data in rows.items()], b"\xff\0marker", timeout_ms=TIMEOUT_MS)
+    compacted_snapshot.replace(
+        [SnapshotRow(key, data) for key, data in rows.items()],
+        b"\xff\0marker",
+        timeout_ms=TIMEOUT_MS,
+    )
     expected = CompactedSnapshot(marker=b"\xff\0marker", rows=rows)
-    assert [expected] * 3 == [compacted_snapshot.load(), before.load(), compacted_snapshots().load()]
+    assert [expected] * 3 == [
+        compacted_snapshot.load(),
+        before.load(),
+        compacted_snapshots().load(),
+    ]
 
 
 def test_a_marker_may_stand_alone(compacted_snapshots: SnapshotStores) -> None:
-    """A replacement without rows moves the marker, and an empty snapshot with a marker is not one that was never written."""
+    """A replacement without rows moves the marker, and an empty snapshot with a marker is not one
+    that was never written.
+    """
     compacted_snapshot = claimed(compacted_snapshots)
     replace(compacted_snapshot, b"1")
     assert image(b"1") == compacted_snapshot.load()
@@ -77,7 +101,9 @@ def test_a_marker_may_stand_alone(compacted_snapshots: SnapshotStores) -> None:
 
 
 def test_rows_that_are_not_named_stay(compacted_snapshots: SnapshotStores) -> None:
-    """A replacement adds, changes and removes the keys that it names, and leaves the others alone."""
+    """A replacement adds, changes and removes the keys that it names, and leaves the others
+    alone.
+    """
     compacted_snapshot = claimed(compacted_snapshots)
     replace(compacted_snapshot, b"1", kept=b"k", changed=b"old", gone=b"g")
     replace(compacted_snapshot, b"2", changed=b"new", gone=None, added=b"a", unknown=None)
@@ -100,8 +126,14 @@ def loaded(compacted_snapshot: SnapshotStore) -> CompactedSnapshot:
 
 
 def test_only_the_newest_claimant_replaces(compacted_snapshots: SnapshotStores) -> None:
-    """From a claim on older claimants are fenced, and change nothing; the newest goes on as often as it likes."""
-    old, other, new = claimed(compacted_snapshots), claimed(compacted_snapshots), claimed(compacted_snapshots)
+    """From a claim on older claimants are fenced, and change nothing; the newest goes on as often
+    as it likes.
+    """
+    old, other, new = (
+        claimed(compacted_snapshots),
+        claimed(compacted_snapshots),
+        claimed(compacted_snapshots),
+    )
     for fenced in (old, other):
         with pytest.raises(SnapshotFenced):
             replace(fenced, b"fenced", a=b"fenced")
@@ -146,8 +178,12 @@ def broken_off(rows: int) -> Iterator[SnapshotRow]:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 700])
-def test_a_replacement_that_breaks_off_leaves_no_trace(compacted_snapshots: SnapshotStores, rows: int) -> None:
-    """Rows whose making fails are never seen, not even after the next replacement, by this claimant or another."""
+def test_a_replacement_that_breaks_off_leaves_no_trace(
+    compacted_snapshots: SnapshotStores, rows: int
+) -> None:
+    """Rows whose making fails are never seen, not even after the next replacement, by this claimant
+    or another.
+    """
     compacted_snapshot = claimed(compacted_snapshots)
     replace(compacted_snapshot, b"1", a=b"1")
     with pytest.raises(BrokenOffError):
@@ -167,12 +203,18 @@ def test_a_reader_sees_all_of_a_replacement_or_nothing(compacted_snapshots: Snap
     """Who loads while another replaces finds the rows of one marker, never of two."""
     keys = [f"key:{number}" for number in range(300)]
     compacted_snapshot = claimed(compacted_snapshots)
-    compacted_snapshot.replace([SnapshotRow(key, b"0") for key in keys], b"0", timeout_ms=TIMEOUT_MS)
+    compacted_snapshot.replace(
+        [SnapshotRow(key, b"0") for key in keys], b"0", timeout_ms=TIMEOUT_MS
+    )
     reader = compacted_snapshots()
 
     def write() -> None:
         for number in range(1, 16):
-            compacted_snapshot.replace([SnapshotRow(key, b"%d" % number) for key in keys], b"%d" % number, timeout_ms=TIMEOUT_MS)
+            compacted_snapshot.replace(
+                [SnapshotRow(key, b"%d" % number) for key in keys],
+                b"%d" % number,
+                timeout_ms=TIMEOUT_MS,
+            )
 
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(write)
@@ -187,17 +229,28 @@ def test_a_reader_sees_all_of_a_replacement_or_nothing(compacted_snapshots: Snap
 def test_many_rows_are_replaced_at_once(compacted_snapshots: SnapshotStores) -> None:
     """Thousands of rows, some of them large, come and go in one replacement."""
     compacted_snapshot = claimed(compacted_snapshots)
-    rows = {f"key:{number}": b"%d" % number * (20_000 if not number % 500 else 20) for number in range(5_000)}
-    compacted_snapshot.replace([SnapshotRow(key, data) for key, data in rows.items()], b"1", timeout_ms=TIMEOUT_MS)
+    rows = {
+        f"key:{number}": b"%d" % number * (20_000 if not number % 500 else 20)
+        for number in range(5_000)
+    }
+    compacted_snapshot.replace(
+        [SnapshotRow(key, data) for key, data in rows.items()], b"1", timeout_ms=TIMEOUT_MS
+    )
     assert rows == loaded(compacted_snapshot).rows
-    compacted_snapshot.replace([SnapshotRow(key, None) for key in rows], b"2", timeout_ms=TIMEOUT_MS)
+    compacted_snapshot.replace(
+        [SnapshotRow(key, None) for key in rows], b"2", timeout_ms=TIMEOUT_MS
+    )
     assert image(b"2") == loaded(compacted_snapshot)
 
 
 def test_progress_is_told_and_a_check_may_end_it(compacted_snapshots: SnapshotStores) -> None:
-    """A load tells how many rows it has, at last all of them, and ends with what its check raises, ready to be asked again."""
+    """A load tells how many rows it has, at last all of them, and ends with what its check raises,
+    ready to be asked again.
+    """
     compacted_snapshot = claimed(compacted_snapshots)
-    compacted_snapshot.replace([SnapshotRow(f"key:{number}", b"") for number in range(2_500)], b"1", timeout_ms=TIMEOUT_MS)
+    compacted_snapshot.replace(
+        [SnapshotRow(f"key:{number}", b"") for number in range(2_500)], b"1", timeout_ms=TIMEOUT_MS
+    )
     told: list[int] = []
     compacted_snapshot.load(progress=lambda done, _: told.append(done))
     assert sorted(told) == told
@@ -212,7 +265,9 @@ def test_progress_is_told_and_a_check_may_end_it(compacted_snapshots: SnapshotSt
 
 
 def test_a_snapshot_is_not_the_log(handles: Handles) -> None:
-    """A log that is truncated keeps its snapshot and its history snapshot, and those leave the log and each other alone."""
+    """A log that is truncated keeps its snapshot and its history snapshot, and those leave the log
+    and each other alone.
+    """
     log = handles()
     offsets = log.append([b"a", b"b", b"c"], timeout_ms=TIMEOUT_MS)
     log.compacted_snapshot().claim(timeout_ms=TIMEOUT_MS)
@@ -227,8 +282,14 @@ def test_a_snapshot_is_not_the_log(handles: Handles) -> None:
     assert image(b"3", c=b"3") == loaded(log.history_snapshot())
 
 
-changes = st.dictionaries(st.sampled_from([f"key:{number}" for number in range(8)]), st.none() | st.binary(max_size=8), max_size=8)
-operation = st.tuples(st.sampled_from(["replace", "replace", "claim", "break off", "other replaces"]), changes)
+changes = st.dictionaries(
+    st.sampled_from([f"key:{number}" for number in range(8)]),
+    st.none() | st.binary(max_size=8),
+    max_size=8,
+)
+operation = st.tuples(
+    st.sampled_from(["replace", "replace", "claim", "break off", "other replaces"]), changes
+)
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS[:2], ids=lambda adapter: adapter.id)
@@ -236,9 +297,14 @@ operation = st.tuples(st.sampled_from(["replace", "replace", "claim", "break off
 @settings(max_examples=40, deadline=None)
 @given(operations=st.lists(operation, max_size=12))
 def test_a_snapshot_is_the_sum_of_its_replacements(
-    adapter: Adapter, place: str, tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, dict[str, bytes | None]]]
+    adapter: Adapter,
+    place: str,
+    tmp_path_factory: pytest.TempPathFactory,
+    operations: list[tuple[str, dict[str, bytes | None]]],
 ) -> None:
-    """Whoever replaces, breaks off or takes over in between: what a snapshot holds is what a plain dict would hold."""
+    """Whoever replaces, breaks off or takes over in between: what a snapshot holds is what a plain
+    dict would hold.
+    """
     opener = Handles(adapter, tmp_path_factory.mktemp("snapshot"))
     compacted_snapshot, other = PLACES[place](opener()), PLACES[place](opener())
     compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)
@@ -247,7 +313,11 @@ def test_a_snapshot_is_the_sum_of_its_replacements(
     for number, (what, rows) in enumerate(operations):
         if what == "break off":
             with pytest.raises(BrokenOffError):
-                compacted_snapshot.replace((*[SnapshotRow(*row) for row in rows.items()], *broken_off(0)), b"lost", timeout_ms=TIMEOUT_MS)
+                compacted_snapshot.replace(
+                    (*[SnapshotRow(*row) for row in rows.items()], *broken_off(0)),
+                    b"lost",
+                    timeout_ms=TIMEOUT_MS,
+                )
         if what in ("break off", "claim"):
             compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)
             continue
@@ -260,5 +330,7 @@ def test_a_snapshot_is_the_sum_of_its_replacements(
             compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)
         held = {key: data for key, data in (held | rows).items() if data is not None}
         assert CompactedSnapshot(marker=marker, rows=held) == other.load()
-    assert (None if marker is None else CompactedSnapshot(marker=marker, rows=held)) == compacted_snapshot.load()
+    assert (
+        None if marker is None else CompactedSnapshot(marker=marker, rows=held)
+    ) == compacted_snapshot.load()
     opener.close()

@@ -11,15 +11,22 @@ from typing import Final
 
 from tests.house.house_rules import ROOT
 
-PAGES: Final = (*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "compose/README.md")), *sorted((ROOT / "docs").rglob("*.md")))
+PAGES: Final = (
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "compose/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+)
 _BLOCK: Final = re.compile(
-    r"(?:<!-- (?P<what>file|save): (?P<name>\S+) -->\n)?^ *```(?P<language>\S*)\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL
+    r"(?:<!-- (?P<what>file|save): (?P<name>\S+) -->\n)?^ *```(?P<language>\S*)\n(?P<text>.*?)^"
+    r" *```$",
+    re.MULTILINE | re.DOTALL,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A fenced block. `file` is the file that it shows, `save` the file that the reader is asked to save it as."""
+    """A fenced block. `file` is the file that it shows, `save` the file that the reader is asked to
+    save it as.
+    """
 
     page: Path
     line: int
@@ -34,7 +41,9 @@ class Block:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
     def commands(self) -> Iterator[str]:
-        """Yield the commands of a block of the language console, each on one line, without their output."""
+        """Yield the commands of a block of the language console, each on one line, without their
+        output.
+        """
         for line in self.text.replace("\\\n", " ").splitlines():
             if line.startswith("$ "):
                 yield line[2:]

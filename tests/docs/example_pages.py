@@ -1,4 +1,5 @@
-"""Write the files that pages of the documentation show into these pages: `python -m tests.docs.example_pages`.
+"""Write the files that pages of the documentation show into these pages: `python -m
+tests.docs.example_pages`.
 
 A place is a comment that names a file below the project's root, and the fenced block after it:
 
@@ -16,7 +17,9 @@ from typing import Final
 from tests.house.house_rules import ROOT
 
 FOLDER: Final = ROOT / "docs"
-_PLACE: Final = re.compile(r"(<!-- file: (?P<path>\S+) -->\n```\w+\n).*?(^```$)", re.DOTALL | re.MULTILINE)
+_PLACE: Final = re.compile(
+    r"(<!-- file: (?P<path>\S+) -->\n```\w+\n).*?(^```$)", re.DOTALL | re.MULTILINE
+)
 
 
 def shown(page: str) -> list[str]:
@@ -26,7 +29,10 @@ def shown(page: str) -> list[str]:
 
 def filled(page: str) -> str:
     """Return a page with the present text of every file that it shows."""
-    return _PLACE.sub(lambda place: f"{place[1]}{(ROOT / place['path']).read_text(encoding='utf-8')}{place[3]}", page)
+    return _PLACE.sub(
+        lambda place: f"{place[1]}{(ROOT / place['path']).read_text(encoding='utf-8')}{place[3]}",
+        page,
+    )
 
 
 if __name__ == "__main__":

@@ -20,5 +20,7 @@ def cell(text: str) -> str:
 
 
 def mermaid(lines: Iterable[str]) -> str:
-    """Return a state diagram of lines `from --> to: label`. A label ends at a second colon, so it must not have one."""
+    """Return a state diagram of lines `from --> to: label`. A label ends at a second colon, so it
+    must not have one.
+    """
     return "\n".join(("```mermaid", "stateDiagram-v2", *(f"    {line}" for line in lines), "```"))

@@ -74,7 +74,10 @@ _PROBLEM: Final[Json] = {
     "required": ["reason", "error"],
     "properties": {
         "reason": {"type": "string", "description": "What happened, to what, and what to do."},
-        "error": {"type": "string", "description": "The class of the error, or the reason of a rejection, for programs."},
+        "error": {
+            "type": "string",
+            "description": "The class of the error, or the reason of a rejection, for programs.",
+        },
     },
 }
 _PATH_PARTS: Final[Mapping[str, str]] = {
@@ -107,17 +110,22 @@ def document() -> Json:
     paths: dict[str, Json] = {}
     for tag, group in GROUPS.items():
         for route in group.routes(object.__new__(group)):
-            for path in (_LOOKUP, f"{_LOOKUP}/bundle") if group is Lookup else (_plain(route.path),):
-                paths.setdefault(path, {})[route.method.lower()] = _operation(tag, group, path, route)
+            for path in (
+                (_LOOKUP, f"{_LOOKUP}/bundle") if group is Lookup else (_plain(route.path),)
+            ):
+                paths.setdefault(path, {})[route.method.lower()] = _operation(
+                    tag, group, path, route
+                )
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "HTTP as OpenAPI",
             "version": "v2",
             "description": (
-                "The HTTP interface of a broker. Every broker answers for the whole cluster. The document [openapi.json](openapi.json) "
-                "is derived from the handlers of a broker: use it to generate a client. The page [HTTP](http.md) compares each path "
-                "with Pulsar's, and has all rules."
+                "The HTTP interface of a broker. Every broker answers for the whole cluster. The"
+                " document [openapi.json](openapi.json) is derived from the handlers of a broker:"
+                " use it to generate a client. The page [HTTP](http.md) compares each path with"
+                " Pulsar's, and has all rules."
             ),
         },
         "tags": [{"name": tag} for tag in GROUPS],
@@ -127,7 +135,9 @@ def document() -> Json:
             "responses": {
                 "Problem": {
                     "description": "The request was refused, or not done.",
-                    "content": {"application/json": {"schema": {"$ref": _REF.format(model="Problem")}}},
+                    "content": {
+                        "application/json": {"schema": {"$ref": _REF.format(model="Problem")}}
+                    },
                 }
             },
         },
@@ -143,36 +153,68 @@ def _operation(tag: str, group: type, path: str, route: web.RouteDef) -> Json:
     """Return the operation of one route."""
     handler = getattr(group, route.handler.__name__)
     summary, _, description = str(inspect.getdoc(handler)).partition("\n\n")
-    used = [(value, text) for value, text in _used(group, handler) if callable(value) or isinstance(value, TypeAdapter)]
+    used = [
+        (value, text)
+        for value, text in _used(group, handler)
+        if callable(value) or isinstance(value, TypeAdapter)
+    ]
     parameters: list[Json] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
         | ({"description": _PATH_PARTS[name]} if name in _PATH_PARTS else {})
         for name in re.findall(r"\{(\w+)\}", path)
     ]
     queried = {name: _PARAMETERS[value] for value, name in used if value in _PARAMETERS and name}
-    parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in queried.items()]
-    responses: Json = {status: {"description": "The answer."} for value, status in used if value in _WITH_BODY and status}
+    parameters += [
+        {"name": name, "in": "query", "schema": schema} for name, schema in queried.items()
+    ]
+    responses: Json = {
+        status: {"description": "The answer."}
+        for value, status in used
+        if value in _WITH_BODY and status
+    }
     responses |= dict(_ANSWERS[value] for value, _ in used if value in _ANSWERS)
-    responses |= dict([_REDIRECT]) if any(value is web.HTTPTemporaryRedirect for value, _ in used) else {}
+    responses |= (
+        dict([_REDIRECT]) if any(value is web.HTTPTemporaryRedirect for value, _ in used) else {}
+    )
     body = next((value for value, _ in used if isinstance(value, TypeAdapter)), None)
-    operation: Json = {"tags": [tag], "operationId": f"{group.__name__}.{handler.__name__}", "summary": " ".join(summary.split())}
+    operation: Json = {
+        "tags": [tag],
+        "operationId": f"{group.__name__}.{handler.__name__}",
+        "summary": " ".join(summary.split()),
+    }
     operation |= {"description": " ".join(description.split())} if description else {}
     operation |= {"parameters": parameters} if parameters else {}
-    operation |= {"requestBody": {"content": {"application/json": {"schema": _body(body)}}}} if body is not None else {}
-    return operation | {"responses": dict(sorted(responses.items())) | {"default": {"$ref": "#/components/responses/Problem"}}}
+    operation |= (
+        {"requestBody": {"content": {"application/json": {"schema": _body(body)}}}}
+        if body is not None
+        else {}
+    )
+    return operation | {
+        "responses": (
+            dict(sorted(responses.items()))
+            | {"default": {"$ref": "#/components/responses/Problem"}}
+        )
+    }
 
 
 def _body(adapter: TypeAdapter[Any]) -> Json:
     """Return the schema of a body, which is null where it may be left out."""
     schema = adapter.json_schema(ref_template=_REF)
     schema.pop("$defs", None)
-    return next((option for option in schema.get("anyOf", ()) if option.get("type") != "null"), schema)
+    return next(
+        (option for option in schema.get("anyOf", ()) if option.get("type") != "null"), schema
+    )
 
 
 def _models() -> Json:
     """Return the models of all bodies."""
     modules = {inspect.getmodule(group) for group in GROUPS.values()}
-    adapters = {id(value): value for module in modules for value in vars(module).values() if isinstance(value, TypeAdapter)}
+    adapters = {
+        id(value): value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, TypeAdapter)
+    }
     found: Json = {}
     for adapter in adapters.values():
         found |= adapter.json_schema(ref_template=_REF).get("$defs", {})
@@ -185,22 +227,53 @@ def _nodes(function: Callable[..., object]) -> Sequence[ast.AST]:
     return tuple(ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))))
 
 
-def _used(group: type, function: Callable[..., object], seen: frozenset[str] = frozenset()) -> Iterator[tuple[Any, str | None]]:
-    """Yield the values of the module that a handler uses, also through its helpers, each with the text it is called with, if any."""
+def _used(
+    group: type, function: Callable[..., object], seen: frozenset[str] = frozenset()
+) -> Iterator[tuple[Any, str | None]]:
+    """Yield the values of the module that a handler uses, also through its helpers, each with the
+    text it is called with, if any.
+    """
     names = vars(inspect.getmodule(function))
     for node in _nodes(function):
         called = node.func if isinstance(node, ast.Call) else node
         if isinstance(called, ast.Name) and called.id in names:
             value = names[called.id]
-            if inspect.isfunction(value) and value.__module__ == function.__module__ and value.__name__ not in seen:
+            if (
+                inspect.isfunction(value)
+                and value.__module__ == function.__module__
+                and value.__name__ not in seen
+            ):
                 yield from _used(group, value, seen | {value.__name__})
-            text = next((a.value for a in getattr(node, "args", ()) if isinstance(a, ast.Constant) and isinstance(a.value, str)), None)
+            text = next(
+                (
+                    a.value
+                    for a in getattr(node, "args", ())
+                    if isinstance(a, ast.Constant) and isinstance(a.value, str)
+                ),
+                None,
+            )
             yield value, text
-        elif isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id == "web":
+        elif (
+            isinstance(called, ast.Attribute)
+            and isinstance(called.value, ast.Name)
+            and called.value.id == "web"
+        ):
             keywords = {keyword.arg: keyword.value for keyword in getattr(node, "keywords", ())}
             status = keywords.get("status", ast.Constant(200))
-            yield getattr(web, called.attr), str(status.value) if isinstance(node, ast.Call) and isinstance(status, ast.Constant) else None
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self" and node.attr not in seen:
+            yield (
+                getattr(web, called.attr),
+                (
+                    str(status.value)
+                    if isinstance(node, ast.Call) and isinstance(status, ast.Constant)
+                    else None
+                ),
+            )
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "self"
+            and node.attr not in seen
+        ):
             method = inspect.getattr_static(group, node.attr, None)
             if inspect.isfunction(method):
                 yield from _used(group, method, seen | {node.attr})

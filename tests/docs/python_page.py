@@ -49,7 +49,8 @@ MADE_BY_EQUIPOISE: Final = frozenset(
         "WorkerInThread",
     }
 )
-"""The classes whose objects a program gets and never makes, so that their constructors are not on the page."""
+"""The classes whose objects a program gets and never makes, so that their constructors are not on
+the page."""
 
 ELSEWHERE: Final = "[*]"
 """A bundle that this broker has nothing to do with."""
@@ -65,12 +66,28 @@ LIFE: Final[Mapping[tuple[str, str], str]] = {
     ("close", ELSEWHERE): "another broker serves it",
     ("close", "open"): "its next owner died",
 }
-"""What follows a call about a bundle at one broker, and why. A test lets each of these happen, and sees that nothing else does."""
+"""What follows a call about a bundle at one broker, and why. A test lets each of these happen, and
+sees that nothing else does."""
 
 CALLS: Final = (
-    ("`prepare`", "`prepare_ms`", "The broker refuses the bundle. A bundle that moves stays where it is."),
-    ("`open`", "`open_ms`", "The bundle is free. The leader tries another broker, or this one again."),
-    ("`close`", "`close_ms`", "The next owner opens the bundle without a handover. After an exception, `handover_problem` has the reason."),
+    (
+        "`prepare`",
+        "`prepare_ms`",
+        "The broker refuses the bundle. A bundle that moves stays where it is.",
+    ),
+    (
+        "`open`",
+        "`open_ms`",
+        "The bundle is free. The leader tries another broker, or this one again.",
+    ),
+    (
+        "`close`",
+        "`close_ms`",
+        (
+            "The next owner opens the bundle without a handover. After an exception,"
+            " `handover_problem` has the reason."
+        ),
+    ),
     ("`discard`", "`close_ms`", "The broker logs it."),
     ("`fetch`", "10 s", "The next owner's `Ownership.fetch` raises `PeerError`."),
     ("`split_points`", "10 s", "The split is cancelled."),
@@ -82,7 +99,9 @@ CALLS: Final = (
 
 
 class Call(NamedTuple):
-    """A function, class or member of the public API. `kind` is the word before its name, such as `async def`."""
+    """A function, class or member of the public API. `kind` is the word before its name, such as
+    `async def`.
+    """
 
     name: str
     called: Callable[..., object]
@@ -91,14 +110,22 @@ class Call(NamedTuple):
     @property
     def text(self) -> str:
         """Return its docstring, for a class with that of its constructor."""
-        constructor = vars(self.called).get("__init__") if self.is_made_by_programs and self.kind == "class" else None
-        texts = (each.__doc__ for each in (self.called, constructor) if each is not None and each.__doc__)
+        constructor = (
+            vars(self.called).get("__init__")
+            if self.is_made_by_programs and self.kind == "class"
+            else None
+        )
+        texts = (
+            each.__doc__ for each in (self.called, constructor) if each is not None and each.__doc__
+        )
         return "\n\n".join(inspect.cleandoc(text) for text in texts)
 
     @property
     def is_made_by_programs(self) -> bool:
         """Return whether a program calls it, and not only gets objects of it."""
-        return self.kind != "class" or (self.name not in MADE_BY_EQUIPOISE and "__init__" in vars(self.called))
+        return self.kind != "class" or (
+            self.name not in MADE_BY_EQUIPOISE and "__init__" in vars(self.called)
+        )
 
 
 class _Plain(str):
@@ -114,9 +141,13 @@ def public_object(name: str) -> Any:  # noqa: ANN401 - a class or a function
 
 
 def members(name: str) -> Iterator[Call]:
-    """Yield the members of a public class that a program may use, in the order of the source, those of its bases last."""
+    """Yield the members of a public class that a program may use, in the order of the source, those
+    of its bases last.
+    """
     seen = set()
-    for base in (base for base in public_object(name).__mro__ if base.__module__.startswith("equipoise.")):
+    for base in (
+        base for base in public_object(name).__mro__ if base.__module__.startswith("equipoise.")
+    ):
         for member, value in vars(base).items():
             kind, function = "def", value
             if isinstance(value, property):
@@ -125,7 +156,9 @@ def members(name: str) -> Iterator[Call]:
                 kind, function = "classmethod", value.__func__
             elif inspect.iscoroutinefunction(value):
                 kind = "async def"
-            is_public = not member.startswith("_") or (member in ("__call__", "__enter__", "__aenter__") and function.__doc__)
+            is_public = not member.startswith("_") or (
+                member in ("__call__", "__enter__", "__aenter__") and function.__doc__
+            )
             if is_public and member not in seen and inspect.isfunction(function):
                 seen.add(member)
                 yield Call(f"{name}.{member}", function, kind)
@@ -140,7 +173,9 @@ def calls() -> Iterator[Call]:
 
 
 def errors_of(call: Call) -> tuple[str, ...]:
-    """Return the errors that the docstring of a call names as raised, in its order. `See ...` stands for those of another call."""
+    """Return the errors that the docstring of a call names as raised, in its order. `See ...`
+    stands for those of another call.
+    """
     referred = re.match(r"See `([\w.]+)`", call.text)
     if referred is not None:
         return errors_of(next(each for each in calls() if each.name == referred[1]))
@@ -156,7 +191,11 @@ def signature(call: Call) -> str:
     if call.kind == "property":
         return f"```text\n{shown}: {whole.return_annotation}\n```"
     made = (
-        {each.name: each.default_factory() for each in fields(call.called) if each.default_factory is not MISSING}
+        {
+            each.name: each.default_factory()
+            for each in fields(call.called)
+            if each.default_factory is not MISSING
+        }
         if is_dataclass(call.called)
         else {}
     )
@@ -169,7 +208,9 @@ def signature(call: Call) -> str:
     text = f"{shown}{whole.replace(parameters=parameters, return_annotation=whole.empty)}{returns}"
     if len(text) > LINE_CHARACTERS_MAX:
         lines = [str(each) for each in parameters]
-        first = next((place for place, each in enumerate(parameters) if each.kind is each.KEYWORD_ONLY), None)
+        first = next(
+            (place for place, each in enumerate(parameters) if each.kind is each.KEYWORD_ONLY), None
+        )
         if first is not None:
             lines.insert(first, "*")
         text = f"{shown}(\n" + "".join(f"    {line},\n" for line in lines) + f"){returns}"
@@ -182,7 +223,9 @@ def anchor(name: str) -> str:
 
 
 def linked(text: str, here: str, names: frozenset[str]) -> str:
-    """Return a text with links from the names of the API to their sections, except to the section that it is in."""
+    """Return a text with links from the names of the API to their sections, except to the section
+    that it is in.
+    """
 
     def link(match: re.Match[str]) -> str:
         name = match[1]
@@ -200,14 +243,18 @@ def attributes_of(error: type[errors.EquipoiseError]) -> Iterator[str]:
 def error_parts(names: frozenset[str]) -> Iterator[str]:
     """Yield the parts of the section of errors: what a caller of anything may have to handle."""
     rows = [
-        (f"[`{call.name}`](#{anchor(call.name)})", linked(", ".join(f"`{name}`" for name in errors_of(call)), "", names))
+        (
+            f"[`{call.name}`](#{anchor(call.name)})",
+            linked(", ".join(f"`{name}`" for name in errors_of(call)), "", names),
+        )
         for call in calls()
         if errors_of(call)
     ]
     yield "## Errors"
     yield linked(
-        "Import them from `equipoise.errors`. The base of an error shows who must act: the program (`CallerError`), the operator "
-        "(`OperatorError`), or nobody (`PeerError`): a later retry may work. `Bug` is a defect of Equipoise.",
+        "Import them from `equipoise.errors`. The base of an error shows who must act: the program"
+        " (`CallerError`), the operator (`OperatorError`), or nobody (`PeerError`): a later retry"
+        " may work. `Bug` is a defect of Equipoise.",
         "",
         names,
     )
@@ -228,10 +275,11 @@ def python_page() -> str:
         "# The Python API",
         WRITTEN_BY,
         (
-            "Everything that a program imports is in `equipoise` and `equipoise.errors`, and what its tests need in "
-            "`equipoise.pytest` ([how to](../how-to/test-a-service.md)); other modules change without notice. "
-            "[Your first service](../tutorial/first-service.md) introduces the most important names. A time that ends in `_ms` is a whole "
-            "number of milliseconds."
+            "Everything that a program imports is in `equipoise` and `equipoise.errors`, and what"
+            " its tests need in `equipoise.pytest` ([how to](../how-to/test-a-service.md)); other"
+            " modules change without notice. [Your first service](../tutorial/first-service.md)"
+            " introduces the most important names. A time that ends in `_ms` is a whole number of"
+            " milliseconds."
         ),
     ]
     public = {call.name: call for call in calls()}
@@ -244,7 +292,11 @@ def python_page() -> str:
             parts.append(linked(public[name].text, name, names))
             parts += service_parts() if name == "Service" else []
             for call in members(name) if inspect.isclass(public[name].called) else ():
-                parts += [f"#### `{call.name}`", signature(call), linked(call.text, call.name, names)]
+                parts += [
+                    f"#### `{call.name}`",
+                    signature(call),
+                    linked(call.text, call.name, names),
+                ]
     return "\n\n".join((*parts, *error_parts(names))) + "\n"
 
 
@@ -254,9 +306,12 @@ def service_parts() -> Iterator[str]:
         "This is the life of a bundle at one broker, as its service sees it. "
         "[The life of a bundle](lifecycle.md) is the same from the side of the log."
     )
-    yield mermaid(f"{before} --> {after}{f': {why}' if why else ''}" for (before, after), why in LIFE.items())
+    yield mermaid(
+        f"{before} --> {after}{f': {why}' if why else ''}" for (before, after), why in LIFE.items()
+    )
     yield (
-        "While a bundle is open, `split` and `merge` replace it by others, which are open at once. A method may raise any exception. "
-        "The broker logs it, and continues as if the method had overrun its deadline:"
+        "While a bundle is open, `split` and `merge` replace it by others, which are open at once."
+        " A method may raise any exception. The broker logs it, and continues as if the method had"
+        " overrun its deadline:"
     )
     yield table(("method", "deadline", "after an exception, or past the deadline"), CALLS)

@@ -1,14 +1,24 @@
-"""Define the schema of the channel's records as pydantic models, from which the reference pages for other programs are made.
+"""Define the schema of the channel's records as pydantic models, from which the reference pages for
+other programs are made.
 
-The models accept exactly what `channel.core.codec` accepts and give the same values: tests/property/test_schema.py shows it.
-Unknown fields are ignored, and `null` in an optional field means absent.
+The models accept exactly what `channel.core.codec` accepts and give the same values:
+tests/property/test_schema.py shows it. Unknown fields are ignored, and `null` in an optional field
+means absent.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    model_validator,
+)
 
 from equipoise.channel.core.lifecycle import PHASE_OF_SHAPE
 from equipoise.channel.core.ranges import ADMIN_PREFIX
@@ -29,7 +39,9 @@ from equipoise.channel.core.records import (
 HANDOVER_CHARACTERS_MAX: Final = (HANDOVER_BYTES_MAX + 2) // 3 * 4
 
 # Base64 (RFC 4648, section 4) in its canonical form: padded, with no unused bit set.
-CANONICAL_BASE64: Final = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?$"
+CANONICAL_BASE64: Final = (
+    "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?$"
+)
 
 Integer = Annotated[int, Field(ge=0, le=INTEGER_MAX)]
 Positive = Annotated[int, Field(ge=1, le=INTEGER_MAX)]
@@ -68,13 +80,21 @@ class _Record(BaseModel):
 
     key: Key = Field(description="The key of the object that the record changes.")
     based_on: Integer = Field(
-        description="The expected offset (compare-and-set): that of the last accepted record of `key` in the publisher's view."
+        description=(
+            "The expected offset (compare-and-set): that of the last accepted record of `key` in"
+            " the publisher's view."
+        )
     )
     publisher: Key = Field(description="A broker id, or `admin:NAME`.")
     level: OneIfAbsent = Field(default=1, description="The format version that the record needs.")
-    timestamp_ms: ZeroIfAbsent = Field(default=0, description="Unix time, for display and audits. No verdict depends on it.")
+    timestamp_ms: ZeroIfAbsent = Field(
+        default=0, description="Unix time, for display and audits. No verdict depends on it."
+    )
     requested_by: Remark = Field(
-        default=None, description="The operator for whom a broker wrote the record, `admin:NAME`, for display and audits."
+        default=None,
+        description=(
+            "The operator for whom a broker wrote the record, `admin:NAME`, for display and audits."
+        ),
     )
 
 
@@ -84,15 +104,26 @@ class _Founding(_Record):
     incarnation: None = Field(default=None, description="Must be absent.")
     sequence: None = Field(default=None, description="Must be absent.")
     as_of: None = Field(default=None, description="Must be absent.")
-    requested_by: Annotated[None, BeforeValidator(lambda _: None)] = Field(default=None, description="Ignored.")
+    requested_by: Annotated[None, BeforeValidator(lambda _: None)] = Field(
+        default=None, description="Ignored."
+    )
 
 
 class _Signed(_Record):
-    """A record of a live broker (with `incarnation` and `sequence`) or of an admin (with `as_of` only)."""
+    """A record of a live broker (with `incarnation` and `sequence`) or of an admin (with `as_of`
+    only).
+    """
 
-    incarnation: Integer | None = Field(default=None, description="The broker's incarnation. Absent for an admin.")
-    sequence: Integer | None = Field(default=None, description="The number of this attempt of the incarnation. Absent for an admin.")
-    as_of: Integer | None = Field(default=None, description="The offset of the admin's view. Optional for a broker.")
+    incarnation: Integer | None = Field(
+        default=None, description="The broker's incarnation. Absent for an admin."
+    )
+    sequence: Integer | None = Field(
+        default=None,
+        description="The number of this attempt of the incarnation. Absent for an admin.",
+    )
+    as_of: Integer | None = Field(
+        default=None, description="The offset of the admin's view. Optional for a broker."
+    )
 
     @model_validator(mode="after")
     def _signature_is_whole(self) -> Self:
@@ -113,32 +144,56 @@ class GenesisModel(_Founding):
     key: Literal["genesis"] = Field(description="Always `genesis`.")
     based_on: Annotated[int, Field(ge=0, le=0)] = Field(description="Always 0.")
     cluster: Text = Field(description="The cluster that the log belongs to.")
-    base: ZeroIfAbsent = Field(default=0, description="The logical offset of a record is its offset on the log plus this number.")
+    base: ZeroIfAbsent = Field(
+        default=0,
+        description="The logical offset of a record is its offset on the log plus this number.",
+    )
 
 
 class BundleModel(_Signed):
-    """One transition of one bundle. The lifecycle page lists which states need `owner` and `source`."""
+    """One transition of one bundle. The lifecycle page lists which states need `owner` and
+    `source`.
+    """
 
     kind: Literal["bundle"]
     state: State = Field(description="The state after the transition.")
     owner: Integer | None = Field(
-        default=None, description="The incarnation that serves the bundle, or will serve it after the transition."
-    )
-    source: Integer | None = Field(default=None, description="The incarnation that serves the bundle until it hands it over.")
-    reason: Text | None = Field(default=None, description="The reason, for display.")
-    algorithm: Text | None = Field(default=None, description="The algorithm that chooses where to split the bundle.")
-    positions: Positions | None = Field(default=None, description="Where to split the bundle, as hash points.")
-    handover: Annotated[str, Field(max_length=HANDOVER_CHARACTERS_MAX, pattern=CANONICAL_BASE64)] | None = Field(
         default=None,
-        description=f"State for the next owner, in canonical base64: at most {HANDOVER_BYTES_MAX} bytes, or a note where to fetch more.",
+        description=(
+            "The incarnation that serves the bundle, or will serve it after the transition."
+        ),
+    )
+    source: Integer | None = Field(
+        default=None, description="The incarnation that serves the bundle until it hands it over."
+    )
+    reason: Text | None = Field(default=None, description="The reason, for display.")
+    algorithm: Text | None = Field(
+        default=None, description="The algorithm that chooses where to split the bundle."
+    )
+    positions: Positions | None = Field(
+        default=None, description="Where to split the bundle, as hash points."
+    )
+    handover: (
+        Annotated[str, Field(max_length=HANDOVER_CHARACTERS_MAX, pattern=CANONICAL_BASE64)] | None
+    ) = Field(
+        default=None,
+        description=(
+            f"State for the next owner, in canonical base64: at most {HANDOVER_BYTES_MAX} bytes, or"
+            " a note where to fetch more."
+        ),
     )
 
     @model_validator(mode="after")
     def _state_fits_owner_and_source(self) -> Self:
         if (self.state, self.owner is not None, self.source is not None) not in PHASE_OF_SHAPE:
-            raise ValueError(f"state {self.state} does not go with owner {self.owner} and source {self.source}")
+            raise ValueError(
+                f"state {self.state} does not go with owner {self.owner} and source {self.source}"
+            )
         # The longest texts that match the pattern decode to two bytes more than the maximum.
-        if self.handover is not None and len(self.handover) // 4 * 3 - self.handover.count("=") > HANDOVER_BYTES_MAX:
+        if (
+            self.handover is not None
+            and len(self.handover) // 4 * 3 - self.handover.count("=") > HANDOVER_BYTES_MAX
+        ):
             raise ValueError(f"handover must be at most {HANDOVER_BYTES_MAX} bytes")
         return self
 
@@ -147,7 +202,9 @@ class SplitModel(_Signed):
     """A splitting bundle is split. Its owner owns the children."""
 
     kind: Literal["split"]
-    positions: Positions = Field(description="Where the bundle is split: ascending hash points strictly inside it.")
+    positions: Positions = Field(
+        description="Where the bundle is split: ascending hash points strictly inside it."
+    )
     reason: Text | None = Field(default=None, description="The reason, for display.")
 
 
@@ -156,7 +213,9 @@ class MergeModel(_Signed):
 
     kind: Literal["merge"]
     right: Key = Field(description="The right bundle.")
-    based_on_right: Integer = Field(description="The expected offset of the right bundle, as `based_on`.")
+    based_on_right: Integer = Field(
+        description="The expected offset of the right bundle, as `based_on`."
+    )
     reason: Text | None = Field(default=None, description="The reason, for display.")
 
 
@@ -166,9 +225,14 @@ class NamespaceModel(_Signed):
     kind: Literal["namespace"]
     status: NamespaceStatus = Field(description="The change.")
     boundaries: Annotated[list[Integer], Field(max_length=BOUNDARIES_MAX)] | None = Field(
-        default=None, description="With `created`: the boundaries of its bundles, ascending from 0 to 4294967295."
+        default=None,
+        description=(
+            "With `created`: the boundaries of its bundles, ascending from 0 to 4294967295."
+        ),
     )
-    policies: Document | None = Field(default=None, description="With `created` and `policies`: all its policies.")
+    policies: Document | None = Field(
+        default=None, description="With `created` and `policies`: all its policies."
+    )
 
 
 class JoinedModel(_Founding):
@@ -178,23 +242,42 @@ class JoinedModel(_Founding):
     status: Literal["joined"]
     nonce: Text = Field(description="The instance id, new for each attempt to join.")
     lease_ms: Positive = Field(description="The length of its leases.")
-    margin_ms: Positive = Field(description="The grace period: how long after the lease others wait before they declare it dead.")
-    renew_ms: Positive = Field(description="The interval of its renewals.")
-    addresses: EmptyIfAbsent = Field(default={}, description="For each protocol, the address for clients.")
-    capacity: Annotated[Positive | None, AfterValidator(lambda value: 100 if value is None else value)] = Field(
-        default=100, description="Its weight in balancing: 200 gets twice the load of 100."
+    margin_ms: Positive = Field(
+        description=(
+            "The grace period: how long after the lease others wait before they declare it dead."
+        )
     )
-    failure_domain: Text | None = Field(default=None, description="Brokers with the same value may fail together.")
-    labels: EmptyIfAbsent = Field(default={}, description="Labels by which policies select brokers.")
+    renew_ms: Positive = Field(description="The interval of its renewals.")
+    addresses: EmptyIfAbsent = Field(
+        default={}, description="For each protocol, the address for clients."
+    )
+    capacity: Annotated[
+        Positive | None, AfterValidator(lambda value: 100 if value is None else value)
+    ] = Field(default=100, description="Its weight in balancing: 200 gets twice the load of 100.")
+    failure_domain: Text | None = Field(
+        default=None, description="Brokers with the same value may fail together."
+    )
+    labels: EmptyIfAbsent = Field(
+        default={}, description="Labels by which policies select brokers."
+    )
     version: Annotated[Text | None, AfterValidator(lambda value: value or "")] = Field(
         default="", description="The software version, for display."
     )
-    supported_level: OneIfAbsent = Field(default=1, description="The highest format version that it supports.")
+    supported_level: OneIfAbsent = Field(
+        default=1, description="The highest format version that it supports."
+    )
     replaces: Text | None = Field(
-        default=None, description="The instance id of the live incarnation that it replaces, from the locked data directory."
+        default=None,
+        description=(
+            "The instance id of the live incarnation that it replaces, from the locked data"
+            " directory."
+        ),
     )
     after_silence: Annotated[bool | None, AfterValidator(lambda value: value is True)] = Field(
-        default=False, description="Whether it has read no record of the live incarnation for a lease and a grace period."
+        default=False,
+        description=(
+            "Whether it has read no record of the live incarnation for a lease and a grace period."
+        ),
     )
 
     @model_validator(mode="after")
@@ -209,15 +292,22 @@ class RenewedModel(_Signed):
 
     kind: Literal["broker"]
     status: Literal["renewed"]
-    digest: Integer = Field(description="The digest of its view after the last accepted record of its key.")
+    digest: Integer = Field(
+        description="The digest of its view after the last accepted record of its key."
+    )
 
 
 class BrokerModel(_Signed):
-    """A broker drains, has left, is declared dead (by a live broker, or by an admin with its instance id), or is removed."""
+    """A broker drains, has left, is declared dead (by a live broker, or by an admin with its
+    instance id), or is removed.
+    """
 
     kind: Literal["broker"]
     status: BrokerChange = Field(description="The change.")
-    nonce: Text | None = Field(default=None, description="With `down` by an admin: the instance id of the live incarnation.")
+    nonce: Text | None = Field(
+        default=None,
+        description="With `down` by an admin: the instance id of the live incarnation.",
+    )
     reason: Text | None = Field(default=None, description="The reason, for display.")
 
 
@@ -234,14 +324,30 @@ class LevelModel(_Signed):
 
     kind: Literal["level"]
     key: Literal["level"] = Field(description="Always `level`.")
-    raises_to: Integer = Field(description="The format version that is active from this record on. 2^63 - 1 closes the log for good.")
-    copied_to: Remark = Field(default=None, description="For a closed log: the URL of its copy, for display.")
-    copied_to_identity: Remark = Field(default=None, description="For a closed log: the identity of its copy.")
+    raises_to: Integer = Field(
+        description=(
+            "The format version that is active from this record on. 2^63 - 1 closes the log for"
+            " good."
+        )
+    )
+    copied_to: Remark = Field(
+        default=None, description="For a closed log: the URL of its copy, for display."
+    )
+    copied_to_identity: Remark = Field(
+        default=None, description="For a closed log: the identity of its copy."
+    )
 
 
 BrokerModels = Annotated[JoinedModel | RenewedModel | BrokerModel, Field(discriminator="status")]
 AnyModel = Annotated[
-    GenesisModel | BundleModel | SplitModel | MergeModel | NamespaceModel | BrokerModels | PolicyModel | LevelModel,
+    GenesisModel
+    | BundleModel
+    | SplitModel
+    | MergeModel
+    | NamespaceModel
+    | BrokerModels
+    | PolicyModel
+    | LevelModel,
     Field(discriminator="kind"),
 ]
 
@@ -249,5 +355,10 @@ RECORD: Final[TypeAdapter[AnyModel]] = TypeAdapter(AnyModel)
 
 
 def json_schema() -> dict[str, object]:
-    """Return the JSON schema (2020-12) of a record. Rules that tie several fields together are only in its descriptions."""
-    return RECORD.json_schema() | {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A record of the channel"}
+    """Return the JSON schema (2020-12) of a record. Rules that tie several fields together are only
+    in its descriptions.
+    """
+    return RECORD.json_schema() | {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A record of the channel",
+    }

@@ -1,4 +1,6 @@
-"""Write the pages of docs/reference that are derived from the code: `python -m tests.docs.reference_pages`."""
+"""Write the pages of docs/reference that are derived from the code: `python -m
+tests.docs.reference_pages`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ from equipoise.brokers.balancing.settings.setting_values import SETTINGS, format
 from equipoise.brokers.cli.main import GROUPS as GROUPS_OF_COMMANDS
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.channel.core.entries import bundle_entry
-from equipoise.channel.core.lifecycle import DEATHS, PHASE_OF_SHAPE, STATE_OF_PHASE, TRANSITIONS, Holder, Phase
+from equipoise.channel.core.lifecycle import (
+    DEATHS,
+    PHASE_OF_SHAPE,
+    STATE_OF_PHASE,
+    TRANSITIONS,
+    Holder,
+    Phase,
+)
 from equipoise.channel.core.records import INTEGER_MAX, Reason
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, SQL_TYPES
 from equipoise.spark_jobs.rules.checkers import RULES
@@ -28,9 +37,19 @@ if TYPE_CHECKING:
     from typer._click import Parameter
 
 FOLDER: Final = ROOT / "docs" / "reference"
-TABLES_WRITTEN_BY: Final = "<!-- What follows is written by `python -m tests.docs.reference_pages`; do not edit. -->"
+TABLES_WRITTEN_BY: Final = (
+    "<!-- What follows is written by `python -m tests.docs.reference_pages`; do not edit. -->"
+)
 
-COMMON: Final = {"--log", "--kafka-config", "--kafka-config-file", "--json", "--timeout", "--as", "--help"}
+COMMON: Final = {
+    "--log",
+    "--kafka-config",
+    "--kafka-config-file",
+    "--json",
+    "--timeout",
+    "--as",
+    "--help",
+}
 """The options that docs/reference/cli.md describes once for all commands."""
 
 OWNER, SOURCE = 1, 2
@@ -51,8 +70,12 @@ MODELS: Final = (
     ("LevelModel", "`level`"),
 )
 REASONS: Final = {
-    Reason.STALE: "Another record changed the key first: the expected offset is no longer the last one.",
-    Reason.LATE: "A newer record of the same incarnation was read already; or an admin's record is too old.",
+    Reason.STALE: (
+        "Another record changed the key first: the expected offset is no longer the last one."
+    ),
+    Reason.LATE: (
+        "A newer record of the same incarnation was read already; or an admin's record is too old."
+    ),
     Reason.MALFORMED: "The record cannot be read.",
     Reason.ILLEGAL_TRANSITION: "The table of transitions has no such step from the present phase.",
     Reason.NOT_THE_ACTOR: "The table of transitions names another actor for this step.",
@@ -68,13 +91,31 @@ REASONS: Final = {
     Reason.NOT_ADJACENT: "The two bundles of a merge are not neighbours.",
     Reason.BAD_BOUNDARY: "The boundaries do not cover the range exactly, or lie outside it.",
     Reason.STILL_ALIVE: "The broker still looks alive, and the record has no proof that it is not.",
-    Reason.LEVEL: "The record needs a higher format version than the active one, or a live broker does not support the version.",
+    Reason.LEVEL: (
+        "The record needs a higher format version than the active one, or a live broker does not"
+        " support the version."
+    ),
     Reason.NO_GENESIS: "The log has no accepted `genesis` yet.",
     Reason.FOREIGN_GENESIS: "This `genesis` belongs to another cluster or another copy of the log.",
 }
-FINDINGS_ABOUT: Final = {"bundle": "Bundles", "namespace": "Namespaces", "broker": "Brokers", "log": "The log"}
+FINDINGS_ABOUT: Final = {
+    "bundle": "Bundles",
+    "namespace": "Namespaces",
+    "broker": "Brokers",
+    "log": "The log",
+}
 
-ENVELOPE: Final = ("key", "based_on", "publisher", "incarnation", "sequence", "as_of", "level", "timestamp_ms", "requested_by")
+ENVELOPE: Final = (
+    "key",
+    "based_on",
+    "publisher",
+    "incarnation",
+    "sequence",
+    "as_of",
+    "level",
+    "timestamp_ms",
+    "requested_by",
+)
 
 
 # --- the life of a bundle ---
@@ -95,7 +136,9 @@ def who_serves(phase: Phase) -> str:
 
 def life() -> str:
     """The diagram of transitions, with what makes and ends bundles."""
-    drawn = [f"{row.before} --> {row.after}: {row.meaning.replace(':', ',')}" for row in TRANSITIONS]
+    drawn = [
+        f"{row.before} --> {row.after}: {row.meaning.replace(':', ',')}" for row in TRANSITIONS
+    ]
     return mermaid(
         (
             "[*] --> free: its namespace is created",
@@ -124,21 +167,47 @@ def lifecycle_page() -> str:
         for row in TRANSITIONS
     ]
     deaths = [
-        (f"`{row.before}`", f"the {row.role}", f"`{row.after}`", row.owner.value, "new" if row.new_token else "stays") for row in DEATHS
+        (
+            f"`{row.before}`",
+            f"the {row.role}",
+            f"`{row.after}`",
+            row.owner.value,
+            "new" if row.new_token else "stays",
+        )
+        for row in DEATHS
     ]
     parts = (
         "# The life of a bundle",
         WRITTEN_BY,
-        "A *phase* is the state of a bundle and which brokers its record names. These are the phases, and their form in records.",
+        (
+            "A *phase* is the state of a bundle and which brokers its record names. These are the"
+            " phases, and their form in records."
+        ),
         table(("phase", "spelled", "who serves"), phases),
         "## Transitions",
-        "The fold accepts a `bundle` record that is based on the last accepted one of its bundle, and satisfies its row.",
-        life(),
-        table(("from", "to", "what it means", "who may say so", "owner after it", "source after it", "token", "while deleting"), rows),
         (
-            f'"{Holder.TARGET.value.capitalize()}" is whom the record names. A `split` by the owner ends a bundle that is `splitting`: its '
-            "children are `owned` by the same owner and inherit the token. A `merge` by any live broker or an admin ends two "
-            "neighbours that are `owned` by one owner: their union has the greater token."
+            "The fold accepts a `bundle` record that is based on the last accepted one of its"
+            " bundle, and satisfies its row."
+        ),
+        life(),
+        table(
+            (
+                "from",
+                "to",
+                "what it means",
+                "who may say so",
+                "owner after it",
+                "source after it",
+                "token",
+                "while deleting",
+            ),
+            rows,
+        ),
+        (
+            f'"{Holder.TARGET.value.capitalize()}" is whom the record names. A `split` by the owner'
+            " ends a bundle that is `splitting`: its children are `owned` by the same owner and"
+            " inherit the token. A `merge` by any live broker or an admin ends two neighbours that"
+            " are `owned` by one owner: their union has the greater token."
         ),
         "## Deaths",
         "When an incarnation ends, the record that ends it changes every bundle that names it.",
@@ -169,7 +238,10 @@ def type_of(schema: Schema) -> str:
     if kind == "array":
         return f"list of at most {schema['maxItems']}: {type_of(cast('Schema', schema['items']))}"
     if kind == "object":
-        return f"object of at most {schema['maxProperties']}: {type_of(cast('Schema', schema['additionalProperties']))}"
+        return (
+            f"object of at most {schema['maxProperties']}:"
+            f" {type_of(cast('Schema', schema['additionalProperties']))}"
+        )
     return kind
 
 
@@ -185,7 +257,12 @@ def field_rows(names: Iterable[str], model: Schema) -> list[tuple[str, str, str,
     """The rows of a table of fields; a constant kind or status is told by the heading."""
     properties = cast("Mapping[str, Schema]", model["properties"])
     return [
-        (f"`{name}`", type_of(properties[name]), presence(name, model), cast("str", properties[name]["description"]))
+        (
+            f"`{name}`",
+            type_of(properties[name]),
+            presence(name, model),
+            cast("str", properties[name]["description"]),
+        )
         for name in names
         if "description" in properties[name]
     ]
@@ -199,27 +276,43 @@ def records_page() -> str:
         "# Records of the channel",
         WRITTEN_BY,
         (
-            "A record is one flat JSON object in UTF-8. Readers ignore unknown fields. `null` in a field that is not required means that "
-            "the field is absent. `true` is not an integer, and neither is `1.0`. [records.schema.json](records.schema.json) has the same "
-            "rules as a JSON schema; rules that concern several fields are text in both places."
+            "A record is one flat JSON object in UTF-8. Readers ignore unknown fields. `null` in a"
+            " field that is not required means that the field is absent. `true` is not an integer,"
+            " and neither is `1.0`. [records.schema.json](records.schema.json) has the same rules"
+            " as a JSON schema; rules that concern several fields are text in both places."
         ),
         "## The envelope",
         (
-            "Every record has these fields. A broker's record has `incarnation` and `sequence`. An admin's record has `as_of` instead; its "
-            "`publisher` begins with `admin:`. `genesis` and `joined` have none of the three. The key of a `joined` record is its "
-            "`publisher`, which is not an admin. `based_on` is the expected offset, `level` the format version, `nonce` the instance id."
+            "Every record has these fields. A broker's record has `incarnation` and `sequence`. An"
+            " admin's record has `as_of` instead; its `publisher` begins with `admin:`. `genesis`"
+            " and `joined` have none of the three. The key of a `joined` record is its `publisher`,"
+            " which is not an admin. `based_on` is the expected offset, `level` the format version,"
+            " `nonce` the instance id."
         ),
         table(columns, field_rows(ENVELOPE, models["BundleModel"])),
     ]
     for name, heading in MODELS:
-        own = [field for field in cast("Mapping[str, Schema]", models[name]["properties"]) if field not in ENVELOPE]
+        own = [
+            field
+            for field in cast("Mapping[str, Schema]", models[name]["properties"])
+            if field not in ENVELOPE
+        ]
         parts += [f"## {heading}", cast("str", models[name]["description"])]
         rows = field_rows(own, models[name])
         parts += [table(columns, rows)] if rows else []
     parts += [
         "## Reasons of a rejection",
-        "The fold rejects a record for one of these reasons. The first two are lost races, and normal.",
-        table(("reason", "meaning"), ((f"`{reason}`", REASONS[reason]) for reason in sorted(Reason, key=list(REASONS).index))),
+        (
+            "The fold rejects a record for one of these reasons. The first two are lost races, and"
+            " normal."
+        ),
+        table(
+            ("reason", "meaning"),
+            (
+                (f"`{reason}`", REASONS[reason])
+                for reason in sorted(Reason, key=list(REASONS).index)
+            ),
+        ),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -229,25 +322,40 @@ def records_page() -> str:
 
 def settings_page() -> str:
     """docs/reference/settings.md."""
-    keys = {name: [f"`{key}`" for key, row in TAKEN.items() if name in row.settings] for name in SETTINGS}
+    keys = {
+        name: [f"`{key}`" for key, row in TAKEN.items() if name in row.settings]
+        for name in SETTINGS
+    }
     parts = [
         "# Settings of balancing",
         WRITTEN_BY,
         (
-            "These settings are on the channel and apply to all brokers. Change them at run time with `equipoise balancing set "
-            "NAME=VALUE`, or with `PATCH /admin/v2/balancing`. For a setting that is not on the channel, a broker uses the value "
-            "that it was started with (`--set`, then `--broker-conf`, then what follows from `balance` and `balance_interval_ms`), "
-            "or else the default. An impossible value is refused, and the old value stays. `none` means no limit. [Tune "
-            "balancing](../how-to/tune-balancing.md) shows how to preview a change."
+            "These settings are on the channel and apply to all brokers. Change them at run time"
+            " with `equipoise balancing set NAME=VALUE`, or with `PATCH /admin/v2/balancing`. For a"
+            " setting that is not on the channel, a broker uses the value that it was started with"
+            " (`--set`, then `--broker-conf`, then what follows from `balance` and"
+            " `balance_interval_ms`), or else the default. An impossible value is refused, and the"
+            " old value stays. `none` means no limit. [Tune balancing](../how-to/tune-balancing.md)"
+            " shows how to preview a change."
         ),
     ]
     for group, about in GROUPS.items():
         rows = [
-            (f"`{name}`", f"`{format_value(setting.default)}`", setting.expected, ", ".join(keys[name]), setting.meaning.text)
+            (
+                f"`{name}`",
+                f"`{format_value(setting.default)}`",
+                setting.expected,
+                ", ".join(keys[name]),
+                setting.meaning.text,
+            )
             for name, setting in SETTINGS.items()
             if name.startswith(f"{group}.")
         ]
-        parts += [f"## `{group}`", about, table(("setting", "default", "may be", "in Pulsar", "meaning"), rows)]
+        parts += [
+            f"## `{group}`",
+            about,
+            table(("setting", "default", "may be", "in Pulsar", "meaning"), rows),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -260,9 +368,11 @@ def findings_page() -> str:
         "# Findings of the audit",
         WRITTEN_BY,
         (
-            "`equipoise spark audit` checks the channel with an independent implementation of the rules, and reports where a promise was "
-            "not kept. Each finding names one of the rules below, its subject, the offsets of the records, and the command that shows "
-            "them. `alarm`: a promise was broken, or an unauthorised process writes. `warning`: look at it today. `notice`: good to know."
+            "`equipoise spark audit` checks the channel with an independent implementation of the"
+            " rules, and reports where a promise was not kept. Each finding names one of the rules"
+            " below, its subject, the offsets of the records, and the command that shows them."
+            " `alarm`: a promise was broken, or an unauthorised process writes. `warning`: look at"
+            " it today. `notice`: good to know."
         ),
     ]
     for kind, about in FINDINGS_ABOUT.items():
@@ -271,15 +381,32 @@ def findings_page() -> str:
             for rule in RULES.values()
             if rule.subject == kind and not rule.source
         ]
-        parts += [f"## {about}", table(("rule", "severity", "what must hold", "if it is broken", "what to do"), rows)]
-    sourced = [(f"`{rule.name}`", rule.severity, rule.says, rule.source, rule.means, rule.remedy) for rule in RULES.values() if rule.source]
+        parts += [
+            f"## {about}",
+            table(("rule", "severity", "what must hold", "if it is broken", "what to do"), rows),
+        ]
+    sourced = [
+        (f"`{rule.name}`", rule.severity, rule.says, rule.source, rule.means, rule.remedy)
+        for rule in RULES.values()
+        if rule.source
+    ]
     parts += [
         "## The channel of a Pulsar cluster",
         (
-            "`equipoise spark pulsar` checks a recording of a real Pulsar cluster by these rules. Each comes from Pulsar's design "
-            "documents (PIPs) or from the class that is named."
+            "`equipoise spark pulsar` checks a recording of a real Pulsar cluster by these rules."
+            " Each comes from Pulsar's design documents (PIPs) or from the class that is named."
         ),
-        table(("rule", "severity", "what must hold", "source", "if it is broken", "what an operator of Pulsar can do"), sourced),
+        table(
+            (
+                "rule",
+                "severity",
+                "what must hold",
+                "source",
+                "if it is broken",
+                "what an operator of Pulsar can do",
+            ),
+            sourced,
+        ),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -288,12 +415,21 @@ def findings_page() -> str:
 
 
 def archive_page() -> str:
-    """docs/reference/archive.md: the tables as their schemas tell them, below what somebody wrote of all of them by hand."""
+    """docs/reference/archive.md: the tables as their schemas tell them, below what somebody wrote
+    of all of them by hand.
+    """
     by_hand = (FOLDER / "archive.md").read_text(encoding="utf-8").partition(TABLES_WRITTEN_BY)[0]
     parts = [by_hand + TABLES_WRITTEN_BY]
     for schema in SCHEMAS.values():
-        rows = [(f"`{column.name}`", f"`{SQL_TYPES[column.type]}`", str(column.since), column.meaning) for column in schema.columns]
-        parts += [f"### `{schema.table}`", f"{schema.meaning}.", table(("column", "type", "since version", "what it says"), rows)]
+        rows = [
+            (f"`{column.name}`", f"`{SQL_TYPES[column.type]}`", str(column.since), column.meaning)
+            for column in schema.columns
+        ]
+        parts += [
+            f"### `{schema.table}`",
+            f"{schema.meaning}.",
+            table(("column", "type", "since version", "what it says"), rows),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -304,10 +440,17 @@ def option_row(parameter: Parameter) -> tuple[str, str, str]:
     """Return the row of one option: how it is written, what it does, and its default."""
     is_flag = getattr(parameter, "is_flag", False)
     value = "" if is_flag else f" {parameter.metavar or 'VALUE'}"
-    shown = ", ".join(f"`{name}{value if name.startswith('--') else ''}`" for name in (*parameter.opts, *parameter.secondary_opts))
+    shown = ", ".join(
+        f"`{name}{value if name.startswith('--') else ''}`"
+        for name in (*parameter.opts, *parameter.secondary_opts)
+    )
     text, _, named = cell(getattr(parameter, "help", None) or "").partition("[default: ")
     default = named.removesuffix("]")
-    if not default and parameter.default not in (None, False, ()) and not callable(parameter.default):
+    if (
+        not default
+        and parameter.default not in (None, False, ())
+        and not callable(parameter.default)
+    ):
         default = f"{parameter.default}"
     return shown, text.strip(), "required" if parameter.required else default
 
@@ -317,7 +460,10 @@ def commands_page() -> str:
     parts = [
         "# Commands and options",
         WRITTEN_BY,
-        "This is what `--help` shows. [The command line](cli.md) describes the common options, exit codes and signals.",
+        (
+            "This is what `--help` shows. [The command line](cli.md) describes the common options,"
+            " exit codes and signals."
+        ),
     ]
     group = ""
     for name, command in tree():
@@ -325,16 +471,30 @@ def commands_page() -> str:
         if is_group and name.split()[0] != group:
             group = name.split()[0]
             parts += [f"## `equipoise {group}`", GROUPS_OF_COMMANDS[group][1]]
-        own = [parameter for parameter in command.params if parameter.opts[0] not in COMMON and not getattr(parameter, "hidden", False)]
-        arguments = "".join(f" {parameter.metavar or parameter.name}" for parameter in own if not parameter.opts[0].startswith("-"))
-        common = sorted(parameter.opts[0] for parameter in command.params if parameter.opts[0] in COMMON - {"--help"})
+        own = [
+            parameter
+            for parameter in command.params
+            if parameter.opts[0] not in COMMON and not getattr(parameter, "hidden", False)
+        ]
+        arguments = "".join(
+            f" {parameter.metavar or parameter.name}"
+            for parameter in own
+            if not parameter.opts[0].startswith("-")
+        )
+        common = sorted(
+            parameter.opts[0]
+            for parameter in command.params
+            if parameter.opts[0] in COMMON - {"--help"}
+        )
         parts += [
             f"{'###' if is_group else '##'} `equipoise {name}{arguments}`",
             *(cell(text) for text in (command.help or "").split("\n\n")),
         ]
         rows = [option_row(parameter) for parameter in own if parameter.opts[0].startswith("-")]
         parts += [table(("option", "what it does", "default"), rows)] if rows else []
-        parts += [f"Common options: {', '.join(f'`{option}`' for option in common)}."] if common else []
+        parts += (
+            [f"Common options: {', '.join(f'`{option}`' for option in common)}."] if common else []
+        )
     return "\n\n".join(parts) + "\n"
 
 
@@ -348,7 +508,11 @@ def broker_settings_page() -> str:
     rows = [
         (
             f"`{name}`",
-            f"`{orjson.dumps(field['default']).decode()}`" if field.get("default") not in (None, {}, []) else "",
+            (
+                f"`{orjson.dumps(field['default']).decode()}`"
+                if field.get("default") not in (None, {}, [])
+                else ""
+            ),
             limits(field),
             cell(str(field.get("description", ""))),
         )
@@ -359,9 +523,11 @@ def broker_settings_page() -> str:
         "# Settings of a broker",
         WRITTEN_BY,
         (
-            "Give them to `equipoise broker` and `equipoise up` as `--set NAME=VALUE`; some have an option of their own. A program gives "
-            "them to `Worker` as keywords. Durations are in milliseconds. The defaults of the durations are those of a log in a file; "
-            "[on Kafka they are longer](../how-to/size-leases.md). [The settings of balancing](settings.md) can be given here, too."
+            "Give them to `equipoise broker` and `equipoise up` as `--set NAME=VALUE`; some have an"
+            " option of their own. A program gives them to `Worker` as keywords. Durations are in"
+            " milliseconds. The defaults of the durations are those of a log in a file; [on Kafka"
+            " they are longer](../how-to/size-leases.md). [The settings of balancing](settings.md)"
+            " can be given here, too."
         ),
         table(("setting", "default", "may be", "meaning"), rows),
     )
@@ -375,7 +541,12 @@ def limits(field: Schema) -> str:
     low, high = kind.get("minimum", kind.get("exclusiveMinimum")), kind.get("maximum")
     is_bounded = isinstance(high, int | float) and high < INTEGER_MAX
     bounds = "" if low is None else f", {low:,} to {high:,}" if is_bounded else f", at least {low}"
-    names = {"boolean": "true or false", "object": "names with values", "array": "a list", "string": "text"}
+    names = {
+        "boolean": "true or false",
+        "object": "names with values",
+        "array": "a list",
+        "string": "text",
+    }
     return names.get(str(kind.get("type")), str(kind.get("type", "text"))) + bounds
 
 
@@ -390,8 +561,12 @@ def pages() -> dict[str, bytes]:
         "python.md": python_page().encode(),
         "records.md": records_page().encode(),
         "settings.md": settings_page().encode(),
-        "openapi.json": orjson.dumps(document(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE),
-        "records.schema.json": orjson.dumps(json_schema(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE),
+        "openapi.json": orjson.dumps(
+            document(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+        ),
+        "records.schema.json": orjson.dumps(
+            json_schema(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+        ),
     }
 
 

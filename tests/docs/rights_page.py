@@ -1,4 +1,6 @@
-"""Write the page about rights from the cases that a test asks a broker for: `python -m tests.docs.rights_page`."""
+"""Write the page about rights from the cases that a test asks a broker for: `python -m
+tests.docs.rights_page`.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +22,31 @@ def page() -> str:
         "# Rights",
         "Written by `python -m tests.docs.rights_page`; do not edit.",
         (
-            "Who may do what, if brokers run with `authorization`. A test asks a broker for each of these as each role. "
-            "[Grant rights](../how-to/grant-rights.md) shows how a role gets its rights."
+            "Who may do what, if brokers run with `authorization`. A test asks a broker for each of"
+            " these as each role. [Grant rights](../how-to/grant-rights.md) shows how a role gets"
+            " its rights."
         ),
         "## Who may do what",
         (
-            "Three columns are about one namespace: in which the role may produce or consume, or whose tenant it administers. Elsewhere "
-            "these roles may do nothing."
+            "Three columns are about one namespace: in which the role may produce or consume, or"
+            " whose tenant it administers. Elsewhere these roles may do nothing."
         ),
         table(("request", "at", *ROLES.values()), _who_may()),
         (
-            "A role without the right gets 403 (`NotAuthorized`) over HTTP, and Pulsar's error `AuthorizationError` on the Pulsar port. "
-            "Without valid credentials it is 401, and `AuthenticationError`."
+            "A role without the right gets 403 (`NotAuthorized`) over HTTP, and Pulsar's error"
+            " `AuthorizationError` on the Pulsar port. Without valid credentials it is 401, and"
+            " `AuthenticationError`."
         ),
         "## What each path needs",
         (
-            "The first matching row counts. `*` stands for one part of a path, `**` for any rest. Paths that are not listed are those of "
-            "services, which every role may use: the service decides."
+            "The first matching row counts. `*` stands for one part of a path, `**` for any rest."
+            " Paths that are not listed are those of services, which every role may use: the"
+            " service decides."
         ),
-        table(("methods", "path", "needs one of"), ((methods or "all", f"`{path}`", needs(need)) for methods, path, need in ROWS)),
+        table(
+            ("methods", "path", "needs one of"),
+            ((methods or "all", f"`{path}`", needs(need)) for methods, path, need in ROWS),
+        ),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -49,12 +57,17 @@ def _who_may() -> list[tuple[str, ...]]:
         may, at = rows.setdefault(asked.row, (asked.may, []))
         assert may == asked.may or asked.http is None, "one row has one answer over HTTP"
         at += [f"`{asked.http[0]}`" if asked.http else f"`{T.Name(asked.command or 0)}`"]
-    return [(cell(row), ", ".join(dict.fromkeys(at)), *("yes" if role in may else "" for role in ROLES)) for row, (may, at) in rows.items()]
+    return [
+        (cell(row), ", ".join(dict.fromkeys(at)), *("yes" if role in may else "" for role in ROLES))
+        for row, (may, at) in rows.items()
+    ]
 
 
 def needs(need: Need) -> str:
     """Return what a need is, as a list."""
-    found = [f"`{action}` in the namespace" for action in sorted(need.actions)] + ["to administer the tenant"] * need.by_tenant
+    found = [f"`{action}` in the namespace" for action in sorted(need.actions)] + [
+        "to administer the tenant"
+    ] * need.by_tenant
     return ", ".join([*found, f"`{need.right}`"]) if need.right is not None else "nothing"
 
 

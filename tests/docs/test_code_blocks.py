@@ -28,22 +28,31 @@ if TYPE_CHECKING:
     from typer._click import Command
 
 LANGUAGES: Final = {"console", "ini", "json", "mermaid", "properties", "python", "sql", "text"}
-TARGETS: Final = frozenset(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+TARGETS: Final = frozenset(
+    re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+)
 CONSOLE: Final = [block for block in BLOCKS if block.language == "console"]
-# The files that a block shows have tests of their own; what a tutorial has its reader save runs in tests/integration/test_tutorials.py.
-PYTHON: Final = [block for block in BLOCKS if block.language == "python" and not block.file and not block.save]
+# The files that a block shows have tests of their own; what a tutorial has its reader save runs in
+# tests/integration/test_tutorials.py.
+PYTHON: Final = [
+    block for block in BLOCKS if block.language == "python" and not block.file and not block.save
+]
 
 
 def archive(folder: Path) -> Mapping[str, object]:
     """Return `pandas`, and make the table that the page reads."""
     table = folder / "channel.db.archive" / "ownership_intervals" / "day=2026-11-22"
     table.mkdir(parents=True)
-    pd.DataFrame({"bundle": ["a", "b"], "how": ["died", "closed"]}).to_parquet(table / "g0001-b0000000012.parquet")
+    pd.DataFrame({"bundle": ["a", "b"], "how": ["died", "closed"]}).to_parquet(
+        table / "g0001-b0000000012.parquet"
+    )
     return {"pandas": pd, "spark": MagicMock()}
 
 
 def embedded(_: Path) -> Mapping[str, object]:
-    """Return a service, the class that runs it, where the log has its namespace, and a stand-in for a client of programs."""
+    """Return a service, the class that runs it, where the log has its namespace, and a stand-in for
+    a client of programs.
+    """
     with equipoise.Worker("sqlite:visits.db", Visits()).in_thread() as worker:
         worker.create_namespace("web/pages")
     client = create_autospec(equipoise.Client)
@@ -62,7 +71,10 @@ def partitions() -> Mapping[str, object]:
     """Return a worker and a service that do nothing."""
     worker = MagicMock()
     worker.return_value.__aenter__.return_value = AsyncMock()
-    return {"equipoise.Worker": worker, "equipoise.examples.kafka_partitions.Partitions": MagicMock()}
+    return {
+        "equipoise.Worker": worker,
+        "equipoise.examples.kafka_partitions.Partitions": MagicMock(),
+    }
 
 
 def sessions() -> Mapping[str, object]:
@@ -100,9 +112,16 @@ def arguments_of(command: str) -> list[str]:
 def problem_of(words: list[str]) -> str | None:
     """Return what the program would refuse of a command line of its own, or None."""
     known = commands()
-    name = next((" ".join(words[:length]) for length in (3, 2, 1) if " ".join(words[:length]) in known), None)
+    name = next(
+        (" ".join(words[:length]) for length in (3, 2, 1) if " ".join(words[:length]) in known),
+        None,
+    )
     if name is None:
-        return None if words in (["--help"], ["--version"]) else f"there is no command {' '.join(words[:2])!r}"
+        return (
+            None
+            if words in (["--help"], ["--version"])
+            else f"there is no command {' '.join(words[:2])!r}"
+        )
     try:
         known[name].make_context(name, words[len(name.split()) :])
     except Exception as error:  # noqa: BLE001 - whatever the program says is the problem
@@ -112,12 +131,16 @@ def problem_of(words: list[str]) -> str | None:
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.place)
 def test_a_block_names_its_language(block: Block) -> None:
-    """Each block names a language whose blocks are tested here, and its text is of that language."""
+    """Each block names a language whose blocks are tested here, and its text is of that
+    language.
+    """
     assert block.language in LANGUAGES
     if block.language == "json":
         json.loads(block.text)
     elif block.language == "ini":
-        ConfigParser(strict=False, interpolation=None).read_string(block.text if block.text.startswith("[") else f"[Service]\n{block.text}")
+        ConfigParser(strict=False, interpolation=None).read_string(
+            block.text if block.text.startswith("[") else f"[Service]\n{block.text}"
+        )
     elif block.language == "properties":
         assert all(re.fullmatch(r"[a-z.]+=.+", line) for line in block.text.splitlines())
     elif block.language == "python":
@@ -158,7 +181,11 @@ def test_a_python_block_runs(block: Block, tmp_path: Path, monkeypatch: pytest.M
     introduce, replace = INTRODUCED.get(page), REPLACED.get(page)
     for name, stand_in in (replace() if replace else {}).items():
         monkeypatch.setattr(name, stand_in)
-    names = {"__name__": "block", "print": lambda *_: None, **(introduce(tmp_path) if introduce else {})}
+    names = {
+        "__name__": "block",
+        "print": lambda *_: None,
+        **(introduce(tmp_path) if introduce else {}),
+    }
     code = compile(block.text, block.place, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     waits = eval(code, names)  # noqa: S307 - it is our own documentation
     if inspect.iscoroutine(waits):

@@ -14,14 +14,26 @@ import equipoise
 from equipoise import Bundle, Cluster, Deadline, Ownership, Peer, Service, errors
 from equipoise import pytest as plugin
 from equipoise.brokers.operations import verbs
-from tests.docs.python_page import ELSEWHERE, LIFE, MADE_BY_EQUIPOISE, SECTIONS, Call, calls, errors_of, python_page
+from tests.docs.python_page import (
+    ELSEWHERE,
+    LIFE,
+    MADE_BY_EQUIPOISE,
+    SECTIONS,
+    Call,
+    calls,
+    errors_of,
+    python_page,
+)
 
 NAMESPACE = "shop/carts"
 EACH_CALL = pytest.mark.parametrize("call", list(calls()), ids=lambda call: call.name)
 
 
 def test_every_public_name_is_in_a_section() -> None:
-    public = {*equipoise.__all__, *(name for name in plugin.__all__ if inspect.isclass(getattr(plugin, name)))}
+    public = {
+        *equipoise.__all__,
+        *(name for name in plugin.__all__ if inspect.isclass(getattr(plugin, name))),
+    }
     assert sorted(public) == sorted(name for names in SECTIONS.values() for name in names)
     assert public > MADE_BY_EQUIPOISE
 
@@ -37,14 +49,24 @@ def test_a_call_is_described(call: Call) -> None:
 @EACH_CALL
 def test_a_documented_error_can_be_imported(call: Call) -> None:
     """By programs, from `equipoise.errors` or without an import."""
-    assert [] == [name for name in errors_of(call) if name not in errors.__all__ and not hasattr(builtins, name)]
+    assert [] == [
+        name
+        for name in errors_of(call)
+        if name not in errors.__all__ and not hasattr(builtins, name)
+    ]
 
 
 def test_errors_are_found_in_docstrings() -> None:
     """Those after the word, those of a list, and those of the call that a docstring refers to."""
     found = {call.name: errors_of(call) for call in calls()}
     assert ("OwnershipLost", "CallerError") == found["Ownership.begin"]
-    assert ("CallerError", "OperatorError", "PeerError", "LogUnavailable", "DeadlineExceeded") == found["Worker.__aenter__"]
+    assert (
+        "CallerError",
+        "OperatorError",
+        "PeerError",
+        "LogUnavailable",
+        "DeadlineExceeded",
+    ) == found["Worker.__aenter__"]
     assert found["Worker.route"] == found["WorkerInThread.route"] != ()
 
 
@@ -73,7 +95,9 @@ class Diary(Service):
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
         self.note("open")
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None:
         self.note("close")
         await self.may_close.wait()
         return None
@@ -83,7 +107,9 @@ class Diary(Service):
 
     @property
     def steps(self) -> Iterator[tuple[str, str]]:
-        """Return each call with the one before it. A bundle that was closed or discarded, and is prepared again, was elsewhere."""
+        """Return each call with the one before it. A bundle that was closed or discarded, and is
+        prepared again, was elsewhere.
+        """
         before = ELSEWHERE
         for call in self.calls:
             if before in ("close", "discard") and call == "prepare":
@@ -123,7 +149,8 @@ def test_the_life_of_a_bundle_is_as_drawn() -> None:
         two.may_prepare.clear()
         with pytest.raises(errors.NotServed):
             cluster.give(bundle, "broker-2")
-        cluster._operate(verbs.cancel(bundle))  # noqa: SLF001 - users have no reason to cancel moves in their tests
+        # Users have no reason to cancel moves in their tests.
+        cluster._operate(verbs.cancel(bundle))  # noqa: SLF001
         let(cluster, two.may_prepare)
         cluster.give(bundle, "broker-2")
         cluster.give(bundle, "broker-1")

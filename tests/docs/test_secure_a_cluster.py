@@ -20,10 +20,19 @@ PAGE = ROOT / "docs" / "how-to" / "secure-a-cluster.md"
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 def test_the_commands_make_usable_certificates(tmp_path: Path) -> None:
-    commands = [command for block in blocks(PAGE) for command in block.commands() if command.startswith("openssl ")]
+    commands = [
+        command
+        for block in blocks(PAGE)
+        for command in block.commands()
+        if command.startswith("openssl ")
+    ]
     for command in commands:
-        subprocess.run(command, shell=True, cwd=tmp_path, check=True, capture_output=True)  # noqa: S602 - it is our own documentation
-    ca, (certificate, key) = tmp_path / "ca.pem", (tmp_path / "broker-1.pem", tmp_path / "broker-1.key")
+        # It is our own documentation.
+        subprocess.run(command, shell=True, cwd=tmp_path, check=True, capture_output=True)  # noqa: S602
+    ca, (certificate, key) = (
+        tmp_path / "ca.pem",
+        (tmp_path / "broker-1.pem", tmp_path / "broker-1.key"),
+    )
     files = TlsFiles(certificate=certificate, key=key, ca=ca, requires_client_certificate=True)
     for host in ("broker-1.example.com", "127.0.0.1"):
         assert Certificates(files, broker="broker-1", host=host).server is not None
@@ -32,5 +41,6 @@ def test_the_commands_make_usable_certificates(tmp_path: Path) -> None:
     for file in (certificate, operator.certificate):
         assert file is not None
         extensions = load_pem_x509_certificate(file.read_bytes()).extensions
-        assert not extensions.get_extension_for_class(BasicConstraints).value.ca  # Its holder cannot make others.
+        # Its holder cannot make others.
+        assert not extensions.get_extension_for_class(BasicConstraints).value.ca
     assert not [command for command in commands if "copy_extensions" in command]

@@ -1,4 +1,6 @@
-"""Tests of the service in equipoise/examples/sessions.py: its sessions move, and no message is lost or doubled."""
+"""Tests of the service in equipoise/examples/sessions.py: its sessions move, and no message is lost
+or doubled.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ NAMESPACE = "web/chats"
 
 
 async def say_all(cluster: Cluster[Sessions], client: str, texts: list[str]) -> Session:
-    """Say texts as a client does: follow the session, and say again what it has not got back. Return the session."""
+    """Say texts as a client does: follow the session, and say again what it has not got back.
+    Return the session.
+    """
     broker = "broker-1"
     while True:
         served = await cluster.host(broker).route(NAMESPACE, "chat", timeout_ms=5_000)
@@ -53,4 +57,6 @@ def test_no_message_is_lost_or_doubled(equipoise_moves: MovesAtEveryAwait) -> No
         cluster.create(NAMESPACE, bundles=1)
         texts = ["one", "two", "three"]
         session = cluster.call(say_all(cluster, "ann", texts))
-        assert [("ann", number, text) for number, text in enumerate(texts, start=1)] == session.messages
+        assert [
+            ("ann", number, text) for number, text in enumerate(texts, start=1)
+        ] == session.messages

@@ -1,4 +1,6 @@
-"""A service that awaits something in the middle of its work, and a test that moves its bundle at each await point."""
+"""A service that awaits something in the middle of its work, and a test that moves its bundle at
+each await point.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from equipoise.pytest import MovesAtEveryAwait
 
 
 class Tickets(Visits):
-    """Sells numbered tickets, and writes each sale to a journal. The counts move as those of visits do."""
+    """Sells numbered tickets, and writes each sale to a journal. The counts move as those of visits
+    do.
+    """
 
     async def sell(self, ownership: Ownership, show: str) -> int:
         """Return the number of the ticket. Raises `OwnershipLost` if the show has moved."""

@@ -1,4 +1,6 @@
-"""Tests of the service in equipoise/examples/fastapi_app.py, as users would write them for their own."""
+"""Tests of the service in equipoise/examples/fastapi_app.py, as users would write them for their
+own.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +53,8 @@ def test_callers_wait_for_the_next_owner(cluster: Cluster[Visits]) -> None:
     visit(cluster, "home")
     cluster.kill("broker-1")
     cluster.advance(2_000)
-    served = cluster.call(cluster.host("broker-2").route(NAMESPACE, "home", timeout_ms=10_000), within_ms=3_000)
+    served = cluster.call(
+        cluster.host("broker-2").route(NAMESPACE, "home", timeout_ms=10_000), within_ms=3_000
+    )
     assert isinstance(served, Ownership) or served.broker == "broker-3"
     assert visit(cluster, "home") == 1  # What was counted in memory died with its broker.

@@ -9,11 +9,19 @@ from equipoise.brokers.pulsar.wire.requests import Ended, Request
 from tests.pulsar.pulsar_service import DumbService
 from tests.pulsar.pulsar_speech import commands_in, connect, producer, subscribe
 
-LIMITS = Limits(message_bytes_max=4_096, command_bytes_max=1_024, requests_pending_max=20, producers_max=4, consumers_max=4)
+LIMITS = Limits(
+    message_bytes_max=4_096,
+    command_bytes_max=1_024,
+    requests_pending_max=20,
+    producers_max=4,
+    consumers_max=4,
+)
 
 
 def take(data: bytes) -> None:
-    """Check one input. Its first byte is the size of the chunks of the rest. Raises `AssertionError`."""
+    """Check one input. Its first byte is the size of the chunks of the rest. Raises
+    `AssertionError`.
+    """
     if not data:
         return
     piece_bytes = data[0] % 64 + 1
@@ -27,9 +35,15 @@ def pieces(stream: bytes, piece_bytes: int) -> list[bytes]:
 
 
 def check_frames(stream: bytes, piece_bytes: int) -> None:
-    """Check that chunks do not change the frames, and that the reader keeps a bounded number of bytes."""
-    whole = FrameReader(frame_bytes_max=LIMITS.frame_bytes_max, command_bytes_max=LIMITS.command_bytes_max)
-    cut = FrameReader(frame_bytes_max=LIMITS.frame_bytes_max, command_bytes_max=LIMITS.command_bytes_max)
+    """Check that chunks do not change the frames, and that the reader keeps a bounded number of
+    bytes.
+    """
+    whole = FrameReader(
+        frame_bytes_max=LIMITS.frame_bytes_max, command_bytes_max=LIMITS.command_bytes_max
+    )
+    cut = FrameReader(
+        frame_bytes_max=LIMITS.frame_bytes_max, command_bytes_max=LIMITS.command_bytes_max
+    )
     expected = whole.feed(stream)
     found = []
     for piece in pieces(stream, piece_bytes):

@@ -1,8 +1,9 @@
-"""Makes the golden logs of the newest level: `python -m tests.golden.make`. It never writes over one that is there.
+"""Makes the golden logs of the newest level: `python -m tests.golden.make`. It never writes over
+one that is there.
 
-A log is a gzip file of JSON lines. Each line is one entry: its logical `offset`, its bytes (as `text`, or as `base64` where
-they are no UTF-8), and the `verdict`: `accepted` or the reason. Every `DIGEST_INTERVAL` lines, and at the end, the line also
-has the view's `digest` just after it.
+A log is a gzip file of JSON lines. Each line is one entry: its logical `offset`, its bytes (as
+`text`, or as `base64` where they are no UTF-8), and the `verdict`: `accepted` or the reason. Every
+`DIGEST_INTERVAL` lines, and at the end, the line also has the view's `digest` just after it.
 """
 
 from __future__ import annotations
@@ -34,10 +35,14 @@ Entries = list[tuple[int, bytes]]
 
 
 def corners() -> Entries:
-    """What random walks seldom or never meet: the time before the genesis, a base, large numbers, each end of a window."""
+    """What random walks seldom or never meet: the time before the genesis, a base, large numbers,
+    each end of a window.
+    """
     channel, base = Channel(), 2**40
     channel.put(joined("a:1", channel.view, nonce="too early"))
-    channel.put(propose.genesis(Author(publisher="admin:ops"), cluster="golden", base=base), offset=base + 2)
+    channel.put(
+        propose.genesis(Author(publisher="admin:ops"), cluster="golden", base=base), offset=base + 2
+    )
     channel.put(propose.genesis(Author(publisher="admin:ops"), cluster="golden"))
     channel.put(propose.genesis(Author(publisher="admin:ops"), cluster="other"))
     channel.join("a:1", "b:1")
@@ -48,7 +53,9 @@ def corners() -> Entries:
     namespaces(channel)
     windows(channel)
     moves(channel)
-    channel.put(propose.renewed(channel.author("a:1"), replace(channel.broker("a:1"), digest_after=1)))
+    channel.put(
+        propose.renewed(channel.author("a:1"), replace(channel.broker("a:1"), digest_after=1))
+    )
     channel.put(joined("b:1", channel.view, nonce="second", replaces="nonce of b:1"))
     channel.put(joined("a:1", channel.view, nonce="third", after_silence=True))
     channel.put(joined("a:1", channel.view, nonce="fourth"))
@@ -59,11 +66,21 @@ def corners() -> Entries:
 def namespaces(channel: Channel) -> None:
     """Names that are none, a namespace that is not there, and one that goes."""
     for name in ("t", "t/\u00e4", "t/n"):
-        channel.put(propose.create_namespace(channel.admin(), channel.view, name=name, boundaries=(0, HASH_MAX)))
-    missing = replace(propose.start_deleting_namespace(channel.admin(), channel.view, name="t/n"), key="t/none")
+        channel.put(
+            propose.create_namespace(
+                channel.admin(), channel.view, name=name, boundaries=(0, HASH_MAX)
+            )
+        )
+    missing = replace(
+        propose.start_deleting_namespace(channel.admin(), channel.view, name="t/n"), key="t/none"
+    )
     channel.put(replace(missing, based_on=channel.view.removed_at))
     channel.put(propose.start_deleting_namespace(channel.admin(), channel.view, name="t/n"))
-    channel.put(propose.assign(channel.admin(), channel.bundle(namespace="t/n"), owner=channel.incarnation("a:1")))
+    channel.put(
+        propose.assign(
+            channel.admin(), channel.bundle(namespace="t/n"), owner=channel.incarnation("a:1")
+        )
+    )
     channel.put(propose.delete_namespace(channel.admin(), channel.view, name="t/n"))
 
 
@@ -72,7 +89,10 @@ def windows(channel: Channel) -> None:
     for behind in (0, 1, ADMIN_WINDOW_OFFSETS, ADMIN_WINDOW_OFFSETS + 1):
         offset = channel.view.offset + 2 * ADMIN_WINDOW_OFFSETS
         author = Author(publisher="admin:ops", as_of=offset - behind)
-        channel.put(propose.set_policy(author, channel.view, name="p", document={"behind": behind}), offset=offset)
+        channel.put(
+            propose.set_policy(author, channel.view, name="p", document={"behind": behind}),
+            offset=offset,
+        )
     channel.join("c:1")
     for sequence in (0, 2**63 - 1, 2**63 - 1, 1):
         author = Author(publisher="c:1", incarnation=channel.incarnation("c:1"), sequence=sequence)
@@ -80,12 +100,22 @@ def windows(channel: Channel) -> None:
 
 
 def moves(channel: Channel) -> None:
-    """A transfer with a handover, a split, a merge, and a bundle that is unloaded while its source dies."""
+    """A transfer with a handover, a split, a merge, and a bundle that is unloaded while its source
+    dies.
+    """
     channel.own("a:1")
-    channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("b:1")))
+    channel.accept(
+        propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("b:1"))
+    )
     channel.accept(propose.prepared(channel.author("b:1"), channel.bundle()))
-    channel.accept(propose.hand_over(channel.author("a:1"), channel.bundle(), handover=bytes(range(256))))
-    channel.accept(propose.start_split(channel.author("a:1"), channel.bundle(), algorithm="range_equally_divide"))
+    channel.accept(
+        propose.hand_over(channel.author("a:1"), channel.bundle(), handover=bytes(range(256)))
+    )
+    channel.accept(
+        propose.start_split(
+            channel.author("a:1"), channel.bundle(), algorithm="range_equally_divide"
+        )
+    )
     channel.accept(propose.split(channel.author("b:1"), channel.bundle(), cuts=(1, 2, MIDDLE - 1)))
     first, second, *_ = channel.view.bundles_of(NAMESPACE)
     channel.accept(propose.merge(channel.author("a:1"), first, second))

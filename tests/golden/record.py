@@ -1,8 +1,9 @@
-"""Records the golden channels of the newest level: `python -m tests.golden.record`. It never writes over one that is there.
+"""Records the golden channels of the newest level: `python -m tests.golden.record`. It never writes
+over one that is there.
 
-A channel is recorded as simulated brokers wrote it, with crashes, races, splits and merges, and as it is then compacted, closed and copied.
-Of each there are the SQLite file (`NAME.db.gz`) and its export (`NAME.export.gz`), which has the verdict on each record and
-the digest at its end.
+A channel is recorded as simulated brokers wrote it, with crashes, races, splits and merges, and as
+it is then compacted, closed and copied. Of each there are the SQLite file (`NAME.db.gz`) and its
+export (`NAME.export.gz`), which has the verdict on each record and the digest at its end.
 """
 
 from __future__ import annotations
@@ -36,12 +37,20 @@ FOLDER: Final = Path(__file__).resolve().parent / "level_1"
 SCENARIO: Final = "heavy"
 SEED: Final = 3
 SECONDS: Final = 30
-GARBAGE: Final = (b"", b"\xff\x00", b'{"kind":"bundle"}', b'{"kind": "renewed", "publisher": "broker-1"}', b"[]")
+GARBAGE: Final = (
+    b"",
+    b"\xff\x00",
+    b'{"kind":"bundle"}',
+    b'{"kind": "renewed", "publisher": "broker-1"}',
+    b"[]",
+)
 COPY_MS_MAX: Final = 60_000
 
 
 def played() -> list[Entry]:
-    """What simulated brokers and admins wrote, but for rejected records that settle nothing, which are made garbage."""
+    """What simulated brokers and admins wrote, but for rejected records that settle nothing, which
+    are made garbage.
+    """
     world = World(replace(SCENARIOS[SCENARIO], seconds=SECONDS), SEED, on_line=None)
     world.begin()
     world.parts.schedule.run_until(SECONDS * MICROSECONDS_PER_SECOND)
@@ -50,7 +59,9 @@ def played() -> list[Entry]:
     for entry in world.log.entries:
         folded = reader.feed(entry)
         settles_nothing = not folded.verdict.accepted and folded.record.incarnation is None
-        entries.append(Entry(entry.offset, GARBAGE[len(entries) % len(GARBAGE)]) if settles_nothing else entry)
+        entries.append(
+            Entry(entry.offset, GARBAGE[len(entries) % len(GARBAGE)]) if settles_nothing else entry
+        )
     return entries
 
 
@@ -73,7 +84,9 @@ def keep(name: str, path: Path) -> None:
 
 
 def go_on(log: SqliteLog, view: View) -> None:
-    """Let a broker join, and take all that is free; one record of another cluster, and a second genesis, come in between."""
+    """Let a broker join, and take all that is free; one record of another cluster, and a second
+    genesis, come in between.
+    """
     reader = Reader(log=log.name, view=view)
 
     def put(data: bytes) -> View:
@@ -82,28 +95,55 @@ def go_on(log: SqliteLog, view: View) -> None:
             reader.feed(entry)
         return reader.view
 
-    incarnation = put(encode(joined("broker-9", view, nonce="in the copy"))).brokers["broker-9"].incarnation
-    for cluster, base in (("another", view.base), (str(view.cluster), 0), (str(view.cluster), view.base)):
+    incarnation = (
+        put(encode(joined("broker-9", view, nonce="in the copy"))).brokers["broker-9"].incarnation
+    )
+    for cluster, base in (
+        ("another", view.base),
+        (str(view.cluster), 0),
+        (str(view.cluster), view.base),
+    ):
         put(encode(propose.genesis(Author(publisher="broker-9"), cluster=cluster, base=base)))
     sequence = 0
     for bundle in [bundle for bundle in view.unsettled() if bundle.phase == "free"][:20]:
-        author = Author(publisher="broker-9", incarnation=incarnation, sequence=(sequence := sequence + 1))
-        assigned = put(encode(propose.assign(author, bundle, owner=incarnation))).bundles[bundle.name]
+        author = Author(
+            publisher="broker-9", incarnation=incarnation, sequence=(sequence := sequence + 1)
+        )
+        assigned = put(encode(propose.assign(author, bundle, owner=incarnation))).bundles[
+            bundle.name
+        ]
         put(encode(propose.opened(replace(author, sequence=(sequence := sequence + 1)), assigned)))
 
 
 def record() -> None:
     """Make the channels, one of the other, and keep each."""
     with tempfile.TemporaryDirectory() as folder:
-        paths = {name: Path(folder) / f"{name}.db" for name in ("recorded", "compacted", "closed", "copied", "closed_for", "floored")}
+        paths = {
+            name: Path(folder) / f"{name}.db"
+            for name in ("recorded", "compacted", "closed", "copied", "closed_for", "floored")
+        }
         logs = {name: SqliteLog(str(path), name=f"sqlite:{path}") for name, path in paths.items()}
         entries = played()
         for name in ("recorded", "compacted", "closed", "closed_for", "floored"):
             write(logs[name], entries)
-        cut_off(logs["compacted"], horizon=entries[len(entries) * 2 // 3].offset, below=entries[len(entries) // 3].offset)
-        copy(logs["closed"], logs["copied"], publisher="admin:golden", deadline=Deadline.after(timeout_ms=COPY_MS_MAX))
+        cut_off(
+            logs["compacted"],
+            horizon=entries[len(entries) * 2 // 3].offset,
+            below=entries[len(entries) // 3].offset,
+        )
+        copy(
+            logs["closed"],
+            logs["copied"],
+            publisher="admin:golden",
+            deadline=Deadline.after(timeout_ms=COPY_MS_MAX),
+        )
         with closing(SqliteLog(f"{folder}/new.db", name="sqlite:new.db")) as new:
-            copy(logs["closed_for"], new, publisher="admin:golden", deadline=Deadline.after(timeout_ms=COPY_MS_MAX))
+            copy(
+                logs["closed_for"],
+                new,
+                publisher="admin:golden",
+                deadline=Deadline.after(timeout_ms=COPY_MS_MAX),
+            )
         compacted(logs["floored"], retain=Retention(unit="offsets", amount=len(entries) // 2))
         go_on(logs["copied"], restored_to_end(logs["copied"]))
         for log in logs.values():

@@ -29,9 +29,13 @@ def data_of(line: Line) -> bytes:
     return str(line["text"]).encode() if "text" in line else b64decode(str(line["base64"]))
 
 
-@pytest.mark.parametrize("path", LOGS, ids=lambda path: f"{path.parent.name}-{path.name.split('.')[0]}")
+@pytest.mark.parametrize(
+    "path", LOGS, ids=lambda path: f"{path.parent.name}-{path.name.split('.')[0]}"
+)
 def test_every_verdict_and_digest_is_what_it_was(path: Path) -> None:
-    """No later code reaches another verdict on a record, or another digest, than the code that wrote the log."""
+    """No later code reaches another verdict on a record, or another digest, than the code that
+    wrote the log.
+    """
     view = View()
     for line in read(path):
         offset = line["offset"]
@@ -52,6 +56,17 @@ def test_the_logs_of_level_1_hold_every_reason_and_every_kind() -> None:
     kinds = {type(record).__name__ for record in records}
     assert (
         set()
-        == {"Genesis", "BundleTransition", "Split", "Merge", "NamespaceRecord", "Joined", "Renewed", "BrokerRecord", "PolicyRecord"} - kinds
+        == {
+            "Genesis",
+            "BundleTransition",
+            "Split",
+            "Merge",
+            "NamespaceRecord",
+            "Joined",
+            "Renewed",
+            "BrokerRecord",
+            "PolicyRecord",
+        }
+        - kinds
     )
     assert not any(isinstance(record, Unreadable) for record in records)

@@ -22,7 +22,9 @@ def values(name: str) -> list[dict[str, object]]:
 
 def test_the_channel_holds_every_kind_of_record() -> None:
     channel = values("channel")
-    assert {"Assigning", "Owned", "Releasing", "Free", "Splitting", "Deleted"} == {value["state"] for value in channel}
+    assert {"Assigning", "Owned", "Releasing", "Free", "Splitting", "Deleted"} == {
+        value["state"] for value in channel
+    }
     assert {True, False} == {value["force"] for value in channel}
     assert len(read("channel")) > len(channel) > 400
     fields = {field for value in channel for field in value}
@@ -33,7 +35,11 @@ def test_the_channel_holds_every_kind_of_record() -> None:
 
 def test_the_channel_has_races_for_one_version() -> None:
     pairs = [(line["key"], line["value"]) for line in read("channel")]
-    assigning = [(key, value["versionId"]) for key, value in pairs if isinstance(value, dict) and value["state"] == "Assigning"]
+    assigning = [
+        (key, value["versionId"])
+        for key, value in pairs
+        if isinstance(value, dict) and value["state"] == "Assigning"
+    ]
     assert len(assigning) > len(set(assigning))
 
 
@@ -49,7 +55,8 @@ def test_every_broker_that_reported_load_was_a_member() -> None:
     members = {
         broker
         for line in read("members")
-        if str(line.get("path")).endswith("/brokers/local") and isinstance(answer := line.get("answer"), list)
+        if str(line.get("path")).endswith("/brokers/local")
+        and isinstance(answer := line.get("answer"), list)
         for broker in answer
     }
     for name in ("broker_load", "top_bundles"):

@@ -1,4 +1,6 @@
-"""Recorded channels: files and exports that former versions wrote, opened and folded again by today's code."""
+"""Recorded channels: files and exports that former versions wrote, opened and folded again by
+today's code.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ EXPORTS = sorted(path.name.removesuffix(".export.gz") for path in FOLDER.glob("*
 
 def export_of(name: str) -> Export:
     """An export, none of whose entries have been read yet."""
-    return Export(iter(gzip.decompress((FOLDER / f"{name}.export.gz").read_bytes()).splitlines()), file=name)
+    return Export(
+        iter(gzip.decompress((FOLDER / f"{name}.export.gz").read_bytes()).splitlines()), file=name
+    )
 
 
 def file_of(name: str, folder: Path) -> SqliteLog:
@@ -49,19 +53,27 @@ def digest_at_end(log: SqliteLog, reader: Reader) -> str:
 
 @pytest.mark.parametrize("name", EXPORTS)
 def test_an_export_keeps_its_verdicts_and_digests(name: str) -> None:
-    """The reader of exports compares each verdict, each digest on the way, and the one at the end."""
+    """The reader of exports compares each verdict, each digest on the way, and the one at the
+    end.
+    """
     export = export_of(name)
     assert 0 < sum(1 for _ in export.entries()) == export.count
 
 
 @pytest.mark.parametrize("name", EXPORTS)
 def test_a_file_is_restored_to_what_it_was(name: str, tmp_path: Path) -> None:
-    """From its snapshot or from zero, a recorded file comes to the digest with which its export ends."""
+    """From its snapshot or from zero, a recorded file comes to the digest with which its export
+    ends.
+    """
     export = export_of(name)
     entries = list(export.entries())
     log = file_of(name, tmp_path)
     assert entries == entries_of(log)
-    assert digest_text(export.view.digest()) == digest_at_end(log, restored(log)) == digest_at_end(log, earliest(log))
+    assert (
+        digest_text(export.view.digest())
+        == digest_at_end(log, restored(log))
+        == digest_at_end(log, earliest(log))
+    )
     log.close()
 
 
@@ -76,7 +88,9 @@ def test_an_import_comes_to_what_it_was(name: str, tmp_path: Path) -> None:
 
 
 def test_a_file_of_format_1_is_brought_up(tmp_path: Path) -> None:
-    """A file that was written before there were times and snapshots holds the same channel after it was opened, and once more after."""
+    """A file that was written before there were times and snapshots holds the same channel after it
+    was opened, and once more after.
+    """
     export = export_of("recorded")
     entries = list(export.entries())
     file_of("format_1", tmp_path).close()
@@ -89,16 +103,30 @@ def test_a_file_of_format_1_is_brought_up(tmp_path: Path) -> None:
 
 
 def test_the_recorded_channel_is_worth_keeping() -> None:
-    """It holds deaths, drains, splits, merges, lost races and garbage; the others what was made of it."""
+    """It holds deaths, drains, splits, merges, lost races and garbage; the others what was made of
+    it.
+    """
     export = export_of("recorded")
     reader = Reader(log="recorded")
     found: Counter[str] = Counter()
     for entry in export.entries():
         folded = reader.feed(Entry(entry.offset, entry.data))
         found[f"{type(folded.record).__name__} {folded.verdict.reason or 'accepted'}"] += 1
-        found["death"] += sum(isinstance(change, BrokerChanged) and change.dead is not None for change in folded.verdict.changes)
-    wanted = {"Split accepted", "Merge accepted", "BrokerRecord accepted", "NamespaceRecord accepted", "PolicyRecord accepted", "death"}
-    assert set() == (wanted | {"Unreadable malformed", "BundleTransition stale", "Renewed late"}) - {*+found}
+        found["death"] += sum(
+            isinstance(change, BrokerChanged) and change.dead is not None
+            for change in folded.verdict.changes
+        )
+    wanted = {
+        "Split accepted",
+        "Merge accepted",
+        "BrokerRecord accepted",
+        "NamespaceRecord accepted",
+        "PolicyRecord accepted",
+        "death",
+    }
+    assert set() == (
+        wanted | {"Unreadable malformed", "BundleTransition stale", "Renewed late"}
+    ) - {*+found}
     copied, compacted = export_of("copied"), export_of("compacted")
     assert copied.image is not None
     assert compacted.image is not None

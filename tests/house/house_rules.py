@@ -1,7 +1,8 @@
 """Check the project's own rules on syntax trees: size, names, purity, order and places of imports.
 
-A rule is a pure function from a `Source` to its findings. Rules that ruff, mypy or import-linter can check belong in pyproject.toml. A rule
-cannot be switched off in a line: if it makes the code worse, change it here and give the reason.
+A rule is a pure function from a `Source` to its findings. Rules that ruff, mypy or import-linter
+can check belong in pyproject.toml. A rule cannot be switched off in a line: if it makes the code
+worse, change it here and give the reason.
 """
 
 from __future__ import annotations
@@ -63,28 +64,39 @@ PURE = (
     "equipoise.spark_jobs.rules",
     "equipoise.spark_jobs.sequence",
 )
-SEEDED = ("equipoise.brokers.testing.simulation",)  # May import `random.Random`, which takes a seed, and nothing else of `random`.
+# May import `random.Random`, which takes a seed, and nothing else of `random`.
+SEEDED = ("equipoise.brokers.testing.simulation",)
 # fmt: off
 IMPURE_IMPORTS = frozenset({
-    "aiohttp", "asyncio", "concurrent", "confluent_kafka", "datetime", "faust", "http", "logging", "multiprocessing", "os", "pathlib",
-    "prometheus_client", "psutil", "pyspark", "queue", "random", "secrets", "select", "selectors", "shutil", "signal", "socket",
-    "sqlite3", "ssl", "subprocess", "tempfile", "threading", "time", "uuid", "uvloop",
+    "aiohttp", "asyncio", "concurrent", "confluent_kafka", "datetime", "faust", "http", "logging",
+    "multiprocessing", "os", "pathlib", "prometheus_client", "psutil", "pyspark", "queue", "random",
+    "secrets", "select", "selectors", "shutil", "signal", "socket", "sqlite3", "ssl", "subprocess",
+    "tempfile", "threading", "time", "uuid", "uvloop",
 })
 # fmt: on
 # `hash` of a text differs between processes, and `id` between runs.
 IMPURE_CALLS = frozenset({"__import__", "eval", "exec", "hash", "id", "input", "open"})
 # Calls whose result does not depend on the order of iteration.
 ORDER_FREE_CALLS = frozenset({"all", "any", "frozenset", "len", "set", "sorted", "sum"})
-ORDER_KEEPING_CALLS = frozenset({"enumerate", "iter", "list", "map", "max", "min", "next", "reversed", "tuple", "zip"})
+ORDER_KEEPING_CALLS = frozenset(
+    {"enumerate", "iter", "list", "map", "max", "min", "next", "reversed", "tuple", "zip"}
+)
 
 # Imports limited to the named modules: clients of other systems, and the tests.
 ONLY_IN = {
     "avro": ("equipoise.brokers.pulsar.topics.compatibility",),
-    "confluent_kafka": ("equipoise.channel.kafka.client", "equipoise.examples.kafka_partitions", "tests.kafka"),
+    "confluent_kafka": (
+        "equipoise.channel.kafka.client",
+        "equipoise.examples.kafka_partitions",
+        "tests.kafka",
+    ),
     "cryptography": ("equipoise.brokers.security", "tests"),
     "faust": ("equipoise.brokers.load.worker",),
     "httpx": ("equipoise.brokers.client", "equipoise.pulsar_cluster", "tests"),
-    "google": ("equipoise.brokers.pulsar.wire.commands", "equipoise.brokers.pulsar.wire.pulsar_api_pb2"),
+    "google": (
+        "equipoise.brokers.pulsar.wire.commands",
+        "equipoise.brokers.pulsar.wire.pulsar_api_pb2",
+    ),
     "google_crc32c": ("equipoise.brokers.pulsar.wire.frames", "tests.pulsar.pulsar_speech"),
     "pulsar": (
         "equipoise.pulsar_cluster.gathering",
@@ -102,7 +114,8 @@ CHECKER = "tests.checker"  # Imports nothing of the product: shared code would s
 
 TEXT_SUFFIXES = frozenset({".cfg", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"})
 TEXT_NAMES = frozenset({".gitignore", "Dockerfile", "Makefile", "run"})
-NOT_OURS = frozenset({"build", "dist", "htmlcov", "__pycache__"})  # Folders that start with a dot are excluded too, except .ci.
+# Folders that start with a dot are excluded too, except .ci.
+NOT_OURS = frozenset({"build", "dist", "htmlcov", "__pycache__"})
 # The brackets keep these patterns from matching themselves.
 UNFINISHED = re.compile(r"\b(?:T[O]DO|F[I]XME|X[X]X)\b")
 MACHINE_PATH = re.compile(r"(?<![\w.)}>-])/(?:home|root|tmp|work)\b")
@@ -129,7 +142,9 @@ class Source:
 
     @cached_property
     def imports(self) -> frozenset[str]:
-        """The dotted names that a module imports. `from a import b` counts as `a` and `a.b`, because b may be a module."""
+        """The dotted names that a module imports. `from a import b` counts as `a` and `a.b`,
+        because b may be a module.
+        """
         found = set[str]()
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
@@ -160,7 +175,11 @@ def roots(names: Iterable[str]) -> list[str]:
 
 def impure_roots(source: Source, *, seeded: bool) -> list[str]:
     """Return the impure imports of a module. A seeded module may import `random`."""
-    return [root for root in roots(source.imports) if root in IMPURE_IMPORTS and not (seeded and root == "random")]
+    return [
+        root
+        for root in roots(source.imports)
+        if root in IMPURE_IMPORTS and not (seeded and root == "random")
+    ]
 
 
 def telling_names(source: Source) -> Iterator[str]:
@@ -192,17 +211,31 @@ def impartial_checker(source: Source) -> Iterator[str]:
 
 def pure_imports(source: Source) -> Iterator[str]:
     """Keep pure modules free of impure imports. A seeded module may import `random`."""
-    for root in impure_roots(source, seeded=within(source.name, SEEDED)) if is_pure(source.name) else ():
+    for root in (
+        impure_roots(source, seeded=within(source.name, SEEDED)) if is_pure(source.name) else ()
+    ):
         yield f"{source.name} is pure, and imports {root}"
 
 
 def pure_calls(source: Source) -> Iterator[str]:
-    """Keep pure modules free of calls that do IO or differ between runs. `__hash__` may call `hash`."""
+    """Keep pure modules free of calls that do IO or differ between runs. `__hash__` may call
+    `hash`.
+    """
     if not is_pure(source.name):
         return
-    hashing = {id(call) for function in source.functions if function.name == "__hash__" for call in ast.walk(function)}
+    hashing = {
+        id(call)
+        for function in source.functions
+        if function.name == "__hash__"
+        for call in ast.walk(function)
+    }
     for node in ast.walk(source.tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS and id(node) not in hashing:
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in IMPURE_CALLS
+            and id(node) not in hashing
+        ):
             yield f"{source.name}:{node.lineno} is pure, and calls {node.func.id}()"
 
 
@@ -211,9 +244,21 @@ def seeded_random(source: Source) -> Iterator[str]:
     if not is_pure(source.name):
         return
     for node in ast.walk(source.tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "random" and node.attr != "Random":
-            yield f"{source.name}:{node.lineno} is pure, and uses random.{node.attr}; use the run's random.Random"
-        elif isinstance(node, ast.ImportFrom) and node.module == "random" and [alias.name for alias in node.names] != ["Random"]:
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "random"
+            and node.attr != "Random"
+        ):
+            yield (
+                f"{source.name}:{node.lineno} is pure, and uses random.{node.attr}; use the run's"
+                " random.Random"
+            )
+        elif (
+            isinstance(node, ast.ImportFrom)
+            and node.module == "random"
+            and [alias.name for alias in node.names] != ["Random"]
+        ):
             yield f"{source.name}:{node.lineno} is pure, and imports more of random than Random"
 
 
@@ -232,15 +277,22 @@ def is_set(node: ast.expr, names: frozenset[str]) -> bool:
             return is_set_type(called)
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name in names
-        case ast.BinOp(op=ast.BitOr() | ast.BitAnd() | ast.Sub() | ast.BitXor(), left=left, right=right):
+        case ast.BinOp(
+            op=ast.BitOr() | ast.BitAnd() | ast.Sub() | ast.BitXor(), left=left, right=right
+        ):
             # Operators on `.keys()` also give sets.
-            return any(is_set(side, names) or ast.unparse(side).endswith((".keys()", ".items()")) for side in (left, right))
+            return any(
+                is_set(side, names) or ast.unparse(side).endswith((".keys()", ".items()"))
+                for side in (left, right)
+            )
         case _:
             return False
 
 
 def set_names(scope: ast.AST) -> frozenset[str]:
-    """Return the variables, arguments and attributes that a scope annotates as sets or assigns a set to."""
+    """Return the variables, arguments and attributes that a scope annotates as sets or assigns a
+    set to.
+    """
     found = set[str]()
     for node in ast.walk(scope):
         if isinstance(node, ast.arg) and is_set_type(node.annotation):
@@ -259,23 +311,37 @@ def is_call_of(node: ast.AST | None, names: frozenset[str]) -> bool:
 
 def iterated(scope: ast.AST) -> Iterator[ast.expr]:
     """Yield all expressions that are iterated where the order matters."""
-    parent_of = {child: parent for parent in ast.walk(scope) for child in ast.iter_child_nodes(parent)}
+    parent_of = {
+        child: parent for parent in ast.walk(scope) for child in ast.iter_child_nodes(parent)
+    }
     for node, parent in parent_of.items():
         if isinstance(node, ast.For | ast.AsyncFor):
             yield node.iter
         elif isinstance(node, ast.comprehension):
             # A set of a set has no order. `sorted` and the like ignore a generator's order.
-            if not isinstance(parent, ast.SetComp) and not is_call_of(parent_of.get(parent), ORDER_FREE_CALLS):
+            if not isinstance(parent, ast.SetComp) and not is_call_of(
+                parent_of.get(parent), ORDER_FREE_CALLS
+            ):
                 yield node.iter
         elif isinstance(node, ast.Starred) and not isinstance(parent, ast.Set):
             yield node.value
-        elif isinstance(node, ast.Call) and is_call_of(node, ORDER_KEEPING_CALLS) and not is_call_of(parent, ORDER_FREE_CALLS):
+        elif (
+            isinstance(node, ast.Call)
+            and is_call_of(node, ORDER_KEEPING_CALLS)
+            and not is_call_of(parent, ORDER_FREE_CALLS)
+        ):
             # Without a key, the result of min and max does not depend on the order.
-            yield from node.args if node.keywords or not is_call_of(node, frozenset({"max", "min"})) else ()
+            yield from (
+                node.args
+                if node.keywords or not is_call_of(node, frozenset({"max", "min"}))
+                else ()
+            )
 
 
 def no_order_from_sets(source: Source) -> Iterator[str]:
-    """Refuse iteration over plain sets in pure modules: the order differs between processes and could affect a decision."""
+    """Refuse iteration over plain sets in pure modules: the order differs between processes and
+    could affect a decision.
+    """
     if not is_pure(source.name):
         return
     classes = [node for node in source.tree.body if isinstance(node, ast.ClassDef)]
@@ -285,17 +351,22 @@ def no_order_from_sets(source: Source) -> Iterator[str]:
         names = set_names(scope)
         for node in iterated(scope):
             if is_set(node, attributes if isinstance(node, ast.Attribute) else names):
-                yield f"{source.name}:{node.lineno} iterates the set {ast.unparse(node)}; sort it, or keep a dict or tuple"
+                yield (
+                    f"{source.name}:{node.lineno} iterates the set {ast.unparse(node)}; sort it, or"
+                    " keep a dict or tuple"
+                )
 
 
-def one_line_docstrings(source: Source) -> Iterator[str]:
-    """Refuse the docstring of a test that is longer than one line. A name that says it all needs none."""
+def short_docstrings(source: Source) -> Iterator[str]:
+    """Refuse the docstring of a test that is longer than one paragraph. A name that says it all
+    needs none.
+    """
     if not source.name.split(".")[-1].startswith("test_"):
         return
     for function in source.functions:
         docstring = ast.get_docstring(function) or ""
-        if function.name.startswith("test_") and "\n" in docstring:
-            yield f"{source.name}.{function.name} has a docstring of more than one line"
+        if function.name.startswith("test_") and "\n\n" in docstring:
+            yield f"{source.name}.{function.name} has a docstring of more than one paragraph"
 
 
 def finished(source: Source) -> Iterator[str]:
@@ -321,7 +392,7 @@ MODULE_RULES: tuple[Rule, ...] = (
     pure_calls,
     seeded_random,
     no_order_from_sets,
-    one_line_docstrings,
+    short_docstrings,
 )
 TEXT_RULES: tuple[Rule, ...] = (finished, portable)
 
@@ -331,9 +402,20 @@ def texts() -> tuple[Source, ...]:
     """Return all hand-written texts, named by their path below the root."""
     paths = list[Path]()
     for folder, below, files in os.walk(ROOT):
-        below[:] = [name for name in below if name == ".ci" or not (name in NOT_OURS or name.startswith("."))]
-        paths += [Path(folder, name) for name in files if name in TEXT_NAMES or Path(name).suffix in TEXT_SUFFIXES]
-    return tuple(Source(name=path.relative_to(ROOT).as_posix(), text=path.read_text(encoding="utf-8")) for path in sorted(paths))
+        below[:] = [
+            name
+            for name in below
+            if name == ".ci" or not (name in NOT_OURS or name.startswith("."))
+        ]
+        paths += [
+            Path(folder, name)
+            for name in files
+            if name in TEXT_NAMES or Path(name).suffix in TEXT_SUFFIXES
+        ]
+    return tuple(
+        Source(name=path.relative_to(ROOT).as_posix(), text=path.read_text(encoding="utf-8"))
+        for path in sorted(paths)
+    )
 
 
 @cache
@@ -341,7 +423,12 @@ def modules() -> dict[str, Source]:
     """Return all modules of the product, of compose and of the tests, by dotted name."""
     found = {}
     for text in texts():
-        if text.name.endswith(".py") and text.name.split("/")[0] in {*PRODUCT, *LINKED, "compose", "tests"}:
+        if text.name.endswith(".py") and text.name.split("/")[0] in {
+            *PRODUCT,
+            *LINKED,
+            "compose",
+            "tests",
+        }:
             name = text.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
             name = f"equipoise.{name}" if within(name, LINKED) else name
             found[name] = Source(name=name, text=text.text)
@@ -349,7 +436,9 @@ def modules() -> dict[str, Source]:
 
 
 def way_to_impurity(name: str, known: dict[str, Source]) -> tuple[str, ...]:
-    """Return the shortest import chain from a module to an impure import; empty if there is none."""
+    """Return the shortest import chain from a module to an impure import; empty if there is
+    none.
+    """
     ways: list[tuple[str, ...]] = [(name,)]
     seen = {name}
     for way in ways:  # The list grows during the loop: breadth-first search.
@@ -364,12 +453,27 @@ def way_to_impurity(name: str, known: dict[str, Source]) -> tuple[str, ...]:
 def rows_of_arrows() -> tuple[str, ...]:
     """Return the names in the rows of the layers contracts in pyproject.toml."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    contracts = (contract for contract in settings["tool"]["importlinter"]["contracts"] if contract["type"] == "layers")
-    return tuple(name.strip(" ()") for contract in contracts for row in contract["layers"] for name in row.split(":"))
+    contracts = (
+        contract
+        for contract in settings["tool"]["importlinter"]["contracts"]
+        if contract["type"] == "layers"
+    )
+    return tuple(
+        name.strip(" ()")
+        for contract in contracts
+        for row in contract["layers"]
+        for name in row.split(":")
+    )
 
 
 def homeless(names: Iterable[str], rows: tuple[str, ...]) -> list[str]:
-    """Return the product modules that are in no row. A package that contains rows needs none for its own docstring."""
+    """Return the product modules that are in no row. A package that contains rows needs none for
+    its own docstring.
+    """
     return [
-        name for name in names if within(name, PRODUCT) and not within(name, rows) and not any(row.startswith(f"{name}.") for row in rows)
+        name
+        for name in names
+        if within(name, PRODUCT)
+        and not within(name, rows)
+        and not any(row.startswith(f"{name}.") for row in rows)
     ]

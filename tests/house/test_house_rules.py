@@ -26,13 +26,13 @@ from tests.house.house_rules import (
     modules,
     no_order_from_sets,
     one_door,
-    one_line_docstrings,
     one_name,
     portable,
     pure_calls,
     pure_imports,
     rows_of_arrows,
     seeded_random,
+    short_docstrings,
     telling_names,
     texts,
     way_to_impurity,
@@ -55,11 +55,15 @@ def test_every_text_keeps_the_rule(rule: Rule) -> None:
 def test_pure_modules_reach_no_impure_one() -> None:
     """A pure module is pure with all that it imports of ours, at any distance."""
     product = {name: source for name, source in modules().items() if within(name, PRODUCT)}
-    assert [] == [way for name in product if is_pure(name) and (way := way_to_impurity(name, product))]
+    assert [] == [
+        way for name in product if is_pure(name) and (way := way_to_impurity(name, product))
+    ]
 
 
 def test_every_module_stands_in_a_row_of_the_arrows() -> None:
-    """A module that no row of the layers contract names would be free of the arrows, so there is none."""
+    """A module that no row of the layers contract names would be free of the arrows, so there is
+    none.
+    """
     assert [] == homeless(modules(), rows_of_arrows())
 
 
@@ -67,7 +71,9 @@ def test_no_folder_holds_too_many_modules() -> None:
     """A folder of the product holds at most 20 modules: more of them are several packages."""
     paths = (PurePath(text.name) for text in texts())
     held = Counter(
-        path.parent for path in paths if path.suffix == ".py" and path.stem != "__init__" and path.parts[0] in (*LINKED, *PRODUCT)
+        path.parent
+        for path in paths
+        if path.suffix == ".py" and path.stem != "__init__" and path.parts[0] in (*LINKED, *PRODUCT)
     )
     assert {} == {folder: count for folder, count in held.items() if count > FOLDER_MODULES_MAX}
 
@@ -81,25 +87,63 @@ class Bite(NamedTuple):
     name: str = "equipoise.channel.core.view"
 
 
-A_SET_OF_A_CLASS = "class A:\n    moved: frozenset[str]\n    def f(self):\n        for x in self.moved:\n            pass"
+A_SET_OF_A_CLASS = (
+    "class A:\n    moved: frozenset[str]\n    def f(self):\n        for x in self.moved:\n         "
+    "   pass"
+)
 BITES = (
     Bite(telling_names, "", "'utils'", name="brokers.utils.clock"),
     Bite(telling_names, "", "'base'", name="shedder.base"),
     Bite(one_door, "import confluent_kafka", "confluent_kafka", name="equipoise.channel.kafka.log"),
     Bite(one_door, "from faust import App", "faust", name="equipoise.brokers.server.main"),
     Bite(one_door, "import pyspark.sql as sql", "pyspark"),
-    Bite(one_door, "from tests.channels.folding import Channel", "imports tests", name="equipoise.brokers.local.demo"),
-    Bite(one_name, "from channel.core import view", "import equipoise.channel", name="tests.unit.test_view"),
-    Bite(impartial_checker, "from equipoise.channel.core import view", "imports equipoise", name="tests.checker.checker"),
+    Bite(
+        one_door,
+        "from tests.channels.folding import Channel",
+        "imports tests",
+        name="equipoise.brokers.local.demo",
+    ),
+    Bite(
+        one_name,
+        "from channel.core import view",
+        "import equipoise.channel",
+        name="tests.unit.test_view",
+    ),
+    Bite(
+        impartial_checker,
+        "from equipoise.channel.core import view",
+        "imports equipoise",
+        name="tests.checker.checker",
+    ),
     Bite(pure_imports, "import time", "imports time"),
     Bite(pure_imports, "from os.path import join", "imports os"),
     Bite(pure_imports, "import random", "imports random", name="equipoise.brokers.agent.leading"),
-    Bite(pure_imports, "def f():\n    import sqlite3", "imports sqlite3", name="equipoise.shedder.transfer"),
-    Bite(pure_imports, "import random, time", "imports time", name="equipoise.brokers.testing.simulation.clock"),
+    Bite(
+        pure_imports,
+        "def f():\n    import sqlite3",
+        "imports sqlite3",
+        name="equipoise.shedder.transfer",
+    ),
+    Bite(
+        pure_imports,
+        "import random, time",
+        "imports time",
+        name="equipoise.brokers.testing.simulation.clock",
+    ),
     Bite(pure_calls, "x = hash('key')", "hash()"),
     Bite(pure_calls, "open('plan')", "open()", name="equipoise.shedder.plan"),
-    Bite(seeded_random, "import random\nrandom.shuffle([])", "random.shuffle", name="equipoise.brokers.testing.simulation.faults"),
-    Bite(seeded_random, "from random import choice", "more of random", name="equipoise.brokers.testing.simulation.faults"),
+    Bite(
+        seeded_random,
+        "import random\nrandom.shuffle([])",
+        "random.shuffle",
+        name="equipoise.brokers.testing.simulation.faults",
+    ),
+    Bite(
+        seeded_random,
+        "from random import choice",
+        "more of random",
+        name="equipoise.brokers.testing.simulation.faults",
+    ),
     Bite(no_order_from_sets, "for x in {1, 2}:\n    pass", "{1, 2}"),
     Bite(no_order_from_sets, "[x for x in set(names)]", "set(names)"),
     Bite(no_order_from_sets, "{x: 1 for x in {y for y in z}}", "for y in z"),
@@ -107,10 +151,19 @@ BITES = (
     Bite(no_order_from_sets, "f(*set(names))", "set(names)"),
     Bite(no_order_from_sets, "for x in a.keys() - b.keys():\n    pass", "a.keys() - b.keys()"),
     Bite(no_order_from_sets, "def f(a: set[str]):\n    return [x for x in a]", "set a"),
-    Bite(no_order_from_sets, "def f():\n    a = set()\n    for x in a | {1}:\n        pass", "a | {1}"),
+    Bite(
+        no_order_from_sets,
+        "def f():\n    a = set()\n    for x in a | {1}:\n        pass",
+        "a | {1}",
+    ),
     Bite(no_order_from_sets, A_SET_OF_A_CLASS, "self.moved"),
     Bite(no_order_from_sets, "min({1, 2}, key=load)", "{1, 2}"),
-    Bite(one_line_docstrings, "def test_fold():\n    '''Two.\n\n    Lines.'''", "test_fold", name="tests.unit.test_view"),
+    Bite(
+        short_docstrings,
+        "def test_fold():\n    '''Two.\n\n    Lines.'''",
+        "test_fold",
+        name="tests.unit.test_view",
+    ),
     Bite(finished, "# to".upper() + "DO: more", "README.md:1", name="README.md"),
     Bite(finished, "a\n# fix".upper() + "ME", "Makefile:2", name="Makefile"),
     Bite(portable, "cd /" + "work/main", "README.md:1", name="README.md"),
@@ -132,7 +185,9 @@ GOOD = {
     "a sorted list of a set has an order": "sorted(list({1, 2}))",
     "min without a key has one answer": "min({1, 2})",
     "a dict has an order": "for x in {1: 2}: pass",
-    "the same name elsewhere may be a tuple": "def f(a: set[int]): return len(a)\ndef g(a: tuple[int, ...]): return [x for x in a]",
+    "the same name elsewhere may be a tuple": (
+        "def f(a: set[int]): return len(a)\ndef g(a: tuple[int, ...]): return [x for x in a]"
+    ),
     "a hash may be made of a hash": "class A:\n    def __hash__(self): return hash(self.key)",
     "a path of an HTTP interface is none of a machine": "path = '/v1/work'",
 }
@@ -146,18 +201,31 @@ def test_rules_let_good_code_pass(text: str) -> None:
 
 
 def test_impurity_is_found_at_a_distance() -> None:
-    """A pure module that reaches the world over another module of ours is found with the whole way."""
+    """A pure module that reaches the world over another module of ours is found with the whole
+    way.
+    """
     known = {
-        "equipoise.channel.core.view": Source(name="equipoise.channel.core.view", text="from equipoise.channel.core import clock"),
-        "equipoise.channel.core.clock": Source(name="equipoise.channel.core.clock", text="import time"),
+        "equipoise.channel.core.view": Source(
+            name="equipoise.channel.core.view", text="from equipoise.channel.core import clock"
+        ),
+        "equipoise.channel.core.clock": Source(
+            name="equipoise.channel.core.clock", text="import time"
+        ),
     }
-    assert ("equipoise.channel.core.view", "equipoise.channel.core.clock", "time") == way_to_impurity("equipoise.channel.core.view", known)
+    assert (
+        "equipoise.channel.core.view",
+        "equipoise.channel.core.clock",
+        "time",
+    ) == way_to_impurity("equipoise.channel.core.view", known)
 
 
 def test_a_module_outside_the_rows_is_found() -> None:
-    """A new module that nobody gave a place is named, whereas a package's own docstring needs none."""
+    """A new module that nobody gave a place is named, whereas a package's own docstring needs
+    none.
+    """
     assert ["equipoise.brokers.novelty"] == homeless(
-        ["equipoise.brokers", "equipoise.brokers.novelty", "equipoise.brokers.agent.leading"], ("equipoise.brokers.agent",)
+        ["equipoise.brokers", "equipoise.brokers.novelty", "equipoise.brokers.agent.leading"],
+        ("equipoise.brokers.agent",),
     )
 
 
@@ -165,7 +233,10 @@ RUFF_BITES = {
     "T201": ("brokers/runtime/worker.py", '"""D."""\nprint("x")\n'),
     "TID252": ("channel/core/view.py", '"""D."""\nfrom .ranges import bundle\n'),
     "D103": ("channel/core/view.py", '"""D."""\n\n\ndef fold() -> None:\n    pass\n'),
-    "ANN401": ("channel/core/view.py", '"""D."""\nfrom typing import Any\n\n\ndef fold(x: Any) -> None:\n    """Fold."""\n'),
+    "ANN401": (
+        "channel/core/view.py",
+        '"""D."""\nfrom typing import Any\n\n\ndef fold(x: Any) -> None:\n    """Fold."""\n',
+    ),
 }
 
 
@@ -173,6 +244,18 @@ RUFF_BITES = {
 def test_rules_left_to_ruff_bite(code: str) -> None:
     """The rules of the house that ruff holds are switched on for the product."""
     path, text = RUFF_BITES[code]
-    command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format=concise", "--stdin-filename", path, "-"]
-    outcome = subprocess.run(command, input=text, capture_output=True, text=True, check=False, cwd=ROOT)
+    command = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "check",
+        "--no-cache",
+        "--output-format=concise",
+        "--stdin-filename",
+        path,
+        "-",
+    ]
+    outcome = subprocess.run(
+        command, input=text, capture_output=True, text=True, check=False, cwd=ROOT
+    )
     assert code in outcome.stdout, outcome.stderr

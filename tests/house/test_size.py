@@ -15,7 +15,9 @@ GENERATED = "_pb2"
 
 
 def statements(source: Source) -> int:
-    """Count statements, which no format changes. Imports, docstrings and other bare constants do not count."""
+    """Count statements, which no format changes. Imports, docstrings and other bare constants do
+    not count.
+    """
     return sum(
         isinstance(node, ast.stmt)
         and not isinstance(node, ast.Import | ast.ImportFrom)
@@ -25,8 +27,14 @@ def statements(source: Source) -> int:
 
 
 def package(name: str) -> str:
-    """Return the part of the product that a module belongs to: `equipoise.shedder`, `equipoise.brokers.agent`."""
-    return ".".join(name.split(".")[: 3 if name.split(".")[1:2] in (["brokers"], ["channel"], ["spark_jobs"]) else 2])
+    """Return the part of the product that a module belongs to: `equipoise.shedder`,
+    `equipoise.brokers.agent`.
+    """
+    return ".".join(
+        name.split(".")[
+            : 3 if name.split(".")[1:2] in (["brokers"], ["channel"], ["spark_jobs"]) else 2
+        ]
+    )
 
 
 def sizes(found: dict[str, Source]) -> dict[str, tuple[int, str]]:
@@ -46,7 +54,10 @@ def sizes(found: dict[str, Source]) -> dict[str, tuple[int, str]]:
     imports = {name: len(each.imports & product.keys()) for name, each in product.items()}
     return {
         "product_statements": (sum(counted[name] for name in product), "the product"),
-        "test_statements": (sum(counted[name] for name in found if within(name, ("tests",))), "the tests"),
+        "test_statements": (
+            sum(counted[name] for name in found if within(name, ("tests",))),
+            "the tests",
+        ),
         "modules": (len(product.keys() - parents), "the product"),
         "package_statements": _largest(packages),
         "module_statements": _largest({name: counted[name] for name in product}),
@@ -84,4 +95,6 @@ def test_a_measure_counts_what_it_names(measure: str, size: tuple[int, str]) -> 
     """Imports, docstrings and blank lines are no statements."""
     one = '"""One."""\n\nfrom equipoise import two\n\ndef f():\n    x = 1\n    return x\n\nf()\n'
     tree = {"equipoise.brokers.agent.one": one, "equipoise.two": "x = 1\n", "tests.one": "f()\n"}
-    assert sizes({name: Source(name=name, text=text) for name, text in tree.items()})[measure] == size
+    assert (
+        sizes({name: Source(name=name, text=text) for name, text in tree.items()})[measure] == size
+    )

@@ -19,7 +19,16 @@ from tests.house.house_rules import LINKED, ROOT
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.Path:
     """The wheel of this tree, built without a network by the backend that pyproject.toml names."""
     folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "hatchling",
+        "build",
+        "--target",
+        "wheel",
+        "--directory",
+        str(folder),
+    ]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     (built,) = folder.iterdir()
     return zipfile.Path(built)
@@ -47,7 +56,11 @@ def test_ships_every_module(wheel: zipfile.Path) -> None:
     with zipfile.ZipFile(str(wheel.root.filename)) as archive:
         shipped = sorted(name for name in archive.namelist() if name.endswith(".py"))
     own = [path.relative_to(ROOT).as_posix() for path in (ROOT / "equipoise").rglob("*.py")]
-    linked = [f"equipoise/{path.relative_to(ROOT).as_posix()}" for folder in LINKED for path in (ROOT / folder).rglob("*.py")]
+    linked = [
+        f"equipoise/{path.relative_to(ROOT).as_posix()}"
+        for folder in LINKED
+        for path in (ROOT / folder).rglob("*.py")
+    ]
     assert sorted({*own, *linked}) == shipped
 
 
@@ -62,18 +75,29 @@ def test_has_one_console_script(wheel: zipfile.Path) -> None:
     """The wheel installs one command, and it is named like the project."""
     entry_points = configparser.ConfigParser()
     entry_points.read_string((dist_info(wheel) / "entry_points.txt").read_text(encoding="utf-8"))
-    assert {"equipoise": "equipoise.brokers.cli.__main__:main"} == dict(entry_points["console_scripts"])
+    assert {"equipoise": "equipoise.brokers.cli.__main__:main"} == dict(
+        entry_points["console_scripts"]
+    )
 
 
 def test_asks_for_what_the_decision_records_name(wheel: zipfile.Path) -> None:
-    """Each package that the wheel asks for has its line in the record of dependencies, and each line its package."""
-    metadata = email.parser.Parser().parsestr((dist_info(wheel) / "METADATA").read_text(encoding="utf-8"))
-    asked = {re.split(r"[<>=!~; \[]", requirement, maxsplit=1)[0] for requirement in metadata.get_all("Requires-Dist", [])}
+    """Each package that the wheel asks for has its line in the record of dependencies, and each
+    line its package.
+    """
+    metadata = email.parser.Parser().parsestr(
+        (dist_info(wheel) / "METADATA").read_text(encoding="utf-8")
+    )
+    asked = {
+        re.split(r"[<>=!~; \[]", requirement, maxsplit=1)[0]
+        for requirement in metadata.get_all("Requires-Dist", [])
+    }
     record = (ROOT / "docs/adr/0001-dependencies.md").read_text(encoding="utf-8")
     assert asked == {line.split("`")[1] for line in record.splitlines() if line.startswith("| `")}
 
 
 def test_version_is_the_one_of_the_project(wheel: zipfile.Path) -> None:
-    """The wheel bears the version that pyproject.toml says, so that a release cannot be misnamed."""
+    """The wheel bears the version that pyproject.toml says, so that a release cannot be
+    misnamed.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert f"equipoise-{project['version']}.dist-info" == dist_info(wheel).name

@@ -1,1 +1,3 @@
-"""Honest channels and injected violations: what the audit must not report, and what it must name."""
+"""Honest channels and injected violations: what the audit must not report, and what it must
+name.
+"""

@@ -1,4 +1,6 @@
-"""False evidence: an honest channel, and one changed or added document of serving that shows a broken promise."""
+"""False evidence: an honest channel, and one changed or added document of serving that shows a
+broken promise.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,18 @@ _LONG_NS: Final = 8 * _SECOND_NS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Served:
-    """The ended stretches of one run, in order of time, and the places of their documents in `run.serving`."""
+    """The ended stretches of one run, in order of time, and the places of their documents in
+    `run.serving`.
+    """
 
     run: Run
     places: list[int]
     stretches: list[Stretch]
 
     def pairs(self, fits: Callable[[Stretch, Stretch], bool]) -> list[tuple[int, int]]:
-        """Return the pairs of stretches that fit: of one bundle, the second of another incarnation with a later token."""
+        """Return the pairs of stretches that fit: of one bundle, the second of another incarnation
+        with a later token.
+        """
         return [
             (one, other)
             for one, first in enumerate(self.stretches)
@@ -45,14 +51,20 @@ class _Served:
     def with_document(self, place: int, stretch: Stretch) -> list[Arrival]:
         """Return all arrivals, with this document in place of the one at `place`."""
         serving = list(self.run.serving)
-        serving[self.places[place]] = serving[self.places[place]]._replace(value=orjson.dumps(stretch))
+        serving[self.places[place]] = serving[self.places[place]]._replace(
+            value=orjson.dumps(stretch)
+        )
         return Run(channel=self.run.channel, serving=serving).arrivals
 
     def and_document(self, place: int, stretch: Stretch) -> list[Arrival]:
         """Return all arrivals, with this document a moment after the one at `place`."""
         serving = list(self.run.serving)
         beside = serving[self.places[place]]
-        serving.append(beside._replace(offset=len(serving) + 1, at_ms=beside.at_ms + 1, value=orjson.dumps(stretch)))
+        serving.append(
+            beside._replace(
+                offset=len(serving) + 1, at_ms=beside.at_ms + 1, value=orjson.dumps(stretch)
+            )
+        )
         return Run(channel=self.run.channel, serving=serving).arrivals
 
 
@@ -60,7 +72,9 @@ class _Served:
 def _served(seed: int) -> _Served:
     run = play(busy(), seed, evidence=True)
     documents = [orjson.loads(arrival.value or b"") for arrival in run.serving]
-    places = [place for place, stretch in enumerate(documents) if stretch["answered_ns"] is not None]
+    places = [
+        place for place, stretch in enumerate(documents) if stretch["answered_ns"] is not None
+    ]
     return _Served(run=run, places=places, stretches=[documents[place] for place in places])
 
 
@@ -70,44 +84,81 @@ def _injected(arrivals: list[Arrival], rule: str, stretch: Stretch, *tokens: int
 
 def _serves_beside_the_next(served: _Served, rng: Random) -> Injected | None:
     """Let a former server continue until the next one ends, with a valid lease."""
-    pairs = served.pairs(lambda one, other: other["answered_ns"] > other["started_ns"] and other["token"] - one["token"] < _NEAR)
+    pairs = served.pairs(
+        lambda one, other: (
+            other["answered_ns"] > other["started_ns"] and other["token"] - one["token"] < _NEAR
+        )
+    )
     if not pairs:
         return None
     one, other = rng.choice(pairs)
     until_ns = served.stretches[other]["answered_ns"]
-    stretch = {**served.stretches[one], "answered_ns": until_ns, "lease_deadline_ns": until_ns + _SECOND_NS}
-    return _injected(served.with_document(one, stretch), "served_two_at_once", stretch, stretch["token"], served.stretches[other]["token"])
+    stretch = {
+        **served.stretches[one],
+        "answered_ns": until_ns,
+        "lease_deadline_ns": until_ns + _SECOND_NS,
+    }
+    return _injected(
+        served.with_document(one, stretch),
+        "served_two_at_once",
+        stretch,
+        stretch["token"],
+        served.stretches[other]["token"],
+    )
 
 
 def _answers_past_its_lease(served: _Served, rng: Random) -> Injected:
     place = rng.randrange(len(served.stretches))
     stretch = dict(served.stretches[place])
-    stretch["answered_ns"] = stretch["lease_deadline_ns"] + rng.randrange(_SECOND_NS // 10, _SECOND_NS)
+    stretch["answered_ns"] = stretch["lease_deadline_ns"] + rng.randrange(
+        _SECOND_NS // 10, _SECOND_NS
+    )
     return _injected(served.with_document(place, stretch), "served_past_lease", stretch)
 
 
 def _serves_under_an_old_token(served: _Served, rng: Random) -> Injected | None:
-    """Let a former server serve again with its old token, long after another one owns the bundle."""
-    pairs = served.pairs(lambda one, other: other["at_ns"] - one["at_ns"] > 0 and other["token"] - one["token"] < _NEAR)
+    """Let a former server serve again with its old token, long after another one owns the
+    bundle.
+    """
+    pairs = served.pairs(
+        lambda one, other: (
+            other["at_ns"] - one["at_ns"] > 0 and other["token"] - one["token"] < _NEAR
+        )
+    )
     if not pairs:
         return None
     one, other = rng.choice(pairs)
     began_ns = served.stretches[other]["answered_ns"] + _LONG_NS
-    stretch = {**served.stretches[one], **_at(served.stretches[one], began_ns), "answered_ns": None, "ended": None}
+    stretch = {
+        **served.stretches[one],
+        **_at(served.stretches[one], began_ns),
+        "answered_ns": None,
+        "ended": None,
+    }
     stretch["lease_deadline_ns"] = began_ns + _SECOND_NS
     return _injected(served.and_document(other, stretch), "served_old_token", stretch)
 
 
 def _at(stretch: Stretch, began_ns: int) -> Stretch:
     """Return the fields of a stretch and its document for another beginning."""
-    return {"started_ns": began_ns, "at_ns": began_ns, "at_ms": stretch["at_ms"] + (began_ns - stretch["at_ns"]) // 1_000_000}
+    return {
+        "started_ns": began_ns,
+        "at_ns": began_ns,
+        "at_ms": stretch["at_ms"] + (began_ns - stretch["at_ns"]) // 1_000_000,
+    }
 
 
 def _serves_what_it_was_never_given(served: _Served, rng: Random) -> Injected:
     """Let a broker serve that never had the bundle under this token."""
     place = rng.randrange(len(served.stretches) // 4, len(served.stretches) // 2)
     stretch = dict(served.stretches[place])
-    others = sorted({(one["broker"], one["incarnation"]) for one in served.stretches if one["broker"] != stretch["broker"]})
+    others = sorted(
+        {
+            (one["broker"], one["incarnation"])
+            for one in served.stretches
+            if one["broker"] != stretch["broker"]
+        }
+    )
     stretch["broker"], stretch["incarnation"] = rng.choice(others)
     return _injected(served.and_document(place, stretch), "served_without_ownership", stretch)
 
@@ -115,13 +166,19 @@ def _serves_what_it_was_never_given(served: _Served, rng: Random) -> Injected:
 def _serves_what_is_not_there(served: _Served, rng: Random) -> Injected:
     """Let a broker serve a bundle that does not exist, with a token beyond the end of the log."""
     place = rng.randrange(len(served.stretches) // 4, len(served.stretches) // 2)
-    stretch = {**served.stretches[place], "bundle": "tenant/nothing/0x00000000_0xffffffff", "token": served.run.channel[-1].offset + 1}
+    stretch = {
+        **served.stretches[place],
+        "bundle": "tenant/nothing/0x00000000_0xffffffff",
+        "token": served.run.channel[-1].offset + 1,
+    }
     return _injected(served.and_document(place, stretch), "served_without_ownership", stretch)
 
 
 def _serves_before_it_is_given(served: _Served, rng: Random) -> Injected | None:
     """Let a stretch begin long before the record that gave the bundle."""
-    late = [place for place, stretch in enumerate(served.stretches) if stretch["started_ns"] >= _LONG_NS]
+    late = [
+        place for place, stretch in enumerate(served.stretches) if stretch["started_ns"] >= _LONG_NS
+    ]
     if not late:
         return None
     place = rng.choice(late)
@@ -143,7 +200,9 @@ _LIES: Final[tuple[Callable[[_Served, Random], Injected | None], ...]] = (
 )
 
 
-def _inject(lie: Callable[[_Served, Random], Injected | None], seed: int, rng: Random) -> Injected | None:
+def _inject(
+    lie: Callable[[_Served, Random], Injected | None], seed: int, rng: Random
+) -> Injected | None:
     return lie(_served(seed), rng)
 
 

@@ -1,4 +1,6 @@
-"""Forged records. Each kind is a function of the scene that returns what to write now, or None if the scene does not fit."""
+"""Forged records. Each kind is a function of the scene that returns what to write now, or None if
+the scene does not fit.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from equipoise.channel.core.codec import encode
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name, even_boundaries
-from equipoise.channel.core.records import ADMIN_WINDOW_OFFSETS, AnyRecord, BundleTransition, LevelRecord, Merge, Split
+from equipoise.channel.core.records import (
+    ADMIN_WINDOW_OFFSETS,
+    AnyRecord,
+    BundleTransition,
+    LevelRecord,
+    Merge,
+    Split,
+)
 from tests.injected.forging import (
     ADMIN,
     LEAP,
@@ -39,44 +48,66 @@ FLOOD_RECORDS: Final = 600
 # Brokers that start together each write a genesis. Later each has read one.
 _STARTERS_RACE_MS: Final = 11_000
 
-# --- who writes what another alone may write ---------------------------------------------------------------------------------
+# --- who writes what another alone may write
+# ---------------------------------------------------------------------------------
 
 
-def _by_stranger(propose_it: Callable[..., AnyRecord], phase: str, *, party: str = "owner") -> Maker:
-    """Return the maker of a proposal that only this party of a bundle in the phase may write, by another broker."""
+def _by_stranger(
+    propose_it: Callable[..., AnyRecord], phase: str, *, party: str = "owner"
+) -> Maker:
+    """Return the maker of a proposal that only this party of a bundle in the phase may write, by
+    another broker.
+    """
 
     def make(scene: Scene) -> Forged | None:
         bundle = scene.in_flight(phase)
         stranger = None if bundle is None else scene.up(without=(getattr(bundle, party),))
-        return None if bundle is None or stranger is None else about_bundle(bundle, propose_it(scene.as_broker(stranger), bundle))
+        return (
+            None
+            if bundle is None or stranger is None
+            else about_bundle(bundle, propose_it(scene.as_broker(stranger), bundle))
+        )
 
     return make
 
 
 def _by_admin(propose_it: Callable[..., AnyRecord], phase: str) -> Maker:
-    """Return the maker of a proposal that only a broker may write about a bundle in the phase, by an admin."""
+    """Return the maker of a proposal that only a broker may write about a bundle in the phase, by
+    an admin.
+    """
 
     def make(scene: Scene) -> Forged | None:
         bundle = scene.in_flight(phase)
-        return None if bundle is None else about_bundle(bundle, propose_it(scene.as_admin(), bundle))
+        return (
+            None if bundle is None else about_bundle(bundle, propose_it(scene.as_admin(), bundle))
+        )
 
     return make
 
 
 def _about_another(propose_it: Callable[..., AnyRecord]) -> Maker:
-    """Return the maker of a proposal that a broker may write only about itself, about another one."""
+    """Return the maker of a proposal that a broker may write only about itself, about another
+    one.
+    """
 
     def make(scene: Scene) -> Forged | None:
         broker = scene.up()
         other = None if broker is None else scene.up(without=(broker.incarnation,))
-        return None if broker is None or other is None else _about_broker(broker, propose_it(scene.as_broker(other), broker))
+        return (
+            None
+            if broker is None or other is None
+            else _about_broker(broker, propose_it(scene.as_broker(other), broker))
+        )
 
     return make
 
 
 def _about_broker(broker: BrokerEntry, record: AnyRecord) -> Forged:
     """Return a record about a broker, which may be found under the broker or under its writer."""
-    return Forged(data=(encode(record),), subjects=subjects_of(broker_subject(broker.broker), broker_subject(record.publisher)))
+    return Forged(
+        data=(encode(record),),
+        subjects=subjects_of(broker_subject(broker.broker), broker_subject(record.publisher)),
+    )
 
 
 def _split_in_two(author: Author, bundle: BundleEntry) -> Split:
@@ -88,7 +119,8 @@ def _admin_makes_it_leave(scene: Scene) -> Forged | None:
     return None if broker is None else _about_broker(broker, propose.left(scene.as_admin(), broker))
 
 
-# --- steps that no table has -------------------------------------------------------------------------------------------------
+# --- steps that no table has
+# -------------------------------------------------------------------------------------------------
 
 
 def _cuts_outside(scene: Scene) -> Forged | None:
@@ -96,7 +128,15 @@ def _cuts_outside(scene: Scene) -> Forged | None:
     owner = None if bundle is None else scene.view.live.get(bundle.owner or 0)
     if bundle is None or owner is None:
         return None
-    return about_bundle(bundle, Split(key=bundle.name, based_on=bundle.last, **scene.as_broker(owner).signature, positions=(bundle.low,)))
+    return about_bundle(
+        bundle,
+        Split(
+            key=bundle.name,
+            based_on=bundle.last,
+            **scene.as_broker(owner).signature,
+            positions=(bundle.low,),
+        ),
+    )
 
 
 def _merges_strangers(scene: Scene) -> Forged | None:
@@ -111,9 +151,19 @@ def _merges_strangers(scene: Scene) -> Forged | None:
     if pair is None or author is None:
         return None
     left, right = pair
-    record = Merge(key=left.name, based_on=left.last, **scene.as_broker(author).signature, right=right.name, based_on_right=right.last)
+    record = Merge(
+        key=left.name,
+        based_on=left.last,
+        **scene.as_broker(author).signature,
+        right=right.name,
+        based_on_right=right.last,
+    )
     forged = about_bundle(left, record)
-    return replace(forged, subjects=forged.subjects | subjects_of(bundle_subject(right.name), f"namespace:{left.namespace}"))
+    return replace(
+        forged,
+        subjects=forged.subjects
+        | subjects_of(bundle_subject(right.name), f"namespace:{left.namespace}"),
+    )
 
 
 def _target_that_never_was(scene: Scene) -> Forged | None:
@@ -121,8 +171,12 @@ def _target_that_never_was(scene: Scene) -> Forged | None:
     if bundle is None or author is None:
         return None
     # Just below the end of the log: an offset, but not that of a `joined` record.
-    nobody = next(offset for offset in range(scene.view.offset, 0, -1) if offset not in scene.view.live)
-    return about_bundle(bundle, propose.transfer(scene.as_broker(author), bundle, destination=nobody))
+    nobody = next(
+        offset for offset in range(scene.view.offset, 0, -1) if offset not in scene.view.live
+    )
+    return about_bundle(
+        bundle, propose.transfer(scene.as_broker(author), bundle, destination=nobody)
+    )
 
 
 def _takes(scene: Scene, bundle: BundleEntry | None, thief: BrokerEntry | None) -> Forged | None:
@@ -131,7 +185,14 @@ def _takes(scene: Scene, bundle: BundleEntry | None, thief: BrokerEntry | None) 
         return None
     signature = scene.as_broker(thief).signature
     return about_bundle(
-        bundle, BundleTransition(key=bundle.name, based_on=bundle.last, **signature, state="owned", owner=thief.incarnation)
+        bundle,
+        BundleTransition(
+            key=bundle.name,
+            based_on=bundle.last,
+            **signature,
+            state="owned",
+            owner=thief.incarnation,
+        ),
     )
 
 
@@ -148,31 +209,50 @@ def _unloads_by_nobody(scene: Scene) -> Forged | None:
     bundle = scene.owned()
     if bundle is None:
         return None
-    nobody = Author(publisher="broker-99", incarnation=max(scene.view.offset - 1, 1), sequence=1, timestamp_ms=scene.now_ms)
+    nobody = Author(
+        publisher="broker-99",
+        incarnation=max(scene.view.offset - 1, 1),
+        sequence=1,
+        timestamp_ms=scene.now_ms,
+    )
     return about_bundle(bundle, propose.unload(nobody, bundle))
 
 
-# --- lies about brokers ------------------------------------------------------------------------------------------------------
+# --- lies about brokers
+# --------------------------------------------------------------------------------------------------
 
 
 def _pair(scene: Scene) -> tuple[BrokerEntry, BrokerEntry] | None:
     """Return a broker that has just written, and another one."""
     fresh = scene.view.offset
-    victim = scene.one(broker for broker in scene.view.live_brokers() if broker.status == "up" and broker.last == fresh)
+    victim = scene.one(
+        broker
+        for broker in scene.view.live_brokers()
+        if broker.status == "up" and broker.last == fresh
+    )
     accuser = None if victim is None else scene.up(without=(victim.incarnation,))
     return None if victim is None or accuser is None else (victim, accuser)
 
 
 def _down_before_silence(scene: Scene) -> Forged | None:
     pair = _pair(scene)
-    return None if pair is None else _about_broker(pair[0], propose.down(scene.as_broker(pair[1]), pair[0], reason="silent for too long"))
+    return (
+        None
+        if pair is None
+        else _about_broker(
+            pair[0], propose.down(scene.as_broker(pair[1]), pair[0], reason="silent for too long")
+        )
+    )
 
 
 def _down_with_a_guessed_nonce(scene: Scene) -> Forged | None:
     victim = scene.up()
     if victim is None:
         return None
-    return _about_broker(victim, propose.down(scene.as_admin(), victim, nonce="guessed", reason="its process has ended"))
+    return _about_broker(
+        victim,
+        propose.down(scene.as_admin(), victim, nonce="guessed", reason="its process has ended"),
+    )
 
 
 def _joins_after_no_silence(scene: Scene) -> Forged | None:
@@ -193,18 +273,25 @@ def _joins_after_no_silence(scene: Scene) -> Forged | None:
 
 def _removes_the_living(scene: Scene) -> Forged | None:
     pair = _pair(scene)
-    return None if pair is None else _about_broker(pair[0], propose.remove_broker(scene.as_broker(pair[1]), pair[0]))
+    return (
+        None
+        if pair is None
+        else _about_broker(pair[0], propose.remove_broker(scene.as_broker(pair[1]), pair[0]))
+    )
 
 
 def _says_another_digest(scene: Scene) -> Forged | None:
     broker = scene.up()
     if broker is None:
         return None
-    record = propose.renewed(scene.as_broker(broker), replace(broker, digest_after=broker.digest_after ^ 1))
+    record = propose.renewed(
+        scene.as_broker(broker), replace(broker, digest_after=broker.digest_after ^ 1)
+    )
     return Forged(data=(encode(record),), subjects=subjects_of(broker_subject(broker.broker)))
 
 
-# --- sequences ---------------------------------------------------------------------------------------------------------------
+# --- sequences
+# --------------------------------------------------------------------------------------------------
 
 
 def _impersonates(scene: Scene, *, ahead: int = LEAP) -> Forged | None:
@@ -215,19 +302,32 @@ def _impersonates(scene: Scene, *, ahead: int = LEAP) -> Forged | None:
     return Forged(data=(encode(record),), subjects=subjects_of(broker_subject(broker.broker)))
 
 
-# --- the log itself ----------------------------------------------------------------------------------------------------------
+# --- the log itself
+# --------------------------------------------------------------------------------------------------
 
 
 def _garbage(scene: Scene) -> Forged | None:
-    return Forged(data=(bytes(scene.rng.randrange(256) for _ in range(scene.rng.randrange(1, 200))),), subjects=subjects_of(LOG))
+    return Forged(
+        data=(bytes(scene.rng.randrange(256) for _ in range(scene.rng.randrange(1, 200))),),
+        subjects=subjects_of(LOG),
+    )
 
 
 def _not_an_object(scene: Scene) -> Forged | None:
-    return Forged(data=(scene.rng.choice((b"null", b"[]", b"7", b'"bundle"', b"[" * 200)),), subjects=subjects_of(LOG))
+    return Forged(
+        data=(scene.rng.choice((b"null", b"[]", b"7", b'"bundle"', b"[" * 200)),),
+        subjects=subjects_of(LOG),
+    )
 
 
 def _unknown_kind(scene: Scene) -> Forged | None:
-    document = {"kind": "coup", "key": "level", "based_on": 1, "publisher": ADMIN, "as_of": scene.view.offset}
+    document = {
+        "kind": "coup",
+        "key": "level",
+        "based_on": 1,
+        "publisher": ADMIN,
+        "as_of": scene.view.offset,
+    }
     return Forged(data=(orjson.dumps(document),), subjects=subjects_of(LOG, broker_subject(ADMIN)))
 
 
@@ -237,7 +337,10 @@ def _broken_field(scene: Scene) -> Forged | None:
         return None
     raw = orjson.loads(encode(propose.unload(scene.as_broker(broker), bundle)))
     raw["source"] = -1
-    return Forged(data=(orjson.dumps(raw),), subjects=subjects_of(LOG, broker_subject(broker.broker), bundle_subject(bundle.name)))
+    return Forged(
+        data=(orjson.dumps(raw),),
+        subjects=subjects_of(LOG, broker_subject(broker.broker), bundle_subject(bundle.name)),
+    )
 
 
 def _above_level(scene: Scene) -> Forged | None:
@@ -249,7 +352,9 @@ def _above_level(scene: Scene) -> Forged | None:
 
 
 def _raises_the_level(scene: Scene) -> Forged | None:
-    record = LevelRecord(key="level", based_on=scene.view.level_last, **scene.as_admin().signature, raises_to=2)
+    record = LevelRecord(
+        key="level", based_on=scene.view.level_last, **scene.as_admin().signature, raises_to=2
+    )
     return Forged(data=(encode(record),), subjects=subjects_of(LOG, broker_subject(ADMIN)))
 
 
@@ -266,7 +371,10 @@ def _foreign_genesis(_scene: Scene) -> Forged | None:
 
 
 def _flood_of_an_admin(scene: Scene) -> Forged:
-    return Forged(data=(encode(_unload_of_nothing(scene.as_admin())),) * FLOOD_RECORDS, subjects=subjects_of(broker_subject(ADMIN)))
+    return Forged(
+        data=(encode(_unload_of_nothing(scene.as_admin())),) * FLOOD_RECORDS,
+        subjects=subjects_of(broker_subject(ADMIN)),
+    )
 
 
 def _flood_of_a_broker(scene: Scene) -> Forged | None:
@@ -274,11 +382,20 @@ def _flood_of_a_broker(scene: Scene) -> Forged | None:
     if broker is None:
         return None
     authors = (scene.as_broker(broker, ahead=LEAP + number) for number in range(FLOOD_RECORDS))
-    return Forged(data=tuple(encode(_unload_of_nothing(author)) for author in authors), subjects=subjects_of(broker_subject(broker.broker)))
+    return Forged(
+        data=tuple(encode(_unload_of_nothing(author)) for author in authors),
+        subjects=subjects_of(broker_subject(broker.broker)),
+    )
 
 
 def _unload_of_nothing(author: Author) -> BundleTransition:
-    return BundleTransition(key=bundle_name("tenant/nothing", 0, HASH_MAX), based_on=1, **author.signature, state="releasing", source=1)
+    return BundleTransition(
+        key=bundle_name("tenant/nothing", 0, HASH_MAX),
+        based_on=1,
+        **author.signature,
+        state="releasing",
+        source=1,
+    )
 
 
 def _ahead_of_its_time(scene: Scene) -> Forged | None:
@@ -291,8 +408,13 @@ def _ahead_of_its_time(scene: Scene) -> Forged | None:
 
 def _bad_boundaries(scene: Scene) -> Forged | None:
     boundaries = (*even_boundaries(4)[:-1], 0xF000_0000)
-    record = propose.create_namespace(scene.as_admin(), scene.view, name="tenant/forged", boundaries=boundaries)
-    return Forged(data=(encode(record),), subjects=subjects_of("namespace:tenant/forged", broker_subject(ADMIN)))
+    record = propose.create_namespace(
+        scene.as_admin(), scene.view, name="tenant/forged", boundaries=boundaries
+    )
+    return Forged(
+        data=(encode(record),),
+        subjects=subjects_of("namespace:tenant/forged", broker_subject(ADMIN)),
+    )
 
 
 def _deletes_what_is_in_use(scene: Scene) -> Forged | None:
@@ -300,49 +422,112 @@ def _deletes_what_is_in_use(scene: Scene) -> Forged | None:
     if bundle is None:
         return None
     record = propose.delete_namespace(scene.as_admin(), scene.view, name=bundle.namespace)
-    return Forged(data=(encode(record),), subjects=subjects_of(f"namespace:{bundle.namespace}", broker_subject(ADMIN)))
+    return Forged(
+        data=(encode(record),),
+        subjects=subjects_of(f"namespace:{bundle.namespace}", broker_subject(ADMIN)),
+    )
 
 
 _NOT_ALLOWED: Final = frozenset({"wrong_actor", "writes_what_it_may_not"})
 _NO_STEP: Final = frozenset({"illegal_step", "writes_what_it_may_not"})
 
 FORGERIES: Final = (
-    Forgery(name="stranger_hands_over", make=_by_stranger(propose.hand_over, "handing_over", party="source"), rules=_NOT_ALLOWED),
-    Forgery(name="stranger_opens", make=_by_stranger(propose.opened, "assigning"), rules=_NOT_ALLOWED),
-    Forgery(name="stranger_lets_go", make=_by_stranger(propose.prepared, "transferring"), rules=_NOT_ALLOWED),
-    Forgery(name="stranger_releases", make=_by_stranger(propose.released, "unloading", party="source"), rules=_NOT_ALLOWED),
-    Forgery(name="stranger_splits", make=_by_stranger(_split_in_two, "splitting"), rules=_NOT_ALLOWED),
+    Forgery(
+        name="stranger_hands_over",
+        make=_by_stranger(propose.hand_over, "handing_over", party="source"),
+        rules=_NOT_ALLOWED,
+    ),
+    Forgery(
+        name="stranger_opens", make=_by_stranger(propose.opened, "assigning"), rules=_NOT_ALLOWED
+    ),
+    Forgery(
+        name="stranger_lets_go",
+        make=_by_stranger(propose.prepared, "transferring"),
+        rules=_NOT_ALLOWED,
+    ),
+    Forgery(
+        name="stranger_releases",
+        make=_by_stranger(propose.released, "unloading", party="source"),
+        rules=_NOT_ALLOWED,
+    ),
+    Forgery(
+        name="stranger_splits", make=_by_stranger(_split_in_two, "splitting"), rules=_NOT_ALLOWED
+    ),
     Forgery(name="admin_opens", make=_by_admin(propose.opened, "assigning"), rules=_NOT_ALLOWED),
-    Forgery(name="admin_hands_over", make=_by_admin(propose.hand_over, "handing_over"), rules=_NOT_ALLOWED),
+    Forgery(
+        name="admin_hands_over",
+        make=_by_admin(propose.hand_over, "handing_over"),
+        rules=_NOT_ALLOWED,
+    ),
     Forgery(name="admin_makes_it_leave", make=_admin_makes_it_leave, rules=_NOT_ALLOWED),
-    Forgery(name="stranger_drains_another", make=_about_another(propose.draining), rules=_NOT_ALLOWED),
+    Forgery(
+        name="stranger_drains_another", make=_about_another(propose.draining), rules=_NOT_ALLOWED
+    ),
     Forgery(name="renews_another", make=_about_another(propose.renewed), rules=_NOT_ALLOWED),
     Forgery(name="cuts_outside", make=_cuts_outside, rules=_NO_STEP),
     Forgery(name="merges_strangers", make=_merges_strangers, rules=_NO_STEP),
-    Forgery(name="target_that_never_was", make=_target_that_never_was, rules=frozenset({"unfit_target", "baseless", *_NO_STEP})),
+    Forgery(
+        name="target_that_never_was",
+        make=_target_that_never_was,
+        rules=frozenset({"unfit_target", "baseless", *_NO_STEP}),
+    ),
     Forgery(name="opens_what_is_free", make=_opens_what_is_free, rules=_NO_STEP),
     Forgery(name="skips_the_handover", make=_skips_the_handover, rules=_NO_STEP),
-    Forgery(name="unloads_by_nobody", make=_unloads_by_nobody, rules=frozenset({"baseless", *_NOT_ALLOWED})),
-    Forgery(name="down_before_silence", make=_down_before_silence, rules=frozenset({"premature_down"})),
-    Forgery(name="down_with_a_guessed_nonce", make=_down_with_a_guessed_nonce, rules=frozenset({"false_proof"})),
-    Forgery(name="joins_after_no_silence", make=_joins_after_no_silence, rules=frozenset({"premature_join"})),
+    Forgery(
+        name="unloads_by_nobody",
+        make=_unloads_by_nobody,
+        rules=frozenset({"baseless", *_NOT_ALLOWED}),
+    ),
+    Forgery(
+        name="down_before_silence", make=_down_before_silence, rules=frozenset({"premature_down"})
+    ),
+    Forgery(
+        name="down_with_a_guessed_nonce",
+        make=_down_with_a_guessed_nonce,
+        rules=frozenset({"false_proof"}),
+    ),
+    Forgery(
+        name="joins_after_no_silence",
+        make=_joins_after_no_silence,
+        rules=frozenset({"premature_join"}),
+    ),
     Forgery(name="removes_the_living", make=_removes_the_living, rules=_NO_STEP),
-    Forgery(name="says_another_digest", make=_says_another_digest, rules=frozenset({"digest_differs"})),
-    Forgery(name="impersonates", make=_impersonates, rules=frozenset({"sequence_reused"}), echoes=True),
-    Forgery(name="uses_a_number_again", make=partial(_impersonates, ahead=0), rules=frozenset({"sequence_reused"})),
+    Forgery(
+        name="says_another_digest", make=_says_another_digest, rules=frozenset({"digest_differs"})
+    ),
+    Forgery(
+        name="impersonates", make=_impersonates, rules=frozenset({"sequence_reused"}), echoes=True
+    ),
+    Forgery(
+        name="uses_a_number_again",
+        make=partial(_impersonates, ahead=0),
+        rules=frozenset({"sequence_reused"}),
+    ),
     Forgery(name="garbage", make=_garbage, rules=frozenset({"malformed"})),
     Forgery(name="not_an_object", make=_not_an_object, rules=frozenset({"malformed"})),
     Forgery(name="unknown_kind", make=_unknown_kind, rules=frozenset({"malformed"})),
     Forgery(name="broken_field", make=_broken_field, rules=frozenset({"malformed"})),
     Forgery(name="above_level", make=_above_level, rules=frozenset({"above_level"})),
-    Forgery(name="raises_the_level", make=_raises_the_level, rules=frozenset({"level_raised_early"})),
+    Forgery(
+        name="raises_the_level", make=_raises_the_level, rules=frozenset({"level_raised_early"})
+    ),
     Forgery(name="second_genesis", make=_second_genesis, rules=frozenset({"genesis_twice"})),
     Forgery(name="foreign_genesis", make=_foreign_genesis, rules=frozenset({"foreign_genesis"})),
-    Forgery(name="flood_of_an_admin", make=_flood_of_an_admin, rules=frozenset({"too_many_rejections"})),
-    Forgery(name="flood_of_a_broker", make=_flood_of_a_broker, rules=frozenset({"too_many_rejections"})),
-    Forgery(name="ahead_of_its_time", make=_ahead_of_its_time, rules=frozenset({"malformed", "baseless", "writes_what_it_may_not"})),
+    Forgery(
+        name="flood_of_an_admin", make=_flood_of_an_admin, rules=frozenset({"too_many_rejections"})
+    ),
+    Forgery(
+        name="flood_of_a_broker", make=_flood_of_a_broker, rules=frozenset({"too_many_rejections"})
+    ),
+    Forgery(
+        name="ahead_of_its_time",
+        make=_ahead_of_its_time,
+        rules=frozenset({"malformed", "baseless", "writes_what_it_may_not"}),
+    ),
     Forgery(name="bad_boundaries", make=_bad_boundaries, rules=frozenset({"hole", *_NO_STEP})),
     Forgery(name="deletes_what_is_in_use", make=_deletes_what_is_in_use, rules=_NO_STEP),
 )
 
-FORGED_KINDS: Final = tuple(Kind(name=forgery.name, inject=partial(inject, forgery)) for forgery in FORGERIES)
+FORGED_KINDS: Final = tuple(
+    Kind(name=forgery.name, inject=partial(inject, forgery)) for forgery in FORGERIES
+)

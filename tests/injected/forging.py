@@ -1,4 +1,6 @@
-"""Write one forged record to the log of a running cluster, and return where the audit must find it."""
+"""Write one forged record to the log of a running cluster, and return where the audit must find
+it.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +48,15 @@ class Scene:
         return self.one(bundle for bundle in self.view.unsettled() if bundle.phase in phases)
 
     def up(self, *, without: Iterable[int | None] = ()) -> BrokerEntry | None:
-        """Return a random broker that is up, other than these incarnations; None if there is none."""
+        """Return a random broker that is up, other than these incarnations; None if there is
+        none.
+        """
         left_out = set(without)
-        return self.one(broker for broker in self.view.live_brokers() if broker.status == "up" and broker.incarnation not in left_out)
+        return self.one(
+            broker
+            for broker in self.view.live_brokers()
+            if broker.status == "up" and broker.incarnation not in left_out
+        )
 
     def one(self, choices: Iterable[T]) -> T | None:
         """Return a random choice; None if there is none."""
@@ -56,8 +64,15 @@ class Scene:
         return self.rng.choice(chosen) if chosen else None
 
     def as_broker(self, broker: BrokerEntry, *, ahead: int = LEAP) -> Author:
-        """Return an author with this broker's incarnation and the next number that the broker has not used."""
-        return Author(publisher=broker.broker, incarnation=broker.incarnation, sequence=broker.sequence + ahead, timestamp_ms=self.now_ms)
+        """Return an author with this broker's incarnation and the next number that the broker has
+        not used.
+        """
+        return Author(
+            publisher=broker.broker,
+            incarnation=broker.incarnation,
+            sequence=broker.sequence + ahead,
+            timestamp_ms=self.now_ms,
+        )
 
     def as_admin(self) -> Author:
         """Return an admin who has read the whole log."""
@@ -66,7 +81,9 @@ class Scene:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forged:
-    """What to write, and the subjects under which it may be found. The last of `data` breaks the rule."""
+    """What to write, and the subjects under which it may be found. The last of `data` breaks the
+    rule.
+    """
 
     data: tuple[bytes, ...]
     subjects: frozenset[str]
@@ -76,7 +93,8 @@ class Forged:
 class Forgery:
     """One kind of forgery: `make` returns what to write, and one of `rules` must name it.
 
-    With `echoes`, a finding may also be at the next record of the impersonated broker, which has the same number.
+    With `echoes`, a finding may also be at the next record of the impersonated broker, which has
+    the same number.
     """
 
     name: str
@@ -86,18 +104,25 @@ class Forgery:
 
 
 def inject(forgery: Forgery, seed: int, rng: random.Random) -> Injected | None:
-    """Write the forgery to a busy cluster at a random moment. Return None if the scene never allowed it."""
+    """Write the forgery to a busy cluster at a random moment. Return None if the scene never
+    allowed it.
+    """
     pen = Pen(forgery, rng)
-    run = play(busy(), seed, forger=pen, forge_after_ms=rng.randrange(4_000, BUSY_SECONDS * 1_000 - 3_000))
+    run = play(
+        busy(), seed, forger=pen, forge_after_ms=rng.randrange(4_000, BUSY_SECONDS * 1_000 - 3_000)
+    )
     if pen.forged is None:
         return None
     offsets = {run.forged_at[-1]} if len(run.forged_at) == 1 else set(run.forged_at)
     if forgery.echoes:
         offsets |= _echoes(run.channel, run.forged_at[-1])
     subjects = pen.forged.subjects
-    if broker_subject(ADMIN) in subjects:  # An admin is no subject. Findings about its records are under the log.
+    # An admin is no subject. Findings about its records are under the log.
+    if broker_subject(ADMIN) in subjects:
         subjects = subjects - subjects_of(broker_subject(ADMIN)) | subjects_of(LOG)
-    return Injected(arrivals=run.channel, rules=forgery.rules, subjects=subjects, offsets=frozenset(offsets))
+    return Injected(
+        arrivals=run.channel, rules=forgery.rules, subjects=subjects, offsets=frozenset(offsets)
+    )
 
 
 def _echoes(channel: list[Arrival], forged_at: int) -> set[int]:
@@ -120,9 +145,13 @@ class Pen(Forger):
         self.forged: Forged | None = None
         self._rng = rng
 
-    def write(self, view: View, entries: list[Entry], now_ms: int, append: Callable[[bytes], None]) -> bool:
+    def write(
+        self, view: View, entries: list[Entry], now_ms: int, append: Callable[[bytes], None]
+    ) -> bool:
         """See `Forger`."""
-        self.forged = self.forgery.make(Scene(view=view, entries=entries, now_ms=now_ms, rng=self._rng))
+        self.forged = self.forgery.make(
+            Scene(view=view, entries=entries, now_ms=now_ms, rng=self._rng)
+        )
         for data in () if self.forged is None else self.forged.data:
             append(data)
         return self.forged is not None
@@ -145,4 +174,7 @@ def broker_subject(name: str | None) -> str:
 
 def about_bundle(bundle: BundleEntry, record: AnyRecord) -> Forged:
     """Return a record about a bundle. It may be found under the bundle or under its writer."""
-    return Forged(data=(encode(record),), subjects=subjects_of(bundle_subject(bundle.name), broker_subject(record.publisher)))
+    return Forged(
+        data=(encode(record),),
+        subjects=subjects_of(bundle_subject(bundle.name), broker_subject(record.publisher)),
+    )

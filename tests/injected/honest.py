@@ -28,7 +28,8 @@ from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.view import View
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 
-# The log's time at the beginning of a run. The wall clocks of its machines differ from it by up to a minute.
+# The log's time at the beginning of a run. The wall clocks of its machines differ from it by up to
+# a minute.
 BEGAN_MS: Final = 1_700_000_000_000
 
 # How long a run continues after the last fault: the slowest recovery takes less.
@@ -48,8 +49,8 @@ _TRY_AGAIN_US: Final = 20 * MICROSECONDS_PER_MS
 class Run:
     """What a run left behind.
 
-    `forged_at` are the storage offsets of a forger's records. `broken` are the violations that the simulator's own checkers found, each
-    with the offset of the last record before it.
+    `forged_at` are the storage offsets of a forger's records. `broken` are the violations that the
+    simulator's own checkers found, each with the offset of the last record before it.
     """
 
     channel: list[Arrival] = field(default_factory=list)
@@ -60,19 +61,28 @@ class Run:
     @property
     def arrivals(self) -> list[Arrival]:
         """All arrivals in order of time; records first within a millisecond."""
-        return sorted((*self.channel, *self.serving), key=lambda arrival: (arrival.at_ms, arrival.source != Source.CHANNEL))
+        return sorted(
+            (*self.channel, *self.serving),
+            key=lambda arrival: (arrival.at_ms, arrival.source != Source.CHANNEL),
+        )
 
 
 class Forger(Protocol):
     """A writer of forged records."""
 
-    def write(self, view: View, entries: list[Entry], now_ms: int, append: Callable[[bytes], None]) -> bool:
-        """Append forged records if the channel allows it now. Return whether that is done; if not, it is called again soon."""
+    def write(
+        self, view: View, entries: list[Entry], now_ms: int, append: Callable[[bytes], None]
+    ) -> bool:
+        """Append forged records if the channel allows it now. Return whether that is done; if not,
+        it is called again soon.
+        """
         ...
 
 
 def honest(name: str, *, seconds: int | None = None, gaps: bool = False) -> Scenario:
-    """Return a scenario without forgers. With `gaps`, offsets are left out, so that records can be inserted anywhere."""
+    """Return a scenario without forgers. With `gaps`, offsets are left out, so that records can be
+    inserted anywhere.
+    """
     scenario = SCENARIOS[name]
     faults = replace(scenario.faults, gap_permille=1_000) if gaps else scenario.faults
     return replace(
@@ -84,7 +94,9 @@ def honest(name: str, *, seconds: int | None = None, gaps: bool = False) -> Scen
 
 
 def busy() -> Scenario:
-    """Return a small cluster in which bundles always move: about a thousand records, with gaps between them."""
+    """Return a small cluster in which bundles always move: about a thousand records, with gaps
+    between them.
+    """
     moves = honest("moves", seconds=BUSY_SECONDS, gaps=True)
     operations = replace(moves.operations, every_ms=40, split=20, merge=10, unload=20)
     return replace(moves, bundles=(16,), operations=operations)
@@ -97,17 +109,36 @@ def busy_channel(seed: int) -> tuple[Arrival, ...]:
 
 
 def play(
-    scenario: Scenario, seed: int, *, forger: Forger | None = None, forge_after_ms: int = 0, evidence: bool = False, strict: bool = True
+    scenario: Scenario,
+    seed: int,
+    *,
+    forger: Forger | None = None,
+    forge_after_ms: int = 0,
+    evidence: bool = False,
+    strict: bool = True,
 ) -> Run:
     """Play `scenario` under `seed`, and return what was written.
 
-    If it is `strict` and there is no `forger`, raise AssertionError for a broken invariant. Otherwise the cluster continues.
+    If it is `strict` and there is no `forger`, raise AssertionError for a broken invariant.
+    Otherwise the cluster continues.
     """
     run = Run()
-    if evidence:  # One machine has one wall clock, and a sleep that hides from one broker's boot clock hides from all.
-        scenario = replace(scenario, faults=replace(scenario.faults, hidden_pause_weight=NEVER, wall_jump_weight=NEVER))
-    right_clocks = patch("equipoise.brokers.testing.simulation.world._WALL_ERROR_US", (0, 0)) if evidence else nullcontext()
-    with right_clocks, patch("equipoise.brokers.testing.simulation.world.Checkers", partial(_Notebook, run=run)):
+    # One machine has one wall clock, and a sleep that hides from one broker's boot clock hides from
+    # all.
+    if evidence:
+        scenario = replace(
+            scenario,
+            faults=replace(scenario.faults, hidden_pause_weight=NEVER, wall_jump_weight=NEVER),
+        )
+    right_clocks = (
+        patch("equipoise.brokers.testing.simulation.world._WALL_ERROR_US", (0, 0))
+        if evidence
+        else nullcontext()
+    )
+    with (
+        right_clocks,
+        patch("equipoise.brokers.testing.simulation.world.Checkers", partial(_Notebook, run=run)),
+    ):
         world = World(scenario, seed, on_line=None)
     notebook = world.checkers
     assert isinstance(notebook, _Notebook)
@@ -143,7 +174,9 @@ def _at_ms(world: World) -> int:
 
 @dataclass(slots=True, kw_only=True)
 class _Stretch:
-    """Serving under one handle, in true time. `answered_us` is when work last passed its second check."""
+    """Serving under one handle, in true time. `answered_us` is when work last passed its second
+    check.
+    """
 
     handle: Handle
     began_us: int | None = None
@@ -153,9 +186,13 @@ class _Stretch:
 
 
 class _ReportedOwnership(Ownership):
-    """The simulator's checker of ownership, which reports each piece of work before it checks it, and each violation."""
+    """The simulator's checker of ownership, which reports each piece of work before it checks it,
+    and each violation.
+    """
 
-    def __init__(self, report: Callable[[Work], None], broken: Callable[[InvariantViolated], None]) -> None:
+    def __init__(
+        self, report: Callable[[Work], None], broken: Callable[[InvariantViolated], None]
+    ) -> None:
         super().__init__()
         self._report_work = report
         self._broken = broken
@@ -177,7 +214,9 @@ class _ReportedOwnership(Ownership):
 
 
 class _Notebook(Checkers):
-    """The simulator's checkers, which record violations instead of ending the run, and record what brokers write and serve."""
+    """The simulator's checkers, which record violations instead of ending the run, and record what
+    brokers write and serve.
+    """
 
     def __init__(self, nonces: dict[str, Process], *, nobody_dies: bool, run: Run) -> None:
         super().__init__(nonces, nobody_dies=nobody_dies)
@@ -186,13 +225,17 @@ class _Notebook(Checkers):
         self._run = run
         self._stretches: dict[Process, dict[Handle, _Stretch]] = {}
         self.ownership = _ReportedOwnership(self._note_answer, self._note_broken)
-        self.membership = Membership(nonces, passing=self.ownership.passing, nobody_dies=nobody_dies)
+        self.membership = Membership(
+            nonces, passing=self.ownership.passing, nobody_dies=nobody_dies
+        )
 
     def folded(self, folded: Folded, view: View) -> None:
         """Record the newest record of the log, and run the checkers."""
         assert self.world is not None
         entry = self.world.log.entries[-1]
-        self._run.channel.append(Arrival(Source.CHANNEL, entry.offset, _at_ms(self.world), entry.data))
+        self._run.channel.append(
+            Arrival(Source.CHANNEL, entry.offset, _at_ms(self.world), entry.data)
+        )
         try:
             super().folded(folded, view)
         except InvariantViolated as broken:
@@ -227,13 +270,21 @@ class _Notebook(Checkers):
         now_us = self.world.parts.schedule.now_us
         stretches = self._stretches.setdefault(process, {})
         for effect in effects:
-            for handle in (effect.handle,) if type(effect) is Open else effect.children if type(effect) is Reshaped else ():
+            for handle in (
+                (effect.handle,)
+                if type(effect) is Open
+                else effect.children
+                if type(effect) is Reshaped
+                else ()
+            ):
                 stretches[handle] = _Stretch(handle=handle)
         for stretch in list(stretches.values()):
             handle = stretch.handle
             # A lease that is lost is 0 from then on.
             stretch.deadline_us = (
-                process.host.clock.true_us_of(handle.lease.deadline_ms) if handle.lease.deadline_ms else stretch.deadline_us
+                process.host.clock.true_us_of(handle.lease.deadline_ms)
+                if handle.lease.deadline_ms
+                else stretch.deadline_us
             )
             if stretch.began_us is None and handle.passes(process.host.now()):
                 stretch.began_us = now_us
@@ -246,7 +297,9 @@ class _Notebook(Checkers):
     def _note_answer(self, work: Work) -> None:
         """Record when work under a handle last passed its second check."""
         for stretch in self._stretches.get(work.process, {}).values():
-            if stretch.handle.token == work.token and bundle_contains(stretch.handle.low, stretch.handle.high, work.point):
+            if stretch.handle.token == work.token and bundle_contains(
+                stretch.handle.low, stretch.handle.high, work.point
+            ):
                 stretch.answered_us = work.ended_us
                 stretch.by_token |= work.by_token and stretch.handle.serves_on
 
@@ -265,9 +318,12 @@ class _Notebook(Checkers):
             answered_ns=None if ended_us is None else ended_us * _NANOSECONDS,
             lease_deadline_ns=stretch.deadline_us * _NANOSECONDS,
             ended=None if ended_us is None else "closed",
-            by_token=stretch.by_token or (handle.serves_on and ended_us is not None and ended_us > stretch.deadline_us),
+            by_token=stretch.by_token
+            or (handle.serves_on and ended_us is not None and ended_us > stretch.deadline_us),
             at_ms=_at_ms(self.world),
             at_ns=now_us * _NANOSECONDS,
         )
         serving = self._run.serving
-        serving.append(Arrival(Source.SERVING, len(serving) + 1, served.at_ms, served.observation().document))
+        serving.append(
+            Arrival(Source.SERVING, len(serving) + 1, served.at_ms, served.observation().document)
+        )

@@ -50,19 +50,28 @@ class Trial:
 
     @property
     def is_named(self) -> bool:
-        """Whether a finding names the violation by one of its rules, with its subject and offset."""
+        """Whether a finding names the violation by one of its rules, with its subject and
+        offset.
+        """
         return bool(self.injected.named_by(self.findings))
 
     def __str__(self) -> str:
         """Return what was expected, and what was found at these offsets."""
         injected = self.injected
-        wanted = f"{sorted(injected.rules)} of {sorted(injected.subjects)} at {sorted(injected.offsets)[:3]}"
-        near = [finding for finding in self.findings if not injected.offsets.isdisjoint(finding.offsets)]
+        wanted = (
+            f"{sorted(injected.rules)} of {sorted(injected.subjects)} at"
+            f" {sorted(injected.offsets)[:3]}"
+        )
+        near = [
+            finding for finding in self.findings if not injected.offsets.isdisjoint(finding.offsets)
+        ]
         return f"seed {self.seed}: {wanted}, found {near[:3]}"
 
 
 def trials(kind: Kind, *, places: int) -> Iterator[Trial]:
-    """Yield trials of a kind, each in another channel; fewer than `places` if `SEEDS_MAX` seeds have no more."""
+    """Yield trials of a kind, each in another channel; fewer than `places` if `SEEDS_MAX` seeds
+    have no more.
+    """
     return islice(_trials(kind), places)
 
 

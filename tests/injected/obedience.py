@@ -1,4 +1,6 @@
-"""Channels of brokers that lack one rule (`tests/mutants`), and a slow, obvious search for the record that breaks it."""
+"""Channels of brokers that lack one rule (`tests/mutants`), and a slow, obvious search for the
+record that breaks it.
+"""
 
 from __future__ import annotations
 
@@ -55,37 +57,67 @@ class _Disobedience:
     seconds: int = _SECONDS
 
 
-# --- recording in another process --------------------------------------------------------------------------------------------
+# --- recording in another process
+# --------------------------------------------------------------------------------------------
 
 
 def recorded(patch: str, seed: int, *, seconds: int) -> list[Arrival]:
-    """Return the records and the evidence of brokers whose code has this patch. Raises `CalledProcessError` if they crash."""
+    """Return the records and the evidence of brokers whose code has this patch. Raises
+    `CalledProcessError` if they crash.
+    """
     mutant = parse(patch, (_PATCHES / f"{patch}.patch").read_text(encoding="utf-8"))
     texts = product_texts()
     folder = Path(tempfile.mkdtemp(prefix="disobedient-"))
     try:
         write_product(folder, {**texts, **apply(mutant, texts)})
-        # The copy comes first on the path, before the product that is installed beside this interpreter, and before the tests.
+        # The copy comes first on the path, before the product that is installed beside this
+        # interpreter, and before the tests.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT)))}
-        command = [sys.executable, "-m", "tests.injected.obedience", mutant.scenario, str(seed), str(seconds)]
-        run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=_TIMEOUT_S, check=True)
+        command = [
+            sys.executable,
+            "-m",
+            "tests.injected.obedience",
+            mutant.scenario,
+            str(seed),
+            str(seconds),
+        ]
+        run = subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            check=True,
+        )
     finally:
         shutil.rmtree(folder)
-    return [Arrival(source, offset, at_ms, value.encode()) for source, offset, at_ms, value in orjson.loads(run.stdout)]
+    return [
+        Arrival(source, offset, at_ms, value.encode())
+        for source, offset, at_ms, value in orjson.loads(run.stdout)
+    ]
 
 
 def main() -> None:
-    """Play the scenario, seed and seconds of the command line, and print all arrivals as one JSON list."""
-    run: Run = play(honest(sys.argv[1], seconds=int(sys.argv[3])), int(sys.argv[2]), evidence=True, strict=False)
-    rows = [(arrival.source, arrival.offset, arrival.at_ms, (arrival.value or b"").decode()) for arrival in run.arrivals]
+    """Play the scenario, seed and seconds of the command line, and print all arrivals as one JSON
+    list.
+    """
+    run: Run = play(
+        honest(sys.argv[1], seconds=int(sys.argv[3])), int(sys.argv[2]), evidence=True, strict=False
+    )
+    rows = [
+        (arrival.source, arrival.offset, arrival.at_ms, (arrival.value or b"").decode())
+        for arrival in run.arrivals
+    ]
     sys.stdout.buffer.write(orjson.dumps(rows))
 
 
-# --- what is broken ----------------------------------------------------------------------------------------------------------
+# --- what is broken
+# --------------------------------------------------------------------------------------------------
 
 
 def _silence_not_waited_for(arrivals: list[Arrival], *, rule: str) -> Shown | None:
-    """Return the first death or joining for silence that came before lease and grace period had passed since the last sign of life.
+    """Return the first death or joining for silence that came before lease and grace period had
+    passed since the last sign of life.
 
     An accuser that had lost its own lease must wait as long from its return.
     """
@@ -102,12 +134,26 @@ def _silence_not_waited_for(arrivals: list[Arrival], *, rule: str) -> Shown | No
             continue
         joined, was_live = brokers.get(record.key, (None, False))
         claims = isinstance(record, Joined) and record.after_silence and record.replaces is None
-        accuses = isinstance(record, BrokerRecord) and record.status == "down" and record.incarnation is not None
-        if joined is not None and was_live and ((claims and rule == "premature_join") or (accuses and rule == "premature_down")):
+        accuses = (
+            isinstance(record, BrokerRecord)
+            and record.status == "down"
+            and record.incarnation is not None
+        )
+        if (
+            joined is not None
+            and was_live
+            and ((claims and rule == "premature_join") or (accuses and rule == "premature_down"))
+        ):
             since_ms = max(heard[record.key], back.get(record.publisher, 0) if accuses else 0)
-            least_ms = (joined.lease_ms + joined.margin_ms) * (100 - _RATE_PERCENT) // 100 - _ROUNDING_MS
+            least_ms = (joined.lease_ms + joined.margin_ms) * (
+                100 - _RATE_PERCENT
+            ) // 100 - _ROUNDING_MS
             if arrival.at_ms - since_ms < least_ms:
-                return frozenset({rule}), frozenset({f"broker:{record.key}"}), frozenset({arrival.offset})
+                return (
+                    frozenset({rule}),
+                    frozenset({f"broker:{record.key}"}),
+                    frozenset({arrival.offset}),
+                )
         if isinstance(record, Joined | Renewed) or record.status == "draining":
             if joined is not None and arrival.at_ms - heard.get(record.key, 0) > joined.lease_ms:
                 back[record.key] = arrival.at_ms
@@ -116,7 +162,11 @@ def _silence_not_waited_for(arrivals: list[Arrival], *, rule: str) -> Shown | No
 
 
 def _stretches(arrivals: list[Arrival]) -> list[dict[str, Any]]:
-    served = [orjson.loads(arrival.value or b"") for arrival in arrivals if arrival.source == Source.SERVING]
+    served = [
+        orjson.loads(arrival.value or b"")
+        for arrival in arrivals
+        if arrival.source == Source.SERVING
+    ]
     return [stretch for stretch in served if stretch["answered_ns"] is not None]
 
 
@@ -126,13 +176,24 @@ def _two_at_once(arrivals: list[Arrival]) -> Shown | None:
     stretches = _stretches(arrivals)
     for place, one in enumerate(stretches):
         for other in stretches[:place]:
-            if one["bundle"] != other["bundle"] or one["incarnation"] == other["incarnation"] or one["by_token"] or other["by_token"]:
+            if (
+                one["bundle"] != other["bundle"]
+                or one["incarnation"] == other["incarnation"]
+                or one["by_token"]
+                or other["by_token"]
+            ):
                 continue
-            common_ns = min(one["answered_ns"], other["answered_ns"]) - max(one["started_ns"], other["started_ns"])
+            common_ns = min(one["answered_ns"], other["answered_ns"]) - max(
+                one["started_ns"], other["started_ns"]
+            )
             if common_ns > _OVERLAP_NS:
                 subjects.add(f"bundle:{one['bundle']}")
                 tokens |= {one["token"], other["token"]}
-    return (frozenset({"served_two_at_once"}), frozenset(subjects), frozenset(tokens)) if subjects else None
+    return (
+        (frozenset({"served_two_at_once"}), frozenset(subjects), frozenset(tokens))
+        if subjects
+        else None
+    )
 
 
 def _past_lease(arrivals: list[Arrival]) -> Shown | None:
@@ -140,17 +201,38 @@ def _past_lease(arrivals: list[Arrival]) -> Shown | None:
     late = [
         stretch
         for stretch in _stretches(arrivals)
-        if stretch["answered_ns"] > stretch["lease_deadline_ns"] + _OVERLAP_NS and not stretch["by_token"]
+        if stretch["answered_ns"] > stretch["lease_deadline_ns"] + _OVERLAP_NS
+        and not stretch["by_token"]
     ]
     subjects = frozenset(f"bundle:{stretch['bundle']}" for stretch in late)
-    return (frozenset({"served_past_lease"}), subjects, frozenset(stretch["token"] for stretch in late)) if late else None
+    return (
+        (
+            frozenset({"served_past_lease"}),
+            subjects,
+            frozenset(stretch["token"] for stretch in late),
+        )
+        if late
+        else None
+    )
 
 
 _DISOBEDIENCES: Final = (
-    _Disobedience(patch="26-first-back-accuses", oracle=partial(_silence_not_waited_for, rule="premature_down")),
-    _Disobedience(patch="27-no-margin", oracle=partial(_silence_not_waited_for, rule="premature_down")),
-    _Disobedience(patch="28-accuses-before-the-lease-ends", oracle=partial(_silence_not_waited_for, rule="premature_down")),
-    _Disobedience(patch="32-silence-not-waited-for", oracle=partial(_silence_not_waited_for, rule="premature_join"), seconds=5),
+    _Disobedience(
+        patch="26-first-back-accuses",
+        oracle=partial(_silence_not_waited_for, rule="premature_down"),
+    ),
+    _Disobedience(
+        patch="27-no-margin", oracle=partial(_silence_not_waited_for, rule="premature_down")
+    ),
+    _Disobedience(
+        patch="28-accuses-before-the-lease-ends",
+        oracle=partial(_silence_not_waited_for, rule="premature_down"),
+    ),
+    _Disobedience(
+        patch="32-silence-not-waited-for",
+        oracle=partial(_silence_not_waited_for, rule="premature_join"),
+        seconds=5,
+    ),
     _Disobedience(patch="01-no-lease-check", oracle=_past_lease),
     _Disobedience(patch="13-hand-over-before-closing", oracle=_two_at_once),
     _Disobedience(patch="14-opens-before-it-owns", oracle=_two_at_once),
@@ -166,7 +248,9 @@ def _inject(disobedience: _Disobedience, seed: int, _rng: Random) -> Injected | 
     return Injected(arrivals=arrivals, rules=rules, subjects=subjects, offsets=offsets)
 
 
-DISOBEDIENCES: Final = tuple(Kind(name=each.patch[3:], inject=partial(_inject, each)) for each in _DISOBEDIENCES)
+DISOBEDIENCES: Final = tuple(
+    Kind(name=each.patch[3:], inject=partial(_inject, each)) for each in _DISOBEDIENCES
+)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Channels without a forgery in which something does not end: a stuck bundle, a stopped deletion, a silent broker."""
+"""Channels without a forgery in which something does not end: a stuck bundle, a stopped deletion, a
+silent broker.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ _RENEW_MS: Final = 1_000
 # Longer than any limit of a move or a silence.
 _LASTS_MS: Final = 400_000
 
-_STUCK: Final[tuple[Phase, ...]] = ("assigning", "transferring", "handing_over", "unloading", "splitting")
+_STUCK: Final[tuple[Phase, ...]] = (
+    "assigning",
+    "transferring",
+    "handing_over",
+    "unloading",
+    "splitting",
+)
 _SILENT_AFTER: Final = (5, 60)
 _TRIED_EVERY_S: Final = (5, 40)
 
@@ -97,16 +105,34 @@ def _refused_by_all(_seed: int, rng: Random) -> Injected:
 
 
 def _assign_to_another(timed: _TimedChannel) -> None:
-    names = [name for name in ("owner", "other") if timed.channel.incarnation(name) != timed.channel.bundle().owner]
-    timed.channel.accept(propose.assign(timed.author("source"), timed.channel.bundle(), owner=timed.channel.incarnation(names[0])))
+    names = [
+        name
+        for name in ("owner", "other")
+        if timed.channel.incarnation(name) != timed.channel.bundle().owner
+    ]
+    timed.channel.accept(
+        propose.assign(
+            timed.author("source"),
+            timed.channel.bundle(),
+            owner=timed.channel.incarnation(names[0]),
+        )
+    )
 
 
 def _assign_and_refuse(timed: _TimedChannel) -> None:
-    timed.channel.accept(propose.assign(timed.author("source"), timed.channel.bundle(), owner=timed.channel.incarnation("owner")))
-    timed.channel.accept(propose.refuse(timed.author("owner"), timed.channel.bundle(), reason="it is full"))
+    timed.channel.accept(
+        propose.assign(
+            timed.author("source"), timed.channel.bundle(), owner=timed.channel.incarnation("owner")
+        )
+    )
+    timed.channel.accept(
+        propose.refuse(timed.author("owner"), timed.channel.bundle(), reason="it is full")
+    )
 
 
-def _is_stuck(timed: _TimedChannel, *, since: int, each_time: Callable[[_TimedChannel], None] | None = None) -> Injected:
+def _is_stuck(
+    timed: _TimedChannel, *, since: int, each_time: Callable[[_TimedChannel], None] | None = None
+) -> Injected:
     """Let the only bundle be stuck since an offset. `each_time` is tried meanwhile."""
     while timed.at_ms < BEGAN_MS + _LASTS_MS:
         for _ in range(timed.rng.randrange(*_TRIED_EVERY_S)):
@@ -121,7 +147,9 @@ def _is_stuck(timed: _TimedChannel, *, since: int, each_time: Callable[[_TimedCh
 def _deletion_stops(_seed: int, rng: Random) -> Injected:
     """A namespace is set to deleting, and never deleted."""
     timed = _TimedChannel(channel_in("owned"), rng)
-    timed.channel.accept(propose.start_deleting_namespace(timed.channel.admin(), timed.channel.view, name=NAMESPACE))
+    timed.channel.accept(
+        propose.start_deleting_namespace(timed.channel.admin(), timed.channel.view, name=NAMESPACE)
+    )
     since = timed.channel.view.offset
     timed.take()
     while timed.at_ms < BEGAN_MS + _LASTS_MS:

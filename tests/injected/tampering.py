@@ -1,4 +1,6 @@
-"""Tampered channels: stored records are changed, removed or moved. It shows where the honest rest no longer fits."""
+"""Tampered channels: stored records are changed, removed or moved. It shows where the honest rest
+no longer fits.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def _folded(channel: list[Arrival]) -> list[Folded]:
 def _place(channel: list[Arrival], rng: Random, fits: Callable[[Folded], bool]) -> int | None:
     """Return a random place in the middle half whose record fits; None if there is none."""
     folded = _folded(channel)
-    places = [place for place in range(len(folded) // 4, len(folded) * 3 // 4) if fits(folded[place])]
+    places = [
+        place for place in range(len(folded) // 4, len(folded) * 3 // 4) if fits(folded[place])
+    ]
     return rng.choice(places) if places else None
 
 
@@ -41,15 +45,26 @@ def _is_renewal(folded: Folded) -> bool:
 
 
 def _changes_one_bundle(folded: Folded) -> bool:
-    return folded.verdict.accepted and len(folded.verdict.changes) == 1 and folded.record.key.count("/") == 2  # type: ignore[union-attr]
+    return (
+        folded.verdict.accepted
+        and len(folded.verdict.changes) == 1
+        and folded.record.key.count("/") == 2  # type: ignore[union-attr]
+    )
 
 
-def _first_that_differs(channel: list[Arrival], after: int, rules: frozenset[str]) -> Injected | None:
-    """Return the violation at the first renewal beyond the offset `after` whose digest is not the fold's."""
+def _first_that_differs(
+    channel: list[Arrival], after: int, rules: frozenset[str]
+) -> Injected | None:
+    """Return the violation at the first renewal beyond the offset `after` whose digest is not the
+    fold's.
+    """
     for folded in _folded(channel):
         if folded.offset > after and folded.verdict.diverged:
             return Injected(
-                arrivals=channel, rules=rules, subjects=frozenset({f"broker:{folded.record.publisher}"}), offsets=frozenset({folded.offset})
+                arrivals=channel,
+                rules=rules,
+                subjects=frozenset({f"broker:{folded.record.publisher}"}),
+                offsets=frozenset({folded.offset}),
             )
     return None
 
@@ -71,18 +86,28 @@ def _alters_a_digest(seed: int, rng: Random) -> Injected | None:
 def _alters_an_accepted_record(seed: int, rng: Random) -> Injected | None:
     """Change the owner in one accepted record."""
     channel = _channel(seed)
-    place = _place(channel, rng, lambda folded: _changes_one_bundle(folded) and b'"assigning"' in _spelled(channel, folded))
+    place = _place(
+        channel,
+        rng,
+        lambda folded: _changes_one_bundle(folded) and b'"assigning"' in _spelled(channel, folded),
+    )
     if place is None:
         return None
     raw = orjson.loads(channel[place].value or b"")
-    joined = [folded.offset for folded in _folded(channel[:place]) if b'"joined"' in _spelled(channel, folded)]
+    joined = [
+        folded.offset
+        for folded in _folded(channel[:place])
+        if b'"joined"' in _spelled(channel, folded)
+    ]
     raw["owner"] = rng.choice([offset for offset in joined if offset != raw["owner"]])
     channel[place] = channel[place]._replace(value=orjson.dumps(raw))
     return _first_that_differs(channel, channel[place].offset, _DIFFERS)
 
 
 def _spelled(channel: list[Arrival], folded: Folded) -> bytes:
-    return next((arrival.value or b"" for arrival in channel if arrival.offset == folded.offset), b"")
+    return next(
+        (arrival.value or b"" for arrival in channel if arrival.offset == folded.offset), b""
+    )
 
 
 def _takes_a_record_away(seed: int, rng: Random) -> Injected | None:
@@ -101,14 +126,19 @@ def _swaps_two_records(seed: int, rng: Random) -> Injected | None:
     if place is None:
         return None
     first, second = channel[place], channel[place + 1]
-    channel[place], channel[place + 1] = first._replace(value=second.value), second._replace(value=first.value)
+    channel[place], channel[place + 1] = (
+        first._replace(value=second.value),
+        second._replace(value=first.value),
+    )
     return _first_that_differs(channel, first.offset, _DIFFERS)
 
 
 def _lets_time_fall(seed: int, rng: Random) -> Injected | None:
     channel = _channel(seed)
     place = rng.randrange(len(channel) // 4, len(channel) * 3 // 4)
-    channel[place:] = [arrival._replace(at_ms=arrival.at_ms - _BACK_MS) for arrival in channel[place:]]
+    channel[place:] = [
+        arrival._replace(at_ms=arrival.at_ms - _BACK_MS) for arrival in channel[place:]
+    ]
     return injected(channel, "time_fell", "log:", channel[place].offset)
 
 
@@ -121,9 +151,15 @@ def _lets_time_leap(seed: int, rng: Random) -> Injected:
 
 
 def _puts_nothing_between(seed: int, rng: Random) -> Injected | None:
-    """An entry without a value, as a compacted topic has for what was removed, and a channel never."""
+    """An entry without a value, as a compacted topic has for what was removed, and a channel
+    never.
+    """
     channel = _channel(seed)
-    gaps = [place for place in range(len(channel) // 4, len(channel) * 3 // 4) if channel[place + 1].offset > channel[place].offset + 1]
+    gaps = [
+        place
+        for place in range(len(channel) // 4, len(channel) * 3 // 4)
+        if channel[place + 1].offset > channel[place].offset + 1
+    ]
     place = rng.choice(gaps)
     before = channel[place]
     channel.insert(place + 1, before._replace(offset=before.offset + 1, value=None))
@@ -131,7 +167,9 @@ def _puts_nothing_between(seed: int, rng: Random) -> Injected | None:
 
 
 def _cuts_records_off(seed: int, rng: Random) -> Injected | None:
-    """The log was truncated above where the audit has read: what storage still has begins with a view."""
+    """The log was truncated above where the audit has read: what storage still has begins with a
+    view.
+    """
     channel = _channel(seed)
     first = rng.randrange(len(channel) // 4, len(channel) // 2)
     end = first + rng.randrange(20, 200)

@@ -1,4 +1,6 @@
-"""A counter that can be told to waste its broker's processor: what is not the balancer's doing, and must not stay unseen."""
+"""A counter that can be told to waste its broker's processor: what is not the balancer's doing, and
+must not stay unseen.
+"""
 
 from __future__ import annotations
 
@@ -22,5 +24,6 @@ class Burning(Counter):
 
     async def burn(self, _request: web.Request) -> web.Response:
         """Start a child."""
-        child = subprocess.Popen([sys.executable, "-c", _BURN])  # noqa: ASYNC220 - it is not waited for
+        # It is not waited for.
+        child = subprocess.Popen([sys.executable, "-c", _BURN])  # noqa: ASYNC220
         return web.json_response({"pid": child.pid})

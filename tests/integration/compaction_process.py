@@ -1,4 +1,6 @@
-"""Run a compactor in its own process, and kill it at a step, at an SQL statement or after a time."""
+"""Run a compactor in its own process, and kill it at a step, at an SQL statement or after a
+time.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Death:
 
 @dataclass(frozen=True, kw_only=True)
 class Lived:
-    """What a compactor tells that was not killed: how many SQL statements it took, and how it failed, if it did."""
+    """What a compactor tells that was not killed: how many SQL statements it took, and how it
+    failed, if it did.
+    """
 
     statements: int
     took_ms: float
@@ -49,7 +53,10 @@ def die() -> None:
 
 def compact_and_die(url: str, retain: Retention, death: Death, told: SimpleQueue[Lived]) -> None:
     """Compact a log, as one that has been quiet for an hour, and die on the way."""
-    sqlite_snapshot_store.STEP_ROWS, sqlite_log.TRUNCATE_STEP_ENTRIES = STEP_ROWS, TRUNCATE_STEP_ENTRIES  # type: ignore[misc]
+    sqlite_snapshot_store.STEP_ROWS, sqlite_log.TRUNCATE_STEP_ENTRIES = (  # type: ignore[misc]
+        STEP_ROWS,
+        TRUNCATE_STEP_ENTRIES,
+    )
     statements = 0
 
     class Mortal(sqlite3.Connection):

@@ -1,4 +1,6 @@
-"""A process that holds a broker's data directory: `python -m tests.integration.directory_process PATH NONCE`."""
+"""A process that holds a broker's data directory: `python -m tests.integration.directory_process
+PATH NONCE`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from equipoise.channel.core.errors import EquipoiseError
 
 
 def hold(path: Path, nonce: str) -> None:
-    """Lock the directory, write a nonce, say `holding`, and keep the lock until a line comes in; or say what is wrong."""
+    """Lock the directory, write a nonce, say `holding`, and keep the lock until a line comes in; or
+    say what is wrong.
+    """
     try:
         with DataDirectory(path) as directory:
             directory.write_nonce(nonce)

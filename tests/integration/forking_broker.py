@@ -1,4 +1,6 @@
-"""A broker that forks a child of a pool at the first line of its input: `python -m tests.integration.forking_broker FOLDER PORT`."""
+"""A broker that forks a child of a pool at the first line of its input: `python -m
+tests.integration.forking_broker FOLDER PORT`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from tests.unit.runtime.service_bench import Plain
 async def run(folder: Path, port: int) -> None:
     """Say `ready`, and then the child's id, and serve until the end."""
     loop = asyncio.get_running_loop()
-    async with Worker(f"sqlite:{folder / 'log.db'}", Plain(), broker_id="forks", data_dir=folder / "data", http_port=port):
+    async with Worker(
+        f"sqlite:{folder / 'log.db'}",
+        Plain(),
+        broker_id="forks",
+        data_dir=folder / "data",
+        http_port=port,
+    ):
         os.write(1, b"ready\n")
         await loop.run_in_executor(None, sys.stdin.readline)
         pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork"))

@@ -21,11 +21,15 @@ def say(line: str) -> None:
 
 
 def write(url: str, writer: str, count: str, batch_size: str) -> None:
-    """Append `count` records in batches, and say each offset with its record once it is acknowledged."""
+    """Append `count` records in batches, and say each offset with its record once it is
+    acknowledged.
+    """
     log = open_log(url)
     say("ready")
     for first in range(0, int(count), int(batch_size)):
-        records = [f"{writer}:{number}".encode() for number in range(first, first + int(batch_size))]
+        records = [
+            f"{writer}:{number}".encode() for number in range(first, first + int(batch_size))
+        ]
         for offset, record in zip(log.append(records, timeout_ms=TIMEOUT_MS), records, strict=True):
             say(f"{offset} {record.decode()}")
     log.close()
@@ -52,7 +56,9 @@ def hold(path: str) -> None:
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
     connection.execute("UPDATE log SET end_offset = end_offset + 1")
-    connection.execute("INSERT INTO entries SELECT end_offset, x'68656C64', 0, appended_ms FROM log")
+    connection.execute(
+        "INSERT INTO entries SELECT end_offset, x'68656C64', 0, appended_ms FROM log"
+    )
     say("holding")
     sys.stdin.readline()
     connection.execute("COMMIT")
@@ -71,7 +77,12 @@ def fill(url: str) -> None:
         say(f"{acknowledged} {type(error).__name__}")
 
 
-COMMANDS: dict[str, Callable[..., None]] = {"write": write, "tail": tail, "hold": hold, "fill": fill}
+COMMANDS: dict[str, Callable[..., None]] = {
+    "write": write,
+    "tail": tail,
+    "hold": hold,
+    "fill": fill,
+}
 
 if __name__ == "__main__":
     COMMANDS[sys.argv[1]](*sys.argv[2:])

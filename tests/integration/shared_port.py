@@ -1,4 +1,6 @@
-"""A program whose processes share a port: each has a port of its own too, and redirects callers to the owner's."""
+"""A program whose processes share a port: each has a port of its own too, and redirects callers to
+the owner's.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ BROWSERS = ("chromium", "chromium-headless-shell", "google-chrome", "chromium-br
 NAME = "evil.example"
 ORDER = "/admin/v2/brokers/drain"
 
-# A request as a script sends it, with no preflight; the same under a name of the attacker that now stands for loopback; and a form.
+# A request as a script sends it, with no preflight; the same under a name of the attacker that now
+# stands for loopback; and a form.
 PAGE = """<!doctype html><title>a page</title><iframe name="sink"></iframe>
 <form method="post" target="sink" action="http://127.0.0.1:{port}{order}?by=form"><input name="a" value="b"></form>
 <script>
@@ -35,7 +36,7 @@ PAGE = """<!doctype html><title>a page</title><iframe name="sink"></iframe>
   Promise.all([order("http://127.0.0.1:{port}{order}?by=script"), order("http://{name}:{port}{order}?by=name"), sent])
     .then(() => document.body.append("all was sent"));
 </script>
-"""
+"""  # noqa: E501
 
 
 def browser() -> str:
@@ -52,7 +53,9 @@ async def page(port: int) -> AsyncIterator[str]:
     """A page of another origin that gives orders to the broker at `port`; its URL."""
 
     async def show(_request: web.Request) -> web.Response:
-        return web.Response(text=PAGE.format(port=port, order=ORDER, name=NAME), content_type="text/html")
+        return web.Response(
+            text=PAGE.format(port=port, order=ORDER, name=NAME), content_type="text/html"
+        )
 
     app = web.Application()
     app.add_routes([web.get("/", show)])
@@ -66,7 +69,14 @@ async def page(port: int) -> AsyncIterator[str]:
 
 async def shown(url: str, folder: Path) -> str:
     """What the browser shows once the page has sent all it wants."""
-    flags = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--virtual-time-budget=20000", "--dump-dom")
+    flags = (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--virtual-time-budget=20000",
+        "--dump-dom",
+    )
     own = (f"--user-data-dir={folder}", f"--host-resolver-rules=MAP {NAME} 127.0.0.1")
     process = await asyncio.create_subprocess_exec(
         browser(),
@@ -86,7 +96,9 @@ async def shown(url: str, folder: Path) -> str:
     return told.decode()
 
 
-async def test_a_foreign_page_cannot_drain_a_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_foreign_page_cannot_drain_a_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Requests by script, by a form, and under a rebound name leave no record on the log."""
     browser()
     refused = dict[str, int]()
@@ -103,7 +115,8 @@ async def test_a_foreign_page_cannot_drain_a_broker(tmp_path: Path, monkeypatch:
         async with page(broker.worker.config.http_port) as url:
             assert "all was sent" in await shown(url, tmp_path / "browser")
         assert {"script": 403, "name": 421, "form": 403} == refused
-        # A drain would be decided on at once, and stand on the log before the next record of this broker.
+        # A drain would be decided on at once, and stand on the log before the next record of this
+        # broker.
         assert 204 == (await broker.put("/admin/v2/namespaces/acme/after")).status
         first = next(record for record in folded if not isinstance(record, Renewed))
         assert isinstance(first, NamespaceRecord)

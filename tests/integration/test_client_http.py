@@ -29,7 +29,9 @@ class Idle(Service):
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
         pass
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None:
         return None
 
 
@@ -48,7 +50,11 @@ class Party:
 
     def owner(self, key: str) -> str:
         """Who owns a key, by the brokers themselves."""
-        (owner,) = (worker.broker_id for worker in self.workers if worker.ownership(NAMESPACE, key) is not None)
+        (owner,) = (
+            worker.broker_id
+            for worker in self.workers
+            if worker.ownership(NAMESPACE, key) is not None
+        )
         return owner
 
     def other(self, broker: str) -> str:
@@ -57,13 +63,21 @@ class Party:
 
     async def admin(self, method: str, path: str, status: int = 204) -> None:
         """One call of administration, at the first broker that still runs."""
-        async with self.session.request(method, f"http://{next(iter(self.leaving))}/admin/v2/{path}") as response:
+        async with self.session.request(
+            method, f"http://{next(iter(self.leaving))}/admin/v2/{path}"
+        ) as response:
             assert status == response.status, await response.text()
 
     async def move(self, key: str, destination: str) -> None:
         """Transfer the bundle of a key."""
-        (ownership,) = (found for worker in self.workers if (found := worker.ownership(NAMESPACE, key)) is not None)
-        await self.admin("PUT", f"namespaces/{ownership.bundle.name}/unload?destinationBroker={destination}")
+        (ownership,) = (
+            found
+            for worker in self.workers
+            if (found := worker.ownership(NAMESPACE, key)) is not None
+        )
+        await self.admin(
+            "PUT", f"namespaces/{ownership.bundle.name}/unload?destinationBroker={destination}"
+        )
 
     async def stop(self, broker: str) -> None:
         """Stop a broker gracefully."""
@@ -74,7 +88,11 @@ class Party:
 async def party(log_url: str) -> AsyncIterator[Party]:
     """Two brokers with HTTP, and a namespace of two bundles that are both served."""
     async with AsyncExitStack() as everything:
-        made = Party(workers=[], leaving={}, session=await everything.enter_async_context(aiohttp.ClientSession()))
+        made = Party(
+            workers=[],
+            leaving={},
+            session=await everything.enter_async_context(aiohttp.ClientSession()),
+        )
         for _ in range(2):
             leaving = await everything.enter_async_context(AsyncExitStack())
             worker = await leaving.enter_async_context(Worker(log_url, Idle(), http_port=0))
@@ -113,7 +131,10 @@ async def test_every_key_has_the_owner_that_the_brokers_name(log_url: str) -> No
     async with party(log_url) as brokers, Client(*brokers.addresses) as client:
         for key in "abcdefgh":
             peer = await client.owner(NAMESPACE, key, timeout_ms=TIMEOUT_MS)
-            assert (brokers.owner(key), {"http": f"http://{peer.broker}"}) == (peer.broker, peer.addresses)
+            assert (brokers.owner(key), {"http": f"http://{peer.broker}"}) == (
+                peer.broker,
+                peer.addresses,
+            )
 
 
 async def test_a_client_learns_of_a_move_without_a_report(log_url: str) -> None:
@@ -123,9 +144,14 @@ async def test_a_client_learns_of_a_move_without_a_report(log_url: str) -> None:
         await named(client, "a", brokers.other(before.broker))
 
 
-async def test_a_client_moves_to_another_broker_when_its_own_stops(log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_moves_to_another_broker_when_its_own_stops(
+    log_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("random.randrange", lambda _: 0)
-    async with party(log_url) as brokers, Client("http://127.0.0.1:9", *brokers.addresses) as client:
+    async with (
+        party(log_url) as brokers,
+        Client("http://127.0.0.1:9", *brokers.addresses) as client,
+    ):
         first = brokers.workers[0].broker_id
         await client.owner(NAMESPACE, "a", timeout_ms=TIMEOUT_MS)
         other = brokers.other(first)
@@ -134,7 +160,9 @@ async def test_a_client_moves_to_another_broker_when_its_own_stops(log_url: str,
             await named(client, key, other)
 
 
-async def test_a_client_learns_of_new_and_deleted_namespaces(log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_learns_of_new_and_deleted_namespaces(
+    log_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(http_source, "UNKNOWN_SECONDS", 0.01)
     async with party(log_url) as brokers, Client(*brokers.addresses) as client:
         with pytest.raises(UnknownNamespace):

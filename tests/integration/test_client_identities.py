@@ -1,4 +1,6 @@
-"""Who a client is: clients of Pulsar and our own with passwords, certificates and tokens, at brokers that take all three."""
+"""Who a client is: clients of Pulsar and our own with passwords, certificates and tokens, at
+brokers that take all three.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from typing import Final
 
 import aiohttp
 import pytest
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from equipoise.brokers.agent.intents import CreateNamespace
 from equipoise.brokers.pulsar.service import PulsarService
@@ -50,7 +57,7 @@ try:
     client.close()
 except pulsar.PulsarException as error:
     print("failed:", type(error).__name__)
-"""
+"""  # noqa: E501
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,24 +91,41 @@ async def site(folder: Path, *, brokers: int = 1) -> AsyncIterator[Site]:
     workers: list[Worker] = []
     async with AsyncExitStack() as parts:
         for number in range(brokers):
-            own = {"log_url": f"sqlite:{folder / 'channel.db'}", "data_dir": folder / f"data-{number}", "broker_id": f"broker-{number}"}
+            own = {
+                "log_url": f"sqlite:{folder / 'channel.db'}",
+                "data_dir": folder / f"data-{number}",
+                "broker_id": f"broker-{number}",
+            }
             own |= {"http_port": 0, "pulsar_port": 0, "balance": False}
-            own |= {"authentication": True, "token_secret_key": SECRET_URL, "basic_passwords": str(users), "certificate_roles": True}
+            own |= {
+                "authentication": True,
+                "token_secret_key": SECRET_URL,
+                "basic_passwords": str(users),
+                "certificate_roles": True,
+            }
             # The client of Java verifies the name that the address has on this machine.
-            config = WorkerConfig.model_validate(own | authority.settings(f"broker-{number}", HOST, "localhost"))
+            config = WorkerConfig.model_validate(
+                own | authority.settings(f"broker-{number}", HOST, "localhost")
+            )
             workers.append(await parts.enter_async_context(Broker(config, {"*": PulsarService()})))
             await workers[-1].ready(timeout_ms=PATIENCE_MS)
-        await workers[0].request(CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(1)), timeout_ms=PATIENCE_MS)
+        await workers[0].request(
+            CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(1)), timeout_ms=PATIENCE_MS
+        )
         yield Site(workers=workers, authority=authority, certificate=certificate, key=key)
 
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str, str]]:
-    """Who was let in and who was refused: the surface, the method or `refused`, and the role or the reason."""
+    """Who was let in and who was refused: the surface, the method or `refused`, and the role or the
+    reason.
+    """
     found: set[tuple[str, str, str]] = set()
     noted = Gate._noted  # noqa: SLF001 - every verdict passes it
 
-    def noting(self: Gate, surface: Surface, checked: Identity | Refusal, credentials: Credentials | None) -> Identity | Refusal:
+    def noting(
+        self: Gate, surface: Surface, checked: Identity | Refusal, credentials: Credentials | None
+    ) -> Identity | Refusal:
         if isinstance(checked, Identity):
             found.add((surface, checked.method, checked.role))
         else:
@@ -119,11 +143,16 @@ async def ran(*words: object) -> str:
     return printed.decode()
 
 
-async def test_http_takes_each_method_and_a_request_says_which(tmp_path: Path, seen: set[tuple[str, str, str]]) -> None:
+async def test_http_takes_each_method_and_a_request_says_which(
+    tmp_path: Path, seen: set[tuple[str, str, str]]
+) -> None:
     """A certificate is optional, and counts for requests without credentials of their own."""
     async with site(tmp_path) as on:
         files = TlsFiles(ca=on.authority.ca)
-        without, with_ = client_context(files), client_context(TlsFiles(ca=files.ca, certificate=on.certificate, key=on.key))
+        without, with_ = (
+            client_context(files),
+            client_context(TlsFiles(ca=files.ca, certificate=on.certificate, key=on.key)),
+        )
         nameless, its_key = on.authority.issue("nameless")
         unnamed = client_context(TlsFiles(ca=files.ca, certificate=nameless, key=its_key))
         asked = [
@@ -137,25 +166,39 @@ async def test_http_takes_each_method_and_a_request_says_which(tmp_path: Path, s
         ]
         for status, tls, headers, verdict in asked:
             seen.clear()
-            async with aiohttp.ClientSession(on.http) as http, http.get("/admin/v2/tenants", ssl=tls, headers=headers) as answer:
+            async with (
+                aiohttp.ClientSession(on.http) as http,
+                http.get("/admin/v2/tenants", ssl=tls, headers=headers) as answer,
+            ):
                 assert (status, {verdict}) == (answer.status, seen)
 
 
-async def test_brokers_know_each_other_by_their_certificates(tmp_path: Path, seen: set[tuple[str, str, str]]) -> None:
+async def test_brokers_know_each_other_by_their_certificates(
+    tmp_path: Path, seen: set[tuple[str, str, str]]
+) -> None:
     """One asks the others for their topics, and has no token."""
     async with site(tmp_path, brokers=2) as on, aiohttp.ClientSession() as http:
         for worker in on.workers:
             url = f"{worker.profile.addresses['https']}/admin/v2/non-persistent/{NAMESPACE}"
-            async with http.get(url, ssl=client_context(TlsFiles(ca=on.authority.ca)), headers=bearer(token())) as answer:
+            async with http.get(
+                url, ssl=client_context(TlsFiles(ca=on.authority.ca)), headers=bearer(token())
+            ) as answer:
                 assert (200, []) == (answer.status, await answer.json())
         assert ("http", "tls", "broker-0") in seen or ("http", "tls", "broker-1") in seen
         assert not [each for each in seen if each[1] == "refused"]
 
 
-async def test_the_python_client_connects_with_a_password_or_a_certificate(tmp_path: Path, seen: set[tuple[str, str, str]]) -> None:
+async def test_the_python_client_connects_with_a_password_or_a_certificate(
+    tmp_path: Path, seen: set[tuple[str, str, str]]
+) -> None:
     async with site(tmp_path) as on:
         program = (sys.executable, "-c", PYTHON, on.pulsar, on.authority.ca)
-        ways = (("basic", "me", "secret"), ("tls", on.certificate, on.key), ("basic", "me", "wrong"), ("none",))
+        ways = (
+            ("basic", "me", "secret"),
+            ("tls", on.certificate, on.key),
+            ("basic", "me", "wrong"),
+            ("none",),
+        )
         printed = await asyncio.gather(*(ran(*program, *way) for way in ways))
         assert [True, True, False, False] == ["sent\n" in text for text in printed], printed
         assert {
@@ -166,21 +209,44 @@ async def test_the_python_client_connects_with_a_password_or_a_certificate(tmp_p
         } == seen
 
 
-async def test_tools_of_java_connect_with_a_password_or_a_certificate(tmp_path: Path, seen: set[tuple[str, str, str]]) -> None:
-    """pulsar-admin over HTTP, and pulsar-client on the Pulsar port, with the options that they have for it."""
+async def test_tools_of_java_connect_with_a_password_or_a_certificate(
+    tmp_path: Path, seen: set[tuple[str, str, str]]
+) -> None:
+    """pulsar-admin over HTTP, and pulsar-client on the Pulsar port, with the options that they have
+    for it.
+    """
     require(Language.JAVA)
     conf = tmp_path / "client.conf"
     async with site(tmp_path) as on:
-        conf.write_text(f"tlsTrustCertsFilePath={on.authority.ca}\ntlsEnableHostnameVerification=true\n", encoding="utf-8")
-        password = ("--auth-plugin", f"{AUTH}Basic", "--auth-params", json.dumps({"userId": "me", "password": "secret"}))
-        certificate = ("--auth-plugin", f"{AUTH}Tls", "--auth-params", f"tlsCertFile:{on.certificate},tlsKeyFile:{on.key}")
+        conf.write_text(
+            f"tlsTrustCertsFilePath={on.authority.ca}\ntlsEnableHostnameVerification=true\n",
+            encoding="utf-8",
+        )
+        password = (
+            "--auth-plugin",
+            f"{AUTH}Basic",
+            "--auth-params",
+            json.dumps({"userId": "me", "password": "secret"}),
+        )
+        certificate = (
+            "--auth-plugin",
+            f"{AUTH}Tls",
+            "--auth-params",
+            f"tlsCertFile:{on.certificate},tlsKeyFile:{on.key}",
+        )
         java = admin_command()[:-1]
         admin = (*java, "org.apache.pulsar.admin.cli.PulsarAdminTool", conf, "--admin-url", on.http)
         client = (*java, "org.apache.pulsar.client.cli.PulsarClientTool", conf, "--url", on.pulsar)
         for way in (password, certificate):
             shown, sent = await asyncio.gather(
-                ran(*admin, *way, "tenants", "list"), ran(*client, *way, "produce", TOPIC, "--messages", "x")
+                ran(*admin, *way, "tenants", "list"),
+                ran(*client, *way, "produce", TOPIC, "--messages", "x"),
             )
             assert ("public" in shown, "HTTP 401" in shown) == (True, False), shown
             assert {method for surface, method, _ in seen if surface == "pulsar"}, sent
-        assert {("http", "basic", "me"), ("http", "tls", "orders"), ("pulsar", "basic", "me"), ("pulsar", "tls", "orders")} == seen
+        assert {
+            ("http", "basic", "me"),
+            ("http", "tls", "orders"),
+            ("pulsar", "basic", "me"),
+            ("pulsar", "tls", "orders"),
+        } == seen

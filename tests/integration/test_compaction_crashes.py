@@ -1,4 +1,6 @@
-"""Kill compactors at each step and at random moments: nothing is lost, and the next compactor continues."""
+"""Kill compactors at each step and at random moments: nothing is lost, and the next compactor
+continues.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,16 @@ from equipoise.channel.core.view import View, apply
 from equipoise.channel.log.open_log import open_log
 from equipoise.compaction.retention import Retention
 from equipoise.compaction.writing import Step
-from tests.channels.compacting import TIMEOUT_MS, all_of, all_rows, image_of, marker_in, restored_to_end, told_by, untold
+from tests.channels.compacting import (
+    TIMEOUT_MS,
+    all_of,
+    all_rows,
+    image_of,
+    marker_in,
+    restored_to_end,
+    told_by,
+    untold,
+)
 from tests.channels.walk import Walk
 from tests.integration.compaction_process import Death, Lived, compact_and_die
 from tests.kafka.fixtures import Kafka
@@ -56,7 +67,9 @@ class LiveChannel:
             self._digests[self.view.offset] = self.view.digest()
 
     def check(self) -> None:
-        """Whoever restores now comes to the view that all records come to, and whoever looks back to views that were."""
+        """Whoever restores now comes to the view that all records come to, and whoever looks back
+        to views that were.
+        """
         assert all_of(self.view) == all_of(restored_to_end(self.log))
         assert told_by(self.log).items() <= self._digests.items()
 
@@ -88,7 +101,9 @@ def log(url: str) -> Iterator[Log]:
 def run(url: str, death: Death = Death(), *, kept: int = 0) -> Lived | None:  # noqa: B008 - a value
     """Run a compactor until it ends or dies; None if it died, as it was meant to."""
     told = _context.SimpleQueue()
-    process = _context.Process(target=compact_and_die, args=(url, Retention(unit="offsets", amount=kept), death, told))
+    process = _context.Process(
+        target=compact_and_die, args=(url, Retention(unit="offsets", amount=kept), death, told)
+    )
     process.start()
     process.join(DEADLINE_SECONDS)
     assert process.exitcode in (0, -signal.SIGKILL)
@@ -104,13 +119,18 @@ def compacts_whole(channel: LiveChannel, url: str) -> Lived:
     assert lived.error is None
     channel.check()
     assert all_rows(channel.view) == image_of(channel.log).rows
-    assert (channel.view.offset, channel.view.offset + 1) == (marker_in(channel.log).horizon, channel.log.start())
+    assert (channel.view.offset, channel.view.offset + 1) == (
+        marker_in(channel.log).horizon,
+        channel.log.start(),
+    )
     return lived
 
 
 @pytest.mark.slow
 def test_a_compactor_dies_at_each_of_its_steps(log: Log, url: str) -> None:
-    """Killed at any named step, also twice in a row, it leaves the same channel, and the next one goes on from there."""
+    """Killed at any named step, also twice in a row, it leaves the same channel, and the next one
+    goes on from there.
+    """
     channel = LiveChannel(log, seed=1)
     channel.go_on()
     for step in Step:
@@ -133,7 +153,9 @@ def test_a_compactor_dies_at_each_of_its_steps(log: Log, url: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_compactor_dies_anywhere(log: Log, url: str, seed: int) -> None:
-    """Killed before any of its SQL statements, or at any time, it leaves the same channel; another one, sooner or later, goes on."""
+    """Killed before any of its SQL statements, or at any time, it leaves the same channel; another
+    one, sooner or later, goes on.
+    """
     rng = random.Random(seed)
     channel = LiveChannel(log, seed=10 + seed)
     channel.go_on()

@@ -35,7 +35,12 @@ def cut_off_all(log_url: str) -> Compacted:
     log = open_log(log_url, create=False)
     try:
         retain = parse_retention("0 offsets")
-        return compact(log, retain=retain, timeout_ms=PATIENCE_MS, now_ms=lambda: time.time_ns() // 1_000_000 + HOUR_MS)
+        return compact(
+            log,
+            retain=retain,
+            timeout_ms=PATIENCE_MS,
+            now_ms=lambda: time.time_ns() // 1_000_000 + HOUR_MS,
+        )
     finally:
         log.close()
 
@@ -43,8 +48,11 @@ def cut_off_all(log_url: str) -> Compacted:
 def metric(address: str, name: str) -> float:
     """What a broker tells of one metric; 0 while it does not answer."""
     try:
-        with urlopen(f"{address}/metrics", timeout=5) as answer:  # noqa: S310 - a broker of this test
-            match = re.search(rf"^equipoise_{name}{{[^}}]*}} (\S+)$", answer.read().decode(), flags=re.MULTILINE)
+        # A broker of this test.
+        with urlopen(f"{address}/metrics", timeout=5) as answer:  # noqa: S310
+            match = re.search(
+                rf"^equipoise_{name}{{[^}}]*}} (\S+)$", answer.read().decode(), flags=re.MULTILINE
+            )
     except OSError:
         return 0.0
     return 0.0 if match is None else float(match[1])
@@ -59,28 +67,42 @@ def wait_for_metric(address: str, name: str, at_least: float) -> None:
 
 
 def wait_until_owned(log_url: str, *brokers: str) -> View:
-    """Wait until these brokers, and no others, are up, and own all bundles between them; the view then."""
+    """Wait until these brokers, and no others, are up, and own all bundles between them; the view
+    then.
+    """
     with opened(log_url, timeout_ms=PATIENCE_MS) as access:
 
         def owned(view: View) -> View | None:
             up = {entry.broker for entry in view.live_brokers() if entry.status == "up"}
             bundles = view.bundles_of(NAMESPACE)
-            return view if up == set(brokers) and bundles and all(bundle.phase == "owned" for bundle in bundles) else None
+            return (
+                view
+                if up == set(brokers)
+                and bundles
+                and all(bundle.phase == "owned" for bundle in bundles)
+                else None
+            )
 
         return until(access, owned, what="all bundles being owned")
 
 
 def test_brokers_start_from_the_snapshot_and_resync_through_it(tmp_path: Path) -> None:
-    """A broker without a directory is ready on a log that was cut off, and one that slept through the cut goes on after it."""
+    """A broker without a directory is ready on a log that was cut off, and one that slept through
+    the cut goes on after it.
+    """
     settings = ClusterSettings(directory=tmp_path, brokers=2, settings={"balance": "false"})
     with LocalCluster(settings) as cluster:
         first, second = cluster.broker_ids
         with opened(cluster.log_url, timeout_ms=PATIENCE_MS, publisher="admin:test") as access:
             run(access, create_namespace(NAMESPACE, even_boundaries(8)))
-        tokens = {bundle.name: bundle.token for bundle in wait_until_owned(cluster.log_url, first, second).bundles_of(NAMESPACE)}
+        tokens = {
+            bundle.name: bundle.token
+            for bundle in wait_until_owned(cluster.log_url, first, second).bundles_of(NAMESPACE)
+        }
 
         cluster.pause(1)
-        wait_until_owned(cluster.log_url, first)  # It is declared dead, and what it had is placed anew: all unread by it.
+        # It is declared dead, and what it had is placed anew: all unread by it.
+        wait_until_owned(cluster.log_url, first)
         compacted = cut_off_all(cluster.log_url)
         assert compacted.start > compacted.start_before
         cluster.resume(1)
@@ -90,7 +112,8 @@ def test_brokers_start_from_the_snapshot_and_resync_through_it(tmp_path: Path) -
 
         cluster.kill(0)
         wait_until_owned(cluster.log_url, second)
-        shutil.rmtree(cluster.directories[0])  # Only now: the cluster reads the end of the log of a broker that has ended.
+        # Only now: the cluster reads the end of the log of a broker that has ended.
+        shutil.rmtree(cluster.directories[0])
         cut_off_all(cluster.log_url)
         cluster.restart(0)
         wait_until_owned(cluster.log_url, first, second)
@@ -98,7 +121,9 @@ def test_brokers_start_from_the_snapshot_and_resync_through_it(tmp_path: Path) -
 
 
 def wait_for_child(parent: int, argument: str) -> None:
-    """Wait until a process has a child that was started with this argument: it may be there for no more than half a second."""
+    """Wait until a process has a child that was started with this argument: it may be there for no
+    more than half a second.
+    """
     deadline = Deadline.after(timeout_ms=PATIENCE_MS)
     while not any(argument in child for child in children(parent)):
         deadline.check(f"process {parent} having a child with the argument {argument}")
@@ -106,18 +131,26 @@ def wait_for_child(parent: int, argument: str) -> None:
 
 
 def children(parent: int) -> list[list[str]]:
-    """The command lines of a process's children at this moment, whichever of its threads has started them."""
+    """The command lines of a process's children at this moment, whichever of its threads has
+    started them.
+    """
     found = []
     for task in Path(f"/proc/{parent}/task").iterdir():
         with suppress(OSError):  # The thread, or the child, has just ended.
             pids = (task / "children").read_text(encoding="ascii").split()
-            found += [Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").split("\0") for pid in pids]
+            found += [
+                Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").split("\0") for pid in pids
+            ]
     return found
 
 
 def test_the_leader_compacts_in_a_process_of_its_own(tmp_path: Path) -> None:
-    """With a small bound the leader has the log compacted, tells of it, and keeps for the others what is younger than ten minutes."""
-    settings = ClusterSettings(directory=tmp_path, brokers=1, settings={"compact_records": 3, "retain": "0 offsets"})
+    """With a small bound the leader has the log compacted, tells of it, and keeps for the others
+    what is younger than ten minutes.
+    """
+    settings = ClusterSettings(
+        directory=tmp_path, brokers=1, settings={"compact_records": 3, "retain": "0 offsets"}
+    )
     with LocalCluster(settings) as cluster:
         pid = cluster.pid(0)
         assert pid is not None

@@ -1,4 +1,6 @@
-"""The operator's controls on real brokers, by the command line: maintenance, pause, freeze, and a saved plan."""
+"""The operator's controls on real brokers, by the command line: maintenance, pause, freeze, and a
+saved plan.
+"""
 
 from __future__ import annotations
 
@@ -59,10 +61,15 @@ class Operator:
             until(access, lambda view: condition(view) or None, what=what)
 
     def owned(self, *namespaces: str) -> Mapping[str, int]:
-        """Return how many bundles of these namespaces each broker owns, without those that own none."""
+        """Return how many bundles of these namespaces each broker owns, without those that own
+        none.
+        """
         view = view_of(self.log)
         return Counter(
-            view.live[bundle.owner].broker for name in namespaces for bundle in view.bundles_of(name) if bundle.owner is not None
+            view.live[bundle.owner].broker
+            for name in namespaces
+            for bundle in view.bundles_of(name)
+            if bundle.owner is not None
         )
 
 
@@ -72,11 +79,15 @@ def bundles(view: View) -> tuple[int, int]:
 
 
 def all_owned(view: View) -> bool:
-    return bundles(view) == (BUNDLES, BUNDLES) and not any(bundle.phase != "owned" for bundle in view.bundles.values())
+    return bundles(view) == (BUNDLES, BUNDLES) and not any(
+        bundle.phase != "owned" for bundle in view.bundles.values()
+    )
 
 
 def test_an_operator_stops_the_balancer_and_carries_out_a_plan(tmp_path: Path) -> None:
-    """Merges show what the balancer may do, because bundles without load merge. A pin makes a plan that moves bundles."""
+    """Merges show what the balancer may do, because bundles without load merge. A pin makes a plan
+    that moves bundles.
+    """
     with LocalCluster(counters(tmp_path, brokers=2)) as cluster:
         operator, (first, second) = Operator(cluster.log_url), cluster.broker_ids
         for namespace in (CALM, BUSY):
@@ -93,10 +104,16 @@ def test_an_operator_stops_the_balancer_and_carries_out_a_plan(tmp_path: Path) -
         operator.does("namespaces", "freeze", CALM, "--reason", "a sale")
         operator.does("balancing", "pause", "--reason", "upgrade", "--for", "1h")
         operator.does("balancing", "set", *MERGES_AT_ONCE)
-        operator.waits(lambda _: "balancing is paused: upgrade" in operator.does("decisions"), "the decision to pause")
+        operator.waits(
+            lambda _: "balancing is paused: upgrade" in operator.does("decisions"),
+            "the decision to pause",
+        )
         assert (BUNDLES, BUNDLES) == bundles(view_of(operator.log))
         operator.does("balancing", "resume")
-        operator.waits(lambda view: bundles(view) == (BUNDLES, MERGED), "the merges of the namespace that is not frozen")
+        operator.waits(
+            lambda view: bundles(view) == (BUNDLES, MERGED),
+            "the merges of the namespace that is not frozen",
+        )
         operator.does("namespaces", "unfreeze", CALM)
         operator.waits(lambda view: bundles(view) == (MERGED, MERGED), "the merges of the other")
 

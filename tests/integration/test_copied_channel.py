@@ -1,4 +1,6 @@
-"""A cluster of real processes whose channel is copied to another log: file to file, to a real Kafka, and back."""
+"""A cluster of real processes whose channel is copied to another log: file to file, to a real
+Kafka, and back.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ NAMESPACE = "shop/orders"
 BUNDLES = 8
 KILLS = times(2, many=8)
 KILLED_AFTER_SECONDS = 3.0
-"""At most; of these a process takes half a second to two for its start, and some hundredths for the copy."""
+"""At most; of these a process takes half a second to two for its start, and some hundredths for the
+copy."""
 
 
 def view_once(log: str, condition: Callable[[View], bool], what: str) -> View:
@@ -41,7 +44,9 @@ def view_once(log: str, condition: Callable[[View], bool], what: str) -> View:
 
 def all_owned(view: View) -> bool:
     """Return whether every bundle of the namespace has an owner."""
-    return len(view.bundles) == BUNDLES and {bundle.phase for bundle in view.bundles.values()} == {"owned"}
+    return len(view.bundles) == BUNDLES and {bundle.phase for bundle in view.bundles.values()} == {
+        "owned"
+    }
 
 
 def tokens(view: View) -> dict[str, int]:
@@ -59,24 +64,47 @@ def copied(source: str, target: str) -> int:
 
 def settings(directory: Path, log: str, port: int) -> ClusterSettings:
     """Return two brokers that keep their ids and data directories on any log."""
-    return ClusterSettings(directory=directory, brokers=2, http_port=port, log_url=log, settings={"balance": "false"})
+    return ClusterSettings(
+        directory=directory, brokers=2, http_port=port, log_url=log, settings={"balance": "false"}
+    )
 
 
 def worked_on(directory: Path, log: str, port: int) -> dict[str, int]:
     """Run a cluster on a log for a while, and stop it. Return the tokens at its end."""
     with LocalCluster(settings(directory, log, port)) as cluster:
-        view = view_once(log, lambda view: len(view.live_brokers()) == len(cluster.broker_ids), "two brokers that are alive")
+        view = view_once(
+            log,
+            lambda view: len(view.live_brokers()) == len(cluster.broker_ids),
+            "two brokers that are alive",
+        )
         if NAMESPACE not in view.namespaces:
-            assert 0 == run("namespaces", "create", NAMESPACE, "--bundles", str(BUNDLES), log=log).exit_code
+            assert (
+                0
+                == run(
+                    "namespaces", "create", NAMESPACE, "--bundles", str(BUNDLES), log=log
+                ).exit_code
+            )
         view = view_once(log, all_owned, "an owner for each bundle")
         bundle = min(view.bundles)
-        assert 0 == run("namespaces", "unload", NAMESPACE, "--bundle", bundle.removeprefix(f"{NAMESPACE}/"), log=log).exit_code
+        assert (
+            0
+            == run(
+                "namespaces",
+                "unload",
+                NAMESPACE,
+                "--bundle",
+                bundle.removeprefix(f"{NAMESPACE}/"),
+                log=log,
+            ).exit_code
+        )
         return tokens(view_once(log, all_owned, "an owner for each bundle, after a move"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sqlite", "kafka"])
-def test_brokers_go_on_from_a_copy_and_back(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_brokers_go_on_from_a_copy_and_back(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """They find all bundles, under tokens above all earlier ones."""
     logs = [f"sqlite:{tmp_path}/{name}.db" for name in ("first", "second", "third")]
     if kind == "kafka":
@@ -107,7 +135,9 @@ def test_a_killed_copy_can_be_repeated(tmp_path: Path) -> None:
         old, new = write(channel.entries, folder), f"sqlite:{folder}/new.db"
         command = [sys.executable, "-m", "equipoise.brokers.cli", "channel", "copy", old, new]
         with (
-            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process,
+            subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            ) as process,
             suppress(subprocess.TimeoutExpired),
         ):
             try:
@@ -123,7 +153,10 @@ def test_a_killed_copy_can_be_repeated(tmp_path: Path) -> None:
 
 def test_a_backup_is_restored_to_kafka(tmp_path: Path, kafka: Kafka) -> None:
     """Brokers go on there, far above the offsets of the backup."""
-    lost, restored = f"sqlite:{tmp_path}/lost.db", f"kafka://{kafka.address}/{kafka.topic('restored channel')}"
+    lost, restored = (
+        f"sqlite:{tmp_path}/lost.db",
+        f"kafka://{kafka.address}/{kafka.topic('restored channel')}",
+    )
     port = free_row(2)
     before = worked_on(tmp_path, lost, port)
     assert 0 == run("channel", "export", str(tmp_path / "backup.zst"), log=lost).exit_code
@@ -141,7 +174,10 @@ def test_a_broker_that_slept_through_the_copy_ends(tmp_path: Path) -> None:
     old, new = f"sqlite:{tmp_path}/first.db", f"sqlite:{tmp_path}/second.db"
     with LocalCluster(settings(tmp_path, old, 0)) as cluster:
         sleeper, _ = cluster.broker_ids
-        assert 0 == run("namespaces", "create", NAMESPACE, "--bundles", str(BUNDLES), log=old).exit_code
+        assert (
+            0
+            == run("namespaces", "create", NAMESPACE, "--bundles", str(BUNDLES), log=old).exit_code
+        )
         view_once(old, all_owned, "an owner for each bundle")
         refused = run("channel", "copy", old, new, "--timeout", "60")
         assert (4, True) == (refused.exit_code, "is in use by" in refused.stderr)

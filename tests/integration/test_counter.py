@@ -46,19 +46,36 @@ class Counters:
         return [worker.broker_id for worker in self.workers]
 
     async def call(self, broker: str, key: str, request: str) -> tuple[int | None, str | None]:
-        """Call once, and note it for the checker. Return the status, and the broker of a redirect."""
-        line: dict[str, object] = {"request": request, "key": f"{NAMESPACE}/{key}", "target": broker, "caller": "test"}
+        """Call once, and note it for the checker. Return the status, and the broker of a
+        redirect.
+        """
+        line: dict[str, object] = {
+            "request": request,
+            "key": f"{NAMESPACE}/{key}",
+            "target": broker,
+            "caller": "test",
+        }
         status, location = None, None
         line["call_ns"] = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         try:
             url = f"http://{broker}/counter/{NAMESPACE}/{key}"
-            async with self.session.post(url, headers={"X-Request-Id": request}, allow_redirects=False) as response:
-                status, location, text = response.status, response.headers.get("Location"), await response.text()
+            async with self.session.post(
+                url, headers={"X-Request-Id": request}, allow_redirects=False
+            ) as response:
+                status, location, text = (
+                    response.status,
+                    response.headers.get("Location"),
+                    await response.text(),
+                )
         except aiohttp.ClientError:
             text = ""
         answer = json.loads(text) if status == 200 else {}
         line |= {"return_ns": time.clock_gettime_ns(time.CLOCK_BOOTTIME), "status": status}
-        self.history.append(json.dumps({**line, **{name: answer.get(name) for name in ("broker", "token", "value")}}))
+        self.history.append(
+            json.dumps(
+                {**line, **{name: answer.get(name) for name in ("broker", "token", "value")}}
+            )
+        )
         return status, None if location is None else location.split("/")[2]
 
     async def keep_calling(self, key: str, *, stubborn: bool = False) -> None:
@@ -77,11 +94,14 @@ class Counters:
     async def transfer(self, key: str) -> None:
         """Move the bundle of a key to the other broker, over HTTP."""
         (owner, bundle) = next(
-            (worker.broker_id, found.bundle.name) for worker in self.workers if (found := worker.ownership(NAMESPACE, key)) is not None
+            (worker.broker_id, found.bundle.name)
+            for worker in self.workers
+            if (found := worker.ownership(NAMESPACE, key)) is not None
         )
         other = next(broker for broker in self.brokers if broker != owner)
         path = f"admin/v2/namespaces/{bundle}/unload?destinationBroker={other}"
-        status, text = 503, ""  # A busy machine may keep the log from everybody for too long. Then nothing was appended.
+        # A busy machine may keep the log from everybody for too long. Then nothing was appended.
+        status, text = 503, ""
         while status == 503:
             async with self.session.put(f"http://{owner}/{path}") as response:
                 status, text = response.status, await response.text()
@@ -92,7 +112,15 @@ class Counters:
         history = self.folder / "history.jsonl"
         history.write_text("".join(f"{line}\n" for line in self.history))
         evidence = [str(path) for path in sorted(self.folder.glob("accepts-*.jsonl"))]
-        command = [sys.executable, str(CHECKER), str(history), "--store", str(self.folder / "counter.db"), "--evidence", *evidence]
+        command = [
+            sys.executable,
+            str(CHECKER),
+            str(history),
+            "--store",
+            str(self.folder / "counter.db"),
+            "--evidence",
+            *evidence,
+        ]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -100,7 +128,9 @@ class Counters:
 async def counters(folder: Path, log_url: str) -> AsyncIterator[Counters]:
     """Yield two brokers that serve a namespace of four bundles."""
     async with AsyncExitStack() as parts:
-        session = await parts.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        session = await parts.enter_async_context(
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        )
         made = Counters(folder=folder, session=session)
         for name in ("a", "b"):
             store = CounterStore(folder / "counter.db")
@@ -124,7 +154,9 @@ async def counters(folder: Path, log_url: str) -> AsyncIterator[Counters]:
 async def test_transfers_under_load_pass_the_checker(tmp_path: Path, log_url: str) -> None:
     """Each acknowledged count is stored once, and no key has two owners."""
     async with counters(tmp_path, log_url) as brokers:
-        callers = [asyncio.ensure_future(brokers.keep_calling(key)) for key in KEYS for _ in range(2)]
+        callers = [
+            asyncio.ensure_future(brokers.keep_calling(key)) for key in KEYS for _ in range(2)
+        ]
         callers.append(asyncio.ensure_future(brokers.keep_calling("hot", stubborn=True)))
         for key, _ in zip(itertools.cycle(KEYS), range(TRANSFERS), strict=False):
             answered = len(brokers.history)
@@ -151,5 +183,7 @@ async def test_a_caller_only_needs_to_follow_redirects(tmp_path: Path, log_url: 
 async def test_an_unknown_namespace_is_404(tmp_path: Path, log_url: str) -> None:
     async with counters(tmp_path, log_url) as brokers:
         for path, status in (("shop/returns/k", 404), ("shop/%20/k", 404), ("%FF/%FE/k", 404)):
-            async with brokers.session.post(f"http://{brokers.brokers[0]}/counter/{path}") as response:
+            async with brokers.session.post(
+                f"http://{brokers.brokers[0]}/counter/{path}"
+            ) as response:
                 assert status == response.status, await response.text()

@@ -28,7 +28,9 @@ DEADLINE_SECONDS = 60.0
 def process(path: Path, nonce: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a process that holds the directory, or tries to."""
     command = [sys.executable, "-m", "tests.integration.directory_process", str(path), nonce]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as started:
         try:
             yield started
         finally:
@@ -86,10 +88,14 @@ def test_children_do_not_inherit_the_lock(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_keeps_nothing_of_a_dead_broker(tmp_path: Path) -> None:
-    """Neither its lock, nor its port, nor its clients: the next broker starts although the child of a pool lives on."""
+    """Neither its lock, nor its port, nor its clients: the next broker starts although the child of
+    a pool lives on.
+    """
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "tests.integration.forking_broker", str(tmp_path), str(port)]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as broker:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as broker:
         assert "ready" == word_of(broker)
         with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_SECONDS) as client:
             client.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")

@@ -1,4 +1,6 @@
-"""A broker inside a program: on its event loop or in a thread, over a log in memory or in a file."""
+"""A broker inside a program: on its event loop or in a thread, over a log in memory or in a
+file.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,13 @@ from equipoise.brokers.runtime.config import ENDING_MS
 from equipoise.brokers.runtime.loop_thread import CROSSING_MS, InThread
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service, WorkerEnded
 from equipoise.brokers.server.embedded import Worker, WorkerInThread
-from equipoise.channel.core.errors import CallerError, DeadlineExceeded, InvalidName, LogReplaced, OperatorError
+from equipoise.channel.core.errors import (
+    CallerError,
+    DeadlineExceeded,
+    InvalidName,
+    LogReplaced,
+    OperatorError,
+)
 from equipoise.channel.system.deadline import Deadline
 from tests.house.house_rules import ROOT
 from tests.unit.security.signing import SETTINGS, bearer, token
@@ -43,7 +51,9 @@ class Keeper(Service):
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
         self.handed_over.append(handover)
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None:
         return self.host.broker_id.encode()
 
 
@@ -57,7 +67,13 @@ async def test_two_programs_share_the_keys(tmp_path: Path, log_url: str) -> None
     two_has = tmp_path / "two"
     async with (
         Worker(log_url, Keeper(), advertised_addresses={"http": "http://one"}) as one,
-        Worker(log_url, Keeper(), broker_id="two", data_dir=two_has, advertised_addresses={"http": "http://two"}) as two,
+        Worker(
+            log_url,
+            Keeper(),
+            broker_id="two",
+            data_dir=two_has,
+            advertised_addresses={"http": "http://two"},
+        ) as two,
     ):
         await one.create_namespace(NAMESPACE, bundles=8)
         await two.create_namespace(NAMESPACE, bundles=2)
@@ -65,7 +81,10 @@ async def test_two_programs_share_the_keys(tmp_path: Path, log_url: str) -> None
             at_one, at_two = await one.route(NAMESPACE, key), await two.route(NAMESPACE, key)
             if isinstance(at_one, Ownership):
                 assert Peer(broker=one.broker_id, addresses={"http": "http://one"}) == at_two
-                assert (at_one, None) == (one.ownership(NAMESPACE, key), two.ownership(NAMESPACE, key))
+                assert (at_one, None) == (
+                    one.ownership(NAMESPACE, key),
+                    two.ownership(NAMESPACE, key),
+                )
                 at_one.begin(key).finish()
             else:
                 assert Peer(broker="two", addresses={"http": "http://two"}) == at_one
@@ -87,7 +106,9 @@ async def test_leaving_hands_everything_over(tmp_path: Path, log_url: str) -> No
         assert b"goes" in keeper.handed_over
 
 
-async def test_an_embedded_broker_logs_its_joins_and_moves(tmp_path: Path, log_url: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_embedded_broker_logs_its_joins_and_moves(
+    tmp_path: Path, log_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """At level info, to the loggers and with the fields that docs/reference/log-lines.md names."""
     caplog.set_level("INFO", logger="equipoise")
     async with (
@@ -100,20 +121,33 @@ async def test_an_embedded_broker_logs_its_joins_and_moves(tmp_path: Path, log_u
     lines = [record.__dict__ for record in caplog.records]
     page = (ROOT / "docs/reference/log-lines.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(equipoise[.\w]+)` \| (.+) \|$", page, flags=re.MULTILINE)
-    documented = {(logger, event) for logger, events in rows for event in re.findall("`([^`]+)`", events)}
+    documented = {
+        (logger, event) for logger, events in rows for event in re.findall("`([^`]+)`", events)
+    }
     seen = {(line["name"], line["message"]) for line in lines if line["levelname"] == "INFO"}
     runtime = "equipoise.brokers.runtime"
     moves = {(f"{runtime}.bundle_lines", event) for event in ("opened", "closed", "moved")}
-    assert {(f"{runtime}.worker", "ready"), (f"{runtime}.worker", "stopping"), *moves} <= seen & documented
+    assert {
+        (f"{runtime}.worker", "ready"),
+        (f"{runtime}.worker", "stopping"),
+        *moves,
+    } <= seen & documented
     assert ["stays", "goes"] == [line["broker"] for line in lines if line["message"] == "ready"]
-    moved = next(line for line in lines if line["message"] == "moved" and line["destination"] == "stays")
+    moved = next(
+        line for line in lines if line["message"] == "moved" and line["destination"] == "stays"
+    )
     assert "goes" == moved["source"]
-    assert {"broker", "bundle", "token", "offset", "kind", "result", "reason", "took_ms"} <= set(moved)
+    assert {"broker", "bundle", "token", "offset", "kind", "result", "reason", "took_ms"} <= set(
+        moved
+    )
 
 
 async def test_a_worker_may_serve_http() -> None:
     """At the port in its id."""
-    async with Worker(memory(), Keeper(), http_port=0) as worker, aiohttp.ClientSession() as session:
+    async with (
+        Worker(memory(), Keeper(), http_port=0) as worker,
+        aiohttp.ClientSession() as session,
+    ):
         await worker.create_namespace(NAMESPACE)
         async with session.get(f"http://{worker.broker_id}/admin/v2/namespaces/shop") as response:
             assert (200, [NAMESPACE]) == (response.status, await response.json())
@@ -121,7 +155,9 @@ async def test_a_worker_may_serve_http() -> None:
 
 def test_a_named_broker_on_kafka_needs_a_data_dir() -> None:
     """A temporary one would not let it come back as itself."""
-    with pytest.raises(InvalidConfig, match="data_dir: name a directory for the data of broker named"):
+    with pytest.raises(
+        InvalidConfig, match="data_dir: name a directory for the data of broker named"
+    ):
         Worker("kafka://localhost:9092/channel", Keeper(), broker_id="named")
     with pytest.raises(InvalidConfig, match="data_dir: the name is empty"):
         Worker("kafka://localhost:9092/channel", Keeper(), broker_id="named", data_dir="")
@@ -187,7 +223,9 @@ class Reluctant(Keeper):
         super().__init__()
         self.may_close = asyncio.Event()
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None:
         await self.may_close.wait()
         return None
 
@@ -214,7 +252,9 @@ def test_a_worker_in_a_thread_drains() -> None:
 
 
 async def test_a_mounted_worker_has_all_paths() -> None:
-    """Also those of its services. Other brokers find it at the mount. Outside the context it answers 503."""
+    """Also those of its services. Other brokers find it at the mount. Outside the context it
+    answers 503.
+    """
 
     class Greeting(Keeper):
         def routes(self) -> Sequence[web.RouteDef]:
@@ -223,29 +263,50 @@ async def test_a_mounted_worker_has_all_paths() -> None:
         async def hello(self, request: web.Request) -> web.Response:
             return web.Response(text="hello")
 
-    worker = Worker(memory(), Greeting(), advertised_addresses={"http": "http://one:8000/"}, insecure=True)
+    worker = Worker(
+        memory(), Greeting(), advertised_addresses={"http": "http://one:8000/"}, insecure=True
+    )
     app = worker.asgi("/equipoise")
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://one:8000") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://one:8000"
+    ) as client:
         assert 503 == (await client.get("/health")).status_code
         async with worker:
             await worker.create_namespace(NAMESPACE)
-            for path in ("/health", "/ready", "/metrics", "/hello", "/admin/v2/brokers", "/v1/assignment/shop/orders"):
+            for path in (
+                "/health",
+                "/ready",
+                "/metrics",
+                "/hello",
+                "/admin/v2/brokers",
+                "/v1/assignment/shop/orders",
+            ):
                 assert 200 == (await client.get(path)).status_code, path
             assert 421 == (await client.get("/health", headers={"Host": "evil"})).status_code
             (entry,) = (await client.get("/v1/brokers")).json()
-            assert {"http": "http://one:8000/", "peer": "http://one:8000/equipoise"} == entry["addresses"]
+            assert {"http": "http://one:8000/", "peer": "http://one:8000/equipoise"} == entry[
+                "addresses"
+            ]
             assert 204 == (await client.post("/admin/v2/brokers/drain")).status_code
             assert "it drains" in (await client.get("/ready")).text
         assert 503 == (await client.get("/health")).status_code
 
 
 async def test_a_mounted_worker_asks_for_tokens() -> None:
-    worker = Worker(memory(), Keeper(), advertised_addresses={"http": "http://one:8000"}, **SETTINGS)
+    worker = Worker(
+        memory(), Keeper(), advertised_addresses={"http": "http://one:8000"}, **SETTINGS
+    )
     app = worker.asgi()
-    async with worker, httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://one:8000") as client:
+    async with (
+        worker,
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://one:8000") as client,
+    ):
         assert 200 == (await client.get("/ready")).status_code
         assert 401 == (await client.post("/admin/v2/brokers/drain")).status_code
-        assert 204 == (await client.post("/admin/v2/brokers/drain", headers=bearer(token()))).status_code
+        assert (
+            204
+            == (await client.post("/admin/v2/brokers/drain", headers=bearer(token()))).status_code
+        )
 
 
 class Asked(Keeper):
@@ -261,13 +322,34 @@ class Asked(Keeper):
 
 
 @pytest.mark.parametrize(("settings", "expected"), [({}, ""), (SETTINGS, "operator")])
-async def test_a_route_of_a_service_learns_the_role_of_its_caller(settings: dict[str, Any], expected: str) -> None:
-    app = (worker := Worker(memory(), Asked(), advertised_addresses={"http": "http://127.0.0.1"}, **settings)).asgi()
-    async with worker, httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+async def test_a_route_of_a_service_learns_the_role_of_its_caller(
+    settings: dict[str, Any], expected: str
+) -> None:
+    app = (
+        worker := Worker(
+            memory(), Asked(), advertised_addresses={"http": "http://127.0.0.1"}, **settings
+        )
+    ).asgi()
+    async with (
+        worker,
+        httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://127.0.0.1"
+        ) as client,
+    ):
         assert expected == (await client.get("/role", headers=bearer(token("operator")))).text
 
 
-NO_PREFIXES = ("/", "/equipoise/", "//equipoise", "/equi%70oise", "/my broker", "/a/../b", "/a?b", "/Grüße", "/a\n")
+NO_PREFIXES = (
+    "/",
+    "/equipoise/",
+    "//equipoise",
+    "/equi%70oise",
+    "/my broker",
+    "/a/../b",
+    "/a?b",
+    "/Grüße",
+    "/a\n",
+)
 
 
 @pytest.mark.parametrize(
@@ -275,12 +357,25 @@ NO_PREFIXES = ("/", "/equipoise/", "//equipoise", "/equi%70oise", "/my broker", 
     [
         ("", {"http_port": 0}, "leave out one of the two"),
         ("", {}, "give advertised_addresses"),
-        ("equipoise", {"advertised_addresses": {"http": "http://127.0.0.1:8000"}}, "'equipoise' is no plain path"),
-        *((prefix, {"advertised_addresses": {"http": "http://localhost"}}, "is no plain path") for prefix in NO_PREFIXES),
-        ("", {"advertised_addresses": {"http": "http://one"}}, "anyone who reaches it .* set `authentication`, or `insecure`"),
+        (
+            "equipoise",
+            {"advertised_addresses": {"http": "http://127.0.0.1:8000"}},
+            "'equipoise' is no plain path",
+        ),
+        *(
+            (prefix, {"advertised_addresses": {"http": "http://localhost"}}, "is no plain path")
+            for prefix in NO_PREFIXES
+        ),
+        (
+            "",
+            {"advertised_addresses": {"http": "http://one"}},
+            "anyone who reaches it .* set `authentication`, or `insecure`",
+        ),
     ],
 )
-def test_a_worker_that_cannot_be_mounted(prefix: str, options: dict[str, Any], problem: str) -> None:
+def test_a_worker_that_cannot_be_mounted(
+    prefix: str, options: dict[str, Any], problem: str
+) -> None:
     with pytest.raises(CallerError, match=f"cannot be mounted: .*{problem}"):
         Worker(memory(), Keeper(), **options).asgi(prefix)
 
@@ -301,8 +396,13 @@ async def test_a_worker_is_mounted_once_and_before_its_start() -> None:
 async def test_two_workers_of_one_address_are_refused() -> None:
     """Callers would reach either of them. The first goes on; another log is another cluster."""
     log, addresses = memory(), {"http": "http://one"}
-    async with Worker(log, Keeper(), advertised_addresses=addresses), Worker(memory(), Keeper(), advertised_addresses=addresses):
-        with pytest.raises(OperatorError, match=r"cannot advertise http://one on memory:.*--workers 1"):
+    async with (
+        Worker(log, Keeper(), advertised_addresses=addresses),
+        Worker(memory(), Keeper(), advertised_addresses=addresses),
+    ):
+        with pytest.raises(
+            OperatorError, match=r"cannot advertise http://one on memory:.*--workers 1"
+        ):
             await Worker(log, Keeper(), advertised_addresses=addresses).__aenter__()
     async with Worker(log, Keeper(), advertised_addresses=addresses):
         pass
@@ -342,7 +442,10 @@ async def test_state_is_fetched_from_the_worker_not_from_the_program() -> None:
         assert isinstance(await goes.route(NAMESPACE, "key"), Ownership)
         one = await parts.enter_async_context(Worker(log, stays, http_port=0))
         peer = await one.route(NAMESPACE, "key")
-        assert peer == Peer(broker=goes.broker_id, addresses={"http": "http://goes", "peer": f"http://{goes.broker_id}"})
+        assert peer == Peer(
+            broker=goes.broker_id,
+            addresses={"http": "http://goes", "peer": f"http://{goes.broker_id}"},
+        )
         async with session.post(f"{peer.addresses['peer']}/admin/v2/brokers/drain") as response:
             assert 204 == response.status
         await stays.has_fetched.wait()
@@ -362,7 +465,9 @@ class Large(Keeper):
         self.problems.append(ownership.handover_problem)
         self.opened.set()
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None:
         return b"x" * 1_000_000
 
 
@@ -405,7 +510,10 @@ async def test_the_end_of_a_worker_reaches_its_program(tmp_path: Path) -> None:
                 worker.create_namespace(NAMESPACE),
                 keeper.host.route(NAMESPACE, "key", timeout_ms=1_000),
             ):
-                with pytest.raises(WorkerEnded, match=r"has ended: .*channel.db .* was replaced .*start this program again") as caught:
+                with pytest.raises(
+                    WorkerEnded,
+                    match=r"has ended: .*channel.db .* was replaced .*start this program again",
+                ) as caught:
                     await call
                 assert isinstance(caught.value.__cause__, LogReplaced)
             with pytest.raises(WorkerEnded):
@@ -418,7 +526,9 @@ async def test_the_end_of_a_worker_reaches_its_program(tmp_path: Path) -> None:
         await program()
 
 
-async def test_an_error_of_the_program_is_not_hidden_by_the_end_of_its_worker(tmp_path: Path) -> None:
+async def test_an_error_of_the_program_is_not_hidden_by_the_end_of_its_worker(
+    tmp_path: Path,
+) -> None:
 
     async def program() -> None:
         async with Worker(f"sqlite:{tmp_path}/channel.db", Keeper()) as worker:
@@ -433,11 +543,17 @@ async def test_the_health_of_an_ended_worker_is_503(tmp_path: Path) -> None:
     """With the reason, on every path."""
 
     async def program() -> None:
-        async with aiohttp.ClientSession() as session, Worker(f"sqlite:{tmp_path}/channel.db", Keeper(), http_port=0) as worker:
+        async with (
+            aiohttp.ClientSession() as session,
+            Worker(f"sqlite:{tmp_path}/channel.db", Keeper(), http_port=0) as worker,
+        ):
             await lose(worker, tmp_path / "channel.db")
             for path in ("health", "ready", "admin/v2/brokers/health", "admin/v2/tenants"):
                 async with session.get(f"http://{worker.broker_id}/{path}") as response:
-                    assert (503, True) == (response.status, "was replaced" in await response.text()), path
+                    assert (503, True) == (
+                        response.status,
+                        "was replaced" in await response.text(),
+                    ), path
 
     with pytest.raises(LogReplaced):
         await program()
@@ -484,11 +600,15 @@ def test_a_worker_in_a_thread(tmp_path: Path) -> None:
     assert before == threading.active_count()
 
 
-def test_the_end_of_a_worker_in_a_thread_may_take_its_configured_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_worker_in_a_thread_may_take_its_configured_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     waits: dict[str, int] = {}
     run_in_loop = InThread.run
 
-    def noted(door: InThread, coroutine: Coroutine[None, None, object], *, timeout_ms: int, what: str) -> object:
+    def noted(
+        door: InThread, coroutine: Coroutine[None, None, object], *, timeout_ms: int, what: str
+    ) -> object:
         waits[what] = timeout_ms
         return run_in_loop(door, coroutine, timeout_ms=timeout_ms, what=what)
 
@@ -500,9 +620,14 @@ def test_the_end_of_a_worker_in_a_thread_may_take_its_configured_time(monkeypatc
 
 def test_a_second_worker_of_the_same_name_is_refused(tmp_path: Path, log_url: str) -> None:
     """The first one goes on."""
-    with Worker(log_url, Keeper(), broker_id="one", data_dir=tmp_path / "one").in_thread() as worker:
+    with Worker(
+        log_url, Keeper(), broker_id="one", data_dir=tmp_path / "one"
+    ).in_thread() as worker:
         worker.create_namespace(NAMESPACE)
-        with pytest.raises(OperatorError), Worker(log_url, Keeper(), broker_id="one", data_dir=tmp_path / "one").in_thread():
+        with (
+            pytest.raises(OperatorError),
+            Worker(log_url, Keeper(), broker_id="one", data_dir=tmp_path / "one").in_thread(),
+        ):
             pass
         assert isinstance(worker.route(NAMESPACE, "key"), Ownership)
 
@@ -511,7 +636,9 @@ def test_a_named_worker_comes_back_as_itself(tmp_path: Path, log_url: str) -> No
     """Under greater tokens."""
     tokens = []
     for _ in range(2):
-        with Worker(log_url, Keeper(), broker_id="one", data_dir=tmp_path / "one").in_thread() as worker:
+        with Worker(
+            log_url, Keeper(), broker_id="one", data_dir=tmp_path / "one"
+        ).in_thread() as worker:
             worker.create_namespace(NAMESPACE)
             served = worker.route(NAMESPACE, "key")
             assert isinstance(served, Ownership)

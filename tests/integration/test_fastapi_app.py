@@ -72,9 +72,14 @@ def test_two_programs_count_as_one() -> None:
     """Each page has one counter, which survives a graceful end of its program."""
     log_url = f"memory:{uuid.uuid4()}"
     pages = [page for page in PAGES if "/" not in page]
-    with httpx.Client(follow_redirects=True, timeout=DEADLINE_S) as client, program(log_url) as stays:
+    with (
+        httpx.Client(follow_redirects=True, timeout=DEADLINE_S) as client,
+        program(log_url) as stays,
+    ):
         with program(log_url) as goes:
-            counted = {page: [visits(client, at, page) for at in (stays, goes, stays)] for page in pages}
+            counted = {
+                page: [visits(client, at, page) for at in (stays, goes, stays)] for page in pages
+            }
         for page, seen in counted.items():
             assert [1, 2, 3] == [count for count, _ in seen]
             assert 1 == len({broker for _, broker in seen})
@@ -85,11 +90,16 @@ def test_large_counts_move_through_the_mount() -> None:
     """The next owner fetches what no record can carry, before the former owner's program ends."""
     log_url = f"memory:{uuid.uuid4()}"
     pages = [f"{number:0200}" for number in range(400)]
-    with httpx.Client(follow_redirects=True, timeout=DEADLINE_S) as client, program(log_url) as goes:
+    with (
+        httpx.Client(follow_redirects=True, timeout=DEADLINE_S) as client,
+        program(log_url) as goes,
+    ):
         for page in pages:
             visits(client, goes, page)
         with program(log_url) as stays:
-            assert 204 == client.post(f"{goes.address}/equipoise/admin/v2/brokers/drain").status_code
+            assert (
+                204 == client.post(f"{goes.address}/equipoise/admin/v2/brokers/drain").status_code
+            )
             assert {2} == {visits(client, stays, page)[0] for page in pages}
 
 

@@ -1,6 +1,8 @@
-"""SIGINT for commands that run until they are stopped, where the process was started with SIGINT ignored.
+"""SIGINT for commands that run until they are stopped, where the process was started with SIGINT
+ignored.
 
-A shell starts so what it runs in the background of a script. What a command does when it is interrupted is asked elsewhere.
+A shell starts so what it runs in the background of a script. What a command does when it is
+interrupted is asked elsewhere.
 """
 
 from __future__ import annotations
@@ -46,18 +48,57 @@ class Case:
 
 CASES = {
     "broker": Case(
-        words=(*CLI, "broker", "--log", "sqlite:new.db", "--data", "data", "--http-port", "0", "--service", "counter"),
+        words=(
+            *CLI,
+            "broker",
+            "--log",
+            "sqlite:new.db",
+            "--data",
+            "data",
+            "--http-port",
+            "0",
+            "--service",
+            "counter",
+        ),
         at_work='"event":"ready"',
     ),
     "up": Case(
-        words=(*CLI, "up", "--data", "data", "--brokers", "1", "--http-port", "{port}", "--service", "counter"),
+        words=(
+            *CLI,
+            "up",
+            "--data",
+            "data",
+            "--brokers",
+            "1",
+            "--http-port",
+            "{port}",
+            "--service",
+            "counter",
+        ),
         at_work="ready: 1 broker",
     ),
-    "load-worker": Case(words=(*CLI, "load-worker", "--log", NOWHERE), at_work='"level":"warning"', extra="faust"),
-    "demo": Case(words=("-m", "equipoise.brokers.local.demo", "--plain", "--forever"), at_work="the leader balances the load"),
-    "channel tail": Case(words=(*CLI, "channel", "tail", "-f", "--log", "{log}"), at_work="open ", code=130),
-    "spark audit": Case(words=(*CLI, "spark", "audit", "--log", "{log}"), at_work="findings are printed here", code=130, extra="pyspark"),
-    "spark archive": Case(words=(*CLI, "spark", "archive", "--log", "{log}"), at_work="archiving", code=130, extra="pyspark"),
+    "load-worker": Case(
+        words=(*CLI, "load-worker", "--log", NOWHERE), at_work='"level":"warning"', extra="faust"
+    ),
+    "demo": Case(
+        words=("-m", "equipoise.brokers.local.demo", "--plain", "--forever"),
+        at_work="the leader balances the load",
+    ),
+    "channel tail": Case(
+        words=(*CLI, "channel", "tail", "-f", "--log", "{log}"), at_work="open ", code=130
+    ),
+    "spark audit": Case(
+        words=(*CLI, "spark", "audit", "--log", "{log}"),
+        at_work="findings are printed here",
+        code=130,
+        extra="pyspark",
+    ),
+    "spark archive": Case(
+        words=(*CLI, "spark", "archive", "--log", "{log}"),
+        at_work="archiving",
+        code=130,
+        extra="pyspark",
+    ),
 }
 
 
@@ -65,9 +106,19 @@ CASES = {
 def ignoring(words: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that is started with SIGINT ignored; both of its outputs are one."""
     command = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh", sys.executable, *words]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "EQUIPOISE_COUNTER_STORE": str(folder / "counter.db")}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "EQUIPOISE_COUNTER_STORE": str(folder / "counter.db"),
+    }
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder, env=environment, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=folder,
+        env=environment,
+        start_new_session=True,
     )
     guard = threading.Timer(PATIENCE_S, process.kill)  # The end of its output ends the test.
     guard.start()

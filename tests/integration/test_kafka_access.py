@@ -1,4 +1,6 @@
-"""A Kafka with mutual TLS and access control: each role works with exactly its rights, and a missing right is named."""
+"""A Kafka with mutual TLS and access control: each role works with exactly its rights, and a
+missing right is named.
+"""
 
 from __future__ import annotations
 
@@ -73,16 +75,24 @@ class Place:
     def become_role(self, role: Role) -> None:
         """Grant a role its rights by the command, and become its user."""
         self.monkeypatch.setenv(CONFIG_VARIABLE, "")
-        command(f"channel acls {role.value} User:{self.user(role.value)} --apply", f"kafka://{self.kafka.plain}/{self.topic}")
+        command(
+            f"channel acls {role.value} User:{self.user(role.value)} --apply",
+            f"kafka://{self.kafka.plain}/{self.topic}",
+        )
         self.become(role.value)
 
-    def become_all_but(self, role: Role, operation: str, suffix: str, resource: Resource = Resource.TOPIC) -> None:
+    def become_all_but(
+        self, role: Role, operation: str, suffix: str, resource: Resource = Resource.TOPIC
+    ) -> None:
         """Grant a role all of its rights but one, and become its user."""
         kept: list[Right] = []
         for right in rights_of(role, self.topic):
             if (right.resource, right.name) == (resource, f"{self.topic}{suffix}"):
                 assert operation in right.operations
-                right = replace(right, operations=tuple(other for other in right.operations if other != operation))  # noqa: PLW2901
+                right = replace(  # noqa: PLW2901
+                    right,
+                    operations=tuple(other for other in right.operations if other != operation),
+                )
             kept.append(right)
         self.kafka.grant(self.user("lacking"), kept)
         self.become("lacking")
@@ -138,7 +148,9 @@ def write_decision(url: str) -> None:
 def write_observation(url: str) -> None:
     """Write what a broker served."""
     observations = open_observations(url)
-    patiently(lambda: observations.write(Kind.SERVING, [Observation(at_ms=1, broker="b", document=b"{}")]))
+    patiently(
+        lambda: observations.write(Kind.SERVING, [Observation(at_ms=1, broker="b", document=b"{}")])
+    )
 
 
 BESIDE = (publish_load, read_loads, write_decision, write_observation)
@@ -159,7 +171,9 @@ def patiently(deed: Callable[[], object]) -> None:
 
 
 async def test_each_role_works_with_its_rights(place: Place) -> None:
-    """A broker makes the topics and serves, an operator changes and compacts, a reader reads and cannot write, an audit publishes."""
+    """A broker makes the topics and serves, an operator changes and compacts, a reader reads and
+    cannot write, an audit publishes.
+    """
     place.become_role(Role.BROKER)
     async with Worker(place.url, Visits()) as worker:
         await worker.create_namespace(NAMESPACE)
@@ -172,18 +186,24 @@ async def test_each_role_works_with_its_rights(place: Place) -> None:
         assert "shop/returns" in command("namespaces list shop", place.url)
         command("channel compact", place.url)
         command("decisions", place.url)
-        assert "no broker has a fresh load report" in command("plan", place.url, code=ExitCode.REFUSED)  # No load worker runs.
+        # No load worker runs.
+        assert "no broker has a fresh load report" in command(
+            "plan", place.url, code=ExitCode.REFUSED
+        )
 
         place.become_role(Role.READER)
         assert "shop/returns" in command("channel tail", place.url)
         command("channel verify", place.url)
         command("decisions", place.url)
-        refused = command("namespaces create shop/forged --timeout 3", place.url, code=ExitCode.UNAVAILABLE)
+        refused = command(
+            "namespaces create shop/forged --timeout 3", place.url, code=ExitCode.UNAVAILABLE
+        )
         assert f"its user needs the right Write on the topic {place.topic} (" in refused
         assert "shop/forged" not in command("namespaces list shop", place.url)
 
     finding = Finding(rule="r", subject="s", offsets=(1,), text="t", at_ms=1, command="c")
-    findings_out(place.url).put([Numbered(finding=finding, ordinal=0)])  # One warning: a reader may not.
+    # One warning: a reader may not.
+    findings_out(place.url).put([Numbered(finding=finding, ordinal=0)])
     place.become_role(Role.AUDIT)
     findings_out(place.url).put([Numbered(finding=finding, ordinal=0)])
 
@@ -236,34 +256,57 @@ CASES: Sequence[tuple[str, str, Callable[[str], object]]] = [
 """The operation and topic that are missing, and a deed that needs them."""
 
 
-@pytest.mark.parametrize(("operation", "suffix", "deed"), CASES, ids=[f"{operation}{suffix}" for operation, suffix, _ in CASES])
-def test_a_missing_right_is_named(operation: str, suffix: str, deed: Callable[[str], object], place: Place, filled: str) -> None:
-    """By what Kafka calls it, and the topic. A user with neither Read nor Write lacks Describe first."""
+@pytest.mark.parametrize(
+    ("operation", "suffix", "deed"),
+    CASES,
+    ids=[f"{operation}{suffix}" for operation, suffix, _ in CASES],
+)
+def test_a_missing_right_is_named(
+    operation: str, suffix: str, deed: Callable[[str], object], place: Place, filled: str
+) -> None:
+    """By what Kafka calls it, and the topic. A user with neither Read nor Write lacks Describe
+    first.
+    """
     lacking = replace(place, topic=filled)
     lacking.become_all_but(Role.BROKER, operation, suffix)
-    right = rf"({operation}|Describe \(which Read and Write include\)) on the topic {filled}{suffix}"
+    right = (
+        rf"({operation}|Describe \(which Read and Write include\)) on the topic {filled}{suffix}"
+    )
     with pytest.raises(EquipoiseError, match=rf"its user needs the right {right} .*failed"):
         deed(lacking.url)
 
 
 def test_a_missing_right_to_make_a_topic_is_named(place: Place) -> None:
     place.become_all_but(Role.BROKER, "Create", "")
-    with pytest.raises(LogAccessDenied, match=f"its user needs the right Create on the topic {place.topic} "):
+    with pytest.raises(
+        LogAccessDenied, match=f"its user needs the right Create on the topic {place.topic} "
+    ):
         open_log(place.url)
 
 
 def test_a_missing_right_on_a_transactional_id_is_named(place: Place) -> None:
     """The handle closes cleanly afterwards."""
     place.become_all_but(Role.BROKER, "Write", "-snapshot", Resource.TRANSACTIONAL_ID)
-    with closing(open_log(place.url)) as log, pytest.raises(LogAccessDenied, match=f"on the transactional id {place.topic}-snapshot "):
+    with (
+        closing(open_log(place.url)) as log,
+        pytest.raises(LogAccessDenied, match=f"on the transactional id {place.topic}-snapshot "),
+    ):
         replace_snapshot(log.compacted_snapshot())
 
 
 def test_a_kafka_that_is_not_what_it_says_is_refused(place: Place, tmp_path: Path) -> None:
     """By its CA, and by the name of its host."""
     place.become("broker", ca=Authority(tmp_path / "other").ca)
-    with pytest.raises(LogAccessDenied, match=f"the certificate of Kafka at {place.kafka.secure} is not valid: it is not of a CA in"):
+    with pytest.raises(
+        LogAccessDenied,
+        match=(
+            f"the certificate of Kafka at {place.kafka.secure} is not valid: it is not of a CA in"
+        ),
+    ):
         open_log(place.url)
     place.become("broker")
-    with pytest.raises(LogAccessDenied, match=r"the certificate of Kafka at localhost:\d+ is not valid: .* does not name that host"):
+    with pytest.raises(
+        LogAccessDenied,
+        match=r"the certificate of Kafka at localhost:\d+ is not valid: .* does not name that host",
+    ):
         open_log(place.url.replace("127.0.0.1", "localhost"))

@@ -1,4 +1,6 @@
-"""The log on a real Kafka: topics that are refused, strange messages, and a Kafka that goes away and comes back."""
+"""The log on a real Kafka: topics that are refused, strange messages, and a Kafka that goes away
+and comes back.
+"""
 
 from __future__ import annotations
 
@@ -70,11 +72,14 @@ def until(work: Callable[[], object]) -> object:
         except LogUnavailable:
             if time.monotonic() > give_up_s:
                 raise
-            time.sleep(0.05)  # Each attempt waits for Kafka itself; this is for those that fail at once.
+            # Each attempt waits for Kafka itself; this is for those that fail at once.
+            time.sleep(0.05)
 
 
 def until_it_raises(work: Callable[[], object]) -> None:
-    """Repeat `work` until Kafka has deleted the topic, which takes it a while after it has said so."""
+    """Repeat `work` until Kafka has deleted the topic, which takes it a while after it has said
+    so.
+    """
     give_up_s = time.monotonic() + DEADLINE_S
     while time.monotonic() < give_up_s:
         with suppress(LogUnavailable):
@@ -98,55 +103,89 @@ class Unfit:
 
 UNFIT: Final = (
     Unfit(setting="cleanup.policy", found="compact", made={"cleanup.policy": "compact"}),
-    Unfit(setting="cleanup.policy", found="compact,delete", made={"cleanup.policy": "compact,delete"}),
+    Unfit(
+        setting="cleanup.policy", found="compact,delete", made={"cleanup.policy": "compact,delete"}
+    ),
     Unfit(setting="retention.ms", found="604800000", made={"retention.ms": "604800000"}),
     Unfit(setting="retention.bytes", found="1000000", made={"retention.bytes": "1000000"}),
     Unfit(setting="min.insync.replicas", found="2", made={"min.insync.replicas": "2"}),
-    Unfit(setting="unclean.leader.election.enable", found="true", made={"unclean.leader.election.enable": "true"}),
-    Unfit(setting="message.timestamp.type", found="CreateTime", made={"message.timestamp.type": "CreateTime"}),
+    Unfit(
+        setting="unclean.leader.election.enable",
+        found="true",
+        made={"unclean.leader.election.enable": "true"},
+    ),
+    Unfit(
+        setting="message.timestamp.type",
+        found="CreateTime",
+        made={"message.timestamp.type": "CreateTime"},
+    ),
     Unfit(setting="max.message.bytes", found="1048588", made={"max.message.bytes": "1048588"}),
 )
 
 
 @pytest.mark.parametrize("case", UNFIT, ids=lambda case: case.setting)
 def test_a_topic_with_a_wrong_setting_is_refused_by_its_name(kafka: Kafka, case: Unfit) -> None:
-    """A topic that could lose what it must keep is refused, with the setting, what it is and what it must be."""
+    """A topic that could lose what it must keep is refused, with the setting, what it is and what
+    it must be.
+    """
     topic = kafka.topic("unfit")
     create_topic(kafka.address, topic, settings={**LOG_SETTINGS, **case.made})
-    with pytest.raises(UnfitTopic, match=f"{case.setting} of the topic {topic} is {case.found}, and must be") as caught:
+    with pytest.raises(
+        UnfitTopic, match=f"{case.setting} of the topic {topic} is {case.found}, and must be"
+    ) as caught:
         open_log(f"kafka://{kafka.address}/{topic}")
-    assert (topic, case.setting, case.found) == (caught.value.topic, caught.value.setting, caught.value.found)
+    assert (topic, case.setting, case.found) == (
+        caught.value.topic,
+        caught.value.setting,
+        caught.value.found,
+    )
 
 
 def test_a_topic_of_two_partitions_is_refused(kafka: Kafka) -> None:
     """Two partitions have no order between them."""
     topic = kafka.topic("two-partitions")
     create_topic(kafka.address, topic, partitions=2, settings=LOG_SETTINGS)
-    with pytest.raises(UnfitTopic, match=r"the number of partitions of the topic .* is 2, and must be 1"):
+    with pytest.raises(
+        UnfitTopic, match=r"the number of partitions of the topic .* is 2, and must be 1"
+    ):
         open_log(f"kafka://{kafka.address}/{topic}")
 
 
 def test_a_topic_with_fewer_copies_than_the_url_says_is_refused(kafka: Kafka, log: Log) -> None:
     """Whoever says how many copies there must be is not given fewer."""
     open_log(f"{log.name}?replication=1").close()
-    with pytest.raises(UnfitTopic, match=r"the number of copies of the topic .* is 1, and must be 3, as in the URL"):
+    with pytest.raises(
+        UnfitTopic, match=r"the number of copies of the topic .* is 1, and must be 3, as in the URL"
+    ):
         open_log(f"{log.name}?replication=3")
 
 
 def test_a_snapshot_with_a_wrong_setting_is_refused(kafka: Kafka, log: Log) -> None:
-    """A snapshot whose rows Kafka might drop while somebody reads them is refused, by its compactor and by its readers."""
+    """A snapshot whose rows Kafka might drop while somebody reads them is refused, by its compactor
+    and by its readers.
+    """
     topic = f"{log.name.rpartition('/')[2]}-snapshot"
-    create_topic(kafka.address, topic, settings={**SNAPSHOT_SETTINGS, "delete.retention.ms": "60000"})
-    with pytest.raises(UnfitTopic, match=f"delete.retention.ms of the topic {topic} is 60000, and must be at least 3600000"):
+    create_topic(
+        kafka.address, topic, settings={**SNAPSHOT_SETTINGS, "delete.retention.ms": "60000"}
+    )
+    with pytest.raises(
+        UnfitTopic,
+        match=f"delete.retention.ms of the topic {topic} is 60000, and must be at least 3600000",
+    ):
         log.compacted_snapshot().load()
     with pytest.raises(UnfitTopic):
         log.compacted_snapshot().claim(timeout_ms=TIMEOUT_MS)
 
 
 def test_a_topic_of_another_program_is_refused(kafka: Kafka) -> None:
-    """A topic whose first message is no header belongs to somebody else, and so does one whose header says another format."""
+    """A topic whose first message is no header belongs to somebody else, and so does one whose
+    header says another format.
+    """
     foreign, newer = kafka.topic("foreign"), kafka.topic("newer")
-    for topic, key, value in ((foreign, b"k", b"v"), (newer, HEADER_KEY, b'{"log":"equipoise","format":2}')):
+    for topic, key, value in (
+        (foreign, b"k", b"v"),
+        (newer, HEADER_KEY, b'{"log":"equipoise","format":2}'),
+    ):
         create_topic(kafka.address, topic, settings=LOG_SETTINGS)
         Writer(kafka.address).append(topic, [(key, value)])
     with pytest.raises(LogDamaged, match="holds messages of another program"):
@@ -168,7 +207,9 @@ def test_who_only_looks_makes_nothing(kafka: Kafka) -> None:
 
 
 def test_two_who_make_one_log_at_once_share_it(kafka: Kafka) -> None:
-    """However many open a new log at the same time, they get one log, whose first entries all of them read alike."""
+    """However many open a new log at the same time, they get one log, whose first entries all of
+    them read alike.
+    """
     url = f"kafka://{kafka.address}/{kafka.topic('race')}"
     at_once = threading.Barrier(4)
 
@@ -189,10 +230,14 @@ def test_two_who_make_one_log_at_once_share_it(kafka: Kafka) -> None:
 
 
 def test_strange_messages_are_entries_and_headers_are_none(kafka: Kafka, log: Log) -> None:
-    """Nulls, empty values and garbage with keys are entries for the fold to reject; a second header is a gap."""
+    """Nulls, empty values and garbage with keys are entries for the fold to reject; a second header
+    is a gap.
+    """
     log.append([b"a"], timeout_ms=TIMEOUT_MS)
     topic = log.name.rpartition("/")[2]
-    Writer(kafka.address).append(topic, [(b"k", None), (HEADER_KEY, HEADER), (b"", b"\xff\0garbage"), (b"k", b"")])
+    Writer(kafka.address).append(
+        topic, [(b"k", None), (HEADER_KEY, HEADER), (b"", b"\xff\0garbage"), (b"k", b"")]
+    )
     (last,) = log.append([b"z"], timeout_ms=TIMEOUT_MS)
     assert [(1, b"a"), (2, b""), (4, b"\xff\0garbage"), (5, b""), (last, b"z")] == entries(log, 1)
     assert log.wait(3, timeout_ms=0)
@@ -222,7 +267,9 @@ def test_a_reader_meets_a_truncation_by_another(log: Log) -> None:
 
 
 def test_a_topic_made_anew_is_another_log(kafka: Kafka, log: Log) -> None:
-    """Whoever has a log open whose topic is deleted and made anew is stopped, in reading and in appending, and writes nothing to it."""
+    """Whoever has a log open whose topic is deleted and made anew is stopped, in reading and in
+    appending, and writes nothing to it.
+    """
     log.append([b"a", b"b"], timeout_ms=TIMEOUT_MS)
     assert 2 == len(entries(log, 1))
     topic = log.name.rpartition("/")[2]
@@ -238,7 +285,9 @@ def test_a_topic_made_anew_is_another_log(kafka: Kafka, log: Log) -> None:
 
 
 def test_a_topic_made_anew_is_not_truncated(kafka: Kafka, log: Log) -> None:
-    """Who truncates the log that it knows does not cut the topic that bears its name now, however far that one has grown."""
+    """Who truncates the log that it knows does not cut the topic that bears its name now, however
+    far that one has grown.
+    """
     log.append([b"a", b"b"], timeout_ms=TIMEOUT_MS)
     topic = log.name.rpartition("/")[2]
     delete_topics(kafka.address, [topic])
@@ -259,8 +308,12 @@ def test_an_address_where_nobody_is_fails_in_time(monkeypatch: pytest.MonkeyPatc
     assert time.monotonic() - began_s < DEADLINE_S
 
 
-def test_settings_that_do_not_exist_are_named(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A setting that Kafka's client does not have, or a value that it does not take, is told by its name and without secrets."""
+def test_settings_that_do_not_exist_are_named(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A setting that Kafka's client does not have, or a value that it does not take, is told by its
+    name and without secrets.
+    """
     url = f"kafka://{kafka.address}/{kafka.topic('settings')}"
     with pytest.raises(InvalidKafkaSetting, match=r"sasl\.pasword") as caught:
         opened_with(url, {"sasl.pasword": "hidden"}, monkeypatch)
@@ -278,15 +331,26 @@ def secured(password: str) -> Mapping[str, str]:
         "listener.security.protocol.map": "CLIENT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
         "sasl.enabled.mechanisms": "PLAIN",
         "sasl.mechanism.inter.broker.protocol": "PLAIN",
-        "listener.name.client.plain.sasl.jaas.config": f'{_PLAIN} username="admin" password="{password}" user_admin="{password}";',
+        "listener.name.client.plain.sasl.jaas.config": (
+            f'{_PLAIN} username="admin" password="{password}" user_admin="{password}";'
+        ),
     }
 
 
-def test_a_secured_kafka_lets_in_whoever_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Credentials by settings open a log; wrong ones, or none, end in an error that says what Kafka said, and never a password."""
+def test_a_secured_kafka_lets_in_whoever_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Credentials by settings open a log; wrong ones, or none, end in an error that says what Kafka
+    said, and never a password.
+    """
     with or_skipped(), local_kafka(tmp_path, extra=secured("right")) as cluster:
         url = f"kafka://{cluster.address}/secured"
-        settings = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "admin", "sasl.password": "right"}
+        settings = {
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": "admin",
+            "sasl.password": "right",
+        }
         with closing(opened_with(url, settings, monkeypatch)) as log:
             log.append([b"a"], timeout_ms=TIMEOUT_MS)
             assert [(1, b"a")] == entries(log, 1)
@@ -300,12 +364,23 @@ def test_a_secured_kafka_lets_in_whoever_may(tmp_path: Path, monkeypatch: pytest
             opened_with(url, {}, monkeypatch)
 
 
-def test_a_login_that_is_refused_for_a_while_is_an_outage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A handle that was let in once and then is not says why Kafka is unavailable, and goes on once it is let in again."""
+def test_a_login_that_is_refused_for_a_while_is_an_outage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handle that was let in once and then is not says why Kafka is unavailable, and goes on once
+    it is let in again.
+    """
     monkeypatch.setattr(kafka_log, "LOOK_MS", 0)
     with or_skipped(), local_kafka(tmp_path, extra=secured("right")) as cluster:
-        settings = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "admin", "sasl.password": "right"}
-        with closing(opened_with(f"kafka://{cluster.address}/secured", settings, monkeypatch)) as log:
+        settings = {
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": "admin",
+            "sasl.password": "right",
+        }
+        with closing(
+            opened_with(f"kafka://{cluster.address}/secured", settings, monkeypatch)
+        ) as log:
             log.append([b"a"], timeout_ms=TIMEOUT_MS)
             cluster.stop()
             Cluster.lay_out(tmp_path, extra=secured("other"))
@@ -325,8 +400,12 @@ def test_a_login_that_is_refused_for_a_while_is_an_outage(tmp_path: Path, monkey
 
 
 def test_an_append_without_an_answer_is_in_doubt_and_not_repeated(own_kafka: OwnKafka) -> None:
-    """A batch whose receipt is lost is in doubt; it is on the log once, and the same handle goes on when Kafka can be reached again."""
-    with closing(open_log(f"kafka://{own_kafka.proxied_address}/{own_kafka.topic('in-doubt')}")) as log:
+    """A batch whose receipt is lost is in doubt; it is on the log once, and the same handle goes on
+    when Kafka can be reached again.
+    """
+    with closing(
+        open_log(f"kafka://{own_kafka.proxied_address}/{own_kafka.topic('in-doubt')}")
+    ) as log:
         log.append([b"before"], timeout_ms=TIMEOUT_MS)
         own_kafka.proxy.black_hole(Direction.TO_CLIENT)
         with pytest.raises(LogUnavailable) as caught:
@@ -346,7 +425,9 @@ def until_entries(log: Log) -> list[Entry]:
 
 @pytest.mark.slow
 def test_a_handle_outlives_its_kafka(own_kafka: OwnKafka) -> None:
-    """While Kafka is dead each call says so in time; afterwards the same handle goes on, and all that was acknowledged is there."""
+    """While Kafka is dead each call says so in time; afterwards the same handle goes on, and all
+    that was acknowledged is there.
+    """
     topic = own_kafka.topic("outage")
     with closing(open_log(f"kafka://{own_kafka.address}/{topic}")) as log:
         log.append([b"before"], timeout_ms=TIMEOUT_MS)
@@ -385,7 +466,9 @@ def test_a_stopped_kafka_keeps_nobody_for_long(own_kafka: OwnKafka) -> None:
 
 
 def test_a_snapshot_survives_the_death_of_kafka(own_kafka: OwnKafka) -> None:
-    """A snapshot that was replaced is there after `kill -9`; a replacement while Kafka is dead fails, and is seen whole or not at all."""
+    """A snapshot that was replaced is there after `kill -9`; a replacement while Kafka is dead
+    fails, and is seen whole or not at all.
+    """
     with closing(open_log(f"kafka://{own_kafka.address}/{own_kafka.topic('twin')}")) as log:
         compacted_snapshot = log.compacted_snapshot()
         compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)

@@ -1,4 +1,5 @@
-"""Wrong clocks on a real Kafka: what the times of a topic say where a node of Kafka had a wrong clock for a while.
+"""Wrong clocks on a real Kafka: what the times of a topic say where a node of Kafka had a wrong
+clock for a while.
 
 The test gives messages their times itself, which Kafka takes once the topic no longer stamps them.
 """
@@ -23,13 +24,20 @@ TIMEOUT_MS: Final = 10_000
 
 
 def test_one_wrong_clock_does_not_pin_the_time(kafka: Kafka) -> None:
-    """After messages that Kafka stamped years ahead, each time still leads to its message, and `ahead` names the first wrong one."""
+    """After messages that Kafka stamped years ahead, each time still leads to its message, and
+    `ahead` names the first wrong one.
+    """
     topic = kafka.topic("clock")
     with closing(open_log(f"kafka://{kafka.address}/{topic}")) as log:
         let_writers_stamp(kafka.address, topic)
         log.truncate(log.end() + 1, timeout_ms=TIMEOUT_MS)
         now_ms = time.time_ns() // 1_000_000
-        times_ms = [now_ms - 8 * DAY_MS, now_ms + 7 * YEAR_MS, *(now_ms - days * DAY_MS for days in (7, 6, 5, 4)), now_ms + YEAR_MS]
+        times_ms = [
+            now_ms - 8 * DAY_MS,
+            now_ms + 7 * YEAR_MS,
+            *(now_ms - days * DAY_MS for days in (7, 6, 5, 4)),
+            now_ms + YEAR_MS,
+        ]
         put(kafka.address, topic, times_ms)
         offsets = range(log.start(), log.end() + 1)
         assert len(times_ms) == len(offsets)

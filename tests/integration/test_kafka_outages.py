@@ -45,9 +45,16 @@ PATIENCE_MS = 120_000
 FENCING, SERVING = "shop/fencing", "shop/serving"
 KEYS = [f"key-{number}" for number in range(16)]
 
-# Short leases, so that outages outlast them, but longer than the pauses of a busy machine. The one Kafka of these tests has no other node
-# to fail over to.
-SHORT = {"lease_ms": 8_000, "renew_ms": 500, "margin_ms": 1_500, "round_trip_ms": 1_000, "reconnect_ms": 3_000, "failover_ms": 0}
+# Short leases, so that outages outlast them, but longer than the pauses of a busy machine. The one
+# Kafka of these tests has no other node to fail over to.
+SHORT = {
+    "lease_ms": 8_000,
+    "renew_ms": 500,
+    "margin_ms": 1_500,
+    "round_trip_ms": 1_000,
+    "reconnect_ms": 3_000,
+    "failover_ms": 0,
+}
 
 
 class Idle(Service):
@@ -56,7 +63,9 @@ class Idle(Service):
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
         """Nothing is left to do."""
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None:
         return None
 
 
@@ -75,22 +84,35 @@ class Cluster:
     @property
     def owners(self) -> dict[str, tuple[int | None, int]]:
         """Who owns each bundle, under which token, as the first broker reads it."""
-        return {bundle.name: (bundle.owner, bundle.token) for bundle in self.workers[0].view.bundles.values()}
+        return {
+            bundle.name: (bundle.owner, bundle.token)
+            for bundle in self.workers[0].view.bundles.values()
+        }
 
     def good(self, namespace: str) -> int:
         """For how many keys of a namespace some broker may work now."""
-        return sum(worker.ownership(namespace, key) is not None for worker in self.workers for key in KEYS)
+        return sum(
+            worker.ownership(namespace, key) is not None for worker in self.workers for key in KEYS
+        )
 
     def has_leases(self) -> list[bool]:
         """Which brokers have a lease that is good."""
         return [worker.agent.lease.good(worker.clock.now()) for worker in self.workers]
 
     async def served(self) -> None:
-        """Wait until every key is served by exactly one broker, and the first broker has read that."""
+        """Wait until every key is served by exactly one broker, and the first broker has read
+        that.
+        """
 
         def is_served() -> bool:
-            phases = {bundle.phase for name in (FENCING, SERVING) for bundle in self.workers[0].view.bundles_of(name)}
-            return [len(KEYS)] * 2 == [self.good(namespace) for namespace in (FENCING, SERVING)] and phases == {"owned"}
+            phases = {
+                bundle.phase
+                for name in (FENCING, SERVING)
+                for bundle in self.workers[0].view.bundles_of(name)
+            }
+            return [len(KEYS)] * 2 == [
+                self.good(namespace) for namespace in (FENCING, SERVING)
+            ] and phases == {"owned"}
 
         await until(is_served, "every key being served")
 
@@ -104,7 +126,9 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 
 @asynccontextmanager
-async def brokers(folder: Path, urls: Sequence[str], *, log_url: str, **settings: object) -> AsyncIterator[Cluster]:
+async def brokers(
+    folder: Path, urls: Sequence[str], *, log_url: str, **settings: object
+) -> AsyncIterator[Cluster]:
     """A broker at each URL of one topic, and two namespaces whose bundles they serve."""
     async with AsyncExitStack() as parts:
         workers = []
@@ -126,7 +150,11 @@ async def brokers(folder: Path, urls: Sequence[str], *, log_url: str, **settings
             workers.append(worker)
         cluster = Cluster(workers=workers, log_url=log_url)
         for namespace, choice in ((FENCING, OnChannelLoss.FENCE), (SERVING, OnChannelLoss.SERVE)):
-            intent = CreateNamespace(name=namespace, boundaries=even_boundaries(4), policies={ON_CHANNEL_LOSS: choice.value})
+            intent = CreateNamespace(
+                name=namespace,
+                boundaries=even_boundaries(4),
+                policies={ON_CHANNEL_LOSS: choice.value},
+            )
             await workers[0].request(intent, timeout_ms=PATIENCE_MS)
         await cluster.served()
         yield cluster
@@ -142,7 +170,9 @@ def url_of(address: str, topic: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A namespace whose creation was asked for, and what was said to that: the offset, or an error."""
+    """A namespace whose creation was asked for, and what was said to that: the offset, or an
+    error.
+    """
 
     name: str
     outcome: int | PeerError
@@ -155,7 +185,9 @@ async def ask_on(worker: Worker, stop: asyncio.Event) -> list[Asked]:
         name = f"asked-of/{worker.broker_id}-{len(asked)}"
         outcome: int | PeerError
         try:
-            outcome = await worker.request(CreateNamespace(name=name, boundaries=even_boundaries(1)), timeout_ms=2_000)
+            outcome = await worker.request(
+                CreateNamespace(name=name, boundaries=even_boundaries(1)), timeout_ms=2_000
+            )
         except (LogUnavailable, NotProposed, OutcomeUnknown, Rejected) as error:
             outcome = error
         asked.append(Asked(name=name, outcome=outcome))
@@ -165,7 +197,9 @@ async def ask_on(worker: Worker, stop: asyncio.Event) -> list[Asked]:
 
 @asynccontextmanager
 async def asking(cluster: Cluster) -> AsyncIterator[list[Asked]]:
-    """All brokers are asked for things while the body lasts; the list has the answers when it is over."""
+    """All brokers are asked for things while the body lasts; the list has the answers when it is
+    over.
+    """
     stop, answers = asyncio.Event(), list[Asked]()
     tasks = [asyncio.ensure_future(ask_on(worker, stop)) for worker in cluster.workers]
     try:
@@ -177,7 +211,9 @@ async def asking(cluster: Cluster) -> AsyncIterator[list[Asked]]:
 
 
 def opened(log_url: str) -> Log:
-    """Open a log of a Kafka that has just come back: on a busy machine its controller may need longer than one attempt."""
+    """Open a log of a Kafka that has just come back: on a busy machine its controller may need
+    longer than one attempt.
+    """
     deadline = Deadline.after(timeout_ms=60_000)
     while True:
         try:
@@ -198,17 +234,33 @@ def history(log_url: str) -> Iterator[Folded]:
 
 
 def check_settled_once(asked: Sequence[Asked], records: Sequence[Folded]) -> None:
-    """What was told is what the log says: what succeeded stands there once, what failed for certain does not, and nothing twice."""
-    accepted = Counter(folded.record.key for folded in records if isinstance(folded.record, NamespaceRecord) and folded.verdict.accepted)
-    at = {folded.record.key: folded.offset for folded in records if isinstance(folded.record, NamespaceRecord) and folded.verdict.accepted}
+    """What was told is what the log says: what succeeded stands there once, what failed for certain
+    does not, and nothing twice.
+    """
+    accepted = Counter(
+        folded.record.key
+        for folded in records
+        if isinstance(folded.record, NamespaceRecord) and folded.verdict.accepted
+    )
+    at = {
+        folded.record.key: folded.offset
+        for folded in records
+        if isinstance(folded.record, NamespaceRecord) and folded.verdict.accepted
+    }
     for each in asked:
         if isinstance(each.outcome, int):
             assert (each.outcome, 1) == (at.get(each.name), accepted[each.name]), each
         elif not isinstance(each.outcome, OutcomeUnknown):
             assert 0 == accepted[each.name], each
     readable = [folded.record for folded in records if not isinstance(folded.record, Unreadable)]
-    attempts = Counter((record.publisher, record.incarnation, record.sequence) for record in readable if record.sequence is not None)
-    assert [] == [attempt for attempt, times in attempts.items() if times > 1], "an idempotent producer writes nothing twice"
+    attempts = Counter(
+        (record.publisher, record.incarnation, record.sequence)
+        for record in readable
+        if record.sequence is not None
+    )
+    assert [] == [attempt for attempt, times in attempts.items() if times > 1], (
+        "an idempotent producer writes nothing twice"
+    )
 
 
 def deaths(records: Sequence[Folded]) -> list[str]:
@@ -216,14 +268,20 @@ def deaths(records: Sequence[Folded]) -> list[str]:
     return [
         folded.record.key
         for folded in records
-        if isinstance(folded.record, BrokerRecord) and folded.record.status == "down" and folded.verdict.accepted
+        if isinstance(folded.record, BrokerRecord)
+        and folded.record.status == "down"
+        and folded.verdict.accepted
     ]
 
 
 @contextmanager
 def nothing_lost(cluster: Cluster) -> Iterator[None]:
-    """An outage by itself costs nobody anything: the same brokers own the same bundles under the same tokens."""
-    owners = {name: held for name, held in cluster.owners.items() if name.startswith((FENCING, SERVING))}
+    """An outage by itself costs nobody anything: the same brokers own the same bundles under the
+    same tokens.
+    """
+    owners = {
+        name: held for name, held in cluster.owners.items() if name.startswith((FENCING, SERVING))
+    }
     incarnations = cluster.incarnations
     yield
     assert incarnations == cluster.incarnations
@@ -261,7 +319,9 @@ FALLS = (
 
 @pytest.mark.parametrize("fall", FALLS, ids=lambda fall: fall.name)
 def test_kafka_goes_away_and_comes_back(tmp_path: Path, own_kafka: OwnKafka, fall: Fall) -> None:
-    """Past their leases brokers serve on only what says so; afterwards everybody has what it had, and each request one outcome."""
+    """Past their leases brokers serve on only what says so; afterwards everybody has what it had,
+    and each request one outcome.
+    """
     url, node = url_of(own_kafka.address, own_kafka.topic(fall.name)), own_kafka.cluster.node(1)
 
     async def story() -> None:
@@ -270,7 +330,9 @@ def test_kafka_goes_away_and_comes_back(tmp_path: Path, own_kafka: OwnKafka, fal
                 async with asking(cluster) as asked:
                     await asyncio.to_thread(fall.go, node)
                     await until(lambda: not any(cluster.has_leases()), "the end of all leases")
-                    assert [0, len(KEYS)] == [cluster.good(namespace) for namespace in (FENCING, SERVING)]
+                    assert [0, len(KEYS)] == [
+                        cluster.good(namespace) for namespace in (FENCING, SERVING)
+                    ]
                     assert all(worker.channel_loss is not None for worker in cluster.workers)
                     await asyncio.to_thread(fall.come_back, node)
                     await until(lambda: all(cluster.has_leases()), "all having come back")
@@ -285,19 +347,32 @@ def test_kafka_goes_away_and_comes_back(tmp_path: Path, own_kafka: OwnKafka, fal
 
 @pytest.mark.slow
 def test_kafka_is_slow(tmp_path: Path, own_kafka: OwnKafka) -> None:
-    """Where every append takes longer than it is waited for, renewals come back all the same, and nobody is fenced."""
+    """Where every append takes longer than it is waited for, renewals come back all the same, and
+    nobody is fenced.
+    """
     topic = own_kafka.topic("slow")
     url = url_of(own_kafka.proxied_address, topic)
 
     async def story() -> None:
-        async with brokers(tmp_path, [url] * 2, log_url=url_of(own_kafka.address, topic)) as cluster:
+        async with brokers(
+            tmp_path, [url] * 2, log_url=url_of(own_kafka.address, topic)
+        ) as cluster:
             with nothing_lost(cluster):
                 own_kafka.proxy.delay(400)
-                lasts = [worker.agent.entry.last for worker in cluster.workers if worker.agent.entry is not None]
+                lasts = [
+                    worker.agent.entry.last
+                    for worker in cluster.workers
+                    if worker.agent.entry is not None
+                ]
                 async with asking(cluster) as asked:
-                    await until(lambda: _have_renewed(cluster, lasts, times=2), "renewals through a slow Kafka")
+                    await until(
+                        lambda: _have_renewed(cluster, lasts, times=2),
+                        "renewals through a slow Kafka",
+                    )
                     # On a busy machine a renewal may be late once. Nobody is fenced for it.
-                    await until(lambda: [True, True] == cluster.has_leases(), "leases through a slow Kafka")
+                    await until(
+                        lambda: [True, True] == cluster.has_leases(), "leases through a slow Kafka"
+                    )
                     own_kafka.proxy.heal()
             records = await asyncio.to_thread(lambda: list(history(cluster.log_url)))
             check_settled_once(asked, records)
@@ -307,23 +382,33 @@ def test_kafka_is_slow(tmp_path: Path, own_kafka: OwnKafka) -> None:
 
 
 def _have_renewed(cluster: Cluster, lasts: Sequence[int], *, times: int) -> bool:
-    """Whether each broker has read back so many renewals since its entry was last changed at these offsets."""
+    """Whether each broker has read back so many renewals since its entry was last changed at these
+    offsets.
+    """
     entries = [worker.agent.entry for worker in cluster.workers]
-    return all(entry is not None and entry.last >= last + times for entry, last in zip(entries, lasts, strict=True))
+    return all(
+        entry is not None and entry.last >= last + times
+        for entry, last in zip(entries, lasts, strict=True)
+    )
 
 
 def test_connections_are_reset_and_answers_lost(tmp_path: Path, own_kafka: OwnKafka) -> None:
-    """What was carried out and not answered, and what was cut off on its way, is on the log once or not at all, as it was told."""
+    """What was carried out and not answered, and what was cut off on its way, is on the log once or
+    not at all, as it was told.
+    """
     topic = own_kafka.topic("reset")
     url = url_of(own_kafka.proxied_address, topic)
 
     async def story() -> None:
-        async with brokers(tmp_path, [url] * 2, log_url=url_of(own_kafka.address, topic)) as cluster:
+        async with brokers(
+            tmp_path, [url] * 2, log_url=url_of(own_kafka.address, topic)
+        ) as cluster:
             with nothing_lost(cluster):
                 async with asking(cluster) as asked:
                     for _ in range(3):
                         own_kafka.proxy.black_hole(Direction.TO_CLIENT)
-                        await asyncio.sleep(0.7)  # Longer than an append is waited for, and part of what is tried.
+                        # Longer than an append is waited for, and part of what is tried.
+                        await asyncio.sleep(0.7)
                         own_kafka.proxy.reset()
                         own_kafka.proxy.heal()
                         offset = max(worker.view.offset for worker in cluster.workers)
@@ -339,9 +424,13 @@ def test_connections_are_reset_and_answers_lost(tmp_path: Path, own_kafka: OwnKa
 
 
 def test_one_broker_is_cut_off(tmp_path: Path, own_kafka: OwnKafka) -> None:
-    """It fences itself, serves on what it may, is declared dead by the other, and begins anew when it reads of that."""
+    """It fences itself, serves on what it may, is declared dead by the other, and begins anew when
+    it reads of that.
+    """
     topic = own_kafka.topic("cut off")
-    direct, through_proxy = (url_of(address, topic) for address in (own_kafka.address, own_kafka.proxied_address))
+    direct, through_proxy = (
+        url_of(address, topic) for address in (own_kafka.address, own_kafka.proxied_address)
+    )
 
     async def story() -> None:
         async with brokers(tmp_path, [direct, through_proxy], log_url=direct, **SHORT) as cluster:
@@ -350,14 +439,27 @@ def test_one_broker_is_cut_off(tmp_path: Path, own_kafka: OwnKafka) -> None:
             mine = {namespace: _key_of(cut_off, namespace) for namespace in (FENCING, SERVING)}
             tokens = {namespace: _token(cut_off, namespace, key) for namespace, key in mine.items()}
             own_kafka.proxy.black_hole()
-            await until(lambda: all(other.ownership(namespace, key) is not None for namespace, key in mine.items()), "a take-over")
+            await until(
+                lambda: all(
+                    other.ownership(namespace, key) is not None for namespace, key in mine.items()
+                ),
+                "a take-over",
+            )
             assert None is cut_off.ownership(FENCING, mine[FENCING])
             # Both serve it now, and the store can tell which of them is out of date.
-            assert tokens[SERVING] == _token(cut_off, SERVING, mine[SERVING]) < _token(other, SERVING, mine[SERVING])
+            assert (
+                tokens[SERVING]
+                == _token(cut_off, SERVING, mine[SERVING])
+                < _token(other, SERVING, mine[SERVING])
+            )
             own_kafka.proxy.heal()
-            await until(lambda: cut_off.agent.incarnation not in (former, None), "a new incarnation")
+            await until(
+                lambda: cut_off.agent.incarnation not in (former, None), "a new incarnation"
+            )
             await until(lambda: all(cluster.has_leases()), "a lease for everybody")
-            assert [None, None] == [cut_off.ownership(namespace, key) for namespace, key in mine.items()]
+            assert [None, None] == [
+                cut_off.ownership(namespace, key) for namespace, key in mine.items()
+            ]
             await cluster.served()
             records = await asyncio.to_thread(lambda: list(history(direct)))
             check_settled_once([], records)
@@ -379,8 +481,12 @@ def _token(worker: Worker, namespace: str, key: str) -> int:
 
 
 @pytest.mark.slow
-def test_a_kafka_that_came_back_without_its_end_is_refused(tmp_path: Path, own_kafka: OwnKafka) -> None:
-    """A broker that crashed does not start on an older copy of its Kafka, however often it tries; nor without its topic."""
+def test_a_kafka_that_came_back_without_its_end_is_refused(
+    tmp_path: Path, own_kafka: OwnKafka
+) -> None:
+    """A broker that crashed does not start on an older copy of its Kafka, however often it tries;
+    nor without its topic.
+    """
     topic, node = own_kafka.topic("older"), own_kafka.cluster.node(1)
     url = url_of(own_kafka.address, topic)
 
@@ -391,17 +497,24 @@ def test_a_kafka_that_came_back_without_its_end_is_refused(tmp_path: Path, own_k
             await asyncio.to_thread(node.start)
             (worker,) = cluster.workers
             copied = worker.view.offset
-            await until(lambda: _noted(worker.config.data_dir) > copied + 3, "a note of records that the copy lacks")
+            await until(
+                lambda: _noted(worker.config.data_dir) > copied + 3,
+                "a note of records that the copy lacks",
+            )
             await worker.abort()
         await asyncio.to_thread(node.kill)
         shutil.rmtree(node.data)
         shutil.move(tmp_path / "copy", node.data)
         await asyncio.to_thread(node.start)
         for _ in range(2):
-            with pytest.raises(OperatorError, match=r"does not go on from offset .*: it ends at offset"):
+            with pytest.raises(
+                OperatorError, match=r"does not go on from offset .*: it ends at offset"
+            ):
                 await _start_again(worker)
         await asyncio.to_thread(delete_topics, own_kafka.address, [topic])
-        with pytest.raises(OperatorError, match=r"does not go on from offset .*: there is no topic"):
+        with pytest.raises(
+            OperatorError, match=r"does not go on from offset .*: there is no topic"
+        ):
             await _start_again(worker)
 
     play(story())
@@ -409,7 +522,10 @@ def test_a_kafka_that_came_back_without_its_end_is_refused(tmp_path: Path, own_k
 
 def _noted(directory: Path) -> int:
     """The highest offset that a data directory notes as read."""
-    return max(map(int, re.findall(rb" (\d+) \d+ [0-9a-f]{8}\n", (directory / "mark").read_bytes())), default=0)
+    return max(
+        map(int, re.findall(rb" (\d+) \d+ [0-9a-f]{8}\n", (directory / "mark").read_bytes())),
+        default=0,
+    )
 
 
 async def _start_again(worker: Worker) -> None:
@@ -423,7 +539,9 @@ async def _start_again(worker: Worker) -> None:
 
 
 def test_the_partitions_leader_is_killed(tmp_path: Path, three_kafkas: OwnKafka) -> None:
-    """With the durations that are Kafka's by default nobody is even fenced: leases outlast the session and the election."""
+    """With the durations that are Kafka's by default nobody is even fenced: leases outlast the
+    session and the election.
+    """
     topic = three_kafkas.topic("leader")
     url = f"{url_of(three_kafkas.address, topic)}?replication=3"
 
@@ -433,11 +551,19 @@ def test_the_partitions_leader_is_killed(tmp_path: Path, three_kafkas: OwnKafka)
                 fenced = list[bool]()
                 async with asking(cluster) as asked, _watching(cluster, fenced):
                     killed = await asyncio.to_thread(three_kafkas.kill_leader, topic)
-                    await asyncio.to_thread(lambda: three_kafkas.leader_of(topic, other_than=killed))
+                    await asyncio.to_thread(
+                        lambda: three_kafkas.leader_of(topic, other_than=killed)
+                    )
                     policy = SetPolicy(name=SERVING, policy="after", value="the election")
                     await _insist(cluster.workers[0], policy)
-                    lasts = [worker.agent.entry.last for worker in cluster.workers if worker.agent.entry is not None]
-                    await until(lambda: _have_renewed(cluster, lasts, times=1), "renewals at the new leader")
+                    lasts = [
+                        worker.agent.entry.last
+                        for worker in cluster.workers
+                        if worker.agent.entry is not None
+                    ]
+                    await until(
+                        lambda: _have_renewed(cluster, lasts, times=1), "renewals at the new leader"
+                    )
                 assert [] == fenced
             await asyncio.to_thread(killed.start)
             records = await asyncio.to_thread(lambda: list(history(url)))
@@ -450,7 +576,9 @@ def test_the_partitions_leader_is_killed(tmp_path: Path, three_kafkas: OwnKafka)
 @pytest.mark.repeats
 @pytest.mark.slow
 def test_the_partitions_leader_is_deposed(tmp_path: Path, three_kafkas: OwnKafka) -> None:
-    """A leader that is cut off from the other nodes, and not from the brokers, ends below what they have read. No broker ends."""
+    """A leader that is cut off from the other nodes, and not from the brokers, ends below what they
+    have read. No broker ends.
+    """
     topic = three_kafkas.topic("deposed")
     url = f"{url_of(three_kafkas.address, topic)}?replication=3"
 
@@ -460,12 +588,23 @@ def test_the_partitions_leader_is_deposed(tmp_path: Path, three_kafkas: OwnKafka
                 for number in range(times(1, many=10)):
                     deposed = await asyncio.to_thread(three_kafkas.leader_of, topic)
                     three_kafkas.links.isolate(deposed)
-                    await asyncio.to_thread(partial(three_kafkas.leader_of, topic, other_than=deposed))
+                    await asyncio.to_thread(
+                        partial(three_kafkas.leader_of, topic, other_than=deposed)
+                    )
                     for worker in cluster.workers:
-                        await _insist(worker, SetPolicy(name=SERVING, policy=worker.broker_id, value=f"after election {number}"))
+                        await _insist(
+                            worker,
+                            SetPolicy(
+                                name=SERVING,
+                                policy=worker.broker_id,
+                                value=f"after election {number}",
+                            ),
+                        )
                     await until(lambda: all(cluster.has_leases()), "a lease for everybody")
                     deposed_url = url_of(three_kafkas.address.split(",")[deposed.number - 1], topic)
-                    await asyncio.to_thread(_read_at, deposed_url, cluster.workers[0].view.offset + 1)
+                    await asyncio.to_thread(
+                        _read_at, deposed_url, cluster.workers[0].view.offset + 1
+                    )
                     three_kafkas.links.rejoin()
                     await cluster.served()
             records = await asyncio.to_thread(lambda: list(history(url)))
@@ -475,7 +614,9 @@ def test_the_partitions_leader_is_deposed(tmp_path: Path, three_kafkas: OwnKafka
 
 
 def _read_at(url: str, position: int) -> None:
-    """Read as one who begins at the leader that was deposed. That may be an outage, but the log never ends below the position."""
+    """Read as one who begins at the leader that was deposed. That may be an outage, but the log
+    never ends below the position.
+    """
     with closing(opened(url)) as log:
         for _ in range(3):
             with suppress(LogUnavailable):
@@ -517,16 +658,27 @@ async def _insist(worker: Worker, intent: SetPolicy) -> None:
 def test_processes_come_through_an_outage_without_anything_for_the_judge(
     tmp_path: Path, own_kafka: OwnKafka, choice: OnChannelLoss
 ) -> None:
-    """Kafka is away past all leases: no write is lost or made twice, and callers are answered meanwhile where the namespace says so."""
+    """Kafka is away past all leases: no write is lost or made twice, and callers are answered
+    meanwhile where the namespace says so.
+    """
     namespace = "shop/counters"
     url = url_of(own_kafka.address, own_kafka.topic(f"judged {choice}"))
-    settings = replace(counters(tmp_path, brokers=2, evidence=True), log_url=url, settings={"balance": "false", **SHORT})
+    settings = replace(
+        counters(tmp_path, brokers=2, evidence=True),
+        log_url=url,
+        settings={"balance": "false", **SHORT},
+    )
 
     async def story() -> None:
         cluster = LocalCluster(settings)
         streams = uneven(namespace, keys=16, calls_per_second=60.0)
-        plan = Plan(brokers=cluster.addresses, streams=streams, history=tmp_path / "history.jsonl", seed=1)
-        async with running(cluster, namespace, bundles=8) as (table, http), CallerProcess(plan) as callers:
+        plan = Plan(
+            brokers=cluster.addresses, streams=streams, history=tmp_path / "history.jsonl", seed=1
+        )
+        async with (
+            running(cluster, namespace, bundles=8) as (table, http),
+            CallerProcess(plan) as callers,
+        ):
             policy = f"{cluster.addresses[0]}/admin/v2/namespaces/{namespace}/onChannelLoss"
             async with http.post(policy, json=choice) as answer:
                 assert 204 == answer.status
@@ -542,16 +694,24 @@ def test_processes_come_through_an_outage_without_anything_for_the_judge(
             await _answers_come(callers)
             assert before == _held(table.view, namespace)
             await callers.stop()
-        verdict = check_calls([plan.history], store=tmp_path / "counter.db", evidence=cluster.evidence())
+        verdict = check_calls(
+            [plan.history], store=tmp_path / "counter.db", evidence=cluster.evidence()
+        )
         assert ({}, None) == (verdict.violations, verdict.problem)
         assert verdict.totals["pieces_of_work_in_evidence"] > 0
-        assert (choice is OnChannelLoss.SERVE) == any(b'"by_token":true' in path.read_bytes() for path in cluster.evidence())
+        assert (choice is OnChannelLoss.SERVE) == any(
+            b'"by_token":true' in path.read_bytes() for path in cluster.evidence()
+        )
 
     play(story())
 
 
-async def until_all_say(http: aiohttp.ClientSession, cluster: LocalCluster, *, has_lost: bool) -> None:
-    """Wait until every broker says that its lease has run out for want of the channel, or that all is well."""
+async def until_all_say(
+    http: aiohttp.ClientSession, cluster: LocalCluster, *, has_lost: bool
+) -> None:
+    """Wait until every broker says that its lease has run out for want of the channel, or that all
+    is well.
+    """
     deadline = Deadline.after(timeout_ms=PATIENCE_MS)
     for address in cluster.addresses:
         while True:

@@ -1,4 +1,6 @@
-"""The example that owns Kafka partitions, on a real Kafka: three brokers, transfers, and a broker that dies and does not notice."""
+"""The example that owns Kafka partitions, on a real Kafka: three brokers, transfers, and a broker
+that dies and does not notice.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ PATIENCE_MS = 60_000
 
 @dataclass
 class Group:
-    """Three brokers, the service of each, and what they have processed: partition and number of each record."""
+    """Three brokers, the service of each, and what they have processed: partition and number of
+    each record.
+    """
 
     folder: Path
     topic: str
@@ -57,8 +61,14 @@ class Group:
             return value
 
         kafka, results = {"bootstrap.servers": self.address}, self.folder / "results.db"
-        service = Partitions(NAMESPACE, self.topic, PARTITIONS, kafka=kafka, results=results, process=process)
-        own = {"log_url": f"sqlite:{self.folder / 'channel.db'}", "data_dir": self.folder / f"b{number}", "broker_id": f"b{number}"}
+        service = Partitions(
+            NAMESPACE, self.topic, PARTITIONS, kafka=kafka, results=results, process=process
+        )
+        own = {
+            "log_url": f"sqlite:{self.folder / 'channel.db'}",
+            "data_dir": self.folder / f"b{number}",
+            "broker_id": f"b{number}",
+        }
         worker = Worker(WorkerConfig.model_validate(own), {"*": service}, addresses={})
         self.services.append(service)
         await worker.start()
@@ -68,15 +78,23 @@ class Group:
     def results(self) -> dict[int, list[str]]:
         """The results of each partition, by offset."""
         with closing(sqlite3.connect(self.folder / "results.db")) as connection:
-            rows = connection.execute("SELECT partition, result FROM results ORDER BY partition, offset").fetchall()
-        return {number: [result for partition, result in rows if partition == number] for number in range(PARTITIONS)}
+            rows = connection.execute(
+                "SELECT partition, result FROM results ORDER BY partition, offset"
+            ).fetchall()
+        return {
+            number: [result for partition, result in rows if partition == number]
+            for number in range(PARTITIONS)
+        }
 
     async def until(self, numbers: range) -> None:
         """Wait until each partition has the results of all its records."""
         expected = {partition: list(map(str, numbers)) for partition in range(PARTITIONS)}
         async with asyncio.timeout(PATIENCE_MS / 1_000):
             while (found := self.results()) != expected:
-                assert all(of_one == expected[partition][: len(of_one)] for partition, of_one in found.items())
+                assert all(
+                    of_one == expected[partition][: len(of_one)]
+                    for partition, of_one in found.items()
+                )
                 await asyncio.sleep(0.05)
 
 
@@ -90,7 +108,10 @@ async def group(kafka: Kafka, folder: Path) -> AsyncIterator[Group]:
     try:
         for number in range(3):
             await running.join(number)
-        await running.workers[0].request(CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(BUNDLES)), timeout_ms=PATIENCE_MS)
+        await running.workers[0].request(
+            CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(BUNDLES)),
+            timeout_ms=PATIENCE_MS,
+        )
         await running.workers[0].until(all_owned, timeout_ms=PATIENCE_MS, what="owners")
         yield running
     finally:
@@ -111,30 +132,58 @@ async def move(running: Group) -> None:
     first = running.workers[0]
     for number in range(MOVES):
         bundle = first.view.bundles_of(NAMESPACE)[number % BUNDLES]
-        owner = next(place for place, worker in enumerate(running.workers) if worker.agent.incarnation == bundle.owner)
+        owner = next(
+            place
+            for place, worker in enumerate(running.workers)
+            if worker.agent.incarnation == bundle.owner
+        )
         target = running.workers[(owner + 1) % len(running.workers)]
-        await first.request(Transfer(bundle=bundle.name, destination=target.broker_id, reason="test"), timeout_ms=PATIENCE_MS)
+        await first.request(
+            Transfer(bundle=bundle.name, destination=target.broker_id, reason="test"),
+            timeout_ms=PATIENCE_MS,
+        )
         await first.until(all_owned, timeout_ms=PATIENCE_MS, what="the move")
 
 
-async def test_each_record_has_one_result_in_order(kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Through transfers no record is processed twice. A dead broker that goes on processes some twice, and commits nothing."""
+async def test_each_record_has_one_result_in_order(
+    kafka: Kafka, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Through transfers no record is processed twice. A dead broker that goes on processes some
+    twice, and commits nothing.
+    """
     async with group(kafka, tmp_path) as running:
         await asyncio.gather(
-            asyncio.to_thread(write_numbers, kafka.address, running.topic, range(RECORDS), partitions=PARTITIONS), move(running)
+            asyncio.to_thread(
+                write_numbers, kafka.address, running.topic, range(RECORDS), partitions=PARTITIONS
+            ),
+            move(running),
         )
         await running.until(range(RECORDS))
         assert {1} == set(Counter(running.processed).values())
-        assert [] == [record.message for record in caplog.records if record.name == kafka_partitions.__name__]
+        assert [] == [
+            record.message for record in caplog.records if record.name == kafka_partitions.__name__
+        ]
 
         zombie, *others = running.workers
         if not zombie.open_bundles:
             bundle = zombie.view.bundles_of(NAMESPACE)[0]
-            await others[0].request(Transfer(bundle=bundle.name, destination=zombie.broker_id, reason="test"), timeout_ms=PATIENCE_MS)
-            await zombie.until(lambda _: bool(zombie.open_bundles) or None, timeout_ms=PATIENCE_MS, what="a bundle")
+            await others[0].request(
+                Transfer(bundle=bundle.name, destination=zombie.broker_id, reason="test"),
+                timeout_ms=PATIENCE_MS,
+            )
+            await zombie.until(
+                lambda _: bool(zombie.open_bundles) or None, timeout_ms=PATIENCE_MS, what="a bundle"
+            )
         running.holding.clear()
-        await asyncio.to_thread(write_numbers, kafka.address, running.topic, range(RECORDS, 2 * RECORDS), partitions=PARTITIONS)
-        await zombie.abort()  # Its service is not told, and holds records that it has not committed.
+        await asyncio.to_thread(
+            write_numbers,
+            kafka.address,
+            running.topic,
+            range(RECORDS, 2 * RECORDS),
+            partitions=PARTITIONS,
+        )
+        # Its service is not told, and holds records that it has not committed.
+        await zombie.abort()
         await running.until(range(2 * RECORDS))
         running.holding.set()
         async with asyncio.timeout(PATIENCE_MS / 1_000):

@@ -56,9 +56,13 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(LOOK_S)
 
 
-def sample(broker: str, at_ms: int, *, used: float = 0.5, rate: float = 0.0, bundle: str = BUNDLE) -> Sample:
+def sample(
+    broker: str, at_ms: int, *, used: float = 0.5, rate: float = 0.0, bundle: str = BUNDLE
+) -> Sample:
     """A sample of a broker with one bundle."""
-    bundles = (BundleTraffic(bundle=bundle, traffic=Traffic(messages_in_per_second=rate), cost=1.0),)
+    bundles = (
+        BundleTraffic(bundle=bundle, traffic=Traffic(messages_in_per_second=rate), cost=1.0),
+    )
     return Sample(broker=broker, at_ms=at_ms, used=used, bundle_count=1, bundles=bundles)
 
 
@@ -67,7 +71,9 @@ def summary_of(bus: LoadBus, broker: str) -> Summary | None:
 
 
 def published(bus: LoadBus, each: Sample) -> Summary:
-    """The summary after a sample. A sample may be lost while partitions are reassigned, and is published again."""
+    """The summary after a sample. A sample may be lost while partitions are reassigned, and is
+    published again.
+    """
     found: list[Summary] = []
     again_s = 0.0
 
@@ -99,7 +105,9 @@ def log_url(kafka: Kafka, request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.slow
-def test_a_load_worker_logs_in_by_tokens_as_brokers_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_worker_logs_in_by_tokens_as_brokers_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both clients of a load worker take OAUTHBEARER from the settings of a broker."""
     with or_skipped(), kafka_with_tokens(tmp_path / "node") as (address, settings):
         monkeypatch.setenv(CONFIG_VARIABLE, as_text(settings))
@@ -107,11 +115,15 @@ def test_a_load_worker_logs_in_by_tokens_as_brokers_do(tmp_path: Path, monkeypat
         with closing(open_log(log_url)) as log:
             log.append([b"a broker"], timeout_ms=10_000)
         with a_load_worker(log_url):
-            assert 100.0 == rate_of(published(open_load_bus(log_url), sample("a:1", now_ms(), rate=100.0)))
+            assert 100.0 == rate_of(
+                published(open_load_bus(log_url), sample("a:1", now_ms(), rate=100.0))
+            )
 
 
 def test_averages_survive_the_death_of_every_worker(log_url: str, tmp_path: Path) -> None:
-    """After `kill -9` of all, a new one continues with the averages of a broker and of a bundle that moves meanwhile."""
+    """After `kill -9` of all, a new one continues with the averages of a broker and of a bundle
+    that moves meanwhile.
+    """
     bus, began_ms = open_load_bus(log_url), now_ms()
     workers = [LoadWorker.start(log_url, tmp_path) for _ in range(2)]
     try:
@@ -126,7 +138,10 @@ def test_averages_survive_the_death_of_every_worker(log_url: str, tmp_path: Path
             assert pytest.approx(0.9) == after.load.averages.weighted_max
             assert pytest.approx(90.0) == rate_of(after)
             bus.publish(sample("b:1", began_ms + 2 * STEP_MS, rate=0.0))
-            until(lambda: (at_b := summary_of(bus, "b:1")) is not None and rate_of(at_b) > 0, "the average that the bundle had at a:1")
+            until(
+                lambda: (at_b := summary_of(bus, "b:1")) is not None and rate_of(at_b) > 0,
+                "the average that the bundle had at a:1",
+            )
             assert pytest.approx(81.0) == rate_of(summary_of(bus, "b:1"))
     finally:
         for worker in workers:
@@ -135,17 +150,24 @@ def test_averages_survive_the_death_of_every_worker(log_url: str, tmp_path: Path
 
 @pytest.mark.slow
 def test_a_worker_that_stood_still_takes_its_share_again(log_url: str, tmp_path: Path) -> None:
-    """Two workers share the partitions. One is stopped, the other takes over with its averages. Woken again, the first joins again."""
+    """Two workers share the partitions. One is stopped, the other takes over with its averages.
+    Woken again, the first joins again.
+    """
     bus, began_ms = open_load_bus(log_url), now_ms()
     brokers = [f"broker-{number}:1" for number in range(16)]
     workers = [LoadWorker.start(log_url, tmp_path) for _ in range(2)]
 
     def published_by_all(step: int, used: float) -> list[float]:
-        samples = [sample(broker, began_ms + step * STEP_MS, used=used, bundle=f"shop/orders/{broker}") for broker in brokers]
+        samples = [
+            sample(broker, began_ms + step * STEP_MS, used=used, bundle=f"shop/orders/{broker}")
+            for broker in brokers
+        ]
         return [published(bus, each).load.averages.weighted_max for each in samples]
 
     def share_fairly() -> bool:
-        return [4, 4] == [len(partitions) for each in workers if isinstance(partitions := each.partitions(), list)]
+        return [4, 4] == [
+            len(partitions) for each in workers if isinstance(partitions := each.partitions(), list)
+        ]
 
     try:
         until(share_fairly, "fair shares")
@@ -200,9 +222,16 @@ def test_garbage_is_named_and_kills_nobody(log_url: str, kafka: Kafka) -> None:
 
 # --- what a load worker's trouble does to brokers ---
 
-# Frequent renewals, so that a disturbance that lasts a lease would show; the lease outlasts the pauses of a busy machine. One node of
-# Kafka: nothing to fail over to.
-SHORT = {"lease_ms": 8_000, "renew_ms": 500, "margin_ms": 1_500, "round_trip_ms": 1_000, "reconnect_ms": 3_000, "failover_ms": 0}
+# Frequent renewals, so that a disturbance that lasts a lease would show; the lease outlasts the
+# pauses of a busy machine. One node of Kafka: nothing to fail over to.
+SHORT = {
+    "lease_ms": 8_000,
+    "renew_ms": 500,
+    "margin_ms": 1_500,
+    "round_trip_ms": 1_000,
+    "reconnect_ms": 3_000,
+    "failover_ms": 0,
+}
 RENEWALS = 20
 """So many of each broker are watched in each trouble: more than a lease lasts."""
 
@@ -226,7 +255,10 @@ class Renewals:
             return all(len(times) > RENEWALS for times in taken_ms.values())
 
         until(are_enough, f"{RENEWALS} renewals of {brokers}")
-        return {broker: max(after - before for before, after in pairwise(times)) for broker, times in taken_ms.items()}
+        return {
+            broker: max(after - before for before, after in pairwise(times))
+            for broker, times in taken_ms.items()
+        }
 
     def close(self) -> None:
         self._consumer.close()
@@ -305,7 +337,9 @@ def test_a_worker_outlives_an_outage_of_kafka(own_kafka: OwnKafka) -> None:
         def goes_on() -> bool:
             with suppress(PeerError):
                 bus.publish(sample("a:1", began_ms + STEP_MS, used=0.0))
-                after.extend(each for each in bus.latest() if each.load.taken_ms == began_ms + STEP_MS)
+                after.extend(
+                    each for each in bus.latest() if each.load.taken_ms == began_ms + STEP_MS
+                )
             return bool(after)
 
         until(goes_on, "a summary after the outage")
@@ -327,7 +361,16 @@ def test_a_start_without_kafka_is_waited_for_within_a_bound(own_kafka: OwnKafka)
     log_url = of(own_kafka, "away")
     own_kafka.cluster.kill()
     ended = subprocess.run(
-        [sys.executable, "-m", "equipoise.brokers.cli", "load-worker", "--log", log_url, "--timeout", "7"],
+        [
+            sys.executable,
+            "-m",
+            "equipoise.brokers.cli",
+            "load-worker",
+            "--log",
+            log_url,
+            "--timeout",
+            "7",
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -342,10 +385,18 @@ def test_a_start_without_kafka_is_waited_for_within_a_bound(own_kafka: OwnKafka)
 
 
 @contextmanager
-def local_workers(log_url: str, folder: Path, *, count: int) -> Iterator[tuple[LocalLoadWorkers, list[Mapping[str, object]]]]:
+def local_workers(
+    log_url: str, folder: Path, *, count: int
+) -> Iterator[tuple[LocalLoadWorkers, list[Mapping[str, object]]]]:
     """Load workers as a local cluster has them, and what is told of them, which grows."""
     told: list[Mapping[str, object]] = []
-    workers = LocalLoadWorkers(folder, count=count, log_url=log_url, environment={}, report=lambda text, details: told.append(details))
+    workers = LocalLoadWorkers(
+        folder,
+        count=count,
+        log_url=log_url,
+        environment={},
+        report=lambda text, details: told.append(details),
+    )
     try:
         workers.start()
         yield workers, told
@@ -359,34 +410,67 @@ def running(workers: LocalLoadWorkers) -> set[int]:
 
 
 def test_a_cluster_starts_its_load_workers_again(log_url: str, tmp_path: Path) -> None:
-    """One that dies is started again, those that were killed on purpose are not until they are wanted, and all end when told to."""
+    """One that dies is started again, those that were killed on purpose are not until they are
+    wanted, and all end when told to.
+    """
     with local_workers(log_url, tmp_path, count=2) as (workers, told):
         (first, second) = sorted(running(workers))
         os.kill(first, signal.SIGKILL)
-        until(lambda: len(running(workers) - {first}) == 2, "a new process in place of the one that was killed")
+        until(
+            lambda: len(running(workers) - {first}) == 2,
+            "a new process in place of the one that was killed",
+        )
         assert second in running(workers)
         workers.kill()
         assert set() == running(workers)
         workers.start()
         assert 2 == len(running(workers))
-        assert [-signal.SIGKILL] * 3 == [details["exit_code"] for details in told if "exit_code" in details]
-        until(lambda: all(STARTED in path.read_text(encoding="utf-8") for path in tmp_path.glob("load-worker-*.log")), "all being at work")
+        assert [-signal.SIGKILL] * 3 == [
+            details["exit_code"] for details in told if "exit_code" in details
+        ]
+        until(
+            lambda: all(
+                STARTED in path.read_text(encoding="utf-8")
+                for path in tmp_path.glob("load-worker-*.log")
+            ),
+            "all being at work",
+        )
     assert set() == running(workers)
     assert [0, 0] == [details["exit_code"] for details in told if "exit_code" in details][3:]
 
 
 def test_a_cluster_on_kafka_has_a_load_worker(log_url: str, tmp_path: Path) -> None:
-    """`equipoise up` on Kafka runs one beside its brokers, whose summaries are there soon, and no process of it outlives the command."""
-    command = [sys.executable, "-m", "equipoise.brokers.cli", "up", "--data", str(tmp_path), "--brokers", "1", "--json", "--log", log_url]
+    """`equipoise up` on Kafka runs one beside its brokers, whose summaries are there soon, and no
+    process of it outlives the command.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "equipoise.brokers.cli",
+        "up",
+        "--data",
+        str(tmp_path),
+        "--brokers",
+        "1",
+        "--json",
+        "--log",
+        log_url,
+    ]
     command += ["--http-port", str(ports_of(0, None, 1)[0][0]), "--service", "counter"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as up:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
+    ) as up:
         try:
             until(lambda: bool(open_load_bus(log_url).latest()), "a summary of its broker")
         finally:
             up.send_signal(signal.SIGTERM)
             said, errors = up.communicate(timeout=PATIENCE_S)
     assert 0 == up.returncode, errors
-    pids = [line["pid"] for line in map(orjson.loads, said.splitlines()) if line["what"] == "load_worker" and "pid" in line]
+    pids = [
+        line["pid"]
+        for line in map(orjson.loads, said.splitlines())
+        if line["what"] == "load_worker" and "pid" in line
+    ]
     assert 1 == len(pids)
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)
@@ -399,24 +483,42 @@ def made_by_hand(log_url: str, suffix: str, *, partitions: int) -> None:
     """A topic beside the log that is not as it would be made."""
     address = address_of(log_url)
     with Clients(servers=address.servers, settings={}).administrator() as administrator:
-        administrator.create(address.topic + suffix, partitions=partitions, replication=1, settings={}, timeout_ms=10_000)
+        administrator.create(
+            address.topic + suffix,
+            partitions=partitions,
+            replication=1,
+            settings={},
+            timeout_ms=10_000,
+        )
 
 
-def test_topics_that_were_made_otherwise_are_told_of_and_used(log_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """With other settings and three partitions of samples in place of eight all works, and both broker and worker say so."""
+def test_topics_that_were_made_otherwise_are_told_of_and_used(
+    log_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With other settings and three partitions of samples in place of eight all works, and both
+    broker and worker say so.
+    """
     made_by_hand(log_url, "-samples", partitions=3)
     made_by_hand(log_url, "-loads", partitions=1)
     bus = open_load_bus(log_url)
     with a_load_worker(log_url) as worker:
         published(bus, sample("a:1", now_ms()))
         assert [0, 1, 2] == worker.partitions()
-        told = {line["difference"] for line in worker.lines() if line["event"] == "topic not as it would be made"}
+        told = {
+            line["difference"]
+            for line in worker.lines()
+            if line["event"] == "topic not as it would be made"
+        }
     assert {"it has 3 partitions, not 8", "cleanup.policy is delete, not compact,delete"} <= told
-    assert {"topic not as it would be made"} == {record.message for record in caplog.records if hasattr(record, "difference")}
+    assert {"topic not as it would be made"} == {
+        record.message for record in caplog.records if hasattr(record, "difference")
+    }
 
 
 def test_topics_that_workers_cannot_share_are_refused(log_url: str) -> None:
-    """Where a topic between workers has another number of partitions than that of samples, the operator is told what to do."""
+    """Where a topic between workers has another number of partitions than that of samples, the
+    operator is told what to do.
+    """
     made_by_hand(log_url, "-load-sightings", partitions=5)
     command = [sys.executable, "-m", "equipoise.brokers.cli", "load-worker", "--log", log_url]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)

@@ -14,7 +14,12 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.local.local_broker import LocalBroker
-from equipoise.brokers.local.local_cluster import ClusterEvent, ClusterSettings, EventKind, LocalCluster
+from equipoise.brokers.local.local_cluster import (
+    ClusterEvent,
+    ClusterSettings,
+    EventKind,
+    LocalCluster,
+)
 from equipoise.brokers.operations.access import Access, opened, until
 from equipoise.brokers.operations.death_declaration import DeathDeclaration, declare_dead
 from equipoise.brokers.operations.on_channel import run
@@ -75,41 +80,72 @@ def status(view: View, broker: str) -> str | None:
 
 
 def test_brokers_are_killed_paused_stopped_and_started_again(tmp_path: Path, log_url: str) -> None:
-    """A broker can be killed and declared dead, started anew, paused until the other notices, resumed, and stopped for good."""
+    """A broker can be killed and declared dead, started anew, paused until the other notices,
+    resumed, and stopped for good.
+    """
     diary = Diary()
-    settings = ClusterSettings(directory=tmp_path, log_url=log_url, brokers=2, evidence=True, settings={"balance": "false"})
+    settings = ClusterSettings(
+        directory=tmp_path, log_url=log_url, brokers=2, evidence=True, settings={"balance": "false"}
+    )
     with LocalCluster(settings, report=diary) as cluster:
         first, second = cluster.broker_ids
-        assert (f"http://{first}", tmp_path / "broker-0") == (cluster.addresses[0], cluster.directories[0])
+        assert (f"http://{first}", tmp_path / "broker-0") == (
+            cluster.addresses[0],
+            cluster.directories[0],
+        )
         assert {EventKind.STARTED, EventKind.READY} == set(diary.kinds())
 
         diary.forget()
         cluster.kill(0)
         assert cluster.pid(0) is None
         diary.wait_for(EventKind.ENDED, EventKind.DECLARED_DEAD)
-        wait_until(cluster.log_url, lambda view: status(view, first) == "down", "the death of the first")
+        wait_until(
+            cluster.log_url, lambda view: status(view, first) == "down", "the death of the first"
+        )
 
         cluster.restart(0)
         assert cluster.pid(0) is not None
-        assert ["accepts-1.jsonl", "accepts-2.jsonl"] == sorted(file.name for file in cluster.directories[0].glob("accepts-*"))
+        assert ["accepts-1.jsonl", "accepts-2.jsonl"] == sorted(
+            file.name for file in cluster.directories[0].glob("accepts-*")
+        )
 
         cluster.pause(0)
-        wait_until(cluster.log_url, lambda view: status(view, first) == "down", "the accusation of the paused one")
+        wait_until(
+            cluster.log_url,
+            lambda view: status(view, first) == "down",
+            "the accusation of the paused one",
+        )
         cluster.resume(0)
-        wait_until(cluster.log_url, lambda view: status(view, first) == "up", "the return of the paused one")
+        wait_until(
+            cluster.log_url,
+            lambda view: status(view, first) == "up",
+            "the return of the paused one",
+        )
 
         cluster.pause(0)
         cluster.stop(0)
         assert (None, False) == (cluster.pid(0), cluster.wait_until_all_ended(timeout_ms=0))
-        wait_until(cluster.log_url, lambda view: status(view, first) in ("left", "down"), "the leaving of the first")
+        wait_until(
+            cluster.log_url,
+            lambda view: status(view, first) in ("left", "down"),
+            "the leaving of the first",
+        )
     assert cluster.wait_until_all_ended(timeout_ms=0)
-    wait_until(cluster.log_url, lambda view: {status(view, first), status(view, second)} <= {"left", "down"}, "the leaving of both")
+    wait_until(
+        cluster.log_url,
+        lambda view: {status(view, first), status(view, second)} <= {"left", "down"},
+        "the leaving of both",
+    )
 
 
 def test_a_broker_that_is_stopped_is_not_started_again(tmp_path: Path, log_url: str) -> None:
-    """With `restart` a broker that dies is restarted, unless it is stopped, even while it waits for its restart."""
+    """With `restart` a broker that dies is restarted, unless it is stopped, even while it waits for
+    its restart.
+    """
     diary = Diary()
-    with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1, restart=True), report=diary) as cluster:
+    with LocalCluster(
+        ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1, restart=True), report=diary
+    ) as cluster:
         pid = cluster.pid(0)
         assert pid is not None
         diary.forget()
@@ -133,7 +169,9 @@ def test_a_stop_just_before_a_restart_is_not_overlooked(tmp_path: Path, log_url:
             super()._spawn(member, again=again)
 
     diary = Diary()
-    with Overtaken(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1, restart=True), report=diary) as cluster:
+    with Overtaken(
+        ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1, restart=True), report=diary
+    ) as cluster:
         pid = cluster.pid(0)
         assert pid is not None
         diary.forget()
@@ -149,7 +187,9 @@ def test_a_broker_that_dies_during_a_declaration_is_declared_dead_at_once(
     """A death is noticed although the declaration of another death consumed its wake-up."""
     diary = Diary()
     monkeypatch.setattr("equipoise.brokers.local.local_cluster._FOLLOW_MS", PATIENCE_MS + 5_000)
-    cluster = LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=2), report=diary)
+    cluster = LocalCluster(
+        ClusterSettings(directory=tmp_path, log_url=log_url, brokers=2), report=diary
+    )
     directories: list[Path] = []
 
     def declare_both_dead(access: Access, directory: Path) -> tuple[DeathDeclaration, ...]:
@@ -168,7 +208,10 @@ def test_a_broker_that_dies_during_a_declaration_is_declared_dead_at_once(
 def test_without_declare_dead_no_broker_is_declared_dead(tmp_path: Path, log_url: str) -> None:
     """Without `declare_dead`, the other brokers notice a death by the lease."""
     diary = Diary()
-    with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1, declare_dead=False), report=diary) as cluster:
+    with LocalCluster(
+        ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1, declare_dead=False),
+        report=diary,
+    ) as cluster:
         cluster.kill(0)
         diary.wait_for(EventKind.ENDED)
     wait_until(cluster.log_url, lambda view: status(view, cluster.broker_ids[0]) == "up", "nothing")
@@ -176,7 +219,9 @@ def test_without_declare_dead_no_broker_is_declared_dead(tmp_path: Path, log_url
 
 
 def test_a_member_is_reported_before_the_start_returns(tmp_path: Path, log_url: str) -> None:
-    """The start returns only after the listener has taken the event of each member, however slow it is."""
+    """The start returns only after the listener has taken the event of each member, however slow it
+    is.
+    """
     diary, noted = Diary(), threading.Event()
 
     def slowly(event: ClusterEvent) -> None:
@@ -184,18 +229,26 @@ def test_a_member_is_reported_before_the_start_returns(tmp_path: Path, log_url: 
             noted.wait(0.2)
         diary(event)
 
-    with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1), report=slowly):
+    with LocalCluster(
+        ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1), report=slowly
+    ):
         assert [EventKind.STARTED, EventKind.READY] == diary.kinds()
 
 
-def test_the_death_of_the_follower_is_reported(tmp_path: Path, log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error of the follower is reported once, and kept as `failure`. The brokers continue to serve."""
+def test_the_death_of_the_follower_is_reported(
+    tmp_path: Path, log_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of the follower is reported once, and kept as `failure`. The brokers continue to
+    serve.
+    """
 
     def fail(*_: object) -> None:
         raise ValueError("odd")
 
     diary = Diary()
-    with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=2), report=diary) as cluster:
+    with LocalCluster(
+        ClusterSettings(directory=tmp_path, log_url=log_url, brokers=2), report=diary
+    ) as cluster:
         monkeypatch.setattr("equipoise.brokers.local.local_cluster.declare_dead", fail)
         cluster.kill(0)
         diary.wait_for(EventKind.ENDED, EventKind.UNWATCHED)
@@ -208,14 +261,20 @@ def test_the_death_of_the_follower_is_reported(tmp_path: Path, log_url: str, mon
         assert 1 == diary.kinds().count(EventKind.UNWATCHED)
 
 
-def test_a_full_disk_does_not_end_the_follower(tmp_path: Path, log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A declaration of death that fails on a full disk is reported, and the next one is attempted."""
+def test_a_full_disk_does_not_end_the_follower(
+    tmp_path: Path, log_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A declaration of death that fails on a full disk is reported, and the next one is
+    attempted.
+    """
 
     def has_no_room(*_: object) -> None:
         raise LogStorageFull(log="sqlite:full")
 
     diary = Diary()
-    with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1), report=diary) as cluster:
+    with LocalCluster(
+        ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1), report=diary
+    ) as cluster:
         with monkeypatch.context() as patch:
             patch.setattr("equipoise.brokers.local.local_cluster.declare_dead", has_no_room)
             cluster.kill(0)
@@ -230,8 +289,16 @@ def test_a_full_disk_does_not_end_the_follower(tmp_path: Path, log_url: str, mon
 def test_a_start_that_fails_leaves_nothing(tmp_path: Path, log_url: str) -> None:
     """A service that cannot be found ends the start with its error, and all processes are gone."""
     diary = Diary()
-    cluster = LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=2, services=("nowhere:Nothing",)), report=diary)
-    with pytest.raises(OperatorError, match="it ended before it was ready: error: ") as caught, cluster:
+    cluster = LocalCluster(
+        ClusterSettings(
+            directory=tmp_path, log_url=log_url, brokers=2, services=("nowhere:Nothing",)
+        ),
+        report=diary,
+    )
+    with (
+        pytest.raises(OperatorError, match="it ended before it was ready: error: ") as caught,
+        cluster,
+    ):
         raise AssertionError("it started")
     assert any(broker in str(caught.value) for broker in cluster.broker_ids)
     assert cluster.wait_until_all_ended(timeout_ms=0)
@@ -240,7 +307,9 @@ def test_a_start_that_fails_leaves_nothing(tmp_path: Path, log_url: str) -> None
 
 def noted_in(directory: Path) -> int:
     """Return the highest offset that a data directory notes."""
-    marks = [line.split() for line in (directory / "mark").read_bytes().replace(b"\0", b"").split(b"\n")]
+    marks = [
+        line.split() for line in (directory / "mark").read_bytes().replace(b"\0", b"").split(b"\n")
+    ]
     return max(int(mark[1]) for mark in marks if len(mark) == 4)
 
 
@@ -250,7 +319,9 @@ def test_a_log_that_went_back_is_refused_after_a_crash(tmp_path: Path) -> None:
     settings = ClusterSettings(directory=tmp_path, log_url=f"sqlite:{log}", brokers=2)
 
     def files() -> list[Path]:
-        return [file for suffix in ("", "-wal", "-shm") if (file := Path(f"{log}{suffix}")).exists()]
+        return [
+            file for suffix in ("", "-wal", "-shm") if (file := Path(f"{log}{suffix}")).exists()
+        ]
 
     with LocalCluster(settings) as cluster:
         cluster.kill_all()
@@ -261,7 +332,13 @@ def test_a_log_that_went_back_is_refused_after_a_crash(tmp_path: Path) -> None:
     with LocalCluster(settings) as cluster:
         with opened(cluster.log_url, timeout_ms=PATIENCE_MS) as access:
             run(access, create_namespace("t/n", even_boundaries(8)))
-            until(access, lambda view: {bundle.phase for bundle in view.bundles.values()} == {"owned"} or None, what="owners of all")
+            until(
+                access,
+                lambda view: (
+                    {bundle.phase for bundle in view.bundles.values()} == {"owned"} or None
+                ),
+                what="owners of all",
+            )
             for directory in cluster.directories:
                 deadline = Deadline.after(timeout_ms=PATIENCE_MS)
                 while noted_in(directory) < access.view.offset:
@@ -274,12 +351,19 @@ def test_a_log_that_went_back_is_refused_after_a_crash(tmp_path: Path) -> None:
             file.unlink()
         for file in copy.iterdir() if is_copied else ():
             shutil.copy(file, tmp_path)
-        with pytest.raises(OperatorError, match=f"does not go on from offset .*{found}"), LocalCluster(settings):
+        with (
+            pytest.raises(OperatorError, match=f"does not go on from offset .*{found}"),
+            LocalCluster(settings),
+        ):
             raise AssertionError("it started")
 
 
-def test_a_declaration_that_fails_is_reported(tmp_path: Path, log_place: LogPlace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A declaration fails if the log accepts no record in time, or if the directory proves nothing."""
+def test_a_declaration_that_fails_is_reported(
+    tmp_path: Path, log_place: LogPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A declaration fails if the log accepts no record in time, or if the directory proves
+    nothing.
+    """
     monkeypatch.setattr("equipoise.brokers.local.local_cluster.DEATH_DECLARATION_MS", 100)
     diary = Diary()
 
@@ -288,7 +372,9 @@ def test_a_declaration_that_fails_is_reported(tmp_path: Path, log_place: LogPlac
             cluster.kill(0)
             diary.wait_for(EventKind.ENDED, EventKind.NOT_DECLARED_DEAD)
 
-    with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_place.url, brokers=2), report=diary) as cluster:
+    with LocalCluster(
+        ClusterSettings(directory=tmp_path, log_url=log_place.url, brokers=2), report=diary
+    ) as cluster:
         asyncio.run(kill_while_the_log_is_away())
         assert 1 == diary.kinds().count(EventKind.NOT_DECLARED_DEAD)
         (cluster.directories[1] / "lock").unlink()

@@ -1,4 +1,6 @@
-"""Test a local Kafka that is started, found again, killed, cut off and restarted: it keeps its records."""
+"""Test a local Kafka that is started, found again, killed, cut off and restarted: it keeps its
+records.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,15 @@ from compose.local_kafka.errors import LocalKafkaError
 from tests.kafka.finding import ROOT
 from tests.kafka.fixtures import Kafka, OwnKafka
 from tests.kafka.proxy import Direction
-from tests.kafka.topics import KafkaFailedError, Writer, advertised, create_topic, delete_topics, leader_of, read_all
+from tests.kafka.topics import (
+    KafkaFailedError,
+    Writer,
+    advertised,
+    create_topic,
+    delete_topics,
+    leader_of,
+    read_all,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -111,14 +121,22 @@ def test_laying_out_a_running_folder_returns_its_kafka(own_kafka: OwnKafka) -> N
         beside.start()
 
 
-def test_the_command_line_starts_shows_and_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`start` prints the address, and `status` the running nodes. A start after `stop` uses the same address and data."""
+def test_the_command_line_starts_shows_and_stops(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`start` prints the address, and `status` the running nodes. A start after `stop` uses the
+    same address and data.
+    """
     folder = ["--folder", str(tmp_path)]
     try:
-        assert 0 == main(["start", *folder, "--port", "0", "--property", "log.cleaner.backoff.ms=300"])
+        assert 0 == main(
+            ["start", *folder, "--port", "0", "--property", "log.cleaner.backoff.ms=300"]
+        )
         address = capsys.readouterr().out.strip()
         create_topic(address, "kept")
-        assert 0 == main(["start", *folder, "--port", "0", "--property", "log.cleaner.backoff.ms=300"])
+        assert 0 == main(
+            ["start", *folder, "--port", "0", "--property", "log.cleaner.backoff.ms=300"]
+        )
         assert address == capsys.readouterr().out.strip()
         assert 0 == main(["status", *folder])
         assert "node 1 up, process" in capsys.readouterr().out
@@ -135,11 +153,16 @@ def test_the_command_line_starts_shows_and_stops(tmp_path: Path, capsys: pytest.
 def test_a_kafka_of_tests_ends_with_a_killed_test_run(tmp_path: Path) -> None:
     """Its leash kills it."""
     program = (
-        "import sys, pathlib; from tests.kafka.finding import local_kafka\n"
-        "with local_kafka(pathlib.Path(sys.argv[1])) as cluster: print(cluster.address, flush=True); sys.stdin.read()"
+        "import sys, pathlib; from tests.kafka.finding import local_kafka\nwith"
+        " local_kafka(pathlib.Path(sys.argv[1])) as cluster: print(cluster.address, flush=True);"
+        " sys.stdin.read()"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, str(tmp_path)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as run:
         assert run.stdout is not None
         assert "127.0.0.1:" in run.stdout.readline()
@@ -154,7 +177,9 @@ def test_a_kafka_of_tests_ends_with_a_killed_test_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_three_nodes_lose_nothing_with_their_leader(three_kafkas: OwnKafka) -> None:
-    """After the kill of a partition's leader, another node leads with all acknowledged records. The killed node comes back."""
+    """After the kill of a partition's leader, another node leads with all acknowledged records. The
+    killed node comes back.
+    """
     topic = three_kafkas.topic("leader dies")
     create_topic(three_kafkas.address, topic, replicas=3, settings={"min.insync.replicas": "2"})
     Writer(three_kafkas.proxied_address).append(topic, [(b"key", b"before")])
@@ -164,4 +189,6 @@ def test_three_nodes_lose_nothing_with_their_leader(three_kafkas: OwnKafka) -> N
     Writer(three_kafkas.proxied_address).append(topic, [(b"key", b"meanwhile")])
     assert [b"before", b"meanwhile"] == values(three_kafkas.address, topic)
     killed.start()
-    assert [proxy.address for proxy in three_kafkas.proxies] == advertised(three_kafkas.proxied_address)
+    assert [proxy.address for proxy in three_kafkas.proxies] == advertised(
+        three_kafkas.proxied_address
+    )

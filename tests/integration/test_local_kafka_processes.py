@@ -64,7 +64,9 @@ def test_the_output_of_a_failing_maven_is_in_the_error(programs: Path, tmp_path:
 def test_jars_are_fetched_once_and_again_when_one_is_gone(programs: Path, tmp_path: Path) -> None:
     jar, asked = tmp_path / "one.jar", tmp_path / "asked"
     jar.touch()
-    writing = f'for word; do case $word in -Dmdep.outputFile=*) echo {jar} >"${{word#*=}}";; esac; done'
+    writing = (
+        f'for word; do case $word in -Dmdep.outputFile=*) echo {jar} >"${{word#*=}}";; esac; done'
+    )
     script(programs, "mvn", f"echo asked >>{asked}; {writing}")
     notes: list[str] = []
     assert [str(jar)] * 2 == [jars.class_path(home=tmp_path, note=notes.append) for _ in range(2)]
@@ -75,7 +77,9 @@ def test_jars_are_fetched_once_and_again_when_one_is_gone(programs: Path, tmp_pa
     assert 2 == len(notes)
 
 
-def test_a_process_of_somebody_else_is_left_alone(tmp_path: Path, stranger: subprocess.Popen[bytes]) -> None:
+def test_a_process_of_somebody_else_is_left_alone(
+    tmp_path: Path, stranger: subprocess.Popen[bytes]
+) -> None:
     """The pid file holds an id that now belongs to another process. Nothing signals it."""
     other = node(tmp_path)
     (other.folder / "pid").write_text(str(stranger.pid))
@@ -94,13 +98,20 @@ def test_a_file_that_names_no_process_is_no_node(text: str, tmp_path: Path) -> N
     other.kill()
 
 
-def test_the_output_of_a_node_that_cannot_start_is_in_the_error(programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_output_of_a_node_that_cannot_start_is_in_the_error(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The output of an earlier start is not."""
     monkeypatch.setattr("compose.local_kafka.node.class_path", lambda: "jars")
     failing = node(tmp_path)
-    script(programs, "java", "echo java.lang.UnsupportedClassVersionError: the first reason; exit 1")
+    script(
+        programs, "java", "echo java.lang.UnsupportedClassVersionError: the first reason; exit 1"
+    )
     failing.begin()
-    with pytest.raises(LocalKafkaError, match=r"ended while it started; Kafka 4 needs Java 17 or newer(.|\n)*the first reason"):
+    with pytest.raises(
+        LocalKafkaError,
+        match=r"ended while it started; Kafka 4 needs Java 17 or newer(.|\n)*the first reason",
+    ):
         failing.wait_ready()
     script(programs, "java", "echo the second reason; exit 1")
     failing.begin()
@@ -109,7 +120,9 @@ def test_the_output_of_a_node_that_cannot_start_is_in_the_error(programs: Path, 
     assert "the first reason" not in str(caught.value)
 
 
-def test_a_node_that_is_not_ready_in_time_can_be_killed(programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_is_not_ready_in_time_can_be_killed(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The wait for it ends at its deadline."""
     monkeypatch.setattr("compose.local_kafka.node.class_path", lambda: "jars")
     script(programs, "java", "while :; do sleep 0.1; done")
@@ -122,7 +135,9 @@ def test_a_node_that_is_not_ready_in_time_can_be_killed(programs: Path, tmp_path
     assert hanging.pid is None
 
 
-def test_a_process_during_exec_is_not_taken_for_gone(programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_during_exec_is_not_taken_for_gone(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It has no command line for a moment."""
     monkeypatch.setattr("compose.local_kafka.node.class_path", lambda: "jars")
     script(programs, "java", 'exec "$0" "$@"')

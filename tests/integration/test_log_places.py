@@ -25,7 +25,9 @@ def test_a_log_that_was_taken_away_comes_back(log_place: LogPlace, stopped: bool
         async with log_place.away(stopped=stopped):
             with pytest.raises(LogUnavailable):
                 log.append([b"meanwhile"], timeout_ms=500)
-        (after,) = await asyncio.to_thread(log.append, [b"after"], timeout_ms=settled_ms(log_place.url))
+        (after,) = await asyncio.to_thread(
+            log.append, [b"after"], timeout_ms=settled_ms(log_place.url)
+        )
         assert before < after
 
     with closing(open_log(log_place.url)) as log:

@@ -1,4 +1,6 @@
-"""Test a broker whose process may open few files, and callers that open all connections that they get."""
+"""Test a broker whose process may open few files, and callers that open all connections that they
+get.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,14 @@ def broker(folder: Path, http_port: int, pulsar_port: int) -> Iterator[subproces
         "--data",
         str(folder / "data"),
     ]
-    command += ["--http-port", str(http_port), "--pulsar-port", str(pulsar_port), "--set", "drain_ms=1000"]
+    command += [
+        "--http-port",
+        str(http_port),
+        "--pulsar-port",
+        str(pulsar_port),
+        "--set",
+        "drain_ms=1000",
+    ]
     limited = ["bash", "-c", f'ulimit -n {FILES_MAX} && exec "$@"', "broker", *command]
     with subprocess.Popen(limited, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -56,17 +65,23 @@ def broker(folder: Path, http_port: int, pulsar_port: int) -> Iterator[subproces
 
 def is_served(port: int) -> bool:
     """Return whether a Pulsar client that connects now is answered."""
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as client:
+    with (
+        suppress(OSError),
+        socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as client,
+    ):
         client.sendall(pulsar_speech.connect())
         return bool(client.recv(1))
     return False
 
 
 def asked(url: str) -> tuple[int, str]:
-    """Ask until there is an answer: a broker that refuses many connections answers only some of them."""
+    """Ask until there is an answer: a broker that refuses many connections answers only some of
+    them.
+    """
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=DEADLINE_S) as answer:  # noqa: S310 - it is ours
+            # It is ours.
+            with urllib.request.urlopen(url, timeout=DEADLINE_S) as answer:  # noqa: S310
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -76,12 +91,16 @@ def asked(url: str) -> tuple[int, str]:
 
 
 def test_idle_http_connections_do_not_block_pulsar_clients(tmp_path: Path) -> None:
-    """Pulsar clients connect beside more idle HTTP connections than files. Callers over HTTP get the reason of the refusal."""
+    """Pulsar clients connect beside more idle HTTP connections than files. Callers over HTTP get
+    the reason of the refusal.
+    """
     http_port = free_row(2)
     with broker(tmp_path, http_port, http_port + 1), ExitStack() as idle:
         for _ in range(2 * FILES_MAX):
             with suppress(OSError):  # The broker may end it before it is made.
-                idle.enter_context(socket.create_connection(("127.0.0.1", http_port), timeout=DEADLINE_S))
+                idle.enter_context(
+                    socket.create_connection(("127.0.0.1", http_port), timeout=DEADLINE_S)
+                )
         assert is_served(http_port + 1)
         status, told = asked(f"http://127.0.0.1:{http_port}/ready")
         assert 503 == status

@@ -41,7 +41,14 @@ from tests.load.cluster import counters, running, settle
 pytestmark = pytest.mark.integration
 
 NAMESPACE = "acme/shop"
-MOVES = (MoveKind.TRANSFER, MoveKind.SPLIT, MoveKind.TRANSFER, MoveKind.MERGE, MoveKind.TRANSFER, MoveKind.MERGE)
+MOVES = (
+    MoveKind.TRANSFER,
+    MoveKind.SPLIT,
+    MoveKind.TRANSFER,
+    MoveKind.MERGE,
+    MoveKind.TRANSFER,
+    MoveKind.MERGE,
+)
 LOOK_S = 0.02
 PATIENCE_S = 30.0
 PATIENCE_MS = 30_000
@@ -56,11 +63,16 @@ def test_honest_brokers_give_no_finding(tmp_path: Path) -> None:
     documents = evidence(tmp_path / "channel.db.observations")
     findings, holders = compared(cluster.log_url, documents)
     assert [] == findings
-    # A broker that is stopped gives its bundles to another one, which may be stopped before it serves them: that leaves no evidence.
+    # A broker that is stopped gives its bundles to another one, which may be stopped before it
+    # serves them: that leaves no evidence.
     unwitnessed = {holder for holder in holders - served_in(documents) if holder[1] <= stopping_at}
-    assert unwitnessed <= {holder for holder in holders if holder[2] in (paused, killed)}, unwitnessed
+    assert unwitnessed <= {holder for holder in holders if holder[2] in (paused, killed)}, (
+        unwitnessed
+    )
     assert {None, "closed", "reshaped", "lease_over"} <= {each["ended"] for each in documents}
-    begun, over = (Counter(map(period, documents_of(documents, ended=is_over))) for is_over in (False, True))
+    begun, over = (
+        Counter(map(period, documents_of(documents, ended=is_over))) for is_over in (False, True)
+    )
     assert {killed} == {each[0] for each in begun - over}
     assert not over - begun
     fenced = [each for each in documents if each["ended"] == "lease_over"]
@@ -78,7 +90,10 @@ async def test_wrong_evidence_gives_findings(tmp_path: Path) -> None:
     other = max(each["incarnation"] for each in documents)
     findings, _ = compared(cluster.log_url, [{**each, "incarnation": other} for each in documents])
     assert {"served_without_ownership"} == {finding.rule for finding in findings}
-    late = [{**each, "answered_ns": each["answered_ns"] and each["answered_ns"] + 60_000_000_000} for each in documents]
+    late = [
+        {**each, "answered_ns": each["answered_ns"] and each["answered_ns"] + 60_000_000_000}
+        for each in documents
+    ]
     assert {"served_past_lease", "served_two_at_once", "served_old_token"} == {
         finding.rule for finding in compared(cluster.log_url, late)[0]
     }
@@ -86,14 +101,21 @@ async def test_wrong_evidence_gives_findings(tmp_path: Path) -> None:
 
 def test_observations_can_be_switched_off(tmp_path: Path) -> None:
     """Then load reports are not stored either."""
-    off, on = (asyncio.run(reported(tmp_path / setting, observations=setting)) for setting in ("false", "true"))
+    off, on = (
+        asyncio.run(reported(tmp_path / setting, observations=setting))
+        for setting in ("false", "true")
+    )
     assert not off.exists()
-    assert {1} == {len(rows.brokers) for rows in map(load_rows, kept(on, "loads")) if rows is not None}
+    assert {1} == {
+        len(rows.brokers) for rows in map(load_rows, kept(on, "loads")) if rows is not None
+    }
 
 
 async def reported(folder: Path, *, observations: str) -> Path:
     """Run a broker until it has reported its load. Return the path of its observations."""
-    cluster = LocalCluster(counters(folder, brokers=1, balance_interval_ms=200, observations=observations))
+    cluster = LocalCluster(
+        counters(folder, brokers=1, balance_interval_ms=200, observations=observations)
+    )
     async with running(cluster, NAMESPACE, bundles=2):
         await until(lambda: any((folder / "channel.db.loads").glob("*.json")))
     return folder / "channel.db.observations"
@@ -102,13 +124,18 @@ async def reported(folder: Path, *, observations: str) -> Path:
 async def eventful(cluster: LocalCluster) -> tuple[int, int, int]:
     """Cause every kind of end of serving.
 
-    Return the incarnation that was paused, the one that was killed, and the offset at which the cluster began to stop.
+    Return the incarnation that was paused, the one that was killed, and the offset at which the
+    cluster began to stop.
     """
     async with running(cluster, NAMESPACE, bundles=6) as (table, http):
         await moved(cluster, table, http, MOVES)
         # One that serves: of another nobody would wait until it is dead.
         serving = {one.owner for one in table.view.bundles_of(NAMESPACE)}
-        index = next(number for number in (1, 0) if incarnation(table.view, cluster.broker_ids[number]) in serving)
+        index = next(
+            number
+            for number in (1, 0)
+            if incarnation(table.view, cluster.broker_ids[number]) in serving
+        )
         paused = incarnation(table.view, cluster.broker_ids[index])
         cluster.pause(index)
         await settle(cluster, table, NAMESPACE, without=paused)
@@ -123,7 +150,12 @@ async def eventful(cluster: LocalCluster) -> tuple[int, int, int]:
         await settle(cluster, table, NAMESPACE, without=killed)
         # The log has an owner before that owner serves.
         path = cluster.settings.directory / "channel.db.observations"
-        await until(lambda: {(one.name, one.token, one.owner) for one in table.view.bundles_of(NAMESPACE)} <= served_in(evidence(path)))
+        await until(
+            lambda: (
+                {(one.name, one.token, one.owner) for one in table.view.bundles_of(NAMESPACE)}
+                <= served_in(evidence(path))
+            )
+        )
         return paused, killed, table.view.offset
 
 
@@ -132,7 +164,9 @@ def served_in(documents: Sequence[Document]) -> set[tuple[str, int, int | None]]
     return {(each["bundle"], each["token"], each["incarnation"]) for each in documents}
 
 
-async def moved(cluster: LocalCluster, table: TableView, http: aiohttp.ClientSession, deeds: Sequence[MoveKind]) -> None:
+async def moved(
+    cluster: LocalCluster, table: TableView, http: aiohttp.ClientSession, deeds: Sequence[MoveKind]
+) -> None:
     """Make moves one after the other. A merge may need a transfer first."""
     random = Random(5)
     for deed in deeds:
@@ -161,7 +195,8 @@ async def until(condition: Callable[[], bool]) -> None:
 def kept(path: Path, table: str) -> list[bytes]:
     """Return the documents of one table of observations, in order."""
     with closing(sqlite3.connect(path)) as connection:
-        rows = connection.execute(f"SELECT document FROM {table} ORDER BY id").fetchall()  # noqa: S608 - a name of ours
+        # A name of ours.
+        rows = connection.execute(f"SELECT document FROM {table} ORDER BY id").fetchall()  # noqa: S608
     return [document.encode() for (document,) in rows]
 
 
@@ -180,8 +215,12 @@ def period(document: Document) -> tuple[int, str, int, int]:
     return document["incarnation"], document["bundle"], document["token"], document["started_ns"]
 
 
-def compared(log_url: str, documents: Sequence[Document]) -> tuple[list[Finding], set[tuple[str, int, int]]]:
-    """Return the findings in the evidence, and all owners by the channel: bundle, token, incarnation."""
+def compared(
+    log_url: str, documents: Sequence[Document]
+) -> tuple[list[Finding], set[tuple[str, int, int]]]:
+    """Return the findings in the evidence, and all owners by the channel: bundle, token,
+    incarnation.
+    """
     memories: dict[str, Serving] = {}
     findings: list[Finding] = []
     holders: set[tuple[str, int, int]] = set()
@@ -212,12 +251,23 @@ def changes(log_url: str) -> Iterator[tuple[Fact, Holder | None]]:
         while entries := log.read(reader.position, limit=1_000):
             for entry in entries:
                 folded = reader.feed(entry)
-                said_ms = None if isinstance(folded.record, Unreadable) else folded.record.timestamp_ms
+                said_ms = (
+                    None if isinstance(folded.record, Unreadable) else folded.record.timestamp_ms
+                )
                 at_ms = max(at_ms, said_ms or 0)
-                fact = Fact(subject="", source="channel", offset=folded.offset, at_ms=at_ms, record={"timestamp_ms": said_ms})
+                fact = Fact(
+                    subject="",
+                    source="channel",
+                    offset=folded.offset,
+                    at_ms=at_ms,
+                    record={"timestamp_ms": said_ms},
+                )
                 for change in folded.verdict.changes:
                     if isinstance(change, BundleChanged):
-                        yield replace(fact, subject=subject("bundle", change.name)), holder_of(change.after)
+                        yield (
+                            replace(fact, subject=subject("bundle", change.name)),
+                            holder_of(change.after),
+                        )
 
 
 def holder_of(bundle: BundleEntry | None) -> Holder | None:
@@ -240,7 +290,9 @@ class Clinging(Service):
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
         self.ownerships.append(ownership)
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None: ...
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None: ...
 
     def work(self) -> None:
         """Work on one key under each."""
@@ -249,7 +301,9 @@ class Clinging(Service):
                 ownership.begin("key").finish()
 
 
-def test_a_broker_whose_check_fails_is_found_by_its_own_evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_whose_check_fails_is_found_by_its_own_evidence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its handles pass although they are closed."""
     for name in ("honest", "mutant"):
         (tmp_path / name).mkdir()
@@ -260,10 +314,17 @@ def test_a_broker_whose_check_fails_is_found_by_its_own_evidence(tmp_path: Path,
 
 
 async def clung(folder: Path) -> list[Finding]:
-    """Move the only bundle from one broker to the other, work on at both, and return the findings."""
+    """Move the only bundle from one broker to the other, work on at both, and return the
+    findings.
+    """
     log_url, service = f"sqlite:{folder}/channel.db", Clinging()
     workers = [
-        Worker(WorkerConfig(log_url=log_url, data_dir=folder / broker, broker_id=broker), {"*": service}, addresses={}) for broker in "ab"
+        Worker(
+            WorkerConfig(log_url=log_url, data_dir=folder / broker, broker_id=broker),
+            {"*": service},
+            addresses={},
+        )
+        for broker in "ab"
     ]
     try:
         for worker in workers:
@@ -274,7 +335,10 @@ async def clung(folder: Path) -> list[Finding]:
         await until(lambda: len(service.ownerships) == 1)
         (bundle,) = workers[0].view.bundles_of(NAMESPACE)
         other = next(worker for worker in workers if worker.agent.incarnation != bundle.owner)
-        await workers[0].request(Transfer(bundle=bundle.name, destination=other.broker_id, reason="test"), timeout_ms=PATIENCE_MS)
+        await workers[0].request(
+            Transfer(bundle=bundle.name, destination=other.broker_id, reason="test"),
+            timeout_ms=PATIENCE_MS,
+        )
         await until(lambda: len(service.ownerships) == 2 and other.open_bundles == [bundle.name])
         await asyncio.sleep(LOOK_S)
         service.work()

@@ -42,7 +42,9 @@ def test_descendants_count(burning: subprocess.Popen[bytes]) -> None:
     use = ProcessUse(broker="a", cpu_cores=0.5)
     assert use.look(at_ms=now_ms()) is None
     give_up_s = time.monotonic() + DEADLINE_S
-    while (found := use.look(at_ms=now_ms())) is None or (found.cpu.used < 20 and time.monotonic() < give_up_s):
+    while (found := use.look(at_ms=now_ms())) is None or (
+        found.cpu.used < 20 and time.monotonic() < give_up_s
+    ):
         time.sleep(0.2)
     assert found.cpu.used >= 20
     assert 50 == found.cpu.limit
@@ -77,15 +79,23 @@ def test_limits_are_those_of_the_system() -> None:
     assert 0 < found.memory.limit <= psutil.virtual_memory().total / (1 << 20)
 
 
-def test_a_network_of_unknown_speed_is_told_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_of_unknown_speed_is_told_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It counts as unused, and the log line names the setting for it."""
     monkeypatch.setattr(psutil, "net_if_stats", dict)
     use = ProcessUse(broker="a")
     with caplog.at_level(logging.INFO):
         found = [use.look(at_ms=at_ms, reported_in=1_000) for at_ms in (0, 100, 200)][-1]
     assert found is not None
-    assert (8.0, 0.0, 0.0) == (found.bandwidth_in.used, found.bandwidth_in.limit, found.bandwidth_in.percent)
-    (line,) = (record for record in caplog.records if record.name == "equipoise.brokers.load.process_use")
+    assert (8.0, 0.0, 0.0) == (
+        found.bandwidth_in.used,
+        found.bandwidth_in.limit,
+        found.bandwidth_in.percent,
+    )
+    (line,) = (
+        record for record in caplog.records if record.name == "equipoise.brokers.load.process_use"
+    )
     assert "reports.nic_speed_gbps" in line.message
 
 

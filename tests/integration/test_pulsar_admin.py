@@ -1,4 +1,6 @@
-"""Run every command of the real pulsar-admin, and compare what it does with what is written down."""
+"""Run every command of the real pulsar-admin, and compare what it does with what is written
+down.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,19 @@ def run_alone(command: Sequence[str]) -> tuple[int, str, str]:
 
 def text_of(group: Group) -> Sequence[str]:
     """Return what the lines of a group did, as lines of text."""
-    return [text for line in group.lines for text in (f"$ {line.run}", f"{line.code} ({line.status})", *line.prints.splitlines())]
+    return [
+        text
+        for line in group.lines
+        for text in (f"$ {line.run}", f"{line.code} ({line.status})", *line.prints.splitlines())
+    ]
 
 
 def differences(expected: Sequence[Group], found: Sequence[Group]) -> Iterator[str]:
     """Yield what differs, group by group."""
     for before, after in zip(expected, found, strict=True):
-        yield from difflib.unified_diff(text_of(before), text_of(after), before.name, before.name, lineterm="", n=4)
+        yield from difflib.unified_diff(
+            text_of(before), text_of(after), before.name, before.name, lineterm="", n=4
+        )
 
 
 async def test_every_command_does_what_is_written_down(tmp_path: Path) -> None:
@@ -52,23 +60,51 @@ async def test_every_command_does_what_is_written_down(tmp_path: Path) -> None:
 
 async def test_a_broker_without_topics_says_so(tmp_path: Path) -> None:
     require(Language.JAVA)
-    cluster = LocalCluster(ClusterSettings(directory=tmp_path / "cluster", brokers=1, settings={"balance": "false"}, ready_ms=READY_MS))
-    async with running(cluster, "acme/orders", bundles=1), admin_tool(f"http://{cluster.broker_ids[0]}") as tool:
+    cluster = LocalCluster(
+        ClusterSettings(
+            directory=tmp_path / "cluster",
+            brokers=1,
+            settings={"balance": "false"},
+            ready_ms=READY_MS,
+        )
+    )
+    async with (
+        running(cluster, "acme/orders", bundles=1),
+        admin_tool(f"http://{cluster.broker_ids[0]}") as tool,
+    ):
         topic = "non-persistent://acme/orders/x"
         for command in ("topics list acme/orders", f"topics stats {topic}", f"schemas get {topic}"):
             answer = await tool.run(command.split())
-            assert (1, 404, True) == (answer.code, answer.status, "this broker serves no Pulsar topics" in answer.err), answer
-        assert (0, "acme/orders\n") == ((works := await tool.run(["namespaces", "list", "acme"])).code, works.out)
+            assert (1, 404, True) == (
+                answer.code,
+                answer.status,
+                "this broker serves no Pulsar topics" in answer.err,
+            ), answer
+        assert (0, "acme/orders\n") == (
+            (works := await tool.run(["namespaces", "list", "acme"])).code,
+            works.out,
+        )
 
 
 async def test_the_tool_in_a_process_of_its_own_does_the_same(tmp_path: Path) -> None:
-    """Success, a refusal of the broker, a command line without a parameter, and an unknown group."""
+    """Success, a refusal of the broker, a command line without a parameter, and an unknown
+    group.
+    """
     require(Language.JAVA)
-    lines = (("namespaces", "list", "acme"), ("namespaces", "bundles", "acme/nothing"), ("topics", "stats"), ("nonsense",))
+    lines = (
+        ("namespaces", "list", "acme"),
+        ("namespaces", "bundles", "acme/nothing"),
+        ("topics", "stats"),
+        ("nonsense",),
+    )
     async with stage(tmp_path) as on:
         settings = tmp_path / "client.conf"
         settings.write_text(f"webServiceUrl=http://{on.names['BROKER-1']}\n")
         shared = [await on.tool.run(words) for words in lines]
-        program = [*admin_command()[:-1], "org.apache.pulsar.admin.cli.PulsarAdminTool", str(settings)]
+        program = [
+            *admin_command()[:-1],
+            "org.apache.pulsar.admin.cli.PulsarAdminTool",
+            str(settings),
+        ]
         alone = [await asyncio.to_thread(run_alone, [*program, *words]) for words in lines]
     assert [(each.code, each.out, each.err) for each in shared] == alone

@@ -1,4 +1,6 @@
-"""Administer a cluster by the library of Pulsar's Go client. It sends null for each field that is not given."""
+"""Administer a cluster by the library of Pulsar's Go client. It sends null for each field that is
+not given.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,31 @@ CUTS = ["0x00000000", "0x40000000", "0x80000000", "0xffffffff"]
 
 
 async def test_the_library_administers_a_cluster(tmp_path: Path) -> None:
-    """Tenants, namespaces, policies, groups, isolation, failure domains, bundles. Refusals are Pulsar's."""
+    """Tenants, namespaces, policies, groups, isolation, failure domains, bundles. Refusals are
+    Pulsar's.
+    """
     require(Language.GO)
     program = command(Language.GO)
     settings = ClusterSettings(
-        directory=tmp_path / "cluster", brokers=2, services=("pulsar",), pulsar_port=0, settings={"balance": "false"}, ready_ms=READY_MS
+        directory=tmp_path / "cluster",
+        brokers=2,
+        services=("pulsar",),
+        pulsar_port=0,
+        settings={"balance": "false"},
+        ready_ms=READY_MS,
     )
     cluster = LocalCluster(settings)
     async with running(cluster, "acme/orders", bundles=1):
         words = [*program, "administer", "--url", f"http://{cluster.broker_ids[0]}"]
-        ended = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True, check=False, timeout=TOOL_S)
+        ended = await asyncio.to_thread(
+            subprocess.run, words, capture_output=True, text=True, check=False, timeout=TOOL_S
+        )
     assert (0, "") == (ended.returncode, ended.stderr), ended.stdout
     answers = dict(line.split(": ", 1) for line in ended.stdout.splitlines())
-    refusals = {name: answers.pop(name).split(" reason: ")[0] for name in ("create tenant again", "get tenant again")}
+    refusals = {
+        name: answers.pop(name).split(" reason: ")[0]
+        for name in ("create tenant again", "get tenant again")
+    }
     assert {"create tenant again": "code: 409", "get tenant again": "code: 404"} == refusals
     assert {
         "get tenant": {"adminRoles": ["digger"], "allowedClusters": ["equipoise"]},
@@ -46,7 +60,10 @@ async def test_the_library_administers_a_cluster(tmp_path: Path) -> None:
             "namespaces": ["gophers/.*"],
             "primary": sorted(cluster.broker_ids)[:1],
             "secondary": [],
-            "auto_failover_policy": {"policy_type": "min_available", "parameters": {"min_limit": "1", "usage_threshold": "100"}},
+            "auto_failover_policy": {
+                "policy_type": "min_available",
+                "parameters": {"min_limit": "1", "usage_threshold": "100"},
+            },
         },
         "list failure domains": 1,
         "get bundles": CUTS,

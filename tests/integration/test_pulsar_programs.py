@@ -32,7 +32,9 @@ sys.stdin.read()
 
 def said(event: str, at_ns: int, n: int) -> str:
     """Return an event of a producer."""
-    return f'{{"event": "{event}", "topic": "{TOPIC}", "producer": "p0", "n": {n}, "at_ns": {at_ns}}}'
+    return (
+        f'{{"event": "{event}", "topic": "{TOPIC}", "producer": "p0", "n": {n}, "at_ns": {at_ns}}}'
+    )
 
 
 def fake(folder: Path, *lines: str, end: str = "", end_s: float = PATIENCE_S) -> Client:
@@ -46,7 +48,13 @@ READY = f'{{"event": "ready", "producer": "p0", "topics": ["{TOPIC}"], "at_ns": 
 
 def test_the_events_of_a_client_are_counted_and_kept(tmp_path: Path) -> None:
     """This includes the events between its end of input and its exit."""
-    lines = (READY, *(said("receipted", at_ns, n) for n, at_ns in enumerate((1_000_000, 2_000_000, 7_000_000, 9_000_000))))
+    lines = (
+        READY,
+        *(
+            said("receipted", at_ns, n)
+            for n, at_ns in enumerate((1_000_000, 2_000_000, 7_000_000, 9_000_000))
+        ),
+    )
     with fake(tmp_path, *lines, end=f"print('''{said('sent', 5, 4)}''')") as client:
         client.wait_ready()
         client.wait_count(Event.RECEIPTED, 4, topic=TOPIC, timeout_s=PATIENCE_S)
@@ -56,7 +64,12 @@ def test_the_events_of_a_client_are_counted_and_kept(tmp_path: Path) -> None:
 
 
 def test_a_client_that_ends_early_fails_a_wait_at_once(tmp_path: Path) -> None:
-    client = Client(Language.PYTHON, PRODUCING, tmp_path, program=(sys.executable, "-c", "raise SystemExit('no luck')")).start()
+    client = Client(
+        Language.PYTHON,
+        PRODUCING,
+        tmp_path,
+        program=(sys.executable, "-c", "raise SystemExit('no luck')"),
+    ).start()
     with pytest.raises(ClientFailedError, match=r"p0 .*it ended before being ready.*no luck"):
         client.wait_ready(timeout_s=1_000.0)
     client.kill()
@@ -66,7 +79,9 @@ def test_a_wait_fails_after_its_timeout(tmp_path: Path) -> None:
     """The error has the events that did come."""
     with fake(tmp_path, READY, said("sent", 1, 0)) as client:
         client.wait_count(Event.SENT, 1, timeout_s=PATIENCE_S)
-        with pytest.raises(ClientFailedError, match=r"passed before received 1 times.*sent non-persistent"):
+        with pytest.raises(
+            ClientFailedError, match=r"passed before received 1 times.*sent non-persistent"
+        ):
             client.wait_count(Event.RECEIVED, 1, timeout_s=0.01)
 
 
@@ -79,7 +94,9 @@ def test_a_wait_fails_after_its_timeout(tmp_path: Path) -> None:
         ((READY,), "import time; time.sleep(1_000)", "did not end within"),
     ],
 )
-def test_a_client_that_misbehaves_fails_its_stop(lines: tuple[str, ...], end: str, match: str, tmp_path: Path) -> None:
+def test_a_client_that_misbehaves_fails_its_stop(
+    lines: tuple[str, ...], end: str, match: str, tmp_path: Path
+) -> None:
     client = fake(tmp_path, *lines, end=end, end_s=2.0 if "sleep" in end else PATIENCE_S).start()
     client.wait_ready()
     with pytest.raises(ClientFailedError, match=match):
@@ -87,22 +104,33 @@ def test_a_client_that_misbehaves_fails_its_stop(lines: tuple[str, ...], end: st
 
 
 def test_a_fleet_names_the_stalled_clients(tmp_path: Path) -> None:
-    consumer = f'{{"event": "received", "topic": "{TOPIC}", "subscription": "s", "consumer": "c0", "producer": "p0", "n": 0, "at_ns": 7}}'
+    consumer = (
+        f'{{"event": "received", "topic": "{TOPIC}", "subscription": "s", "consumer": "c0",'
+        ' "producer": "p0", "n": 0, "at_ns": 7}'
+    )
     program = (sys.executable, "-c", FAKE.format(lines=(consumer,), end=""))
     fleet = Fleet(tmp_path, [])
-    with fake(tmp_path, READY, said("receipted", 5, 0)) as sender, Client(Language.PYTHON, CONSUMING, tmp_path, program=program) as taker:
+    with (
+        fake(tmp_path, READY, said("receipted", 5, 0)) as sender,
+        Client(Language.PYTHON, CONSUMING, tmp_path, program=program) as taker,
+    ):
         fleet.producers.append(sender)
         fleet.consumers.append(taker)
         fleet.wait_flowing(4, timeout_s=PATIENCE_S)
         assert [f"receipts of p0 of {TOPIC}"] == fleet.stalled(5)
-        with pytest.raises(ClientFailedError, match=rf"receipts of p0 of {TOPIC}; messages for c0 of {TOPIC} \(2 in all\)"):
+        with pytest.raises(
+            ClientFailedError,
+            match=rf"receipts of p0 of {TOPIC}; messages for c0 of {TOPIC} \(2 in all\)",
+        ):
             fleet.wait_flowing(7, timeout_s=0.01)
 
 
 def test_an_excused_pause_is_not_counted(tmp_path: Path) -> None:
     fleet = Fleet(tmp_path, [])
     times_ns = (0, 1_000_000, 9_000_000, 12_000_000)
-    with fake(tmp_path, READY, *(said("receipted", at_ns, n) for n, at_ns in enumerate(times_ns))) as sender:
+    with fake(
+        tmp_path, READY, *(said("receipted", at_ns, n) for n, at_ns in enumerate(times_ns))
+    ) as sender:
         sender.wait_count(Event.RECEIPTED, len(times_ns), timeout_s=PATIENCE_S)
     fleet.producers.append(sender)
     assert {"p0": 8.0} == fleet.longest_pauses_ms()
@@ -113,11 +141,15 @@ def test_an_excused_pause_is_not_counted(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("language", Language)
 @pytest.mark.parametrize("task", [PRODUCING, CONSUMING], ids=["produce", "consume"])
-def test_a_program_ends_with_its_input(language: Language, task: Producing | Consuming, tmp_path: Path) -> None:
+def test_a_program_ends_with_its_input(
+    language: Language, task: Producing | Consuming, tmp_path: Path
+) -> None:
     """It waits for a broker that does not exist."""
     require(language)
     client = Client(language, task, tmp_path).start()
-    with pytest.raises(ClientFailedError, match=r"(?s)ended with 1; .*told to end before it was ready"):
+    with pytest.raises(
+        ClientFailedError, match=r"(?s)ended with 1; .*told to end before it was ready"
+    ):
         client.stop()
 
 

@@ -1,4 +1,6 @@
-"""Test what real Pulsar clients show a person whose client cannot be served: one reason, and no retries for ever."""
+"""Test what real Pulsar clients show a person whose client cannot be served: one reason, and no
+retries for ever.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ VERBS = {"produce": ("--rate", "1"), "consume": ("--subscription", "s", "--type"
 async def ended(*program: str) -> tuple[int | None, str]:
     """Run a program that ends by itself. Return its exit code, and all that it printed."""
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*program, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT)
+    process = await asyncio.create_subprocess_exec(
+        *program, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT
+    )
     assert process.stdout is not None
     printed = await process.stdout.read()  # Its input stays open: the programs run until that ends.
     return await process.wait(), printed.decode()
@@ -29,12 +33,23 @@ async def ended(*program: str) -> tuple[int | None, str]:
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("language", EVERYDAY)
-async def test_a_client_of_a_persistent_topic_shows_the_topic_to_use(language: Language, verb: str, tmp_path: Path) -> None:
+async def test_a_client_of_a_persistent_topic_shows_the_topic_to_use(
+    language: Language, verb: str, tmp_path: Path
+) -> None:
     require(language)
     program = await asyncio.to_thread(command, language)
     async with brokers(tmp_path) as running:
         (member,) = running.members
-        arguments = (verb, *VERBS[verb], "--name", "n", "--url", member.url, "--topics", f"persistent://{NAMESPACE}/t")
+        arguments = (
+            verb,
+            *VERBS[verb],
+            "--name",
+            "n",
+            "--url",
+            member.url,
+            "--topics",
+            f"persistent://{NAMESPACE}/t",
+        )
         code, printed = await ended(*program, *arguments)
         assert (1, True) == (code, f"use non-persistent://{NAMESPACE}/t" in printed), printed
         assert "NotAllowed" in printed
@@ -44,13 +59,29 @@ async def test_a_client_of_a_persistent_topic_shows_the_topic_to_use(language: L
 
 
 @with_brokers()
-async def test_a_tls_client_of_a_plain_port_gives_up_at_once(running: Brokers, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_tls_client_of_a_plain_port_gives_up_at_once(
+    running: Brokers, caplog: pytest.LogCaptureFixture
+) -> None:
     """If the port only closed the connection, it would try for 30 s."""
     caplog.set_level(logging.INFO, server.__name__)
     (member,) = running.members
     url = member.url.replace("pulsar://", "pulsar+ssl://")
-    code, printed = await ended(*command(Language.PYTHON), "produce", "--url", url, "--topics", TOPIC, "--rate", "1", "--name", "n")
+    code, printed = await ended(
+        *command(Language.PYTHON),
+        "produce",
+        "--url",
+        url,
+        "--topics",
+        TOPIC,
+        "--rate",
+        "1",
+        "--name",
+        "n",
+    )
     assert (1, True) == (code, "Handshake failed" in printed and "ConnectError" in printed), printed
     assert 1 == await member.metric("disconnections_total", reason="tls")
     (line,) = [record.__dict__ for record in caplog.records if record.name == server.__name__]
-    assert ("tls", True) == (line["reason"], "use pulsar:// instead of pulsar+ssl://" in line["problem"])
+    assert ("tls", True) == (
+        line["reason"],
+        "use pulsar:// instead of pulsar+ssl://" in line["problem"],
+    )

@@ -40,13 +40,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster]:
 @pytest.fixture
 def client(cluster: RealCluster) -> Iterator[pulsar.Client]:
     """A client that knows all brokers."""
-    client = pulsar.Client(cluster.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    client = pulsar.Client(
+        cluster.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    )
     yield client
     client.close()
 
 
 def test_moved_bundles_are_on_the_channel(cluster: RealCluster, client: pulsar.Client) -> None:
-    """Read from its first record with Python's client, it has the story of each bundle, and ends with its owner."""
+    """Read from its first record with Python's client, it has the story of each bundle, and ends
+    with its owner.
+    """
     for number in range(32):
         client.create_producer(f"persistent://{NAMESPACE}/t{number}").send(b"hello")
     before = cluster.owners(NAMESPACE)
@@ -54,7 +58,12 @@ def test_moved_bundles_are_on_the_channel(cluster: RealCluster, client: pulsar.C
     for bundle in sorted(before)[:4]:
         targets[bundle] = next(broker for broker in cluster.brokers if broker.id != before[bundle])
         cluster.transfer(NAMESPACE, bundle, targets[bundle])
-    wait(lambda: {bundle: cluster.owners(NAMESPACE).get(bundle) for bundle in targets} == {key: to.id for key, to in targets.items()})
+    wait(
+        lambda: (
+            {bundle: cluster.owners(NAMESPACE).get(bundle) for bundle in targets}
+            == {key: to.id for key, to in targets.items()}
+        )
+    )
 
     stories: dict[str, list[dict[str, object]]] = {}
     reader = client.create_reader(CHANNEL, pulsar.MessageId.earliest)
@@ -64,10 +73,14 @@ def test_moved_bundles_are_on_the_channel(cluster: RealCluster, client: pulsar.C
     for bundle, to in targets.items():
         story = stories[f"{NAMESPACE}/{bundle}"]
         assert ["Releasing", "Assigning", "Owned"] == [record["state"] for record in story[-3:]]
-        assert {(to.id, before[bundle])} == {(record["dstBroker"], record["sourceBroker"]) for record in story[-3:]}
+        assert {(to.id, before[bundle])} == {
+            (record["dstBroker"], record["sourceBroker"]) for record in story[-3:]
+        }
 
 
-def test_our_commands_read_it_and_an_archive_goes_on_exactly(cluster: RealCluster, tmp_path: Path) -> None:
+def test_our_commands_read_it_and_an_archive_goes_on_exactly(
+    cluster: RealCluster, tmp_path: Path
+) -> None:
     """Also after Pulsar has compacted its channel."""
     archive = tmp_path / "pulsar.db"
 
@@ -77,20 +90,28 @@ def test_our_commands_read_it_and_an_archive_goes_on_exactly(cluster: RealCluste
         return result
 
     def rows(source: str) -> list[dict[str, object]]:
-        found: list[dict[str, object]] = json.loads(pulsar_command("bundles", NAMESPACE, "--json", source=source).stdout)
+        found: list[dict[str, object]] = json.loads(
+            pulsar_command("bundles", NAMESPACE, "--json", source=source).stdout
+        )
         return [{name: value for name, value in row.items() if name != "last"} for row in found]
 
     assert "all is in order" in pulsar_command("verify").stdout
     pulsar_command("record", str(archive), "--once")
     bundle = min(cluster.owners(NAMESPACE))
-    to = next(broker for broker in cluster.brokers if broker.id != cluster.owners(NAMESPACE)[bundle])
+    to = next(
+        broker for broker in cluster.brokers if broker.id != cluster.owners(NAMESPACE)[bundle]
+    )
     cluster.transfer(NAMESPACE, bundle, to)
     wait(lambda: cluster.owners(NAMESPACE).get(bundle) == to.id)
     added = json.loads(pulsar_command("record", str(archive), "--once", "--json").stdout)["added"]
     assert 3 == added
-    assert 0 == json.loads(pulsar_command("record", str(archive), "--once", "--json").stdout)["added"]
+    assert (
+        0 == json.loads(pulsar_command("record", str(archive), "--once", "--json").stdout)["added"]
+    )
     assert rows(str(archive)) == rows(cluster.service_url)
-    assert cluster.owners(NAMESPACE) == {str(row["bundle"]).rpartition("/")[2]: row["serves"] for row in rows(cluster.service_url)}
+    assert cluster.owners(NAMESPACE) == {
+        str(row["bundle"]).rpartition("/")[2]: row["serves"] for row in rows(cluster.service_url)
+    }
     told = pulsar_command("why", f"{NAMESPACE}/{bundle}").stdout.splitlines()
     assert ["transfer", "closed", "own"] == [line.split()[2] for line in told[-4:-1]]
     assert told[-1].startswith(f"now {NAMESPACE}/{bundle} is Owned by {to.id}")
@@ -102,58 +123,96 @@ def test_our_commands_read_it_and_an_archive_goes_on_exactly(cluster: RealCluste
     assert before == rows(cluster.service_url)
 
 
-def test_the_command_that_verify_names_ends_a_leftover(cluster: RealCluster, client: pulsar.Client) -> None:
+def test_the_command_that_verify_names_ends_a_leftover(
+    cluster: RealCluster, client: pulsar.Client
+) -> None:
     """Pulsar refuses to unload a bundle that its namespace lacks."""
     namespace = "acme/halves"
     cluster.admin("PUT", f"/namespaces/{namespace}", {"bundles": {"numBundles": 2}})
     for number in range(8):
         client.create_producer(f"persistent://{namespace}/t{number}").send(b"hello")
-    (owner,) = {broker for bundle, broker in cluster.owners(namespace).items() if bundle.startswith("0x0")}
+    (owner,) = {
+        broker for bundle, broker in cluster.owners(namespace).items() if bundle.startswith("0x0")
+    }
     other = next(broker.id for broker in cluster.brokers if broker.id != owner)
-    record = {"state": "Assigning", "dstBroker": other, "versionId": 1, "timestamp": 0, "force": False}
-    client.create_producer(CHANNEL).send(orjson.dumps(record), partition_key=f"{namespace}/0x00000000_0x40000000")
+    record = {
+        "state": "Assigning",
+        "dstBroker": other,
+        "versionId": 1,
+        "timestamp": 0,
+        "force": False,
+    }
+    client.create_producer(CHANNEL).send(
+        orjson.dumps(record), partition_key=f"{namespace}/0x00000000_0x40000000"
+    )
 
     def verified() -> Result:
-        return run("pulsar", "verify", "--source", cluster.service_url, "--admin", cluster.admin_url)
+        return run(
+            "pulsar", "verify", "--source", cluster.service_url, "--admin", cluster.admin_url
+        )
 
     wait(lambda: "leftover" in verified().stdout)
-    command = next(line for line in verified().stdout.splitlines() if "leftover" in line).partition("split-bundle ")[2].split()
+    command = (
+        next(line for line in verified().stdout.splitlines() if "leftover" in line)
+        .partition("split-bundle ")[2]
+        .split()
+    )
     options = dict(zip(command[:-1:2], command[1::2], strict=True))
     query = f"unload=false&splitAlgorithmName={options['--split-algorithm-name']}"
-    cluster.admin("PUT", f"/namespaces/{command[-1]}/{options['--bundle']}/split?{query}", [int(options["--split-boundaries"])])
+    cluster.admin(
+        "PUT",
+        f"/namespaces/{command[-1]}/{options['--bundle']}/split?{query}",
+        [int(options["--split-boundaries"])],
+    )
     wait(lambda: not verified().exit_code)
 
 
 def test_a_cluster_without_a_channel_is_said_to_have_none(tmp_path: Path) -> None:
     """The modular load manager writes no states of bundles."""
-    modular = {"loadManagerClassName": "org.apache.pulsar.broker.loadbalance.impl.ModularLoadManagerImpl"}
+    modular = {
+        "loadManagerClassName": "org.apache.pulsar.broker.loadbalance.impl.ModularLoadManagerImpl"
+    }
     with real_cluster(tmp_path, brokers=1, settings=modular) as cluster:
         result = run("pulsar", "status", "--source", cluster.service_url)
         assert (4, "") == (result.exit_code, result.stdout), result.output
-        assert "the cluster has no topic persistent://pulsar/system/loadbalancer-service-unit-state" in result.stderr
+        assert (
+            "the cluster has no topic persistent://pulsar/system/loadbalancer-service-unit-state"
+            in result.stderr
+        )
 
 
 def test_a_topic_that_the_brokers_do_not_go_by_any_more_is_refused(tmp_path: Path) -> None:
-    """They keep their states in the metadata store now. With the admin API the setting says it, and without it a lookup shows it."""
-    store = "org.apache.pulsar.broker.loadbalance.extensions.channel.ServiceUnitStateMetadataStoreTableViewImpl"
+    """They keep their states in the metadata store now. With the admin API the setting says it, and
+    without it a lookup shows it.
+    """
+    store = "org.apache.pulsar.broker.loadbalance.extensions.channel.ServiceUnitStateMetadataStoreTableViewImpl"  # noqa: E501
     with real_cluster(tmp_path, brokers=2) as cluster:
         cluster.admin("PUT", "/tenants/acme", {"allowedClusters": ["local"]})
         cluster.admin("PUT", f"/namespaces/{NAMESPACE}", {"bundles": {"numBundles": 16}})
         assert [0, 0] == [result.exit_code for result in statuses(cluster)]
         cluster.restart({"loadManagerServiceUnitStateTableViewClassName": store})
         by_lookups, by_setting = statuses(cluster)
-        assert [(4, ""), (4, "")] == [(result.exit_code, result.stdout) for result in (by_lookups, by_setting)]
+        assert [(4, ""), (4, "")] == [
+            (result.exit_code, result.stdout) for result in (by_lookups, by_setting)
+        ]
         assert "the cluster's brokers do not go by its topic" in by_lookups.stderr
         assert "keeps the states of its bundles in the metadata store" in by_setting.stderr
 
 
 def statuses(cluster: RealCluster) -> list[Result]:
-    """Write to topics of a namespace, and return the status of the cluster without its admin API, and with it."""
-    client = pulsar.Client(cluster.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    """Write to topics of a namespace, and return the status of the cluster without its admin API,
+    and with it.
+    """
+    client = pulsar.Client(
+        cluster.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+    )
     for number in range(32):
         client.create_producer(f"persistent://{NAMESPACE}/t{number}").send(b"hello")
     client.close()
-    return [run("pulsar", "status", "--source", cluster.service_url, *more) for more in ((), ("--admin", cluster.admin_url))]
+    return [
+        run("pulsar", "status", "--source", cluster.service_url, *more)
+        for more in ((), ("--admin", cluster.admin_url))
+    ]
 
 
 def test_brokers_join_and_are_killed(cluster: RealCluster) -> None:
@@ -170,7 +229,11 @@ def test_brokers_join_and_are_killed(cluster: RealCluster) -> None:
 
 def test_a_refused_request_is_an_error_with_the_answer(cluster: RealCluster) -> None:
     with pytest.raises(
-        RealClusterError, match=r"PUT /namespaces/acme/none/0x00000000_0xffffffff/unload was answered 404: .*Namespace not found"
+        RealClusterError,
+        match=(
+            r"PUT /namespaces/acme/none/0x00000000_0xffffffff/unload was answered 404: .*Namespace"
+            r" not found"
+        ),
     ):
         cluster.admin("PUT", "/namespaces/acme/none/0x00000000_0xffffffff/unload")
 
@@ -181,7 +244,14 @@ def test_a_cluster_with_a_key_refuses_other_roles(tmp_path: Path) -> None:
         refused = cluster.ask("GET", "/brokers/local", role="stranger")
         assert (401, True) == (refused.status_code, "clientAppId [stranger]" in refused.text)
         (tmp_path / "token").write_text(cluster.token("stranger"))
-        result = run("pulsar", "status", "--source", cluster.service_url, "--token-file", str(tmp_path / "token"))
+        result = run(
+            "pulsar",
+            "status",
+            "--source",
+            cluster.service_url,
+            "--token-file",
+            str(tmp_path / "token"),
+        )
         assert 4 == result.exit_code, result.output
         assert "with the permission to consume from the namespace pulsar/system" in result.stderr
 

@@ -1,4 +1,6 @@
-"""Even out a cluster of real Pulsar with `equipoise pulsar plan` and `apply`. Its brokers' logs have every request that was sent."""
+"""Even out a cluster of real Pulsar with `equipoise pulsar plan` and `apply`. Its brokers' logs
+have every request that was sent.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ NAMESPACE = "acme/shop"
 TOPICS = [f"persistent://{NAMESPACE}/t{number}" for number in range(32)]
 PAUSE_S = 0.05  # 20 messages a second for each topic.
 TENTH = 0.10
-# A rate is the mean of 10 s, so that a busy machine plans right. Brokers renew rates once a minute by default.
+# A rate is the mean of 10 s, so that a busy machine plans right. Brokers renew rates once a minute
+# by default.
 SETTINGS = {**QUICK_REPORTS, "statsUpdateFrequencyInSecs": "10"}
 RATES_S = 22
 
@@ -58,8 +61,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealCluster]:
 @pytest.fixture(scope="module", autouse=True)
 def load(cluster: RealCluster) -> Iterator[None]:
     """Each topic gets 20 messages a second."""
-    logger = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)  # It logs each topic that moves.
-    client = pulsar.Client(cluster.service_url, authentication=pulsar.AuthenticationToken(cluster.token(ADMIN)), logger=logger)
+    # It logs each topic that moves.
+    logger = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+    client = pulsar.Client(
+        cluster.service_url,
+        authentication=pulsar.AuthenticationToken(cluster.token(ADMIN)),
+        logger=logger,
+    )
     producers = [client.create_producer(topic, send_timeout_millis=60_000) for topic in TOPICS]
     ended = Event()
 
@@ -95,37 +103,62 @@ def pile(cluster: RealCluster, to: Broker) -> None:
         if owner != to.id:
             # The owner itself is asked: a redirect would lose the token.
             at = next(number for number, broker in enumerate(cluster.brokers) if broker.id == owner)
-            cluster.admin("PUT", f"/namespaces/{NAMESPACE}/{bundle}/unload?destinationBroker={to.id}", broker=at)
+            cluster.admin(
+                "PUT",
+                f"/namespaces/{NAMESPACE}/{bundle}/unload?destinationBroker={to.id}",
+                broker=at,
+            )
     assert {to.id} == set(cluster.owners(NAMESPACE).values())
     time.sleep(RATES_S)
 
 
 def topics_by_broker(cluster: RealCluster) -> Counter[str]:
     """Return how many topics each broker serves. All have the same load."""
-    owners = [(parse_range(key_range), broker) for key_range, broker in cluster.owners(NAMESPACE).items()]
-    return Counter(broker for topic in TOPICS for (low, high), broker in owners if bundle_contains(low, high, topic_hash(topic)))
+    owners = [
+        (parse_range(key_range), broker) for key_range, broker in cluster.owners(NAMESPACE).items()
+    ]
+    return Counter(
+        broker
+        for topic in TOPICS
+        for (low, high), broker in owners
+        if bundle_contains(low, high, topic_hash(topic))
+    )
 
 
 def is_even(cluster: RealCluster) -> bool:
     counts, mean = topics_by_broker(cluster), len(TOPICS) / len(cluster.running)
-    return len(TOPICS) == counts.total() and all(abs(counts[broker.id] - mean) <= TENTH * mean for broker in cluster.running)
+    return len(TOPICS) == counts.total() and all(
+        abs(counts[broker.id] - mean) <= TENTH * mean for broker in cluster.running
+    )
 
 
 def changes_sent() -> list[str]:
-    """Return each request of this program that is no question, as the brokers logged it. Brokers that redirect it are left out."""
-    logs = [line for path in sorted(Path().glob("broker-*.log")) for line in path.read_text(errors="replace").splitlines()]
+    """Return each request of this program that is no question, as the brokers logged it. Brokers
+    that redirect it are left out.
+    """
+    logs = [
+        line
+        for path in sorted(Path().glob("broker-*.log"))
+        for line in path.read_text(errors="replace").splitlines()
+    ]
     found = [match for match in map(_request, logs) if match is not None]
-    return sorted(f"{match[1]} {match[2].removesuffix('&authoritative=true')}" for match in found if match[3] != "307")
+    return sorted(
+        f"{match[1]} {match[2].removesuffix('&authoritative=true')}"
+        for match in found
+        if match[3] != "307"
+    )
 
 
 def unloads(plan: SavedPlan) -> list[str]:
     return sorted(
-        f"PUT /admin/v2/namespaces/{move.bundle}/unload?destinationBroker={str(move.destination).replace(':', '%3A')}"
+        f"PUT /admin/v2/namespaces/{move.bundle}/unload?destinationBroker={str(move.destination).replace(':', '%3A')}"  # noqa: E501
         for move in plan.moves
     )
 
 
-def test_a_pile_is_even_within_a_minute_and_nothing_but_the_plan_is_sent(cluster: RealCluster) -> None:
+def test_a_pile_is_even_within_a_minute_and_nothing_but_the_plan_is_sent(
+    cluster: RealCluster,
+) -> None:
     pile(cluster, cluster.brokers[0])
     plan = planned(cluster)
     assert 0 == equipoise(cluster, "apply", "even.plan").exit_code
@@ -137,8 +170,16 @@ def test_a_pile_is_even_within_a_minute_and_nothing_but_the_plan_is_sent(cluster
     assert is_even(cluster), topics_by_broker(cluster)
     assert took_s < 60, f"{took_s:.1f} s"
     assert unloads(plan) == changes_sent()
-    events = Counter(json.loads(line)["event"] for line in Path("pile.jsonl").read_text().splitlines())
-    assert {"begin": 1, "end": 1, "request": len(plan.moves), "answer": len(plan.moves), "moved": len(plan.moves)} == events
+    events = Counter(
+        json.loads(line)["event"] for line in Path("pile.jsonl").read_text().splitlines()
+    )
+    assert {
+        "begin": 1,
+        "end": 1,
+        "request": len(plan.moves),
+        "answer": len(plan.moves),
+        "moved": len(plan.moves),
+    } == events
     again = equipoise(cluster, "apply", "even.plan", "--send")
     assert (1, True) == (again.exit_code, "the cluster has changed since the plan" in again.stdout)
 
@@ -165,24 +206,47 @@ def test_pulsars_own_shedding_is_off_meanwhile_and_on_afterwards(cluster: RealCl
     assert (1, True) == (refused.exit_code, "Pulsar's own shedding is on" in refused.stdout)
     for words in (("plan",), ("apply", "even.plan", "--send")):
         stranger = equipoise(cluster, *words, role="stranger")
-        assert (4, True) == (stranger.exit_code, "does not let this client" in stranger.stderr), stranger.output
+        assert (4, True) == (
+            stranger.exit_code,
+            "does not let this client" in stranger.stderr,
+        ), stranger.output
     assert before == changes_sent()
     result = equipoise(cluster, "apply", "even.plan", "--send", "--switch-shedding-off")
     assert 0 == result.exit_code, result.output
     assert {SHEDDING: "true"} == cluster.admin("GET", "/brokers/configuration/values")
     sent = Counter(changes_sent()) - Counter(before)
     cluster.admin("DELETE", switch)
-    assert Counter([*unloads(plan), *(f"POST /admin/v2{switch}/{value}" for value in ("false", "true"))]) == sent
+    assert (
+        Counter(
+            [*unloads(plan), *(f"POST /admin/v2{switch}/{value}" for value in ("false", "true"))]
+        )
+        == sent
+    )
 
 
 def test_a_broker_that_is_killed_stops_the_plan(cluster: RealCluster) -> None:
     """What was not requested stays, and the audit file says why."""
     pile(cluster, cluster.brokers[2])
     plan = planned(cluster)
-    victim = next(number for number, broker in enumerate(cluster.brokers) if broker.id == plan.moves[0].destination)
+    victim = next(
+        number
+        for number, broker in enumerate(cluster.brokers)
+        if broker.id == plan.moves[0].destination
+    )
     killer = Thread(target=_kill_at_a_request, args=(cluster, victim, Path("killed.jsonl")))
     killer.start()
-    result = equipoise(cluster, "apply", "even.plan", "--send", "--audit", "killed.jsonl", "--at-once", "1", "--timeout", "30")
+    result = equipoise(
+        cluster,
+        "apply",
+        "even.plan",
+        "--send",
+        "--audit",
+        "killed.jsonl",
+        "--at-once",
+        "1",
+        "--timeout",
+        "30",
+    )
     killer.join()
     assert 1 == result.exit_code, result.output
     lines = [json.loads(line) for line in Path("killed.jsonl").read_text().splitlines()]
@@ -192,6 +256,8 @@ def test_a_broker_that_is_killed_stops_the_plan(cluster: RealCluster) -> None:
 
 def _kill_at_a_request(cluster: RealCluster, victim: int, audit: Path) -> None:
     give_up_s = time.monotonic() + 60
-    while time.monotonic() < give_up_s and not (audit.exists() and '"request"' in audit.read_text()):
+    while time.monotonic() < give_up_s and not (
+        audit.exists() and '"request"' in audit.read_text()
+    ):
         time.sleep(0.01)
     cluster.kill_broker(victim)

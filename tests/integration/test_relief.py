@@ -32,21 +32,28 @@ BURNING = "tests.integration.burning:Burning"
 PATIENCE_MS = 240_000
 LOOK_S = 0.1
 
-# One child takes a processor of a machine that is idle, and only its share of one that others use, too: another is started each time,
-# until so much is burnt that it shows. 48 at most in `PATIENCE_MS`.
+# One child takes a processor of a machine that is idle, and only its share of one that others use,
+# too: another is started each time, until so much is burnt that it shows. 48 at most in
+# `PATIENCE_MS`.
 BURN_MORE_MS = 5_000
 
 
 async def test_a_broker_whose_process_tree_burns_cpu_is_relieved(tmp_path: Path) -> None:
-    """It loses at least half of its bundles, as the decisions say, and no call is lost. Other load on the machine may move others, too."""
+    """It loses at least half of its bundles, as the decisions say, and no call is lost. Other load
+    on the machine may move others, too.
+    """
     settings = counters(tmp_path, brokers=BROKERS, evidence=True, cpu_cores=1)
     cluster = LocalCluster(replace(settings, services=(BURNING,)))
     history = tmp_path / "history.jsonl"
     async with AsyncExitStack() as parts:
         table, http = await parts.enter_async_context(running(cluster, NAMESPACE, bundles=BUNDLES))
         await asyncio.to_thread(tune, cluster.log_url, QUICK)
-        streams = tuple(Stream(key=f"{NAMESPACE}/{key}", calls_per_second=3.0) for key in even_keys(table))
-        callers = await parts.enter_async_context(CallerProcess(Plan(brokers=cluster.addresses, streams=streams, history=history)))
+        streams = tuple(
+            Stream(key=f"{NAMESPACE}/{key}", calls_per_second=3.0) for key in even_keys(table)
+        )
+        callers = await parts.enter_async_context(
+            CallerProcess(Plan(brokers=cluster.addresses, streams=streams, history=history))
+        )
         burning = cluster.broker_ids[1]
         held = bundles_of(table, burning)
         assert BUNDLES // BROKERS == held
@@ -60,9 +67,13 @@ async def test_a_broker_whose_process_tree_burns_cpu_is_relieved(tmp_path: Path)
                 burn_more = Deadline.after(timeout_ms=BURN_MORE_MS)
             await asyncio.sleep(LOOK_S)
         await callers.stop()
-    decisions = [decision for decision in log.newest(1_000) if decision.at_ms >= began_ms and decision.moves]
+    decisions = [
+        decision for decision in log.newest(1_000) if decision.at_ms >= began_ms and decision.moves
+    ]
     assert {"BalancedShedder"} == {decision.strategy for decision in decisions}
-    sources = {move.bundle: move.source for decision in reversed(decisions) for move in decision.moves}
+    sources = {
+        move.bundle: move.source for decision in reversed(decisions) for move in decision.moves
+    }
     assert burning == Counter(sources.values()).most_common(1)[0][0]
     verdict = check_calls([history], store=tmp_path / "counter.db", evidence=cluster.evidence())
     assert verdict.is_clean, verdict

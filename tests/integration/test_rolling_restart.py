@@ -1,4 +1,6 @@
-"""The FastAPI example as three processes under uvicorn, with callers at a steady rate, while SIGTERM restarts each process in turn."""
+"""The FastAPI example as three processes under uvicorn, with callers at a steady rate, while
+SIGTERM restarts each process in turn.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +46,23 @@ AIOHTTP = ("equipoise.examples.aiohttp_app",)
 
 
 class Callers:
-    """One caller for each page or key. Each call uses a new connection, goes to where the last one was served, and follows redirects.
+    """One caller for each page or key. Each call uses a new connection, goes to where the last one
+    was served, and follows redirects.
 
-    A program that starts is a member slightly before uvicorn listens. Its ports are in `starting`, and calls that it refuses are repeated.
-    Any other refused connection is a failure.
+    A program that starts is a member slightly before uvicorn listens. Its ports are in `starting`,
+    and calls that it refuses are repeated. Any other refused connection is a failure.
     """
 
-    def __init__(self, address: str, path: str = "/visits/", field: str = "visits", pages: Sequence[str] = PAGES) -> None:
-        """`path` is that of a page, without its name; `field` is the one of the answer that has the count."""
+    def __init__(
+        self,
+        address: str,
+        path: str = "/visits/",
+        field: str = "visits",
+        pages: Sequence[str] = PAGES,
+    ) -> None:
+        """`path` is that of a page, without its name; `field` is the one of the answer that has the
+        count.
+        """
         self._pages = pages
         self._path = path
         self._field = field
@@ -65,13 +76,16 @@ class Callers:
     async def call(self, session: aiohttp.ClientSession, page: str) -> None:
         """Visit a page once. Note a failure unless a program that starts refuses the connection.
 
-        The counter answers 500 where it does not know whether it counted. The caller repeats that request, which counts once.
+        The counter answers 500 where it does not know whether it counted. The caller repeats that
+        request, which counts once.
         """
         starting, request = set(self.starting), {"X-Request-Id": uuid.uuid4().hex}
         status = 500
         try:
             while status == 500:
-                async with session.post(f"{self._served_at[page]}{self._path}{page}", headers=request) as answer:
+                async with session.post(
+                    f"{self._served_at[page]}{self._path}{page}", headers=request
+                ) as answer:
                     status = answer.status
                     if status == 200:
                         self.calls[page] += 1
@@ -93,7 +107,10 @@ class Callers:
     async def calling(self) -> AsyncIterator[None]:
         """Call meanwhile, and finish the last calls at the end."""
         connector = aiohttp.TCPConnector(force_close=True)
-        async with aiohttp.ClientSession(connector=connector) as session, asyncio.TaskGroup() as callers:
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            asyncio.TaskGroup() as callers,
+        ):
             for page in self._pages:
                 callers.create_task(self._call_on(session, page))
             yield
@@ -101,8 +118,12 @@ class Callers:
 
 
 @contextlib.asynccontextmanager
-async def calling_by_key(log_url: str, counts: Counter[str], calls: Counter[str]) -> AsyncIterator[None]:
-    """Call `MORE_PAGES` meanwhile with the client of Equipoise. No call may fail, not even at a program that is starting."""
+async def calling_by_key(
+    log_url: str, counts: Counter[str], calls: Counter[str]
+) -> AsyncIterator[None]:
+    """Call `MORE_PAGES` meanwhile with the client of Equipoise. No call may fail, not even at a
+    program that is starting.
+    """
     stopping = asyncio.Event()
 
     async def call_on(client: Client, page: str) -> None:
@@ -126,7 +147,10 @@ async def test_a_rolling_restart_costs_callers_nothing(tmp_path: Path) -> None:
     async with aiohttp.ClientSession() as session, programs(tmp_path, 3, session) as started:
         callers = Callers(started[0].address)
         counts, calls = Counter[str](), Counter[str]()
-        async with callers.calling(), calling_by_key(f"sqlite:{tmp_path}/channel.db", counts, calls):
+        async with (
+            callers.calling(),
+            calling_by_key(f"sqlite:{tmp_path}/channel.db", counts, calls),
+        ):
             for each in started:
                 await each.terminate()
                 callers.starting.add(each.port)
@@ -143,16 +167,25 @@ async def test_a_rolling_restart_costs_callers_nothing(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.repeats
 @pytest.mark.timeout(1_800)
-async def test_each_program_has_its_share_soon_after_a_rolling_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within 15 s, under 200 calls/s for each program. All bundles have equal load, so the share is a number."""
+async def test_each_program_has_its_share_soon_after_a_rolling_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within 15 s, under 200 calls/s for each program. All bundles have equal load, so the share is
+    a number.
+    """
     monkeypatch.setenv("EQUIPOISE_COUNTER_STORE", str(tmp_path / "counter.db"))
     log = f"sqlite:{tmp_path}/channel.db"
     async with Worker(log, Visits(), http_port=0) as first:
         await first.create_namespace("shop/orders", bundles=64)
     pages = {key_hash(page) >> 26: page for page in (f"page-{number}" for number in range(2_000))}
     assert 64 == len(pages)
-    async with aiohttp.ClientSession() as session, programs(tmp_path, 3, session, AIOHTTP) as started:
-        callers = Callers(started[0].address, "/counter/shop/orders/", "value", list(pages.values()))
+    async with (
+        aiohttp.ClientSession() as session,
+        programs(tmp_path, 3, session, AIOHTTP) as started,
+    ):
+        callers = Callers(
+            started[0].address, "/counter/shop/orders/", "value", list(pages.values())
+        )
         async with callers.calling():
             for _ in range(times(1, many=10)):
                 for each in started:
@@ -161,7 +194,8 @@ async def test_each_program_has_its_share_soon_after_a_rolling_restart(tmp_path:
                     await each.start(session)
                     callers.starting.clear()
                 async with asyncio.timeout(15):
-                    while sorted(numbers_owned(log)) != [21, 21, 22]:  # noqa: ASYNC110 - it is another process
+                    # It is another process.
+                    while sorted(numbers_owned(log)) != [21, 21, 22]:  # noqa: ASYNC110
                         await asyncio.sleep(0.5)
 
 
@@ -181,7 +215,9 @@ async def test_pages_of_a_killed_program_are_served_by_another(tmp_path: Path) -
         assert {stays.port} == {await eventually_served_at(session, stays, page) for page in PAGES}
 
 
-async def eventually_served_at(session: aiohttp.ClientSession, program: Program, page: str) -> int | None:
+async def eventually_served_at(
+    session: aiohttp.ClientSession, program: Program, page: str
+) -> int | None:
     """Ask a program for a page until some program serves it. Return the port of that."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
@@ -192,13 +228,19 @@ async def eventually_served_at(session: aiohttp.ClientSession, program: Program,
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize(("server", "path", "field"), [(GUNICORN, "/visits/", "visits"), (AIOHTTP, "/counter/shop/orders/", "value")])
+@pytest.mark.parametrize(
+    ("server", "path", "field"),
+    [(GUNICORN, "/visits/", "visits"), (AIOHTTP, "/counter/shop/orders/", "value")],
+)
 async def test_under_other_servers_an_end_costs_callers_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Sequence[str], path: str, field: str
 ) -> None:
     """Under gunicorn, which binds its port first, a start costs nothing either."""
     monkeypatch.setenv("EQUIPOISE_COUNTER_STORE", str(tmp_path / "counter.db"))
-    async with aiohttp.ClientSession() as session, programs(tmp_path, 2, session, server) as (goes, stays):
+    async with (
+        aiohttp.ClientSession() as session,
+        programs(tmp_path, 2, session, server) as (goes, stays),
+    ):
         callers = Callers(goes.address, path, field)
         async with callers.calling():
             await asyncio.sleep(1)
@@ -211,7 +253,9 @@ async def test_under_other_servers_an_end_costs_callers_nothing(
         assert "Traceback" not in "".join(each.output.read_text() for each in (goes, stays))
 
 
-async def test_processes_that_share_a_port_have_each_a_port_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_processes_that_share_a_port_have_each_a_port_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Callers reach any process, which redirects them to the owner."""
     monkeypatch.setenv("EQUIPOISE_COUNTER_STORE", str(tmp_path / "counter.db"))
     program = Program(f"sqlite:{tmp_path}/channel.db", tmp_path, server=WORKERS)
@@ -220,11 +264,14 @@ async def test_processes_that_share_a_port_have_each_a_port_of_their_own(tmp_pat
         async with aiohttp.ClientSession(connector=connector) as session:
             await program.start(session, "/docs")
             async with asyncio.timeout(DEADLINE_S):
-                while program.output.read_text().count("startup complete") < 2:  # noqa: ASYNC110 - it is another process
+                # It is another process.
+                while program.output.read_text().count("startup complete") < 2:  # noqa: ASYNC110
                     await asyncio.sleep(0.02)
             for expected in (1, 2, 3):
                 for page in PAGES:
-                    assert expected == await counted(session, f"{program.address}/counter/shop/orders/{page}")
+                    assert expected == await counted(
+                        session, f"{program.address}/counter/shop/orders/{page}"
+                    )
         with opened(f"sqlite:{tmp_path}/channel.db", timeout_ms=10_000) as access:
             assert 2 == len(access.view.live_brokers())
     finally:
@@ -232,7 +279,9 @@ async def test_processes_that_share_a_port_have_each_a_port_of_their_own(tmp_pat
 
 
 async def counted(session: aiohttp.ClientSession, url: str) -> int:
-    """The count after one call, which is repeated with its request id while its outcome is not known: the machine may have stalled."""
+    """The count after one call, which is repeated with its request id while its outcome is not
+    known: the machine may have stalled.
+    """
     request_id = uuid.uuid4().hex
     async with asyncio.timeout(DEADLINE_S):
         while True:
@@ -270,7 +319,10 @@ async def test_commands_work_at_the_mount(tmp_path: Path) -> None:
 
     async def command(*words: str) -> str:
         ran = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "equipoise.brokers.cli", *words), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            *(sys.executable, "-m", "equipoise.brokers.cli", *words),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         output = (await ran.communicate())[0].decode()
         assert 0 == ran.returncode, output

@@ -1,4 +1,6 @@
-"""The session example over real WebSockets: sessions move, and die, with brokers while their clients talk."""
+"""The session example over real WebSockets: sessions move, and die, with brokers while their
+clients talk.
+"""
 
 from __future__ import annotations
 
@@ -54,17 +56,28 @@ async def all_have(clients: Sequence[SessionClient], count: int) -> None:
                 await asyncio.sleep(0.01)
 
 
-def test_no_message_is_lost_or_doubled_while_sessions_move(equipoise_processes: MakeProcesses) -> None:
-    """Clients that follow their session get the same messages in the same order, through unloads of all bundles and drains of brokers."""
-    cluster = equipoise_processes("equipoise.examples.sessions:Sessions", settings={"balance": "false"})
+def test_no_message_is_lost_or_doubled_while_sessions_move(
+    equipoise_processes: MakeProcesses,
+) -> None:
+    """Clients that follow their session get the same messages in the same order, through unloads of
+    all bundles and drains of brokers.
+    """
+    cluster = equipoise_processes(
+        "equipoise.examples.sessions:Sessions", settings={"balance": "false"}
+    )
 
     async def scenario() -> None:
-        clients = {session: [SessionClient(cluster.addresses, NAMESPACE, session, name) for name in NAMES] for session in SESSIONS}
+        clients = {
+            session: [SessionClient(cluster.addresses, NAMESPACE, session, name) for name in NAMES]
+            for session in SESSIONS
+        }
         everyone = [client for group in clients.values() for client in group]
         async with aiohttp.ClientSession() as http:
             await create(http, cluster.addresses[0])
             unload = ("PUT", f"{cluster.addresses[0]}/admin/v2/namespaces/{NAMESPACE}/unload")
-            drains = [("POST", f"{address}/admin/v2/brokers/drain") for address in cluster.addresses[1:]]
+            drains = [
+                ("POST", f"{address}/admin/v2/brokers/drain") for address in cluster.addresses[1:]
+            ]
             said = 0
             async with running(everyone):
                 for number, request in enumerate((unload, unload, *drains), start=1):
@@ -87,7 +100,9 @@ def test_no_message_is_lost_or_doubled_while_sessions_move(equipoise_processes: 
     asyncio.run(scenario())
 
 
-async def closed(http: aiohttp.ClientSession, url: str, sent: str = "nonsense") -> tuple[object, str | None]:
+async def closed(
+    http: aiohttp.ClientSession, url: str, sent: str = "nonsense"
+) -> tuple[object, str | None]:
     """Connect, send something, and return the code and the reason of the close."""
     async with http.ws_connect(url) as socket:
         await socket.send_str(sent)
@@ -98,13 +113,22 @@ async def closed(http: aiohttp.ClientSession, url: str, sent: str = "nonsense") 
 
 
 async def test_a_client_learns_where_its_session_is_and_that_it_is_lost() -> None:
-    """By the code and the reason with which a broker closes the connection, which browsers show to pages, too."""
+    """By the code and the reason with which a broker closes the connection, which browsers show to
+    pages, too.
+    """
     log = f"memory:{uuid.uuid4()}"
     path = f"/sessions/{NAMESPACE}/red?client=ann"
-    async with aiohttp.ClientSession() as http, Worker(log, Sessions(), http_port=0) as one, Worker(log, Sessions(), http_port=0) as two:
+    async with (
+        aiohttp.ClientSession() as http,
+        Worker(log, Sessions(), http_port=0) as one,
+        Worker(log, Sessions(), http_port=0) as two,
+    ):
         await one.create_namespace(NAMESPACE)
         served = await one.route(NAMESPACE, "red")
-        owner, other = (f"http://{each.broker_id}" for each in ((one, two) if isinstance(served, Ownership) else (two, one)))
+        owner, other = (
+            f"http://{each.broker_id}"
+            for each in ((one, two) if isinstance(served, Ownership) else (two, one))
+        )
         assert (GO_ON, owner) == await closed(http, other + path)
         for sent in ("nonsense", "[1]", "[1, 2]", '[2, "one is missing"]', "[" * 10_000):
             assert INVALID == (await closed(http, owner + path, sent))[0]

@@ -1,4 +1,6 @@
-"""One SQLite log in many real processes: one order, nothing lost to `kill -9`, and nobody blocked for ever by SIGSTOP."""
+"""One SQLite log in many real processes: one order, nothing lost to `kill -9`, and nobody blocked
+for ever by SIGSTOP.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,15 @@ TIMEOUT_MS = 20_000
 
 
 class Child:
-    """A `log_process`, and the lines that it says, read by a thread so that waiting for one has a deadline."""
+    """A `log_process`, and the lines that it says, read by a thread so that waiting for one has a
+    deadline.
+    """
 
     def __init__(self, *arguments: str) -> None:
         command = [sys.executable, "-m", "tests.integration.log_process", *arguments]
-        self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -127,7 +133,9 @@ def entry_of(line: str) -> Entry:
 
 
 def test_all_processes_see_one_order(start: Start, log: Log, url: str) -> None:
-    """What four writers had acknowledged stands there once, each writer's own in its order, and two readers beside them saw the same."""
+    """What four writers had acknowledged stands there once, each writer's own in its order, and two
+    readers beside them saw the same.
+    """
     writers, count = 4, 400
     readers = [start("tail", url, str(writers * count)) for _ in range(2)]
     for reader in readers:
@@ -137,15 +145,21 @@ def test_all_processes_see_one_order(start: Start, log: Log, url: str) -> None:
     entries = read_all(log)
     assert sorted(entry for own in acknowledged for entry in own) == entries
     for number, own in enumerate(acknowledged):
-        assert [f"w{number}:{place}".encode() for place in range(count)] == [entry.data for entry in own]
+        assert [f"w{number}:{place}".encode() for place in range(count)] == [
+            entry.data for entry in own
+        ]
         assert sorted(own) == own
     digest = hashlib.sha256(b"".join(b"%d %s\n" % entry for entry in entries)).hexdigest()
     assert [[digest], [digest]] == [reader.remaining_lines() for reader in readers]
 
 
 @pytest.mark.parametrize("batch_size", [1, 50])
-def test_a_killed_writer_loses_nothing_that_was_acknowledged(start: Start, url: str, batch_size: int) -> None:
-    """After each `kill -9` in the middle of appending, all acknowledged records are there and batches are whole."""
+def test_a_killed_writer_loses_nothing_that_was_acknowledged(
+    start: Start, url: str, batch_size: int
+) -> None:
+    """After each `kill -9` in the middle of appending, all acknowledged records are there and
+    batches are whole.
+    """
     acknowledged: list[Entry] = []
     for number in range(3):
         child = start("write", url, f"w{number}", "1000000", str(batch_size))
@@ -164,8 +178,12 @@ def test_a_killed_writer_loses_nothing_that_was_acknowledged(start: Start, url: 
     log.close()
 
 
-def test_a_stopped_writer_blocks_others_no_longer_than_they_wait(start: Start, log: Log, path: Path) -> None:
-    """While a writer is stopped within its append others give up in time and read on; when it goes on so do they, after it."""
+def test_a_stopped_writer_blocks_others_no_longer_than_they_wait(
+    start: Start, log: Log, path: Path
+) -> None:
+    """While a writer is stopped within its append others give up in time and read on; when it goes
+    on so do they, after it.
+    """
     before = log.append([b"before"], timeout_ms=TIMEOUT_MS)[0]
     holder = start("hold", str(path))
     assert holder.line() == "holding"
@@ -184,7 +202,9 @@ def test_a_stopped_writer_blocks_others_no_longer_than_they_wait(start: Start, l
 
 
 def test_a_stopped_writer_that_is_killed_leaves_nothing(start: Start, log: Log, path: Path) -> None:
-    """When a writer is killed within its append, others go on at once, and its entry is not there."""
+    """When a writer is killed within its append, others go on at once, and its entry is not
+    there.
+    """
     before = log.append([b"before"], timeout_ms=TIMEOUT_MS)[0]
     holder = start("hold", str(path))
     assert holder.line() == "holding"
@@ -208,11 +228,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 2 MiB."""
     folder = tmp_path / "small"
     folder.mkdir()
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder], capture_output=True, text=True, check=False)
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if mount.returncode != 0:
         pytest.skip(f"needs the right to mount a small file system: {mount.stderr.strip()}")
     yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)  # A process that was killed may still hold a file there for a moment.
+    # A process that was killed may still hold a file there for a moment.
+    subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def fill_up(file: Path) -> None:
@@ -223,7 +249,9 @@ def fill_up(file: Path) -> None:
 
 
 def test_a_full_disk_refuses_appends_and_loses_nothing(start: Start, small_disk: Path) -> None:
-    """On a full disk appends and new logs are refused as such; what was acknowledged is read; with space they go on."""
+    """On a full disk appends and new logs are refused as such; what was acknowledged is read; with
+    space they go on.
+    """
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"b" * 200_000)
     url = f"sqlite:{small_disk}/log.db"
@@ -241,7 +269,9 @@ def test_a_full_disk_refuses_appends_and_loses_nothing(start: Start, small_disk:
 
 
 def test_a_log_cannot_be_opened_on_a_full_disk(small_disk: Path) -> None:
-    """Opening a log that is in order needs some space for SQLite's shared memory, and says so if there is none."""
+    """Opening a log that is in order needs some space for SQLite's shared memory, and says so if
+    there is none.
+    """
     url = f"sqlite:{small_disk}/log.db"
     log = open_log(url)
     log.append([b"a"], timeout_ms=TIMEOUT_MS)

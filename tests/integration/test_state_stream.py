@@ -72,8 +72,12 @@ class Odd(Files):
         return odd()
 
 
-async def moved(source: Odd, destination: Odd, *, blocks: int, settings: dict[str, Any]) -> tuple[bytes, bytes]:
-    """Let a worker with a file of so many blocks of 256 KiB leave. Return the file, and the file at the next owner."""
+async def moved(
+    source: Odd, destination: Odd, *, blocks: int, settings: dict[str, Any]
+) -> tuple[bytes, bytes]:
+    """Let a worker with a file of so many blocks of 256 KiB leave. Return the file, and the file at
+    the next owner.
+    """
     log = f"memory:{uuid.uuid4()}"
     async with AsyncExitStack() as parts:
         async with Worker(log, source, http_port=0, **settings) as goes:
@@ -81,7 +85,9 @@ async def moved(source: Odd, destination: Odd, *, blocks: int, settings: dict[st
             ownership = await goes.route(NAMESPACE, "key")
             assert isinstance(ownership, Ownership)
             path = source.path(ownership.bundle.name)
-            path.write_bytes(b"".join(number.to_bytes(4, "big") + BLOCK[4:] for number in range(blocks)))
+            path.write_bytes(
+                b"".join(number.to_bytes(4, "big") + BLOCK[4:] for number in range(blocks))
+            )
             await parts.enter_async_context(Worker(log, destination, http_port=0, **settings))
         await destination.opened.wait()
         arrived = destination.path(ownership.bundle.name)
@@ -114,10 +120,14 @@ async def test_a_bundle_without_a_file_moves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", [0, 1])
-async def test_a_file_reaches_the_next_owner_of_a_worker_that_ends(tmp_path: Path, broken: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_file_reaches_the_next_owner_of_a_worker_that_ends(
+    tmp_path: Path, broken: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """Also when its first connection breaks: the second continues."""
     caplog.set_level(logging.INFO)
-    left, came = await moved(Odd(tmp_path / "a", broken=broken), Odd(tmp_path / "b"), blocks=20, settings={})
+    left, came = await moved(
+        Odd(tmp_path / "a", broken=broken), Odd(tmp_path / "b"), blocks=20, settings={}
+    )
     assert (20 * 2**18, True) == (len(came), left == came)
     assert broken == caplog.text.count("state of a bundle not sent: OSError: no disk")
 
@@ -125,7 +135,9 @@ async def test_a_file_reaches_the_next_owner_of_a_worker_that_ends(tmp_path: Pat
 async def test_a_file_reaches_a_next_owner_that_must_authenticate(tmp_path: Path) -> None:
     """By its token and by its certificate, also for the second connection."""
     secured = SETTINGS | Authority(tmp_path / "ca").settings("broker", is_mutual=True)
-    left, came = await moved(Odd(tmp_path / "a", broken=1), Odd(tmp_path / "b"), blocks=20, settings=secured)
+    left, came = await moved(
+        Odd(tmp_path / "a", broken=1), Odd(tmp_path / "b"), blocks=20, settings=secured
+    )
     assert (20 * 2**18, True) == (len(came), left == came)
 
 
@@ -136,13 +148,24 @@ async def test_a_source_that_fails_twice_refuses_the_bundle(tmp_path: Path) -> N
     assert (b"", True) == (came, "does not hand over the state" in (destination.problem or ""))
 
 
-async def test_an_opening_that_receives_state_may_take_longer_than_its_deadline(tmp_path: Path) -> None:
-    left, came = await moved(Odd(tmp_path / "a", pause_s=0.2), Odd(tmp_path / "b"), blocks=16, settings={"open_ms": 1_500})
+async def test_an_opening_that_receives_state_may_take_longer_than_its_deadline(
+    tmp_path: Path,
+) -> None:
+    left, came = await moved(
+        Odd(tmp_path / "a", pause_s=0.2),
+        Odd(tmp_path / "b"),
+        blocks=16,
+        settings={"open_ms": 1_500},
+    )
     assert left == came
 
 
 async def test_a_drain_waits_for_next_owners_that_stream(tmp_path: Path) -> None:
-    log, source, destination = f"memory:{uuid.uuid4()}", Odd(tmp_path / "a", pause_s=0.1), Odd(tmp_path / "b")
+    log, source, destination = (
+        f"memory:{uuid.uuid4()}",
+        Odd(tmp_path / "a", pause_s=0.1),
+        Odd(tmp_path / "b"),
+    )
     async with Worker(log, source, http_port=0) as goes:
         await goes.create_namespace(NAMESPACE, bundles=1)
         ownership = await goes.route(NAMESPACE, "key")
@@ -158,7 +181,12 @@ async def test_a_source_that_is_killed_in_the_middle_is_reported(tmp_path: Path)
     log, destination = f"sqlite:{tmp_path / 'channel.db'}", Odd(tmp_path / "b")
     async with AsyncExitStack() as parts:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.integration.test_state_stream", log, str(tmp_path / "a"), stdout=asyncio.subprocess.PIPE
+            sys.executable,
+            "-m",
+            "tests.integration.test_state_stream",
+            log,
+            str(tmp_path / "a"),
+            stdout=asyncio.subprocess.PIPE,
         )
         parts.callback(lambda: process.kill() if process.returncode is None else None)
         assert process.stdout is not None, "it is a pipe"
@@ -174,11 +202,16 @@ async def test_a_source_that_is_killed_in_the_middle_is_reported(tmp_path: Path)
                 await asyncio.sleep(0.01)
         process.kill()
         await destination.opened.wait()
-        assert ("does not hand over the state" in (destination.problem or ""), False) == (True, destination.path(bundle).exists())
+        assert ("does not hand over the state" in (destination.problem or ""), False) == (
+            True,
+            destination.path(bundle).exists(),
+        )
 
 
 async def source(log: str, folder: str) -> None:
-    """Run a worker that gives a file in about a minute, until it is killed. Print its address, and the bundle."""
+    """Run a worker that gives a file in about a minute, until it is killed. Print its address, and
+    the bundle.
+    """
     service = Odd(Path(folder), pause_s=0.1)
     async with Worker(log, service, http_port=0) as worker:
         await worker.create_namespace(NAMESPACE, bundles=1)

@@ -1,4 +1,6 @@
-"""The proxy between clients and Kafka does to bytes and connections what it is told, and nothing else."""
+"""The proxy between clients and Kafka does to bytes and connections what it is told, and nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ pytestmark = pytest.mark.integration
 
 DEADLINE_S = 20.0
 SILENCE_S = 0.2
-"""How long nothing must come for a test to believe that nothing comes: a hop through the proxy takes a millisecond."""
+"""How long nothing must come for a test to believe that nothing comes: a hop through the proxy
+takes a millisecond."""
 CHUNK_BYTES = 1 << 16
 
 
@@ -174,7 +177,9 @@ def test_a_refusing_proxy_resets_all_that_comes(proxy: TcpProxy) -> None:
 
 
 def test_a_server_that_is_away_is_told_by_a_reset(proxy: TcpProxy) -> None:
-    """A client whose server does not listen is reset, as are all before the proxy knows a server."""
+    """A client whose server does not listen is reset, as are all before the proxy knows a
+    server.
+    """
     with socket.create_server((HOST, 0)) as nobody:
         proxy.forward_to(f"{HOST}:{nobody.getsockname()[1]}")
     with pytest.raises(ConnectionResetError), connected(proxy) as client:

@@ -1,4 +1,6 @@
-"""A cluster with TLS: its ports, its handovers, its moves under a real Pulsar client, and the command line."""
+"""A cluster with TLS: its ports, its handovers, its moves under a real Pulsar client, and the
+command line.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,14 @@ from equipoise.brokers.pulsar.service import PulsarService
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.brokers.security.tls import CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE, ClientTls, TlsFiles, client_context
+from equipoise.brokers.security.tls import (
+    CA_VARIABLE,
+    CERTIFICATE_VARIABLE,
+    KEY_VARIABLE,
+    ClientTls,
+    TlsFiles,
+    client_context,
+)
 from equipoise.brokers.server.main import Broker
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.view import View
@@ -54,7 +63,7 @@ for number in range(int(count)):
     consumer.acknowledge(message)
     print(message.data().decode(), flush=True)
 client.close()
-"""
+"""  # noqa: E501
 
 
 class Heavy(Service):
@@ -66,24 +75,38 @@ class Heavy(Service):
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
         self.received[ownership.bundle.name] = handover, ownership.handover_problem
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None:
         return STATE
 
 
 @asynccontextmanager
-async def cluster(folder: Path, authority: Authority, services: list[Service], **tls: bool) -> AsyncIterator[list[Worker]]:
-    """Yield ready brokers that share one log, each with a certificate of its own, and one namespace."""
+async def cluster(
+    folder: Path, authority: Authority, services: list[Service], **tls: bool
+) -> AsyncIterator[list[Worker]]:
+    """Yield ready brokers that share one log, each with a certificate of its own, and one
+    namespace.
+    """
     log_url = f"sqlite:{folder / 'channel.db'}"
     async with AsyncExitStack() as parts:
         workers = []
         for number, service in enumerate(services):
-            own = {"log_url": log_url, "data_dir": folder / f"data-{number}", "broker_id": f"broker-{number}"}
+            own = {
+                "log_url": log_url,
+                "data_dir": folder / f"data-{number}",
+                "broker_id": f"broker-{number}",
+            }
             own |= {"http_port": 0, "balance": False}
             own |= {"pulsar_port": 0} if isinstance(service, PulsarService) else {}
-            config = WorkerConfig.model_validate(own | authority.settings(f"broker-{number}", **tls))
+            config = WorkerConfig.model_validate(
+                own | authority.settings(f"broker-{number}", **tls)
+            )
             workers.append(await parts.enter_async_context(Broker(config, {"*": service})))
             await workers[-1].ready(timeout_ms=PATIENCE_MS)
-        await workers[0].request(CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(1)), timeout_ms=PATIENCE_MS)
+        await workers[0].request(
+            CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(1)), timeout_ms=PATIENCE_MS
+        )
         await workers[0].until(is_owned, timeout_ms=PATIENCE_MS, what="an owner")
         yield workers
 
@@ -100,8 +123,15 @@ async def transfer(workers: list[Worker]) -> Worker:
         await worker.until(is_owned, timeout_ms=PATIENCE_MS, what="an owner")
     (bundle,) = workers[0].view.bundles_of(NAMESPACE)
     destination = next(worker for worker in workers if worker.agent.incarnation != bundle.owner)
-    await destination.request(Transfer(bundle=bundle.name, destination=destination.broker_id, reason="test"), timeout_ms=PATIENCE_MS)
-    await destination.until(lambda _: bundle.name in destination.open_bundles or None, timeout_ms=PATIENCE_MS, what="the bundle")
+    await destination.request(
+        Transfer(bundle=bundle.name, destination=destination.broker_id, reason="test"),
+        timeout_ms=PATIENCE_MS,
+    )
+    await destination.until(
+        lambda _: bundle.name in destination.open_bundles or None,
+        timeout_ms=PATIENCE_MS,
+        what="the bundle",
+    )
     return destination
 
 
@@ -109,11 +139,15 @@ async def transfer(workers: list[Worker]) -> Worker:
 async def test_a_large_state_is_handed_over(is_mutual: bool, tmp_path: Path) -> None:
     """The next owner verifies the former one, and presents its own certificate if it must."""
     services = [Heavy(), Heavy()]
-    async with cluster(tmp_path, Authority(tmp_path / "ca"), list(services), is_mutual=is_mutual) as workers:
+    async with cluster(
+        tmp_path, Authority(tmp_path / "ca"), list(services), is_mutual=is_mutual
+    ) as workers:
         destination = await transfer(workers)
         received = services[workers.index(destination)].received
         assert [(STATE, None)] == list(received.values())
-        assert all(worker.profile.addresses["https"].startswith(f"https://{HOST}:") for worker in workers)
+        assert all(
+            worker.profile.addresses["https"].startswith(f"https://{HOST}:") for worker in workers
+        )
 
 
 async def test_a_peer_with_a_certificate_of_another_ca_is_not_trusted(tmp_path: Path) -> None:
@@ -145,10 +179,15 @@ async def once_trusted(session: aiohttp.ClientSession, url: str, tls: ClientTls)
 async def test_http_serves_clients_that_trust_the_ca(tmp_path: Path) -> None:
     """Others notice the wrong CA or host; a renewed certificate is used without a restart."""
     authority = Authority(tmp_path / "ca")
-    async with cluster(tmp_path, authority, [Heavy()]) as (worker,), aiohttp.ClientSession() as session:
+    async with (
+        cluster(tmp_path, authority, [Heavy()]) as (worker,),
+        aiohttp.ClientSession() as session,
+    ):
         url = worker.profile.addresses["https"]
         trusted = client_context(TlsFiles(ca=authority.ca))
-        async with session.get(f"{url}/lookup/v2/topic/non-persistent/{NAMESPACE}/orders", ssl=trusted) as answer:
+        async with session.get(
+            f"{url}/lookup/v2/topic/non-persistent/{NAMESPACE}/orders", ssl=trusted
+        ) as answer:
             found = await answer.json()
         assert ("", url) == (found["httpUrl"], found["httpUrlTls"])
         async with session.get(f"{url}/admin/v2/clusters/equipoise", ssl=trusted) as answer:
@@ -159,10 +198,19 @@ async def test_http_serves_clients_that_trust_the_ca(tmp_path: Path) -> None:
             await session.get(url.replace(HOST, "localhost"), ssl=trusted)
         with pytest.raises(aiohttp.ClientError):
             await session.get(url.replace("https:", "http:"))
-        replaced((tmp_path / "ca" / "broker-0.pem", tmp_path / "ca" / "broker-0.key"), authority.issue("renewed", HOST, "localhost"))
+        replaced(
+            (tmp_path / "ca" / "broker-0.pem", tmp_path / "ca" / "broker-0.key"),
+            authority.issue("renewed", HOST, "localhost"),
+        )
         async with asyncio.timeout(PATIENCE_MS / 1_000):
-            metrics = await once_trusted(session, f"{url.replace(HOST, 'localhost')}/metrics", trusted)
-        assert re.search(r'equipoise_tls_handshakes_failed_total\{broker="broker-0",port="http",reason="plain"\} [1-9]', metrics)
+            metrics = await once_trusted(
+                session, f"{url.replace(HOST, 'localhost')}/metrics", trusted
+            )
+        assert re.search(
+            r'equipoise_tls_handshakes_failed_total\{broker="broker-0",port="http",reason="plain"\}'
+            r" [1-9]",
+            metrics,
+        )
         assert "equipoise_tls_certificate_expiry_timestamp_seconds" in metrics
 
 
@@ -176,7 +224,9 @@ async def test_a_pulsar_client_follows_its_topic(is_mutual: bool, tmp_path: Path
         url = workers[0].profile.addresses["pulsar+ssl"]
         words = (url, TOPIC, authority.ca, certificate, key, MESSAGES)
         client = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", PULSAR_CLIENT, *map(str, words)), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            *(sys.executable, "-c", PULSAR_CLIENT, *map(str, words)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
         )
         assert client.stdout is not None
         assert client.stderr is not None
@@ -198,16 +248,26 @@ async def test_a_pulsar_client_that_does_not_trust_the_ca_is_refused(tmp_path: P
     async with cluster(tmp_path, Authority(tmp_path / "ca"), [PulsarService()]) as (worker,):
         words = (worker.profile.addresses["pulsar+ssl"], TOPIC, foreign.ca, "", "", 1)
         client = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", PULSAR_CLIENT, *map(str, words)), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+            *(sys.executable, "-c", PULSAR_CLIENT, *map(str, words)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
         )
         printed, _ = await client.communicate()
         assert client.returncode
         assert b"ready\n" not in printed
-        failed = next(metric for metric in worker.handshakes.collect() if metric.name == "equipoise_tls_handshakes_failed")
-        assert sum(sample.value for sample in failed.samples if sample.labels["port"] == "pulsar") > 0
+        failed = next(
+            metric
+            for metric in worker.handshakes.collect()
+            if metric.name == "equipoise_tls_handshakes_failed"
+        )
+        assert (
+            sum(sample.value for sample in failed.samples if sample.labels["port"] == "pulsar") > 0
+        )
 
 
-async def test_commands_and_clients_use_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_commands_and_clients_use_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With mutual TLS they need the CA and a certificate, and say so."""
     authority = Authority(tmp_path / "ca")
     certificate, key = authority.issue("operator", "operator@test")
@@ -217,7 +277,11 @@ async def test_commands_and_clients_use_the_environment(tmp_path: Path, monkeypa
         assert (3, True) == (code, "its certificate is refused" in row and CA_VARIABLE in row)
         code, row = await status(url, {CA_VARIABLE: authority.ca})
         assert (3, True) == (code, CERTIFICATE_VARIABLE in row)
-        variables = {CA_VARIABLE: authority.ca, CERTIFICATE_VARIABLE: certificate, KEY_VARIABLE: key}
+        variables = {
+            CA_VARIABLE: authority.ca,
+            CERTIFICATE_VARIABLE: certificate,
+            KEY_VARIABLE: key,
+        }
         code, row = await status(url, variables)
         assert (0, True) == (code, json.loads(row)[0]["status"] == "ready")
         for name, path in variables.items():
@@ -231,7 +295,16 @@ async def status(url: str, variables: dict[str, Path]) -> tuple[int | None, str]
     """Return the exit code and the output of `equipoise brokers status`."""
     environment = os.environ | {name: str(path) for name, path in variables.items()}
     command = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "equipoise.brokers.cli", "brokers", "status", "--url", url, "--json"),
+        *(
+            sys.executable,
+            "-m",
+            "equipoise.brokers.cli",
+            "brokers",
+            "status",
+            "--url",
+            url,
+            "--json",
+        ),
         stdout=asyncio.subprocess.PIPE,
         env=environment,
     )
@@ -242,7 +315,11 @@ async def status(url: str, variables: dict[str, Path]) -> tuple[int | None, str]
 async def test_a_start_with_a_useless_certificate_is_refused(tmp_path: Path) -> None:
     """The ports are free again."""
     settings = Authority(tmp_path / "ca").settings("b", days=-1)
-    config = WorkerConfig.model_validate({"log_url": f"memory:{uuid.uuid4()}", "data_dir": tmp_path, "http_port": 0} | settings)
-    with pytest.raises(InvalidConfig, match=r"certificate has expired; renew it; correct them and start again"):
+    config = WorkerConfig.model_validate(
+        {"log_url": f"memory:{uuid.uuid4()}", "data_dir": tmp_path, "http_port": 0} | settings
+    )
+    with pytest.raises(
+        InvalidConfig, match=r"certificate has expired; renew it; correct them and start again"
+    ):
         async with Broker(config, {"*": Heavy()}):
             pass

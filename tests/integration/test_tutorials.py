@@ -40,7 +40,10 @@ class Reader:
         self.answers: list[str] = []
         self._http = free_row(6)
         self._pulsar = self._http + 3
-        self._environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
+        self._environment = os.environ | {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONUNBUFFERED": "1",
+        }
         self._running: list[tuple[str, subprocess.Popen[str], Path]] = []
 
     def follow(self, block: Block) -> None:
@@ -53,12 +56,17 @@ class Reader:
 
     def output_of(self, command: str) -> str:
         """Return what a running command has printed so far."""
-        return next(path.read_text(encoding="utf-8") for running, _, path in self._running if running.startswith(command))
+        return next(
+            path.read_text(encoding="utf-8")
+            for running, _, path in self._running
+            if running.startswith(command)
+        )
 
     def stop(self) -> None:
         """Press Ctrl-C in the terminal of the cluster, as the page says, once the clients are gone.
 
-        A client is killed: pulsar-client can hang at Ctrl-C, and the page does not say how to stop it.
+        A client is killed: pulsar-client can hang at Ctrl-C, and the page does not say how to stop
+        it.
         """
         while self._running:
             command, process, _ = self._running.pop()
@@ -72,7 +80,11 @@ class Reader:
 
     def _at_free_ports(self, text: str) -> str:
         text = re.sub(r"\b808(\d)\b", lambda match: str(self._http + int(match[1])), text)
-        text = re.sub(r"(127\.0\.0\.1:)665(\d)\b", lambda match: f"{match[1]}{self._pulsar + int(match[2])}", text)
+        text = re.sub(
+            r"(127\.0\.0\.1:)665(\d)\b",
+            lambda match: f"{match[1]}{self._pulsar + int(match[2])}",
+            text,
+        )
         if text.startswith("equipoise up") and "--http-port" not in text:
             text += f" --http-port {self._http}"
         serves_pulsar = text.startswith("equipoise up") and "--service" not in text
@@ -90,7 +102,15 @@ class Reader:
             self._start(command, shown)
             return
         words = ("sh", "-c", command)
-        run = subprocess.run(words, cwd=self.folder, env=self._environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        run = subprocess.run(
+            words,
+            cwd=self.folder,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
         assert run.returncode == 0, f"{command}\n{run.stdout}\n{run.stderr}"
         self.answers.append(run.stdout)
 
@@ -98,7 +118,14 @@ class Reader:
         path = self.folder / f"terminal-{len(self._running)}"
         with path.open("w") as output:
             words = ("sh", "-c", f"exec {command}")
-            process = subprocess.Popen(words, cwd=self.folder, env=self._environment, stdout=output, stderr=subprocess.STDOUT, text=True)
+            process = subprocess.Popen(
+                words,
+                cwd=self.folder,
+                env=self._environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
         self._running.append((command, process, path))
         give_up = time.monotonic() + PATIENCE_S
         while shown not in path.read_text(encoding="utf-8"):
@@ -118,11 +145,18 @@ def reader(folder: Path) -> Iterator[Reader]:
 
 
 def test_the_first_cluster(tmp_path: Path) -> None:
-    """The client of the first tutorial misses no message, whatever its reader does to the cluster meanwhile."""
+    """The client of the first tutorial misses no message, whatever its reader does to the cluster
+    meanwhile.
+    """
     with reader(tmp_path) as following:
         for block in blocks(TUTORIALS / "first-cluster.md"):
             following.follow(block)
-        received = [int(number) for number in re.findall(r"^order (\d+)$", following.output_of("python orders.py"), re.MULTILINE)]
+        received = [
+            int(number)
+            for number in re.findall(
+                r"^order (\d+)$", following.output_of("python orders.py"), re.MULTILINE
+            )
+        ]
     assert list(range(len(received))) == received
     assert any("all is in order" in answer for answer in following.answers)
 

@@ -1,4 +1,6 @@
-"""Processes of one cluster die one after the other, as they do in an ordinary hour: no bundle stays without an owner."""
+"""Processes of one cluster die one after the other, as they do in an ordinary hour: no bundle stays
+without an owner.
+"""
 
 from __future__ import annotations
 

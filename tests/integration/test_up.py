@@ -36,7 +36,13 @@ BUNDLE = f"{NAMESPACE}/{RANGE}"
 class Up:
     """A running `equipoise up --json`, with its output so far."""
 
-    def __init__(self, folder: Path, *options: str, log: str | None = None, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        log: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.port = free_row(2 * BROKERS)
         self.log = log or f"sqlite:{folder}/channel.db"
         command = [
@@ -55,7 +61,14 @@ class Up:
             command += ["--pulsar-port", str(self.port + BROKERS)]
         command += ["--log", log] if log else []  # Else it chooses one itself.
         variables = {**os.environ, **(environment or {})}
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, env=variables)
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            env=variables,
+        )
         self.said: list[dict[str, str]] = []
         self.pids: dict[str, int] = {}
 
@@ -94,7 +107,12 @@ class Up:
 
 
 @contextmanager
-def up(folder: Path, *options: str, log: str | None = None, environment: Mapping[str, str] | None = None) -> Iterator[Up]:
+def up(
+    folder: Path,
+    *options: str,
+    log: str | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Up]:
     """A cluster that is ready; whatever happens, nothing of it is left at the end."""
     cluster = Up(folder, *options, log=log, environment=environment)
     try:
@@ -114,15 +132,23 @@ def look(log: str, condition: Callable[[View], bool], *, what: str) -> View:
 
 def owners(view: View) -> list[str]:
     """The owners of the bundles of the namespace; "" for a bundle without one."""
-    return [view.live[bundle.owner].broker if bundle.phase == "owned" and bundle.owner else "" for bundle in view.bundles_of(NAMESPACE)]
+    return [
+        view.live[bundle.owner].broker if bundle.phase == "owned" and bundle.owner else ""
+        for bundle in view.bundles_of(NAMESPACE)
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.on_every_log
-def test_a_cluster_moves_bundles_loses_a_broker_and_drains_another(tmp_path: Path, log_url: str) -> None:
+def test_a_cluster_moves_bundles_loses_a_broker_and_drains_another(
+    tmp_path: Path, log_url: str
+) -> None:
     with up(tmp_path, log=log_url) as cluster:
         ids = [cluster.broker(number) for number in range(BROKERS)]
-        assert ids == [row["broker"] for row in json.loads(run("brokers", "list", "--json", log=cluster.log).stdout)]
+        assert ids == [
+            row["broker"]
+            for row in json.loads(run("brokers", "list", "--json", log=cluster.log).stdout)
+        ]
         created = run("namespaces", "create", NAMESPACE, "--bundles", "4", log=cluster.log)
         assert 0 == created.exit_code, created.stderr
         view = look(cluster.log, lambda view: all(owners(view)), what="an owner for each bundle")
@@ -130,7 +156,10 @@ def test_a_cluster_moves_bundles_loses_a_broker_and_drains_another(tmp_path: Pat
         destination = next(broker for broker in ids if broker != source)
 
         moved = unload(cluster.log, "--bundle", RANGE, "--destinationBroker", destination)
-        assert (0, destination) == (moved.returncode, owners(look(cluster.log, lambda _: True, what="nothing"))[0]), moved.stderr
+        assert (0, destination) == (
+            moved.returncode,
+            owners(look(cluster.log, lambda _: True, what="nothing"))[0],
+        ), moved.stderr
 
         os.kill(cluster.pids[destination], signal.SIGKILL)
         assert -signal.SIGKILL == cluster.heard("ended", destination)["exit_code"]
@@ -141,34 +170,65 @@ def test_a_cluster_moves_bundles_loses_a_broker_and_drains_another(tmp_path: Pat
         owner = owners(view)[0]
         child = next(broker for broker in ids if broker not in (destination, owner))
         refused = unload(cluster.log, "--bundle", RANGE, "--destinationBroker", destination)
-        assert (1, True) == (refused.returncode, f": {destination} is not alive (refused at offset " in refused.stderr), refused.stderr
+        assert (1, True) == (
+            refused.returncode,
+            f": {destination} is not alive (refused at offset " in refused.stderr,
+        ), refused.stderr
 
         drained = run("brokers", "drain", child, log=cluster.log)
-        assert (0, True) == (drained.exit_code, drained.stdout.startswith(f"{child} is drained")), drained.stderr
+        assert (0, True) == (
+            drained.exit_code,
+            drained.stdout.startswith(f"{child} is drained"),
+        ), drained.stderr
         refused = unload(cluster.log, "--bundle", RANGE, "--destinationBroker", child)
-        assert (1, True) == (refused.returncode, "is draining and takes no new bundles (refused at offset " in refused.stderr), (
-            refused.stderr
-        )
+        assert (1, True) == (
+            refused.returncode,
+            "is draining and takes no new bundles (refused at offset " in refused.stderr,
+        ), refused.stderr
 
         story = run("channel", "why", BUNDLE, log=cluster.log).stdout
         port = destination.rpartition(":")[2]
-        assert re.search(rf"^{declared_dead['offset']} .*down +\S*:{port} .*by admin:local-cluster", story, re.MULTILINE), story
+        assert re.search(
+            rf"^{declared_dead['offset']} .*down +\S*:{port} .*by admin:local-cluster",
+            story,
+            re.MULTILINE,
+        ), story
         assert "rejected as dead_target" in story
         assert "rejected as draining_target" in story
         assert 0 == cluster.stop(), cluster.errors()
     verified = run("channel", "verify", log=cluster.log)
-    assert (0, True) == (verified.exit_code, verified.stdout.endswith("all is in order\n")), verified.stdout
-    statuses = {broker.broker: broker.status for broker in look(cluster.log, lambda _: True, what="nothing").brokers.values()}
+    assert (0, True) == (
+        verified.exit_code,
+        verified.stdout.endswith("all is in order\n"),
+    ), verified.stdout
+    statuses = {
+        broker.broker: broker.status
+        for broker in look(cluster.log, lambda _: True, what="nothing").brokers.values()
+    }
     assert {broker: "down" if broker == destination else "left" for broker in ids} == statuses
 
 
 def unload(log: str, *options: str) -> subprocess.CompletedProcess[str]:
     """`equipoise namespaces unload`, in a process of its own."""
-    command = [sys.executable, "-m", "equipoise.brokers.cli", "namespaces", "unload", NAMESPACE, "--log", log, *options]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_MS / 1_000)
+    command = [
+        sys.executable,
+        "-m",
+        "equipoise.brokers.cli",
+        "namespaces",
+        "unload",
+        NAMESPACE,
+        "--log",
+        log,
+        *options,
+    ]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=PATIENCE_MS / 1_000
+    )
 
 
-def test_restart_declares_a_killed_broker_dead_and_starts_it_again(tmp_path: Path, log_url: str) -> None:
+def test_restart_declares_a_killed_broker_dead_and_starts_it_again(
+    tmp_path: Path, log_url: str
+) -> None:
     with up(tmp_path, "--restart", "--brokers", "2", log=log_url) as cluster:
         broker = cluster.broker(1)
         first = cluster.pids[broker]
@@ -178,13 +238,19 @@ def test_restart_declares_a_killed_broker_dead_and_starts_it_again(tmp_path: Pat
         again = cluster.heard("ready", broker)
         assert isinstance(declared_dead["offset"], int)
         assert isinstance(again["incarnation"], int)
-        assert (True, True) == (again["incarnation"] > declared_dead["offset"], cluster.pids[broker] != first)
+        assert (True, True) == (
+            again["incarnation"] > declared_dead["offset"],
+            cluster.pids[broker] != first,
+        )
         assert 0 == cluster.stop()
 
 
 def test_settings_on_the_channel_override_a_broker_conf(tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
-    conf.write_text("loadBalancerSheddingIntervalMinutes=2\nloadBalancerBrokerLoadTargetStd=0.1\nwebServicePort=8080\n", encoding="ascii")
+    conf.write_text(
+        "loadBalancerSheddingIntervalMinutes=2\nloadBalancerBrokerLoadTargetStd=0.1\nwebServicePort=8080\n",
+        encoding="ascii",
+    )
     cluster = Up(tmp_path, "--brokers", "1", "--service", "counter", "--broker-conf", str(conf))
     try:
         told = cluster.heard("broker_conf")
@@ -193,11 +259,18 @@ def test_settings_on_the_channel_override_a_broker_conf(tmp_path: Path) -> None:
             for name in ("taken", "without_meaning", "not_understood")
         )
         cluster.heard("cluster_ready")
-        assert 0 == run("balancing", "set", "transfer.target_deviation=0.2", log=cluster.log).exit_code
+        assert (
+            0 == run("balancing", "set", "transfer.target_deviation=0.2", log=cluster.log).exit_code
+        )
         deadline = Deadline.after(timeout_ms=PATIENCE_MS)
-        while (deviation := in_force(cluster, deadline)["transfer.target_deviation"])["from"] != "channel":
+        while (deviation := in_force(cluster, deadline)["transfer.target_deviation"])[
+            "from"
+        ] != "channel":
             deadline.check("the broker's reading of the settings")
-        assert (0.2, 120_000) == (deviation["value"], in_force(cluster, deadline)["balancing.shed_interval_ms"]["value"])
+        assert (0.2, 120_000) == (
+            deviation["value"],
+            in_force(cluster, deadline)["balancing.shed_interval_ms"]["value"],
+        )
         assert 0 == cluster.stop(), cluster.errors()
     finally:
         cluster.process.kill()
@@ -207,7 +280,9 @@ def test_settings_on_the_channel_override_a_broker_conf(tmp_path: Path) -> None:
 def in_force(cluster: Up, deadline: Deadline) -> dict[str, dict[str, object]]:
     """The settings of balancing at the first broker."""
     broker = cluster.broker(0)
-    document = json.loads(ask_at(broker, f"http://{broker}", "GET", "/admin/v2/balancing", deadline=deadline).text)
+    document = json.loads(
+        ask_at(broker, f"http://{broker}", "GET", "/admin/v2/balancing", deadline=deadline).text
+    )
     return cast("dict[str, dict[str, dict[str, object]]]", document)["settings"]
 
 
@@ -226,17 +301,37 @@ class Slow(Service):
 """
 
 
-@pytest.mark.parametrize(("first", "second"), [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT)])
-def test_a_second_signal_kills_the_brokers(first: signal.Signals, second: signal.Signals, tmp_path: Path, log_url: str) -> None:
+@pytest.mark.parametrize(
+    ("first", "second"), [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT)]
+)
+def test_a_second_signal_kills_the_brokers(
+    first: signal.Signals, second: signal.Signals, tmp_path: Path, log_url: str
+) -> None:
     (tmp_path / "slow_service.py").write_text(SLOW_SERVICE)
-    with up(tmp_path, "--brokers", "1", "--service", "slow_service:Slow", "--set", "close_ms=60000", log=log_url) as cluster:
-        assert 0 == run("namespaces", "create", NAMESPACE, "--bundles", "1", log=cluster.log).exit_code
+    with up(
+        tmp_path,
+        "--brokers",
+        "1",
+        "--service",
+        "slow_service:Slow",
+        "--set",
+        "close_ms=60000",
+        log=log_url,
+    ) as cluster:
+        assert (
+            0 == run("namespaces", "create", NAMESPACE, "--bundles", "1", log=cluster.log).exit_code
+        )
         look(cluster.log, lambda view: all(owners(view)), what="an owner for the bundle")
         cluster.process.send_signal(first)
         cluster.heard("stopping")
         cluster.process.send_signal(second)
         assert -signal.SIGKILL == cluster.heard("ended", cluster.broker(0))["exit_code"]
-        assert "down" == look(cluster.log, lambda view: not view.live, what="the declaration of death").brokers[cluster.broker(0)].status
+        assert (
+            "down"
+            == look(cluster.log, lambda view: not view.live, what="the declaration of death")
+            .brokers[cluster.broker(0)]
+            .status
+        )
         assert (130, "") == (cluster.end(), cluster.errors())
 
 
@@ -253,10 +348,22 @@ def test_a_signal_ends_a_start_gracefully(tmp_path: Path, log_url: str) -> None:
 
 
 def test_a_cluster_is_ready_once_all_brokers_are_members(tmp_path: Path) -> None:
-    with up(tmp_path, "--brokers", "2", environment={LOG_VARIABLE: "sqlite:of_another_cluster.db"}) as cluster:
+    with up(
+        tmp_path, "--brokers", "2", environment={LOG_VARIABLE: "sqlite:of_another_cluster.db"}
+    ) as cluster:
         whats = [said["what"] for said in cluster.said]
-        assert ["environment_overridden", "started", "started", "ready", "ready", "cluster_ready"] == whats
-        assert ("sqlite:of_another_cluster.db", cluster.log) == (cluster.said[0][LOG_VARIABLE], cluster.said[0]["log"])
+        assert [
+            "environment_overridden",
+            "started",
+            "started",
+            "ready",
+            "ready",
+            "cluster_ready",
+        ] == whats
+        assert ("sqlite:of_another_cluster.db", cluster.log) == (
+            cluster.said[0][LOG_VARIABLE],
+            cluster.said[0]["log"],
+        )
         assert 0 == cluster.stop()
     assert not (tmp_path / "of_another_cluster.db").exists()
 
@@ -283,14 +390,21 @@ def test_the_end_of_a_broker_is_reported_with_its_last_error(tmp_path: Path) -> 
         assert {cluster.broker(0), cluster.broker(1)} == set(ends)
         for number in range(2):
             end = ends[cluster.broker(number)]
-            assert ("4", f"{tmp_path}/broker-{number}/broker.log") == (str(end["exit_code"]), end["log"])
+            assert ("4", f"{tmp_path}/broker-{number}/broker.log") == (
+                str(end["exit_code"]),
+                end["log"],
+            )
             assert end["reason"].startswith("error: ")
             assert "was replaced or deleted while it was open" in end["reason"]
         assert 4 == cluster.end()
 
 
-def test_a_failed_start_reports_the_error_of_the_broker_and_leaves_no_process(tmp_path: Path) -> None:
-    (tmp_path / "failing_service.py").write_text(SLOW_SERVICE.replace("import asyncio", "assert __name__") + FAILING)
+def test_a_failed_start_reports_the_error_of_the_broker_and_leaves_no_process(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "failing_service.py").write_text(
+        SLOW_SERVICE.replace("import asyncio", "assert __name__") + FAILING
+    )
     port = free_row(BROKERS)
     command = [
         sys.executable,
@@ -304,17 +418,40 @@ def test_a_failed_start_reports_the_error_of_the_broker_and_leaves_no_process(tm
         "--service",
         "failing_service:Slow",
     ]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_MS / 1_000, cwd=tmp_path)
+    result = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_MS / 1_000,
+        cwd=tmp_path,
+    )
     assert (4, 1) == (result.returncode, result.stderr.count("\n"))
-    assert "it ended before it was ready: error: the service 'failing_service:Slow' cannot be used: making one failed" in result.stderr
-    assert 3 == result.stdout.count("  ended with exit code") + result.stdout.count("  was killed by SIGTERM")
+    assert (
+        "it ended before it was ready: error: the service 'failing_service:Slow' cannot be used:"
+        " making one failed" in result.stderr
+    )
+    assert 3 == result.stdout.count("  ended with exit code") + result.stdout.count(
+        "  was killed by SIGTERM"
+    )
 
 
 def test_a_taken_port_is_reported_before_any_process_starts(tmp_path: Path) -> None:
     port = free_row(BROKERS)
     with socket.create_server(("127.0.0.1", port + 2)):
-        result = run("up", "--data", str(tmp_path / "cluster"), "--http-port", str(port), "--service", "counter")
+        result = run(
+            "up",
+            "--data",
+            str(tmp_path / "cluster"),
+            "--http-port",
+            str(port),
+            "--service",
+            "counter",
+        )
     address = f"127.0.0.1:{port + 2}"
-    told = f"error: cannot listen on {address}: Address already in use; free the port, or choose another with --http-port\n"
+    told = (
+        f"error: cannot listen on {address}: Address already in use; free the port, or choose"
+        " another with --http-port\n"
+    )
     assert (4, "", told) == (result.exit_code, result.stdout, result.stderr)
     assert not (tmp_path / "cluster").exists()

@@ -37,7 +37,9 @@ class Diary(Service):
         self.open_now[ownership.bundle.name] = ownership
         self.received[ownership.bundle.name] = handover
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None:
         self.open_now.pop(bundle.name, None)
         return f"from {bundle.name}".encode()
 
@@ -54,7 +56,14 @@ class Members:
     async def join(self, broker: str, **settings: object) -> Worker:
         """Start one more worker, and wait until it is ready."""
         diary = Diary()
-        config = WorkerConfig.model_validate({"log_url": self.log_url, "data_dir": self.folder / broker, "broker_id": broker, **settings})
+        config = WorkerConfig.model_validate(
+            {
+                "log_url": self.log_url,
+                "data_dir": self.folder / broker,
+                "broker_id": broker,
+                **settings,
+            }
+        )
         worker = Worker(config, {"*": diary}, addresses={"http": f"http://{broker}"})
         await worker.start()
         self.workers.append(worker)
@@ -70,9 +79,13 @@ async def cluster(folder: Path, log_url: str, *brokers: str) -> AsyncIterator[Me
     try:
         for broker in brokers:
             await members.join(broker)
-        await members.workers[0].request(CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(4)), timeout_ms=PATIENCE_MS)
+        await members.workers[0].request(
+            CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(4)), timeout_ms=PATIENCE_MS
+        )
         for worker in members.workers:
-            await worker.until(partial(all_open, worker), timeout_ms=PATIENCE_MS, what="all bundles being open")
+            await worker.until(
+                partial(all_open, worker), timeout_ms=PATIENCE_MS, what="all bundles being open"
+            )
         yield members
     finally:
         await asyncio.gather(*(worker.stop() for worker in members.workers))
@@ -86,16 +99,29 @@ def all_owned(view: View) -> bool | None:
 
 def all_open(worker: Worker, view: View) -> bool | None:
     """Return whether every bundle is owned, and open where it is this worker's."""
-    return (all_owned(view) and len(worker.open_bundles) == view.held_count(worker.agent.incarnation or 0)) or None
+    return (
+        all_owned(view)
+        and len(worker.open_bundles) == view.held_count(worker.agent.incarnation or 0)
+    ) or None
 
 
 @pytest.mark.on_every_log
-async def test_a_transfer_carries_the_handover_and_a_greater_token(tmp_path: Path, log_url: str) -> None:
+async def test_a_transfer_carries_the_handover_and_a_greater_token(
+    tmp_path: Path, log_url: str
+) -> None:
     async with cluster(tmp_path, log_url, "a", "b") as members:
         a, b = members.workers
-        moved = next(bundle for bundle in a.view.bundles_of(NAMESPACE) if bundle.owner == a.agent.incarnation)
-        offset = await b.request(Transfer(bundle=moved.name, destination="b", reason="test"), timeout_ms=PATIENCE_MS)
-        await b.until(lambda _: moved.name in b.open_bundles or None, timeout_ms=PATIENCE_MS, what="b owning it")
+        moved = next(
+            bundle for bundle in a.view.bundles_of(NAMESPACE) if bundle.owner == a.agent.incarnation
+        )
+        offset = await b.request(
+            Transfer(bundle=moved.name, destination="b", reason="test"), timeout_ms=PATIENCE_MS
+        )
+        await b.until(
+            lambda _: moved.name in b.open_bundles or None,
+            timeout_ms=PATIENCE_MS,
+            what="b owning it",
+        )
         ownership = members.diaries[1].open_now[moved.name]
         assert ownership.is_good
         assert ownership.token > offset > moved.token
@@ -108,13 +134,21 @@ async def test_work_goes_on_through_a_split_and_a_merge(tmp_path: Path, log_url:
     async with cluster(tmp_path, log_url, "a") as members:
         (a,) = members.workers
         parent = a.view.bundles_of(NAMESPACE)[0]
-        key = next(f"k{n}" for n in range(1_000) if a.view.bundle_at(NAMESPACE, key_hash(f"k{n}")) is parent)
+        key = next(
+            f"k{n}"
+            for n in range(1_000)
+            if a.view.bundle_at(NAMESPACE, key_hash(f"k{n}")) is parent
+        )
         routed = await a.route(NAMESPACE, key, timeout_ms=PATIENCE_MS)
         assert isinstance(routed, Ownership)
         work = routed.begin(key)
         split = SplitBundle(bundle=parent.name, algorithm="range_equally_divide", reason="test")
         await a.request(split, timeout_ms=PATIENCE_MS)
-        await a.until(lambda view: parent.name not in view.bundles or None, timeout_ms=PATIENCE_MS, what="the split")
+        await a.until(
+            lambda view: parent.name not in view.bundles or None,
+            timeout_ms=PATIENCE_MS,
+            what="the split",
+        )
         work.finish()
         left = a.view.bundles_of(NAMESPACE)[0]
         await a.request(MergeBundles(left=left.name, reason="test"), timeout_ms=PATIENCE_MS)
@@ -138,7 +172,9 @@ async def test_a_graceful_stop_moves_everything_away(tmp_path: Path, log_url: st
             held[0].begin("k")
 
 
-async def test_a_restart_with_its_directory_replaces_its_former_self_at_once(tmp_path: Path, log_url: str) -> None:
+async def test_a_restart_with_its_directory_replaces_its_former_self_at_once(
+    tmp_path: Path, log_url: str
+) -> None:
     """It does not wait for its old lease."""
     async with cluster(tmp_path, log_url, "a", "b") as members:
         former = members.workers[0].agent.incarnation

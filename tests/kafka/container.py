@@ -21,7 +21,8 @@ _PULL_AND_START_S: Final = 300  # An image of 400 MB over a slow line, or a star
 
 def engine_answers() -> bool:
     """Whether there is an engine that would run a container."""
-    with warnings.catch_warnings(action="ignore", category=ResourceWarning):  # It leaves its socket open where nobody answers,
+    # It leaves its socket open where nobody answers,
+    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
         try:
             DockerClient()
         except DockerException:
@@ -34,14 +35,19 @@ def engine_answers() -> bool:
 
 @contextmanager
 def started(extra: Mapping[str, str]) -> Iterator[str]:
-    """The address of a Kafka in a container, which is removed in the end; `extra` are settings of it."""
+    """The address of a Kafka in a container, which is removed in the end; `extra` are settings of
+    it.
+    """
     container = DockerContainer(f"apache/kafka:{kafka_version()}")
-    (port,) = free_ports(1)  # Kafka tells clients where to connect, so its port has to be known before it starts.
+    # Kafka tells clients where to connect, so its port has to be known before it starts.
+    (port,) = free_ports(1)
     address = f"{container.get_container_host_ip()}:{port}"
     container.with_bind_ports(9092, port)
     for name, value in (*image_settings(address).items(), *extra.items()):
         container.with_env(f"KAFKA_{name.upper().replace('.', '_')}", value)
-    container.waiting_for(LogMessageWaitStrategy("Kafka Server started").with_startup_timeout(_PULL_AND_START_S))
+    container.waiting_for(
+        LogMessageWaitStrategy("Kafka Server started").with_startup_timeout(_PULL_AND_START_S)
+    )
     with container:
         yield address
 
@@ -54,7 +60,9 @@ def image_settings(address: str) -> Mapping[str, str]:
         "controller.quorum.voters": "1@localhost:9094",
         "listeners": "CLIENT://:9092,INTERNAL://:9093,CONTROLLER://:9094",
         "advertised.listeners": f"CLIENT://{address},INTERNAL://localhost:9093",
-        "listener.security.protocol.map": "CLIENT:PLAINTEXT,INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "listener.security.protocol.map": (
+            "CLIENT:PLAINTEXT,INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT"
+        ),
         "inter.broker.listener.name": "INTERNAL",
         "controller.listener.names": "CONTROLLER",
         "auto.create.topics.enable": "false",

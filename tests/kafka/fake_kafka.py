@@ -1,4 +1,6 @@
-"""One topic of a Kafka in memory, with a node that was cut off from the others and still answers. It stands in for the client library."""
+"""One topic of a Kafka in memory, with a node that was cut off from the others and still answers.
+It stands in for the client library.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from typing import Final, Self
 import pytest
 
 from equipoise.channel.kafka import log as kafka_log
-from equipoise.channel.kafka.answers import Bounds, Complaints, KafkaFailed, Sent, TopicFacts, Trouble
+from equipoise.channel.kafka.answers import (
+    Bounds,
+    Complaints,
+    KafkaFailed,
+    Sent,
+    TopicFacts,
+    Trouble,
+)
 from equipoise.channel.kafka.log import KafkaLog
 from equipoise.channel.kafka.settings import HEADER_KEY, address_of
 from equipoise.channel.kafka.topic import needed_of_log
@@ -24,7 +33,9 @@ SILENCE: Final = KafkaFailed(trouble=Trouble.AWAY, problem="no acknowledgement i
 
 @dataclass(slots=True)
 class FakeKafka:
-    """The messages (key and value) that the leader has, from `low` on, and what a node that was cut off takes for the end."""
+    """The messages (key and value) that the leader has, from `low` on, and what a node that was cut
+    off takes for the end.
+    """
 
     messages: list[tuple[bytes | None, bytes]] = field(default_factory=list)
     old_end: int | None = None
@@ -75,7 +86,12 @@ class _FakeAdministrator:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Nothing is held."""
 
     def describe(self, topic: str, *, timeout_ms: int) -> TopicFacts:
@@ -106,7 +122,9 @@ class _FakeConsumer:
         if not found:
             time.sleep(_LOOK_S)
         self._position += len(found)
-        return [_message(offset, key, value) for offset, (key, value) in enumerate(found, start=first)]
+        return [
+            _message(offset, key, value) for offset, (key, value) in enumerate(found, start=first)
+        ]
 
     def failed(self, error: KafkaFailed) -> KafkaFailed:
         return error
@@ -119,7 +137,9 @@ def _message(offset: int, key: bytes | None, value: bytes) -> SimpleNamespace:
     def returning(given: object) -> Callable[[], object]:
         return lambda: given
 
-    return SimpleNamespace(error=returning(None), offset=returning(offset), key=returning(key), value=returning(value))
+    return SimpleNamespace(
+        error=returning(None), offset=returning(offset), key=returning(key), value=returning(value)
+    )
 
 
 class _FakeProducer:

@@ -13,9 +13,11 @@ from typing import Final
 from compose.local_kafka.cluster import Cluster
 
 GIVEN: Final = "EQUIPOISE_TEST_KAFKA"
-"""The variable that names a Kafka which is there already, by its address; the tests leave no topics behind in it."""
+"""The variable that names a Kafka which is there already, by its address; the tests leave no topics
+behind in it."""
 
-# So that a test which waits for Kafka's own compaction waits seconds, not the quarter of a minute that the cleaner sleeps.
+# So that a test which waits for Kafka's own compaction waits seconds, not the quarter of a minute
+# that the cleaner sleeps.
 EAGER_CLEANER: Final[Mapping[str, str]] = {"log.cleaner.backoff.ms": "200"}
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -24,9 +26,11 @@ _LEASH_S: Final = 30.0
 
 @contextmanager
 def some_kafka(folder: Path) -> Iterator[str]:
-    """The address of a Kafka: the one that is given; else one in a container, where an engine runs; else a local one.
+    """The address of a Kafka: the one that is given; else one in a container, where an engine runs;
+    else a local one.
 
-    It may be of one node, and be shared: it is not to be stopped. Raises `NotInstalled` if there is no way to one.
+    It may be of one node, and be shared: it is not to be stopped. Raises `NotInstalled` if there is
+    no way to one.
     """
     with ExitStack() as running:
         if given := os.environ.get(GIVEN):
@@ -50,7 +54,8 @@ def local_kafka(
     extra: Mapping[str, str] | None = None,
     prepare: Callable[[Cluster], None] = lambda _: None,
 ) -> Iterator[Cluster]:
-    """A local Kafka, from start to end; it ends with this process, too, however that dies. Raises as `Cluster.start` does.
+    """A local Kafka, from start to end; it ends with this process, too, however that dies. Raises
+    as `Cluster.start` does.
 
     `prepare` may change the files of its nodes before they start.
     """

@@ -1,7 +1,9 @@
 """The fixtures of tests that need a real Kafka; tests/conftest.py makes them known.
 
-* `kafka`: one for the whole session, shared: fresh topics by `kafka.topic("what for")`, and no harm to it.
-* `own_kafka`: one node of its own for a module, which a test may stop, kill, restart, and cut off by its proxy.
+* `kafka`: one for the whole session, shared: fresh topics by `kafka.topic("what for")`, and no harm
+  to it.
+* `own_kafka`: one node of its own for a module, which a test may stop, kill, restart, and cut off
+  by its proxy.
 * `three_kafkas`: three nodes likewise, which a test may also cut off from one another.
 """
 
@@ -27,8 +29,9 @@ from tests.kafka.proxy import TcpProxy
 from tests.kafka.topics import delete_topics, leader_of
 from tests.pulsar.programs import is_required
 
-# Kafka waits for so long before it believes that a node which was killed is gone, and before it takes that node back. Its default
-# of 9 s would be most of what such a test takes; a pause of 5 s is longer than any of a busy machine.
+# Kafka waits for so long before it believes that a node which was killed is gone, and before it
+# takes that node back. Its default of 9 s would be most of what such a test takes; a pause of 5 s
+# is longer than any of a busy machine.
 _SESSION: Final = {"broker.session.timeout.ms": "5000", "broker.heartbeat.interval.ms": "1000"}
 _NAME_CHARACTERS: Final = 80
 
@@ -49,7 +52,9 @@ class Kafka:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnKafka:
-    """A Kafka that a test may do anything to; each node has a proxy before it, through which clients come that begin there."""
+    """A Kafka that a test may do anything to; each node has a proxy before it, through which
+    clients come that begin there.
+    """
 
     cluster: Cluster
     proxies: Sequence[TcpProxy]
@@ -77,12 +82,19 @@ class OwnKafka:
     def leader_of(self, topic: str, *, other_than: Node | None = None) -> Node:
         """The node that leads the only partition of a topic, once it is another than the one named.
 
-        A node that was killed goes on leading, as Kafka knows it, until its session is over. One that is cut off goes on forever, as that
-        node knows it: so it is not asked. Raises `KafkaFailedError`.
+        A node that was killed goes on leading, as Kafka knows it, until its session is over. One
+        that is cut off goes on forever, as that node knows it: so it is not asked. Raises
+        `KafkaFailedError`.
         """
         former = other_than.number if other_than else 0
-        asked = [address for number, address in enumerate(self.address.split(","), start=1) if number != former]
-        return self.cluster.node(leader_of(",".join(asked or [self.address]), topic, other_than=former))
+        asked = [
+            address
+            for number, address in enumerate(self.address.split(","), start=1)
+            if number != former
+        ]
+        return self.cluster.node(
+            leader_of(",".join(asked or [self.address]), topic, other_than=former)
+        )
 
     def kill_leader(self, topic: str) -> Node:
         """Kill that node (`kill -9`), and say which it was; its `start` brings it back."""
@@ -113,7 +125,14 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
         shared = Kafka(address=address)
         yield shared
         if os.environ.get(GIVEN):  # Any other one goes away as a whole.
-            delete_topics(address, [name for topic in shared.topics for name in (topic, f"{topic}-snapshot", f"{topic}-history")])
+            delete_topics(
+                address,
+                [
+                    name
+                    for topic in shared.topics
+                    for name in (topic, f"{topic}-snapshot", f"{topic}-history")
+                ],
+            )
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +170,9 @@ def _own(folder: Path, *, nodes: int) -> Iterator[OwnKafka]:
         links = running.enter_context(Links())
         addresses = [proxy.address for proxy in proxies]
         extra = {**EAGER_CLEANER, **_SESSION}
-        cluster = running.enter_context(local_kafka(folder, nodes=nodes, proxies=addresses, extra=extra, prepare=links.lay))
+        cluster = running.enter_context(
+            local_kafka(folder, nodes=nodes, proxies=addresses, extra=extra, prepare=links.lay)
+        )
         for proxy, target in zip(proxies, cluster.proxied_addresses, strict=True):
             proxy.forward_to(target)
         yield OwnKafka(cluster=cluster, proxies=proxies, links=links)
@@ -159,7 +180,9 @@ def _own(folder: Path, *, nodes: int) -> Iterator[OwnKafka]:
 
 @contextmanager
 def or_skipped() -> Iterator[None]:
-    """Skip the tests that need what the body needs, aloud, if this machine lacks it; under CI they fail."""
+    """Skip the tests that need what the body needs, aloud, if this machine lacks it; under CI they
+    fail.
+    """
     try:
         yield
     except NotInstalled as error:

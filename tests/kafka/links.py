@@ -1,7 +1,9 @@
-"""The ways between the nodes of a local Kafka, each through proxies, so that a test can cut nodes off from one another.
+"""The ways between the nodes of a local Kafka, each through proxies, so that a test can cut nodes
+off from one another.
 
-Kafka tells its nodes one address for each node. So each address has a name, and Java resolves it for each node to another address of the
-loopback interface, where a proxy listens that only this node uses.
+Kafka tells its nodes one address for each node. So each address has a name, and Java resolves it
+for each node to another address of the loopback interface, where a proxy listens that only this
+node uses.
 """
 
 from __future__ import annotations
@@ -43,7 +45,12 @@ class Links:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._running.close()
 
     def lay(self, cluster: Cluster) -> None:
@@ -52,22 +59,42 @@ class Links:
         peers = free_ports(len(numbers))
         for number, other in permutations(numbers, 2):
             ports = (peers[other - 1], layout.ports[other - 1].controller)
-            links = [TcpProxy(f"{HOST}:{port}", at=f"{_seen_from(number, other)}:{port}") for port in ports]
+            links = [
+                TcpProxy(f"{HOST}:{port}", at=f"{_seen_from(number, other)}:{port}")
+                for port in ports
+            ]
             self._proxies[number, other] = [self._running.enter_context(link) for link in links]
-        addresses = [f"{_name(number)}:{ports.controller}" for number, ports in zip(numbers, layout.ports, strict=True)]
-        voters = ",".join(f"{number}@{address}" for number, address in zip(numbers, addresses, strict=True))
+        addresses = [
+            f"{_name(number)}:{ports.controller}"
+            for number, ports in zip(numbers, layout.ports, strict=True)
+        ]
+        voters = ",".join(
+            f"{number}@{address}" for number, address in zip(numbers, addresses, strict=True)
+        )
         for node, address, port in zip(cluster.nodes, addresses, peers, strict=True):
-            usual = server_properties(node.number, ports=layout.ports, proxies=layout.proxies, data=node.data, extra=layout.extra)
+            usual = server_properties(
+                node.number,
+                ports=layout.ports,
+                proxies=layout.proxies,
+                data=node.data,
+                extra=layout.extra,
+            )
             own = {
                 "controller.quorum.voters": voters,
                 "listeners": f"{usual['listeners']},{_PEERS}://{HOST}:{port}",
-                "advertised.listeners": f"{usual['advertised.listeners']},{_PEERS}://{_name(node.number)}:{port},CONTROLLER://{address}",
-                "listener.security.protocol.map": f"{usual['listener.security.protocol.map']},{_PEERS}:PLAINTEXT",
+                "advertised.listeners": (
+                    f"{usual['advertised.listeners']},{_PEERS}://{_name(node.number)}:{port},CONTROLLER://{address}"
+                ),
+                "listener.security.protocol.map": (
+                    f"{usual['listener.security.protocol.map']},{_PEERS}:PLAINTEXT"
+                ),
                 "inter.broker.listener.name": _PEERS,
             }
             node.configure({**usual, **own})
             others = {_name(other): _seen_from(node.number, other) for other in numbers}
-            node.resolve({**others, _name(node.number): HOST, "localhost": HOST, socket.gethostname(): HOST})
+            node.resolve(
+                {**others, _name(node.number): HOST, "localhost": HOST, socket.gethostname(): HOST}
+            )
 
     def isolate(self, node: Node) -> None:
         """Cut a node off from the other nodes, until `rejoin`. Clients still reach it."""

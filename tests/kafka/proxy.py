@@ -1,6 +1,7 @@
 """A TCP proxy that delays, swallows and resets on command, to stand between clients and Kafka.
 
-Threads: the connections live on a loop in a thread of its own; commands come from any other, and have happened when they return.
+Threads: the connections live on a loop in a thread of its own; commands come from any other, and
+have happened when they return.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ HOST: Final = "127.0.0.1"
 # A command takes no longer than the loop needs to come by.
 _COMMAND_MS: Final = 10_000
 _CHUNK_BYTES: Final = 64 << 10
-# 4 MiB in each direction of each connection: a black hole swallows that much before the sender notices that nobody reads.
+# 4 MiB in each direction of each connection: a black hole swallows that much before the sender
+# notices that nobody reads.
 _CHUNKS_MAX: Final = 64
 # Closing such a socket sends a reset, and no polite end.
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
@@ -39,23 +41,31 @@ BOTH: Final = tuple(Direction)
 class TcpProxy:
     """A proxy, from entering this context to leaving it.
 
-    Nothing is ever lost within a connection that goes on, as nothing is over TCP: what a black hole has swallowed comes out when
-    the proxy heals, unless the connection was reset in between.
+    Nothing is ever lost within a connection that goes on, as nothing is over TCP: what a black hole
+    has swallowed comes out when the proxy heals, unless the connection was reset in between.
     """
 
     def __init__(self, target: str = "", *, at: str = f"{HOST}:0") -> None:
-        """`target` is the server's address, `host:port`; without one, connections are reset until `forward_to` names it.
+        """`target` is the server's address, `host:port`; without one, connections are reset until
+        `forward_to` names it.
 
         Clients connect `at` an address; port 0 is any free one.
         """
         self._core = _Core(target, at)
-        self._thread = InThread(self._core, what="the proxy", start_ms=_COMMAND_MS, stop_ms=_COMMAND_MS)
+        self._thread = InThread(
+            self._core, what="the proxy", start_ms=_COMMAND_MS, stop_ms=_COMMAND_MS
+        )
 
     def __enter__(self) -> Self:
         self._thread.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._thread.__exit__(kind, error, trace)
 
     @property
@@ -73,18 +83,23 @@ class TcpProxy:
         self._command(lambda: self._core.forward_to(target))
 
     def delay(self, delay_ms: int, *directions: Direction) -> None:
-        """Deliver what comes from now on so much later; in both directions, unless some are named."""
+        """Deliver what comes from now on so much later; in both directions, unless some are
+        named.
+        """
         self._command(lambda: self._core.delay(delay_ms, directions or BOTH))
 
     def black_hole(self, *directions: Direction) -> None:
-        """Deliver nothing, on connections open and new, and say nothing of it; in both directions, unless some are named.
+        """Deliver nothing, on connections open and new, and say nothing of it; in both directions,
+        unless some are named.
 
         With `Direction.TO_CLIENT` requests are carried out, and their answers do not arrive.
         """
         self._command(lambda: self._core.black_hole(directions or BOTH))
 
     def reset(self) -> None:
-        """Reset the connections that are open; new ones are welcome. What was on its way in them is lost."""
+        """Reset the connections that are open; new ones are welcome. What was on its way in them is
+        lost.
+        """
         self._command(self._core.reset)
 
     def refuse(self) -> None:
@@ -123,7 +138,12 @@ class _Core:
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         assert self._server is not None, "it was entered"
         self._server.close()
         await self.reset()
@@ -188,21 +208,35 @@ class _Core:
             for one in writers:
                 one.close()
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction) -> None:
-        """Carry all bytes in one direction, and their end. Raises `OSError` if a side breaks off."""
+    async def _carry(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction
+    ) -> None:
+        """Carry all bytes in one direction, and their end. Raises `OSError` if a side breaks
+        off.
+        """
         chunks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_CHUNKS_MAX)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._receive(reader, chunks, direction))
             group.create_task(self._deliver(chunks, writer, direction))
 
-    async def _receive(self, reader: asyncio.StreamReader, chunks: asyncio.Queue[tuple[float, bytes]], direction: Direction) -> None:
+    async def _receive(
+        self,
+        reader: asyncio.StreamReader,
+        chunks: asyncio.Queue[tuple[float, bytes]],
+        direction: Direction,
+    ) -> None:
         clock = asyncio.get_running_loop().time
         chunk = b"to begin with"
         while chunk:
             chunk = await reader.read(_CHUNK_BYTES)
             await chunks.put((clock() + self._delay_s[direction], chunk))
 
-    async def _deliver(self, chunks: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter, direction: Direction) -> None:
+    async def _deliver(
+        self,
+        chunks: asyncio.Queue[tuple[float, bytes]],
+        writer: asyncio.StreamWriter,
+        direction: Direction,
+    ) -> None:
         clock = asyncio.get_running_loop().time
         while True:
             due_s, chunk = await chunks.get()

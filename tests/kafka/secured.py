@@ -1,4 +1,5 @@
-"""A Kafka with access control: a listener with mutual TLS, where the name in a client's certificate is its user.
+"""A Kafka with access control: a listener with mutual TLS, where the name in a client's certificate
+is its user.
 
 Clients of the plain listener, such as tests, are a super user.
 """
@@ -10,7 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from compose.local_kafka.cluster import Cluster
 from equipoise.channel.kafka.client import Clients
@@ -31,10 +37,18 @@ class SecuredKafka:
     authority: Authority
 
     def settings(self, user: str, *, ca: Path | None = None) -> str:
-        """Return the settings of a client with a new certificate for `user`, as text for `EQUIPOISE_KAFKA_CONFIG`."""
+        """Return the settings of a client with a new certificate for `user`, as text for
+        `EQUIPOISE_KAFKA_CONFIG`.
+        """
         certificate, key = self.authority.issue(user, common_name=user)
-        files = {"ssl.ca.location": ca or self.authority.ca, "ssl.certificate.location": certificate, "ssl.key.location": key}
-        return ";".join(["security.protocol=SSL", *(f"{name}={path}" for name, path in files.items())])
+        files = {
+            "ssl.ca.location": ca or self.authority.ca,
+            "ssl.certificate.location": certificate,
+            "ssl.key.location": key,
+        }
+        return ";".join(
+            ["security.protocol=SSL", *(f"{name}={path}" for name, path in files.items())]
+        )
 
     def grant(self, user: str, rights: Iterable[Right]) -> None:
         """Give rights to a user."""
@@ -48,7 +62,9 @@ def secured_kafka(folder: Path) -> Iterator[SecuredKafka]:
     authority = Authority(folder / "ca")
     certificate, key = authority.issue("kafka", common_name="kafka")
     store = folder / "kafka.keystore.pem"  # Java reads no other form of a key.
-    unencrypted = load_pem_private_key(key.read_bytes(), None).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    unencrypted = load_pem_private_key(key.read_bytes(), None).private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+    )
     store.write_bytes(unencrypted + certificate.read_bytes())
     secure = f"{HOST}:{Cluster.lay_out(folder / 'node').layout.ports[0].proxied}"
     extra = {
@@ -62,5 +78,7 @@ def secured_kafka(folder: Path) -> Iterator[SecuredKafka]:
         f"{_LISTENER}ssl.truststore.location": str(authority.ca),
         f"{_LISTENER}ssl.principal.mapping.rules": "RULE:^CN=([^,]+).*$/$1/",
     }
-    with local_kafka(folder / "node", proxies=(secure,), extra={**EAGER_CLEANER, **extra}) as cluster:
+    with local_kafka(
+        folder / "node", proxies=(secure,), extra={**EAGER_CLEANER, **extra}
+    ) as cluster:
         yield SecuredKafka(plain=cluster.address, secure=secure, authority=authority)

@@ -18,18 +18,31 @@ from tests.kafka.finding import EAGER_CLEANER, local_kafka
 
 _LIFE_S: Final = 3_600
 _LISTENER: Final = "listener.name.proxied."
-_MODULE: Final = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub=kafka;"
+_MODULE: Final = (
+    "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required"
+    " unsecuredLoginStringClaim_sub=kafka;"
+)
 
 
 class _Endpoint(BaseHTTPRequestHandler):
-    """Gives a token to all who ask. It has no signature, which Kafka takes where nothing else is configured."""
+    """Gives a token to all who ask. It has no signature, which Kafka takes where nothing else is
+    configured.
+    """
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
         now_s = int(time.time())
         parts = ({"alg": "none"}, {"sub": "equipoise", "iat": now_s, "exp": now_s + _LIFE_S})
-        token = ".".join(base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts) + "."
-        body = json.dumps({"access_token": token, "token_type": "Bearer", "expires_in": _LIFE_S}).encode()
+        token = (
+            ".".join(
+                base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=")
+                for part in parts
+            )
+            + "."
+        )
+        body = json.dumps(
+            {"access_token": token, "token_type": "Bearer", "expires_in": _LIFE_S}
+        ).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -47,7 +60,9 @@ def kafka_with_tokens(folder: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"{HOST}:{Cluster.lay_out(folder).layout.ports[0].proxied}"
     extra = {
-        "listener.security.protocol.map": "CLIENT:PLAINTEXT,CONTROLLER:PLAINTEXT,PROXIED:SASL_PLAINTEXT",
+        "listener.security.protocol.map": (
+            "CLIENT:PLAINTEXT,CONTROLLER:PLAINTEXT,PROXIED:SASL_PLAINTEXT"
+        ),
         f"{_LISTENER}sasl.enabled.mechanisms": "OAUTHBEARER",
         f"{_LISTENER}oauthbearer.sasl.jaas.config": _MODULE,
     }

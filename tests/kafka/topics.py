@@ -1,4 +1,6 @@
-"""What tests do with a Kafka beside the channel: make topics, write and read them as they stand, see who leads them."""
+"""What tests do with a Kafka beside the channel: make topics, write and read them as they stand,
+see who leads them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, NewTopic
 
 # An election takes as long as the session of a node that was killed, and the machine may be busy.
@@ -20,10 +29,20 @@ class KafkaFailedError(AssertionError):
     """Kafka did not do in time what a test needs of it."""
 
 
-def create_topic(address: str, topic: str, *, partitions: int = 1, replicas: int = 1, settings: Mapping[str, str] | None = None) -> None:
+def create_topic(
+    address: str,
+    topic: str,
+    *,
+    partitions: int = 1,
+    replicas: int = 1,
+    settings: Mapping[str, str] | None = None,
+) -> None:
     """Make a topic, of one partition by default. Raises `KafkaFailedError`."""
-    wanted = NewTopic(topic, num_partitions=partitions, replication_factor=replicas, config=dict(settings or {}))
-    client = AdminClient({"bootstrap.servers": address})  # What it promises is broken when nobody holds it any more.
+    wanted = NewTopic(
+        topic, num_partitions=partitions, replication_factor=replicas, config=dict(settings or {})
+    )
+    # What it promises is broken when nobody holds it any more.
+    client = AdminClient({"bootstrap.servers": address})
     try:
         client.create_topics([wanted])[topic].result(_CALL_S)
     except KafkaException as error:
@@ -38,14 +57,19 @@ def delete_topics(address: str, topics: Collection[str]) -> None:
         try:
             deleting.result(_CALL_S)
         except KafkaException as error:
-            raise KafkaFailedError(f"the topics {', '.join(there)} could not be deleted: {error}") from error
+            raise KafkaFailedError(
+                f"the topics {', '.join(there)} could not be deleted: {error}"
+            ) from error
 
 
 def leader_of(address: str, topic: str, *, other_than: int = 0) -> int:
-    """The number of the node that leads the only partition of a topic, once it is not the one named. Raises `KafkaFailedError`."""
+    """The number of the node that leads the only partition of a topic, once it is not the one
+    named. Raises `KafkaFailedError`.
+    """
     deadline_s = time.monotonic() + _CALL_S
     while time.monotonic() < deadline_s:
-        client = AdminClient({"bootstrap.servers": address})  # One that has found all nodes may ask any of them.
+        # One that has found all nodes may ask any of them.
+        client = AdminClient({"bootstrap.servers": address})
         known = client.list_topics(topic, timeout=_CALL_S).topics[topic].partitions
         if 0 in known and known[0].leader not in (_NOBODY, other_than):
             return int(known[0].leader)
@@ -54,14 +78,18 @@ def leader_of(address: str, topic: str, *, other_than: int = 0) -> int:
 
 
 def advertised(address: str) -> Sequence[str]:
-    """Where Kafka tells a client that comes in at `address` to find its nodes, in order of their numbers."""
+    """Where Kafka tells a client that comes in at `address` to find its nodes, in order of their
+    numbers.
+    """
     nodes = AdminClient({"bootstrap.servers": address}).list_topics(timeout=_CALL_S).brokers
     return [f"{node.host}:{node.port}" for _, node in sorted(nodes.items())]
 
 
 @contextmanager
 def open_transaction(address: str, topic: str) -> Iterator[None]:
-    """A transaction of another program, which has written a message and is aborted afterwards. Raises `KafkaFailedError`."""
+    """A transaction of another program, which has written a message and is aborted afterwards.
+    Raises `KafkaFailedError`.
+    """
     producer = Producer({"bootstrap.servers": address, "transactional.id": f"{topic}-other"})
     producer.init_transactions(_CALL_S)
     producer.begin_transaction()
@@ -81,20 +109,38 @@ class Writer:
         """Each append may take `timeout_s`."""
         self._timeout_s = timeout_s
         timeout_ms = int(timeout_s * 1_000)
-        self._producer = Producer({"bootstrap.servers": address, "acks": "all", "linger.ms": 0, "message.timeout.ms": timeout_ms})
+        self._producer = Producer(
+            {
+                "bootstrap.servers": address,
+                "acks": "all",
+                "linger.ms": 0,
+                "message.timeout.ms": timeout_ms,
+            }
+        )
 
     def append(self, topic: str, messages: Collection[tuple[bytes, bytes | None]]) -> None:
-        """Append messages (key and value), and wait for all receipts. Raises `KafkaFailedError` if one does not come in time."""
+        """Append messages (key and value), and wait for all receipts. Raises `KafkaFailedError` if
+        one does not come in time.
+        """
         failures: list[str] = []
         for key, value in messages:
-            self._producer.produce(topic, key=key, value=value, on_delivery=lambda error, _: failures.append(str(error)) if error else None)
+            self._producer.produce(
+                topic,
+                key=key,
+                value=value,
+                on_delivery=lambda error, _: failures.append(str(error)) if error else None,
+            )
         self._producer.flush(self._timeout_s + _CALL_S)
         if failures:
-            raise KafkaFailedError(f"{len(failures)} of {len(messages)} messages have no receipt: {failures[0]}")
+            raise KafkaFailedError(
+                f"{len(failures)} of {len(messages)} messages have no receipt: {failures[0]}"
+            )
 
 
 def write_numbers(address: str, topic: str, numbers: range, *, partitions: int) -> None:
-    """Append each number to each partition, over a second or so. Raises `KafkaFailedError` if a receipt does not come in time."""
+    """Append each number to each partition, over a second or so. Raises `KafkaFailedError` if a
+    receipt does not come in time.
+    """
     producer = Producer({"bootstrap.servers": address})
     for number in numbers:
         for partition in range(partitions):
@@ -119,7 +165,9 @@ def read_all(address: str, topic: str) -> Sequence[tuple[int, bytes, bytes | Non
                 found.append((message.offset() or 0, message.key() or b"", message.value()))
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001, since librdkafka's own codes are spelled so.
                 return found
-        raise KafkaFailedError(f"{topic} could not be read to its end in {_CALL_S:.0f} s; {len(found)} records were")
+        raise KafkaFailedError(
+            f"{topic} could not be read to its end in {_CALL_S:.0f} s; {len(found)} records were"
+        )
 
 
 @contextmanager

@@ -33,9 +33,16 @@ _LOOK_S: Final = 0.02
 
 
 def counters(
-    directory: Path, *, brokers: int, log_url: str | None = None, declare_dead: bool = True, evidence: bool = False, **settings: str | int
+    directory: Path,
+    *,
+    brokers: int,
+    log_url: str | None = None,
+    declare_dead: bool = True,
+    evidence: bool = False,
+    **settings: str | int,
 ) -> ClusterSettings:
-    """Brokers in `directory` that count in `directory/counter.db`; `settings` are those of each broker.
+    """Brokers in `directory` that count in `directory/counter.db`; `settings` are those of each
+    broker.
 
     `log_url` is by default a file in `directory`.
     """
@@ -55,24 +62,42 @@ def counters(
 
 @asynccontextmanager
 async def running(
-    cluster: LocalCluster, namespace: str, *, bundles: int, session: Callable[[], aiohttp.ClientSession] = aiohttp.ClientSession
+    cluster: LocalCluster,
+    namespace: str,
+    *,
+    bundles: int,
+    session: Callable[[], aiohttp.ClientSession] = aiohttp.ClientSession,
 ) -> AsyncIterator[tuple[TableView, aiohttp.ClientSession]]:
-    """Start a cluster, and share a namespace out; its channel, followed, and a session for HTTP. No process is left at the end."""
+    """Start a cluster, and share a namespace out; its channel, followed, and a session for HTTP. No
+    process is left at the end.
+    """
     async with AsyncExitStack() as parts:
         parts.push_async_callback(asyncio.to_thread, cluster.stop_all)
         await asyncio.to_thread(cluster.start)
-        table = await parts.enter_async_context(TableView(lambda: open_log(cluster.log_url), name=cluster.log_url))
+        table = await parts.enter_async_context(
+            TableView(lambda: open_log(cluster.log_url), name=cluster.log_url)
+        )
         http = await parts.enter_async_context(session())
         await _create_namespace(http, cluster, namespace, bundles=bundles)
         await settle(cluster, table, namespace)
         yield table, http
 
 
-async def settle(cluster: LocalCluster, table: TableView, namespace: str, *, without: int | None = None) -> None:
-    """Wait until live brokers own every bundle, and none is owned by incarnation `without`. Raises `DeadlineExceeded`."""
-    await operator.settled(table, namespace, without=without, timeout_ms=settled_ms(cluster.log_url))
+async def settle(
+    cluster: LocalCluster, table: TableView, namespace: str, *, without: int | None = None
+) -> None:
+    """Wait until live brokers own every bundle, and none is owned by incarnation `without`. Raises
+    `DeadlineExceeded`.
+    """
+    await operator.settled(
+        table, namespace, without=without, timeout_ms=settled_ms(cluster.log_url)
+    )
 
 
-async def _create_namespace(http: aiohttp.ClientSession, cluster: LocalCluster, namespace: str, *, bundles: int) -> None:
-    problem = await operator.create_namespace(http, cluster.addresses[0], namespace, bundles=bundles)
+async def _create_namespace(
+    http: aiohttp.ClientSession, cluster: LocalCluster, namespace: str, *, bundles: int
+) -> None:
+    problem = await operator.create_namespace(
+        http, cluster.addresses[0], namespace, bundles=bundles
+    )
     assert problem is None, problem

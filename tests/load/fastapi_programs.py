@@ -17,20 +17,38 @@ import aiohttp
 from tests.house.house_rules import ROOT
 
 DEADLINE_S: Final = 60.0
-UVICORN: Final = ("uvicorn", "equipoise.examples.fastapi_app:app", "--port", "PORT", "--no-access-log")
+UVICORN: Final = (
+    "uvicorn",
+    "equipoise.examples.fastapi_app:app",
+    "--port",
+    "PORT",
+    "--no-access-log",
+)
 """The command of one process; its port replaces PORT."""
 
 
 class Program:
     """One process of the example at a fixed port."""
 
-    def __init__(self, log_url: str, folder: Path, *, address: str | None = None, server: Sequence[str] = UVICORN) -> None:
+    def __init__(
+        self,
+        log_url: str,
+        folder: Path,
+        *,
+        address: str | None = None,
+        server: Sequence[str] = UVICORN,
+    ) -> None:
         """`address` is what it advertises, if that is not its own."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}"
         self.output = folder / f"{self.port}.txt"
-        self._environment = {**os.environ, "EQUIPOISE_LOG": log_url, "EQUIPOISE_ADDRESS": address or self.address, "PYTHONPATH": str(ROOT)}
+        self._environment = {
+            **os.environ,
+            "EQUIPOISE_LOG": log_url,
+            "EQUIPOISE_ADDRESS": address or self.address,
+            "PYTHONPATH": str(ROOT),
+        }
         self._server = ("-m", *server)
         self.process: asyncio.subprocess.Process | None = None
 
@@ -39,7 +57,12 @@ class Program:
         words = [word.replace("PORT", str(self.port)) for word in self._server]
         with self.output.open("ab") as output:
             self.process = await asyncio.create_subprocess_exec(
-                sys.executable, *words, env=self._environment, stdout=output, stderr=output, start_new_session=True
+                sys.executable,
+                *words,
+                env=self._environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
         return self.process
 
@@ -65,7 +88,8 @@ class Program:
     async def kill(self) -> None:
         """Send SIGKILL, and wait for the end of the process."""
         if self.process is not None and self.process.returncode is None:
-            os.killpg(self.process.pid, signal.SIGKILL)  # Servers with workers would leave them behind.
+            # Servers with workers would leave them behind.
+            os.killpg(self.process.pid, signal.SIGKILL)
             await self.process.wait()
 
 

@@ -1,4 +1,6 @@
-"""A closed loop of HTTP requests over many connections, cheap enough that the server is what is measured."""
+"""A closed loop of HTTP requests over many connections, cheap enough that the server is what is
+measured.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ class _Connection(asyncio.Protocol):
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.WriteTransport", transport)  # Of a TCP connection; uvloop's is of no class of asyncio's.
+        # Of a TCP connection; uvloop's is of no class of asyncio's.
+        self._transport = cast("asyncio.WriteTransport", transport)
 
     def start(self, end_s: float) -> None:
         """Send until `end_s`."""
@@ -78,12 +81,27 @@ class _Connection(asyncio.Protocol):
             self.ended.set_result(None)
 
 
-async def load(host: str, port: int, path: str, *, connections: int, seconds: float, tls: ssl.SSLContext | None = None) -> Load:
-    """Ask for `path` over so many connections at once, each as fast as it is answered. The time to connect does not count."""
+async def load(
+    host: str,
+    port: int,
+    path: str,
+    *,
+    connections: int,
+    seconds: float,
+    tls: ssl.SSLContext | None = None,
+) -> Load:
+    """Ask for `path` over so many connections at once, each as fast as it is answered. The time to
+    connect does not count.
+    """
     measured = Load()
-    request = f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: keep-alive\r\n\r\n".encode()
+    request = (
+        f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: keep-alive\r\n\r\n".encode()
+    )
     loop = asyncio.get_running_loop()
-    pairs = [await loop.create_connection(lambda: _Connection(request, measured), host, port, ssl=tls) for _ in range(connections)]
+    pairs = [
+        await loop.create_connection(lambda: _Connection(request, measured), host, port, ssl=tls)
+        for _ in range(connections)
+    ]
     began_s = time.perf_counter()
     for _, connection in pairs:
         connection.start(began_s + seconds)

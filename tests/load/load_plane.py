@@ -1,4 +1,6 @@
-"""The load plane without Faust and Kafka: topics as lists, tables as dicts, and one worker for all partitions."""
+"""The load plane without Faust and Kafka: topics as lists, tables as dicts, and one worker for all
+partitions.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from equipoise.brokers.load.bus.documents import encode_sample
-from equipoise.brokers.load.worker.steps import Arrived, BrokerUpdate, LeftOut, Seen, on_handover, on_sample, on_sighting
+from equipoise.brokers.load.worker.steps import (
+    Arrived,
+    BrokerUpdate,
+    LeftOut,
+    Seen,
+    on_handover,
+    on_sample,
+    on_sighting,
+)
 from equipoise.shedder.load_reports import Sample
 
 
@@ -15,7 +25,9 @@ from equipoise.shedder.load_reports import Sample
 class Topic:
     """The messages of each partition, and the read positions."""
 
-    partitions: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=lambda: defaultdict(list))
+    partitions: dict[int, list[tuple[bytes, bytes]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
     position: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
     def append(self, partition: int, key: bytes, value: bytes) -> None:
@@ -40,7 +52,9 @@ class Topic:
 
 
 class LoadPlane:
-    """Brokers publish samples, `work` reads until nothing is new, and `summaries` has what brokers read."""
+    """Brokers publish samples, `work` reads until nothing is new, and `summaries` has what brokers
+    read.
+    """
 
     def __init__(self, *, partitions: int, now_ms: int) -> None:
         self._count = partitions
@@ -73,14 +87,21 @@ class LoadPlane:
         return sum(key) % self._count
 
     def _on_sample(self, message: Arrived) -> None:
-        self._tell(message, on_sample(self._brokers.get(message.key or b""), message, now_ms=self._now_ms))
+        self._tell(
+            message, on_sample(self._brokers.get(message.key or b""), message, now_ms=self._now_ms)
+        )
 
     def _on_handover(self, message: Arrived) -> None:
-        self._tell(message, on_handover(self._brokers.get(message.key or b""), message, now_ms=self._now_ms))
+        self._tell(
+            message,
+            on_handover(self._brokers.get(message.key or b""), message, now_ms=self._now_ms),
+        )
 
     def _on_sighting(self, message: Arrived) -> None:
         key = message.key or b""
-        outcome = on_sighting(self._bundles.get(key), message, now_ms=self._now_ms, partitions=self._count)
+        outcome = on_sighting(
+            self._bundles.get(key), message, now_ms=self._now_ms, partitions=self._count
+        )
         if isinstance(outcome, Seen):
             self._bundles[key] = outcome.row
             if outcome.handover is not None:

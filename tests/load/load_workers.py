@@ -32,7 +32,8 @@ threading.Thread(target=spin, daemon=True).start()
 from equipoise.brokers.cli.__main__ import main
 main()
 """
-"""A load worker with a thread that does nothing but turn round: it takes a CPU, and half of the worker's own time."""
+"""A load worker with a thread that does nothing but turn round: it takes a CPU, and half of the
+worker's own time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +44,20 @@ class LoadWorker:
     log_file: Path
 
     @classmethod
-    def start(cls, log_url: str, folder: Path, *, spins: bool = False, environment: Mapping[str, str] | None = None) -> LoadWorker:
+    def start(
+        cls,
+        log_url: str,
+        folder: Path,
+        *,
+        spins: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> LoadWorker:
         """Start a process that logs to a file in `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
         program = ["-c", _SPINNING] if spins else ["-m", "equipoise.brokers.cli"]
-        with tempfile.NamedTemporaryFile(dir=folder, prefix="load-worker-", suffix=".log", delete=False) as log_file:
+        with tempfile.NamedTemporaryFile(
+            dir=folder, prefix="load-worker-", suffix=".log", delete=False
+        ) as log_file:
             process = subprocess.Popen(
                 [sys.executable, *program, "load-worker", "--log", log_url],
                 stdin=subprocess.DEVNULL,
@@ -59,14 +69,21 @@ class LoadWorker:
         return cls(process=process, log_file=Path(log_file.name))
 
     def lines(self) -> list[Mapping[str, object]]:
-        return [orjson.loads(line) for line in self.log_file.read_bytes().splitlines() if line.startswith(b"{")]
+        return [
+            orjson.loads(line)
+            for line in self.log_file.read_bytes().splitlines()
+            if line.startswith(b"{")
+        ]
 
     def events(self) -> list[object]:
         return [line["event"] for line in self.lines()]
 
     def partitions(self) -> object:
         """The last assigned partitions of samples; None before."""
-        return next((line["partitions"] for line in reversed(self.lines()) if line["event"] == SHARED_OUT), None)
+        return next(
+            (line["partitions"] for line in reversed(self.lines()) if line["event"] == SHARED_OUT),
+            None,
+        )
 
     def await_started(self) -> None:
         give_up_s = time.monotonic() + _START_S

@@ -18,8 +18,12 @@ BUNDLES: Final = 8
 MEGABYTE: Final = 1_000_000.0
 
 
-def uneven_channel(owners: Sequence[str] = "aaaaaabb", *, brokers: Sequence[str] = "abc") -> Channel:
-    """Live brokers, and a namespace with one bundle for each of `owners`, in the order of their ranges."""
+def uneven_channel(
+    owners: Sequence[str] = "aaaaaabb", *, brokers: Sequence[str] = "abc"
+) -> Channel:
+    """Live brokers, and a namespace with one bundle for each of `owners`, in the order of their
+    ranges.
+    """
     channel = Channel()
     channel.genesis()
     channel.join(*brokers)
@@ -30,8 +34,12 @@ def uneven_channel(owners: Sequence[str] = "aaaaaabb", *, brokers: Sequence[str]
     return channel
 
 
-def loaded(channel: Channel, folder: Path, percents: Mapping[str, float], *, age_ms: int = 0) -> str:
-    """The URL of the channel in a file, with load reports: this use, and 1, 2, ... MB/s for the bundles of each broker."""
+def loaded(
+    channel: Channel, folder: Path, percents: Mapping[str, float], *, age_ms: int = 0
+) -> str:
+    """The URL of the channel in a file, with load reports: this use, and 1, 2, ... MB/s for the
+    bundles of each broker.
+    """
     log = write(channel.entries, folder)
     for broker in percents:
         open_load_bus(log).publish(sample(channel, broker, percents[broker], age_ms=age_ms))
@@ -61,4 +69,6 @@ def sample(channel: Channel, broker: str, percent: float, *, age_ms: int = 0) ->
 
 def traffic(megabytes: float) -> Traffic:
     """In messages of 1,000 bytes."""
-    return Traffic(bytes_in_per_second=megabytes * MEGABYTE, messages_in_per_second=megabytes * 1_000)
+    return Traffic(
+        bytes_in_per_second=megabytes * MEGABYTE, messages_in_per_second=megabytes * 1_000
+    )

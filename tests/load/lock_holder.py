@@ -1,4 +1,6 @@
-"""Hold the write lock of an SQLite file: `python lock_holder.py FILE SECONDS` prints a line when it holds the lock."""
+"""Hold the write lock of an SQLite file: `python lock_holder.py FILE SECONDS` prints a line when it
+holds the lock.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,12 @@ _HELD_S_MAX = 120.0
 
 @asynccontextmanager
 async def write_lock_held(path: Path, *, stopped: bool = False) -> AsyncIterator[None]:
-    """Nobody can write to `path` within this context; `stopped` has the holder stopped by SIGSTOP, as a stalled writer is."""
-    holder = await asyncio.create_subprocess_exec(sys.executable, __file__, str(path), str(_HELD_S_MAX), stdout=PIPE)
+    """Nobody can write to `path` within this context; `stopped` has the holder stopped by SIGSTOP,
+    as a stalled writer is.
+    """
+    holder = await asyncio.create_subprocess_exec(
+        sys.executable, __file__, str(path), str(_HELD_S_MAX), stdout=PIPE
+    )
     assert holder.stdout is not None, "it was asked for"
     try:
         said = await asyncio.wait_for(holder.stdout.readline(), _HELD_S_MAX)
@@ -39,7 +45,8 @@ def main() -> None:
     path, seconds = sys.argv[1:]
     connection = sqlite3.connect(path, timeout=_HELD_S_MAX, isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
-    connection.execute("CREATE TABLE held_up(note)")  # It is inside a write; nobody will ever see the table.
+    # It is inside a write; nobody will ever see the table.
+    connection.execute("CREATE TABLE held_up(note)")
     os.write(1, b"held\n")
     time.sleep(float(seconds))
 

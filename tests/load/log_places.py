@@ -1,4 +1,6 @@
-"""Where the log of a test or a benchmark lies: the kinds of log that processes can share, and how each is taken away for a while."""
+"""Where the log of a test or a benchmark lies: the kinds of log that processes can share, and how
+each is taken away for a while.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class LogPlace(Protocol):
         ...
 
     def away(self, *, stopped: bool = False) -> AbstractAsyncContextManager[None]:
-        """Nobody can append in the body; with `stopped` because a process hangs (SIGSTOP) that all others wait for."""
+        """Nobody can append in the body; with `stopped` because a process hangs (SIGSTOP) that all
+        others wait for.
+        """
         ...
 
 
@@ -60,7 +64,9 @@ class LogFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogTopic:
-    """A topic of a Kafka that nobody else uses; while that is killed (`kill -9`) or hangs, it can be neither read nor written to."""
+    """A topic of a Kafka that nobody else uses; while that is killed (`kill -9`) or hangs, it can
+    be neither read nor written to.
+    """
 
     cluster: Cluster
     topic: str
@@ -88,7 +94,9 @@ class LogTopic:
 
 @contextmanager
 def breakable_place(kind: LogKind, folder: Path) -> Iterator[LogPlace]:
-    """A new log in `folder`, which exists; on Kafka with a node of its own. Raises as `Cluster.start` does."""
+    """A new log in `folder`, which exists; on Kafka with a node of its own. Raises as
+    `Cluster.start` does.
+    """
     if kind is LogKind.SQLITE:
         yield LogFile(path=folder / "channel.db")
         return
@@ -98,7 +106,9 @@ def breakable_place(kind: LogKind, folder: Path) -> Iterator[LogPlace]:
 
 @contextmanager
 def new_log(kind: LogKind, folder: Path) -> Iterator[str]:
-    """The URL of a new log in `folder`, or on a Kafka that tests find (see `some_kafka`, which says what it raises)."""
+    """The URL of a new log in `folder`, or on a Kafka that tests find (see `some_kafka`, which says
+    what it raises).
+    """
     if kind is LogKind.SQLITE:
         yield f"sqlite:{folder}/channel.db"
         return
@@ -108,10 +118,18 @@ def new_log(kind: LogKind, folder: Path) -> Iterator[str]:
 
 def add_log_option(parser: argparse.ArgumentParser) -> None:
     """Have a program ask for the kind of its log, as `log`."""
-    parser.add_argument("--log", type=LogKind, choices=list(LogKind), default=LogKind.SQLITE, help="what keeps the log (default: sqlite)")
+    parser.add_argument(
+        "--log",
+        type=LogKind,
+        choices=list(LogKind),
+        default=LogKind.SQLITE,
+        help="what keeps the log (default: sqlite)",
+    )
 
 
 def settled_ms(log_url: str) -> int:
-    """How long anything may take that waits for leases of brokers with default settings to run out."""
+    """How long anything may take that waits for leases of brokers with default settings to run
+    out.
+    """
     timing = timing_of(log_url)
     return _BUSY_MS + _LEASES * (timing.lease_ms + timing.margin_ms)

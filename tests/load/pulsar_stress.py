@@ -1,4 +1,5 @@
-"""Real Pulsar clients of all languages at once, while their bundles are moved, cut and joined and their brokers killed; then checked.
+"""Real Pulsar clients of all languages at once, while their bundles are moved, cut and joined and
+their brokers killed; then checked.
 
 The full size is `python -m tests.stress --pulsar`.
 """
@@ -29,14 +30,17 @@ from tests.pulsar.fleet import Crew, Fleet
 from tests.pulsar.programs import EVERYDAY, Language
 
 TOPICS: Final = tuple(f"non-persistent://{NAMESPACE}/topic-{number}" for number in range(12))
-# Of each producer to each topic: all in all some 200 messages a second, each of which goes to four subscriptions.
+# Of each producer to each topic: all in all some 200 messages a second, each of which goes to four
+# subscriptions.
 RATE: Final = 5.0
 FULL: Final = Size(transfers=100, splits=10, merges=10, kills=5, stops=0, outages=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What came of a run. `made` counts all moves, also those made while losses were excused; `pauses_ms` are of each producer."""
+    """What came of a run. `made` counts all moves, also those made while losses were excused;
+    `pauses_ms` are of each producer.
+    """
 
     made: dict[str, int]
     refused: int
@@ -52,7 +56,9 @@ class Result:
 
 
 def crew(url: str, languages: Sequence[Language]) -> Crew:
-    """A producer of each language, and consumers: one alone, one alone on standby, two that share, two that share keys."""
+    """A producer of each language, and consumers: one alone, one alone on standby, two that share,
+    two that share keys.
+    """
     first, second, third = islice(cycle(languages), len(EVERYDAY))
     consumers = [
         (first, "alone", "exclusive", Type.EXCLUSIVE),
@@ -64,15 +70,29 @@ def crew(url: str, languages: Sequence[Language]) -> Crew:
         (first, "failover-1", "failover", Type.FAILOVER),
     ]
     return [
-        *((language, Consuming(url=url, name=name, subscription=of, topics=TOPICS, type=kind)) for language, name, of, kind in consumers),
-        *((language, Producing(url=url, name=language, topics=TOPICS, rate=RATE)) for language in languages),
+        *(
+            (language, Consuming(url=url, name=name, subscription=of, topics=TOPICS, type=kind))
+            for language, name, of, kind in consumers
+        ),
+        *(
+            (language, Producing(url=url, name=language, topics=TOPICS, rate=RATE))
+            for language in languages
+        ),
     ]
 
 
 async def pulsar_stress(
-    size: Size, directory: Path, log: LogPlace, *, seed: int, languages: Sequence[Language], say: Callable[[str], None]
+    size: Size,
+    directory: Path,
+    log: LogPlace,
+    *,
+    seed: int,
+    languages: Sequence[Language],
+    say: Callable[[str], None],
 ) -> Result:
-    """Run all of it in `directory`, on a new log, and have it checked. Raises what keeps the cluster or a client from getting on again."""
+    """Run all of it in `directory`, on a new log, and have it checked. Raises what keeps the
+    cluster or a client from getting on again.
+    """
     settings = ClusterSettings(
         directory=directory / "cluster",
         brokers=size.brokers,
@@ -87,13 +107,26 @@ async def pulsar_stress(
     cluster = LocalCluster(settings)
     began_s = asyncio.get_running_loop().time()
     fleet = Fleet(directory, crew(cluster.pulsar_url, languages))
-    async with asyncio.timeout(size.seconds_max), running(cluster, NAMESPACE, bundles=BUNDLES) as (table, http):
-        run = Run(size=size, cluster=cluster, log=log, table=table, http=http, random=Random(seed), say=say)
+    async with (
+        asyncio.timeout(size.seconds_max),
+        running(cluster, NAMESPACE, bundles=BUNDLES) as (table, http),
+    ):
+        run = Run(
+            size=size,
+            cluster=cluster,
+            log=log,
+            table=table,
+            http=http,
+            random=Random(seed),
+            say=say,
+        )
         try:
             await asyncio.to_thread(fleet.start)
             say("messages flow")
             counted: Counter[MoveKind] = Counter()
-            await asyncio.gather(make_all_moves(run, fleet, counted), have_all_deaths(run, fleet, counted))
+            await asyncio.gather(
+                make_all_moves(run, fleet, counted), have_all_deaths(run, fleet, counted)
+            )
             await asyncio.to_thread(fleet.wait_flowing, time.monotonic_ns())
             verdict = await asyncio.to_thread(fleet.finish, evidence=cluster.evidence)
         finally:
@@ -110,8 +143,14 @@ async def pulsar_stress(
 
 
 async def make_all_moves(run: Run, fleet: Fleet, counted: Counter[MoveKind]) -> None:
-    """Make every move of the size, in a random order, each until it was made, and counted, while no loss was excused."""
-    deeds = [MoveKind.TRANSFER] * run.size.transfers + [MoveKind.SPLIT] * run.size.splits + [MoveKind.MERGE] * run.size.merges
+    """Make every move of the size, in a random order, each until it was made, and counted, while no
+    loss was excused.
+    """
+    deeds = (
+        [MoveKind.TRANSFER] * run.size.transfers
+        + [MoveKind.SPLIT] * run.size.splits
+        + [MoveKind.MERGE] * run.size.merges
+    )
     run.random.shuffle(deeds)
     for deed in deeds:
         wanted = counted[deed] + 1
@@ -122,13 +161,18 @@ async def make_all_moves(run: Run, fleet: Fleet, counted: Counter[MoveKind]) -> 
 
 
 async def have_all_deaths(run: Run, fleet: Fleet, counted: Counter[MoveKind]) -> None:
-    """Kill a broker now and then, spread over the moves that count; each time all clients must get over it."""
+    """Kill a broker now and then, spread over the moves that count; each time all clients must get
+    over it.
+    """
     moves = run.size.transfers + run.size.splits + run.size.merges
     for death in range(run.size.kills):
         wanted = moves * (death + 1) // (run.size.kills + 1)
         await run.until(partial(have_moved, counted, wanted), f"{wanted} moves")
         number, at_once = run.random.randrange(run.size.brokers), run.random.random() < 0.5
-        run.say(f"kill -9 of broker {number}, started again {'at once' if at_once else 'when all clients have got over it'}")
+        run.say(
+            f"kill -9 of broker {number}, started again"
+            f" {'at once' if at_once else 'when all clients have got over it'}"
+        )
         run.out[number] = None
         await asyncio.to_thread(kill, run, fleet, number, at_once=at_once)
         del run.out[number]

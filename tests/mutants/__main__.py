@@ -1,6 +1,8 @@
-"""`python -m tests.mutants [DIR]`: apply each patch of DIR to a copy of the product, and simulate until a checker catches it.
+"""`python -m tests.mutants [DIR]`: apply each patch of DIR to a copy of the product, and simulate
+until a checker catches it.
 
-Mutants of compaction, of the files of logs and of answers, which the simulation lacks, are hunted by tests/channels/*_hunt.py.
+Mutants of compaction, of the files of logs and of answers, which the simulation lacks, are hunted
+by tests/channels/*_hunt.py.
 
 Exits with 0 if every mutant is caught by a checker within its budget.
 """
@@ -25,10 +27,14 @@ from tests.house.house_rules import LINKED, ROOT
 from tests.mutants.patching import Mutant, PatchDoesNotApplyError, apply, parse
 
 SEEDS_MAX = 200
-# Of CPU time, so that a busy machine catches what a quiet one does; and of any time, because nothing waits for ever.
+# Of CPU time, so that a busy machine catches what a quiet one does; and of any time, because
+# nothing waits for ever.
 BUDGET_SECONDS = 120
 PATIENCE_SECONDS = 10 * BUDGET_SECONDS
-HUNTS = {hunt.SCENARIO: (hunt.__name__,) for hunt in (admin_hunt, compaction_hunt, deposed_leader_hunt, power_loss_hunt)}
+HUNTS = {
+    hunt.SCENARIO: (hunt.__name__,)
+    for hunt in (admin_hunt, compaction_hunt, deposed_leader_hunt, power_loss_hunt)
+}
 _VIOLATION = re.compile(r"^VIOLATION of (.*)$", re.MULTILINE)
 _SEED = re.compile(r"^scenario \S+, seed (\d+);", re.MULTILINE)
 
@@ -44,7 +50,10 @@ class Result:
 
 
 def mutants_of(folder: Path) -> list[Mutant]:
-    return [parse(path.stem, path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.patch"))]
+    return [
+        parse(path.stem, path.read_text(encoding="utf-8"))
+        for path in sorted(folder.glob("*.patch"))
+    ]
 
 
 def product_texts() -> dict[str, str]:
@@ -53,8 +62,12 @@ def product_texts() -> dict[str, str]:
 
 
 def write_product(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write a package `equipoise` into `folder`, with these modules in place of the linked packages."""
-    shutil.copytree(ROOT / "equipoise", folder / "equipoise", ignore=shutil.ignore_patterns(*LINKED))
+    """Write a package `equipoise` into `folder`, with these modules in place of the linked
+    packages.
+    """
+    shutil.copytree(
+        ROOT / "equipoise", folder / "equipoise", ignore=shutil.ignore_patterns(*LINKED)
+    )
     for path, text in texts.items():
         (folder / "equipoise" / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / "equipoise" / path).write_text(text, encoding="utf-8")
@@ -76,13 +89,27 @@ def hunt(mutant: Mutant, texts: dict[str, str], *, seeds_max: int = SEEDS_MAX) -
 
 
 def _simulate(mutant: Mutant, folder: Path, seeds_max: int) -> tuple[bool, str]:
-    options = HUNTS.get(mutant.scenario) or ("equipoise.brokers.testing.simulation", "--quiet", "--scenario", mutant.scenario)
+    options = HUNTS.get(mutant.scenario) or (
+        "equipoise.brokers.testing.simulation",
+        "--quiet",
+        "--scenario",
+        mutant.scenario,
+    )
     command = [sys.executable, "-m", *options, "--seeds", str(seeds_max)]
-    # The copy comes first on the path, before the product that is installed beside this interpreter, and before the tests.
+    # The copy comes first on the path, before the product that is installed beside this
+    # interpreter, and before the tests.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT)))}
     limited = ["sh", "-c", f'ulimit -t {BUDGET_SECONDS}; exec "$@"', "sh", *command]
     try:
-        run = subprocess.run(limited, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+        run = subprocess.run(
+            limited,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return False, f"NOT CAUGHT within {PATIENCE_SECONDS} s of {mutant.scenario}"
     if run.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
@@ -92,11 +119,16 @@ def _simulate(mutant: Mutant, folder: Path, seeds_max: int) -> tuple[bool, str]:
         return True, f"caught by seed {seed[1]} of {mutant.scenario}: {violation[1]}"
     if run.returncode == 0:
         return False, f"NOT CAUGHT by {seeds_max} seeds of {mutant.scenario}"
-    return False, f"CRASHED instead of being caught by a checker:\n{run.stderr[-2_000:]}{run.stdout[-500:]}"
+    return (
+        False,
+        f"CRASHED instead of being caught by a checker:\n{run.stderr[-2_000:]}{run.stdout[-500:]}",
+    )
 
 
 def main() -> int:
-    """Hunt all mutants of the folder that the command line names, as many at once as there are cores."""
+    """Hunt all mutants of the folder that the command line names, as many at once as there are
+    cores.
+    """
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
     try:
         mutants = mutants_of(folder)

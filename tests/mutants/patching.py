@@ -25,7 +25,9 @@ class Hunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """One broken rule: `rule` says which, `scenario` is the one of `brokers.testing.simulation` that shows it."""
+    """One broken rule: `rule` says which, `scenario` is the one of `brokers.testing.simulation`
+    that shows it.
+    """
 
     name: str
     rule: str
@@ -39,7 +41,9 @@ def parse(name: str, text: str) -> Mutant:
     lines = header.splitlines() or [""]
     scenario = lines[-1].removeprefix("Scenario: ")
     if len(lines) < 2 or scenario == lines[-1]:
-        raise PatchDoesNotApplyError(f"{name} does not begin with the broken rule and a line 'Scenario: NAME'")
+        raise PatchDoesNotApplyError(
+            f"{name} does not begin with the broken rule and a line 'Scenario: NAME'"
+        )
     hunks = _hunks(name, diff)
     return Mutant(name=name, rule=" ".join(lines[:-1]), scenario=scenario, hunks=hunks)
 
@@ -74,6 +78,8 @@ def apply(mutant: Mutant, texts: Mapping[str, str]) -> dict[str, str]:
             raise PatchDoesNotApplyError(f"{mutant.name}: there is no {hunk.path}")
         found = text.count(hunk.before)
         if found != 1:
-            raise PatchDoesNotApplyError(f"{mutant.name}: this stands {found} times in {hunk.path}, not once:\n{hunk.before}")
+            raise PatchDoesNotApplyError(
+                f"{mutant.name}: this stands {found} times in {hunk.path}, not once:\n{hunk.before}"
+            )
         changed[hunk.path] = text.replace(hunk.before, hunk.after)
     return changed

@@ -1,4 +1,6 @@
-"""The mutants apply to the product as it stands, and the hunt for them catches what is broken and nothing else."""
+"""The mutants apply to the product as it stands, and the hunt for them catches what is broken and
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def test_a_mutant_applies(mutant: Mutant) -> None:
 
 
 def test_the_hunts_for_other_mutants_have_names_of_their_own() -> None:
-    """Under one name a scenario of the simulation would never be simulated, and its mutants pass for tests that nobody ran."""
+    """Under one name a scenario of the simulation would never be simulated, and its mutants pass
+    for tests that nobody ran.
+    """
     assert not HUNTS.keys() & SCENARIOS.keys()
 
 
@@ -82,16 +86,30 @@ def test_a_broken_rule_is_caught() -> None:
 
 
 def test_a_change_that_breaks_nothing_is_not_caught() -> None:
-    hunk = Hunk(path="channel/core/ranges.py", before="BUNDLES_MAX: Final = 65_536", after="BUNDLES_MAX: Final = 2**16")
-    result = hunt(Mutant(name="harmless", rule="None.", scenario="three-brokers", hunks=(hunk,)), product_texts(), seeds_max=2)
+    hunk = Hunk(
+        path="channel/core/ranges.py",
+        before="BUNDLES_MAX: Final = 65_536",
+        after="BUNDLES_MAX: Final = 2**16",
+    )
+    result = hunt(
+        Mutant(name="harmless", rule="None.", scenario="three-brokers", hunks=(hunk,)),
+        product_texts(),
+        seeds_max=2,
+    )
     assert not result.caught
     assert result.how.startswith("NOT CAUGHT by 2 seeds")
 
 
 def test_an_agent_that_crashes_does_not_count_as_caught() -> None:
     hunk = Hunk(
-        path="channel/core/view.py", before="    view.offset = offset\n    kind", after="    view.offset = offset.nothing\n    kind"
+        path="channel/core/view.py",
+        before="    view.offset = offset\n    kind",
+        after="    view.offset = offset.nothing\n    kind",
     )
-    result = hunt(Mutant(name="crash", rule="None.", scenario="three-brokers", hunks=(hunk,)), product_texts(), seeds_max=2)
+    result = hunt(
+        Mutant(name="crash", rule="None.", scenario="three-brokers", hunks=(hunk,)),
+        product_texts(),
+        seeds_max=2,
+    )
     assert not result.caught
     assert result.how.startswith("CRASHED")

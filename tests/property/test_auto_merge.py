@@ -1,4 +1,6 @@
-"""Splits and merges together under a constant load: they come to rest, and never undo each other."""
+"""Splits and merges together under a constant load: they come to rest, and never undo each
+other.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,22 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from equipoise.brokers.balancing.splitting.auto_merge import MergeSettings, MergeSnapshot, Pair, plan_merges
-from equipoise.brokers.balancing.splitting.auto_split import SplitSettings, SplitSnapshot, plan_splits
-from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits, Measure, fault_of_bundle
+from equipoise.brokers.balancing.splitting.auto_merge import (
+    MergeSettings,
+    MergeSnapshot,
+    Pair,
+    plan_merges,
+)
+from equipoise.brokers.balancing.splitting.auto_split import (
+    SplitSettings,
+    SplitSnapshot,
+    plan_splits,
+)
+from equipoise.brokers.balancing.splitting.bundle_limits import (
+    BundleLimits,
+    Measure,
+    fault_of_bundle,
+)
 from equipoise.brokers.balancing.splitting.split_points import (
     ALGORITHMS,
     RANGE_EQUALLY_DIVIDE,
@@ -22,11 +37,19 @@ from equipoise.brokers.balancing.splitting.split_points import (
     TopicLoad,
     split_points,
 )
-from equipoise.channel.core.ranges import HASH_MAX, bundle_contains, bundle_name, children, parse_bundle
+from equipoise.channel.core.ranges import (
+    HASH_MAX,
+    bundle_contains,
+    bundle_name,
+    children,
+    parse_bundle,
+)
 from equipoise.shedder.loads import BundleTraffic, Traffic
 
 NAMESPACE = "t/ns"
-LIMITS = BundleLimits(topics_max=4, sessions_max=40, messages_per_second_max=1_000, bytes_per_second_max=1_000)
+LIMITS = BundleLimits(
+    topics_max=4, sessions_max=40, messages_per_second_max=1_000, bytes_per_second_max=1_000
+)
 
 # More than the longest row that a world asks for: what is still to come would have come by then.
 QUIET_ROUNDS = 6
@@ -34,14 +57,16 @@ QUIET_ROUNDS = 6
 TOPICS_MAX = 12
 FIRST_BUNDLES_MAX = 8
 
-# A range comes back only if it, or one around it, is made after it was cut. So if none is both made and cut, there is an end.
-# Each range that is cut holds a topic. Halving cuts at most 32 nested ranges around one; other algorithms cut only between two.
+# A range comes back only if it, or one around it, is made after it was cut. So if none is both made
+# and cut, there is an end. Each range that is cut holds a topic. Halving cuts at most 32 nested
+# ranges around one; other algorithms cut only between two.
 CUTS_MAX = 32 * TOPICS_MAX
 
 # A merge takes back one cut, or joins two of the first bundles.
 MERGES_MAX = CUTS_MAX + FIRST_BUNDLES_MAX
 
-# At worst each split and each merge has rounds of its own. Twelve hot points and one split a round take about 450 rounds.
+# At worst each split and each merge has rounds of its own. Twelve hot points and one split a round
+# take about 450 rounds.
 ROUNDS_MAX = QUIET_ROUNDS * (CUTS_MAX + MERGES_MAX + 1)
 
 
@@ -56,7 +81,9 @@ class Topic:
 
 @dataclass(kw_only=True)
 class World:
-    """A namespace whose bundles are split and merged; `owners` by range. It remembers all ranges that were cut or made."""
+    """A namespace whose bundles are split and merged; `owners` by range. It remembers all ranges
+    that were cut or made.
+    """
 
     topics: list[Topic]
     owners: dict[tuple[int, int], str]
@@ -92,7 +119,9 @@ class World:
         for decision in plan.splits:
             _, low, high = parse_bundle(decision.bundle)
             self.cut.add((low, high))
-            self.owners = {place: owner for place, owner in self.owners.items() if place != (low, high)}
+            self.owners = {
+                place: owner for place, owner in self.owners.items() if place != (low, high)
+            }
             self.owners |= dict.fromkeys(children(low, high, decision.cuts or ()), broker)
 
     def _merge(self, broker: str, counted: int) -> None:
@@ -109,7 +138,9 @@ class World:
             gone = ((left.low, left.high), (right.low, right.high))
             assert [broker, broker] == [self.owners[place] for place in gone]
             assert left.high == right.low
-            self.owners = {place: owner for place, owner in self.owners.items() if place not in gone}
+            self.owners = {
+                place: owner for place, owner in self.owners.items() if place not in gone
+            }
             self.owners[left.low, right.high] = broker
             self.made.add((left.low, right.high))
 
@@ -133,16 +164,29 @@ class World:
 
     def _cuts(self, bundle: BundleTraffic) -> tuple[int, ...]:
         _, low, high = parse_bundle(bundle.bundle)
-        topics = [TopicLoad(point=topic.point, messages_per_second=topic.messages) for topic in self._inside(low, high)]
-        return split_points(self.algorithm, SplitQuestion(low=low, high=high, topics=topics, limits=LIMITS, margin=0.0))
+        topics = [
+            TopicLoad(point=topic.point, messages_per_second=topic.messages)
+            for topic in self._inside(low, high)
+        ]
+        return split_points(
+            self.algorithm,
+            SplitQuestion(low=low, high=high, topics=topics, limits=LIMITS, margin=0.0),
+        )
 
 
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
     """One to eight bundles of one to three brokers, with topics that may lie close together."""
-    points = st.one_of(st.integers(0, HASH_MAX), st.sampled_from([5, 6, 7, 100, 0x40000000, HASH_MAX - 1, HASH_MAX]))
-    messages = st.sampled_from([0.0, 10.0, 100.0, 250.0, 499.0, 500.0, 501.0, 999.0, 1_001.0, 5_000.0])
-    topic = st.builds(Topic, point=points, messages=messages, sessions=st.sampled_from([0, 1, 12, 50]))
+    points = st.one_of(
+        st.integers(0, HASH_MAX),
+        st.sampled_from([5, 6, 7, 100, 0x40000000, HASH_MAX - 1, HASH_MAX]),
+    )
+    messages = st.sampled_from(
+        [0.0, 10.0, 100.0, 250.0, 499.0, 500.0, 501.0, 999.0, 1_001.0, 5_000.0]
+    )
+    topic = st.builds(
+        Topic, point=points, messages=messages, sessions=st.sampled_from([0, 1, 12, 50])
+    )
     topics = draw(st.lists(topic, max_size=TOPICS_MAX))
     inside = st.one_of(points, st.integers(1, HASH_MAX - 1)).filter(lambda cut: 0 < cut < HASH_MAX)
     cuts = sorted(draw(st.sets(inside, max_size=FIRST_BUNDLES_MAX - 1)))
@@ -150,8 +194,15 @@ def worlds(draw: st.DrawFn) -> World:
     return World(
         topics=topics,
         owners={place: draw(brokers) for place in children(0, HASH_MAX, cuts)},
-        algorithm=draw(st.sampled_from([name for name in ALGORITHMS if name != SPECIFIED_POSITIONS_DIVIDE])),
-        split=SplitSettings(limits=LIMITS, hits_threshold=draw(st.integers(0, 2)), splits_max=draw(st.integers(1, 4)), bundles_max=24),
+        algorithm=draw(
+            st.sampled_from([name for name in ALGORITHMS if name != SPECIFIED_POSITIONS_DIVIDE])
+        ),
+        split=SplitSettings(
+            limits=LIMITS,
+            hits_threshold=draw(st.integers(0, 2)),
+            splits_max=draw(st.integers(1, 4)),
+            bundles_max=24,
+        ),
         merge=MergeSettings(
             limits=LIMITS,
             cold_ratio=draw(st.sampled_from([0.1, 0.5, 0.99])),
@@ -179,7 +230,8 @@ def come_to_rest(world: World) -> None:
 @settings(max_examples=200, deadline=None)
 @given(worlds())
 @example(
-    # Each of the five points exceeds a limit alone. Halving cuts each of them free, with one split a round: 145 rounds.
+    # Each of the five points exceeds a limit alone. Halving cuts each of them free, with one split
+    # a round: 145 rounds.
     World(
         topics=[
             Topic(point=0, messages=501.0, sessions=50),
@@ -191,16 +243,22 @@ def come_to_rest(world: World) -> None:
         owners={(0, HASH_MAX): "a:1"},
         algorithm=RANGE_EQUALLY_DIVIDE,
         split=SplitSettings(limits=LIMITS, hits_threshold=0, splits_max=1, bundles_max=24),
-        merge=MergeSettings(limits=LIMITS, cold_ratio=0.1, hits_threshold=1, merges_max=1, bundles_min=1),
+        merge=MergeSettings(
+            limits=LIMITS, cold_ratio=0.1, hits_threshold=1, merges_max=1, bundles_min=1
+        ),
         are_counted=False,
     )
 )
 def test_under_a_constant_load_splits_and_merges_end(world: World) -> None:
-    """Splits and merges end. No range that a merge made is cut, and no range that was cut is made again."""
+    """Splits and merges end. No range that a merge made is cut, and no range that was cut is made
+    again.
+    """
     start, history_snapshot = len(world.owners), world.merge.bundles_min
     come_to_rest(world)
     assert world.fewest >= min(start, history_snapshot)
-    assert [(0, HASH_MAX)] == [(min(low for low, _ in world.owners), max(high for _, high in world.owners))]
+    assert [(0, HASH_MAX)] == [
+        (min(low for low, _ in world.owners), max(high for _, high in world.owners))
+    ]
     assert all(one[1] == other[0] for one, other in pairwise(sorted(world.owners)))
 
 
@@ -209,7 +267,10 @@ class EachAlone(BundleLimits):
 
     def fullest(self, *bundles: BundleTraffic) -> Measure:
         """What the fuller of them uses most of."""
-        return max((super(EachAlone, self).fullest(bundle) for bundle in bundles), key=lambda measure: measure.share)
+        return max(
+            (super(EachAlone, self).fullest(bundle) for bundle in bundles),
+            key=lambda measure: measure.share,
+        )
 
 
 class NoSessions(BundleLimits):
@@ -229,7 +290,10 @@ def test_a_mutant_of_the_merge_rule_is_caught(mutant: type[BundleLimits]) -> Non
 
     def world(limits: BundleLimits) -> World:
         return World(
-            topics=[Topic(point=point, messages=messages, sessions=sessions) for point in (10, half + 10)],
+            topics=[
+                Topic(point=point, messages=messages, sessions=sessions)
+                for point in (10, half + 10)
+            ],
             owners={(0, half): "a:1", (half, HASH_MAX): "a:1"},
             algorithm=RANGE_EQUALLY_DIVIDE,
             split=SplitSettings(limits=LIMITS, hits_threshold=1),
@@ -245,38 +309,67 @@ def test_a_mutant_of_the_merge_rule_is_caught(mutant: type[BundleLimits]) -> Non
 
 FIGURES = st.sampled_from([0.0, 1.0, 200.0, 501.0, float("nan"), float("inf"), -1.0, 1e300])
 POINTS = [0, 1, 2, 0x1000, 0x40000000, 0x80000000, HASH_MAX - 1, HASH_MAX]
-NAMES = [bundle_name(namespace, low, high) for namespace in ("t/ns1", "t/ns10") for low, high in pairwise(POINTS)]
+NAMES = [
+    bundle_name(namespace, low, high)
+    for namespace in ("t/ns1", "t/ns10")
+    for low, high in pairwise(POINTS)
+]
 
 
 @st.composite
 def rounds(draw: st.DrawFn) -> tuple[MergeSnapshot, MergeSettings, dict[Pair, int]]:
-    """A round of neighbours, some with impossible figures, some pending, some with a row that has started."""
-    names = draw(st.lists(st.sampled_from([*NAMES, "nonsense", bundle_name("t/ns1", 0, HASH_MAX)]), unique=True))
+    """A round of neighbours, some with impossible figures, some pending, some with a row that has
+    started.
+    """
+    names = draw(
+        st.lists(
+            st.sampled_from([*NAMES, "nonsense", bundle_name("t/ns1", 0, HASH_MAX)]), unique=True
+        )
+    )
     traffics = st.builds(Traffic, messages_in_per_second=FIGURES, bytes_out_per_second=FIGURES)
     snapshot = MergeSnapshot(
         broker="a:1",
-        bundles=[BundleTraffic(bundle=name, traffic=draw(traffics), topics=draw(st.sampled_from([0, 1, 3, -1]))) for name in names],
-        bundle_counts=draw(st.dictionaries(st.sampled_from(["t/ns1", "t/ns10"]), st.integers(1, 20))),
+        bundles=[
+            BundleTraffic(
+                bundle=name, traffic=draw(traffics), topics=draw(st.sampled_from([0, 1, 3, -1]))
+            )
+            for name in names
+        ],
+        bundle_counts=draw(
+            st.dictionaries(st.sampled_from(["t/ns1", "t/ns10"]), st.integers(1, 20))
+        ),
         brokers=draw(st.integers(1, 4)),
-        pending=dict.fromkeys(draw(st.lists(st.sampled_from(names), unique=True)) if names else [], "it was moved lately"),
+        pending=dict.fromkeys(
+            draw(st.lists(st.sampled_from(names), unique=True)) if names else [],
+            "it was moved lately",
+        ),
     )
     wanted = MergeSettings(
-        limits=LIMITS, hits_threshold=draw(st.integers(0, 3)), merges_max=draw(st.integers(1, 4)), bundles_min=draw(st.integers(1, 8))
+        limits=LIMITS,
+        hits_threshold=draw(st.integers(0, 3)),
+        merges_max=draw(st.integers(1, 4)),
+        bundles_min=draw(st.integers(1, 8)),
     )
     pairs = st.sampled_from(list(pairwise(NAMES)))
     return snapshot, wanted, draw(st.dictionaries(pairs, st.integers(1, 5), max_size=12))
 
 
 @given(rounds())
-def test_every_bundle_is_merged_or_has_a_reason(drawn: tuple[MergeSnapshot, MergeSettings, dict[Pair, int]]) -> None:
+def test_every_bundle_is_merged_or_has_a_reason(
+    drawn: tuple[MergeSnapshot, MergeSettings, dict[Pair, int]],
+) -> None:
     plan = plan_merges(*drawn)
     merged = [name for merge in plan.merges for name in (merge.left, merge.right)]
-    assert sorted(bundle.bundle for bundle in drawn[0].bundles) == sorted(merged + [stay.subject for stay in plan.stays])
+    assert sorted(bundle.bundle for bundle in drawn[0].bundles) == sorted(
+        merged + [stay.subject for stay in plan.stays]
+    )
 
 
 @given(rounds())
 def test_no_bound_is_exceeded(drawn: tuple[MergeSnapshot, MergeSettings, dict[Pair, int]]) -> None:
-    """Merged neighbours are plausible, at rest and were cold for long enough, and a namespace keeps its least number of bundles."""
+    """Merged neighbours are plausible, at rest and were cold for long enough, and a namespace keeps
+    its least number of bundles.
+    """
     snapshot, wanted, hits = drawn
     plan = plan_merges(snapshot, wanted, hits)
     reported = {bundle.bundle: bundle for bundle in snapshot.bundles}
@@ -286,8 +379,13 @@ def test_no_bound_is_exceeded(drawn: tuple[MergeSnapshot, MergeSettings, dict[Pa
         left, right = parse_bundle(merge.left), parse_bundle(merge.right)
         assert (left.namespace, left.high) == (right.namespace, right.low)
         assert not {merge.left, merge.right} & set(snapshot.pending)
-        assert [None, None] == [fault_of_bundle(reported[name]) for name in (merge.left, merge.right)]
-        assert wanted.limits.fullest(reported[merge.left], reported[merge.right]).share < wanted.cold_ratio
+        assert [None, None] == [
+            fault_of_bundle(reported[name]) for name in (merge.left, merge.right)
+        ]
+        assert (
+            wanted.limits.fullest(reported[merge.left], reported[merge.right]).share
+            < wanted.cold_ratio
+        )
         assert hits.get((merge.left, merge.right), 0) >= wanted.hits_threshold
         merged[left.namespace] += 1
     for namespace, fewer in merged.items():
@@ -299,5 +397,7 @@ def test_the_order_of_the_report_does_not_matter(
     drawn: tuple[MergeSnapshot, MergeSettings, dict[Pair, int]], chance: random.Random
 ) -> None:
     snapshot, wanted, hits = drawn
-    shuffled = replace(snapshot, bundles=chance.sample(list(snapshot.bundles), len(snapshot.bundles)))
+    shuffled = replace(
+        snapshot, bundles=chance.sample(list(snapshot.bundles), len(snapshot.bundles))
+    )
     assert plan_merges(snapshot, wanted, hits) == plan_merges(shuffled, wanted, hits)

@@ -1,4 +1,6 @@
-"""Splits for any report: every bundle has an answer, every bound holds, and only a row of rounds splits."""
+"""Splits for any report: every bundle has an answer, every bound holds, and only a row of rounds
+splits.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,34 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.brokers.balancing.splitting.auto_split import FAILURE, SplitSettings, SplitSnapshot, plan_splits
+from equipoise.brokers.balancing.splitting.auto_split import (
+    FAILURE,
+    SplitSettings,
+    SplitSnapshot,
+    plan_splits,
+)
 from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits, fault_of_bundle
-from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE, SplitQuestion, split_points
+from equipoise.brokers.balancing.splitting.split_points import (
+    RANGE_EQUALLY_DIVIDE,
+    SplitQuestion,
+    split_points,
+)
 from equipoise.channel.core.errors import invalid_boundaries
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name, check_cuts, parse_bundle
 from equipoise.shedder.loads import BundleTraffic, Traffic
 
-LIMITS = BundleLimits(topics_max=10, sessions_max=10, messages_per_second_max=10, bytes_per_second_max=10)
+LIMITS = BundleLimits(
+    topics_max=10, sessions_max=10, messages_per_second_max=10, bytes_per_second_max=10
+)
 POINTS = [0, 1, 2, 0x1000, 0x40000000, 0x80000000, HASH_MAX - 1, HASH_MAX]
-NAMES = [bundle_name(namespace, low, high) for namespace in ("t/ns1", "t/ns10") for low, high in combinations(POINTS, 2)]
-FIGURES = st.sampled_from([0.0, 1.0, 9.0, 10.0, 11.0, 50.0, float("nan"), float("inf"), -1.0, 1e300])
+NAMES = [
+    bundle_name(namespace, low, high)
+    for namespace in ("t/ns1", "t/ns10")
+    for low, high in combinations(POINTS, 2)
+]
+FIGURES = st.sampled_from(
+    [0.0, 1.0, 9.0, 10.0, 11.0, 50.0, float("nan"), float("inf"), -1.0, 1e300]
+)
 COUNTS = st.sampled_from([0, 1, 2, 9, 11, 40, -1])
 TRAFFICS = st.builds(
     Traffic,
@@ -63,7 +82,9 @@ def rounds(draw: st.DrawFn) -> tuple[SplitSnapshot, SplitSettings, dict[str, int
     snapshot = SplitSnapshot(
         broker="a:1",
         bundles=bundles,
-        bundle_counts=draw(st.dictionaries(st.sampled_from(["t/ns1", "t/ns10"]), st.integers(1, 20))),
+        bundle_counts=draw(
+            st.dictionaries(st.sampled_from(["t/ns1", "t/ns10"]), st.integers(1, 20))
+        ),
         not_owned=draw(some),
         splitting=draw(st.lists(st.sampled_from(NAMES), max_size=2)),
         find_cuts=draw(st.sampled_from([None, cut])),
@@ -75,11 +96,21 @@ def rounds(draw: st.DrawFn) -> tuple[SplitSnapshot, SplitSettings, dict[str, int
         bundles_max=draw(st.integers(1, 20)),
         pulsar_exact=False,
     )
-    return snapshot, settings, draw(st.dictionaries(some.map("".join) if not names else st.sampled_from(names), st.integers(1, 5)))
+    return (
+        snapshot,
+        settings,
+        draw(
+            st.dictionaries(
+                some.map("".join) if not names else st.sampled_from(names), st.integers(1, 5)
+            )
+        ),
+    )
 
 
 @given(rounds())
-def test_every_bundle_is_split_or_has_a_reason(drawn: tuple[SplitSnapshot, SplitSettings, dict[str, int]]) -> None:
+def test_every_bundle_is_split_or_has_a_reason(
+    drawn: tuple[SplitSnapshot, SplitSettings, dict[str, int]],
+) -> None:
     plan = plan_splits(*drawn)
     split = [decision.bundle for decision in plan.splits]
     stays = [stay.subject for stay in plan.stays]
@@ -89,7 +120,9 @@ def test_every_bundle_is_split_or_has_a_reason(drawn: tuple[SplitSnapshot, Split
 
 @given(rounds())
 def test_no_bound_is_exceeded(drawn: tuple[SplitSnapshot, SplitSettings, dict[str, int]]) -> None:
-    """Split bundles are owned, plausible and over a limit, and no namespace gets too many bundles."""
+    """Split bundles are owned, plausible and over a limit, and no namespace gets too many
+    bundles.
+    """
     snapshot, settings, hits = drawn
     plan = plan_splits(snapshot, settings, hits)
     reported = {bundle.bundle: bundle for bundle in snapshot.bundles}
@@ -104,20 +137,31 @@ def test_no_bound_is_exceeded(drawn: tuple[SplitSnapshot, SplitSettings, dict[st
         assert hits.get(decision.bundle, 0) >= settings.hits_threshold
         check_cuts(low, high, decision.cuts or ())
         added[namespace] += len(decision.cuts or (low,))
-    assert all(snapshot.bundle_counts[namespace] + more <= settings.bundles_max for namespace, more in added.items())
+    assert all(
+        snapshot.bundle_counts[namespace] + more <= settings.bundles_max
+        for namespace, more in added.items()
+    )
 
 
 @given(rounds())
-def test_overlapping_ranges_are_split_one_at_a_time(drawn: tuple[SplitSnapshot, SplitSettings, dict[str, int]]) -> None:
+def test_overlapping_ranges_are_split_one_at_a_time(
+    drawn: tuple[SplitSnapshot, SplitSettings, dict[str, int]],
+) -> None:
     plan = plan_splits(*drawn)
-    busy = [parse_bundle(name) for name in drawn[0].splitting] + [parse_bundle(decision.bundle) for decision in plan.splits]
+    busy = [parse_bundle(name) for name in drawn[0].splitting] + [
+        parse_bundle(decision.bundle) for decision in plan.splits
+    ]
     for place, one in enumerate(busy):
         for other in busy[max(place + 1, len(drawn[0].splitting)) :]:
-            assert one.namespace != other.namespace or one.high <= other.low or other.high <= one.low
+            assert (
+                one.namespace != other.namespace or one.high <= other.low or other.high <= one.low
+            )
 
 
 @given(rounds(), st.randoms(use_true_random=False))
-def test_the_order_of_the_report_does_not_matter(drawn: tuple[SplitSnapshot, SplitSettings, dict[str, int]], chance: random.Random) -> None:
+def test_the_order_of_the_report_does_not_matter(
+    drawn: tuple[SplitSnapshot, SplitSettings, dict[str, int]], chance: random.Random
+) -> None:
     snapshot, settings, hits = drawn
     shuffled = replace(
         snapshot,
@@ -129,16 +173,25 @@ def test_the_order_of_the_report_does_not_matter(drawn: tuple[SplitSnapshot, Spl
 
 @given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), max_size=14), st.integers(0, 3))
 def test_only_a_row_of_rounds_splits(weather: list[list[bool]], hits_threshold: int) -> None:
-    """A bundle is split exactly when it has exceeded a limit in more rounds in a row than the threshold."""
+    """A bundle is split exactly when it has exceeded a limit in more rounds in a row than the
+    threshold.
+    """
     settings = SplitSettings(limits=LIMITS, hits_threshold=hits_threshold)
     names = [bundle_name("t/ns", low, low + 0x1000) for low in (0, 0x1000, 0x2000)]
     rows = dict.fromkeys(names, 0)
     hits: dict[str, int] = {}
     for hot in weather:
-        bundles = [BundleTraffic(bundle=name, topics=11 if is_hot else 2) for name, is_hot in zip(names, hot, strict=True)]
-        rows = {name: rows[name] + 1 if is_hot else 0 for name, is_hot in zip(names, hot, strict=True)}
+        bundles = [
+            BundleTraffic(bundle=name, topics=11 if is_hot else 2)
+            for name, is_hot in zip(names, hot, strict=True)
+        ]
+        rows = {
+            name: rows[name] + 1 if is_hot else 0 for name, is_hot in zip(names, hot, strict=True)
+        }
         expected = [name for name in names if rows[name] > hits_threshold]
-        plan = plan_splits(SplitSnapshot(broker="a:1", bundles=bundles, bundle_counts={"t/ns": 3}), settings, hits)
+        plan = plan_splits(
+            SplitSnapshot(broker="a:1", bundles=bundles, bundle_counts={"t/ns": 3}), settings, hits
+        )
         assert expected == [decision.bundle for decision in plan.splits]
         rows.update(dict.fromkeys(expected, 0))
         hits = dict(plan.hits)

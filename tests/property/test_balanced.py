@@ -1,4 +1,6 @@
-"""`BalancedShedder` on any cluster, against a slow model that tries every bundle on every broker."""
+"""`BalancedShedder` on any cluster, against a slow model that tries every bundle on every
+broker.
+"""
 
 from __future__ import annotations
 
@@ -23,28 +25,44 @@ ROUNDS_MAX = 400
 
 @st.composite
 def clusters(draw: st.DrawFn, *, barred: bool = True) -> Snapshot:
-    """Up to six brokers with up to a dozen bundles each, of similar or very different weight. Some of both are barred."""
+    """Up to six brokers with up to a dozen bundles each, of similar or very different weight. Some
+    of both are barred.
+    """
     weights = st.one_of(st.sampled_from([10.0, 20.0]), st.floats(10.0, 1e6), st.floats(10.0, 1e300))
     bars = st.sampled_from([None, None, None, "for a reason"]) if barred else st.none()
     brokers = []
     for name in draw(st.lists(st.sampled_from("abcdef"), unique=True, max_size=6)):
         costs = draw(st.lists(weights, max_size=12))
-        bundles = tuple(WeighedBundle(name=f"{name}{i}", cost=cost, barred=draw(bars)) for i, cost in enumerate(costs))
+        bundles = tuple(
+            WeighedBundle(name=f"{name}{i}", cost=cost, barred=draw(bars))
+            for i, cost in enumerate(costs)
+        )
         capacity = draw(st.sampled_from([1, 100, 100, 300]))
-        brokers.append(WeighedBroker(broker=name, capacity=capacity, bundles=bundles, barred=draw(bars)))
+        brokers.append(
+            WeighedBroker(broker=name, capacity=capacity, bundles=bundles, barred=draw(bars))
+        )
     return Snapshot(brokers=tuple(brokers))
 
 
 def fills_of(snapshot: Snapshot) -> dict[str, float]:
-    return {b.broker: sum(bundle.cost for bundle in b.bundles) / b.capacity for b in snapshot.brokers if b.barred is None}
+    return {
+        b.broker: sum(bundle.cost for bundle in b.bundles) / b.capacity
+        for b in snapshot.brokers
+        if b.barred is None
+    }
 
 
 def counted(snapshot: Snapshot) -> Snapshot:
-    """The cluster as the policy counts it: where bundles cost nearly the same, each costs the mean."""
+    """The cluster as the policy counts it: where bundles cost nearly the same, each costs the
+    mean.
+    """
     unit = unit_of(snapshot)
     if unit is None:
         return snapshot
-    brokers = [replace(each, bundles=tuple(replace(bundle, cost=unit) for bundle in each.bundles)) for each in snapshot.brokers]
+    brokers = [
+        replace(each, bundles=tuple(replace(bundle, cost=unit) for bundle in each.bundles))
+        for each in snapshot.brokers
+    ]
     return replace(snapshot, brokers=tuple(brokers))
 
 
@@ -72,13 +90,19 @@ def after(snapshot: Snapshot, *moves: Move) -> Snapshot:
         assert move.destination is not None
         source, destination = cluster[move.source], cluster[move.destination]
         (bundle,) = (bundle for bundle in source.bundles if bundle.name == move.bundle)
-        cluster[move.source] = replace(source, bundles=tuple(other for other in source.bundles if other is not bundle))
+        cluster[move.source] = replace(
+            source, bundles=tuple(other for other in source.bundles if other is not bundle)
+        )
         cluster[move.destination] = replace(destination, bundles=(*destination.bundles, bundle))
     return Snapshot(brokers=tuple(cluster.values()))
 
 
-def first_move_of_the_model(snapshot: Snapshot, balanced_shedder: BalancedShedder) -> tuple[str, str] | None:
-    """Try all: the broker furthest outside its band first, the emptiest or fullest partner, the heaviest bundle that is not too heavy."""
+def first_move_of_the_model(
+    snapshot: Snapshot, balanced_shedder: BalancedShedder
+) -> tuple[str, str] | None:
+    """Try all: the broker furthest outside its band first, the emptiest or fullest partner, the
+    heaviest bundle that is not too heavy.
+    """
     snapshot = counted(snapshot)
     part = {broker.broker: broker for broker in snapshot.brokers if broker.barred is None}
     fill = fills_of(snapshot)
@@ -108,9 +132,17 @@ def first_move_of_the_model(snapshot: Snapshot, balanced_shedder: BalancedShedde
     for worst in sorted(part, key=lambda name: (-excess(name, ratio) / part[name].capacity, name)):
         if excess(worst, ratio) <= 0:
             break
-        takers = sorted((name for name in part if fill[name] < mean), key=lambda name: (fill[name], name))
-        givers = sorted((name for name in part if fill[name] > mean), key=lambda name: (-fill[name], name))
-        for source, destination in [(worst, taker) for taker in takers] if fill[worst] > mean else [(giver, worst) for giver in givers]:
+        takers = sorted(
+            (name for name in part if fill[name] < mean), key=lambda name: (fill[name], name)
+        )
+        givers = sorted(
+            (name for name in part if fill[name] > mean), key=lambda name: (-fill[name], name)
+        )
+        for source, destination in (
+            [(worst, taker) for taker in takers]
+            if fill[worst] > mean
+            else [(giver, worst) for giver in givers]
+        ):
             giving, taking = part[source], part[destination]
             pull = total(giving) / giving.capacity * taking.capacity - total(taking)
             best = pull * giving.capacity / (giving.capacity + taking.capacity)
@@ -129,11 +161,22 @@ def first_move_of_the_model(snapshot: Snapshot, balanced_shedder: BalancedShedde
 
 
 def best_of(fit: list[WeighedBundle], need: float) -> WeighedBundle:
-    """The best of these bundles. Those that rest come after the others, unless the others are far too light."""
-    awake, resting = ([bundle for bundle in fit if bundle.rests == rests] for rests in (False, True))
+    """The best of these bundles. Those that rest come after the others, unless the others are far
+    too light.
+    """
+    awake, resting = (
+        [bundle for bundle in fit if bundle.rests == rests] for rests in (False, True)
+    )
     for pile in (awake, resting):
-        light = sorted((bundle for bundle in pile if 0.3 * need <= bundle.cost <= need), key=lambda bundle: (-bundle.cost, bundle.name))
-        heavy = sorted((bundle for bundle in pile if bundle.cost > need), key=lambda bundle: bundle.name, reverse=True)
+        light = sorted(
+            (bundle for bundle in pile if 0.3 * need <= bundle.cost <= need),
+            key=lambda bundle: (-bundle.cost, bundle.name),
+        )
+        heavy = sorted(
+            (bundle for bundle in pile if bundle.cost > need),
+            key=lambda bundle: bundle.name,
+            reverse=True,
+        )
         if light or heavy:
             return light[0] if light else min(heavy, key=lambda bundle: bundle.cost)
     return min(awake or resting, key=lambda bundle: (-bundle.cost, bundle.name))
@@ -157,10 +200,17 @@ def small_clusters(draw: st.DrawFn) -> Snapshot:
     for name in draw(st.lists(st.sampled_from("abcd"), unique=True, max_size=4)):
         costs = draw(st.lists(WHOLE_WEIGHTS, max_size=6))
         bundles = tuple(
-            WeighedBundle(name=f"{name}{i}", cost=cost, barred=draw(st.sampled_from([None, None, "frozen"])), rests=draw(st.booleans()))
+            WeighedBundle(
+                name=f"{name}{i}",
+                cost=cost,
+                barred=draw(st.sampled_from([None, None, "frozen"])),
+                rests=draw(st.booleans()),
+            )
             for i, cost in enumerate(costs)
         )
-        brokers.append(WeighedBroker(broker=name, capacity=draw(st.sampled_from([64, 128])), bundles=bundles))
+        brokers.append(
+            WeighedBroker(broker=name, capacity=draw(st.sampled_from([64, 128])), bundles=bundles)
+        )
     return Snapshot(brokers=tuple(brokers))
 
 
@@ -171,12 +221,18 @@ def forbidding(snapshot: Snapshot, chance: random.Random) -> Snapshot:
         return replace(snapshot, live=tuple(names))
     bundles = sorted(bundle.name for broker in snapshot.brokers for bundle in broker.bundles)
     allowed = {bundle: tuple(name for name in names if chance.random() < 0.6) for bundle in bundles}
-    return replace(snapshot, live=tuple(names), rules=lambda bundle: Candidates(allowed=allowed[bundle]))
+    return replace(
+        snapshot, live=tuple(names), rules=lambda bundle: Candidates(allowed=allowed[bundle])
+    )
 
 
 @given(small_clusters(), st.randoms(use_true_random=False))
-def test_the_first_move_is_that_of_the_slow_model(snapshot: Snapshot, chance: random.Random) -> None:
-    """Bisection over sorted costs finds the move that trying everything finds, with and without rules."""
+def test_the_first_move_is_that_of_the_slow_model(
+    snapshot: Snapshot, chance: random.Random
+) -> None:
+    """Bisection over sorted costs finds the move that trying everything finds, with and without
+    rules.
+    """
     balanced_shedder, ruled = BalancedShedder(patience_ms=0), forbidding(snapshot, chance)
     found = [(move.bundle, move.destination) for move in balanced_shedder.plan(ruled).moves]
     expected = first_move_of_the_model(ruled, balanced_shedder)
@@ -184,12 +240,16 @@ def test_the_first_move_is_that_of_the_slow_model(snapshot: Snapshot, chance: ra
 
 
 @given(clusters(), st.randoms(use_true_random=False))
-def test_each_move_is_allowed_and_each_other_broker_has_a_reason(snapshot: Snapshot, chance: random.Random) -> None:
+def test_each_move_is_allowed_and_each_other_broker_has_a_reason(
+    snapshot: Snapshot, chance: random.Random
+) -> None:
     ruled = forbidding(snapshot, chance)
     plan = BalancedShedder().plan(ruled)
     assert all(may_go(ruled, move.bundle, move.destination or "") for move in plan.moves)
     brokers = {broker.broker for broker in snapshot.brokers}
-    assert sorted(brokers - {move.source for move in plan.moves}) == [stay.subject for stay in plan.stays if stay.subject in brokers]
+    assert sorted(brokers - {move.source for move in plan.moves}) == [
+        stay.subject for stay in plan.stays if stay.subject in brokers
+    ]
 
 
 @given(small_clusters())
@@ -198,7 +258,9 @@ def test_predictions_are_what_the_moves_make_of_the_loads(snapshot: Snapshot) ->
     plan = BalancedShedder(patience_ms=0).plan(snapshot)
     first, last = fills_of(counted(snapshot)), fills_of(after(counted(snapshot), *plan.moves))
     capacity = {broker.broker: broker.capacity for broker in snapshot.brokers}
-    mean = sum(fill * capacity[name] for name, fill in first.items()) / (sum(capacity.values()) or 1)
+    mean = sum(fill * capacity[name] for name, fill in first.items()) / (
+        sum(capacity.values()) or 1
+    )
     touched = {broker for move in plan.moves for broker in ends_of(move)}
     predicted = predicted_loads(plan.moves, done={move.bundle for move in plan.moves})
     assert touched == predicted.keys()
@@ -214,12 +276,16 @@ def test_nobody_barred_takes_part_and_nothing_moves_twice(snapshot: Snapshot) ->
     for move in plan.moves:
         assert move.source != move.destination
         assert move.destination in part
-        assert move.bundle in {bundle.name for bundle in part[move.source].bundles if bundle.barred is None}
+        assert move.bundle in {
+            bundle.name for bundle in part[move.source].bundles if bundle.barred is None
+        }
 
 
 @given(clusters())
 def test_no_move_makes_it_worse(snapshot: Snapshot) -> None:
-    """After each move the load is more even, and no broker is fuller than the fullest was, where equal bundles count the same."""
+    """After each move the load is more even, and no broker is fuller than the fullest was, where
+    equal bundles count the same.
+    """
     moves, snapshot = BalancedShedder().plan(snapshot).moves, counted(snapshot)
     for move in moves:
         then = after(snapshot, move)
@@ -230,9 +296,14 @@ def test_no_move_makes_it_worse(snapshot: Snapshot) -> None:
 
 @given(clusters(), st.randoms(use_true_random=False))
 def test_order_of_the_input_does_not_matter(snapshot: Snapshot, chance: random.Random) -> None:
-    shuffled = [replace(broker, bundles=tuple(chance.sample(broker.bundles, len(broker.bundles)))) for broker in snapshot.brokers]
+    shuffled = [
+        replace(broker, bundles=tuple(chance.sample(broker.bundles, len(broker.bundles))))
+        for broker in snapshot.brokers
+    ]
     chance.shuffle(shuffled)
-    assert BalancedShedder().plan(snapshot) == BalancedShedder().plan(Snapshot(brokers=tuple(shuffled)))
+    assert BalancedShedder().plan(snapshot) == BalancedShedder().plan(
+        Snapshot(brokers=tuple(shuffled))
+    )
 
 
 @given(clusters(barred=False))
@@ -247,13 +318,18 @@ def test_round_after_round_it_comes_to_rest(snapshot: Snapshot) -> None:
 
 @given(clusters(barred=False), st.data())
 def test_a_wobble_of_the_load_moves_nothing(snapshot: Snapshot, data: st.DataObject) -> None:
-    """Brokers differ by at most 2 %, and each bundle by another 2 %. Patience is not needed. Equal bundles are counted instead."""
+    """Brokers differ by at most 2 %, and each bundle by another 2 %. Patience is not needed. Equal
+    bundles are counted instead.
+    """
     fill = fills_of(snapshot)
     brokers = []
     for broker in snapshot.brokers:
         level = max(fill.values()) * broker.capacity * data.draw(st.floats(0.98, 1.0))
         filler = WeighedBundle(name=f"{broker.broker}-filler", cost=max(level - total(broker), 0.0))
-        wobbled = [replace(bundle, cost=bundle.cost * data.draw(st.floats(0.98, 1.02))) for bundle in (*broker.bundles, filler)]
+        wobbled = [
+            replace(bundle, cost=bundle.cost * data.draw(st.floats(0.98, 1.02)))
+            for bundle in (*broker.bundles, filler)
+        ]
         brokers.append(replace(broker, bundles=tuple(wobbled)))
     wobbling = Snapshot(brokers=tuple(brokers))
     assume(unit_of(wobbling) is None)
@@ -261,25 +337,45 @@ def test_a_wobble_of_the_load_moves_nothing(snapshot: Snapshot, data: st.DataObj
 
 
 TIMES = st.integers(0, 2**53)
-MEMORIES = st.builds(Memory, uneven_since_ms=st.dictionaries(st.sampled_from("abcdef"), TIMES), churn=st.floats(0, 10), churn_ms=TIMES)
+MEMORIES = st.builds(
+    Memory,
+    uneven_since_ms=st.dictionaries(st.sampled_from("abcdef"), TIMES),
+    churn=st.floats(0, 10),
+    churn_ms=TIMES,
+)
 
 
 @given(clusters(), MEMORIES, TIMES, st.data())
 def test_liars_and_clocks_that_jump_keep_a_plan_within_its_bounds(
     snapshot: Snapshot, memory: Memory, now_ms: int, data: st.DataObject
 ) -> None:
-    """Whatever noise is reported and remembered, the moves keep to the budget and to the number that one broker takes."""
-    noisy = tuple(replace(broker, noise=data.draw(st.none() | st.floats(0, 1e18))) for broker in snapshot.brokers)
+    """Whatever noise is reported and remembered, the moves keep to the budget and to the number
+    that one broker takes.
+    """
+    noisy = tuple(
+        replace(broker, noise=data.draw(st.none() | st.floats(0, 1e18)))
+        for broker in snapshot.brokers
+    )
     shedder = BalancedShedder(churn_max=0.5, moves_max=2)
     plan = shedder.plan(replace(snapshot, brokers=noisy, memory=memory, now_ms=now_ms))
     taken = Counter(move.destination for move in plan.moves)
     assert all(number <= shedder.moves_max for number in taken.values())
     moved = {move.bundle for move in plan.moves}
-    costs = [bundle.cost for broker in snapshot.brokers for bundle in broker.bundles if bundle.name in moved]
+    costs = [
+        bundle.cost
+        for broker in snapshot.brokers
+        for bundle in broker.bundles
+        if bundle.name in moved
+    ]
     # What fills a broker is outside the budget.
     assert plan.memory.churn <= max(memory.churn, 0.5 * 1.000001)
     assert (
-        not moved or plan.fills or sum(costs) <= 0.5 * 1.000001 * sum(total(broker) for broker in snapshot.brokers if broker.barred is None)
+        not moved
+        or plan.fills
+        or sum(costs)
+        <= 0.5
+        * 1.000001
+        * sum(total(broker) for broker in snapshot.brokers if broker.barred is None)
     )
     assert plan.memory.churn_ms == now_ms
     assert all(since_ms <= now_ms for since_ms in plan.memory.uneven_since_ms.values())

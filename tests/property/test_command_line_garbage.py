@@ -13,7 +13,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from equipoise.brokers.balancing.policies import isolation_document, pin_document, quarantine_document
+from equipoise.brokers.balancing.policies import (
+    isolation_document,
+    pin_document,
+    quarantine_document,
+)
 from equipoise.brokers.cli.commands import channel_commands
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core import propose
@@ -50,19 +54,37 @@ EXCLUDED = {
     "tokens validate": {"--public-key"},
 }
 
-# What a shell can pass: anything but a null character, bytes that are no UTF-8 included (as lone surrogates).
+# What a shell can pass: anything but a null character, bytes that are no UTF-8 included (as lone
+# surrogates).
 WORDS = st.one_of(
     st.text(st.characters(exclude_characters="\0", exclude_categories=()), max_size=40),
     st.from_regex(r"[-+0-9a-fx_/:=,.*]{0,40}", fullmatch=True),
     st.sampled_from(
-        ["", "-", "--", "-1", "1e9", "nan", "9" * 30, "sqlite:", "sqlite:/", "memory:x", "\x1b[2J", "\udc80", "[red]", "a" * 5_000]
+        [
+            "",
+            "-",
+            "--",
+            "-1",
+            "1e9",
+            "nan",
+            "9" * 30,
+            "sqlite:",
+            "sqlite:/",
+            "memory:x",
+            "\x1b[2J",
+            "\udc80",
+            "[red]",
+            "a" * 5_000,
+        ]
     ),
 )
 
 POLICIES: dict[str, Document] = {
     "isolation/x": isolation_document(namespaces=["shop/.*"], primary=["a"]),
     "pin/x": pin_document(namespace="shop/gone", brokers=["a"]),
-    "quarantine/tenant/ns/0x00000000_0x80000000": quarantine_document("opens failed", hold_ms=30_000, until_ms=30_000, evidence=[1]),
+    "quarantine/tenant/ns/0x00000000_0x80000000": quarantine_document(
+        "opens failed", hold_ms=30_000, until_ms=30_000, evidence=[1]
+    ),
 }
 
 
@@ -82,11 +104,15 @@ def short_recording(*_: object, **__: object) -> Recording:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The working folder, with a log. Commands that run until they are stopped are only prepared."""
+    """The working folder, with a log. Commands that run until they are stopped are only
+    prepared.
+    """
     folder = tmp_path_factory.mktemp("garbage")
     channel = owned_channel()
     channel.create(namespace="shop/gone")
-    channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("c")))
+    channel.accept(
+        propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("c"))
+    )
     for key, document in POLICIES.items():
         set_policy(channel, key, document)
     write(channel.entries, folder)
@@ -97,12 +123,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with open_archive(folder / "pulsar.db", create_for="pulsar://127.0.0.1:1") as archive:
         archive.append(a_life().reads)
         archive.add_reports(
-            [Report(at_ms, "loadbalancer-broker-load-data", "a:80", None) for at_ms in (1_795_445_190_000, 1_795_445_260_000)]
+            [
+                Report(at_ms, "loadbalancer-broker-load-data", "a:80", None)
+                for at_ms in (1_795_445_190_000, 1_795_445_260_000)
+            ]
         )
     (folder / "pulsar.plan").write_text(plan_of().text(), encoding="utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setenv("EQUIPOISE_COUNTER_STORE", "counter.db")  # The example that `broker` is given needs it.
+        # The example that `broker` is given needs it.
+        patch.setenv("EQUIPOISE_COUNTER_STORE", "counter.db")
         # A client of Pulsar has threads of its own, and seconds of patience.
         patch.setattr("equipoise.pulsar_cluster.gathering.connected", nobody_answers)
         patch.setattr("equipoise.pulsar_cluster.sources.connected", nobody_answers)
@@ -110,12 +140,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(LocalCluster, "start", refuse_to_start)
         patch.setattr("equipoise.brokers.server.main.run_broker", end_at_once)
         # Faust comes along with it, and takes seconds.
-        patch.setitem(sys.modules, "equipoise.brokers.load.worker.running", SimpleNamespace(run_load_worker=lambda *_, **__: None))
+        patch.setitem(
+            sys.modules,
+            "equipoise.brokers.load.worker.running",
+            SimpleNamespace(run_load_worker=lambda *_, **__: None),
+        )
         # What a job does is tested with Spark, which takes seconds to start.
         for job, run_job in SPARK_JOBS.items():
-            patch.setitem(sys.modules, f"equipoise.spark_jobs.{job}", SimpleNamespace(**{run_job: lambda *_: 0}))
+            patch.setitem(
+                sys.modules,
+                f"equipoise.spark_jobs.{job}",
+                SimpleNamespace(**{run_job: lambda *_: 0}),
+            )
         patch.setattr("equipoise.spark_jobs.streams.connector.connector_jars", lambda **_: ())
-        patch.setattr("equipoise.brokers.cli.commands.spark_commands.end_with_standard_input", lambda: None)
+        patch.setattr(
+            "equipoise.brokers.cli.commands.spark_commands.end_with_standard_input", lambda: None
+        )
         # Runs of the laboratory take seconds, and other processes.
         patch.setattr("equipoise.lab.comparing.compare", lambda *_, **__: [])
         patch.setattr("equipoise.lab.page.write_page", lambda *_, **__: folder)
@@ -123,8 +163,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr("equipoise.brokers.cli.lab_commands._recorded", short_recording)
         patch.setattr("equipoise.brokers.cli.structured_logs.configure", lambda _: None)
         patch.setattr("equipoise.brokers.cli.commands.broker.end_with_standard_input", lambda: None)
-        patch.setattr("equipoise.brokers.cli.commands.load_worker.end_with_standard_input", lambda: None)
-        patch.setattr("equipoise.brokers.cli.commands.compact_command.end_with_standard_input", lambda: None)
+        patch.setattr(
+            "equipoise.brokers.cli.commands.load_worker.end_with_standard_input", lambda: None
+        )
+        patch.setattr(
+            "equipoise.brokers.cli.commands.compact_command.end_with_standard_input", lambda: None
+        )
         yield folder
 
 
@@ -144,15 +188,29 @@ def refuse_to_start(_: LocalCluster) -> None:
 
 def filled(name: str, folder: Path) -> list[str]:
     """The valid line of a command."""
-    words = (word.replace("{log}", f"sqlite:{folder}/channel.db").replace("{folder}", str(folder)) for word in LINES[name])
+    words = (
+        word.replace("{log}", f"sqlite:{folder}/channel.db").replace("{folder}", str(folder))
+        for word in LINES[name]
+    )
     return [*name.split(), *words]
 
 
 def test_every_option_of_every_command_is_garbled() -> None:
-    known = {name: {option for parameter in command.params for option in parameter.opts[:1]} for name, command in tree()}
+    known = {
+        name: {option for parameter in command.params for option in parameter.opts[:1]}
+        for name, command in tree()
+    }
     assert list(known) == list(LINES)
-    # Options of Kafka's client change the environment of this process, and with `--print-config` nothing else would be reached.
-    left_out = {"--follow", "--help", "--wait", "--kafka-config", "--kafka-config-file", "--print-config"}
+    # Options of Kafka's client change the environment of this process, and with `--print-config`
+    # nothing else would be reached.
+    left_out = {
+        "--follow",
+        "--help",
+        "--wait",
+        "--kafka-config",
+        "--kafka-config-file",
+        "--print-config",
+    }
     # Each excludes another that the line has.
     left_out |= {
         "--bundles",
@@ -167,25 +225,41 @@ def test_every_option_of_every_command_is_garbled() -> None:
     assert {} == {
         name: missing
         for name, options in known.items()
-        if (missing := {option for option in options if option.startswith("--")} - set(LINES[name]) - left_out - EXCLUDED.get(name, set()))
+        if (
+            missing := {option for option in options if option.startswith("--")}
+            - set(LINES[name])
+            - left_out
+            - EXCLUDED.get(name, set())
+        )
     }
 
 
 def test_the_lines_are_valid(folder: Path) -> None:
     """So what is garbled in them is the only error."""
-    usage_errors = {name: result.stderr for name in LINES if (result := run(*filled(name, folder))).exit_code == 2}
+    usage_errors = {
+        name: result.stderr
+        for name in LINES
+        if (result := run(*filled(name, folder))).exit_code == 2
+    }
     assert {} == usage_errors
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=250, deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=250, deadline=None
+)
 @given(place=st.sampled_from(PLACES), word=WORDS)
 @example(place=("brokers drain", 0), word="a")
-def test_any_word_ends_with_a_documented_exit_code_and_no_traceback(folder: Path, place: tuple[str, int], word: str) -> None:
+def test_any_word_ends_with_a_documented_exit_code_and_no_traceback(
+    folder: Path, place: tuple[str, int], word: str
+) -> None:
     name, index = place
     line = filled(name, folder)
     line[len(name.split()) + index] = word
     result = run(*line)
-    assert result.exception is None or isinstance(result.exception, SystemExit), (line, result.exception)
+    assert result.exception is None or isinstance(result.exception, SystemExit), (
+        line,
+        result.exception,
+    )
     assert result.exit_code in {0, 1, 2, 3, 4}, line
     assert "Traceback" not in result.stderr
     if result.exit_code in {1, 4} and not result.stdout:
@@ -193,8 +267,15 @@ def test_any_word_ends_with_a_documented_exit_code_and_no_traceback(folder: Path
 
 
 @settings(max_examples=25, deadline=None)
-@given(data=st.one_of(st.binary(max_size=80), st.text(max_size=40).map(lambda text: f'{{"kind": "bundle", "key": "{text}"}}'.encode())))
-def test_any_bytes_on_a_log_are_shown_as_printable_text(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+@given(
+    data=st.one_of(
+        st.binary(max_size=80),
+        st.text(max_size=40).map(lambda text: f'{{"kind": "bundle", "key": "{text}"}}'.encode()),
+    )
+)
+def test_any_bytes_on_a_log_are_shown_as_printable_text(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes
+) -> None:
     channel = Channel()
     channel.genesis()
     channel.put_bytes(data)

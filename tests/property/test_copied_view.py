@@ -1,4 +1,6 @@
-"""Copies of a view after any history: for a channel that goes on in another log, and for another thread."""
+"""Copies of a view after any history: for a channel that goes on in another log, and for another
+thread.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def folded(walk: Walk, length: int) -> View:
 
 
 def copied(view: View, *, ahead: int = 0) -> View:
-    """What a copy of the channel begins with: the same view above a new base, through rows and marker as a snapshot has them."""
+    """What a copy of the channel begins with: the same view above a new base, through rows and
+    marker as a snapshot has them.
+    """
     view = from_bytes(to_bytes(view))
     view.go_on_above(view.offset + ahead, level=view.level, level_last=view.level_last)
     marker = marker_of(view, log="the new log", copied=True)
@@ -52,13 +56,19 @@ def genesis_of(view: View) -> Genesis:
 
 def content(view: View) -> dict[str, object]:
     """All that a view holds, but for what tells which log it is of."""
-    return {name: value for name, value in facts_of(view).items() if name not in {"base", "genesis"}}
+    return {
+        name: value for name, value in facts_of(view).items() if name not in {"base", "genesis"}
+    }
 
 
 @given(walks, st.integers(1, WALK_MAX), st.integers(0, WALK_MAX))
 @settings(deadline=None, max_examples=40)
-def test_the_rest_of_a_history_gets_the_same_verdicts_in_a_copy(walk: Walk, before: int, after: int) -> None:
-    """A copy begins with a genesis in a gap of the old log; each record after it is judged, and changes the view, as there."""
+def test_the_rest_of_a_history_gets_the_same_verdicts_in_a_copy(
+    walk: Walk, before: int, after: int
+) -> None:
+    """A copy begins with a genesis in a gap of the old log; each record after it is judged, and
+    changes the view, as there.
+    """
     there = folded(walk, before)
     if there.genesis is None:
         return
@@ -66,7 +76,8 @@ def test_the_rest_of_a_history_gets_the_same_verdicts_in_a_copy(walk: Walk, befo
     base = here.view.base
     assert FIRST_OFFSET == here.position
     assert here.feed(Entry(FIRST_OFFSET, encode(genesis_of(here.view)))).verdict.accepted
-    walk.entries[-1] = (walk.entries[-1][0] + 1, walk.entries[-1][1])  # So that the walk goes on above the genesis of the copy.
+    # So that the walk goes on above the genesis of the copy.
+    walk.entries[-1] = (walk.entries[-1][0] + 1, walk.entries[-1][1])
     for _ in range(after):
         offset, data = walk.step()
         expected = apply(there, offset, decode(data))
@@ -78,7 +89,9 @@ def test_the_rest_of_a_history_gets_the_same_verdicts_in_a_copy(walk: Walk, befo
 @given(walks, st.integers(1, WALK_MAX), st.integers(0, 3))
 @settings(deadline=None)
 def test_a_copy_takes_one_genesis_and_no_other(walk: Walk, length: int, ahead: int) -> None:
-    """Only the first genesis with the cluster, base and level of the snapshot is accepted; it changes nothing but where the log begins."""
+    """Only the first genesis with the cluster, base and level of the snapshot is accepted; it
+    changes nothing but where the log begins.
+    """
     there = folded(walk, length)
     if there.genesis is None:
         return
@@ -89,7 +102,10 @@ def test_a_copy_takes_one_genesis_and_no_other(walk: Walk, length: int, ahead: i
         (propose.genesis(FOUNDER, cluster="another", base=right.base), Reason.FOREIGN_GENESIS),
         (propose.genesis(FOUNDER, cluster=right.cluster, base=right.base + 1), Reason.STALE),
         (propose.genesis(FOUNDER, cluster=right.cluster), Reason.STALE if right.base else None),
-        (propose.genesis(FOUNDER, cluster=right.cluster, base=right.base, level=right.level + 1), Reason.STALE),
+        (
+            propose.genesis(FOUNDER, cluster=right.cluster, base=right.base, level=right.level + 1),
+            Reason.STALE,
+        ),
         (right, None),
         (right, Reason.STALE),
     ]
@@ -102,7 +118,9 @@ def test_a_copy_takes_one_genesis_and_no_other(walk: Walk, length: int, ahead: i
 @given(walks, st.integers(1, WALK_MAX))
 @settings(deadline=None)
 def test_no_other_log_begins_twice(walk: Walk, length: int) -> None:
-    """Where no copy was made a second genesis is late, whatever it says, and the slow model thinks so too."""
+    """Where no copy was made a second genesis is late, whatever it says, and the slow model thinks
+    so too.
+    """
     view = folded(walk, length)
     if view.genesis is None:
         return
@@ -119,7 +137,9 @@ def test_no_other_log_begins_twice(walk: Walk, length: int) -> None:
 
 @given(st.integers(0, 2**32), st.integers(1, WALK_MAX), st.integers(0, WALK_MAX))
 @settings(deadline=None)
-def test_a_copy_for_another_thread_stays_as_the_view_was(seed: int, before: int, after: int) -> None:
+def test_a_copy_for_another_thread_stays_as_the_view_was(
+    seed: int, before: int, after: int
+) -> None:
     """This holds for all answers but the last offsets and sequences of brokers."""
     walk = Walk(seed)
     view, same = folded(walk, before), folded(Walk(seed), before)
@@ -132,6 +152,18 @@ def test_a_copy_for_another_thread_stays_as_the_view_was(seed: int, before: int,
 
 def _answers(view: View) -> list[object]:
     facts = facts_of(view)
-    bundles = [(view.bundles_of(namespace), view.bundle_at(namespace, HASH_MAX // 3)) for namespace in view.namespaces]
-    held = [(incarnation, broker.status, view.held_by(incarnation)) for incarnation, broker in view.live.items()]
-    return [{name: value for name, value in facts.items() if name != "members"}, list(view.brokers), bundles, held, view.unsettled()]
+    bundles = [
+        (view.bundles_of(namespace), view.bundle_at(namespace, HASH_MAX // 3))
+        for namespace in view.namespaces
+    ]
+    held = [
+        (incarnation, broker.status, view.held_by(incarnation))
+        for incarnation, broker in view.live.items()
+    ]
+    return [
+        {name: value for name, value in facts.items() if name != "members"},
+        list(view.brokers),
+        bundles,
+        held,
+        view.unsettled(),
+    ]

@@ -1,4 +1,6 @@
-"""The fold over random walks: the invariants of docs/protocol.md after every record, and the slow model's word on each verdict."""
+"""The fold over random walks: the invariants of docs/protocol.md after every record, and the slow
+model's word on each verdict.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,14 @@ from equipoise.channel.core.digest import (
     status_part,
     weight,
 )
-from equipoise.channel.core.entries import BrokerChanged, BundleChanged, LevelChanged, NamespaceChanged, PolicyChanged, Verdict
+from equipoise.channel.core.entries import (
+    BrokerChanged,
+    BundleChanged,
+    LevelChanged,
+    NamespaceChanged,
+    PolicyChanged,
+    Verdict,
+)
 from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.records import AnyRecord, Reason, Renewed, Unreadable
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
@@ -37,14 +46,18 @@ lengths = st.integers(1, 160)
 
 
 def dump(view: View) -> dict[str, str]:
-    """All that a view holds but its offset and digest, indexes too, as text: so that nothing is compared with itself changed."""
+    """All that a view holds but its offset and digest, indexes too, as text: so that nothing is
+    compared with itself changed.
+    """
     held = {name: repr(getattr(view, name)) for name in View.__slots__}
     del held["offset"], held["_digest"]
     # The order of these two is nobody's: who asks for what is in them gets it sorted.
     held["_held"] = repr(sorted((holder, sorted(names)) for holder, names in view._held.items()))  # noqa: SLF001
     held["_unsettled"] = repr(sorted(view._unsettled))  # noqa: SLF001
     # Slots are what lookups have made of these; that they tell the truth is seen by looking up.
-    held["_ranges"] = repr({name: (index.lows, index.names) for name, index in sorted(view._ranges.items())})  # noqa: SLF001
+    held["_ranges"] = repr(
+        {name: (index.lows, index.names) for name, index in sorted(view._ranges.items())}  # noqa: SLF001
+    )
     return held
 
 
@@ -61,15 +74,30 @@ def tokens(view: View) -> dict[tuple[str, int], int]:
 def slow_digest(view: View) -> int:
     """The digest as the sum over all entries, taken anew."""
     total = sum(
-        bundle_part(weight("bundle", entry.name), entry.phase, entry.owner, entry.source, entry.last, entry.token)
+        bundle_part(
+            weight("bundle", entry.name),
+            entry.phase,
+            entry.owner,
+            entry.source,
+            entry.last,
+            entry.token,
+        )
         for entry in view.bundles.values()
     )
     for broker in view.brokers.values():
-        key = weight("broker", broker.broker, broker.joined.nonce, str(broker.joined.supported_level))
+        key = weight(
+            "broker", broker.broker, broker.joined.nonce, str(broker.joined.supported_level)
+        )
         total += broker_part(key, broker.status, broker.incarnation)
         total += broker.last * last_weight(key) + broker.sequence * sequence_weight(key)
-    total += sum(status_part(weight("namespace", entry.name), entry.status, entry.last) for entry in view.namespaces.values())
-    total += sum(status_part(weight("policy", entry.name), "policy", entry.last) for entry in view.policies.values())
+    total += sum(
+        status_part(weight("namespace", entry.name), entry.status, entry.last)
+        for entry in view.namespaces.values()
+    )
+    total += sum(
+        status_part(weight("policy", entry.name), "policy", entry.last)
+        for entry in view.policies.values()
+    )
     if view.genesis is not None:
         total += scalars_part(
             cluster=view.cluster or "",
@@ -86,29 +114,50 @@ def check_coverage(view: View) -> None:
     """Every point of a namespace lies in exactly one bundle, and the lookup finds that one."""
     assert set(view.namespaces) == {entry.namespace for entry in view.bundles.values()}
     for namespace in view.namespaces:
-        bundles = sorted((entry.low, entry.high, entry.name) for entry in view.bundles.values() if entry.namespace == namespace)
+        bundles = sorted(
+            (entry.low, entry.high, entry.name)
+            for entry in view.bundles.values()
+            if entry.namespace == namespace
+        )
         assert [0, *(high for _, high, _ in bundles)] == [*(low for low, _, _ in bundles), HASH_MAX]
-        assert [name for _, _, name in bundles] == [entry.name for entry in view.bundles_of(namespace)]
+        assert [name for _, _, name in bundles] == [
+            entry.name for entry in view.bundles_of(namespace)
+        ]
         for point in POINTS:
             found = view.bundle_at(namespace, point)
             assert found is not None
-            assert [found.name] == [entry.name for entry in view.bundles_of(namespace) if entry.contains(point)]
+            assert [found.name] == [
+                entry.name for entry in view.bundles_of(namespace) if entry.contains(point)
+            ]
 
 
 def check_indexes(view: View) -> None:
     """Each index says what a search through all entries says, and holds nothing else."""
     bundles = sorted(view.bundles.values(), key=lambda entry: entry.name)
-    holders = {holder for entry in bundles for holder in (entry.owner, entry.source) if holder is not None}
-    assert {holder: [entry for entry in bundles if holder in (entry.owner, entry.source)] for holder in holders} == {
+    holders = {
+        holder for entry in bundles for holder in (entry.owner, entry.source) if holder is not None
+    }
+    assert {
+        holder: [entry for entry in bundles if holder in (entry.owner, entry.source)]
+        for holder in holders
+    } == {
         holder: view.held_by(holder)
         for holder in view._held  # noqa: SLF001 - that nothing else is held can only be seen inside
     }
     assert [entry for entry in bundles if entry.phase != "owned"] == view.unsettled()
-    assert {name: name for name in view.bundles} == {name: entry.name for name, entry in view.bundles.items()}
-    live = {entry.incarnation: entry for entry in view.brokers.values() if entry.status in ("up", "draining")}
+    assert {name: name for name in view.bundles} == {
+        name: entry.name for name, entry in view.bundles.items()
+    }
+    live = {
+        entry.incarnation: entry
+        for entry in view.brokers.values()
+        if entry.status in ("up", "draining")
+    }
     assert sorted(live) == [entry.incarnation for entry in view.live_brokers()]
     assert live == view.live
-    assert all(view.live[incarnation] is view.brokers[entry.broker] for incarnation, entry in live.items())
+    assert all(
+        view.live[incarnation] is view.brokers[entry.broker] for incarnation, entry in live.items()
+    )
 
 
 def check_holders(view: View) -> None:
@@ -128,11 +177,15 @@ def changes_between(before: View, after: View) -> Counter[str]:
     for name in {**before.brokers, **after.brokers}:
         was, now = before.brokers.get(name), after.brokers.get(name)
         if (was and (was.status, was.incarnation)) != (now and (now.status, now.incarnation)):
-            dead = was.incarnation if was and was.live and was.incarnation not in after.live else None
+            dead = (
+                was.incarnation if was and was.live and was.incarnation not in after.live else None
+            )
             told[repr((BrokerChanged, name, was and was.status, now, dead))] += 1
     for name in {**before.namespaces, **after.namespaces}:
         if before.namespaces.get(name) != after.namespaces.get(name):
-            told[repr((NamespaceChanged, before.namespaces.get(name), after.namespaces.get(name)))] += 1
+            told[
+                repr((NamespaceChanged, before.namespaces.get(name), after.namespaces.get(name)))
+            ] += 1
     for name in {**before.policies, **after.policies}:
         if before.policies.get(name) != after.policies.get(name):
             told[repr((PolicyChanged, before.policies.get(name), after.policies.get(name)))] += 1
@@ -168,16 +221,26 @@ def test_no_verdict_depends_on_who_asked(walk: Walk, length: int) -> None:
     plain, asked = View(), View()
     for offset, record in steps(walk, length):
         # Read again, because a view keeps the record `joined`, and so must not see the field in it.
-        named = record if isinstance(record, Unreadable) else decode(encode(replace(record, requested_by="admin:alice")))
+        named = (
+            record
+            if isinstance(record, Unreadable)
+            else decode(encode(replace(record, requested_by="admin:alice")))
+        )
         verdict, other = apply(plain, offset, record), apply(asked, offset, named)
-        assert (verdict.reason, verdict.problem, verdict.diverged) == (other.reason, other.problem, other.diverged)
+        assert (verdict.reason, verdict.problem, verdict.diverged) == (
+            other.reason,
+            other.problem,
+            other.diverged,
+        )
     assert to_bytes(plain) == to_bytes(asked)
 
 
 @settings(max_examples=60, deadline=None)
 @given(walk=walks, length=lengths)
 def test_the_model_reaches_the_same_verdicts_and_the_same_state(walk: Walk, length: int) -> None:
-    """A second fold, written from the tables of the protocol alone, agrees with the first after every record."""
+    """A second fold, written from the tables of the protocol alone, agrees with the first after
+    every record.
+    """
     view, model = View(), Model()
     for offset, record in steps(walk, length):
         assert judge(model, offset, record) == apply(view, offset, record).reason
@@ -187,7 +250,9 @@ def test_the_model_reaches_the_same_verdicts_and_the_same_state(walk: Walk, leng
 @settings(max_examples=40, deadline=None)
 @given(walk=walks, length=lengths)
 def test_the_invariants_hold_after_every_record(walk: Walk, length: int) -> None:
-    """The hash space is covered once, tokens never fall, indexes and digest are right, nobody dead holds anything."""
+    """The hash space is covered once, tokens never fall, indexes and digest are right, nobody dead
+    holds anything.
+    """
     view = View()
     highest: dict[tuple[str, int], int] = {}
     for offset, record in steps(walk, length):
@@ -203,16 +268,26 @@ def test_the_invariants_hold_after_every_record(walk: Walk, length: int) -> None
 
 @settings(max_examples=40, deadline=None)
 @given(walk=walks, length=lengths)
-def test_a_rejected_record_changes_nothing_but_its_publishers_sequence(walk: Walk, length: int) -> None:
-    """Of a rejected record nothing is left but the attempt that it settled; of an accepted one, all that it tells."""
+def test_a_rejected_record_changes_nothing_but_its_publishers_sequence(
+    walk: Walk, length: int
+) -> None:
+    """Of a rejected record nothing is left but the attempt that it settled; of an accepted one, all
+    that it tells.
+    """
     view = View()
     for offset, record in steps(walk, length):
         before = from_bytes(to_bytes(view))
         verdict = apply(view, offset, record)
         assert changes_between(before, view) == changes_told(verdict)
         if not verdict.accepted:
-            speaker = before.live.get(record.incarnation) if record.incarnation is not None else None
-            settles = speaker is not None and speaker.broker == record.publisher and (record.sequence or 0) > speaker.sequence
+            speaker = (
+                before.live.get(record.incarnation) if record.incarnation is not None else None
+            )
+            settles = (
+                speaker is not None
+                and speaker.broker == record.publisher
+                and (record.sequence or 0) > speaker.sequence
+            )
             if speaker is not None and settles and before.genesis is not None:
                 before.raise_sequence(speaker, record.sequence or 0)
             assert dump(before) == dump(view)
@@ -241,8 +316,12 @@ def test_what_was_accepted_is_never_accepted_again(walk: Walk, length: int) -> N
 
 @settings(max_examples=40, deadline=None)
 @given(walk=walks, length=lengths, restarts=st.lists(st.integers(0, 160), max_size=4))
-def test_a_fold_that_restarts_from_snapshots_comes_to_the_same(walk: Walk, length: int, restarts: list[int]) -> None:
-    """Wherever a reader restarted from a snapshot, each later verdict, and the view byte for byte, is the live one's."""
+def test_a_fold_that_restarts_from_snapshots_comes_to_the_same(
+    walk: Walk, length: int, restarts: list[int]
+) -> None:
+    """Wherever a reader restarted from a snapshot, each later verdict, and the view byte for byte,
+    is the live one's.
+    """
     live, restarted = View(), View()
     for place, (offset, record) in enumerate(steps(walk, length)):
         if place in restarts:
@@ -257,12 +336,18 @@ def test_a_fold_that_restarts_from_snapshots_comes_to_the_same(walk: Walk, lengt
 @settings(max_examples=40, deadline=None)
 @given(walk=walks, length=lengths)
 def test_a_renewal_diverges_exactly_if_it_says_another_digest(walk: Walk, length: int) -> None:
-    """What a renewal must say is the digest that the view had just after the last accepted record of its broker's key."""
+    """What a renewal must say is the digest that the view had just after the last accepted record
+    of its broker's key.
+    """
     view = View()
     just_after: dict[str, int] = {}
     for offset, record in steps(walk, length):
         verdict = apply(view, offset, record)
-        expected = isinstance(record, Renewed) and verdict.accepted and record.digest != just_after[record.key]
+        expected = (
+            isinstance(record, Renewed)
+            and verdict.accepted
+            and record.digest != just_after[record.key]
+        )
         assert expected == verdict.diverged
         for name, entry in view.brokers.items():
             if entry.last == offset:
@@ -281,13 +366,51 @@ def test_the_walks_meet_every_reason() -> None:
     assert met["accepted"] > sum(met.values()) // 4
 
 
-FIELDS = st.sampled_from((
-    "kind", "key", "based_on", "publisher", "incarnation", "sequence", "as_of", "level", "timestamp_ms", "state", "owner", "source",
-    "requested_by", "positions", "status", "nonce", "lease_ms", "digest", "right", "raises_to",
-))  # fmt: skip
+FIELDS = st.sampled_from(
+    (
+        "kind",
+        "key",
+        "based_on",
+        "publisher",
+        "incarnation",
+        "sequence",
+        "as_of",
+        "level",
+        "timestamp_ms",
+        "state",
+        "owner",
+        "source",
+        "requested_by",
+        "positions",
+        "status",
+        "nonce",
+        "lease_ms",
+        "digest",
+        "right",
+        "raises_to",
+    )
+)
 VALUES = st.one_of(
-    st.sampled_from((*STRANGE, "bundle", "broker", "joined", "owned", "level", "genesis", "t/one/0x00000000_0xffffffff")),
-    st.recursive(st.none() | st.booleans() | st.integers(-1, 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=5), st.lists),
+    st.sampled_from(
+        (
+            *STRANGE,
+            "bundle",
+            "broker",
+            "joined",
+            "owned",
+            "level",
+            "genesis",
+            "t/one/0x00000000_0xffffffff",
+        )
+    ),
+    st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers(-1, 2**64 - 1)
+        | st.floats(allow_nan=False)
+        | st.text(max_size=5),
+        st.lists,
+    ),
 )
 
 

@@ -1,4 +1,6 @@
-"""A forecast shows what the moves do, against a slow model that carries out one move after the other."""
+"""A forecast shows what the moves do, against a slow model that carries out one move after the
+other.
+"""
 
 from __future__ import annotations
 
@@ -27,38 +29,64 @@ SETTINGS: Final = BalancingSettings()
 
 def foreseen(snapshot: Snapshot, plan: Plan, chance: random.Random) -> Forecast:
     """The forecast of a plan by use. A move without a destination gets any live broker, or none."""
-    placed = {move.bundle: chance.choice(snapshot.live) for move in plan.moves if move.destination is None and chance.random() < 0.9}
+    placed = {
+        move.bundle: chance.choice(snapshot.live)
+        for move in plan.moves
+        if move.destination is None and chance.random() < 0.9
+    }
     return forecast_of(snapshot, plan, measure="use", ttl_ms=LOAD_TTL_MS, placed=placed)
 
 
 def carried_out(snapshot: Snapshot, forecast: Forecast) -> dict[str, list[float]]:
-    """The slow model: use, throughput, messages and bundle count of each broker, after one move after the other."""
+    """The slow model: use, throughput, messages and bundle count of each broker, after one move
+    after the other.
+    """
     told: dict[str, list[float]] = {}
     for broker in snapshot.live:
         load = snapshot.loads.get(broker)
         told[broker] = [0.0, 0.0, 0.0, 0] if load is None else figures(load)
     for each in forecast.moves:
         source = snapshot.loads[each.move.source]
-        [bundle] = [bundle for bundle in source.bundles or () if bundle.bundle == each.move.bundle][-1:]
+        [bundle] = [bundle for bundle in source.bundles or () if bundle.bundle == each.move.bundle][
+            -1:
+        ]
         traffic = bundle.traffic
-        use = source.averages.weighted_max * traffic.bytes_per_second / (source.traffic.bytes_per_second or math.inf)
+        use = (
+            source.averages.weighted_max
+            * traffic.bytes_per_second
+            / (source.traffic.bytes_per_second or math.inf)
+        )
         for end, sign in ((each.move.source, -1), (each.destination, 1)):
             if end is not None:
                 change = (use, traffic.bytes_per_second, traffic.messages_per_second, 1)
-                told[end] = [figure + sign * part for figure, part in zip(told[end], change, strict=True)]
+                told[end] = [
+                    figure + sign * part for figure, part in zip(told[end], change, strict=True)
+                ]
     return told
 
 
 def figures(load: BrokerLoad) -> list[float]:
-    return [load.averages.weighted_max, load.traffic.bytes_per_second, load.traffic.messages_per_second, load.bundle_count]
+    return [
+        load.averages.weighted_max,
+        load.traffic.bytes_per_second,
+        load.traffic.messages_per_second,
+        load.bundle_count,
+    ]
 
 
 def shown(standing: Standing) -> list[float]:
-    return [standing.used or 0.0, standing.bytes_per_second, standing.messages_per_second, standing.bundles]
+    return [
+        standing.used or 0.0,
+        standing.bytes_per_second,
+        standing.messages_per_second,
+        standing.bundles,
+    ]
 
 
 @given(SEEDS, st.sampled_from(STRATEGIES))
-def test_the_standings_after_are_those_before_with_all_moves_carried_out(seed: int, strategy: object) -> None:
+def test_the_standings_after_are_those_before_with_all_moves_carried_out(
+    seed: int, strategy: object
+) -> None:
     chance = random.Random(seed)
     snapshot = ruled(sound(chance), chance)
     plan = strategy.plan(snapshot)  # type: ignore[attr-defined] # each of them is a `Shedder`
@@ -76,7 +104,10 @@ def test_a_round_without_moves_changes_nothing(seed: int, strategy: object) -> N
     plan = strategy.plan(snapshot)  # type: ignore[attr-defined] # as above
     forecast = foreseen(snapshot, plan, chance)
     for broker in forecast.brokers:
-        assert all(math.isfinite(figure) and figure >= 0 for figure in (*shown(broker.before), *shown(broker.after)[:3]))
+        assert all(
+            math.isfinite(figure) and figure >= 0
+            for figure in (*shown(broker.before), *shown(broker.after)[:3])
+        )
         if not plan.moves:
             assert broker.before == broker.after
     assert math.isfinite(forecast.moved_bytes_per_second)
@@ -86,15 +117,24 @@ def test_a_round_without_moves_changes_nothing(seed: int, strategy: object) -> N
 @given(clusters())
 def test_costs_move_with_their_bundles(snapshot: Snapshot) -> None:
     snapshot = replace(snapshot, live=tuple(sorted(broker.broker for broker in snapshot.brokers)))
-    forecast = forecast_of(snapshot, BalancedShedder().plan(snapshot), measure="cost", ttl_ms=LOAD_TTL_MS)
-    piles = {broker.broker: {bundle.name: bundle.cost for bundle in broker.bundles} for broker in snapshot.brokers}
+    forecast = forecast_of(
+        snapshot, BalancedShedder().plan(snapshot), measure="cost", ttl_ms=LOAD_TTL_MS
+    )
+    piles = {
+        broker.broker: {bundle.name: bundle.cost for bundle in broker.bundles}
+        for broker in snapshot.brokers
+    }
     for each in forecast.moves:
         assert each.destination is not None
         piles[each.destination][each.move.bundle] = piles[each.move.source].pop(each.move.bundle)
     for broker in forecast.brokers:
         assert len(piles[broker.broker]) == broker.after.bundles
-        assert math.fsum(piles[broker.broker].values()) == pytest.approx(broker.after.cost, rel=1e-6, abs=1e-6 * broker.before.cost)
-    fills = {name: math.fsum(pile.values()) / capacity_of(snapshot, name) for name, pile in piles.items()}
+        assert math.fsum(piles[broker.broker].values()) == pytest.approx(
+            broker.after.cost, rel=1e-6, abs=1e-6 * broker.before.cost
+        )
+    fills = {
+        name: math.fsum(pile.values()) / capacity_of(snapshot, name) for name, pile in piles.items()
+    }
     taking = [broker.broker for broker in forecast.brokers if broker.apart is None]
     assume(taking and any(fills.values()))
     assert_level(forecast, [fills[name] for name in taking], mean_fill(snapshot, taking))
@@ -106,7 +146,9 @@ def capacity_of(snapshot: Snapshot, name: str) -> int:
 
 def mean_fill(snapshot: Snapshot, taking: list[str]) -> float:
     brokers = [broker for broker in snapshot.brokers if broker.broker in taking]
-    return math.fsum(bundle.cost for broker in brokers for bundle in broker.bundles) / sum(broker.capacity for broker in brokers)
+    return math.fsum(bundle.cost for broker in brokers for bundle in broker.bundles) / sum(
+        broker.capacity for broker in brokers
+    )
 
 
 def assert_level(forecast: Forecast, fills: list[float], whole: float) -> None:
@@ -116,7 +158,9 @@ def assert_level(forecast: Forecast, fills: list[float], whole: float) -> None:
     mean = sum(fill / whole for fill in fills) / len(fills)
     deviation = (sum((fill / whole - mean) ** 2 for fill in fills) / len(fills)) ** 0.5
     assert forecast.after is not None
-    assert (mean, deviation) == pytest.approx((forecast.after.mean, forecast.after.deviation), rel=1e-6, abs=1e-6)
+    assert (mean, deviation) == pytest.approx(
+        (forecast.after.mean, forecast.after.deviation), rel=1e-6, abs=1e-6
+    )
 
 
 @given(SEEDS)
@@ -135,7 +179,8 @@ def test_a_plan_as_if_due_is_the_one_that_comes(seed: int) -> None:
         assert last is not None
         announced = shedder.plan(as_if_due(snapshot, SETTINGS)).moves
         assert name == "AvgShedder" or last.moves == announced
-        # The other one acts on a large difference rounds before it acts on a smaller one; as if due, on both.
+        # The other one acts on a large difference rounds before it acts on a smaller one; as if
+        # due, on both.
         assert [move for move in announced if move in last.moves] == list(last.moves)
 
 

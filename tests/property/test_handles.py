@@ -1,4 +1,6 @@
-"""Handles under any course of events: what must never pass, and what a namespace that serves on adds to that."""
+"""Handles under any course of events: what must never pass, and what a namespace that serves on
+adds to that.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ LEASE_MS, ATTENTION_MS, SKEW_MS = 3_000, 1_400, 250
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happening:
-    """Both clocks go on by so much, and then something happens; `looks` are made, and nothing else does."""
+    """Both clocks go on by so much, and then something happens; `looks` are made, and nothing else
+    does.
+    """
 
     boot_ms: int
     wall_ms: int
@@ -27,7 +31,9 @@ HAPPENINGS = st.lists(
         Happening,
         boot_ms=st.integers(0, 2 * LEASE_MS),
         wall_ms=st.integers(-LEASE_MS, 3 * LEASE_MS),
-        what=st.sampled_from(["looks", "step", "step", "renewed", "renewed", "lost", "policy", "closed"]),
+        what=st.sampled_from(
+            ["looks", "step", "step", "renewed", "renewed", "lost", "policy", "closed"]
+        ),
     ),
     max_size=30,
 )
@@ -35,10 +41,21 @@ HAPPENINGS = st.lists(
 
 @given(course=HAPPENINGS)
 def test_what_serves_on_is_bounded(course: list[Happening]) -> None:
-    """It passes wherever a handle that fences does, and past the lease only for who is awake; for who has lost all, nothing does."""
+    """It passes wherever a handle that fences does, and past the lease only for who is awake; for
+    who has lost all, nothing does.
+    """
     lease = Lease(incarnation=7, skew_max_ms=SKEW_MS, attention_ms=ATTENTION_MS)
     fencing, serving = (
-        Handle(bundle="t/n/0_1", namespace="t/n", low=0, high=1, token=9, lease=lease, is_open=True, serves_on=serves_on)
+        Handle(
+            bundle="t/n/0_1",
+            namespace="t/n",
+            low=0,
+            high=1,
+            token=9,
+            lease=lease,
+            is_open=True,
+            serves_on=serves_on,
+        )
         for serves_on in (False, True)
     )
     boot_ms, wall_ms, stepped_ms, is_lost, was_given = 1, 1_700_000_000_000, None, False, False

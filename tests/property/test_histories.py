@@ -63,22 +63,40 @@ class Obvious:
             if (old and old.server) != (new and new.server):
                 if old and old.server is not None:
                     how = self._how(old, new, record, dead)
-                    self.intervals[name, self.brokers[old.server], old.token, self.began.pop(name), offset, how] += 1
+                    self.intervals[
+                        name, self.brokers[old.server], old.token, self.began.pop(name), offset, how
+                    ] += 1
                 if new and new.server is not None:
                     self.began[name] = offset
             self._move(name, old, new, offset, record, dead)
         self.bundles = after
         self.brokers = alive
 
-    def _how(self, old: BundleEntry, new: BundleEntry | None, record: AnyRecord | Unreadable, dead: object) -> str:
+    def _how(
+        self,
+        old: BundleEntry,
+        new: BundleEntry | None,
+        record: AnyRecord | Unreadable,
+        dead: object,
+    ) -> str:
         if old.server in dead:  # type: ignore[operator]  # A view of keys.
-            return "left" if isinstance(record, BrokerRecord) and record.status == "left" else "died"
+            return (
+                "left" if isinstance(record, BrokerRecord) and record.status == "left" else "died"
+            )
         if new is None:
-            return {"Split": "split", "Merge": "merged", "NamespaceRecord": "deleted"}[type(record).__name__]
+            return {"Split": "split", "Merge": "merged", "NamespaceRecord": "deleted"}[
+                type(record).__name__
+            ]
         return {"handing_over": "transferred", "unloading": "unloaded"}[old.phase]
 
     def _move(  # noqa: PLR0917 - what is seen of one bundle, in the order of its life
-        self, name: str, old: BundleEntry | None, new: BundleEntry | None, offset: int, record: AnyRecord | Unreadable, dead: object
+        self,
+        name: str,
+        old: BundleEntry | None,
+        new: BundleEntry | None,
+        offset: int,
+        record: AnyRecord | Unreadable,
+        dead: object,
     ) -> None:
         if new and new.phase in ON_ITS_WAY and not (old and old.phase in ON_ITS_WAY):
             self.asked[name] = offset, record.publisher
@@ -87,10 +105,17 @@ class Obvious:
         if old and old.phase in ON_ITS_WAY and not (new and new.phase in ON_ITS_WAY):
             begun, asked_by = self.asked.pop(name)
             ready = self.ready.pop(name, None)
-            result = {"transferring": "cancelled", "handing_over": "done", "unloading": "unloaded"}[old.phase]
+            result = {"transferring": "cancelled", "handing_over": "done", "unloading": "unloaded"}[
+                old.phase
+            ]
             if old.source in dead or old.owner in dead:  # type: ignore[operator]  # As above.
-                side = "source" if old.source in dead else "destination"  # type: ignore[operator]  # As above.
-                result = f"{side}_left" if isinstance(record, BrokerRecord) and record.status == "left" else f"{side}_died"
+                # As above.
+                side = "source" if old.source in dead else "destination"  # type: ignore[operator]
+                result = (
+                    f"{side}_left"
+                    if isinstance(record, BrokerRecord) and record.status == "left"
+                    else f"{side}_died"
+                )
             self.transfers[name, begun, asked_by, ready, offset, result] += 1
 
 
@@ -103,7 +128,9 @@ def told(walk: Walk, length: int) -> tuple[list[Emitted], Obvious]:
         record = decode(data)
         verdict: Verdict = apply(view, offset, record)
         if verdict.changes:
-            emitted += histories.feed(Folded(offset=offset, record=record, verdict=verdict), time_of(offset))
+            emitted += histories.feed(
+                Folded(offset=offset, record=record, verdict=verdict), time_of(offset)
+            )
         model.see(view, offset, record)
     return emitted, model
 
@@ -113,10 +140,14 @@ def told(walk: Walk, length: int) -> tuple[list[Emitted], Obvious]:
 def test_histories_are_those_of_the_obvious_model(seed: int, length: int) -> None:
     emitted, model = told(Walk(seed), length)
     transitions, intervals, transfers = (
-        rows_of(emitted, table) for table in (Table.TRANSITIONS, Table.OWNERSHIP_INTERVALS, Table.TRANSFERS)
+        rows_of(emitted, table)
+        for table in (Table.TRANSITIONS, Table.OWNERSHIP_INTERVALS, Table.TRANSFERS)
     )
     offsets = [row.offset for row in emitted if row.table == Table.TRANSITIONS]
-    found = Counter((at, row["bundle"], row["phase_before"], row["phase_after"]) for at, row in zip(offsets, transitions, strict=True))
+    found = Counter(
+        (at, row["bundle"], row["phase_before"], row["phase_after"])
+        for at, row in zip(offsets, transitions, strict=True)
+    )
     assert model.transitions == found
     columns = ("bundle", "broker", "token", "from_offset", "to_offset", "how")
     assert model.intervals == Counter(tuple(row[column] for column in columns) for row in intervals)
@@ -126,7 +157,9 @@ def test_histories_are_those_of_the_obvious_model(seed: int, length: int) -> Non
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 2**32), st.integers(1, RECORDS_MAX), st.integers(0, RECORDS_MAX))
-def test_histories_that_begin_late_lack_only_what_was_before(seed: int, length: int, middle: int) -> None:
+def test_histories_that_begin_late_lack_only_what_was_before(
+    seed: int, length: int, middle: int
+) -> None:
     walk, view, whole = Walk(seed), View(), Histories()
     late: Histories | None = None
     for number in range(length):
@@ -141,9 +174,13 @@ def test_histories_that_begin_late_lack_only_what_was_before(seed: int, length: 
             rows = list(whole.feed(folded, time_of(offset)))
             if late is not None:
                 late_rows = list(late.feed(folded, time_of(offset)))
-                assert [(row.table, row.offset, row.ordinal) for row in rows] == [(row.table, row.offset, row.ordinal) for row in late_rows]
+                assert [(row.table, row.offset, row.ordinal) for row in rows] == [
+                    (row.table, row.offset, row.ordinal) for row in late_rows
+                ]
                 for row, late_row in zip(rows, late_rows, strict=True):
-                    _same_but_for_the_beginning(orjson.loads(row.body or b""), orjson.loads(late_row.body or b""))
+                    _same_but_for_the_beginning(
+                        orjson.loads(row.body or b""), orjson.loads(late_row.body or b"")
+                    )
 
 
 def _same_but_for_the_beginning(row: Row, late: Row) -> None:
@@ -160,7 +197,9 @@ def _same_but_for_the_beginning(row: Row, late: Row) -> None:
         "ready_at",
         "pause_ms",
     }
-    assert {name: row[name] for name in row if name not in unknown} == {name: late[name] for name in late if name not in unknown}
+    assert {name: row[name] for name in row if name not in unknown} == {
+        name: late[name] for name in late if name not in unknown
+    }
     assert {name for name in unknown if row[name] is not None} <= began
 
 

@@ -1,4 +1,6 @@
-"""The history snapshot of a log, wherever that is compacted and whoever dies at it: what stays on the log can be told, view for view."""
+"""The history snapshot of a log, wherever that is compacted and whoever dies at it: what stays on
+the log can be told, view for view.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,16 @@ from equipoise.channel.snapshots.restore import earliest
 from equipoise.compaction.retention import Retention
 from equipoise.compaction.writing import Step
 from tests.channels.compacted import compact as compact_without_history_snapshot
-from tests.channels.compacting import all_of, begin_copy, compacted, digests_of, fold, restored_to_end, told_by, untold
+from tests.channels.compacting import (
+    all_of,
+    begin_copy,
+    compacted,
+    digests_of,
+    fold,
+    restored_to_end,
+    told_by,
+    untold,
+)
 from tests.channels.folding import channel_with
 from tests.channels.gap_log import GapLog
 from tests.channels.walk import Walk
@@ -42,7 +53,9 @@ rounds = st.lists(
 
 
 def compact_or_die(log: GapLog, retain: Retention, dies_at: Step | None) -> bool:
-    """Compact, as far as it comes; whether it came to its end. It is refused where a renewal of the walk bears a digest of no view."""
+    """Compact, as far as it comes; whether it came to its end. It is refused where a renewal of the
+    walk bears a digest of no view.
+    """
 
     def step(told: str) -> None:
         if told == dies_at:
@@ -56,7 +69,9 @@ def compact_or_die(log: GapLog, retain: Retention, dies_at: Step | None) -> bool
 
 @settings(max_examples=60, deadline=None)
 @given(seed=seeds, rounds=rounds)
-def test_all_that_stays_on_the_log_can_be_told(seed: int, rounds: list[tuple[int, Retention, Step | None]]) -> None:
+def test_all_that_stays_on_the_log_can_be_told(
+    seed: int, rounds: list[tuple[int, Retention, Step | None]]
+) -> None:
     """From the history snapshot on, the view after each record equals that of a fold from zero."""
     walk, log = Walk(seed), GapLog()
     for length, retain, dies_at in rounds:
@@ -68,15 +83,24 @@ def test_all_that_stays_on_the_log_can_be_told(seed: int, rounds: list[tuple[int
         assert history_snapshot.problem is None
         assert history_snapshot.marker is None or history_snapshot.marker.position >= log.start()
         # One that died may not have cut yet what it was to cut, which needs not be told.
-        between = not retain.amount or (history_snapshot.marker is not None and history_snapshot.marker.position == earliest(log).position)
+        between = not retain.amount or (
+            history_snapshot.marker is not None
+            and history_snapshot.marker.position == earliest(log).position
+        )
         assert between or not untold(log)
     log.close()
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=seeds, lengths=st.lists(st.integers(0, RECORDS_MAX), min_size=1, max_size=8), retain=retentions)
+@given(
+    seed=seeds,
+    lengths=st.lists(st.integers(0, RECORDS_MAX), min_size=1, max_size=8),
+    retain=retentions,
+)
 def test_nothing_that_stays_is_untold(seed: int, lengths: list[int], retain: Retention) -> None:
-    """As long as nobody dies, everything that one retention leaves on the log can be told, by all commands that look back."""
+    """As long as nobody dies, everything that one retention leaves on the log can be told, by all
+    commands that look back.
+    """
     walk, log = Walk(seed), GapLog()
     for length in lengths:
         log.put(*(walk.step() for _ in range(length)))
@@ -86,11 +110,18 @@ def test_nothing_that_stays_is_untold(seed: int, lengths: list[int], retain: Ret
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=seeds, lengths=st.lists(st.integers(1, RECORDS_MAX), min_size=3, max_size=6), cut_after=st.integers(0, 2), retain=retentions)
+@given(
+    seed=seeds,
+    lengths=st.lists(st.integers(1, RECORDS_MAX), min_size=3, max_size=6),
+    cut_after=st.integers(0, 2),
+    retain=retentions,
+)
 def test_a_log_that_was_cut_without_a_history_is_told_from_then_on(
     seed: int, lengths: list[int], cut_after: int, retain: Retention
 ) -> None:
-    """Where a compactor without a history snapshot cut the log, its snapshot becomes the history snapshot, as long as possible."""
+    """Where a compactor without a history snapshot cut the log, its snapshot becomes the history
+    snapshot, as long as possible.
+    """
     walk, log = Walk(seed), GapLog()
     known_from = 0
     for number, length in enumerate(lengths):
@@ -98,15 +129,27 @@ def test_a_log_that_was_cut_without_a_history_is_told_from_then_on(
         if number == cut_after and fold(walk.entries).genesis is not None:
             known_from = compact_without_history_snapshot(log).offset
         elif compact_or_die(log, retain, None):
-            assert earliest(log).view.offset == known_from if log.start() <= known_from + 1 and known_from else not untold(log)
+            assert (
+                earliest(log).view.offset == known_from
+                if log.start() <= known_from + 1 and known_from
+                else not untold(log)
+            )
         assert told_by(log).items() <= digests_of(walk.entries).items() | {(-1, 0)}
     log.close()
 
 
 @settings(max_examples=40, deadline=None)
-@given(renewals=st.lists(st.integers(0, 12), min_size=1, max_size=5), retain=retentions, dies_at=st.sampled_from([None, *Step]))
-def test_a_copy_is_told_from_its_beginning(renewals: list[int], retain: Retention, dies_at: Step | None) -> None:
-    """A copy begins with its snapshot, which becomes the history snapshot when it is first replaced."""
+@given(
+    renewals=st.lists(st.integers(0, 12), min_size=1, max_size=5),
+    retain=retentions,
+    dies_at=st.sampled_from([None, *Step]),
+)
+def test_a_copy_is_told_from_its_beginning(
+    renewals: list[int], retain: Retention, dies_at: Step | None
+) -> None:
+    """A copy begins with its snapshot, which becomes the history snapshot when it is first
+    replaced.
+    """
     channel, log = channel_with("a:1"), GapLog()
     begin_copy(log, channel, base=BASE)
     digests = {BASE: channel.view.digest()}

@@ -1,4 +1,6 @@
-"""Honest brokers are accused of nothing, however the log and the evidence beside it are read: out of step, late, or hours in one batch."""
+"""Honest brokers are accused of nothing, however the log and the evidence beside it are read: out
+of step, late, or hours in one batch.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,14 @@ def read_out_of_step(run: Run, ahead_ms: int) -> list[Finding]:
     for first, end in pairwise(ends):
         channel = run.channel[first:end]
         until_ms = channel[-1].at_ms + ahead_ms
-        further = next((place for place in range(read, len(run.serving)) if run.serving[place].at_ms > until_ms), len(run.serving))
+        further = next(
+            (
+                place
+                for place in range(read, len(run.serving))
+                if run.serving[place].at_ms > until_ms
+            ),
+            len(run.serving),
+        )
         found += pipeline.feed([*channel, *run.serving[read:further]])
         read = further
     return found
@@ -47,7 +56,10 @@ def test_evidence_may_be_read_before_its_records_or_after_them(run: Run, ahead_m
 @pytest.mark.parametrize("hours", [0.5, 1.1, 3.0])
 def test_a_batch_may_span_hours(run: Run, hours: float) -> None:
     quiet_ms = BEGAN_MS + 1_000 * (SECONDS + 14)
-    channel = [each._replace(at_ms=each.at_ms + int(hours * HOUR_MS)) if each.at_ms >= quiet_ms else each for each in run.channel]
+    channel = [
+        each._replace(at_ms=each.at_ms + int(hours * HOUR_MS)) if each.at_ms >= quiet_ms else each
+        for each in run.channel
+    ]
     serving = [each for each in run.serving if each.at_ms < quiet_ms]
     assert channel[-1].at_ms - channel[0].at_ms > hours * HOUR_MS
     assert [] == list(Pipeline().feed([*channel, *serving]))
@@ -56,7 +68,9 @@ def test_a_batch_may_span_hours(run: Run, hours: float) -> None:
 @pytest.mark.parametrize("hours", [0.5, 1.1, 3.0])
 def test_evidence_may_come_hours_after_the_log_was_read(run: Run, hours: float) -> None:
     last = run.channel[-1]
-    later = Arrival(last.source, last.offset + FIRST_OFFSET, last.at_ms + int(hours * HOUR_MS), b"{}")
+    later = Arrival(
+        last.source, last.offset + FIRST_OFFSET, last.at_ms + int(hours * HOUR_MS), b"{}"
+    )
     pipeline = Pipeline()
     found = [*pipeline.feed([*run.channel, later]), *pipeline.feed(run.serving)]
     assert {"malformed"} >= {finding.rule for finding in found}

@@ -1,6 +1,7 @@
 """The audit names every kind of injected violation, and says nothing of honest channels.
 
-`make bench BENCH=audit_injected` injects each kind at more places, and `make bench BENCH=audit_honest` asks for a million records.
+`make bench BENCH=audit_injected` injects each kind at more places, and `make bench
+BENCH=audit_honest` asks for a million records.
 """
 
 from __future__ import annotations
@@ -58,7 +59,11 @@ def test_honest_brokers_break_no_rule_for_an_audit_that_begins_in_the_middle(nam
     reader = Reader(log="injected")
     for arrival in run.channel[: len(run.channel) // 2]:
         reader.feed(Entry(arrival.offset, arrival.value or b""))
-    left = [arrival for arrival in run.arrivals if arrival.source != Source.CHANNEL or arrival.offset >= reader.position]
+    left = [
+        arrival
+        for arrival in run.arrivals
+        if arrival.source != Source.CHANNEL or arrival.offset >= reader.position
+    ]
     assert [] == findings_of(left, begin=to_bytes(reader.view))
 
 
@@ -66,7 +71,9 @@ def test_honest_brokers_break_no_rule_for_an_audit_that_begins_in_the_middle(nam
 def test_a_clock_that_was_set_back_breaks_no_rule(name: str) -> None:
     channel = play(honest(name, seconds=12), 7).channel
     stands_ms = channel[len(channel) // 3].at_ms
-    assert [] == findings_of([arrival._replace(at_ms=min(arrival.at_ms, stands_ms)) for arrival in channel])
+    assert [] == findings_of(
+        [arrival._replace(at_ms=min(arrival.at_ms, stands_ms)) for arrival in channel]
+    )
 
 
 def test_batches_do_not_change_findings() -> None:

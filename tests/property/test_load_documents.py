@@ -1,4 +1,6 @@
-"""Load documents are read as they were written, light samples are small, and any bytes are read or refused."""
+"""Load documents are read as they were written, light samples are small, and any bytes are read or
+refused.
+"""
 
 from __future__ import annotations
 
@@ -40,16 +42,25 @@ TRAFFIC = st.builds(
     messages_out_per_second=FIGURES,
 )
 BUNDLES = st.builds(
-    BundleTraffic, bundle=NAMES, traffic=TRAFFIC, topics=COUNTS, consumers=COUNTS, producers=COUNTS, cache_bytes=COUNTS, cost=FIGURES
+    BundleTraffic,
+    bundle=NAMES,
+    traffic=TRAFFIC,
+    topics=COUNTS,
+    consumers=COUNTS,
+    producers=COUNTS,
+    cache_bytes=COUNTS,
+    cost=FIGURES,
 )
 USES = st.builds(Use, used=FIGURES, limit=FIGURES)
 SAMPLES = st.builds(
     Sample,
-    broker=st.text("".join(map(chr, range(ord("!"), ord("~") + 1))).replace("/", ""), min_size=1, max_size=255).filter(
-        lambda name: not name.startswith("admin:")
-    ),
+    broker=st.text(
+        "".join(map(chr, range(ord("!"), ord("~") + 1))).replace("/", ""), min_size=1, max_size=255
+    ).filter(lambda name: not name.startswith("admin:")),
     at_ms=COUNTS,
-    resources=st.builds(Resources, cpu=USES, memory=USES, direct_memory=USES, bandwidth_in=USES, bandwidth_out=USES),
+    resources=st.builds(
+        Resources, cpu=USES, memory=USES, direct_memory=USES, bandwidth_in=USES, bandwidth_out=USES
+    ),
     used=FIGURES,
     traffic=TRAFFIC,
     bundle_count=COUNTS,
@@ -63,7 +74,8 @@ SAMPLES = st.builds(
     history=st.floats(0, 1),
 )
 UNSET = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
 )
 FIELDS = tuple(json.loads(encode_sample(Sample(broker="a", at_ms=0))))
 PARSERS = (decode_sample, decode_summary, decode_bundle)
@@ -79,7 +91,9 @@ def test_a_summary_is_decoded_as_it_was_encoded(sample: Sample) -> None:
     """Also each bundle alone."""
     summary = summarized(None, sample)
     assert summary == decode_summary(encode_summary(summary))
-    assert list(sample.bundles) == [decode_bundle(encode_bundle(bundle)) for bundle in sample.bundles]
+    assert list(sample.bundles) == [
+        decode_bundle(encode_bundle(bundle)) for bundle in sample.bundles
+    ]
 
 
 @given(SAMPLES)
@@ -88,10 +102,15 @@ def test_a_light_sample_is_small_and_close(sample: Sample) -> None:
     small = light(sample)
     assert len(encode_sample(small)) <= SAMPLE_BYTES_MAX
     named = len(small.bundles)
-    assert [b.bundle for b in sample.bundles[len(sample.bundles) - named :]] == [b.bundle for b in small.bundles]
+    assert [b.bundle for b in sample.bundles[len(sample.bundles) - named :]] == [
+        b.bundle for b in small.bundles
+    ]
     if named < len(sample.bundles):
         one_more = light(replace(sample, bundles=sample.bundles[-named - 1 : -named or None]))
-        assert len(encode_sample(replace(small, bundles=(*one_more.bundles, *small.bundles)))) > SAMPLE_BYTES_MAX
+        assert (
+            len(encode_sample(replace(small, bundles=(*one_more.bundles, *small.bundles))))
+            > SAMPLE_BYTES_MAX
+        )
     assert math.isclose(sample.cost, small.cost, rel_tol=1e-5)
     assert small == light(small)
 
@@ -126,5 +145,11 @@ def test_a_figure_that_is_not_finite_is_read_as_nan(figure: float) -> None:
 def test_a_report_of_the_previous_version_has_no_cpu_use() -> None:
     """During an upgrade, brokers of both versions read each other's reports."""
     sample = Sample(broker="a", at_ms=0, cpu_use=0.5, cpu_cost=7.0)
-    earlier = {name: value for name, value in json.loads(encode_sample(sample)).items() if not name.startswith("cpu_")}
-    assert replace(sample, cpu_use=None, cpu_cost=0.0) == decode_sample(json.dumps(earlier).encode())
+    earlier = {
+        name: value
+        for name, value in json.loads(encode_sample(sample)).items()
+        if not name.startswith("cpu_")
+    }
+    assert replace(sample, cpu_use=None, cpu_cost=0.0) == decode_sample(
+        json.dumps(earlier).encode()
+    )

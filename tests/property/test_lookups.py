@@ -1,4 +1,6 @@
-"""Look topics up while bundles move, split and merge: no answer names a broker that the view no longer names."""
+"""Look topics up while bundles move, split and merge: no answer names a broker that the view no
+longer names.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,20 @@ DEADLINE_S = 60.0
 TOPICS = tuple(f"non-persistent://{NAMESPACE}/topic-{number}" for number in range(2))
 
 changes = st.lists(
-    st.tuples(st.sampled_from(["transfer", "transfer", "unload", "split", "merge"]), st.integers(0, 7), st.booleans()),
+    st.tuples(
+        st.sampled_from(["transfer", "transfer", "unload", "split", "merge"]),
+        st.integers(0, 7),
+        st.booleans(),
+    ),
     min_size=1,
     max_size=5,
 )
 
 
 class Asker:
-    """The lookups of one broker, over both protocols, each checked in the step of the loop in which it is answered."""
+    """The lookups of one broker, over both protocols, each checked in the step of the loop in which
+    it is answered.
+    """
 
     def __init__(self, member: Member) -> None:
         lookups = Lookups(member.worker)
@@ -46,12 +54,16 @@ class Asker:
 
     async def ask(self, topic: str) -> None:
         """Look a topic up by each way that names a broker."""
-        response = await self._http.lookup(make_mocked_request("GET", f"/lookup/v2/topic/{topic.replace('://', '/')}"))
+        response = await self._http.lookup(
+            make_mocked_request("GET", f"/lookup/v2/topic/{topic.replace('://', '/')}")
+        )
         assert isinstance(response.body, bytes)
         self._check(topic, json.loads(response.body)["brokerUrl"])
         self._check(topic, await self._server.locate(parse_topic(topic)))
         routed = await self._member.worker.route(NAMESPACE, topic, timeout_ms=20_000)
-        self._check(topic, routed.addresses["pulsar"] if isinstance(routed, Peer) else self._member.url)
+        self._check(
+            topic, routed.addresses["pulsar"] if isinstance(routed, Peer) else self._member.url
+        )
 
     def _check(self, topic: str, url: str) -> None:
         view = self._member.worker.view
@@ -84,7 +96,9 @@ class Running:
         self._runner.close()
 
     def ask_during(self, changes: Sequence[tuple[str, int, bool]]) -> None:
-        """Make changes, and look topics up at both brokers until the last one is done. Fails with the first wrong answer."""
+        """Make changes, and look topics up at both brokers until the last one is done. Fails with
+        the first wrong answer.
+        """
         self._runner.run(asyncio.wait_for(self._ask_during(changes), DEADLINE_S))
 
     async def _ask_during(self, changes: Sequence[tuple[str, int, bool]]) -> None:
@@ -109,7 +123,12 @@ class Running:
         bundles = first.worker.view.bundles_of(NAMESPACE)
         path = f"/admin/v2/namespaces/{bundles[place % len(bundles)].name}"
         to = (first if is_first else second).worker.broker_id
-        verb = {"transfer": f"unload?destinationBroker={to}", "unload": "unload", "split": "split", "merge": "merge"}[kind]
+        verb = {
+            "transfer": f"unload?destinationBroker={to}",
+            "unload": "unload",
+            "split": "split",
+            "merge": "merge",
+        }[kind]
         if kind != "split" or len(bundles) < 4:
             await second.ask("PUT", f"{path}/{verb}")
 
@@ -124,6 +143,8 @@ def running() -> Iterator[Running]:
 
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(changes=changes)
-def test_no_answer_names_a_broker_that_the_view_no_longer_names(running: Running, changes: list[tuple[str, int, bool]]) -> None:
+def test_no_answer_names_a_broker_that_the_view_no_longer_names(
+    running: Running, changes: list[tuple[str, int, bool]]
+) -> None:
     running.ask_during(changes)
     assert all(asker.answers for asker in running.askers)

@@ -36,7 +36,9 @@ BROKERS = ("a1", "a2", "b1", "b2", "c1")
 NAMESPACES = ("gold/x", "gold/y", "iron/x", "iron/y")
 BROKER_PATTERNS = ("a.", "b.", ".1", "a1", "c1", ".*", "nobody")
 NAMESPACE_PATTERNS = ("gold/.*", ".*/x", "iron/y", ".*", "nobody/.*")
-FIGURES = st.sampled_from([0.0, 0.1, 0.5, 0.84, 0.86, 1.0, 3.0, 1e9, -1.0, 1e300, float("nan"), float("inf")])
+FIGURES = st.sampled_from(
+    [0.0, 0.1, 0.5, 0.84, 0.86, 1.0, 3.0, 1e9, -1.0, 1e300, float("nan"), float("inf")]
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +65,18 @@ def documents(draw: st.DrawFn) -> dict[str, Document]:
         }
     for number in range(draw(st.integers(0, 2))):
         low, high = sorted(
-            draw(st.lists(st.sampled_from([0, 0x40000000, 0x80000000, 0xC0000000, HASH_MAX]), min_size=2, max_size=2, unique=True))
+            draw(
+                st.lists(
+                    st.sampled_from([0, 0x40000000, 0x80000000, 0xC0000000, HASH_MAX]),
+                    min_size=2,
+                    max_size=2,
+                    unique=True,
+                )
+            )
         )
-        brokers = draw(st.lists(st.sampled_from((*BROKERS, "gone")), min_size=1, max_size=3, unique=True))
+        brokers = draw(
+            st.lists(st.sampled_from((*BROKERS, "gone")), min_size=1, max_size=3, unique=True)
+        )
         found[f"pin/{number}"] = {
             "namespace": draw(st.sampled_from(NAMESPACES)),
             "range": f"0x{low:08x}_0x{high:08x}",
@@ -78,7 +89,10 @@ def documents(draw: st.DrawFn) -> dict[str, Document]:
 def reports(draw: st.DrawFn) -> dict[str, BrokerLoad]:
     """Reports of some brokers: true, absurd or missing."""
     traffic = Traffic(bytes_in_per_second=1e3)
-    bundles = tuple(BundleTraffic(bundle=f"{name}/0x00000000_0x80000000", traffic=traffic, cost=10.0) for name in NAMESPACES)
+    bundles = tuple(
+        BundleTraffic(bundle=f"{name}/0x00000000_0x80000000", traffic=traffic, cost=10.0)
+        for name in NAMESPACES
+    )
     return {
         broker: BrokerLoad(
             taken_ms=draw(st.integers(0, 5)),
@@ -94,12 +108,20 @@ def reports(draw: st.DrawFn) -> dict[str, BrokerLoad]:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """A cluster with brokers up, draining and dead, bundles owned and free, and rules about all of them."""
+    """A cluster with brokers up, draining and dead, bundles owned and free, and rules about all of
+    them.
+    """
     members = [
-        Member(broker=name, domain=draw(st.sampled_from([None, "d1", "d2"])), version=draw(st.sampled_from(["1.0", "1.1", ""])))
+        Member(
+            broker=name,
+            domain=draw(st.sampled_from([None, "d1", "d2"])),
+            version=draw(st.sampled_from(["1.0", "1.1", ""])),
+        )
         for name in BROKERS
     ]
-    channel = ruled_channel(members, {name: draw(st.sampled_from([None, "g", "h"])) for name in NAMESPACES}, bundles=2)
+    channel = ruled_channel(
+        members, {name: draw(st.sampled_from([None, "g", "h"])) for name in NAMESPACES}, bundles=2
+    )
     for bundle in sorted(channel.view.bundles)[:: draw(st.integers(1, 4))]:
         give(channel, bundle, draw(st.sampled_from(BROKERS)))
     for broker in BROKERS:
@@ -120,7 +142,10 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def strategies_of(case: Case) -> tuple[Placement, ...]:
-    summaries = {name: Summary(broker=name, load=told, cost=10.0 * place) for place, (name, told) in enumerate(sorted(case.loads.items()))}
+    summaries = {
+        name: Summary(broker=name, load=told, cost=10.0 * place)
+        for place, (name, told) in enumerate(sorted(case.loads.items()))
+    }
     return (
         FewestBundles(loads=case.loads, rules=case.rules),
         LeastCost(summaries=summaries, rules=case.rules),
@@ -161,7 +186,9 @@ def broken_rule(case: Case, bundle: BundleEntry, broker: str) -> str | None:
             if not matches(listed(document, "primary") + listed(document, "secondary"), broker):
                 return f"{key} does not name {broker}"
     readable = [
-        document for key, document in case.policies.items() if key.startswith("isolation/") and "(" not in listed(document, "primary")
+        document
+        for key, document in case.policies.items()
+        if key.startswith("isolation/") and "(" not in listed(document, "primary")
     ]
     if not covering and any(matches(listed(document, "primary"), broker) for document in readable):
         return f"{broker} is kept for others"
@@ -173,7 +200,9 @@ def broken_rule(case: Case, bundle: BundleEntry, broker: str) -> str | None:
 def test_no_placement_breaks_a_hard_rule(case: Case, at_most: int) -> None:
     """Each strategy also places every bundle that it may place."""
     view = case.channel.view
-    free = [view.bundles[name] for name in sorted(view.bundles) if view.bundles[name].phase == "free"]
+    free = [
+        view.bundles[name] for name in sorted(view.bundles) if view.bundles[name].phase == "free"
+    ]
     avoid = {bundle.name: frozenset({case.channel.incarnation("a1")}) for bundle in free[::3]}
     for strategy in strategies_of(case):
         loads = {} if isinstance(strategy, RoundRobin) else case.loads
@@ -183,17 +212,23 @@ def test_no_placement_breaks_a_hard_rule(case: Case, at_most: int) -> None:
             assert None is broken_rule(case, view.bundles[name], broker)
             assert incarnation not in avoid.get(name, ())
         # A report with an impossible figure does not count, nor do the topics in it.
-        full = [name for name, load in loads.items() if load.topics >= case.rules.topics_max and fault_of(load) is None]
+        full = [
+            name
+            for name, load in loads.items()
+            if load.topics >= case.rules.topics_max and fault_of(load) is None
+        ]
         can = [
             bundle.name
             for bundle in free
             if any(
-                broken_rule(case, bundle, broker) is None and case.channel.incarnation(broker) not in avoid.get(bundle.name, ())
+                broken_rule(case, bundle, broker) is None
+                and case.channel.incarnation(broker) not in avoid.get(bundle.name, ())
                 for broker in BROKERS
                 if broker not in full
             )
         ]
-        if all(not name.startswith("isolation/") for name in case.policies):  # Whether primaries suffice is not judged here.
+        # Whether primaries suffice is not judged here.
+        if all(not name.startswith("isolation/") for name in case.policies):
             assert set(can[:at_most]) <= set(placed)
         assert len(placed) <= at_most
 
@@ -215,11 +250,20 @@ def test_every_broker_is_allowed_or_has_a_reason(case: Case) -> None:
 def test_equal_questions_have_equal_answers(case: Case) -> None:
     """Also over a view from a snapshot, and with reports in another order."""
     again = from_bytes(to_bytes(case.channel.view))
-    backwards = Case(channel=case.channel, policies=case.policies, loads=dict(reversed(list(case.loads.items()))), rules=case.rules)
+    backwards = Case(
+        channel=case.channel,
+        policies=case.policies,
+        loads=dict(reversed(list(case.loads.items()))),
+        rules=case.rules,
+    )
     for first, second in zip(strategies_of(case), strategies_of(backwards), strict=True):
         answers = []
         for view, strategy in ((case.channel.view, first), (again, second)):
-            free = [view.bundles[name] for name in sorted(view.bundles) if view.bundles[name].phase == "free"]
+            free = [
+                view.bundles[name]
+                for name in sorted(view.bundles)
+                if view.bundles[name].phase == "free"
+            ]
             answers.append(list(strategy.place(view, free, avoid={}, at_most=99).items()))
         assert answers[0] == answers[1]
 
@@ -231,15 +275,25 @@ def test_moved_bundles_are_found_wherever_they_are(case: Case, chance: random.Ra
     channel, view = case.channel, case.channel.view
     loads: dict[str, BrokerLoad] = {}
     for broker in view.live_brokers():
-        told = [bundle.name for bundle in view.held_by(broker.incarnation)] + chance.sample(sorted(view.bundles), 2)
+        told = [bundle.name for bundle in view.held_by(broker.incarnation)] + chance.sample(
+            sorted(view.bundles), 2
+        )
         count, messages = len(told) + chance.randrange(3), chance.randrange(100)
         bundles = {name: float(chance.randrange(9)) for name in told if chance.random() < 0.7}
-        loads[broker.broker] = replace(load(messages=messages, bundles=bundles), bundle_count=count, taken_ms=chance.randrange(3))
+        loads[broker.broker] = replace(
+            load(messages=messages, bundles=bundles),
+            bundle_count=count,
+            taken_ms=chance.randrange(3),
+        )
     up = [broker for broker in view.live_brokers() if broker.status == "up"]
     for bundle in sorted(view.bundles.values(), key=lambda bundle: bundle.name):
         others = [broker for broker in up if broker.incarnation != bundle.owner]
         if bundle.phase == "owned" and others and chance.random() < 0.5:
-            channel.accept(propose.transfer(channel.admin(), bundle, destination=chance.choice(others).incarnation))
+            channel.accept(
+                propose.transfer(
+                    channel.admin(), bundle, destination=chance.choice(others).incarnation
+                )
+            )
     reports = by_messages(loads)
     now, arrived = dict(reports.carried), Counter[str]()
     reporters: dict[str, str] = {}
@@ -254,37 +308,59 @@ def test_moved_bundles_are_found_wherever_they_are(case: Case, chance: random.Ra
                 arrived[owner.broker] += 1
     for member in view.live_brokers():
         if member.broker in now:
-            unheard = view.held_count(member.incarnation) - loads[member.broker].bundle_count - arrived[member.broker]
+            unheard = (
+                view.held_count(member.incarnation)
+                - loads[member.broker].bundle_count
+                - arrived[member.broker]
+            )
             now[member.broker] += max(0, unheard) * reports.usual
-    assert {name: pytest.approx(max(0.0, amount)) for name, amount in now.items()} == reports.scale(view).carried
+    assert {name: pytest.approx(max(0.0, amount)) for name, amount in now.items()} == reports.scale(
+        view
+    ).carried
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     domains=st.lists(st.sampled_from([None, "d1", "d2", "d3"]), min_size=1, max_size=7),
     namespaces=st.integers(1, 12),
-    strategy=st.sampled_from([FewestBundles(), LeastLongTermMessageRate(), LeastResourceUsageWithWeight()]),
+    strategy=st.sampled_from(
+        [FewestBundles(), LeastLongTermMessageRate(), LeastResourceUsageWithWeight()]
+    ),
     one_by_one=st.booleans(),
     exact=st.booleans(),
     data=st.data(),
 )
 def test_namespaces_of_a_group_are_spread_evenly(
-    domains: list[str | None], namespaces: int, strategy: Placement, *, one_by_one: bool, exact: bool, data: st.DataObject
+    domains: list[str | None],
+    namespaces: int,
+    strategy: Placement,
+    *,
+    one_by_one: bool,
+    exact: bool,
+    data: st.DataObject,
 ) -> None:
-    """With one bundle each, the counts of domains, and of the brokers of a domain, differ by at most one."""
+    """With one bundle each, the counts of domains, and of the brokers of a domain, differ by at
+    most one.
+    """
     members = [
-        Member(broker=f"b{place}", domain=domain, capacity=data.draw(st.sampled_from([1, 100]))) for place, domain in enumerate(domains)
+        Member(broker=f"b{place}", domain=domain, capacity=data.draw(st.sampled_from([1, 100])))
+        for place, domain in enumerate(domains)
     ]
     named = [f"t/ns{number:02d}" for number in range(namespaces)]
     channel = ruled_channel(members, dict.fromkeys(named, "group"))
     ruled = type(strategy)(rules=PlacementRules(pulsar_exact=exact))  # type: ignore[call-arg]
     batches = [[name] for name in named] if one_by_one else [named]
     for batch in batches:
-        placed = ruled.place(channel.view, [bundle_of(channel, name) for name in batch], avoid={}, at_most=99)
+        placed = ruled.place(
+            channel.view, [bundle_of(channel, name) for name in batch], avoid={}, at_most=99
+        )
         assert len(batch) == len(placed)
         for bundle, incarnation in placed.items():
             give(channel, bundle, channel.view.live[incarnation].broker)
-    held = {member.broker: channel.view.held_count(channel.incarnation(member.broker)) for member in members}
+    held = {
+        member.broker: channel.view.held_count(channel.incarnation(member.broker))
+        for member in members
+    }
     by_domain = Counter({member.domain: 0 for member in members})
     for member in members:
         by_domain[member.domain] += held[member.broker]
@@ -294,19 +370,35 @@ def test_namespaces_of_a_group_are_spread_evenly(
 
 
 @settings(max_examples=60, deadline=None)
-@given(domains=st.integers(1, 4), each=st.integers(1, 3), namespaces=st.integers(1, 4), bundles=st.integers(1, 6), data=st.data())
+@given(
+    domains=st.integers(1, 4),
+    each=st.integers(1, 3),
+    namespaces=st.integers(1, 4),
+    bundles=st.integers(1, 6),
+    data=st.data(),
+)
 def test_no_domain_has_two_namespaces_while_another_has_none(
     domains: int, each: int, namespaces: int, bundles: int, data: st.DataObject
 ) -> None:
     """For any number and order of bundles."""
     assume(namespaces <= domains)
-    members = [Member(broker=f"b{place}", domain=f"d{place % domains}") for place in range(domains * each)]
-    channel = ruled_channel(members, {f"t/ns{number}": "group" for number in range(namespaces)}, bundles=bundles)
+    members = [
+        Member(broker=f"b{place}", domain=f"d{place % domains}") for place in range(domains * each)
+    ]
+    channel = ruled_channel(
+        members, {f"t/ns{number}": "group" for number in range(namespaces)}, bundles=bundles
+    )
     for name in data.draw(st.permutations(sorted(channel.view.bundles))):
-        (incarnation,) = FewestBundles().place(channel.view, [channel.view.bundles[name]], avoid={}, at_most=1).values()
+        (incarnation,) = (
+            FewestBundles()
+            .place(channel.view, [channel.view.bundles[name]], avoid={}, at_most=1)
+            .values()
+        )
         give(channel, name, channel.view.live[incarnation].broker)
     inside: dict[str, set[str]] = {}
     for bundle in channel.view.bundles.values():
         assert bundle.owner is not None
-        inside.setdefault(str(channel.view.live[bundle.owner].joined.failure_domain), set()).add(bundle.namespace)
+        inside.setdefault(str(channel.view.live[bundle.owner].joined.failure_domain), set()).add(
+            bundle.namespace
+        )
     assert all(len(found) == 1 for found in inside.values())

@@ -1,4 +1,5 @@
-"""Policies of a namespace under races: each change affects one policy, however stale the view of its proposal.
+"""Policies of a namespace under races: each change affects one policy, however stale the view of
+its proposal.
 
 A change with an expected value fails if the value is another one, and the error names that value.
 """
@@ -28,8 +29,12 @@ intents = st.builds(
 )
 
 
-def proposed(channel: Channel, broker: str, intent: SetPolicy, expected: dict[str, object]) -> AnyRecord | None:
-    """The record that a broker makes of an intent against the present view; None if the expected value is not set."""
+def proposed(
+    channel: Channel, broker: str, intent: SetPolicy, expected: dict[str, object]
+) -> AnyRecord | None:
+    """The record that a broker makes of an intent against the present view; None if the expected
+    value is not set.
+    """
     make = record_of(channel.view, intent)
     if isinstance(make, Verdict):
         now = expected.get(intent.policy)
@@ -43,12 +48,17 @@ def proposed(channel: Channel, broker: str, intent: SetPolicy, expected: dict[st
 
 @given(rounds=st.lists(st.lists(intents, min_size=1, max_size=len(BROKERS)), max_size=6))
 def test_policies_survive_races(rounds: list[list[SetPolicy]]) -> None:
-    """In each round brokers propose at once. All but the first lose and try again, and none undoes the change of another."""
+    """In each round brokers propose at once. All but the first lose and try again, and none undoes
+    the change of another.
+    """
     channel = channel_with(*BROKERS)
     expected: dict[str, object] = {}
     for together in rounds:
         pairs = zip(BROKERS, together, strict=False)
-        waiting = deque((broker, intent, proposed(channel, broker, intent, expected)) for broker, intent in pairs)
+        waiting = deque(
+            (broker, intent, proposed(channel, broker, intent, expected))
+            for broker, intent in pairs
+        )
         while waiting:
             broker, intent, record = waiting.popleft()
             if record is None:

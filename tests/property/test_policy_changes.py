@@ -1,4 +1,6 @@
-"""Changes of cluster policies: `check_policy_change` asks about few bundles, and finds what asking about all finds."""
+"""Changes of cluster policies: `check_policy_change` asks about few bundles, and finds what asking
+about all finds.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ BUNDLES = (1, 2, 5, 8)
 
 # Where pins may begin and end: at the ends of bundles, and just beside them.
 POINTS = sorted(
-    {min(max(point + beside, 0), HASH_MAX) for bundles in BUNDLES for point in even_boundaries(bundles) for beside in (-1, 0, 1)}
+    {
+        min(max(point + beside, 0), HASH_MAX)
+        for bundles in BUNDLES
+        for point in even_boundaries(bundles)
+        for beside in (-1, 0, 1)
+    }
 )
 KEYS = ("isolation/one", "isolation/two", "pin/one", "pin/three", "pin/two")
 CHANGED = ("isolation/one", "pin/four", "pin/one")
@@ -42,8 +49,12 @@ def documents(draw: st.DrawFn, key: str) -> Document:
 
 
 def left_to_nobody(view: View, key: str, document: Document | None) -> str | None:
-    """The first bundle that some broker may have now and none then, or its namespace if no pins distinguish its bundles."""
-    after = {name: entry.document for name, entry in view.policies.items() if name != key} | ({} if document is None else {key: document})
+    """The first bundle that some broker may have now and none then, or its namespace if no pins
+    distinguish its bundles.
+    """
+    after = {name: entry.document for name, entry in view.policies.items() if name != key} | (
+        {} if document is None else {key: document}
+    )
     policies = (read_policies(view), policies_in(after))
     now, then = (Destinations(view, policies=each) for each in policies)
     for namespace in sorted(view.namespaces):
@@ -57,7 +68,9 @@ def left_to_nobody(view: View, key: str, document: Document | None) -> str | Non
 @settings(max_examples=300)
 @given(data=st.data())
 def test_the_check_agrees_with_asking_about_each_bundle(data: st.DataObject) -> None:
-    channel = ruled_channel(BROKERS, dict.fromkeys(NAMESPACES), bundles=data.draw(st.sampled_from(BUNDLES)))
+    channel = ruled_channel(
+        BROKERS, dict.fromkeys(NAMESPACES), bundles=data.draw(st.sampled_from(BUNDLES))
+    )
     for key in data.draw(st.lists(st.sampled_from(KEYS), unique=True)):
         set_policy(channel, key, data.draw(documents(key)))
     key = data.draw(st.sampled_from(CHANGED))
@@ -67,14 +80,23 @@ def test_the_check_agrees_with_asking_about_each_bundle(data: st.DataObject) -> 
         check_policy_change(channel.view, key, document)
     except PolicyLeavesNobody as error:
         told = error.subject
-    if told is not None:  # Otherwise no broker that it names is up, which is asked before all bundles are.
+    # Otherwise no broker that it names is up, which is asked before all bundles are.
+    if told is not None:
         assert left_to_nobody(channel.view, key, document) == (told or None)
 
 
 def test_a_bundle_without_an_allowed_broker_hides_no_other() -> None:
     channel = ruled_channel(BROKERS, {"t/x": None}, bundles=4)
-    set_policy(channel, "pin/one", {"namespace": "t/x", "range": "0x00000000_0x80000000", "brokers.0": "a"})
-    set_policy(channel, "pin/two", {"namespace": "t/x", "range": "0x00000000_0x20000000", "brokers.0": "b"})
+    set_policy(
+        channel, "pin/one", {"namespace": "t/x", "range": "0x00000000_0x80000000", "brokers.0": "a"}
+    )
+    set_policy(
+        channel, "pin/two", {"namespace": "t/x", "range": "0x00000000_0x20000000", "brokers.0": "b"}
+    )
     with pytest.raises(PolicyLeavesNobody) as caught:
-        check_policy_change(channel.view, "pin/four", {"namespace": "t/x", "range": "0x10000000_0x80000000", "brokers.0": "b"})
+        check_policy_change(
+            channel.view,
+            "pin/four",
+            {"namespace": "t/x", "range": "0x10000000_0x80000000", "brokers.0": "b"},
+        )
     assert "t/x/0x40000000_0x80000000" == caught.value.subject

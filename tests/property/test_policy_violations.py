@@ -1,4 +1,6 @@
-"""Policy violations: for any policies, misplaced bundles come to rest where they may be, and nothing else moves."""
+"""Policy violations: for any policies, misplaced bundles come to rest where they may be, and
+nothing else moves.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.brokers.balancing.destinations import Destinations
-from equipoise.brokers.balancing.placement import FewestBundles, LeastLongTermMessageRate, Placement, believed
+from equipoise.brokers.balancing.placement import (
+    FewestBundles,
+    LeastLongTermMessageRate,
+    Placement,
+    believed,
+)
 from equipoise.brokers.balancing.policy_violations import policy_violations
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry
@@ -26,13 +33,24 @@ def is_unreadable(document: Document) -> bool:
 
 
 def left_by(document: Document, left: Sequence[str], loads: dict[str, BrokerLoad]) -> list[str]:
-    """The brokers that one isolation policy allows: its primaries, and its secondaries while too few primaries are available."""
+    """The brokers that one isolation policy allows: its primaries, and its secondaries while too
+    few primaries are available.
+    """
     primaries = [broker for broker in left if matches(listed(document, "primary"), broker)]
     threshold = document["usage_threshold"]
     assert isinstance(threshold, int)
-    available = [name for name in primaries if name not in loads or loads[name].averages.weighted_max * 100 < threshold]
+    available = [
+        name
+        for name in primaries
+        if name not in loads or loads[name].averages.weighted_max * 100 < threshold
+    ]
     helpers = [broker for broker in left if matches(listed(document, "secondary"), broker)]
-    return [broker for broker in left if broker in primaries or (broker in helpers and len(available) < int(document["min_limit"]))]
+    return [
+        broker
+        for broker in left
+        if broker in primaries
+        or (broker in helpers and len(available) < int(document["min_limit"]))
+    ]
 
 
 def may_have(case: Case, loads: dict[str, BrokerLoad], broker: str, bundle: BundleEntry) -> bool:
@@ -40,11 +58,20 @@ def may_have(case: Case, loads: dict[str, BrokerLoad], broker: str, bundle: Bund
     fit = [
         name
         for name in BROKERS
-        if case.channel.view.brokers[name].status == "up" and (name not in loads or loads[name].topics < case.rules.topics_max)
+        if case.channel.view.brokers[name].status == "up"
+        and (name not in loads or loads[name].topics < case.rules.topics_max)
     ]
     left = sorted({*fit, broker})
-    isolations = {key: document for key, document in sorted(case.policies.items()) if key.startswith("isolation/")}
-    covering = [document for document in isolations.values() if matches(listed(document, "namespaces"), bundle.namespace)]
+    isolations = {
+        key: document
+        for key, document in sorted(case.policies.items())
+        if key.startswith("isolation/")
+    }
+    covering = [
+        document
+        for document in isolations.values()
+        if matches(listed(document, "namespaces"), bundle.namespace)
+    ]
     if any(is_unreadable(document) for document in covering):
         return False
     for document in covering:
@@ -55,7 +82,11 @@ def may_have(case: Case, loads: dict[str, BrokerLoad], broker: str, bundle: Bund
     for key, document in case.policies.items():
         if key.startswith("pin/") and document["namespace"] == bundle.namespace:
             low, high = (int(end, 16) for end in str(document["range"]).split("_"))
-            if low < bundle.high and bundle.low < high and broker not in listed(document, "brokers"):
+            if (
+                low < bundle.high
+                and bundle.low < high
+                and broker not in listed(document, "brokers")
+            ):
                 return False
     return broker in left
 
@@ -65,8 +96,16 @@ def model(case: Case, loads: dict[str, BrokerLoad]) -> list[str]:
     view = case.channel.view
     found = []
     for name, bundle in sorted(view.bundles.items()):
-        owner = view.live[bundle.owner] if bundle.phase == "owned" and bundle.owner is not None else None
-        if owner is not None and owner.status == "up" and not may_have(case, loads, owner.broker, bundle):
+        owner = (
+            view.live[bundle.owner]
+            if bundle.phase == "owned" and bundle.owner is not None
+            else None
+        )
+        if (
+            owner is not None
+            and owner.status == "up"
+            and not may_have(case, loads, owner.broker, bundle)
+        ):
             found.append(name)
     return found
 
@@ -74,17 +113,34 @@ def model(case: Case, loads: dict[str, BrokerLoad]) -> list[str]:
 def carry_out(channel: Channel, move: Move) -> None:
     assert move.destination is not None
     destination = channel.incarnation(move.destination)
-    channel.accept(propose.transfer(channel.admin(), channel.view.bundles[move.bundle], destination=destination, reason=move.reason))
-    channel.accept(propose.prepared(channel.author(move.destination), channel.view.bundles[move.bundle]))
-    channel.accept(propose.hand_over(channel.author(move.source), channel.view.bundles[move.bundle]))
+    channel.accept(
+        propose.transfer(
+            channel.admin(),
+            channel.view.bundles[move.bundle],
+            destination=destination,
+            reason=move.reason,
+        )
+    )
+    channel.accept(
+        propose.prepared(channel.author(move.destination), channel.view.bundles[move.bundle])
+    )
+    channel.accept(
+        propose.hand_over(channel.author(move.source), channel.view.bundles[move.bundle])
+    )
 
 
 @settings(max_examples=150, deadline=None)
 @given(case=cases(), weighs=st.booleans(), at_most=st.integers(1, 9))
 def test_policy_violations_come_to_rest(case: Case, at_most: int, *, weighs: bool) -> None:
-    """Each bundle that the model finds moves to an allowed broker or has a reason to stay. After all moves none is left."""
+    """Each bundle that the model finds moves to an allowed broker or has a reason to stay. After
+    all moves none is left.
+    """
     loads = dict(believed(case.loads)) if weighs else {}
-    placement: Placement = LeastLongTermMessageRate(loads=loads, rules=case.rules) if weighs else FewestBundles(rules=case.rules)
+    placement: Placement = (
+        LeastLongTermMessageRate(loads=loads, rules=case.rules)
+        if weighs
+        else FewestBundles(rules=case.rules)
+    )
     view = case.channel.view
 
     def found(most: int) -> tuple[tuple[Move, ...], list[str]]:

@@ -1,4 +1,6 @@
-"""Test a connection with any conversation: commands in any order, garbage between them, answers early, late and never."""
+"""Test a connection with any conversation: commands in any order, garbage between them, answers
+early, late and never.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,24 @@ from equipoise.brokers.pulsar.wire.limits import Limits
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand
 from equipoise.brokers.pulsar.wire.requests import Damaged, Ended
 from tests.pulsar.pulsar_service import DumbService
-from tests.pulsar.pulsar_speech import commands_in, connect, entry, frame_of, producer, send, subscribe
+from tests.pulsar.pulsar_speech import (
+    commands_in,
+    connect,
+    entry,
+    frame_of,
+    producer,
+    send,
+    subscribe,
+)
 
 # Small enough for these tests to reach them.
-LIMITS = Limits(message_bytes_max=2_000, requests_pending_max=6, producers_max=2, consumers_max=2, closed_ids_max=2)
+LIMITS = Limits(
+    message_bytes_max=2_000,
+    requests_pending_max=6,
+    producers_max=2,
+    consumers_max=2,
+    closed_ids_max=2,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +115,11 @@ civil = st.one_of(
     st.builds(Command, names, ids),
     st.builds(Command, names, ids),
 )
-wild = st.one_of(civil, st.builds(Garbage, st.binary(max_size=40)), st.builds(Garbage, st.just(frame_of(T.SUCCESS, request_id=1))))
+wild = st.one_of(
+    civil,
+    st.builds(Garbage, st.binary(max_size=40)),
+    st.builds(Garbage, st.just(frame_of(T.SUCCESS, request_id=1))),
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -179,7 +199,11 @@ def test_garbage_ends_only_its_connection(steps: list[Step], more: bytes) -> Non
     """Nothing is raised, no request gets two replies, and nothing follows the end."""
     conversation = held(steps)
     assert all(count == 1 for count in conversation.replies().values())
-    ends = [number for number, request in enumerate(conversation.service.seen) if isinstance(request, Ended)]
+    ends = [
+        number
+        for number, request in enumerate(conversation.service.seen)
+        if isinstance(request, Ended)
+    ]
     if conversation.connection.is_ended:
         assert [len(conversation.service.seen) - 1] == ends
         assert [] == conversation.connection.receive(more, 10**9)
@@ -190,12 +214,17 @@ def test_garbage_ends_only_its_connection(steps: list[Step], more: bytes) -> Non
         assert [] == ends
 
 
-@given(st.lists(wild, max_size=40), st.lists(st.integers(min_value=1, max_value=200), min_size=1, max_size=30))
+@given(
+    st.lists(wild, max_size=40),
+    st.lists(st.integers(min_value=1, max_value=200), min_size=1, max_size=30),
+)
 def test_the_chunks_of_a_conversation_do_not_matter(steps: list[Step], cuts: list[int]) -> None:
     stream = connect()
     for number, step in enumerate(steps):
         if isinstance(step, Command | Garbage):
-            stream += frame_from(step.name, step.id, number) if isinstance(step, Command) else step.data
+            stream += (
+                frame_from(step.name, step.id, number) if isinstance(step, Command) else step.data
+            )
     whole = Connection(limits=LIMITS, now_ms=0).receive(stream, 0)
     cut = Connection(limits=LIMITS, now_ms=0)
     asked = []

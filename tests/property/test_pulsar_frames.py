@@ -9,11 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.brokers.pulsar.wire.errors import PulsarProtocolError
-from equipoise.brokers.pulsar.wire.frames import Frame, FrameReader, checksum_is_good, frame, metadata_of
+from equipoise.brokers.pulsar.wire.frames import (
+    Frame,
+    FrameReader,
+    checksum_is_good,
+    frame,
+    metadata_of,
+)
 
 FRAME_BYTES_MAX = 300
 frames = st.builds(
-    Frame, command=st.binary(max_size=100), block=st.one_of(st.none(), st.binary(min_size=1, max_size=FRAME_BYTES_MAX - 104))
+    Frame,
+    command=st.binary(max_size=100),
+    block=st.one_of(st.none(), st.binary(min_size=1, max_size=FRAME_BYTES_MAX - 104)),
 )
 
 
@@ -28,7 +36,9 @@ def stream_of(sent: list[Frame]) -> bytes:
 
 
 def fed(stream: bytes, cuts: list[int]) -> tuple[list[Frame], str | None, int]:
-    """Feed a reader with a stream in chunks. Return the frames, the problem, and the most bytes that it kept."""
+    """Feed a reader with a stream in chunks. Return the frames, the problem, and the most bytes
+    that it kept.
+    """
     under_test = reader()
     found = list[Frame]()
     kept = 0
@@ -39,15 +49,23 @@ def fed(stream: bytes, cuts: list[int]) -> tuple[list[Frame], str | None, int]:
     return found, None if under_test.problem is None else str(under_test.problem), kept
 
 
-@given(st.lists(frames, max_size=6), st.lists(st.integers(min_value=0, max_value=2000), max_size=20))
+@given(
+    st.lists(frames, max_size=6), st.lists(st.integers(min_value=0, max_value=2000), max_size=20)
+)
 def test_the_chunks_of_a_stream_do_not_matter(sent: list[Frame], cuts: list[int]) -> None:
     found, problem, _ = fed(stream_of(sent), cuts)
     assert sent == found
     assert problem is None
 
 
-@given(st.lists(frames, max_size=3), st.binary(max_size=400), st.lists(st.integers(min_value=0, max_value=1200), max_size=20))
-def test_the_chunks_of_garbage_do_not_matter(sent: list[Frame], garbage: bytes, cuts: list[int]) -> None:
+@given(
+    st.lists(frames, max_size=3),
+    st.binary(max_size=400),
+    st.lists(st.integers(min_value=0, max_value=1200), max_size=20),
+)
+def test_the_chunks_of_garbage_do_not_matter(
+    sent: list[Frame], garbage: bytes, cuts: list[int]
+) -> None:
     """The reader keeps a bounded number of bytes."""
     stream = stream_of(sent) + garbage
     whole, problem, _ = fed(stream, [])
@@ -57,7 +75,9 @@ def test_the_chunks_of_garbage_do_not_matter(sent: list[Frame], garbage: bytes, 
     assert kept < 4 + FRAME_BYTES_MAX
 
 
-@given(st.one_of(st.binary(max_size=60), st.binary(max_size=60).map(lambda rest: b"\x0e\x01" + rest)))
+@given(
+    st.one_of(st.binary(max_size=60), st.binary(max_size=60).map(lambda rest: b"\x0e\x01" + rest))
+)
 def test_any_block_is_checked_without_other_errors(block: bytes) -> None:
     checksum_is_good(block)
     with suppress(PulsarProtocolError):

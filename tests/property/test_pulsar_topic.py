@@ -49,7 +49,8 @@ class ModelSubscription:
     # The consumers that have been granted permits since the topic moved here.
     ready: list[Consumer] = field(default_factory=list)
     is_waiting: bool = False
-    # Key_Shared: entries were released since the consumers last changed. A slow consumer then delays no other.
+    # Key_Shared: entries were released since the consumers last changed. A slow consumer then
+    # delays no other.
     is_released: bool = False
     needs_one: bool = False
 
@@ -77,8 +78,14 @@ class Model:
     dropped: int = 0
 
     def allowed(self, subscription: ModelSubscription, entry: Entry) -> list[Consumer]:
-        """Return the consumers that may get this entry now: at most one, except in a Shared subscription."""
-        ready = [each for each in subscription.consumers if self.permits[each] > 0 and each not in self.blocked]
+        """Return the consumers that may get this entry now: at most one, except in a Shared
+        subscription.
+        """
+        ready = [
+            each
+            for each in subscription.consumers
+            if self.permits[each] > 0 and each not in self.blocked
+        ]
         match subscription.kind:
             case SubscriptionKind.SHARED:
                 return ready
@@ -105,7 +112,10 @@ class Model:
         for subscription in self.subscriptions.values():
             if subscription.is_waiting and not self.has_free_way(subscription, entry):
                 size = sum(len(each.block) for each in subscription.backlog) + len(entry.block)
-                if len(subscription.backlog) < LIMITS.waiting_entries_max and size <= LIMITS.waiting_bytes_max:
+                if (
+                    len(subscription.backlog) < LIMITS.waiting_entries_max
+                    and size <= LIMITS.waiting_bytes_max
+                ):
                     subscription.backlog.append(entry)
                     continue
             elif self.deliver(subscription, entry):
@@ -123,7 +133,9 @@ class Model:
         if waited:
             self.pass_time(now_ms)
         if self.is_holding:
-            if all(not each.is_waiting or each.is_complete() for each in self.subscriptions.values()):
+            if all(
+                not each.is_waiting or each.is_complete() for each in self.subscriptions.values()
+            ):
                 self.stop_holding()
         elif name in self.subscriptions:
             self.release(self.subscriptions[name])
@@ -131,10 +143,16 @@ class Model:
     def release(self, subscription: ModelSubscription) -> None:
         """Deliver waiting entries to ready consumers, once all needed consumers are back."""
         if subscription.is_waiting and subscription.is_complete():
-            subscription.is_released = subscription.kind is SubscriptionKind.KEY_SHARED and bool(subscription.consumers)
+            subscription.is_released = subscription.kind is SubscriptionKind.KEY_SHARED and bool(
+                subscription.consumers
+            )
             behind: list[Consumer | None] = []
             for entry in list(subscription.backlog):
-                holder = key_holder(subscription.consumers, entry.block) if subscription.is_released else None
+                holder = (
+                    key_holder(subscription.consumers, entry.block)
+                    if subscription.is_released
+                    else None
+                )
                 if holder not in behind and self.deliver(subscription, entry):
                     subscription.backlog.remove(entry)
                 else:
@@ -146,7 +164,10 @@ class Model:
     def has_free_way(self, subscription: ModelSubscription, entry: Entry) -> bool:
         """Return whether nothing waits for the consumer of this entry."""
         holders = [key_holder(subscription.consumers, each.block) for each in subscription.backlog]
-        return subscription.is_released and key_holder(subscription.consumers, entry.block) not in holders
+        return (
+            subscription.is_released
+            and key_holder(subscription.consumers, entry.block) not in holders
+        )
 
     def stop_holding(self) -> None:
         """Stop holding, and send the receipts."""
@@ -185,7 +206,12 @@ class Model:
     def pass_time(self, now_ms: int) -> None:
         if self.is_holding and now_ms >= self.opened_ms + LIMITS.receipt_wait_ms:
             self.stop_holding()
-        if self.anybody_waits() and not self.is_absence_over and not self.is_holding and now_ms >= self.opened_ms + LIMITS.absent_wait_ms:
+        if (
+            self.anybody_waits()
+            and not self.is_absence_over
+            and not self.is_holding
+            and now_ms >= self.opened_ms + LIMITS.absent_wait_ms
+        ):
             self.is_absence_over = True
             self.settle_for_one(list(SubscriptionKind))
         if not self.anybody_waits() or now_ms < self.opened_ms + LIMITS.reconnect_wait_ms:
@@ -211,7 +237,9 @@ class Model:
         self.held = []
 
     def join(self, name: str, consumer: Consumer) -> None:
-        subscription = self.subscriptions.setdefault(name, ModelSubscription(KINDS[name], is_waiting=self.is_holding))
+        subscription = self.subscriptions.setdefault(
+            name, ModelSubscription(KINDS[name], is_waiting=self.is_holding)
+        )
         subscription.consumers.append(consumer)
         subscription.is_released = False
         self.permits[consumer] = 0
@@ -232,13 +260,19 @@ class Model:
 
     def move(self, now_ms: int) -> None:
         for subscription in self.subscriptions.values():
-            back = [each.name for each in subscription.consumers if each in self.flowed or each in subscription.coming]
+            back = [
+                each.name
+                for each in subscription.consumers
+                if each in self.flowed or each in subscription.coming
+            ]
             subscription.missing += back
             subscription.consumers, subscription.coming, subscription.ready = [], [], []
             subscription.needs_one = subscription.kind is SubscriptionKind.EXCLUSIVE
             subscription.is_released = False
             subscription.is_waiting = bool(subscription.missing or subscription.backlog)
-        self.subscriptions = {name: each for name, each in self.subscriptions.items() if each.is_waiting}
+        self.subscriptions = {
+            name: each for name, each in self.subscriptions.items() if each.is_waiting
+        }
         self.opened_ms = now_ms
         self.is_absence_over = False
         self.is_holding = self.anybody_waits()
@@ -269,7 +303,8 @@ class Pair:
         self.homes: dict[Consumer, str] = {}
         self.published: dict[Producer, list[int]] = {producer: [] for producer in self.producers}
         self.receipted: dict[Producer, list[int]] = {producer: [] for producer in self.producers}
-        # Key_Shared: by key, too, because entries of other keys may overtake those of a slow consumer.
+        # Key_Shared: by key, too, because entries of other keys may overtake those of a slow
+        # consumer.
         self.delivered: dict[tuple[str, bytes], list[int]] = {}
         for producer in self.producers:
             self.topic.add_producer(producer)
@@ -277,7 +312,9 @@ class Pair:
     def compare(self, outcome: Outcome) -> None:
         """Check that the topic did exactly what the model did."""
         assert [] == self.model.unexplained
-        assert self.model.receipts == [(receipt.producer, receipt.entry_id) for receipt in outcome.receipts]
+        assert self.model.receipts == [
+            (receipt.producer, receipt.entry_id) for receipt in outcome.receipts
+        ]
         assert self.model.dropped == outcome.dropped
         self.model.receipts, self.model.dropped = [], 0
         for receipt in outcome.receipts:
@@ -289,7 +326,9 @@ class Pair:
             assert self.model.permits[consumer] == consumer.permits
         for name, subscription in self.topic.subscriptions.items():
             waiting = subscription.arrivals
-            assert self.model.subscriptions[name].backlog == list(waiting.entries if waiting is not None else ())
+            assert self.model.subscriptions[name].backlog == list(
+                waiting.entries if waiting is not None else ()
+            )
 
     def step(self, what: str, which: int, amount: int) -> None:
         """Take one step. Numbers choose it, so that hypothesis can shrink them."""
@@ -299,13 +338,20 @@ class Pair:
                 # One to three entries at once, as a chunk of a connection brings them.
                 self.publish(
                     self.producers[which % 2],
-                    [Sent(0, 0, 1 + (amount + each) % 3, BLOCKS[(amount + each) % 4]) for each in range(1 + which % 3)],
+                    [
+                        Sent(0, 0, 1 + (amount + each) % 3, BLOCKS[(amount + each) % 4])
+                        for each in range(1 + which % 3)
+                    ],
                 )
             case "join":
                 self.join(f"s{which % 4}", NAMES[amount % 3])
                 self.step("flow", len(self.homes) - 1, amount)
             case "return":
-                missing = [(name, each) for name, subscription in self.model.subscriptions.items() for each in subscription.missing]
+                missing = [
+                    (name, each)
+                    for name, subscription in self.model.subscriptions.items()
+                    for each in subscription.missing
+                ]
                 if missing:
                     self.join(*missing[which % len(missing)])
                     self.step("flow", len(self.homes) - 1, amount)
@@ -339,7 +385,9 @@ class Pair:
                 home.ready.append(consumer)
         else:
             outcome = self.topic.writable(consumer, is_readier, self.now_ms)
-            self.model.blocked = [each for each in self.model.blocked if each is not consumer] + ([] if is_readier else [consumer])
+            self.model.blocked = [each for each in self.model.blocked if each is not consumer] + (
+                [] if is_readier else [consumer]
+            )
         self.model.unexplained = list(outcome.deliveries)
         if is_readier:
             self.model.readier(name, self.now_ms)
@@ -359,10 +407,15 @@ class Pair:
             return
         consumer = make_consumer(consumer_name)
         answer = self.topic.subscribe(consumer, name, KINDS[name], now_ms=self.now_ms)
-        connected = self.model.subscriptions[name].consumers if name in self.model.subscriptions else []
+        connected = (
+            self.model.subscriptions[name].consumers if name in self.model.subscriptions else []
+        )
         is_refused = (
             len(self.homes) >= LIMITS.consumers_max
-            or (name not in self.model.subscriptions and len(self.model.subscriptions) >= LIMITS.subscriptions_max)
+            or (
+                name not in self.model.subscriptions
+                and len(self.model.subscriptions) >= LIMITS.subscriptions_max
+            )
             or (name == "s0" and bool(connected))
             or len(connected) >= LIMITS.subscription_consumers_max
         )
@@ -374,11 +427,15 @@ class Pair:
     def move(self) -> None:
         outcome = self.topic.fence()
         delivered = {entry_id for entry_ids in self.delivered.values() for entry_id in entry_ids}
-        assert not delivered & {receipt.entry_id for receipt in outcome.receipts}, "an entry that its producer sends again was delivered"
+        assert not delivered & {receipt.entry_id for receipt in outcome.receipts}, (
+            "an entry that its producer sends again was delivered"
+        )
         self.model.give_receipts()
         self.compare(outcome)
         encoded = encode({NAME: self.topic.state()})
-        state = decode(encoded.handover, None if encoded.is_complete else fetchable(encoded.states))[NAME]
+        state = decode(
+            encoded.handover, None if encoded.is_complete else fetchable(encoded.states)
+        )[NAME]
         assert state == self.topic.state()
         self.model.move(self.now_ms)
         self.homes = {}
@@ -387,7 +444,9 @@ class Pair:
             self.topic.add_producer(producer)
 
     def finish(self) -> None:
-        """Let all deadlines pass. Check that every publish has one receipt and no subscription got an entry twice or out of order."""
+        """Let all deadlines pass. Check that every publish has one receipt and no subscription got
+        an entry twice or out of order.
+        """
         for _ in KINDS:
             self.step("wait", 0, LIMITS.reconnect_wait_ms)
         assert self.published == self.receipted
@@ -397,9 +456,22 @@ class Pair:
 
 
 # Enough consumers join and return after a move for waiting to end.
-WEIGHTS = {"publish": 6, "join": 4, "return": 6, "flow": 5, "writable": 2, "leave": 1, "wait": 1, "move": 1}
+WEIGHTS = {
+    "publish": 6,
+    "join": 4,
+    "return": 6,
+    "flow": 5,
+    "writable": 2,
+    "leave": 1,
+    "wait": 1,
+    "move": 1,
+}
 STEP_NAMES = [what for what, weight in WEIGHTS.items() for _ in range(weight)]
-STEPS = st.lists(st.tuples(st.sampled_from(STEP_NAMES), st.integers(0, 11), st.integers(0, 12)), min_size=20, max_size=80)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(STEP_NAMES), st.integers(0, 11), st.integers(0, 12)),
+    min_size=20,
+    max_size=80,
+)
 
 
 @settings(max_examples=150, deadline=None)

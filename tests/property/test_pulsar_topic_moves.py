@@ -1,4 +1,6 @@
-"""Test that moves lose nothing, and what owners exchange: any clients, any order of return, any bytes."""
+"""Test that moves lose nothing, and what owners exchange: any clients, any order of return, any
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from hypothesis import strategies as st
 from equipoise.brokers.pulsar.topics.arrivals import Entry
 from equipoise.brokers.pulsar.topics.handover import decode, encode, fetchable, is_complete
 from equipoise.brokers.pulsar.topics.keys import SLOTS, slot_of
-from equipoise.brokers.pulsar.topics.topic import Outcome, SubscriptionState, Topic, TopicLimits, TopicState
+from equipoise.brokers.pulsar.topics.topic import (
+    Outcome,
+    SubscriptionState,
+    Topic,
+    TopicLimits,
+    TopicState,
+)
 from equipoise.brokers.pulsar.wire.commands import key_of
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import MessageMetadata
 from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
@@ -36,17 +44,27 @@ class Clients:
 
     def places(self) -> list[tuple[str, str]]:
         """Return the subscription and name of each consumer."""
-        return [(subscription, name) for subscription, (_, names) in self.groups.items() for name in names]
+        return [
+            (subscription, name)
+            for subscription, (_, names) in self.groups.items()
+            for name in names
+        ]
 
     def come(self, subscription: str, name: str, now_ms: int) -> None:
-        consumer = joined(self.topic, name, subscription, self.groups[subscription][0], permits=0, now_ms=now_ms)
+        consumer = joined(
+            self.topic, name, subscription, self.groups[subscription][0], permits=0, now_ms=now_ms
+        )
         self.note(self.topic.flow(consumer, PERMITS, now_ms))
 
     def note(self, outcome: Outcome) -> None:
         self.receipted += [receipt.entry_id for receipt in outcome.receipts]
         assert 0 == outcome.dropped
         for consumer, entry in outcome.deliveries:
-            home = next(name for name, each in self.topic.subscriptions.items() if consumer in each.consumers)
+            home = next(
+                name
+                for name, each in self.topic.subscriptions.items()
+                if consumer in each.consumers
+            )
             self.got[home].append((entry.entry_id, consumer.name))
 
     def send(self, key: int, now_ms: int) -> None:
@@ -55,7 +73,9 @@ class Clients:
     def move(self, now_ms: int) -> None:
         self.note(self.topic.fence())
         encoded = encode({NAME: self.topic.state()})
-        state = decode(encoded.handover, None if encoded.is_complete else fetchable(encoded.states))[NAME]
+        state = decode(
+            encoded.handover, None if encoded.is_complete else fetchable(encoded.states)
+        )[NAME]
         self.topic = Topic(NAME, partition=-1, limits=TopicLimits(), now_ms=now_ms, expected=state)
         self.topic.add_producer(self.producer)
 
@@ -64,8 +84,19 @@ class Clients:
 @given(st.data())
 def test_moves_keep_all_receipted_entries_in_order(data: st.DataObject) -> None:
     """All consumers come back in time, before or after further moves."""
-    counts = {kind: data.draw(st.integers(0, 1 if kind is SubscriptionKind.EXCLUSIVE else 3), label=kind.name) for kind in SubscriptionKind}
-    clients = Clients({kind.name: (kind, [f"c{number}" for number in range(count)]) for kind, count in counts.items() if count})
+    counts = {
+        kind: data.draw(
+            st.integers(0, 1 if kind is SubscriptionKind.EXCLUSIVE else 3), label=kind.name
+        )
+        for kind in SubscriptionKind
+    }
+    clients = Clients(
+        {
+            kind.name: (kind, [f"c{number}" for number in range(count)])
+            for kind, count in counts.items()
+            if count
+        }
+    )
     now_ms = 0
     for _ in range(data.draw(st.integers(1, 4), label="moves")):
         clients.move(now_ms)
@@ -84,13 +115,17 @@ def test_moves_keep_all_receipted_entries_in_order(data: st.DataObject) -> None:
     clients.note(clients.topic.tick(now_ms + 100))
     everything = list(range(1, clients.topic.last_entry_id + 1))
     assert everything == clients.receipted
-    assert dict.fromkeys(clients.got, everything) == {name: [entry_id for entry_id, _ in got] for name, got in clients.got.items()}
+    assert dict.fromkeys(clients.got, everything) == {
+        name: [entry_id for entry_id, _ in got] for name, got in clients.got.items()
+    }
 
 
 @given(st.integers(1, 3), st.lists(st.integers(0, 20), max_size=20))
 def test_keys_stay_with_their_consumers_over_a_move(consumers: int, keys: list[int]) -> None:
     """The consumers come back in another order."""
-    clients = Clients({"s": (SubscriptionKind.KEY_SHARED, [f"c{number}" for number in range(consumers)])})
+    clients = Clients(
+        {"s": (SubscriptionKind.KEY_SHARED, [f"c{number}" for number in range(consumers)])}
+    )
     for key in keys:
         clients.send(key, 0)
     before, clients.got["s"] = [name for _, name in clients.got["s"]], []
@@ -117,21 +152,29 @@ def states(draw: st.DrawFn) -> TopicState:
                 kind=st.sampled_from(SubscriptionKind),
                 is_sticky=st.booleans(),
                 expected=st.lists(NAMES, max_size=3).map(tuple),
-                waiting=st.lists(st.sampled_from([entry.entry_id for entry in entries]), unique=True).map(tuple)
+                waiting=st.lists(
+                    st.sampled_from([entry.entry_id for entry in entries]), unique=True
+                ).map(tuple)
                 if entries
                 else st.just(()),
             ),
             max_size=3,
         )
     )
-    return TopicState(last_entry_id=draw(st.integers(0, 2**62)), subscriptions=tuple(subscriptions), entries=entries)
+    return TopicState(
+        last_entry_id=draw(st.integers(0, 2**62)),
+        subscriptions=tuple(subscriptions),
+        entries=entries,
+    )
 
 
 @given(st.dictionaries(NAMES, states(), max_size=4))
 def test_states_survive_encoding(before: dict[str, TopicState]) -> None:
     encoded = encode(before)
     assert is_complete(encoded.handover) == encoded.is_complete
-    assert before == decode(encoded.handover, None if encoded.is_complete else fetchable(encoded.states))
+    assert before == decode(
+        encoded.handover, None if encoded.is_complete else fetchable(encoded.states)
+    )
 
 
 @given(st.binary(max_size=60), st.none() | st.binary(max_size=60))
@@ -144,18 +187,29 @@ def test_any_bytes_are_read_or_refused(handover: bytes, fetched: bytes | None) -
 
 
 @given(
-    partition_key=st.none() | NAMES, is_base64=st.booleans(), ordering_key=st.none() | st.binary(max_size=200), batch=st.integers(1, 500)
+    partition_key=st.none() | NAMES,
+    is_base64=st.booleans(),
+    ordering_key=st.none() | st.binary(max_size=200),
+    batch=st.integers(1, 500),
 )
-def test_the_key_of_any_metadata(partition_key: str | None, is_base64: bool, ordering_key: bytes | None, batch: int) -> None:
-    metadata = MessageMetadata(producer_name="p", sequence_id=2**63, publish_time=1, num_messages_in_batch=batch)
+def test_the_key_of_any_metadata(
+    partition_key: str | None, is_base64: bool, ordering_key: bytes | None, batch: int
+) -> None:
+    metadata = MessageMetadata(
+        producer_name="p", sequence_id=2**63, publish_time=1, num_messages_in_batch=batch
+    )
     metadata.properties.add(key="k", value="v")
     if partition_key is not None:
-        metadata.partition_key = base64.b64encode(partition_key.encode()).decode() if is_base64 else partition_key
+        metadata.partition_key = (
+            base64.b64encode(partition_key.encode()).decode() if is_base64 else partition_key
+        )
         metadata.partition_key_b64_encoded = is_base64
     if ordering_key is not None:
         metadata.ordering_key = ordering_key
     expected = None if partition_key is None else partition_key.encode()
-    assert (expected if ordering_key is None else ordering_key) == key_of(block_of(metadata.SerializeToString()))
+    assert (expected if ordering_key is None else ordering_key) == key_of(
+        block_of(metadata.SerializeToString())
+    )
 
 
 @given(st.binary(max_size=80))

@@ -1,4 +1,6 @@
-"""The index from points to bundles: whatever is cut, joined and changed, it finds what a search through all would find."""
+"""The index from points to bundles: whatever is cut, joined and changed, it finds what a search
+through all would find.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,11 @@ from equipoise.channel.core.ranges import HASH_MAX, even_boundaries
 
 POINTS = st.integers(0, HASH_MAX)
 # Cuts at random, and cuts that crowd where slots meet, or within one slot.
-CUTS = st.one_of(st.integers(1, HASH_MAX - 1), st.integers(1, 40), st.integers(1, 31).map(lambda sixteenth: sixteenth << 27))
+CUTS = st.one_of(
+    st.integers(1, HASH_MAX - 1),
+    st.integers(1, 40),
+    st.integers(1, 31).map(lambda sixteenth: sixteenth << 27),
+)
 SOME = st.lists(CUTS, max_size=20)
 
 
@@ -30,7 +36,9 @@ class Bundles:
 
     def insert(self, low: int, high: int) -> None:
         """A range that is new."""
-        entry = bundle_entry("t/n", low, high, "free", owner=None, source=None, last=self.version, token=1)
+        entry = bundle_entry(
+            "t/n", low, high, "free", owner=None, source=None, last=self.version, token=1
+        )
         self.by_name[entry.name] = entry
         self.index.insert(entry)
 
@@ -75,7 +83,11 @@ class Bundles:
 
     def check(self, points: Sequence[int]) -> None:
         """Both find the same, at these points and at both ends of every bundle."""
-        ends = [point for entry in self.by_name.values() for point in (entry.low, max(entry.high - 1, entry.low))]
+        ends = [
+            point
+            for entry in self.by_name.values()
+            for point in (entry.low, max(entry.high - 1, entry.low))
+        ]
         for point in (*points, *ends, 0, HASH_MAX):
             assert self.searched(point) is self.found(point)
 
@@ -104,7 +116,9 @@ def test_the_index_finds_what_a_search_finds(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("slots_max", [2, 16, 64])
-def test_too_many_bundles_for_the_slots_are_found(slots_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_bundles_for_the_slots_are_found(
+    slots_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Past the bound of slots more lookups bisect, and none finds another bundle."""
     monkeypatch.setattr(range_index, "_SLOTS_MAX", slots_max)
     bundles = divided(even_boundaries(100))
@@ -116,10 +130,13 @@ def test_too_many_bundles_for_the_slots_are_found(slots_max: int, monkeypatch: p
 
 
 def test_nine_lookups_in_ten_need_no_bisection() -> None:
-    """Where bundles are even, the slots tell of nine points in ten, after a doubling by splits as well."""
+    """Where bundles are even, the slots tell of nine points in ten, after a doubling by splits as
+    well.
+    """
     bundles = divided(even_boundaries(100))
     for _ in range(2):
-        bundles.found(bundles.index.lows[1])  # At a boundary no slot tells, so that this lookup sees whether there are enough.
+        # At a boundary no slot tells, so that this lookup sees whether there are enough.
+        bundles.found(bundles.index.lows[1])
         telling = sum(slot is not None for slot in bundles.index.slots)
         assert telling >= 0.85 * len(bundles.index.slots)
         for low in list(bundles.index.lows):

@@ -1,4 +1,6 @@
-"""Names and ranges of the hash space: what holds for any text, any number of bundles and any cuts."""
+"""Names and ranges of the hash space: what holds for any text, any number of bundles and any
+cuts.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,58 @@ from equipoise.channel.core.ranges import (
 )
 
 POINTS = st.integers(0, HASH_MAX)
-RANGES = st.tuples(POINTS, POINTS).filter(lambda ends: ends[0] != ends[1]).map(lambda ends: (min(ends), max(ends)))
+RANGES = (
+    st.tuples(POINTS, POINTS)
+    .filter(lambda ends: ends[0] != ends[1])
+    .map(lambda ends: (min(ends), max(ends)))
+)
 ENTITIES = st.text("abcXYZ019-=:._", min_size=1, max_size=12)
 NAMESPACES = st.builds("{}/{}".format, ENTITIES, ENTITIES)
-# Pieces of names and what they are confused with, so that many a text is a name but for one piece, and some are names.
+# Pieces of names and what they are confused with, so that many a text is a name but for one piece,
+# and some are names.
 PIECES = (
-    "tenant", "/", "namespace", "0x00000000", "_", "0x40000000", "0xffffffff", "0xFFFFFFFF", "0x100000000", "0x", "ffff",
-    "persistent", "non-persistent", "PERSISTENT", "per\u017fistent", "://", ":", "admin:", "127.0.0.1:8080", "-partition-", "0",
-    " ", "\n", "\x00", "%20", "\u00e9", "\u0660", "\ud83d", "\U0001f600", "..",
-)  # fmt: skip
+    "tenant",
+    "/",
+    "namespace",
+    "0x00000000",
+    "_",
+    "0x40000000",
+    "0xffffffff",
+    "0xFFFFFFFF",
+    "0x100000000",
+    "0x",
+    "ffff",
+    "persistent",
+    "non-persistent",
+    "PERSISTENT",
+    "per\u017fistent",
+    "://",
+    ":",
+    "admin:",
+    "127.0.0.1:8080",
+    "-partition-",
+    "0",
+    " ",
+    "\n",
+    "\x00",
+    "%20",
+    "\u00e9",
+    "\u0660",
+    "\ud83d",
+    "\U0001f600",
+    "..",
+)
 NEARLY_NAMES = st.lists(st.sampled_from(PIECES), max_size=9).map("".join)
 # Without a category left out: lone surrogates are text in Python too.
 TEXTS = st.one_of(NEARLY_NAMES, st.text(st.characters(exclude_categories=())))
 
-PARSERS: tuple[Callable[[str], object], ...] = (parse_bundle, parse_range, parse_topic, check_namespace, check_broker_id)
+PARSERS: tuple[Callable[[str], object], ...] = (
+    parse_bundle,
+    parse_range,
+    parse_topic,
+    check_namespace,
+    check_broker_id,
+)
 
 
 def holding(ranges: Sequence[tuple[int, int]], point: int) -> list[tuple[int, int]]:
@@ -49,13 +89,20 @@ def holding(ranges: Sequence[tuple[int, int]], point: int) -> list[tuple[int, in
 
 def around(boundaries: Sequence[int]) -> list[int]:
     """The points on, before and behind boundaries, as far as there are such points."""
-    return [point for boundary in boundaries for point in (boundary - 1, boundary, boundary + 1) if 0 <= point <= HASH_MAX]
+    return [
+        point
+        for boundary in boundaries
+        for point in (boundary - 1, boundary, boundary + 1)
+        if 0 <= point <= HASH_MAX
+    ]
 
 
 @pytest.mark.parametrize("parse", PARSERS)
 @given(text=TEXTS)
 def test_any_text_is_a_name_or_an_invalid_name(parse: Callable[[str], object], text: str) -> None:
-    """Whatever the text, a parser answers with a value or with its own error, and the message can be printed."""
+    """Whatever the text, a parser answers with a value or with its own error, and the message can
+    be printed.
+    """
     try:
         parse(text)
     except InvalidName as refusal:
@@ -100,7 +147,9 @@ def test_a_full_topic_name_stands_for_itself(text: str) -> None:
 
 @given(count=st.integers(1, BUNDLES_MAX))
 def test_even_bundles_cover_the_space_exactly_once(count: int) -> None:
-    """Bundles hold all points together, and as many each, but that the last also holds what the division leaves over."""
+    """Bundles hold all points together, and as many each, but that the last also holds what the
+    division leaves over.
+    """
     boundaries = even_boundaries(count)
     check_cuts(0, HASH_MAX, boundaries[1:-1])
     sizes = [high - low for low, high in pairwise(boundaries)]
@@ -120,8 +169,12 @@ def test_every_point_lies_in_one_even_bundle(count: int, points: list[int]) -> N
 
 
 @given(ends=RANGES, cuts=st.lists(POINTS, max_size=4))
-def test_cuts_pass_if_they_are_a_rising_set_of_points_inside(ends: tuple[int, int], cuts: list[int]) -> None:
-    """The check of cuts agrees with the obvious one: sorted, without repetition, and each strictly inside."""
+def test_cuts_pass_if_they_are_a_rising_set_of_points_inside(
+    ends: tuple[int, int], cuts: list[int]
+) -> None:
+    """The check of cuts agrees with the obvious one: sorted, without repetition, and each strictly
+    inside.
+    """
     low, high = ends
     in_order = cuts == sorted(set(cuts)) and all(low < cut < high for cut in cuts)
     if in_order:
@@ -140,4 +193,6 @@ def test_children_cover_their_parent_exactly(ends: tuple[int, int], data: st.Dat
     check_cuts(low, high, cuts)
     ranges = children(low, high, cuts)
     points = [*around([low, *cuts, high]), data.draw(POINTS)]
-    assert {point: int(bundle_contains(low, high, point)) for point in points} == {point: len(holding(ranges, point)) for point in points}
+    assert {point: int(bundle_contains(low, high, point)) for point in points} == {
+        point: len(holding(ranges, point)) for point in points
+    }

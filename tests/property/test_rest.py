@@ -1,4 +1,5 @@
-"""Ask a broker over HTTP for whatever its OpenAPI document allows, and much that it does not: every answer is documented.
+"""Ask a broker over HTTP for whatever its OpenAPI document allows, and much that it does not: every
+answer is documented.
 
 schemathesis takes the operations from the document, so a new path is tested as soon as it is there.
 """
@@ -75,8 +76,15 @@ ANSWERED: Final = [
 ]
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8) | st.just(HUGE),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8)
+    | st.just(HUGE),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -88,13 +96,17 @@ class Running:
         self._folder = folder
         self._log_url = f"memory:{uuid.uuid4()}"
         self._running: Brokers | None = None
-        self.thread = InThread(self._brokers(), what="the broker", start_ms=PATIENCE_MS, stop_ms=PATIENCE_MS)
+        self.thread = InThread(
+            self._brokers(), what="the broker", start_ms=PATIENCE_MS, stop_ms=PATIENCE_MS
+        )
 
     @asynccontextmanager
     async def _brokers(self) -> AsyncIterator[None]:
         # With this lease no renewal comes between a request and the look at what it changed.
         config = {"lease_ms": 600_000, "renew_ms": 200_000, "margin_ms": 30_000}
-        async with brokers(self._folder, bundles=2, config=config, log_url=self._log_url) as self._running:
+        async with brokers(
+            self._folder, bundles=2, config=config, log_url=self._log_url
+        ) as self._running:
             yield
 
     @property
@@ -111,16 +123,22 @@ class Running:
     def state(self, *, is_next: bool) -> object:
         """Return what the channel holds, once the broker has read all of it.
 
-        `is_next`: before the next request. Wait then until nothing moves any more, and restore what earlier requests removed.
+        `is_next`: before the next request. Wait then until nothing moves any more, and restore what
+        earlier requests removed.
         """
-        return self.thread.run(self._state(is_next=is_next), timeout_ms=PATIENCE_MS, what="the broker's view")
+        return self.thread.run(
+            self._state(is_next=is_next), timeout_ms=PATIENCE_MS, what="the broker's view"
+        )
 
     async def _state(self, *, is_next: bool) -> object:
         worker = self.running.members[0].worker
         if is_next:
             await self.running.settled()
             if NAMESPACE not in worker.view.namespaces:
-                await worker.request(CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(2)), timeout_ms=PATIENCE_MS)
+                await worker.request(
+                    CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(2)),
+                    timeout_ms=PATIENCE_MS,
+                )
                 await self.running.settled()
             await self._use_topic()
         log = open_log(self._log_url)
@@ -135,7 +153,9 @@ class Running:
         )
 
     async def _use_topic(self) -> None:
-        """Have a client use the topic, unless one does. Clients of these tests do not come back after a move."""
+        """Have a client use the topic, unless one does. Clients of these tests do not come back
+        after a move.
+        """
         member = self.running.members[0]
         if TOPIC not in member.service.hosting.topics:
             client = await member.client()
@@ -156,17 +176,24 @@ def test_what_ends_the_broker_is_left_out() -> None:
     assert ENDING == EVERY.keys() - OPERATIONS.keys()
 
 
-names = st.just(HUGE) | st.text(min_size=1, max_size=12).filter(lambda name: name not in {".", ".."})  # Those would be another path.
+# Those would be another path.
+names = st.just(HUGE) | st.text(min_size=1, max_size=12).filter(
+    lambda name: name not in {".", ".."}
+)
 
 
 @st.composite
 def cases(draw: st.DrawFn, label: str) -> Case[Any]:
-    """Draw a request. Half of them name only what may exist, the others one thing that does not. Half of the bodies are as documented."""
+    """Draw a request. Half of them name only what may exist, the others one thing that does not.
+    Half of the bodies are as documented.
+    """
     case = draw(OPERATIONS[label].as_strategy(GenerationMode.POSITIVE))
     in_path = tuple(case.path_parameters)
     unknown = draw(st.sampled_from((*in_path, *(None for _ in in_path), None)))
     for name in in_path:
-        value = draw(names if name == unknown or name not in KNOWN else st.sampled_from(KNOWN[name]))
+        value = draw(
+            names if name == unknown or name not in KNOWN else st.sampled_from(KNOWN[name])
+        )
         case.path_parameters[name] = quote(value, safe="")
     queried = {parameter.name for parameter in case.operation.query}
     if draw(st.booleans()) and queried:
@@ -181,7 +208,13 @@ def cases(draw: st.DrawFn, label: str) -> Case[Any]:
 def test_every_answer_is_documented(running: Running, label: str) -> None:
     """A refusal has a reason, and changes nothing."""
 
-    @settings(max_examples=EXAMPLES, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=EXAMPLES,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(case=cases(label))
     def check(case: Case[Any]) -> None:
         before = running.state(is_next=True)
@@ -189,6 +222,8 @@ def test_every_answer_is_documented(running: Running, label: str) -> None:
         case.validate_response(response, checks=ANSWERED)
         if HTTPStatus.BAD_REQUEST <= response.status_code:
             assert {"reason", "error"} == set(response.json())
-            assert before == running.state(is_next=False), "a refused request has changed the channel"
+            assert before == running.state(is_next=False), (
+                "a refused request has changed the channel"
+            )
 
     check()

@@ -1,4 +1,6 @@
-"""Test that `room_for` of each kind of subscription agrees with choosing a consumer for one entry after another."""
+"""Test that `room_for` of each kind of subscription agrees with choosing a consumer for one entry
+after another.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,13 @@ BLOCKS = [entry(partition_key=str(number)) for number in range(8)]
 
 @st.composite
 def consumers(draw: st.DrawFn) -> Consumer:
-    """A consumer with few permits, perhaps overdrawn, that takes the lower or the upper half of the slots if it is STICKY."""
+    """A consumer with few permits, perhaps overdrawn, that takes the lower or the upper half of the
+    slots if it is STICKY.
+    """
     half = draw(st.integers(0, 1)) << 15
-    consumer = make_consumer("c", priority=draw(st.integers(0, 1)), key_shared=sticky((half, half + (1 << 15) - 1)))
+    consumer = make_consumer(
+        "c", priority=draw(st.integers(0, 1)), key_shared=sticky((half, half + (1 << 15) - 1))
+    )
     consumer.permits = draw(st.integers(-2, 5))
     consumer.is_writable = draw(st.integers(0, 4)) > 0
     return consumer
@@ -27,12 +33,21 @@ def consumers(draw: st.DrawFn) -> Consumer:
 sent = st.builds(Sent, st.just(0), st.just(0), st.integers(1, 3), st.sampled_from(BLOCKS))
 
 
-@given(st.sampled_from(SubscriptionKind), st.booleans(), st.lists(consumers(), max_size=4), st.lists(sent, min_size=1, max_size=12))
+@given(
+    st.sampled_from(SubscriptionKind),
+    st.booleans(),
+    st.lists(consumers(), max_size=4),
+    st.lists(sent, min_size=1, max_size=12),
+)
 def test_room_agrees_with_choosing_one_by_one(
     kind: SubscriptionKind, is_sticky: bool, joining: list[Consumer], entries: list[Sent]
 ) -> None:
-    """It is never too much, and 0 only if the first entry has no consumer. For messages sent one by one it is exact."""
-    among = dispatcher(kind, is_sticky=is_sticky and kind is SubscriptionKind.KEY_SHARED, partition=-1)
+    """It is never too much, and 0 only if the first entry has no consumer. For messages sent one by
+    one it is exact.
+    """
+    among = dispatcher(
+        kind, is_sticky=is_sticky and kind is SubscriptionKind.KEY_SHARED, partition=-1
+    )
     for joined in joining:
         among.add(joined)  # One that is refused stays outside.
     room = among.room_for(entries)
@@ -40,7 +55,9 @@ def test_room_agrees_with_choosing_one_by_one(
     for each in entries:
         slot = slot_of(each.block)
         consumer = among.choose(slot)
-        if consumer is None and not (isinstance(among, KeySharing) and among.consumer_of(slot) is None):
+        if consumer is None and not (
+            isinstance(among, KeySharing) and among.consumer_of(slot) is None
+        ):
             break
         if consumer is not None:
             consumer.permits -= each.messages

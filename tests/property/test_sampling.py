@@ -31,11 +31,17 @@ MESSAGINGS = st.builds(
     topics=COUNTS,
 )
 LOADS = st.builds(
-    BundleLoad, calls_per_second=RATES, bytes_per_second=st.just(0.0) | RATES, sessions=COUNTS, messaging=st.none() | MESSAGINGS
+    BundleLoad,
+    calls_per_second=RATES,
+    bytes_per_second=st.just(0.0) | RATES,
+    sessions=COUNTS,
+    messaging=st.none() | MESSAGINGS,
 )
 NAMES = st.sampled_from([f"t/n/{letter}" for letter in "abcd"])
 TURNS = st.lists(
-    st.tuples(st.lists(NAMES, unique=True), st.dictionaries(NAMES, LOADS), st.integers(-10, 50_000)),
+    st.tuples(
+        st.lists(NAMES, unique=True), st.dictionaries(NAMES, LOADS), st.integers(-10, 50_000)
+    ),
     min_size=1,
     max_size=4,
 )
@@ -44,7 +50,13 @@ TURNS = st.lists(
 def plain(load: BundleLoad) -> list[float]:
     told = load.messaging
     if told is None:
-        return [load.bytes_per_second or load.calls_per_second * BYTES_PER_CALL, 0.0, load.calls_per_second, 0.0, costs_of([load])[0]]
+        return [
+            load.bytes_per_second or load.calls_per_second * BYTES_PER_CALL,
+            0.0,
+            load.calls_per_second,
+            0.0,
+            costs_of([load])[0],
+        ]
     return [
         told.bytes_in_per_second,
         told.bytes_out_per_second,
@@ -55,18 +67,24 @@ def plain(load: BundleLoad) -> list[float]:
 
 
 class SlowCosts:
-    """The loads of one bundle in each part of a window, from all of its samples: a part is a second, and a sample is never cut."""
+    """The loads of one bundle in each part of a window, from all of its samples: a part is a
+    second, and a sample is never cut.
+    """
 
     def __init__(self) -> None:
         self.samples: list[tuple[int, int, float]] = []
 
     def cost(self, part: int, first: int, latest: float) -> float:
-        """The mean of the middle of the loads in the parts from `first` to before `part`. Without one, the mean in `part`."""
+        """The mean of the middle of the loads in the parts from `first` to before `part`. Without
+        one, the mean in `part`.
+        """
         loads = list[float]()
         for number in [*range(first, part), part]:
             found = [(span, load) for at, span, load in self.samples if at == number]
             if found and (number < part or not loads):
-                loads.append(sum(span * load for span, load in found) / sum(span for span, _ in found))
+                loads.append(
+                    sum(span * load for span, load in found) / sum(span for span, _ in found)
+                )
         if not loads:
             return latest
         cut = min(int(0.35 * len(loads)), (len(loads) - 1) // 2)
@@ -75,8 +93,16 @@ class SlowCosts:
 
 
 def close(expected: Mapping[str, list[float]], carried: Carried) -> bool:
-    columns = (carried.bytes_in, carried.bytes_out, carried.messages_in, carried.messages_out, carried.costs)
-    found = {name: [column[place] for column in columns] for place, name in enumerate(carried.names)}
+    columns = (
+        carried.bytes_in,
+        carried.bytes_out,
+        carried.messages_in,
+        carried.messages_out,
+        carried.costs,
+    )
+    found = {
+        name: [column[place] for column in columns] for place, name in enumerate(carried.names)
+    }
     return expected.keys() == found.keys() and all(
         math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-6)
         for name in expected
@@ -85,18 +111,28 @@ def close(expected: Mapping[str, list[float]], carried: Carried) -> bool:
 
 
 @given(TURNS)
-def test_columns_agree_with_averages_of_single_bundles(turns: list[tuple[list[str], dict[str, BundleLoad], int]]) -> None:
+def test_columns_agree_with_averages_of_single_bundles(
+    turns: list[tuple[list[str], dict[str, BundleLoad], int]],
+) -> None:
     """A sample has their sums, and the busiest of them."""
     averages, model, times = BundleAverages(), dict[str, list[float]](), dict[str, int]()
     costs, spans = dict[str, SlowCosts](), [0]
     for names, loads, elapsed_ms in turns:
-        carried = averages.update(names, loads, elapsed_ms=elapsed_ms, cost_window_ms=COST_WINDOW_MS)
+        carried = averages.update(
+            names, loads, elapsed_ms=elapsed_ms, cost_window_ms=COST_WINDOW_MS
+        )
         kept = 0.5 ** (max(elapsed_ms, 0) / HALF_LIFE_MS)
         now = {name: plain(loads.get(name, BundleLoad())) for name in names}
         times = {name: times.get(name, 0) + 1 for name in names}
-        before = {name: model[name] if times[name] > 2 else figures for name, figures in now.items()}
+        before = {
+            name: model[name] if times[name] > 2 else figures for name, figures in now.items()
+        }
         model = {
-            name: [old * kept + new * (1 - kept) for old, new in zip(before[name], figures, strict=True)] for name, figures in now.items()
+            name: [
+                old * kept + new * (1 - kept)
+                for old, new in zip(before[name], figures, strict=True)
+            ]
+            for name, figures in now.items()
         }
         costs = {name: costs[name] if times[name] > 1 else SlowCosts() for name in names}
         spans[-1] += max(elapsed_ms, 1)
@@ -111,11 +147,20 @@ def test_columns_agree_with_averages_of_single_bundles(turns: list[tuple[list[st
         for name, figures in model.items():
             figures[-1] = costs[name].cost(len(spans) - 1, max(first, 0), now[name][-1])
         assert close(model, carried)
-        sample = sampled(carried, broker="a", at_ms=0, resources=Resources(), settings=BalancingSettings())
+        sample = sampled(
+            carried, broker="a", at_ms=0, resources=Resources(), settings=BalancingSettings()
+        )
         settled = [bundle for bundle in carried.bundles() if times[bundle.bundle] > 1]
         assert top_bundles(settled, at_most=20) == list(sample.bundles)
-        assert math.isclose(sum(figures[-1] for figures in model.values()), sample.cost, rel_tol=1e-9, abs_tol=1e-6)
-        assert math.isclose(sum(figures[0] for figures in model.values()), sample.traffic.bytes_in_per_second, rel_tol=1e-9, abs_tol=1e-6)
+        assert math.isclose(
+            sum(figures[-1] for figures in model.values()), sample.cost, rel_tol=1e-9, abs_tol=1e-6
+        )
+        assert math.isclose(
+            sum(figures[0] for figures in model.values()),
+            sample.traffic.bytes_in_per_second,
+            rel_tol=1e-9,
+            abs_tol=1e-6,
+        )
 
 
 FIGURES = st.floats() | st.sampled_from([math.nan, math.inf, -1.0, 1e300])
@@ -127,7 +172,9 @@ SAMPLES = st.builds(
     used=FIGURES,
     resources=st.builds(Resources, cpu=st.builds(Use, used=FIGURES, limit=FIGURES)),
     traffic=TRAFFIC,
-    bundles=st.lists(st.builds(BundleTraffic, bundle=NAMES, traffic=TRAFFIC, cost=FIGURES)).map(tuple),
+    bundles=st.lists(st.builds(BundleTraffic, bundle=NAMES, traffic=TRAFFIC, cost=FIGURES)).map(
+        tuple
+    ),
     history=st.floats(0, 1),
 )
 SOUND = Sample(
@@ -148,14 +195,23 @@ def after(*samples: Sample) -> Summary | None:
 
 @given(st.lists(SAMPLES, max_size=3), st.integers(0, 10**15))
 def test_no_sample_affects_the_averages_forever(samples: list[Sample], at_ms: int) -> None:
-    """After any samples and any jumps of the clock, two sound samples make a summary without a fault."""
+    """After any samples and any jumps of the clock, two sound samples make a summary without a
+    fault.
+    """
     summary = after(*samples, SOUND, replace(SOUND, at_ms=at_ms))
     assert summary is not None
     assert None is fault_of(summary.load)
 
 
 @given(st.floats(0, 1), st.lists(st.floats(0, 1), min_size=1, max_size=5), st.integers(1, 60_000))
-def test_averages_stay_between_the_samples(history: float, used: list[float], every_ms: int) -> None:
-    summary = after(*(replace(SOUND, used=use, at_ms=turn * every_ms, history=history) for turn, use in enumerate(used)))
+def test_averages_stay_between_the_samples(
+    history: float, used: list[float], every_ms: int
+) -> None:
+    summary = after(
+        *(
+            replace(SOUND, used=use, at_ms=turn * every_ms, history=history)
+            for turn, use in enumerate(used)
+        )
+    )
     assert summary is not None
     assert min(used) - 1e-9 <= summary.load.averages.weighted_max <= max(used) + 1e-9

@@ -26,18 +26,66 @@ from tests.channels.every_kind import RECORDS
 from tests.docs.record_schema import RECORD, json_schema
 
 VALID = [orjson.loads(encode(record)) for record in RECORDS]
-NAMES = sorted({name for raw in VALID for name in raw} | {"as_of", "level", "replaces", "right", "unheard_of"})
+NAMES = sorted(
+    {name for raw in VALID for name in raw} | {"as_of", "level", "replaces", "right", "unheard_of"}
+)
 
-INTEGERS = (0, 1, 2, -1, -0.0, 1.0, 1e300, 2**53, INTEGER_MAX, INTEGER_MAX + 1, 2**64 - 1, 2**64, 10**40, -(10**40), True, False)
-TEXTS = ("", "x", "a:1", "admin:", "admin:ops", "admin:\u00e4", "genesis", "level", "\n", "\x00", "\U0001f600", "1", "true")
+INTEGERS = (
+    0,
+    1,
+    2,
+    -1,
+    -0.0,
+    1.0,
+    1e300,
+    2**53,
+    INTEGER_MAX,
+    INTEGER_MAX + 1,
+    2**64 - 1,
+    2**64,
+    10**40,
+    -(10**40),
+    True,
+    False,
+)
+TEXTS = (
+    "",
+    "x",
+    "a:1",
+    "admin:",
+    "admin:ops",
+    "admin:\u00e4",
+    "genesis",
+    "level",
+    "\n",
+    "\x00",
+    "\U0001f600",
+    "1",
+    "true",
+)
 EDGES = tuple(
-    character * (length + more) for character in "x\u00e4" for length in (KEY_CHARACTERS_MAX, TEXT_CHARACTERS_MAX) for more in (0, 1)
+    character * (length + more)
+    for character in "x\u00e4"
+    for length in (KEY_CHARACTERS_MAX, TEXT_CHARACTERS_MAX)
+    for more in (0, 1)
 )
 CHOICES = sorted(
-    {raw[name] for raw in VALID for name in ("kind", "status", "state") if name in raw} | {"left", "removed", "releasing", "lost"}
+    {raw[name] for raw in VALID for name in ("kind", "status", "state") if name in raw}
+    | {"left", "removed", "releasing", "lost"}
 )
 BASE64 = (
-    *(b64encode(bytes(length)).decode() for length in (0, 1, 2, 3, HANDOVER_BYTES_MAX - 1, HANDOVER_BYTES_MAX, HANDOVER_BYTES_MAX + 1)),
+    *(
+        b64encode(bytes(length)).decode()
+        for length in (
+            0,
+            1,
+            2,
+            3,
+            HANDOVER_BYTES_MAX - 1,
+            HANDOVER_BYTES_MAX,
+            HANDOVER_BYTES_MAX + 1,
+        )
+    ),
     *(
         "YQ",
         "YQ=",
@@ -71,22 +119,43 @@ LISTS: tuple[list[object], ...] = (
     [0] * (CUTS_MAX + 1),
 )
 DOCUMENTS = (
-    *({}, {"": ""}, {"a": 1}, {"a": True}, {"a": "x"}, {"a": None}, {"a": 1.5}, {"a": -1}, {"a": 2**63}, {"a": {}}, {"a": []}),
+    *(
+        {},
+        {"": ""},
+        {"a": 1},
+        {"a": True},
+        {"a": "x"},
+        {"a": None},
+        {"a": 1.5},
+        {"a": -1},
+        {"a": 2**63},
+        {"a": {}},
+        {"a": []},
+    ),
     *({"a": text} for text in EDGES),
     *({text: 1} for text in EDGES),
-    *({str(number): value for number in range(DOCUMENT_ENTRIES_MAX + more)} for more in (0, 1) for value in (1, "x")),
+    *(
+        {str(number): value for number in range(DOCUMENT_ENTRIES_MAX + more)}
+        for more in (0, 1)
+        for value in (1, "x")
+    ),
 )
 
 VALUES = st.one_of(
     st.none(),
-    *(st.sampled_from(values) for values in (INTEGERS, TEXTS, EDGES, CHOICES, BASE64, LISTS, DOCUMENTS)),
+    *(
+        st.sampled_from(values)
+        for values in (INTEGERS, TEXTS, EDGES, CHOICES, BASE64, LISTS, DOCUMENTS)
+    ),
     st.integers(0, 5),
 )
 
 
 @st.composite
 def nearly_records(draw: st.DrawFn) -> dict[str, object]:
-    """A valid record with up to three fields set to something, taken from another record, or taken away."""
+    """A valid record with up to three fields set to something, taken from another record, or taken
+    away.
+    """
     raw = dict(draw(st.sampled_from(VALID)))
     for _ in range(draw(st.integers(0, 3))):
         name = draw(st.sampled_from(draw(st.sampled_from((sorted(raw), NAMES)))))
@@ -103,7 +172,9 @@ def nearly_records(draw: st.DrawFn) -> dict[str, object]:
 def values_of_record(record: AnyRecord) -> dict[str, object]:
     """The fields of a decoded record, lists as lists."""
     held = {field.name: getattr(record, field.name) for field in fields(record)}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in held.items()}
+    return {
+        name: list(value) if isinstance(value, tuple) else value for name, value in held.items()
+    }
 
 
 def values_of_model(model: object, names: object) -> dict[str, object]:
@@ -118,7 +189,9 @@ def values_of_model(model: object, names: object) -> dict[str, object]:
 def model_of(data: bytes, *, from_json: bool) -> object:
     """What the published schema makes of bytes; None if it refuses them."""
     try:
-        return RECORD.validate_json(data) if from_json else RECORD.validate_python(orjson.loads(data))
+        return (
+            RECORD.validate_json(data) if from_json else RECORD.validate_python(orjson.loads(data))
+        )
     except ValidationError:
         return None
 
@@ -126,7 +199,9 @@ def model_of(data: bytes, *, from_json: bool) -> object:
 @settings(max_examples=1_500, deadline=None)
 @given(raw=nearly_records())
 def test_codec_and_schema_accept_the_same_and_give_the_same_values(raw: dict[str, object]) -> None:
-    """Whatever is done to a valid record, both take it or neither, from bytes and from objects, with equal fields."""
+    """Whatever is done to a valid record, both take it or neither, from bytes and from objects,
+    with equal fields.
+    """
     data = json.dumps(raw).encode()
     record = decode(data)
     for model in model_of(data, from_json=True), model_of(data, from_json=False):
@@ -134,11 +209,16 @@ def test_codec_and_schema_accept_the_same_and_give_the_same_values(raw: dict[str
         if model is not None and not isinstance(record, Unreadable):
             values = values_of_record(record)
             assert values == values_of_model(model, values)
-            assert [type(value) for value in values.values()] == [type(value) for value in values_of_model(model, values).values()]
+            assert [type(value) for value in values.values()] == [
+                type(value) for value in values_of_model(model, values).values()
+            ]
 
 
 @settings(deadline=None)
-@given(data=st.binary(max_size=50) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps).map(str.encode))
+@given(
+    data=st.binary(max_size=50)
+    | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps).map(str.encode)
+)
 def test_neither_takes_what_is_no_object(data: bytes) -> None:
     """Bytes that are no JSON object are no record to either."""
     assert isinstance(decode(data), Unreadable)
@@ -151,10 +231,15 @@ def test_every_record_is_in_the_schema() -> None:
 
 
 def test_the_json_schema_names_what_must_be_there() -> None:
-    """The schema that is dumped tells a renewal's fields that must be there from those that may be absent."""
+    """The schema that is dumped tells a renewal's fields that must be there from those that may be
+    absent.
+    """
     definitions = json_schema()["$defs"]
     assert isinstance(definitions, dict)
-    assert {"kind", "status", "key", "based_on", "publisher", "digest"} == set(definitions["RenewedModel"]["required"])
+    assert {"kind", "status", "key", "based_on", "publisher", "digest"} == set(
+        definitions["RenewedModel"]["required"]
+    )
     assert {"incarnation", "sequence", "as_of", "level", "timestamp_ms", "requested_by"} == (
-        set(definitions["RenewedModel"]["properties"]) - set(definitions["RenewedModel"]["required"])
+        set(definitions["RenewedModel"]["properties"])
+        - set(definitions["RenewedModel"]["required"])
     )

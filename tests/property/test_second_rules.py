@@ -23,14 +23,18 @@ from tests.channels.walk import Walk
 BEGAN_MS: Final = 1_000_000
 FACTS: Final = frozenset({Table.FACTS})
 SENSELESS: Final = frozenset({"writes_what_it_may_not", "baseless"})
-"""What the rules say of who wrote a record that is nothing to the fold: walks hold many of these."""
+"""What the rules say of who wrote a record that is nothing to the fold: walks hold many of
+these."""
 
 walks = st.builds(Walk, st.integers(0, 2**32), levels=st.booleans())
 
 
 def arrivals_of(walk: Walk, length: int) -> list[Arrival]:
     """The entries of a walk, 20 a second."""
-    return [Arrival(Source.CHANNEL, offset, BEGAN_MS + 50 * place, data) for place, (offset, data) in enumerate(steps(walk, length))]
+    return [
+        Arrival(Source.CHANNEL, offset, BEGAN_MS + 50 * place, data)
+        for place, (offset, data) in enumerate(steps(walk, length))
+    ]
 
 
 def steps(walk: Walk, length: int) -> list[tuple[int, bytes]]:
@@ -39,7 +43,9 @@ def steps(walk: Walk, length: int) -> list[tuple[int, bytes]]:
 
 
 def facts_of(parts: Iterable[Many[Arrival]], begin: bytes | None) -> list[Fact]:
-    """The facts of arrivals that are read in parts, with the state taken down and taken up between any two."""
+    """The facts of arrivals that are read in parts, with the state taken down and taken up between
+    any two.
+    """
     found: list[Fact] = []
     rows: dict[str, bytes] = {}
     sequence = Sequence(FACTS, begin)
@@ -74,7 +80,9 @@ def test_the_audit_agrees_with_the_fold(walk: Walk, length: int, cut: int) -> No
     arrivals = arrivals_of(walk, length)
     facts = facts_of((arrivals[:cut], arrivals[cut:]), None)
     judged = [fact for fact in facts if "expected" in fact.context]
-    assert [] == [fact for fact in judged if fact.verdict not in (fact.context["expected"], "not_folded")]
+    assert [] == [
+        fact for fact in judged if fact.verdict not in (fact.context["expected"], "not_folded")
+    ]
     assert [] == findings_of(facts)
     told = {fact.offset for fact in facts if "checked_by" in fact.context}
     assert told == {fact.offset for fact in facts if fact.subject == fact.context.get("checked_by")}
@@ -82,7 +90,9 @@ def test_the_audit_agrees_with_the_fold(walk: Walk, length: int, cut: int) -> No
 
 @settings(max_examples=20, deadline=None)
 @given(walk=walks, length=st.integers(2, 240), cut=st.integers(1, 239))
-def test_the_audit_agrees_with_the_fold_from_a_snapshot_on(walk: Walk, length: int, cut: int) -> None:
+def test_the_audit_agrees_with_the_fold_from_a_snapshot_on(
+    walk: Walk, length: int, cut: int
+) -> None:
     arrivals = arrivals_of(walk, length)
     view = View()
     for arrival in arrivals[:cut]:
@@ -90,5 +100,9 @@ def test_the_audit_agrees_with_the_fold_from_a_snapshot_on(walk: Walk, length: i
     if view.genesis is None:
         return
     facts = facts_of((arrivals[cut:],), to_bytes(view))
-    assert [] == [fact for fact in facts if fact.context.get("expected", fact.verdict) not in (fact.verdict, "not_folded")]
+    assert [] == [
+        fact
+        for fact in facts
+        if fact.context.get("expected", fact.verdict) not in (fact.verdict, "not_folded")
+    ]
     assert [] == findings_of(facts)

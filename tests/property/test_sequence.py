@@ -42,21 +42,31 @@ def keep(rows: dict[str, bytes], changed: Rows[StateRow]) -> None:
 
 
 def arrivals_of(walk: Walk, *, length: int) -> list[Arrival]:
-    """A walk as arrivals, with notes among its records, times that fall now and then, and entries without a value."""
+    """A walk as arrivals, with notes among its records, times that fall now and then, and entries
+    without a value.
+    """
     for _ in range(length):
         walk.step()
     rng = random.Random(length)
     arrivals = []
     for place, (offset, data) in enumerate(walk.entries):
         at_ms = 1_000 * place - rng.choice((0, 0, 0, 0, 1_500))
-        arrivals.append(Arrival("channel", offset, max(at_ms, 0), None if rng.random() < 1 / 40 else data))
+        arrivals.append(
+            Arrival("channel", offset, max(at_ms, 0), None if rng.random() < 1 / 40 else data)
+        )
         if rng.random() < 1 / 10:
-            arrivals.append(Arrival(rng.choice(("serving", "decisions", "loads")), place, at_ms, rng.choice(NOTES)))
+            arrivals.append(
+                Arrival(
+                    rng.choice(("serving", "decisions", "loads")), place, at_ms, rng.choice(NOTES)
+                )
+            )
     return arrivals
 
 
 def told_in_batches(arrivals: list[Arrival], cuts: list[int], rng: random.Random) -> list[Emitted]:
-    """The rows of these arrivals in batches, each by a sequence that is restored from the state that the one before it left."""
+    """The rows of these arrivals in batches, each by a sequence that is restored from the state
+    that the one before it left.
+    """
     state: dict[str, bytes] = {}
     sequence = sequence_from()
     told: list[Emitted] = []
@@ -75,10 +85,14 @@ def told_in_batches(arrivals: list[Arrival], cuts: list[int], rng: random.Random
     length=st.integers(1, 120),
     cuts=st.lists(st.integers(0, 150), max_size=6),
 )
-def test_rows_do_not_depend_on_batches_and_restarts(walk: Walk, length: int, cuts: list[int]) -> None:
+def test_rows_do_not_depend_on_batches_and_restarts(
+    walk: Walk, length: int, cuts: list[int]
+) -> None:
     arrivals = arrivals_of(walk, length=length)
     at_once = list(sequence_from().feed(arrivals))
-    assert at_once == told_in_batches(arrivals, [min(cut, len(arrivals)) for cut in cuts], random.Random(length))
+    assert at_once == told_in_batches(
+        arrivals, [min(cut, len(arrivals)) for cut in cuts], random.Random(length)
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -95,8 +109,12 @@ def test_a_restored_view_is_that_of_the_fold(walk: Walk, length: int) -> None:
     restored = sequence_from(state).view
     assert view.digest() == restored.digest()
     assert view.offset == restored.offset
-    promised = {name: (broker.sequence, broker.digest_after) for name, broker in view.brokers.items()}
-    assert promised == {name: (broker.sequence, broker.digest_after) for name, broker in restored.brokers.items()}
+    promised = {
+        name: (broker.sequence, broker.digest_after) for name, broker in view.brokers.items()
+    }
+    assert promised == {
+        name: (broker.sequence, broker.digest_after) for name, broker in restored.brokers.items()
+    }
 
 
 @settings(max_examples=40, deadline=None)
@@ -110,9 +128,15 @@ def test_every_record_has_a_row_and_a_fact_with_the_folds_verdict(walk: Walk, le
             verdict = apply(view, arrival.offset, decode(arrival.value or b""))
             expected.append((arrival.offset, verdict.reason or "accepted", arrival.value))
     rows = list(sequence_from().feed(arrivals))
-    assert expected == [(row.offset, row.verdict, row.body) for row in rows if row.table == Table.RECORDS]
+    assert expected == [
+        (row.offset, row.verdict, row.body) for row in rows if row.table == Table.RECORDS
+    ]
     facts = [parse_fact(row.body or b"") for row in rows if row.table == Table.FACTS]
-    told = {(fact.offset, fact.verdict) for fact in facts if fact.source == "channel" and fact.verdict is not None}
+    told = {
+        (fact.offset, fact.verdict)
+        for fact in facts
+        if fact.source == "channel" and fact.verdict is not None
+    }
     assert {(offset, verdict) for offset, verdict, _ in expected} == told
 
 
@@ -123,7 +147,9 @@ def test_a_snapshot_is_the_view_after_its_offset(walk: Walk, length: int) -> Non
     rows = list(sequence_from().feed(arrivals))
     places = [(row.table, row.offset, row.ordinal) for row in rows]
     assert len(places) == len(set(places))
-    snapshots = {row.offset: unpacked(row.body or b"") for row in rows if row.table == Table.SNAPSHOTS}
+    snapshots = {
+        row.offset: unpacked(row.body or b"") for row in rows if row.table == Table.SNAPSHOTS
+    }
     view = View()
     for arrival in arrivals:
         if arrival.source == "channel":

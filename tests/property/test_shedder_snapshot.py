@@ -18,7 +18,10 @@ NOW_MS = 1_000_000
 AGE_MS_MAX = 15_000
 BROKERS = ("a", "b", "c")
 STEP = 0x20000000
-BUNDLES = [f"{NAMESPACE}/0x{low:08x}_0x{min(low + STEP, 0xFFFFFFFF):08x}" for low in range(0, 0x100000000, STEP)]
+BUNDLES = [
+    f"{NAMESPACE}/0x{low:08x}_0x{min(low + STEP, 0xFFFFFFFF):08x}"
+    for low in range(0, 0x100000000, STEP)
+]
 
 
 def served() -> Channel:
@@ -39,19 +42,39 @@ COLUMNS = st.binary()
 
 @st.composite
 def summaries(
-    draw: st.DrawFn, figures: st.SearchStrategy[float], moments: st.SearchStrategy[int], columns: st.SearchStrategy[bytes] = COLUMNS
+    draw: st.DrawFn,
+    figures: st.SearchStrategy[float],
+    moments: st.SearchStrategy[int],
+    columns: st.SearchStrategy[bytes] = COLUMNS,
 ) -> list[Summary]:
-    """At most one summary of each of four brokers, one of which is dead, over any of the bundles."""
+    """At most one summary of each of four brokers, one of which is dead, over any of the
+    bundles.
+    """
     found = []
     for broker in draw(st.lists(st.sampled_from([*BROKERS, "dead"]), unique=True)):
-        costs = draw(st.dictionaries(st.sampled_from(BUNDLES), figures.map(lambda cost: cost + IDLE_COST), max_size=3))
+        costs = draw(
+            st.dictionaries(
+                st.sampled_from(BUNDLES), figures.map(lambda cost: cost + IDLE_COST), max_size=3
+            )
+        )
         load = BrokerLoad(
             taken_ms=draw(moments),
-            averages=Averages(weighted_max=draw(figures.map(lambda used: used / USE_MAX)), bytes_per_second=draw(figures)),
+            averages=Averages(
+                weighted_max=draw(figures.map(lambda used: used / USE_MAX)),
+                bytes_per_second=draw(figures),
+            ),
             bundle_count=draw(st.integers(0, 12)),
             bundles=tuple(BundleTraffic(bundle=name, cost=cost) for name, cost in costs.items()),
         )
-        found.append(Summary(broker=broker, load=load, cost=draw(figures), column=draw(columns), noise=draw(figures)))
+        found.append(
+            Summary(
+                broker=broker,
+                load=load,
+                cost=draw(figures),
+                column=draw(columns),
+                noise=draw(figures),
+            )
+        )
     return found
 
 
@@ -74,28 +97,45 @@ def test_all_bundles_are_weighed_for_any_reports(told: list[Summary]) -> None:
     assert sorted(BUNDLES) == sorted(bundle.name for bundle in weighed)
     assert all(IDLE_COST <= bundle.cost <= FIGURE_MAX for bundle in weighed)
     plan = BalancedShedder().plan(snapshot)
-    counts = {summary.broker for summary in told if is_possible(summary) and abs(NOW_MS - summary.load.taken_ms) <= AGE_MS_MAX}
-    assert counts.issuperset({name for move in plan.moves for name in (move.source, move.destination)})
+    counts = {
+        summary.broker
+        for summary in told
+        if is_possible(summary) and abs(NOW_MS - summary.load.taken_ms) <= AGE_MS_MAX
+    }
+    assert counts.issuperset(
+        {name for move in plan.moves for name in (move.source, move.destination)}
+    )
 
 
 @given(summaries(ANY, MOMENTS))
 def test_implausible_reports_do_not_affect_others(told: list[Summary]) -> None:
     """Costs are the same as without the reports with impossible figures, in any order."""
     sound = [summary for summary in told if is_possible(summary)]
-    bare = [tuple(replace(broker, barred=None) for broker in taken(each).brokers) for each in (told, told[::-1], sound)]
+    bare = [
+        tuple(replace(broker, barred=None) for broker in taken(each).brokers)
+        for each in (told, told[::-1], sound)
+    ]
     assert bare[0] == bare[1] == bare[2]
 
 
 @given(summaries(SOUND, st.just(NOW_MS), st.just(b"")))
 def test_a_broker_costs_what_it_says(told: list[Summary]) -> None:
-    """The costs of its bundles add up to its total, or to more if its figures contradict each other."""
+    """The costs of its bundles add up to its total, or to more if its figures contradict each
+    other.
+    """
     snapshot = taken(told)
     costs = {summary.broker: summary for summary in told}
     for broker in snapshot.brokers:
         summary = costs.get(broker.broker)
         own = {bundle.name for bundle in broker.bundles}
-        if summary is not None and own.issuperset(summary.costs) and len(own) == summary.load.bundle_count:
-            known_elsewhere = {name for other in told if other is not summary for name in other.costs} & own - set(summary.costs)
+        if (
+            summary is not None
+            and own.issuperset(summary.costs)
+            and len(own) == summary.load.bundle_count
+        ):
+            known_elsewhere = {
+                name for other in told if other is not summary for name in other.costs
+            } & own - set(summary.costs)
             total = sum(bundle.cost for bundle in broker.bundles)
             least = sum(summary.costs.values()) + IDLE_COST * (len(own) - len(summary.costs))
             if not known_elsewhere and len(own) > len(summary.costs):

@@ -56,8 +56,14 @@ def sound(chance: random.Random) -> Snapshot:
     said = {}
     for broker in live:
         scale = chance.choice([0, 1, 100, 10_000])
-        weights = sorted(scale * chance.choice([0, 1, 1, 5, 20, 300]) * 1_000.0 for _ in range(chance.randint(0, 7)))
-        bundles = tuple(bundle(f"tenant/{chance.choice(['one', 'two'])}/{broker}{number}", weight) for number, weight in enumerate(weights))
+        weights = sorted(
+            scale * chance.choice([0, 1, 1, 5, 20, 300]) * 1_000.0
+            for _ in range(chance.randint(0, 7))
+        )
+        bundles = tuple(
+            bundle(f"tenant/{chance.choice(['one', 'two'])}/{broker}{number}", weight)
+            for number, weight in enumerate(weights)
+        )
         use = chance.choice([0.0, 0.02, 0.1, 0.4, 0.5, 0.9, 1.0, 3.0]) + chance.random() / 100
         traffic = traffic_of(sum(weights))
         said[broker] = BrokerLoad(
@@ -77,7 +83,11 @@ def sound(chance: random.Random) -> Snapshot:
 def ruled(snapshot: Snapshot, chance: random.Random) -> Snapshot:
     """The cluster with some things forbidden."""
     bundles = tuple(snapshot.owners)
-    allowed = {name: tuple(sorted(chance.sample(BROKERS, chance.randint(0, 6)))) for name in bundles if chance.random() < 0.3}
+    allowed = {
+        name: tuple(sorted(chance.sample(BROKERS, chance.randint(0, 6))))
+        for name in bundles
+        if chance.random() < 0.3
+    }
     return replace(
         snapshot,
         apart=dict.fromkeys(chance.choice([snapshot.live[:1], (), (), ()]), "it drains"),
@@ -89,7 +99,9 @@ def ruled(snapshot: Snapshot, chance: random.Random) -> Snapshot:
 
 def rules_of(allowed: Mapping[str, tuple[str, ...]], live: tuple[str, ...]) -> Rules:
     """Rules that allow every broker for bundles that they do not name."""
-    return lambda name: Candidates(allowed=tuple(broker for broker in live if broker in allowed.get(name, live)))
+    return lambda name: Candidates(
+        allowed=tuple(broker for broker in live if broker in allowed.get(name, live))
+    )
 
 
 def spoiled(snapshot: Snapshot, chance: random.Random) -> Snapshot:
@@ -103,22 +115,36 @@ def spoiled(snapshot: Snapshot, chance: random.Random) -> Snapshot:
     if kind == 0:  # It says nothing, or nothing of its bundles.
         loads.pop(broker)
     elif kind == 1:
-        loads[broker] = replace(load, taken_ms=chance.choice([0, -(10**15), NOW_MS + 5_000, 10**15, NOW_MS - 1_800_001]))
+        loads[broker] = replace(
+            load, taken_ms=chance.choice([0, -(10**15), NOW_MS + 5_000, 10**15, NOW_MS - 1_800_001])
+        )
     elif kind in (2, 3):
         loads[broker] = absurd(load, chance)
     elif kind == 4:  # It names what is not its own, or something twice.
-        named = tuple(bundle(name, 1_000.0) for name in chance.choices([*snapshot.owners, "tenant/one/unknown"], k=3))
+        named = tuple(
+            bundle(name, 1_000.0)
+            for name in chance.choices([*snapshot.owners, "tenant/one/unknown"], k=3)
+        )
         loads[broker] = replace(load, bundles=(*named, *(load.bundles or ())))
     elif kind == 5:
         loads[broker] = replace(load, bundles=None, bundle_count=chance.choice([0, 7]))
     elif kind == 6:  # It is dead.
-        return replace(snapshot, live=tuple(other for other in snapshot.live if other != broker) or snapshot.live)
+        return replace(
+            snapshot,
+            live=tuple(other for other in snapshot.live if other != broker) or snapshot.live,
+        )
     elif kind == 7:
         times = {broker: chance.choice([NOW_MS, NOW_MS - 10**6, 10**15, -(10**15)])}
-        memory = chance.choice([replace(snapshot.memory, gave_ms=times), replace(snapshot.memory, got_ms=times)])
+        memory = chance.choice(
+            [replace(snapshot.memory, gave_ms=times), replace(snapshot.memory, got_ms=times)]
+        )
         return replace(snapshot, memory=memory)
     else:  # It lies high.
-        loads[broker] = replace(load, averages=Averages(weighted_max=1e9, bytes_per_second=1e15), traffic=traffic_of(1e15))
+        loads[broker] = replace(
+            load,
+            averages=Averages(weighted_max=1e9, bytes_per_second=1e15),
+            traffic=traffic_of(1e15),
+        )
     return replace(snapshot, loads=loads)
 
 
@@ -132,7 +158,12 @@ def absurd(load: BrokerLoad, chance: random.Random) -> BrokerLoad:
     if kind == 2:
         return replace(load, traffic=replace(load.traffic, messages_in_per_second=figure))
     if kind == 3:
-        return replace(load, resources=replace(load.resources, bandwidth_in=Use(used=chance.choice([0, figure]), limit=figure)))
+        return replace(
+            load,
+            resources=replace(
+                load.resources, bandwidth_in=Use(used=chance.choice([0, figure]), limit=figure)
+            ),
+        )
     return replace(load, bundles=tuple(bundle(each.bundle, figure) for each in load.bundles or ()))
 
 
@@ -145,7 +176,9 @@ def cluster_of(seed: int, *, faults_max: int) -> Snapshot:
 
 
 def check_moves(snapshot: Snapshot, plan: Plan) -> None:
-    """No bundle moves twice. Source, bundle and destination may take part, and the rules allow the move."""
+    """No bundle moves twice. Source, bundle and destination may take part, and the rules allow the
+    move.
+    """
     moved = [move.bundle for move in plan.moves]
     assert len(set(moved)) == len(moved) <= len(snapshot.owners)
     for move in plan.moves:
@@ -166,7 +199,9 @@ def check_moves(snapshot: Snapshot, plan: Plan) -> None:
 
 
 def check_stays(snapshot: Snapshot, plan: Plan) -> None:
-    """Each live broker gives a bundle or has a reason. No moving bundle stays. An idle round has a reason."""
+    """Each live broker gives a bundle or has a reason. No moving bundle stays. An idle round has a
+    reason.
+    """
     stays = [stay.subject for stay in plan.stays]
     assert sorted(set(stays)) == stays
     given_ = {move.source for move in plan.moves}
@@ -179,7 +214,9 @@ def check_stays(snapshot: Snapshot, plan: Plan) -> None:
 
 def same_but_shuffled(snapshot: Snapshot, chance: random.Random) -> Snapshot:
     shuffled = chance.sample(list(snapshot.loads.items()), len(snapshot.loads))
-    return replace(snapshot, loads=dict(shuffled), live=tuple(chance.sample(snapshot.live, len(snapshot.live))))
+    return replace(
+        snapshot, loads=dict(shuffled), live=tuple(chance.sample(snapshot.live, len(snapshot.live)))
+    )
 
 
 def check(snapshot: Snapshot, seed: int) -> None:
@@ -220,9 +257,12 @@ def test_a_transfer_never_spreads_the_load_further(seed: int) -> None:
 @settings(max_examples=300)
 @given(seed=SEEDS)
 def test_as_pulsar_it_answers_whatever_it_is_asked(seed: int) -> None:
-    """With `pulsar_exact` every snapshot has the same plan each time, and no broker gives to itself."""
+    """With `pulsar_exact` every snapshot has the same plan each time, and no broker gives to
+    itself.
+    """
     snapshot = cluster_of(seed, faults_max=3)
     for strategy in EXACT:
         plan = strategy.plan(snapshot)
         assert all(move.source != move.destination for move in plan.moves)
-        assert repr(plan) == repr(strategy.plan(snapshot))  # Equal but for figures that are no numbers.
+        # Equal but for figures that are no numbers.
+        assert repr(plan) == repr(strategy.plan(snapshot))

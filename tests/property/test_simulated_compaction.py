@@ -16,12 +16,16 @@ RUNS = 25
 
 @settings(max_examples=RUNS, deadline=None)
 @given(
-    name=st.sampled_from(("compaction", "three-brokers", "drains", "lost-directories", "reshaping", "serving-on")),
+    name=st.sampled_from(
+        ("compaction", "three-brokers", "drains", "lost-directories", "reshaping", "serving-on")
+    ),
     seed=st.integers(0, 2**32),
     every_ms=st.integers(50, 4_000),
 )
 def test_no_compaction_breaks_an_invariant(name: str, seed: int, every_ms: int) -> None:
-    """A short run of a scenario of the catalogue, whose log is compacted as often as one likes, recovers."""
+    """A short run of a scenario of the catalogue, whose log is compacted as often as one likes,
+    recovers.
+    """
     scenario = replace(SCENARIOS[name], compact_every_ms=every_ms, seconds=8)
     outcome = simulate(scenario, seed)
     assert outcome.violation is None, "\n".join(outcome.tail[-40:])

@@ -1,4 +1,6 @@
-"""Where a bundle is cut, for any content: cuts are valid, do not depend on order, and keep their promises."""
+"""Where a bundle is cut, for any content: cuts are valid, do not depend on order, and keep their
+promises.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,38 @@ WHOLE_RATES = st.integers(0, 12).map(lambda hundreds: 100.0 * hundreds)
 
 @st.composite
 def questions(draw: st.DrawFn, *, rates: st.SearchStrategy[float] = RATES) -> SplitQuestion:
-    """Narrow and wide ranges, also at the end of the hash space, with up to thirty topics, some at one point or outside."""
-    low = draw(st.one_of(st.integers(0, HASH_MAX - 1), st.integers(HASH_MAX - 12, HASH_MAX - 1), st.just(0)))
-    high = draw(st.one_of(st.integers(low + 1, HASH_MAX), st.integers(low + 1, min(low + 12, HASH_MAX)), st.just(HASH_MAX)))
-    points = st.one_of(st.integers(low, high), st.sampled_from([low, high, high - 1, (low + high) // 2]), st.integers(0, HASH_MAX))
-    topics = draw(st.lists(st.builds(TopicLoad, point=points, messages_per_second=rates, bytes_per_second=rates), max_size=30))
+    """Narrow and wide ranges, also at the end of the hash space, with up to thirty topics, some at
+    one point or outside.
+    """
+    low = draw(
+        st.one_of(
+            st.integers(0, HASH_MAX - 1), st.integers(HASH_MAX - 12, HASH_MAX - 1), st.just(0)
+        )
+    )
+    high = draw(
+        st.one_of(
+            st.integers(low + 1, HASH_MAX),
+            st.integers(low + 1, min(low + 12, HASH_MAX)),
+            st.just(HASH_MAX),
+        )
+    )
+    points = st.one_of(
+        st.integers(low, high),
+        st.sampled_from([low, high, high - 1, (low + high) // 2]),
+        st.integers(0, HASH_MAX),
+    )
+    topics = draw(
+        st.lists(
+            st.builds(TopicLoad, point=points, messages_per_second=rates, bytes_per_second=rates),
+            max_size=30,
+        )
+    )
     return SplitQuestion(low=low, high=high, topics=topics, limits=LIMITS)
 
 
-WITHOUT_POSITIONS = st.sampled_from([name for name in ALGORITHMS if name != SPECIFIED_POSITIONS_DIVIDE])
+WITHOUT_POSITIONS = st.sampled_from(
+    [name for name in ALGORITHMS if name != SPECIFIED_POSITIONS_DIVIDE]
+)
 
 
 @given(WITHOUT_POSITIONS, questions())
@@ -52,7 +77,9 @@ def test_all_cuts_are_valid(algorithm: str, question: SplitQuestion) -> None:
 
 
 @given(WITHOUT_POSITIONS, questions(), st.randoms(use_true_random=False))
-def test_the_order_of_topics_does_not_matter(algorithm: str, question: SplitQuestion, chance: random.Random) -> None:
+def test_the_order_of_topics_does_not_matter(
+    algorithm: str, question: SplitQuestion, chance: random.Random
+) -> None:
     shuffled = replace(question, topics=chance.sample(list(question.topics), len(question.topics)))
     assert split_points(algorithm, question) == split_points(algorithm, shuffled)
 
@@ -62,7 +89,11 @@ def test_topics_are_divided_as_evenly_as_their_points_allow(question: SplitQuest
     """No cut between two neighbouring topics gives more equal numbers."""
     points = sorted(topic.point for topic in question.inside)
     cuts = split_points(TOPIC_COUNT_EQUALLY_DIVIDE, question)
-    possible = [place for place, (one, other) in enumerate(pairwise(points), start=1) if one < min(other, question.high - 1)]
+    possible = [
+        place
+        for place, (one, other) in enumerate(pairwise(points), start=1)
+        if one < min(other, question.high - 1)
+    ]
     if not possible:
         assert () == cuts
         return
@@ -72,7 +103,9 @@ def test_topics_are_divided_as_evenly_as_their_points_allow(question: SplitQuest
 
 
 @given(questions(rates=WHOLE_RATES))
-def test_each_part_carries_no_more_than_the_limit_unless_one_point_does(question: SplitQuestion) -> None:
+def test_each_part_carries_no_more_than_the_limit_unless_one_point_does(
+    question: SplitQuestion,
+) -> None:
     """Or the last two points of all. No two neighbouring parts would fit together."""
     cuts = split_points(FLOW_OR_QPS_EQUALLY_DIVIDE, question)
     if not cuts:
@@ -80,7 +113,9 @@ def test_each_part_carries_no_more_than_the_limit_unless_one_point_does(question
     carried = []
     for low, high in children(question.low, question.high, cuts):
         there = [topic for topic in question.topics if bundle_contains(low, high, topic.point)]
-        points = {topic.point for topic in there if topic.messages_per_second + topic.bytes_per_second > 0}
+        points = {
+            topic.point for topic in there if topic.messages_per_second + topic.bytes_per_second > 0
+        }
         total = load_of(question, low, high)
         assert max(total) <= 1_000 or len(points) == 1 or points == {HASH_MAX - 1, HASH_MAX}
         carried.append(total)
@@ -90,7 +125,9 @@ def test_each_part_carries_no_more_than_the_limit_unless_one_point_does(question
 
 def load_of(question: SplitQuestion, low: int, high: int) -> tuple[float, float]:
     there = [topic for topic in question.topics if bundle_contains(low, high, topic.point)]
-    return math.fsum(topic.messages_per_second for topic in there), math.fsum(topic.bytes_per_second for topic in there)
+    return math.fsum(topic.messages_per_second for topic in there), math.fsum(
+        topic.bytes_per_second for topic in there
+    )
 
 
 @given(questions())
@@ -101,10 +138,16 @@ def test_a_bundle_below_its_limits_is_not_cut_by_load(question: SplitQuestion) -
 
 
 @given(questions(), st.lists(st.integers(0, HASH_MAX), max_size=6), st.booleans())
-def test_pulsar_keeps_the_positions_inside(question: SplitQuestion, positions: list[int], force: bool) -> None:
+def test_pulsar_keeps_the_positions_inside(
+    question: SplitQuestion, positions: list[int], force: bool
+) -> None:
     """In order, with duplicates, if there are two topics or it is forced."""
-    asked = replace(question, positions=[question.low + 1, *positions], force=force, pulsar_exact=True)
-    expected = sorted(point for point in (question.low + 1, *positions) if question.low < point < question.high)
+    asked = replace(
+        question, positions=[question.low + 1, *positions], force=force, pulsar_exact=True
+    )
+    expected = sorted(
+        point for point in (question.low + 1, *positions) if question.low < point < question.high
+    )
     if len(question.topics) <= 1 and not force:
         expected = []
     assert expected == list(split_points(SPECIFIED_POSITIONS_DIVIDE, asked))

@@ -1,4 +1,6 @@
-"""Check, for any order of appends by two subscribers and a third writer, that each subscriber gets the log once and in order."""
+"""Check, for any order of appends by two subscribers and a third writer, that each subscriber gets
+the log once and in order.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ STEPS = st.lists(
 )
 
 
-async def play(steps: Sequence[Step], subscribers: Sequence[Subscriber], appended: Sequence[list[bytes]]) -> None:
+async def play(
+    steps: Sequence[Step], subscribers: Sequence[Subscriber], appended: Sequence[list[bytes]]
+) -> None:
     """Take the steps, and wait until every subscriber has all outcomes and entries."""
     numbers = itertools.count()
     for subscriber in subscribers:
@@ -59,16 +63,22 @@ async def play(steps: Sequence[Step], subscribers: Sequence[Subscriber], appende
             case Append(number=number, records=records):
                 for _ in range(records):
                     appended[number].append(b"%d" % next(numbers))
-                    subscribers[number].subscription.append(appended[number][-1], subscribers[number].note)
+                    subscribers[number].subscription.append(
+                        appended[number][-1], subscribers[number].note
+                    )
             case Write(records=records):
                 subscribers[0].write(*[b"of another process"] * records)
             case Turn():
                 await asyncio.sleep(0)
     for subscriber, own in zip(subscribers, appended, strict=True):
-        await subscriber.until(lambda subscriber=subscriber, own=own: len(own) == len(outcomes(subscriber)))  # type: ignore[misc] # mypy knows no such lambda
+        # Mypy knows no such lambda.
+        await subscriber.until(
+            lambda subscriber=subscriber, own=own: len(own) == len(outcomes(subscriber))  # type: ignore[misc]
+        )
     end = subscribers[0].writer.end()
     for subscriber in subscribers:
-        await subscriber.until(lambda subscriber=subscriber: len(subscriber.entries) == end)  # type: ignore[misc] # as above
+        # As above.
+        await subscriber.until(lambda subscriber=subscriber: len(subscriber.entries) == end)  # type: ignore[misc]
         await subscriber.stop()
 
 

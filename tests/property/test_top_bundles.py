@@ -21,18 +21,34 @@ NAMESPACES = st.sampled_from(["t/a", "t/a", "t/b", "pulsar/system"])
 def traffics(figures: st.SearchStrategy[float]) -> st.SearchStrategy[Traffic]:
     """Traffic of such figures."""
     return st.builds(
-        Traffic, bytes_in_per_second=figures, bytes_out_per_second=figures, messages_in_per_second=figures, messages_out_per_second=figures
+        Traffic,
+        bytes_in_per_second=figures,
+        bytes_out_per_second=figures,
+        messages_in_per_second=figures,
+        messages_out_per_second=figures,
     )
 
 
 @st.composite
 def reports(draw: st.DrawFn) -> list[BundleTraffic]:
-    """Up to a dozen bundles: some are idle, some belong to the system namespace, and some have impossible figures."""
+    """Up to a dozen bundles: some are idle, some belong to the system namespace, and some have
+    impossible figures.
+    """
     sound = traffics(BYTES)
     traffic = st.one_of(sound, sound, sound, traffics(st.one_of(BYTES, BAD)))
-    bundles = st.builds(BundleTraffic, bundle=NAMESPACES, traffic=traffic, topics=COUNTS, consumers=COUNTS, cache_bytes=BYTES.map(int))
+    bundles = st.builds(
+        BundleTraffic,
+        bundle=NAMESPACES,
+        traffic=traffic,
+        topics=COUNTS,
+        consumers=COUNTS,
+        cache_bytes=BYTES.map(int),
+    )
     drawn = draw(st.lists(bundles, max_size=12))
-    return [replace(bundle, bundle=f"{bundle.bundle}/0x{place:08x}_0x{place + 1:08x}") for place, bundle in enumerate(drawn)]
+    return [
+        replace(bundle, bundle=f"{bundle.bundle}/0x{place:08x}_0x{place + 1:08x}")
+        for place, bundle in enumerate(drawn)
+    ]
 
 
 def model(bundles: list[BundleTraffic], at_most: int) -> list[str]:
@@ -44,7 +60,9 @@ def model(bundles: list[BundleTraffic], at_most: int) -> list[str]:
         and 0 < bundle.traffic.bytes_per_second <= 1e18
         and 0 <= bundle.traffic.messages_per_second <= 1e18
     ]
-    heaviest_first = sorted(sorted(fit, key=lambda bundle: bundle.bundle), key=figures_of, reverse=True)
+    heaviest_first = sorted(
+        sorted(fit, key=lambda bundle: bundle.bundle), key=figures_of, reverse=True
+    )
     return [bundle.bundle for bundle in heaviest_first[:at_most]][::-1]
 
 
@@ -60,8 +78,12 @@ def figures_of(bundle: BundleTraffic) -> tuple[int, ...]:
     )
 
 
-@given(reports(), st.one_of(st.integers(0, 3), st.integers(0, 14)), st.randoms(use_true_random=False))
-def test_the_choice_is_that_of_the_slow_model(bundles: list[BundleTraffic], at_most: int, chance: random.Random) -> None:
+@given(
+    reports(), st.one_of(st.integers(0, 3), st.integers(0, 14)), st.randoms(use_true_random=False)
+)
+def test_the_choice_is_that_of_the_slow_model(
+    bundles: list[BundleTraffic], at_most: int, chance: random.Random
+) -> None:
     """The order of the bundles does not matter."""
     expected = model(bundles, at_most)
     assert expected == [bundle.bundle for bundle in top_bundles(bundles, at_most=at_most)]

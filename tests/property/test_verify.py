@@ -39,7 +39,9 @@ def honest_record(channel: Channel, rng: random.Random) -> AnyRecord:
         return propose.renewed(channel.author(broker), channel.broker(broker))
     bundle = rng.choice(list(channel.view.bundles.values()))
     right = channel.view.right_neighbour(bundle)
-    target = channel.incarnation(rng.choice([name for name in BROKERS if channel.incarnation(name) != bundle.owner]))
+    target = channel.incarnation(
+        rng.choice([name for name in BROKERS if channel.incarnation(name) != bundle.owner])
+    )
     name_of = {channel.incarnation(name): name for name in BROKERS}
     owner, source = name_of.get(bundle.owner or 0, broker), name_of.get(bundle.source or 0, broker)
     match bundle.phase:
@@ -54,7 +56,9 @@ def honest_record(channel: Channel, rng: random.Random) -> AnyRecord:
         case "unloading":
             return propose.released(channel.author(source), bundle)
         case "splitting":
-            return propose.split(channel.author(owner), bundle, cuts=[(bundle.low + bundle.high) // 2])
+            return propose.split(
+                channel.author(owner), bundle, cuts=[(bundle.low + bundle.high) // 2]
+            )
     if right is not None and right.phase == "owned" and right.owner == bundle.owner:
         return propose.merge(channel.admin(), bundle, right)
     return rng.choice(
@@ -67,7 +71,9 @@ def honest_record(channel: Channel, rng: random.Random) -> AnyRecord:
 
 
 def honest_channel(seed: int) -> list[bytes]:
-    """The records of a channel that is in order, races lost included; the record at index i stands at offset i + 1."""
+    """The records of a channel that is in order, races lost included; the record at index i stands
+    at offset i + 1.
+    """
     rng = random.Random(seed)
     channel = channel_with(*BROKERS, bundles=2)
     for _ in range(RECORDS):
@@ -94,7 +100,9 @@ def flipped(data: bytes, place: float, flip: int) -> bytes:
 
 
 def digests(records: Sequence[bytes]) -> list[int]:
-    """The digest of the view after each record: the slow and obvious way to see what a changed byte changes."""
+    """The digest of the view after each record: the slow and obvious way to see what a changed byte
+    changes.
+    """
     view, after = View(), []
     for offset, data in enumerate(records, FIRST_OFFSET):
         apply(view, offset, decode(data))
@@ -103,7 +111,9 @@ def digests(records: Sequence[bytes]) -> list[int]:
 
 
 def is_confirmed(records: Sequence[bytes], changed_at: int) -> bool:
-    """Whether a renewal that counts says the digest of the view as it was at or after the offset `changed_at`."""
+    """Whether a renewal that counts says the digest of the view as it was at or after the offset
+    `changed_at`.
+    """
     view = View()
     for offset, data in enumerate(records, FIRST_OFFSET):
         record = decode(data)
@@ -122,16 +132,26 @@ def test_a_channel_in_order_has_no_findings(seed: int) -> None:
     renewals = sum(isinstance(decode(data), Renewed) for data in records)
     assert () == findings.findings
     assert findings.in_order
-    assert len(records) == findings.records == findings.folded_to == findings.accepted + sum(findings.rejected.values())
+    assert (
+        len(records)
+        == findings.records
+        == findings.folded_to
+        == findings.accepted + sum(findings.rejected.values())
+    )
     assert 0 < findings.agreements <= renewals
 
 
 @settings(max_examples=150, deadline=None)
 @given(seed=SEEDS, which=PLACES, place=PLACES, flip=FLIPS)
-def test_without_checksums_a_changed_byte_is_found_if_anything_depends_on_it(seed: int, which: float, place: float, flip: int) -> None:
-    """Where a changed byte changes what the channel comes to, and a later digest shows it, the first finding points at its record."""
+def test_without_checksums_a_changed_byte_is_found_if_anything_depends_on_it(
+    seed: int, which: float, place: float, flip: int
+) -> None:
+    """Where a changed byte changes what the channel comes to, and a later digest shows it, the
+    first finding points at its record.
+    """
     records = honest_channel(seed)
-    # The genesis is left out: its base is what offsets are counted from, so with another base everything stands elsewhere.
+    # The genesis is left out: its base is what offsets are counted from, so with another base
+    # everything stands elsewhere.
     index = 1 + int(which * (len(records) - 1))
     changed = [*records[:index], flipped(records[index], place, flip), *records[index + 1 :]]
     findings = audit_of(changed)
@@ -144,8 +164,12 @@ def test_without_checksums_a_changed_byte_is_found_if_anything_depends_on_it(see
 
 @settings(max_examples=60, deadline=None)
 @given(seed=SEEDS, which=PLACES, place=PLACES, flip=FLIPS)
-def test_with_checksums_every_changed_byte_of_a_record_is_found(seed: int, which: float, place: float, flip: int) -> None:
-    """In an SQLite file the record that has a changed byte is named, be the byte as idle as one of a reason or a time."""
+def test_with_checksums_every_changed_byte_of_a_record_is_found(
+    seed: int, which: float, place: float, flip: int
+) -> None:
+    """In an SQLite file the record that has a changed byte is named, be the byte as idle as one of
+    a reason or a time.
+    """
     records = honest_channel(seed)
     index = int(which * len(records))
     with tempfile.TemporaryDirectory() as folder:
@@ -165,9 +189,14 @@ def test_with_checksums_every_changed_byte_of_a_record_is_found(seed: int, which
 
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 9), place=PLACES, flip=FLIPS)
-@example(seed=0, place=0.4, flip=1)  # The first byte of a page of the snapshot, which is missed before all pages are looked at.
-def test_whatever_byte_of_the_file_is_changed_nothing_is_passed_over(seed: int, place: float, flip: int) -> None:
-    """Any changed byte of an SQLite file ends in a typed error or a finding, or changes no record that is read."""
+# The first byte of a page of the snapshot, which is missed before all pages are looked at.
+@example(seed=0, place=0.4, flip=1)
+def test_whatever_byte_of_the_file_is_changed_nothing_is_passed_over(
+    seed: int, place: float, flip: int
+) -> None:
+    """Any changed byte of an SQLite file ends in a typed error or a finding, or changes no record
+    that is read.
+    """
     records = honest_channel(seed)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "log.db")
@@ -179,7 +208,11 @@ def test_whatever_byte_of_the_file_is_changed_nothing_is_passed_over(seed: int, 
             return
         kinds = {finding.kind for finding in findings.findings}
         # The time of a record is no part of what its checksum covers.
-        assert audit_of(records) == findings if findings.in_order else kinds & {Kind.DAMAGED, Kind.CLOCK}
+        assert (
+            audit_of(records) == findings
+            if findings.in_order
+            else kinds & {Kind.DAMAGED, Kind.CLOCK}
+        )
 
 
 def verify_file(path: Path) -> Findings:

@@ -1,7 +1,8 @@
 """Run every command of pulsar-admin against a cluster with clients, and keep what each prints.
 
-The script is in `admin_commands`, a file for each group of commands. `verdicts` is written by hand, and so is `run` of each line. What
-follows it is what the tool did; `python -m tests.pulsar.admin_script` writes it anew.
+The script is in `admin_commands`, a file for each group of commands. `verdicts` is written by hand,
+and so is `run` of each line. What follows it is what the tool did; `python -m
+tests.pulsar.admin_script` writes it anew.
 """
 
 from __future__ import annotations
@@ -31,10 +32,21 @@ from tests.pulsar.programs import Language, admin_command
 FOLDER: Final = Path(__file__).resolve().parent / "admin_commands"
 
 GROUPS: Final = (
-    *("broker-stats", "tenants", "properties", "ns-isolation-policy", "namespaces", "topics", "persistent", "non-persistent", "schemas"),
+    *(
+        "broker-stats",
+        "tenants",
+        "properties",
+        "ns-isolation-policy",
+        "namespaces",
+        "topics",
+        "persistent",
+        "non-persistent",
+        "schemas",
+    ),
     *("brokers", "clusters"),
 )
-"""The groups of the script, in the order in which it runs them. The tool hides `properties`, `persistent` and `non-persistent`.
+"""The groups of the script, in the order in which it runs them. The tool hides `properties`,
+`persistent` and `non-persistent`.
 
 The last commands shut a broker down, and delete everything.
 """
@@ -53,7 +65,9 @@ _HELP: Final = frozenset({"--help", "--version"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A command line, and what the tool did: its exit code, the status of the answer that it failed for (0: none), its output."""
+    """A command line, and what the tool did: its exit code, the status of the answer that it failed
+    for (0: none), its output.
+    """
 
     run: str
     code: int = 0
@@ -63,7 +77,9 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The script of a group: for each command `works`, `differs: how` or `not here`, and the lines."""
+    """The script of a group: for each command `works`, `differs: how` or `not here`, and the
+    lines.
+    """
 
     name: str
     verdicts: Mapping[str, str]
@@ -89,7 +105,13 @@ def read_groups() -> Sequence[Group]:
     groups = []
     for name in GROUPS:
         content = yaml.load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
-        groups.append(Group(name=name, verdicts=content["verdicts"], lines=[Line(**line) for line in content["lines"]]))
+        groups.append(
+            Group(
+                name=name,
+                verdicts=content["verdicts"],
+                lines=[Line(**line) for line in content["lines"]],
+            )
+        )
     return groups
 
 
@@ -98,7 +120,9 @@ class _Dumper(yaml.CSafeDumper):
 
 
 def _block(dumper: yaml.CSafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    return dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+    )
 
 
 _Dumper.add_representer(str, _block)
@@ -106,7 +130,10 @@ _Dumper.add_representer(str, _block)
 
 def write_group(group: Group) -> None:
     """Write the file of a group."""
-    lines = [{name: value for name, value in asdict(line).items() if value or name in {"run", "code"}} for line in group.lines]
+    lines = [
+        {name: value for name, value in asdict(line).items() if value or name in {"run", "code"}}
+        for line in group.lines
+    ]
     content = {"verdicts": dict(group.verdicts), "lines": lines}
     text = yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=_WIDTH, allow_unicode=True)
     (FOLDER / f"{group.name}.yaml").write_text(text, encoding="utf-8")
@@ -116,7 +143,9 @@ def write_group(group: Group) -> None:
 
 
 def problems(groups: Iterable[Group]) -> Iterator[str]:
-    """Yield where what the tool did contradicts the verdict, or is no answer that a user may get."""
+    """Yield where what the tool did contradicts the verdict, or is no answer that a user may
+    get.
+    """
     for group in groups:
         for line in group.lines:
             if is_poor(line):
@@ -128,7 +157,9 @@ def problems(groups: Iterable[Group]) -> Iterator[str]:
 
 
 def is_poor(line: Line) -> bool:
-    """Return whether an answer has no clear sentence: an unknown path, a wrong method, an error of the broker, a trace of Java."""
+    """Return whether an answer has no clear sentence: an unknown path, a wrong method, an error of
+    the broker, a trace of Java.
+    """
     return command_in(line.run) not in _REASONLESS and (
         line.status >= HTTPStatus.INTERNAL_SERVER_ERROR
         or "there is no path" in line.prints
@@ -139,13 +170,16 @@ def is_poor(line: Line) -> bool:
 
 
 _REASONLESS: Final = frozenset({"topics terminate", "persistent terminate"})
-"""Commands of which the tool prints `null` in place of any reason: it reads the cause of an error that has none."""
+"""Commands of which the tool prints `null` in place of any reason: it reads the cause of an error
+that has none."""
 
 
 def _contradictions(command: str, verdict: str, lines: Sequence[Line]) -> Iterator[str]:
     kind, _, how = verdict.partition(": ")
     succeeded = [line for line in lines if line.code == 0]
-    if kind not in {WORKS, DIFFERS, NOT_HERE} or bool(how) != (kind == DIFFERS or command in _REASONLESS):
+    if kind not in {WORKS, DIFFERS, NOT_HERE} or bool(how) != (
+        kind == DIFFERS or command in _REASONLESS
+    ):
         yield f"{command}: {verdict!r} is no verdict"
     if not lines:
         yield f"{command}: no line runs it"
@@ -156,7 +190,9 @@ def _contradictions(command: str, verdict: str, lines: Sequence[Line]) -> Iterat
 
 
 def left_out(groups: Iterable[Group], commands: Iterable[Command]) -> Iterator[str]:
-    """Yield the commands and options of the tool that the script leaves out, and the commands that the tool does not have."""
+    """Yield the commands and options of the tool that the script leaves out, and the commands that
+    the tool does not have.
+    """
     scripts = {group.name: group for group in groups}
     known = set()
     for command in commands:
@@ -171,7 +207,9 @@ def left_out(groups: Iterable[Group], commands: Iterable[Command]) -> Iterator[s
             if not words & set(names) and not _HELP & set(names):
                 yield f"{command.name}: no line has its option {names[0]}"
     for group in scripts.values():
-        yield from (f"{name}: the tool has no such command" for name in group.verdicts if name not in known)
+        yield from (
+            f"{name}: the tool has no such command" for name in group.verdicts if name not in known
+        )
 
 
 # --- running it ---
@@ -181,7 +219,8 @@ def left_out(groups: Iterable[Group], commands: Iterable[Command]) -> Iterator[s
 class Stage:
     """A cluster with clients, and the tool.
 
-    `names` are words of the script with what they stand for. `masks` are patterns of what differs from run to run, with names for it.
+    `names` are words of the script with what they stand for. `masks` are patterns of what differs
+    from run to run, with names for it.
     """
 
     tool: AdminTool
@@ -191,11 +230,17 @@ class Stage:
     async def run(self, line: Line) -> Line:
         """Run a line."""
         answer = await self.tool.run([_replaced(word, self.names) for word in line.run.split()])
-        prints = re.sub(r"\n\nReason: .*", "", answer.out + answer.err, flags=re.DOTALL).strip()  # The tool prints a reason twice.
+        # The tool prints a reason twice.
+        prints = re.sub(r"\n\nReason: .*", "", answer.out + answer.err, flags=re.DOTALL).strip()
         prints = _shape_of(prints) if command_in(line.run) in _FIGURES else prints
         for pattern, name in self.masks.items():
             prints = re.sub(pattern, name, prints)
-        return replace(line, code=answer.code, status=answer.status, prints=re.sub(r" +$", "", prints, flags=re.MULTILINE))
+        return replace(
+            line,
+            code=answer.code,
+            status=answer.status,
+            prints=re.sub(r" +$", "", prints, flags=re.MULTILINE),
+        )
 
 
 _MASKS: Final = {
@@ -203,7 +248,8 @@ _MASKS: Final = {
     r"\b\d{4}-\d\d-\d\dT[\d:.]+(Z|[+-]\d\d:\d\d)?": "TIME",
     r"\boffset \d+": "offset N",
     r"(acme/\S+    \[broker_assignment.*\n?)+": "",  # Which bundles a broker has, or none.
-    r"(pulsar://PULSAR    \[[^\]]*\]\n?)+": "pulsar://PULSAR    [...]\n",  # Which broker has which partitions.
+    # Which broker has which partitions.
+    r"(pulsar://PULSAR    \[[^\]]*\]\n?)+": "pulsar://PULSAR    [...]\n",
     r"\b\d+\.\d+\b": "N.N",
     r"\b\d{10,}\b": "N",
 }
@@ -222,7 +268,9 @@ _FIGURES: Final = frozenset(
 
 
 def _shape_of(text: str) -> str:
-    """Return the names in a JSON document, of Pulsar's counters in a list of metrics, or of settings with values."""
+    """Return the names in a JSON document, of Pulsar's counters in a list of metrics, or of
+    settings with values.
+    """
     text = re.sub(r"\b0x[0-9a-f]{8}_0x[0-9a-f]{8}\b", "BUNDLE", text)
     try:
         # The last sample may not be there yet.
@@ -252,14 +300,20 @@ def _replaced(word: str, names: Mapping[str, str]) -> str:
 async def stage(folder: Path) -> AsyncIterator[Stage]:
     """Run three brokers, a producer and a consumer of a topic, and the tool."""
     settings = ClusterSettings(
-        directory=folder / "cluster", services=("pulsar",), pulsar_port=0, settings={"balance": "false"}, ready_ms=READY_MS
+        directory=folder / "cluster",
+        services=("pulsar",),
+        pulsar_port=0,
+        settings={"balance": "false"},
+        ready_ms=READY_MS,
     )
     cluster = LocalCluster(settings)
     pulsar = cluster.pulsar_url.removeprefix("pulsar://").split(",")
     brokers = sorted(cluster.broker_ids)  # As they are in lists.
     async with running(cluster, _NAMESPACE, bundles=4) as (table, http):
         # At the broker that the tool asks, which prints what it has itself.
-        move = Move(kind=MoveKind.TRANSFER, bundle=f"{_NAMESPACE}/0x00000000_0x40000000", to=brokers[0])
+        move = Move(
+            kind=MoveKind.TRANSFER, bundle=f"{_NAMESPACE}/0x00000000_0x40000000", to=brokers[0]
+        )
         await operator.make(http, f"http://{brokers[0]}", move)
         await settle(cluster, table, _NAMESPACE)
         names = {
@@ -303,7 +357,11 @@ def _files(folder: Path) -> Mapping[str, str]:
     }
     for name, content in contents.items():
         (folder / name.lower()).write_text(content, encoding="utf-8")
-    jar = next(path for path in " ".join(admin_command()).replace(":", " ").split() if "/pulsar-client-admin-api-" in path)
+    jar = next(
+        path
+        for path in " ".join(admin_command()).replace(":", " ").split()
+        if "/pulsar-client-admin-api-" in path
+    )
     return {**{name: str(folder / name.lower()) for name in contents}, "JAR_FILE": jar}
 
 

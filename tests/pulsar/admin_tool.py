@@ -21,7 +21,9 @@ _LINE_BYTES_MAX: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command of the tool, hidden or not: `options` are the names of each, `--help` and `--version` included."""
+    """A command of the tool, hidden or not: `options` are the names of each, `--help` and
+    `--version` included.
+    """
 
     name: str
     options: tuple[tuple[str, ...], ...]
@@ -29,7 +31,9 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a command left behind: its exit code, its output, and the status of the answer that it failed for (0: none)."""
+    """What a command left behind: its exit code, its output, and the status of the answer that it
+    failed for (0: none).
+    """
 
     code: int
     status: int
@@ -46,7 +50,9 @@ class AdminTool:
         self._process = process
 
     async def run(self, words: Sequence[str]) -> Answer:
-        """Run one command line. Raises `TimeoutError`, and `AssertionError` if the process has ended."""
+        """Run one command line. Raises `TimeoutError`, and `AssertionError` if the process has
+        ended.
+        """
         assert self._process.stdin is not None, "it was started with one"
         self._process.stdin.write(orjson.dumps(words) + b"\n")
         await self._process.stdin.drain()
@@ -56,10 +62,14 @@ class AdminTool:
 @asynccontextmanager
 async def admin_tool(url: str) -> AsyncIterator[AdminTool]:
     """Start the tool for the broker at a base URL, and end it. Raises `BuildFailedError`."""
-    process = await asyncio.create_subprocess_exec(*admin_command(), url, stdin=PIPE, stdout=PIPE, limit=_LINE_BYTES_MAX)
+    process = await asyncio.create_subprocess_exec(
+        *admin_command(), url, stdin=PIPE, stdout=PIPE, limit=_LINE_BYTES_MAX
+    )
     try:
         rows = orjson.loads(await _line(process))
-        commands = [Command(name=row["name"], options=tuple(map(tuple, row["options"]))) for row in rows]
+        commands = [
+            Command(name=row["name"], options=tuple(map(tuple, row["options"]))) for row in rows
+        ]
         yield AdminTool(process, commands)
     finally:
         process.kill()
@@ -69,5 +79,7 @@ async def admin_tool(url: str) -> AsyncIterator[AdminTool]:
 async def _line(process: Process) -> bytes:
     assert process.stdout is not None, "it was started with one"
     line = await asyncio.wait_for(process.stdout.readline(), _COMMAND_S)
-    assert line.endswith(b"\n"), "the program with pulsar-admin has ended; its standard error has the reason"
+    assert line.endswith(b"\n"), (
+        "the program with pulsar-admin has ended; its standard error has the reason"
+    )
     return line

@@ -59,7 +59,17 @@ class Producing:
 
     def words(self) -> list[str]:
         """Return the arguments of the program."""
-        words = ["produce", "--url", self.url, "--name", self.name, "--topics", ",".join(self.topics), "--rate", str(self.rate)]
+        words = [
+            "produce",
+            "--url",
+            self.url,
+            "--name",
+            self.name,
+            "--topics",
+            ",".join(self.topics),
+            "--rate",
+            str(self.rate),
+        ]
         batches = ["--batch", str(self.batch)] if self.batch else []
         return [*words, *batches, *(self.secured.words() if self.secured else [])]
 
@@ -78,8 +88,23 @@ class Consuming:
 
     def words(self) -> list[str]:
         """Return the arguments of the program."""
-        what = ["--topics", ",".join(self.topics)] if self.pattern is None else ["--pattern", self.pattern]
-        words = ["consume", "--url", self.url, "--name", self.name, *what, "--subscription", self.subscription, "--type", self.type]
+        what = (
+            ["--topics", ",".join(self.topics)]
+            if self.pattern is None
+            else ["--pattern", self.pattern]
+        )
+        words = [
+            "consume",
+            "--url",
+            self.url,
+            "--name",
+            self.name,
+            *what,
+            "--subscription",
+            self.subscription,
+            "--type",
+            self.type,
+        ]
         return [*words, *(self.secured.words() if self.secured else [])]
 
 
@@ -88,7 +113,9 @@ class ClientFailedError(AssertionError):
 
 
 class Tally:
-    """The events of one client in numbers. It is bounded by the number of topics, and not safe for threads."""
+    """The events of one client in numbers. It is bounded by the number of topics, and not safe for
+    threads.
+    """
 
     def __init__(self) -> None:
         self.ready: dict[str, object] | None = None
@@ -111,7 +138,11 @@ class Tally:
 
     def count(self, event: Event, topic: str | None = None) -> int:
         """Return the number of an event, on one topic or on all."""
-        return sum(number for (one, of), number in self.counts.items() if one is event and topic in (None, of))
+        return sum(
+            number
+            for (one, of), number in self.counts.items()
+            if one is event and topic in (None, of)
+        )
 
 
 class Client:
@@ -121,7 +152,13 @@ class Client:
     """
 
     def __init__(
-        self, language: Language, task: Producing | Consuming, folder: Path, *, program: Sequence[str] | None = None, end_s: float = _END_S
+        self,
+        language: Language,
+        task: Producing | Consuming,
+        folder: Path,
+        *,
+        program: Sequence[str] | None = None,
+        end_s: float = _END_S,
     ) -> None:
         """Do not start yet. `program` replaces the program of the language."""
         self.language = language
@@ -152,13 +189,17 @@ class Client:
     def last_ns(self, event: Event) -> dict[str, int]:
         """Return the time of the last event of a kind by topic."""
         with self._changed:
-            return {topic: at_ns for (one, topic), at_ns in self._tally.last_ns.items() if one is event}
+            return {
+                topic: at_ns for (one, topic), at_ns in self._tally.last_ns.items() if one is event
+            }
 
     def check(self) -> None:
         """Raise `ClientFailedError` if it has ended."""
         with self._changed:
             if self._over:
-                raise ClientFailedError(f"{self.name} ({self.language}) has ended; {self._last_words()}")
+                raise ClientFailedError(
+                    f"{self.name} ({self.language}) has ended; {self._last_words()}"
+                )
 
     # --- waiting; each raises `ClientFailedError` ---
 
@@ -166,17 +207,27 @@ class Client:
         """Wait for its event `ready`."""
         self._wait(lambda tally: tally.ready is not None, "being ready", timeout_s)
 
-    def wait_count(self, event: Event, count: int, *, topic: str | None = None, timeout_s: float) -> None:
+    def wait_count(
+        self, event: Event, count: int, *, topic: str | None = None, timeout_s: float
+    ) -> None:
         """Wait until there are `count` of an event."""
-        self._wait(lambda tally: tally.count(event, topic) >= count, f"{event} {count} times", timeout_s)
+        self._wait(
+            lambda tally: tally.count(event, topic) >= count, f"{event} {count} times", timeout_s
+        )
 
     def _wait(self, condition: Callable[[Tally], bool], what: str, timeout_s: float) -> None:
         with self._changed:
             self._changed.wait_for(lambda: condition(self._tally) or self._over, timeout_s)
             if not condition(self._tally):
                 problem = "it ended" if self._over else f"{timeout_s:.0f} s passed"
-                counted = {f"{event} {topic}": number for (event, topic), number in self._tally.counts.items()}
-                raise ClientFailedError(f"{self.name} ({self.language}): {problem} before {what}; {counted}; {self._last_words()}")
+                counted = {
+                    f"{event} {topic}": number
+                    for (event, topic), number in self._tally.counts.items()
+                }
+                raise ClientFailedError(
+                    f"{self.name} ({self.language}): {problem} before {what}; {counted};"
+                    f" {self._last_words()}"
+                )
 
     # --- life ---
 
@@ -186,14 +237,17 @@ class Client:
         with self.complaints.open("ab") as complaints:
             self._process = subprocess.Popen(
                 [*program, *self.task.words()],
-                stdin=subprocess.PIPE,  # A client ends with this process, because the other end closes.
+                # A client ends with this process, because the other end closes.
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=complaints,
                 cwd=ROOT,
                 start_new_session=True,
             )
         assert self._process.stdout is not None, "it was started with one"
-        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), name=f"reads {self.name}", daemon=True)
+        self._reader = threading.Thread(
+            target=self._read, args=(self._process.stdout,), name=f"reads {self.name}", daemon=True
+        )
         self._reader.start()
         return self
 
@@ -204,17 +258,24 @@ class Client:
         self._process.stdin.close()
 
     def stop(self) -> None:
-        """Let it end, and wait for its last event. Raises `ClientFailedError` if it does not end, or ends with an error."""
+        """Let it end, and wait for its last event. Raises `ClientFailedError` if it does not end,
+        or ends with an error.
+        """
         self.end()
         assert self._process is not None, "it was started"
         try:
             code = self._process.wait(self._end_s)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise ClientFailedError(f"{self.name} ({self.language}) did not end within {self._end_s:.0f} s; {self._last_words()}") from None
+            raise ClientFailedError(
+                f"{self.name} ({self.language}) did not end within {self._end_s:.0f} s;"
+                f" {self._last_words()}"
+            ) from None
         self._join()
         if code or self._problem:
-            raise ClientFailedError(f"{self.name} ({self.language}) ended with {code}; {self._last_words()}")
+            raise ClientFailedError(
+                f"{self.name} ({self.language}) ended with {code}; {self._last_words()}"
+            )
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
@@ -237,7 +298,12 @@ class Client:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if error is None:
             self.stop()
         else:
@@ -264,6 +330,10 @@ class Client:
             self._changed.notify_all()
 
     def _last_words(self) -> str:
-        words = self.complaints.read_bytes()[-_OUTPUT_BYTES:].decode(errors="replace").strip() if self.complaints.exists() else ""
+        words = (
+            self.complaints.read_bytes()[-_OUTPUT_BYTES:].decode(errors="replace").strip()
+            if self.complaints.exists()
+            else ""
+        )
         told = [self._problem, self._tally.last_problem, words]
         return "its last output: " + (" | ".join(word for word in told if word) or "none")

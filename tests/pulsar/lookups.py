@@ -1,7 +1,8 @@
 """Proxies in front of brokers' Pulsar ports that make lookups stale on command.
 
-All connections of a client pass through them: LOOKUP_RESPONSE, CLOSE_PRODUCER and CLOSE_CONSUMER name the owner's proxy. While a stale
-lookup is due, the two CLOSE commands name nobody, so that the client looks its topic up. Everything else passes unchanged.
+All connections of a client pass through them: LOOKUP_RESPONSE, CLOSE_PRODUCER and CLOSE_CONSUMER
+name the owner's proxy. While a stale lookup is due, the two CLOSE commands name nobody, so that the
+client looks its topic up. Everything else passes unchanged.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
-from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandCloseConsumer, CommandCloseProducer
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
+    BaseCommand,
+    CommandCloseConsumer,
+    CommandCloseProducer,
+)
 
 HOST: Final = "127.0.0.1"
 _CHUNK_BYTES: Final = 64 << 10
@@ -24,7 +29,9 @@ _SCHEME: Final = "pulsar://"
 
 
 class LookupProxies:
-    """A proxy for each of the brokers at `urls` (`pulsar://host:port`) while the context is open, on the caller's loop."""
+    """A proxy for each of the brokers at `urls` (`pulsar://host:port`) while the context is open,
+    on the caller's loop.
+    """
 
     def __init__(self, urls: Sequence[str]) -> None:
         """Nothing is open yet."""
@@ -43,7 +50,12 @@ class LookupProxies:
             self._proxies[url] = f"{_SCHEME}{HOST}:{server.sockets[0].getsockname()[1]}"
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self._parts.aclose()
 
     @property
@@ -60,9 +72,14 @@ class LookupProxies:
         """Wait until a lookup has used what `falsify` asked for. Raises `TimeoutError`."""
         await asyncio.wait_for(self._asked.wait(), _LOOKUP_S)
 
-    async def _serve(self, host: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, host: str, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         server_reader, server_writer = await asyncio.open_connection(host, port)
-        carrying = {asyncio.create_task(_carry(reader, server_writer)), asyncio.create_task(self._carry_back(server_reader, writer))}
+        carrying = {
+            asyncio.create_task(_carry(reader, server_writer)),
+            asyncio.create_task(self._carry_back(server_reader, writer)),
+        }
         await asyncio.wait(carrying, return_when=asyncio.FIRST_COMPLETED)
         for task in carrying:
             task.cancel()
@@ -73,14 +90,21 @@ class LookupProxies:
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
                 head = await reader.readexactly(4)
-                writer.write(self._changed(head + await reader.readexactly(struct.unpack(">I", head)[0])))
+                writer.write(
+                    self._changed(head + await reader.readexactly(struct.unpack(">I", head)[0]))
+                )
                 await writer.drain()
 
     def _changed(self, frame: bytes) -> bytes:
         (size,) = struct.unpack_from(">I", frame, 4)
         command = BaseCommand.FromString(frame[8 : 8 + size])
-        if command.HasField("lookup_response") and command.lookup_response.brokerServiceUrl in self._proxies:
-            command.lookup_response.brokerServiceUrl = self._proxies[self._named(command.lookup_response.brokerServiceUrl)]
+        if (
+            command.HasField("lookup_response")
+            and command.lookup_response.brokerServiceUrl in self._proxies
+        ):
+            command.lookup_response.brokerServiceUrl = self._proxies[
+                self._named(command.lookup_response.brokerServiceUrl)
+            ]
         elif command.HasField("close_producer"):
             self._redirect(command.close_producer)
         elif command.HasField("close_consumer"):

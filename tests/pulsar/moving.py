@@ -30,7 +30,8 @@ from tests.tls.secured import Secured
 NAMESPACE: Final = "public/default"
 BROKERS, BUNDLES = 3, 4
 BATCH: Final = 10
-# Other tests take the CPU for longer than the default of 2 ms, in which a client's second thread has to hand over its messages.
+# Other tests take the CPU for longer than the default of 2 ms, in which a client's second thread
+# has to hand over its messages.
 BUSY_SETTLE_MS: Final = 20
 _LOOK_S: Final = 0.02
 
@@ -55,7 +56,9 @@ class Running:
 
     def bundle_of(self, topic: str) -> BundleEntry:
         """Return the bundle of a topic."""
-        return next(bundle for bundle in self.bundles() if bundle.low <= topic_hash(topic) < bundle.high)
+        return next(
+            bundle for bundle in self.bundles() if bundle.low <= topic_hash(topic) < bundle.high
+        )
 
     def address(self, broker: str) -> str:
         """Return a broker's HTTP address."""
@@ -68,26 +71,38 @@ class Running:
 
     async def subscribed(self, topic: str) -> None:
         """Wait until the owner of a topic has a consumer of it."""
-        address = f"{self.address(self.owner(self.bundle_of(topic)))}/admin/v2/{topic.replace('://', '/')}/stats"
+        address = f"{self.address(self.owner(self.bundle_of(topic)))}/admin/v2/{topic.replace('://', '/')}/stats"  # noqa: E501
         while True:
             async with self.http.get(address) as answer:
-                if answer.ok and any(each["consumers"] for each in (await answer.json())["subscriptions"].values()):
+                if answer.ok and any(
+                    each["consumers"] for each in (await answer.json())["subscriptions"].values()
+                ):
                     return
             await asyncio.sleep(_LOOK_S)
 
     async def transfer(self, bundle: BundleEntry, turn: int) -> None:
         """Move a bundle to another broker, a different one each turn."""
-        others = [broker.broker for broker in self.table.view.live_brokers() if broker.incarnation != bundle.owner]
-        await self.make(Move(kind=MoveKind.TRANSFER, bundle=bundle.name, to=others[turn % len(others)]))
+        others = [
+            broker.broker
+            for broker in self.table.view.live_brokers()
+            if broker.incarnation != bundle.owner
+        ]
+        await self.make(
+            Move(kind=MoveKind.TRANSFER, bundle=bundle.name, to=others[turn % len(others)])
+        )
 
     async def make(self, move: Move) -> None:
         """Ask the first live broker for a move."""
-        problem = await operator.make(self.http, self.address(self.table.view.live_brokers()[0].broker), move)
+        problem = await operator.make(
+            self.http, self.address(self.table.view.live_brokers()[0].broker), move
+        )
         assert problem is None, f"{move.text}: {problem}"
         await settle(self.cluster, self.table, NAMESPACE)
 
     async def move_everything(self, fleet: Fleet, rounds: int) -> None:
-        """Transfer each bundle `rounds` times. After each transfer all clients must make progress."""
+        """Transfer each bundle `rounds` times. After each transfer all clients must make
+        progress.
+        """
         for turn in range(rounds):
             for bundle in self.bundles():
                 await self.transfer(bundle, turn)
@@ -96,11 +111,13 @@ class Running:
     async def die(self, fleet: Fleet, topic: str) -> None:
         """Kill the owner of a topic, and start it again once all clients make progress.
 
-        If the first broker owns the topic, another one gets it before: Rust's client takes only the first host of its URL.
+        If the first broker owns the topic, another one gets it before: Rust's client takes only the
+        first host of its URL.
         """
         if self.owner(self.bundle_of(topic)) == self.cluster.broker_ids[0]:
             await self.transfer(self.bundle_of(topic), 0)
-            # A broker keeps messages for consumers that are on their way to it. They would be lost with it.
+            # A broker keeps messages for consumers that are on their way to it. They would be lost
+            # with it.
             await asyncio.to_thread(fleet.wait_flowing, time.monotonic_ns())
         number = self.cluster.broker_ids.index(self.owner(self.bundle_of(topic)))
 
@@ -117,7 +134,9 @@ class Running:
 
         With batches it leaves out the brokers' evidence, which names one message of each batch.
         """
-        verdict = await asyncio.to_thread(fleet.finish, evidence=tuple if is_batched else self.cluster.evidence)
+        verdict = await asyncio.to_thread(
+            fleet.finish, evidence=tuple if is_batched else self.cluster.evidence
+        )
         assert verdict.problem is None, verdict.problem
         return verdict
 
@@ -126,7 +145,8 @@ class Running:
 async def running_brokers(
     folder: Path, log_url: str, *, is_secured: bool = False, settle_ms: int | None = BUSY_SETTLE_MS
 ) -> AsyncIterator[Running]:
-    """Run brokers with the Pulsar service and evidence, and TLS and tokens if `is_secured`. Only the test moves bundles.
+    """Run brokers with the Pulsar service and evidence, and TLS and tokens if `is_secured`. Only
+    the test moves bundles.
 
     `settle_ms` is `pulsar_settle_ms`; None: the default.
     """
@@ -151,20 +171,47 @@ async def running_brokers(
         yield Running(cluster=cluster, table=table, http=http, secured=secured)
 
 
-def every_subscription(language: Language, on: Running, topics: Sequence[str], *, rate: float) -> Crew:
-    """A consumer of each type of subscription, a producer to all topics, and one of batches to the first topic.
+def every_subscription(
+    language: Language, on: Running, topics: Sequence[str], *, rate: float
+) -> Crew:
+    """A consumer of each type of subscription, a producer to all topics, and one of batches to the
+    first topic.
 
-    `rate` is in messages per second to each topic. Batches come ten times as fast, so that each has some messages.
+    `rate` is in messages per second to each topic. Batches come ten times as fast, so that each has
+    some messages.
     """
     url, secured = on.cluster.pulsar_url, on.secured
     kinds = (Type.EXCLUSIVE, Type.SHARED, Type.FAILOVER, Type.KEY_SHARED)
     return [
         *(
-            (language, Consuming(url=url, name=kind.lower(), subscription=kind.lower(), topics=tuple(topics), type=kind, secured=secured))
+            (
+                language,
+                Consuming(
+                    url=url,
+                    name=kind.lower(),
+                    subscription=kind.lower(),
+                    topics=tuple(topics),
+                    type=kind,
+                    secured=secured,
+                ),
+            )
             for kind in kinds
         ),
-        (language, Producing(url=url, name="plain", topics=tuple(topics), rate=rate, secured=secured)),
-        (language, Producing(url=url, name="batches", topics=(topics[0],), rate=10 * rate, batch=BATCH, secured=secured)),
+        (
+            language,
+            Producing(url=url, name="plain", topics=tuple(topics), rate=rate, secured=secured),
+        ),
+        (
+            language,
+            Producing(
+                url=url,
+                name="batches",
+                topics=(topics[0],),
+                rate=10 * rate,
+                batch=BATCH,
+                secured=secured,
+            ),
+        ),
     ]
 
 
@@ -181,7 +228,9 @@ async def flowing(folder: Path, crew: Crew) -> AsyncIterator[Fleet]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Misled:
-    """A consumer and a producer of one topic, each behind proxies of its own that falsify its lookups."""
+    """A consumer and a producer of one topic, each behind proxies of its own that falsify its
+    lookups.
+    """
 
     on: Running
     topic: str
@@ -195,10 +244,15 @@ class Misled:
         return self.of_consumer.falsified, self.of_producer.falsified
 
     async def start(self) -> None:
-        """Send the consumer, and then the producer, to a broker that is not the owner. Wait until messages flow."""
+        """Send the consumer, and then the producer, to a broker that is not the owner. Wait until
+        messages flow.
+        """
         owner = self.on.owner(self.on.bundle_of(self.topic))
         other = next(each for each in self.on.cluster.broker_ids if each != owner)
-        for proxies, (client,) in ((self.of_consumer, self.fleet.consumers), (self.of_producer, self.fleet.producers)):
+        for proxies, (client,) in (
+            (self.of_consumer, self.fleet.consumers),
+            (self.of_producer, self.fleet.producers),
+        ):
             proxies.falsify(self.on.pulsar_url(other))
             client.start()
             await asyncio.to_thread(client.wait_ready)
@@ -207,7 +261,9 @@ class Misled:
         await asyncio.to_thread(self.fleet.wait_flowing, time.monotonic_ns())
 
     async def transfer(self, turn: int) -> None:
-        """Move the topic while the next lookup of each client names the former owner. Wait until messages flow."""
+        """Move the topic while the next lookup of each client names the former owner. Wait until
+        messages flow.
+        """
         bundle = self.on.bundle_of(self.topic)
         former = self.on.pulsar_url(self.on.owner(bundle))
         self.of_consumer.falsify(former)
@@ -219,15 +275,28 @@ class Misled:
 
 
 @asynccontextmanager
-async def misled(on: Running, folder: Path, language: Language, topic: str, rate: float) -> AsyncIterator[Misled]:
-    """Run two clients whose first lookup names a wrong broker. Kill those that are left at the end."""
+async def misled(
+    on: Running, folder: Path, language: Language, topic: str, rate: float
+) -> AsyncIterator[Misled]:
+    """Run two clients whose first lookup names a wrong broker. Kill those that are left at the
+    end.
+    """
     urls = [on.pulsar_url(broker) for broker in on.cluster.broker_ids]
     async with LookupProxies(urls) as of_consumer, LookupProxies(urls) as of_producer:
         crew: Crew = [
-            (language, Consuming(url=of_consumer.url, name="consumer", subscription="s", topics=(topic,))),
+            (
+                language,
+                Consuming(url=of_consumer.url, name="consumer", subscription="s", topics=(topic,)),
+            ),
             (language, Producing(url=of_producer.url, name="producer", topics=(topic,), rate=rate)),
         ]
-        clients = Misled(on=on, topic=topic, fleet=Fleet(folder, crew), of_consumer=of_consumer, of_producer=of_producer)
+        clients = Misled(
+            on=on,
+            topic=topic,
+            fleet=Fleet(folder, crew),
+            of_consumer=of_consumer,
+            of_producer=of_producer,
+        )
         try:
             await clients.start()
             yield clients

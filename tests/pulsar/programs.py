@@ -1,4 +1,6 @@
-"""Build the programs with real Pulsar clients, one for each language that this machine can run, and the one with pulsar-admin."""
+"""Build the programs with real Pulsar clients, one for each language that this machine can run, and
+the one with pulsar-admin.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,12 @@ _NODE: Final = HERE / "node"
 _CPP: Final = HERE / "cpp"
 _SERVER: Final = HERE / "server"
 # Brokers need the machine: little memory, and no optimising compiler.
-_JAVA_OPTIONS: Final = ("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
+_JAVA_OPTIONS: Final = (
+    "-Xmx192m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+)
 
 
 class Language(StrEnum):
@@ -50,7 +57,8 @@ class Language(StrEnum):
 
 
 EVERYDAY: Final = (Language.PYTHON, Language.JAVA, Language.GO)
-"""The clients of the long tests. Node and C++ share Python's library, so CI tests them briefly, as it does Rust."""
+"""The clients of the long tests. Node and C++ share Python's library, so CI tests them briefly, as
+it does Rust."""
 
 _TOOLS: Final = {
     Language.PYTHON: (),
@@ -93,7 +101,9 @@ def command(language: Language) -> tuple[str, ...]:
 
 @cache
 def admin_command() -> tuple[str, ...]:
-    """Return the command of the program that runs pulsar-admin, built if necessary. Raises `BuildFailedError`."""
+    """Return the command of the program that runs pulsar-admin, built if necessary. Raises
+    `BuildFailedError`.
+    """
     # Its library logs each refusal, which the tool then prints itself.
     quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=off"
     return ("java", *_JAVA_OPTIONS, quiet, "-cp", _java_classes(_ADMIN), "equipoise.harness.Admin")
@@ -101,7 +111,9 @@ def admin_command() -> tuple[str, ...]:
 
 @cache
 def server() -> Path:
-    """Return the folder of Pulsar's own server, fetched by Maven (245 MB) and unpacked if necessary. Raises `BuildFailedError`."""
+    """Return the folder of Pulsar's own server, fetched by Maven (245 MB) and unpacked if
+    necessary. Raises `BuildFailedError`.
+    """
     _build(_SERVER, ["mvn", "--quiet", "--batch-mode", "dependency:unpack"])
     (folder,) = (_SERVER / "build").glob("apache-pulsar-*")
     return folder
@@ -110,7 +122,17 @@ def server() -> Path:
 def _java_classes(project: Path) -> str:
     """Build a project of Java, and return its class path."""
     classpath = project / "build" / "classpath.txt"
-    _build(project, ["mvn", "--quiet", "--batch-mode", "compile", "dependency:build-classpath", f"-Dmdep.outputFile={classpath}"])
+    _build(
+        project,
+        [
+            "mvn",
+            "--quiet",
+            "--batch-mode",
+            "compile",
+            "dependency:build-classpath",
+            f"-Dmdep.outputFile={classpath}",
+        ],
+    )
     return f"{project / 'build' / 'classes'}:{classpath.read_text().strip()}"
 
 
@@ -131,7 +153,9 @@ def _rust() -> tuple[str, ...]:
 
 
 def _node() -> tuple[str, ...]:
-    """Compile the addon of Apache's client: its own installer downloads one, and not from npm's registry."""
+    """Compile the addon of Apache's client: its own installer downloads one, and not from npm's
+    registry.
+    """
     modules = Path("build") / "node_modules"
     client = modules / "pulsar-client"
     includes = [f"-I{modules / name}" for name in ("node-addon-api", "node-api-headers/include")]
@@ -147,17 +171,38 @@ def _node() -> tuple[str, ...]:
 
 
 def _cpp() -> tuple[str, ...]:
-    _build(_CPP, ["sh", "-c", f"{shlex.join(['c++', '-pthread', *_native()])} -o build/client main.cpp {_linked()}"])
+    _build(
+        _CPP,
+        [
+            "sh",
+            "-c",
+            f"{shlex.join(['c++', '-pthread', *_native()])} -o build/client main.cpp {_linked()}",
+        ],
+    )
     return (str(_CPP / "build" / "client"),)
 
 
-_BUILDERS: Final = {Language.JAVA: _java, Language.GO: _go, Language.RUST: _rust, Language.NODE: _node, Language.CPP: _cpp}
+_BUILDERS: Final = {
+    Language.JAVA: _java,
+    Language.GO: _go,
+    Language.RUST: _rust,
+    Language.NODE: _node,
+    Language.CPP: _cpp,
+}
 
 
 def _native() -> list[str]:
-    """Return the compiler's options for programs on the C interface of libpulsar. Raises `BuildFailedError`."""
-    crates = orjson.loads(_run(["cargo", "metadata", "--format-version", "1", "--locked"], _CPP))["packages"]
-    headers = next(Path(crate["manifest_path"]).parent / "include" for crate in crates if crate["name"] == "pulsar-sys")
+    """Return the compiler's options for programs on the C interface of libpulsar. Raises
+    `BuildFailedError`.
+    """
+    crates = orjson.loads(_run(["cargo", "metadata", "--format-version", "1", "--locked"], _CPP))[
+        "packages"
+    ]
+    headers = next(
+        Path(crate["manifest_path"]).parent / "include"
+        for crate in crates
+        if crate["name"] == "pulsar-sys"
+    )
     return ["-std=gnu++17", "-fPIC", "-include", str(_CPP / "newer.h"), f"-I{headers}"]
 
 
@@ -181,19 +226,31 @@ def _build(project: Path, words: Sequence[str]) -> None:
 
 
 def _run(words: Sequence[str], project: Path) -> str:
-    """Run a command in the folder of a project, and return its standard output. Raises `BuildFailedError`."""
+    """Run a command in the folder of a project, and return its standard output. Raises
+    `BuildFailedError`.
+    """
     try:
-        done = subprocess.run(words, cwd=project, capture_output=True, text=True, check=False, timeout=_BUILD_S)
+        done = subprocess.run(
+            words, cwd=project, capture_output=True, text=True, check=False, timeout=_BUILD_S
+        )
     except subprocess.TimeoutExpired as error:
         raise BuildFailedError(f"{shlex.join(words)} took longer than {_BUILD_S:.0f} s") from error
     if done.returncode:
-        raise BuildFailedError(f"{shlex.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        raise BuildFailedError(
+            f"{shlex.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+        )
     return done.stdout
 
 
 def _digest(project: Path, words: Sequence[str]) -> str:
-    """Return a digest of sources, dependencies, the command, and the folder, whose path is in the build."""
-    sources = sorted(path for path in project.rglob("*") if path.is_file() and (project / "build") not in path.parents)
+    """Return a digest of sources, dependencies, the command, and the folder, whose path is in the
+    build.
+    """
+    sources = sorted(
+        path
+        for path in project.rglob("*")
+        if path.is_file() and (project / "build") not in path.parents
+    )
     content = b"".join(f"{path}\n".encode() + path.read_bytes() for path in sources)
     return hashlib.sha256(shlex.join(words).encode() + content).hexdigest()
 

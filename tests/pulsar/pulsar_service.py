@@ -30,7 +30,15 @@ from equipoise.brokers.pulsar.wire.requests import (
 
 REFUSED = (ServerError.SERVICE_NOT_READY, "not now")
 SCHEMA = Schema(name="n", kind=4, definition=b"d", properties=())
-STATS = replies.ConsumerStats(name="c", kind="Shared", address="a", connected_since="s", permits=-1, message_rate=1.5, byte_rate=2.5)
+STATS = replies.ConsumerStats(
+    name="c",
+    kind="Shared",
+    address="a",
+    connected_since="s",
+    permits=-1,
+    message_rate=1.5,
+    byte_rate=2.5,
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,7 +74,9 @@ class DumbService:
 
     def cancelled(self) -> set[int]:
         """Return the request ids of cancelled creations."""
-        return {request.request_id for request in self.seen if isinstance(request, CreationCancelled)}
+        return {
+            request.request_id for request in self.seen if isinstance(request, CreationCancelled)
+        }
 
     def _grant(self, request: Request) -> None:
         connection = self.connection
@@ -74,11 +84,17 @@ class DumbService:
             case PartitionsAsked():
                 connection.answer(request, replies.partitions(request.request_id, 4))
             case LookupAsked():
-                connection.answer(request, replies.located(request.request_id, "pulsar://broker:6650"))
+                connection.answer(
+                    request, replies.located(request.request_id, "pulsar://broker:6650")
+                )
             case TopicsAsked():
-                connection.answer(request, replies.topics(request.request_id, replies.encode_topics(["a", "b"])))
+                connection.answer(
+                    request, replies.topics(request.request_id, replies.encode_topics(["a", "b"]))
+                )
             case SchemaAsked():
-                connection.answer(request, replies.schema_found(request.request_id, bytes(8), SCHEMA))
+                connection.answer(
+                    request, replies.schema_found(request.request_id, bytes(8), SCHEMA)
+                )
             case SchemaOffered():
                 connection.answer(request, replies.schema_accepted(request.request_id, bytes(8)))
             case ConsumerStatsAsked():
@@ -107,8 +123,12 @@ class DumbService:
         match request:
             case Published(producer=int(producer_id)):
                 for sent in request.entries:
-                    self.connection.receipt(producer_id, sent.sequence_id, sent.highest_sequence_id, 0)
+                    self.connection.receipt(
+                        producer_id, sent.sequence_id, sent.highest_sequence_id, 0
+                    )
             case Damaged(producer=int(producer_id)):
-                self.connection.send_error(producer_id, request.sequence_id, ServerError.CHECKSUM_ERROR, "damaged")
+                self.connection.send_error(
+                    producer_id, request.sequence_id, ServerError.CHECKSUM_ERROR, "damaged"
+                )
             case _:
                 pass

@@ -10,16 +10,30 @@ import google_crc32c
 from equipoise.brokers.pulsar.wire.connection import Connection
 from equipoise.brokers.pulsar.wire.errors import ServerError, Violation
 from equipoise.brokers.pulsar.wire.limits import Limits
-from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandSubscribe, MessageMetadata
-from equipoise.brokers.pulsar.wire.requests import Ended, ProducerAsked, Request, SubscribeAsked, TurnedAway
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
+    BaseCommand,
+    CommandSubscribe,
+    MessageMetadata,
+)
+from equipoise.brokers.pulsar.wire.requests import (
+    Ended,
+    ProducerAsked,
+    Request,
+    SubscribeAsked,
+    TurnedAway,
+)
 
 TOPIC = "non-persistent://public/default/t"
 T = BaseCommand.Type
 
 
-def command(kind: BaseCommand.Type, **body: Any) -> BaseCommand:  # noqa: ANN401 - the fields that Pulsar gives it
+# The fields that Pulsar gives it.
+def command(kind: BaseCommand.Type, **body: Any) -> BaseCommand:  # noqa: ANN401
     """A command with the fields of its body, by Pulsar's names."""
-    fields: dict[str, Any] = {"type": kind, BaseCommand.DESCRIPTOR.fields_by_number[kind].name: body}
+    fields: dict[str, Any] = {
+        "type": kind,
+        BaseCommand.DESCRIPTOR.fields_by_number[kind].name: body,
+    }
     return BaseCommand(**fields)
 
 
@@ -29,7 +43,8 @@ def framed(command: BaseCommand, block: bytes = b"") -> bytes:
     return struct.pack(">II", 4 + len(encoded) + len(block), len(encoded)) + encoded + block
 
 
-def frame_of(kind: BaseCommand.Type, block: bytes = b"", /, **body: Any) -> bytes:  # noqa: ANN401 - as above
+# As above.
+def frame_of(kind: BaseCommand.Type, block: bytes = b"", /, **body: Any) -> bytes:  # noqa: ANN401
     """The frame of a `command`."""
     return framed(command(kind, **body), block)
 
@@ -43,16 +58,24 @@ def connect(
     refreshes: bool = True,
     **body: Any,  # noqa: ANN401 - as above
 ) -> bytes:
-    """CONNECT. With a token, or what another method needs, `refreshes` is whether the client answers AUTH_CHALLENGE."""
+    """CONNECT. With a token, or what another method needs, `refreshes` is whether the client
+    answers AUTH_CHALLENGE.
+    """
     body |= {"client_version": client_version, "protocol_version": version}
     if token is not None:
-        body |= {"auth_method_name": method, "auth_data": token.encode(), "feature_flags": {"supports_auth_refresh": refreshes}}
+        body |= {
+            "auth_method_name": method,
+            "auth_data": token.encode(),
+            "feature_flags": {"supports_auth_refresh": refreshes},
+        }
     return frame_of(T.CONNECT, **body)
 
 
 def auth_response(token: str, method: str = "token") -> bytes:
     """AUTH_RESPONSE."""
-    return frame_of(T.AUTH_RESPONSE, response={"auth_method_name": method, "auth_data": token.encode()})
+    return frame_of(
+        T.AUTH_RESPONSE, response={"auth_method_name": method, "auth_data": token.encode()}
+    )
 
 
 def ping() -> bytes:
@@ -65,7 +88,8 @@ def pong() -> bytes:
     return frame_of(T.PONG)
 
 
-def producer(producer_id: int, request_id: int, topic: str = TOPIC, **body: Any) -> bytes:  # noqa: ANN401 - as above
+# As above.
+def producer(producer_id: int, request_id: int, topic: str = TOPIC, **body: Any) -> bytes:  # noqa: ANN401
     """PRODUCER."""
     return frame_of(T.PRODUCER, topic=topic, producer_id=producer_id, request_id=request_id, **body)
 
@@ -80,7 +104,9 @@ def subscribe(
 ) -> bytes:
     """SUBSCRIBE."""
     ids = {"consumer_id": consumer_id, "request_id": request_id}
-    return frame_of(T.SUBSCRIBE, topic=topic, subscription=subscription, subType=kind, **ids, **body)
+    return frame_of(
+        T.SUBSCRIBE, topic=topic, subscription=subscription, subType=kind, **ids, **body
+    )
 
 
 def with_checksum(covered: bytes) -> bytes:
@@ -90,17 +116,23 @@ def with_checksum(covered: bytes) -> bytes:
 
 def entry(payload: bytes = b"hello", **metadata: Any) -> bytes:  # noqa: ANN401 - as above
     """The block of an entry, with its checksum."""
-    encoded = MessageMetadata(producer_name="p", sequence_id=0, publish_time=0, **metadata).SerializeToString()
+    encoded = MessageMetadata(
+        producer_name="p", sequence_id=0, publish_time=0, **metadata
+    ).SerializeToString()
     return with_checksum(struct.pack(">I", len(encoded)) + encoded + payload)
 
 
 def send(producer_id: int, sequence_id: int, block: bytes, messages: int = 1) -> bytes:
     """SEND."""
-    return frame_of(T.SEND, block, producer_id=producer_id, sequence_id=sequence_id, num_messages=messages)
+    return frame_of(
+        T.SEND, block, producer_id=producer_id, sequence_id=sequence_id, num_messages=messages
+    )
 
 
 def commands_in(stream: bytes) -> list[tuple[BaseCommand, bytes]]:
-    """Return the commands in a stream of whole frames, each with the block behind it. Fail on anything else."""
+    """Return the commands in a stream of whole frames, each with the block behind it. Fail on
+    anything else.
+    """
     commands = []
     at = 0
     while at < len(stream):
@@ -116,13 +148,22 @@ def commands_in(stream: bytes) -> list[tuple[BaseCommand, bytes]]:
 
 def outgoing(connection: Connection) -> list[str]:
     """Take the outgoing commands of a connection. Return their names."""
-    return [BaseCommand.Type.Name(command.type) for command, _ in commands_in(connection.take_outgoing())]
+    return [
+        BaseCommand.Type.Name(command.type)
+        for command, _ in commands_in(connection.take_outgoing())
+    ]
 
 
 def refused(connection: Connection, data: bytes) -> list[tuple[str, int, ServerError]]:
-    """Return names, request ids and errors of the commands in `data`, all of which a connection must refuse with ERROR."""
+    """Return names, request ids and errors of the commands in `data`, all of which a connection
+    must refuse with ERROR.
+    """
     turned_away = connection.receive(data, 0)
-    errors = [command.error for command, _ in commands_in(connection.take_outgoing()) if command.type == T.ERROR]
+    errors = [
+        command.error
+        for command, _ in commands_in(connection.take_outgoing())
+        if command.type == T.ERROR
+    ]
     return [
         (request.what, error.request_id, ServerError(error.error))
         for request, error in zip(turned_away, errors, strict=True)
@@ -185,7 +226,9 @@ def asked_for_consumer(connection: Connection, consumer_id: int, request_id: int
 def with_producer(limits: Limits | None = None) -> Connection:
     """A connection with producer 1, to which "the producer" is attached."""
     connection = connected(limits)
-    assert connection.producer_opened(asked_for_producer(connection, 1, 10), "named", "the producer")
+    assert connection.producer_opened(
+        asked_for_producer(connection, 1, 10), "named", "the producer"
+    )
     connection.take_outgoing()
     return connection
 

@@ -1,4 +1,6 @@
-"""The Python client: `python -m tests.pulsar.python_client produce|consume ...`; README.md beside this file has the contract."""
+"""The Python client: `python -m tests.pulsar.python_client produce|consume ...`; README.md beside
+this file has the contract.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ KEYS: Final = 8
 UNRECEIPTED_MAX: Final = 10_000
 RECEIPTS_S: Final = 10.0
 CLOSE_S: Final = 5.0
-# The longest that an event waits before it is written. Receipts come in callbacks, which must not wait for a pipe.
+# The longest that an event waits before it is written. Receipts come in callbacks, which must not
+# wait for a pipe.
 FLUSH_S: Final = 0.01
 TYPES: Final = {
     "Exclusive": pulsar.ConsumerType.Exclusive,
@@ -50,7 +53,9 @@ class Lines:
 
     def add(self, event: str, *, at_ns: int, **fields: object) -> None:
         """Add an event."""
-        line = orjson.dumps({"event": event, **fields, "at_ns": at_ns}, option=orjson.OPT_APPEND_NEWLINE)
+        line = orjson.dumps(
+            {"event": event, **fields, "at_ns": at_ns}, option=orjson.OPT_APPEND_NEWLINE
+        )
         with self._changing:
             self._waiting.append(line)
             self.is_ready |= event == "ready"
@@ -84,7 +89,9 @@ class Receipts:
         if result == pulsar.Result.Ok:
             self._lines.add("receipted", topic=topic, producer=self._name, n=n, at_ns=at_ns)
         else:
-            self._lines.add("failed", topic=topic, producer=self._name, n=n, why=str(result), at_ns=at_ns)
+            self._lines.add(
+                "failed", topic=topic, producer=self._name, n=n, why=str(result), at_ns=at_ns
+            )
         with self._changed:
             self._waiting -= 1
             self._changed.notify_all()
@@ -95,12 +102,19 @@ class Receipts:
             self._changed.wait_for(lambda: not self._waiting, RECEIPTS_S)
 
 
-def produce(client: pulsar.Client, options: argparse.Namespace, lines: Lines, ended: threading.Event) -> None:
+def produce(
+    client: pulsar.Client, options: argparse.Namespace, lines: Lines, ended: threading.Event
+) -> None:
     """Send at a fixed rate until `ended`."""
     topics = options.topics.split(",")
-    batching = {"batching_enabled": True, "batching_max_messages": options.batch} if options.batch else {}
+    batching = (
+        {"batching_enabled": True, "batching_max_messages": options.batch} if options.batch else {}
+    )
     producers = [
-        client.create_producer(topic, producer_name=options.name, max_pending_messages=UNRECEIPTED_MAX, **batching) for topic in topics
+        client.create_producer(
+            topic, producer_name=options.name, max_pending_messages=UNRECEIPTED_MAX, **batching
+        )
+        for topic in topics
     ]
     lines.add("ready", producer=options.name, topics=topics, at_ns=now_ns())
     receipts = Receipts(lines, options.name)
@@ -115,12 +129,17 @@ def produce(client: pulsar.Client, options: argparse.Namespace, lines: Lines, en
         receipts.expect()
         key = None if options.batch else f"{options.name}/{n % KEYS}"
         settle = partial(receipts.settle, topics[turn], n)
-        # The brokers' evidence has this number. The library's own numbers skip messages that it gives up, and count per partition.
-        producers[turn].send_async(f"{options.name} {n}".encode(), settle, partition_key=key, sequence_id=n)
+        # The brokers' evidence has this number. The library's own numbers skip messages that it
+        # gives up, and count per partition.
+        producers[turn].send_async(
+            f"{options.name} {n}".encode(), settle, partition_key=key, sequence_id=n
+        )
     receipts.wait()
 
 
-def consume(client: pulsar.Client, options: argparse.Namespace, lines: Lines, ended: threading.Event) -> None:
+def consume(
+    client: pulsar.Client, options: argparse.Namespace, lines: Lines, ended: threading.Event
+) -> None:
     """Receive until `ended`."""
     topics = None if options.pattern else options.topics.split(",")
     consumer = client.subscribe(
@@ -141,7 +160,9 @@ def consume(client: pulsar.Client, options: argparse.Namespace, lines: Lines, en
             continue
         at_ns = now_ns()
         producer, _, n = message.data().decode().rpartition(" ")
-        lines.add("received", topic=message.topic_name(), **who, producer=producer, n=int(n), at_ns=at_ns)
+        lines.add(
+            "received", topic=message.topic_name(), **who, producer=producer, n=int(n), at_ns=at_ns
+        )
         consumer.acknowledge(message)
 
 
@@ -163,7 +184,9 @@ def wait_for_the_end(ended: threading.Event) -> None:
 
 
 def end_with_the_input(lines: Lines, ended: threading.Event) -> None:
-    """Wait for the end of standard input. If the library is still starting, which cannot be cancelled, end the process."""
+    """Wait for the end of standard input. If the library is still starting, which cannot be
+    cancelled, end the process.
+    """
     wait_for_the_end(ended)
     if not lines.is_ready:
         sys.stderr.write("error: told to end before it was ready\n")
@@ -182,7 +205,10 @@ def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.pulsar.python_client")
     commands = parser.add_subparsers(dest="command", required=True)
-    for command in (producing := commands.add_parser("produce"), consuming := commands.add_parser("consume")):
+    for command in (
+        producing := commands.add_parser("produce"),
+        consuming := commands.add_parser("consume"),
+    ):
         command.add_argument("--url", required=True)
         command.add_argument("--name", required=True)
         command.add_argument("--token", type=Path)
@@ -207,7 +233,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     client = pulsar.Client(
         options.url,
         logger=pulsar.FileLogger(pulsar.LoggerLevel.Warn, "/dev/stderr"),
-        authentication=pulsar.AuthenticationToken(options.token.read_text) if options.token else None,
+        authentication=pulsar.AuthenticationToken(options.token.read_text)
+        if options.token
+        else None,
         tls_trust_certs_file_path=options.ca,
         tls_validate_hostname=True,
     )

@@ -1,4 +1,6 @@
-"""Run a cluster of real Apache Pulsar on this machine: ZooKeeper, one bookie, and brokers with the extensible load manager."""
+"""Run a cluster of real Apache Pulsar on this machine: ZooKeeper, one bookie, and brokers with the
+extensible load manager.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +34,20 @@ QUICK_REPORTS: Final[Mapping[str, str]] = {
     "loadBalancerReportUpdateThresholdPercentage": "1",
     "statsUpdateFrequencyInSecs": "2",
 }
-"""Settings for load reports every few seconds. Rates are 2 s old at most; CPU and memory are measured once a minute, as always."""
+"""Settings for load reports every few seconds. Rates are 2 s old at most; CPU and memory are
+measured once a minute, as always."""
 
 READY_S: Final = 420.0
-"""Three brokers are ready after 15 s on two quiet cores, without archives after 35, and after ten times as long on busy ones."""
+"""Three brokers are ready after 15 s on two quiet cores, without archives after 35, and after ten
+times as long on busy ones."""
 
 ADMIN_S: Final = 60.0
-"""How long a request may take. A lookup waits 30 s for a bundle that moves; an unload, for its topics to close."""
+"""How long a request may take. A lookup waits 30 s for a bundle that moves; an unload, for its
+topics to close."""
 
 _SETUP_S: Final = 120.0  # 3 s on two quiet cores.
-# A broker that stops cleanly hands its bundles over first; its own limit is 60 s. To write an archive of classes takes 10 s.
+# A broker that stops cleanly hands its bundles over first; its own limit is 60 s. To write an
+# archive of classes takes 10 s.
 _STOP_S: Final = 120.0
 _KILL_S: Final = 15.0
 _LOOK_S: Final = 0.1
@@ -120,7 +126,9 @@ _BOOKIE: Final[Mapping[str, str]] = {
 
 
 class RealClusterError(AssertionError):
-    """A process of the cluster did not do something in time, or a request was refused. The message has what it printed last."""
+    """A process of the cluster did not do something in time, or a request was refused. The message
+    has what it printed last.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,10 +162,16 @@ class Broker:
 
 
 class RealCluster:
-    """A running cluster, from `real_cluster`. Brokers keep their numbers, from 0, also when they are gone."""
+    """A running cluster, from `real_cluster`. Brokers keep their numbers, from 0, also when they
+    are gone.
+    """
 
-    def __init__(self, folder: Path, group: int, settings: Mapping[str, str], key: bytes | None, sharing: str) -> None:
-        """All processes join the process group `group`. `sharing` is Java's option for archives of classes, before their folder."""
+    def __init__(
+        self, folder: Path, group: int, settings: Mapping[str, str], key: bytes | None, sharing: str
+    ) -> None:
+        """All processes join the process group `group`. `sharing` is Java's option for archives of
+        classes, before their folder.
+        """
         self.brokers: list[Broker] = []
         self._folder = folder
         self._group = group
@@ -183,7 +197,9 @@ class RealCluster:
         return self.running[0].admin_url
 
     def start(self, brokers: int) -> None:
-        """Start everything, the brokers at once, and wait until they serve. Raises `RealClusterError`, `BuildFailedError`."""
+        """Start everything, the brokers at once, and wait until they serve. Raises
+        `RealClusterError`, `BuildFailedError`.
+        """
         zookeeper = self._start_zookeeper()
         self._wait("zookeeper", zookeeper, lambda: not are_free(self._zookeeper_port))
         self._set_up()
@@ -199,14 +215,18 @@ class RealCluster:
         return broker
 
     def restart(self, settings: Mapping[str, str]) -> None:
-        """Stop all brokers cleanly, and start as many with more lines of broker.conf. Raises `RealClusterError`."""
+        """Stop all brokers cleanly, and start as many with more lines of broker.conf. Raises
+        `RealClusterError`.
+        """
         stopped = [self.stop_broker(self.brokers.index(broker)) for broker in self.running]
         self._settings = {**self._settings, **settings}
         for broker in [self._start_broker() for _ in stopped]:
             self._wait_ready(broker)
 
     def kill_broker(self, number: int) -> Broker:
-        """Kill a broker (`kill -9`), and wait until its process is gone. Raises `subprocess.TimeoutExpired`."""
+        """Kill a broker (`kill -9`), and wait until its process is gone. Raises
+        `subprocess.TimeoutExpired`.
+        """
         broker = self.brokers[number]
         broker.process.kill()
         broker.process.wait(_KILL_S)
@@ -223,31 +243,58 @@ class RealCluster:
         return broker
 
     def end_cleanly(self) -> None:
-        """Ask all processes to end, those first that need others, and wait. Raises `subprocess.TimeoutExpired`."""
+        """Ask all processes to end, those first that need others, and wait. Raises
+        `subprocess.TimeoutExpired`.
+        """
         for process in reversed(self._processes):
             process.terminate()
             process.wait(_STOP_S)
 
     def wait_ended(self) -> None:
-        """Wait until all processes are gone, once they were killed. Raises `subprocess.TimeoutExpired`."""
+        """Wait until all processes are gone, once they were killed. Raises
+        `subprocess.TimeoutExpired`.
+        """
         for process in self._processes:
             process.wait(_KILL_S)
 
-    def admin(self, method: str, path: str, body: object = None, *, broker: int | None = None) -> object:
-        """Return the decoded answer of a request to `/admin/v2` + `path`, or None if it is empty. Raises `RealClusterError`.
+    def admin(
+        self, method: str, path: str, body: object = None, *, broker: int | None = None
+    ) -> object:
+        """Return the decoded answer of a request to `/admin/v2` + `path`, or None if it is empty.
+        Raises `RealClusterError`.
 
-        Asks the first running broker, or the one with a number. Follows redirects, as Pulsar's own tool does.
+        Asks the first running broker, or the one with a number. Follows redirects, as Pulsar's own
+        tool does.
         """
         answer = self.ask(method, path, body, broker=broker)
         if not answer.is_success:
-            raise RealClusterError(f"{method} {path} was answered {answer.status_code}: {answer.text}")
+            raise RealClusterError(
+                f"{method} {path} was answered {answer.status_code}: {answer.text}"
+            )
         return answer.json() if answer.content else None
 
-    def ask(self, method: str, path: str, body: object = None, *, broker: int | None = None, role: str = ADMIN) -> httpx.Response:
-        """Return the answer of a request as it is, with the token of a role if the cluster has a key. See `admin`."""
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        broker: int | None = None,
+        role: str = ADMIN,
+    ) -> httpx.Response:
+        """Return the answer of a request as it is, with the token of a role if the cluster has a
+        key. See `admin`.
+        """
         url = self.admin_url if broker is None else self.brokers[broker].admin_url
         headers = {"Authorization": f"Bearer {self.token(role)}"} if self._key and role else {}
-        return httpx.request(method, f"{url}/admin/v2{path}", json=body, headers=headers, timeout=ADMIN_S, follow_redirects=True)
+        return httpx.request(
+            method,
+            f"{url}/admin/v2{path}",
+            json=body,
+            headers=headers,
+            timeout=ADMIN_S,
+            follow_redirects=True,
+        )
 
     def token(self, role: str) -> str:
         """Return a token of a role, for a cluster with a key."""
@@ -255,7 +302,9 @@ class RealCluster:
         return jwt.encode({"sub": role}, self._key, algorithm="HS256")
 
     def owners(self, namespace: str) -> dict[str, str]:
-        """Return the broker id of each owned bundle of a namespace, as the brokers report it. Raises `RealClusterError`."""
+        """Return the broker id of each owned bundle of a namespace, as the brokers report it.
+        Raises `RealClusterError`.
+        """
         found = {}
         for broker in self.running:
             for name in self._owned(broker):
@@ -268,7 +317,11 @@ class RealCluster:
         self.admin("PUT", f"/namespaces/{namespace}/{bundle}/unload?destinationBroker={to.id}")
 
     def _owned(self, broker: Broker) -> list[str]:
-        answer = self.ask("GET", f"/brokers/{CLUSTER}/{broker.id}/ownedNamespaces", broker=self.brokers.index(broker))
+        answer = self.ask(
+            "GET",
+            f"/brokers/{CLUSTER}/{broker.id}/ownedNamespaces",
+            broker=self.brokers.index(broker),
+        )
         return sorted(answer.json()) if answer.is_success else []
 
     def _start_zookeeper(self) -> subprocess.Popen[bytes]:
@@ -281,7 +334,10 @@ class RealCluster:
             "admin.enableServer": "false",
             "forceSync": "no",
         }
-        words = ["org.apache.zookeeper.server.quorum.QuorumPeerMain", self._configured("zookeeper", settings)]
+        words = [
+            "org.apache.zookeeper.server.quorum.QuorumPeerMain",
+            self._configured("zookeeper", settings),
+        ]
         return self._started("zookeeper", [*_ZOOKEEPER_MEMORY, *words])
 
     def _set_up(self) -> None:
@@ -289,8 +345,20 @@ class RealCluster:
         store = f"zk:{HOST}:{self._zookeeper_port}"
         stores = ["--metadata-store", store, "--configuration-metadata-store", store]
         # No geo-replication, so nobody calls these.
-        urls = ["--web-service-url", f"http://{HOST}:8080", "--broker-service-url", f"pulsar://{HOST}:6650"]
-        words = ["-Xmx128m", "org.apache.pulsar.PulsarClusterMetadataSetup", "--cluster", CLUSTER, *stores, *urls]
+        urls = [
+            "--web-service-url",
+            f"http://{HOST}:8080",
+            "--broker-service-url",
+            f"pulsar://{HOST}:6650",
+        ]
+        words = [
+            "-Xmx128m",
+            "org.apache.pulsar.PulsarClusterMetadataSetup",
+            "--cluster",
+            CLUSTER,
+            *stores,
+            *urls,
+        ]
         process = self._started("setup", words)
         try:
             code = process.wait(_SETUP_S)
@@ -307,13 +375,19 @@ class RealCluster:
             "journalDirectory": str(self._folder / "bookie" / "journal"),
             "ledgerDirectories": str(self._folder / "bookie" / "ledgers"),
         }
-        words = ["org.apache.bookkeeper.server.Main", "--conf", self._configured("bookie", settings)]
+        words = [
+            "org.apache.bookkeeper.server.Main",
+            "--conf",
+            self._configured("bookie", settings),
+        ]
         self._started("bookie", [*_BOOKIE_MEMORY, *words])
 
     def _start_broker(self) -> Broker:
         name = f"broker-{len(self.brokers)}"
         taken = [port for broker in self.brokers for port in (broker.service_port, broker.web_port)]
-        service_port, web_port = free_ports(2, besides=[self._zookeeper_port, self._bookie_port, *taken])
+        service_port, web_port = free_ports(
+            2, besides=[self._zookeeper_port, self._bookie_port, *taken]
+        )
         store = f"zk:{HOST}:{self._zookeeper_port}"
         settings = {
             **_BROKER,
@@ -324,7 +398,11 @@ class RealCluster:
             **(self._authentication() if self._key else {}),
             **self._settings,
         }
-        words = ["org.apache.pulsar.PulsarBrokerStarter", "--broker-conf", self._configured(name, settings)]
+        words = [
+            "org.apache.pulsar.PulsarBrokerStarter",
+            "--broker-conf",
+            self._configured(name, settings),
+        ]
         process = self._started(name, [*_BROKER_MEMORY, *words])
         broker = Broker(name=name, service_port=service_port, web_port=web_port, process=process)
         self.brokers.append(broker)
@@ -335,17 +413,23 @@ class RealCluster:
         return {
             "authenticationEnabled": "true",
             "authorizationEnabled": "true",
-            "authenticationProviders": "org.apache.pulsar.broker.authentication.AuthenticationProviderToken",
+            "authenticationProviders": (
+                "org.apache.pulsar.broker.authentication.AuthenticationProviderToken"
+            ),
             "tokenSecretKey": f"data:;base64,{base64.b64encode(self._key).decode()}",
             "superUserRoles": ADMIN,
-            "brokerClientAuthenticationPlugin": "org.apache.pulsar.client.impl.auth.AuthenticationToken",
+            "brokerClientAuthenticationPlugin": (
+                "org.apache.pulsar.client.impl.auth.AuthenticationToken"
+            ),
             "brokerClientAuthenticationParameters": f"token:{self.token(ADMIN)}",
         }
 
     def _wait_ready(self, broker: Broker) -> None:
         def ready() -> bool:
             try:
-                return self.ask("GET", "/brokers/ready", broker=self.brokers.index(broker)).is_success
+                return self.ask(
+                    "GET", "/brokers/ready", broker=self.brokers.index(broker)
+                ).is_success
             except httpx.TransportError:
                 return False
 
@@ -359,17 +443,28 @@ class RealCluster:
 
     def _started(self, name: str, words: list[str]) -> subprocess.Popen[bytes]:
         home = server()
-        log4j = (f"-Dlog4j2.configurationFile={home}/conf/log4j2.yaml", "-Dpulsar.log.appender=Console", f"-Dpulsar.log.dir={self._folder}")
+        log4j = (
+            f"-Dlog4j2.configurationFile={home}/conf/log4j2.yaml",
+            "-Dpulsar.log.appender=Console",
+            f"-Dpulsar.log.dir={self._folder}",
+        )
         archive = f"{self._sharing}/{name.partition('-')[0]}.jsa"
         command = ["java", *_JAVA_OPTIONS, archive, *log4j, "-cp", f"{home}/lib/*", *words]
         with self._log(name).open("wb") as log:
             process = subprocess.Popen(
-                command, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=self._group
+                command,
+                cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=self._group,
             )
         self._processes.append(process)
         return process
 
-    def _wait(self, name: str, process: subprocess.Popen[bytes], is_done: Callable[[], bool]) -> None:
+    def _wait(
+        self, name: str, process: subprocess.Popen[bytes], is_done: Callable[[], bool]
+    ) -> None:
         give_up_s = time.monotonic() + READY_S
         while not is_done():
             if process.poll() is not None:
@@ -383,18 +478,26 @@ class RealCluster:
 
     def _failure(self, name: str, problem: str) -> RealClusterError:
         printed = self._log(name).read_bytes()[-_PRINTED_BYTES:].decode(errors="replace").strip()
-        return RealClusterError(f"{name} of the real Pulsar cluster {problem}; it printed:\n{printed or 'nothing'}")
+        return RealClusterError(
+            f"{name} of the real Pulsar cluster {problem}; it printed:\n{printed or 'nothing'}"
+        )
 
 
 @contextmanager
 def real_cluster(
-    folder: Path, *, brokers: int = 3, settings: Mapping[str, str] | None = None, key: bytes | None = None
+    folder: Path,
+    *,
+    brokers: int = 3,
+    settings: Mapping[str, str] | None = None,
+    key: bytes | None = None,
 ) -> Iterator[RealCluster]:
-    """Start a cluster below a folder, and end it, and remove its data, after the body. Raises as `RealCluster.start` does.
+    """Start a cluster below a folder, and end it, and remove its data, after the body. Raises as
+    `RealCluster.start` does.
 
-    `settings` are lines of broker.conf for all brokers, such as `loadBalancerSheddingEnabled` (here off by default) and `QUICK_REPORTS`.
-    With a `key` of at least 32 bytes brokers demand tokens that it signed; `ADMIN` is the one role that may do everything.
-    The processes end with this one too, however it dies.
+    `settings` are lines of broker.conf for all brokers, such as `loadBalancerSheddingEnabled` (here
+    off by default) and `QUICK_REPORTS`. With a `key` of at least 32 bytes brokers demand tokens
+    that it signed; `ADMIN` is the one role that may do everything. The processes end with this one
+    too, however it dies.
     """
     with _running(folder, f"-XX:SharedArchiveFile={_archives()}", settings or {}, key) as cluster:
         cluster.start(brokers)
@@ -402,7 +505,8 @@ def real_cluster(
 
 
 def _archives() -> Path:
-    """Return the folder of archives of loaded classes, with which a start costs a third. Makes them if there are none, by a first cluster.
+    """Return the folder of archives of loaded classes, with which a start costs a third. Makes them
+    if there are none, by a first cluster.
 
     Java ignores those of another version of itself.
     """
@@ -418,11 +522,18 @@ def _archives() -> Path:
 
 
 @contextmanager
-def _running(folder: Path, sharing: str, settings: Mapping[str, str], key: bytes | None) -> Iterator[RealCluster]:
+def _running(
+    folder: Path, sharing: str, settings: Mapping[str, str], key: bytes | None
+) -> Iterator[RealCluster]:
     folder = folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     # The first process of the group ends it: when its input does, which this process holds.
-    leash = subprocess.Popen(["sh", "-c", "cat; kill -9 0"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, process_group=0)
+    leash = subprocess.Popen(
+        ["sh", "-c", "cat; kill -9 0"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        process_group=0,
+    )
     cluster = RealCluster(folder, leash.pid, settings, key, sharing)
     try:
         yield cluster

@@ -1,6 +1,8 @@
-"""Record tests/golden/pulsar from a real cluster: `python -m tests.pulsar.record_golden [FOLDER]`. It takes some six minutes.
+"""Record tests/golden/pulsar from a real cluster: `python -m tests.pulsar.record_golden [FOLDER]`.
+It takes some six minutes.
 
-Each run gives other ports, times and races. So the tests of the golden logs hold for any run, or name what they need.
+Each run gives other ports, times and races. So the tests of the golden logs hold for any run, or
+name what they need.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ from tests.pulsar.real_cluster import (
 
 GOLDEN: Final = ROOT / "tests" / "golden" / "pulsar"
 SHOP: Final = "acme/shop"
-"""The namespace whose bundles move. It has `BUNDLES` bundles, and `TOPICS` topics with producers."""
+"""The namespace whose bundles move. It has `BUNDLES` bundles, and `TOPICS` topics with
+producers."""
 
 ORDERS: Final = "acme/orders"
 """The namespace that is deleted."""
@@ -58,7 +61,8 @@ _RACES: Final = 6
 _MESSAGES_PER_SECOND: Final = 5
 _READ_MS: Final = 500
 _POLL_S: Final = 1.0
-# A killed broker's session lasts 10 s, and its bundles get owners within seconds of its end, or when the monitor finds them.
+# A killed broker's session lasts 10 s, and its bundles get owners within seconds of its end, or
+# when the monitor finds them.
 _SETTLE_S: Final = 40.0
 _TOMBSTONES_S: Final = 75.0
 
@@ -69,11 +73,17 @@ def record(folder: Path) -> None:
         temporary = Path(running.enter_context(tempfile.TemporaryDirectory()))
         cluster = running.enter_context(real_cluster(temporary, settings=_SETTINGS))
         client = running.enter_context(_client(cluster, temporary))
-        for topic, name in ((BROKER_LOAD, "broker_load"), (TOP_BUNDLES, "top_bundles"), (CHANNEL, "channel")):
+        for topic, name in (
+            (BROKER_LOAD, "broker_load"),
+            (TOP_BUNDLES, "top_bundles"),
+            (CHANNEL, "channel"),
+        ):
             running.enter_context(_followed(client, topic, folder / f"{name}.jsonl"))
         members = running.enter_context(_members(cluster, folder / "members.jsonl"))
         _prepare(cluster)
-        running.enter_context(_producing(client, [f"persistent://{SHOP}/t{number}" for number in range(TOPICS)]))
+        running.enter_context(
+            _producing(client, [f"persistent://{SHOP}/t{number}" for number in range(TOPICS)])
+        )
         for step in (_move, _unload, _race, _split, _kill, _add, _stop, _kill_leader, _delete):
             members(f"step: {step.__name__[1:]}")
             _note(f"{step.__name__[1:]}")
@@ -81,7 +91,9 @@ def record(folder: Path) -> None:
         time.sleep(_TOMBSTONES_S)
         members("step: compact")
         _compact(cluster)
-        _read_compacted(running.enter_context(_client(cluster, temporary)), folder / "channel_compacted.jsonl")
+        _read_compacted(
+            running.enter_context(_client(cluster, temporary)), folder / "channel_compacted.jsonl"
+        )
 
 
 def _prepare(cluster: RealCluster) -> None:
@@ -100,7 +112,12 @@ def _move(cluster: RealCluster) -> None:
     for _ in range(_TRANSFERS):
         owners = cluster.owners(SHOP)
         bundle = chance.choice(sorted(owners))
-        _tried(cluster.transfer, SHOP, bundle, chance.choice([one for one in cluster.running if one.id != owners[bundle]]))
+        _tried(
+            cluster.transfer,
+            SHOP,
+            bundle,
+            chance.choice([one for one in cluster.running if one.id != owners[bundle]]),
+        )
 
 
 def _unload(cluster: RealCluster) -> None:
@@ -122,14 +139,24 @@ def _split(cluster: RealCluster) -> None:
     """Split bundles of the shop, every other one with an unload of the halves."""
     for number, bundle in enumerate(sorted(cluster.owners(SHOP))[:_SPLITS]):
         unload = "true" if number % 2 else "false"
-        _tried(cluster.admin, "PUT", f"/namespaces/{SHOP}/{bundle}/split?unload={unload}&splitAlgorithmName=range_equally_divide")
+        _tried(
+            cluster.admin,
+            "PUT",
+            f"/namespaces/{SHOP}/{bundle}/split?unload={unload}&splitAlgorithmName=range_equally_divide",
+        )
     time.sleep(10)
 
 
 def _kill(cluster: RealCluster) -> None:
     """Kill a broker that is not the leader."""
     leader = _leader(cluster)
-    cluster.kill_broker(next(number for number, one in enumerate(cluster.brokers) if one.is_running and one.id != leader))
+    cluster.kill_broker(
+        next(
+            number
+            for number, one in enumerate(cluster.brokers)
+            if one.is_running and one.id != leader
+        )
+    )
     time.sleep(_SETTLE_S)
 
 
@@ -153,7 +180,11 @@ def _kill_leader(cluster: RealCluster) -> None:
     leader = _leader(cluster)
     owners = cluster.owners(SHOP)
     other = next(one for one in cluster.running if one.id != leader)
-    moves = [partial(_tried, cluster.transfer, SHOP, bundle, other) for bundle, owner in owners.items() if owner == leader]
+    moves = [
+        partial(_tried, cluster.transfer, SHOP, bundle, other)
+        for bundle, owner in owners.items()
+        if owner == leader
+    ]
     kill = next(number for number, one in enumerate(cluster.brokers) if one.id == leader)
     _at_once([*moves[:4], partial(cluster.kill_broker, kill)])
     time.sleep(_SETTLE_S)
@@ -174,7 +205,9 @@ def _compact(cluster: RealCluster) -> None:
     give_up_s = time.monotonic() + _SETTLE_S
     while (state := cluster.admin("GET", path)) != {"status": "SUCCESS", "lastError": ""}:
         if time.monotonic() > give_up_s:
-            raise RealClusterError(f"the channel was not compacted within {_SETTLE_S:.0f} s: {state}")
+            raise RealClusterError(
+                f"the channel was not compacted within {_SETTLE_S:.0f} s: {state}"
+            )
         time.sleep(_POLL_S)
 
 
@@ -193,7 +226,9 @@ def _leader(cluster: RealCluster) -> str:
 
 
 def _lookup(broker: Broker, topic: str) -> object:
-    return httpx.get(f"{broker.admin_url}/lookup/v2/topic/persistent/{topic}", timeout=60, follow_redirects=True).text
+    return httpx.get(
+        f"{broker.admin_url}/lookup/v2/topic/persistent/{topic}", timeout=60, follow_redirects=True
+    ).text
 
 
 def _at_once(calls: Sequence[Callable[[], object]]) -> None:
@@ -203,7 +238,9 @@ def _at_once(calls: Sequence[Callable[[], object]]) -> None:
 
 
 def _tried(call: Callable[..., object], *arguments: object) -> None:
-    """Make a request that may lose a race, or come while an owner dies, and print why it was refused."""
+    """Make a request that may lose a race, or come while an owner dies, and print why it was
+    refused.
+    """
     try:
         call(*arguments)
     except (RealClusterError, httpx.TransportError) as error:
@@ -212,8 +249,13 @@ def _tried(call: Callable[..., object], *arguments: object) -> None:
 
 @contextmanager
 def _client(cluster: RealCluster, folder: Path) -> Iterator[pulsar.Client]:
-    """Connect to the running brokers. The client never learns of others, and is lost once all of them are gone."""
-    client = pulsar.Client(cluster.service_url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Warn, str(folder / "client.log")))
+    """Connect to the running brokers. The client never learns of others, and is lost once all of
+    them are gone.
+    """
+    client = pulsar.Client(
+        cluster.service_url,
+        logger=pulsar.FileLogger(pulsar.LoggerLevel.Warn, str(folder / "client.log")),
+    )
     try:
         yield client
     finally:
@@ -222,7 +264,9 @@ def _client(cluster: RealCluster, folder: Path) -> Iterator[pulsar.Client]:
 
 @contextmanager
 def _followed(client: pulsar.Client, topic: str, path: Path) -> Iterator[None]:
-    """Write each message of a topic, from its first, into a file while the body runs, and until no more come."""
+    """Write each message of a topic, from its first, into a file while the body runs, and until no
+    more come.
+    """
     reader = client.create_reader(topic, pulsar.MessageId.earliest)
     end = threading.Event()
 
@@ -247,8 +291,13 @@ def _followed(client: pulsar.Client, topic: str, path: Path) -> Iterator[None]:
 
 @contextmanager
 def _producing(client: pulsar.Client, topics: Sequence[str]) -> Iterator[None]:
-    """Send messages to topics while the body runs: to each `_MESSAGES_PER_SECOND`, and twice as many to the first quarter."""
-    producers = [client.create_producer(topic, block_if_queue_full=False, send_timeout_millis=0) for topic in topics]
+    """Send messages to topics while the body runs: to each `_MESSAGES_PER_SECOND`, and twice as
+    many to the first quarter.
+    """
+    producers = [
+        client.create_producer(topic, block_if_queue_full=False, send_timeout_millis=0)
+        for topic in topics
+    ]
     end = threading.Event()
 
     def produce() -> None:
@@ -267,7 +316,9 @@ def _producing(client: pulsar.Client, topics: Sequence[str]) -> Iterator[None]:
 
 @contextmanager
 def _members(cluster: RealCluster, path: Path) -> Iterator[Callable[[str], None]]:
-    """Write what brokers answer about members, whenever it changes, into a file while the body runs. Yields a way to add a remark."""
+    """Write what brokers answer about members, whenever it changes, into a file while the body
+    runs. Yields a way to add a remark.
+    """
     end, lock = threading.Event(), threading.Lock()
     known: dict[tuple[str, str], bytes] = {}
     with path.open("wb") as out:
@@ -279,9 +330,15 @@ def _members(cluster: RealCluster, path: Path) -> Iterator[Callable[[str], None]
         def look() -> None:
             while not end.wait(_POLL_S):
                 for broker in cluster.running:
-                    for what in (f"/brokers/{CLUSTER}", "/brokers/leaderBroker", f"/brokers/{CLUSTER}/{broker.id}/ownedNamespaces"):
+                    for what in (
+                        f"/brokers/{CLUSTER}",
+                        "/brokers/leaderBroker",
+                        f"/brokers/{CLUSTER}/{broker.id}/ownedNamespaces",
+                    ):
                         row = _asked(broker, what)
-                        if known.get((broker.id, what)) != (known_now := orjson.dumps(row, option=orjson.OPT_SORT_KEYS)):
+                        if known.get((broker.id, what)) != (
+                            known_now := orjson.dumps(row, option=orjson.OPT_SORT_KEYS)
+                        ):
                             known[broker.id, what] = known_now
                             write(asked=broker.id, path=f"/admin/v2{what}", **row)
 
@@ -306,7 +363,9 @@ def _asked(broker: Broker, path: str) -> dict[str, object]:
 
 
 def _line(message: pulsar.Message) -> bytes:
-    """Format a message as a line. The value stays as it was, byte for byte, but null for a tombstone."""
+    """Format a message as a line. The value stays as it was, byte for byte, but null for a
+    tombstone.
+    """
     identity = message.message_id()
     value = b"null" if not message.data() else message.data()
     fields = {

@@ -6,20 +6,39 @@ from equipoise.brokers.pulsar.topics.arrivals import Entry
 from equipoise.brokers.pulsar.topics.dispatch import Consumer, Refusal
 from equipoise.brokers.pulsar.topics.producers import Producer
 from equipoise.brokers.pulsar.topics.rates import Meter
-from equipoise.brokers.pulsar.topics.topic import Outcome, SubscriptionState, Topic, TopicLimits, TopicState
+from equipoise.brokers.pulsar.topics.topic import (
+    Outcome,
+    SubscriptionState,
+    Topic,
+    TopicLimits,
+    TopicState,
+)
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import AccessMode, KeyShared, Sent, SubscriptionKind
 
 NAME = "non-persistent://public/default/orders"
 
 
-def make_topic(expected: TopicState | None = None, *, limits: TopicLimits | None = None, partition: int = -1, now_ms: int = 0) -> Topic:
+def make_topic(
+    expected: TopicState | None = None,
+    *,
+    limits: TopicLimits | None = None,
+    partition: int = -1,
+    now_ms: int = 0,
+) -> Topic:
     """A topic. By default it waits 100 ms with receipts, 10 s for consumers."""
-    return Topic(NAME, partition=partition, limits=limits or TopicLimits(), now_ms=now_ms, expected=expected)
+    return Topic(
+        NAME, partition=partition, limits=limits or TopicLimits(), now_ms=now_ms, expected=expected
+    )
 
 
 def make_producer(
-    name: str = "p", *, link: object = None, producer_id: int = 0, epoch: int = 0, access_mode: AccessMode = AccessMode.SHARED
+    name: str = "p",
+    *,
+    link: object = None,
+    producer_id: int = 0,
+    epoch: int = 0,
+    access_mode: AccessMode = AccessMode.SHARED,
 ) -> Producer:
     """A producer whose rates begin at 0 ms."""
     return Producer(
@@ -33,7 +52,9 @@ def make_producer(
     )
 
 
-def produced(expected: TopicState | None = None, *, limits: TopicLimits | None = None) -> tuple[Topic, Producer]:
+def produced(
+    expected: TopicState | None = None, *, limits: TopicLimits | None = None
+) -> tuple[Topic, Producer]:
     """A topic and its one producer."""
     topic, producer = make_topic(expected, limits=limits), make_producer()
     topic.add_producer(producer)
@@ -41,7 +62,12 @@ def produced(expected: TopicState | None = None, *, limits: TopicLimits | None =
 
 
 def make_consumer(
-    name: str = "c", *, priority: int = 0, key_shared: KeyShared | None = None, consumer_id: int = 0, is_name_users: bool = True
+    name: str = "c",
+    *,
+    priority: int = 0,
+    key_shared: KeyShared | None = None,
+    consumer_id: int = 0,
+    is_name_users: bool = True,
 ) -> Consumer:
     """A consumer without permits, whose rates begin at 0 ms."""
     return Consumer(
@@ -62,7 +88,10 @@ def sticky(*ranges: tuple[int, int]) -> KeyShared:
 
 
 def expecting(
-    *names: str, subscription: str = "s", kind: SubscriptionKind = SubscriptionKind.SHARED, waiting: tuple[int, ...] = ()
+    *names: str,
+    subscription: str = "s",
+    kind: SubscriptionKind = SubscriptionKind.SHARED,
+    waiting: tuple[int, ...] = (),
 ) -> SubscriptionState:
     """A subscription that a former owner hands over, with the names of its consumers."""
     return SubscriptionState(name=subscription, kind=kind, expected=names, waiting=waiting)
@@ -92,7 +121,15 @@ def joined(
     return consumer
 
 
-def send(topic: Topic, producer: Producer, block: bytes = b"block", *, sequence_id: int = 0, messages: int = 1, now_ms: int = 0) -> Outcome:
+def send(
+    topic: Topic,
+    producer: Producer,
+    block: bytes = b"block",
+    *,
+    sequence_id: int = 0,
+    messages: int = 1,
+    now_ms: int = 0,
+) -> Outcome:
     """Publish one entry."""
     return topic.publish(producer, [Sent(sequence_id, sequence_id, messages, block)], now_ms)
 
@@ -119,4 +156,6 @@ def block_of(metadata: bytes, payload: bytes = b"payload") -> bytes:
 
 def keyed(key: str) -> bytes:
     """A block whose entry has this partition key, shorter than 128 bytes."""
-    return block_of(b"\x0a\x01p\x10\x01\x18\x01" + b"\x32" + bytes([len(key.encode())]) + key.encode())
+    return block_of(
+        b"\x0a\x01p\x10\x01\x18\x01" + b"\x32" + bytes([len(key.encode())]) + key.encode()
+    )

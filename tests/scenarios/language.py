@@ -27,7 +27,10 @@ from equipoise.brokers.agent.intents import (
 from equipoise.brokers.agent.requests import record_of
 from equipoise.brokers.balancing.named import server_of
 from equipoise.brokers.balancing.policies import MAINTENANCE, control_document
-from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
+from equipoise.brokers.balancing.splitting.split_points import (
+    RANGE_EQUALLY_DIVIDE,
+    SPECIFIED_POSITIONS_DIVIDE,
+)
 from equipoise.brokers.runtime.router import goes_on
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry, Verdict
@@ -198,7 +201,9 @@ def _reason(who: str) -> str:
 
 
 def _ask(stage: Stage, intent: Intent, who: str) -> None:
-    """Let a broker propose `intent`, or an admin, who proposes the same record under another name."""
+    """Let a broker propose `intent`, or an admin, who proposes the same record under another
+    name.
+    """
     if who != "admin":
         stage.ask(who, intent)
         return
@@ -211,7 +216,14 @@ def _ask(stage: Stage, intent: Intent, who: str) -> None:
 
 def _assign(stage: Stage, bundle: str, broker: str) -> None:
     owner = stage.view.brokers[broker].incarnation
-    stage.propose(partial(propose.assign, bundle=stage.view.bundles[full_name(bundle)], owner=owner, reason=_reason("admin")))
+    stage.propose(
+        partial(
+            propose.assign,
+            bundle=stage.view.bundles[full_name(bundle)],
+            owner=owner,
+            reason=_reason("admin"),
+        )
+    )
 
 
 def _transfer(stage: Stage, bundle: str, broker: str, who: str) -> None:
@@ -223,16 +235,33 @@ def _unload(stage: Stage, bundle: str, who: str) -> None:
 
 
 def _cancel(stage: Stage, bundle: str) -> None:
-    stage.propose(partial(propose.cancel, bundle=stage.view.bundles[full_name(bundle)], reason=_reason("admin")))
+    stage.propose(
+        partial(
+            propose.cancel, bundle=stage.view.bundles[full_name(bundle)], reason=_reason("admin")
+        )
+    )
 
 
 def _split(stage: Stage, bundle: str, who: str) -> None:
-    _ask(stage, SplitBundle(bundle=full_name(bundle), algorithm=RANGE_EQUALLY_DIVIDE, reason=_reason(who)), who)
+    _ask(
+        stage,
+        SplitBundle(bundle=full_name(bundle), algorithm=RANGE_EQUALLY_DIVIDE, reason=_reason(who)),
+        who,
+    )
 
 
 def _split_at(stage: Stage, bundle: str, digits: str, who: str) -> None:
     cuts = (point(digits),)
-    _ask(stage, SplitBundle(bundle=full_name(bundle), algorithm=SPECIFIED_POSITIONS_DIVIDE, positions=cuts, reason=_reason(who)), who)
+    _ask(
+        stage,
+        SplitBundle(
+            bundle=full_name(bundle),
+            algorithm=SPECIFIED_POSITIONS_DIVIDE,
+            positions=cuts,
+            reason=_reason(who),
+        ),
+        who,
+    )
 
 
 def _merge(stage: Stage, bundle: str, who: str) -> None:
@@ -248,7 +277,9 @@ def _policy(stage: Stage, name: str, policy: str, value: str, who: str) -> None:
 
 
 def _maintenance(stage: Stage, broker: str, duration: str, who: str) -> None:
-    document = control_document("new disks", until_ms=stage.process(broker).now().wall_ms + duration_ms(duration))
+    document = control_document(
+        "new disks", until_ms=stage.process(broker).now().wall_ms + duration_ms(duration)
+    )
     _ask(stage, SetClusterPolicy(policy=f"{MAINTENANCE}/{broker}", document=document), who)
 
 
@@ -288,7 +319,9 @@ def _look_up(stage: Stage, bundle: str, name: str) -> None:
 
 
 def _answer(process: Process, bundle: BundleEntry) -> str:
-    """Return the answer to a lookup (section 8 of the protocol), as `brokers.runtime.worker` gives it."""
+    """Return the answer to a lookup (section 8 of the protocol), as `brokers.runtime.worker` gives
+    it.
+    """
     agent, now = process.agent, process.host.now()
     server = server_of(agent.view, bundle)
     if server is not None and goes_on(agent, bundle.namespace, now):
@@ -299,7 +332,10 @@ def _answer(process: Process, bundle: BundleEntry) -> str:
         return f"lets the caller wait: {bundle.name} is {bundle.state}"
     if agent.is_suspect(server, now, log_is_readable=True):
         return f"lets the caller wait: {server.broker} is late with its renewal"
-    return f"sends the caller to {server.broker}{'' if agent.out_of_touch_ms(now) is None else ', although it has lost the channel'}"
+    return (
+        "sends the caller to"
+        f" {server.broker}{'' if agent.out_of_touch_ms(now) is None else ', although it has lost the channel'}"  # noqa: E501
+    )
 
 
 # --- what there is to see ---
@@ -320,7 +356,10 @@ def _show_brokers(stage: Stage) -> None:
 def _show_handles(stage: Stage) -> None:
     for host in stage.hosts.values():
         for handle in [] if host.process is None else host.process.agent.handles.values():
-            stage.say(f"{host.name} has {handle.bundle} under token {handle.token}: {_passing(handle, host.process)}")
+            stage.say(
+                f"{host.name} has {handle.bundle} under token {handle.token}:"
+                f" {_passing(handle, host.process)}"
+            )
 
 
 def _passing(handle: Handle, process: Process | None) -> str:
@@ -330,7 +369,11 @@ def _passing(handle: Handle, process: Process | None) -> str:
         return "serves on, although its lease is not good"
     if handle.passes(now):
         return f"serves, for {handle.lease.left_ms(now)} ms more"
-    return "serves nothing, its lease is not good" if handle.is_open else "serves nothing, it is not open"
+    return (
+        "serves nothing, its lease is not good"
+        if handle.is_open
+        else "serves nothing, it is not open"
+    )
 
 
 def _show_log(stage: Stage) -> None:
@@ -354,7 +397,9 @@ _COMMANDS: Final[Mapping[str, Callable[..., None]]] = {
     "service HOST MOOD OPERATION": _service,
     "service HOST is well": _service_is_well,
     "service HOST answers": _service_answers,
-    "timing SETTING DURATION": lambda stage, setting, duration: stage.set_timing(setting, duration_ms(duration)),
+    "timing SETTING DURATION": lambda stage, setting, duration: stage.set_timing(
+        setting, duration_ms(duration)
+    ),
     "advance DURATION": lambda stage, duration: stage.advance(duration_ms(duration)),
     "hold WHO": _hold,
     "release WHO": _release,
@@ -399,7 +444,10 @@ _COMMANDS: Final[Mapping[str, Callable[..., None]]] = {
 
 
 def _pattern(template: str) -> re.Pattern[str]:
-    words = [f"({_PATTERNS[word]})" if word in _PATTERNS else re.escape(word) for word in template.split()]
+    words = [
+        f"({_PATTERNS[word]})" if word in _PATTERNS else re.escape(word)
+        for word in template.split()
+    ]
     return re.compile(" ".join(words).replace("bundles", "bundles?"))
 
 

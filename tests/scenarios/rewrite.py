@@ -1,4 +1,6 @@
-"""Writes into every story what happens now: `python -m tests.scenarios.rewrite`. The difference is to be reviewed."""
+"""Writes into every story what happens now: `python -m tests.scenarios.rewrite`. The difference is
+to be reviewed.
+"""
 
 from __future__ import annotations
 

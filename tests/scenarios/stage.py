@@ -2,7 +2,8 @@
 
 * Appended records are on the log, and read by all brokers, at once. Services answer at once.
 * A story may hold an author's records in flight, make a broker deaf, or let a service wait.
-* Time passes only on the command `advance`, from one moment at which a broker wants to be woken to the next.
+* Time passes only on the command `advance`, from one moment at which a broker wants to be woken to
+  the next.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ _WALL_MS = 1_700_000_000_000
 
 @dataclass(slots=True, kw_only=True)
 class Link:
-    """One author's connection to the log. While it is held, records stay in flight, each with the callback for its failure."""
+    """One author's connection to the log. While it is held, records stay in flight, each with the
+    callback for its failure.
+    """
 
     is_held: bool = False
     in_flight: deque[tuple[Failed | None, bytes]] = field(default_factory=deque)
@@ -63,7 +66,9 @@ class Link:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Host:
-    """One machine. Its boot clock started `booted_ms` before the story, its wall clock is `skew_ms` ahead of the others."""
+    """One machine. Its boot clock started `booted_ms` before the story, its wall clock is `skew_ms`
+    ahead of the others.
+    """
 
     name: str
     broker: str
@@ -87,7 +92,9 @@ class Host:
 
 
 class Process(AgentHost):
-    """One run of a broker's program. `given` are all handles that its service ever had, also those that the agent has forgotten."""
+    """One run of a broker's program. `given` are all handles that its service ever had, also those
+    that the agent has forgotten.
+    """
 
     service: Service
 
@@ -139,7 +146,10 @@ class Process(AgentHost):
 
     def replayed(self, check: Refold, *, agrees: bool) -> None:
         result = "its own view is right, and it serves on" if agrees else "its own view is wrong"
-        self._say(f"folds the log again, since {check.other} says another digest at {check.offset}: {result}")
+        self._say(
+            f"folds the log again, since {check.other} says another digest at {check.offset}:"
+            f" {result}"
+        )
 
     def ended(self, why: str, *, killed: bool) -> None:
         self._say(why)
@@ -150,9 +160,11 @@ class Process(AgentHost):
 
 
 class Service(StandInService):
-    """The service of one process. It does everything at once and well, unless `moods` says otherwise for an operation.
+    """The service of one process. It does everything at once and well, unless `moods` says
+    otherwise for an operation.
 
-    `waiting` holds the operations that wait, by bundle. `poison` is the operation and the bundle that end the process.
+    `waiting` holds the operations that wait, by bundle. `poison` is the operation and the bundle
+    that end the process.
     """
 
     def __init__(self, *, answer: Callable[[Event], None], die: Callable[[str], None]) -> None:
@@ -191,16 +203,26 @@ def _line(effect: Effect) -> str | None:
             left = "" if effect.handover is None else f" with {effect.handover.decode()!r}"
             return f"opens {handle.bundle} under token {handle.token}{left}{_from(effect.source)}"
         case Close():
-            to = "" if effect.moved_to is None else f" and sends its clients to {effect.moved_to.broker}"
+            to = (
+                ""
+                if effect.moved_to is None
+                else f" and sends its clients to {effect.moved_to.broker}"
+            )
             return f"closes {effect.handle.bundle}{to}"
         case Discard():
             return f"throws away what it prepared for {effect.bundle}"
         case Abandon():
             return f"is not done with {effect.doing} {effect.bundle} in time, and abandons it"
         case Reshaped():
-            return f"goes on with {' and '.join(f'{child.bundle} under token {child.token}' for child in effect.children)}"
+            return (
+                "goes on with"
+                f" {' and '.join(f'{child.bundle} under token {child.token}' for child in effect.children)}"  # noqa: E501
+            )
         case Resync():
-            return f"resyncs from {effect.before} to {effect.offset}; keys that changed: {len(effect.changes)}"
+            return (
+                f"resyncs from {effect.before} to {effect.offset}; keys that changed:"
+                f" {len(effect.changes)}"
+            )
         case Alarm():
             return f"raises {effect.name}: {effect.message}"
         case Answered(error=error, verdict=verdict):
@@ -218,10 +240,11 @@ def _from(source: BrokerEntry | None) -> str:
 
 
 class Stage:
-    """Hosts, a log, and one true time in milliseconds. What happens is kept as lines until `take_lines` is called.
+    """Hosts, a log, and one true time in milliseconds. What happens is kept as lines until
+    `take_lines` is called.
 
-    `visited` collects which rows of the tables of `channel.core.lifecycle` accepted records took: (before, after) of a
-    transition, (before, role) of a death; and `split` and `merge`.
+    `visited` collects which rows of the tables of `channel.core.lifecycle` accepted records took:
+    (before, after) of a transition, (before, role) of a death; and `split` and `merge`.
     """
 
     def __init__(self) -> None:
@@ -264,12 +287,19 @@ class Stage:
         host = self.hosts.get(name)
         if host is None:
             booted_ms = 1_000_000 * (len(self.hosts) + 1)
-            host = Host(name=name, broker=broker or name, booted_ms=booted_ms, true_time_ms=lambda: self.now_ms)
+            host = Host(
+                name=name,
+                broker=broker or name,
+                booted_ms=booted_ms,
+                true_time_ms=lambda: self.now_ms,
+            )
             self.hosts[name] = host
         return host
 
     def start(self, name: str, *, broker: str | None = None) -> None:
-        """Start a broker's process on a host: on a new one, or on one whose former process has ended."""
+        """Start a broker's process on a host: on a new one, or on one whose former process has
+        ended.
+        """
         host = self.host(name, broker=broker)
         read, view = 0, None
         if host.directory.snapshot is not None:
@@ -298,7 +328,14 @@ class Stage:
         """Change a broker's view, as broken memory or a wrong fold would."""
         process = self.process(name)
         before = process.agent.view.bundles[bundle]
-        wrong = next_entry(before, before.phase, owner=before.owner, source=before.source, last=before.last, token=before.token - 1)
+        wrong = next_entry(
+            before,
+            before.phase,
+            owner=before.owner,
+            source=before.source,
+            last=before.last,
+            token=before.token - 1,
+        )
         process.agent.view.put_bundle(wrong, before)
         process.is_corrupt = True
 
@@ -334,13 +371,17 @@ class Stage:
         link.in_flight.clear()
 
     def doubt(self, link: Link) -> None:
-        """Tell the author that it is unknown whether its records in flight arrived. They stay in flight."""
+        """Tell the author that it is unknown whether its records in flight arrived. They stay in
+        flight.
+        """
         for failed, _ in link.in_flight:
             if failed is not None:
                 failed(LogUnavailable(log="story", problem="it gave no answer"))
 
     def _folded(self, folded: Folded, _view: View) -> None:
-        """Write the lines of a record that was just appended, and check its effect on the bundles."""
+        """Write the lines of a record that was just appended, and check its effect on the
+        bundles.
+        """
         self.names.learn(folded)
         self._tell(folded)
         self._coverage.folded(folded, self.view)
@@ -355,23 +396,44 @@ class Stage:
         line, *more = story.describe(folded, self.view, self.names)
         lines = [f"{folded.offset}  {line}", *(f"    {text}" for text in more)]
         self.records.append("\n".join(lines))
-        if isinstance(folded.record, Renewed) and folded.verdict.accepted and not folded.verdict.diverged:
+        if (
+            isinstance(folded.record, Renewed)
+            and folded.verdict.accepted
+            and not folded.verdict.diverged
+        ):
             return
         for text in lines:
             self.say(text)
         for change in folded.verdict.changes:
-            if isinstance(change, BundleChanged) and change.after is not None and not isinstance(folded.record, BundleTransition):
+            if (
+                isinstance(change, BundleChanged)
+                and change.after is not None
+                and not isinstance(folded.record, BundleTransition)
+            ):
                 self.say(f"    {story.standing(change.after, self.names)}")
 
     def _note_rows(self, folded: Folded) -> None:
         changes = folded.verdict.changes
-        dead = next((change.dead for change in changes if isinstance(change, BrokerChanged) and change.dead is not None), None)
+        dead = next(
+            (
+                change.dead
+                for change in changes
+                if isinstance(change, BrokerChanged) and change.dead is not None
+            ),
+            None,
+        )
         if changes and isinstance(folded.record, Split | Merge):
             self.visited[type(folded.record).__name__.lower()] = None
         for change in changes:
-            if isinstance(change, BundleChanged) and change.before is not None and change.after is not None:
+            if (
+                isinstance(change, BundleChanged)
+                and change.before is not None
+                and change.after is not None
+            ):
                 role = "owner" if change.before.owner == dead else "source"
-                self.visited[change.before.phase, change.after.phase if dead is None else role] = None
+                self.visited[change.before.phase, change.after.phase if dead is None else role] = (
+                    None
+                )
 
     # --- steps ---
 
@@ -390,11 +452,16 @@ class Stage:
         return False
 
     def _running(self) -> list[Process]:
-        return [host.process for host in self.hosts.values() if host.process is not None and not host.process.is_paused]
+        return [
+            host.process
+            for host in self.hosts.values()
+            if host.process is not None and not host.process.is_paused
+        ]
 
     def resync(self, process: Process) -> None:
         """Truncate all that a broker has not read yet. It continues from the snapshot."""
-        paused, process.paused = process.paused, False  # A broker that resumes gets the resync first.
+        # A broker that resumes gets the resync first.
+        paused, process.paused = process.paused, False
         process.resync(len(self.log.entries), snapshot.from_bytes(snapshot.to_bytes(self.view)))
         process.paused = paused
 
@@ -412,7 +479,9 @@ class Stage:
         until_ms = self.now_ms + duration_ms
         while True:
             awake = self._running()
-            wakes = [(process.agent.wake_at_ms - process.host.booted_ms, process) for process in awake]
+            wakes = [
+                (process.agent.wake_at_ms - process.host.booted_ms, process) for process in awake
+            ]
             due_ms = min((at_ms for at_ms, _ in wakes), default=until_ms)
             if due_ms >= until_ms:
                 break
@@ -433,11 +502,18 @@ class Stage:
 
 
 def one_owner(hosts: Sequence[Host]) -> None:
-    """Check that no two handles pass for one point of the hash space, each by the clocks of its own machine.
+    """Check that no two handles pass for one point of the hash space, each by the clocks of its own
+    machine.
 
-    Handles that pass after their lease by their namespace's policy are left out: there only the token guards.
+    Handles that pass after their lease by their namespace's policy are left out: there only the
+    token guards.
     """
-    passing = [found for host in hosts if host.process is not None for found in _passing(host, host.process)]
+    passing = [
+        found
+        for host in hosts
+        if host.process is not None
+        for found in _passing(host, host.process)
+    ]
     # In order of the hash space, handles that overlap are neighbours.
     passing.sort(key=lambda found: (found[1].namespace, found[1].low, found[0]))
     for (one_host, one), (other_host, other) in pairwise(passing):
@@ -449,24 +525,39 @@ def _passing(host: Host, process: Process) -> list[tuple[str, Handle]]:
     now = host.now()
     passing = [handle for handle in process.given if handle.passes(now)]
     view = process.agent.view
-    return [(host.name, handle) for handle in passing if handle.lease.good(now) or not serves_on(view, handle.namespace)]
+    return [
+        (host.name, handle)
+        for handle in passing
+        if handle.lease.good(now) or not serves_on(view, handle.namespace)
+    ]
 
 
 def one_operation(process: Process) -> None:
     """Check that a service has at most one operation of a bundle at a time."""
     for bundle, under_way in process.service.under_way.items():
-        assert len(under_way) <= 1, f"{process.host.name} is to {under_way[1].verb} {bundle}, and is not done with {under_way[0]}"
+        assert len(under_way) <= 1, (
+            f"{process.host.name} is to {under_way[1].verb} {bundle}, and is not done with"
+            f" {under_way[0]}"
+        )
 
 
 def no_hurry(process: Process) -> None:
-    """Check that a broker that has done what was due does not ask to be woken at once: it would never rest."""
+    """Check that a broker that has done what was due does not ask to be woken at once: it would
+    never rest.
+    """
     now_ms, wake_at_ms = process.host.now().boot_ms, process.agent.wake_at_ms
-    assert wake_at_ms > now_ms, f"{process.host.name} asks to be woken at {wake_at_ms}, and it is {now_ms}"
+    assert wake_at_ms > now_ms, (
+        f"{process.host.name} asks to be woken at {wake_at_ms}, and it is {now_ms}"
+    )
 
 
 def one_view(hosts: Sequence[Host], log: SharedLog) -> None:
-    """Check that every broker's view equals, byte for byte, the fold of the log from its beginning to where the broker has read."""
-    processes = [host.process for host in hosts if host.process is not None and not host.process.is_corrupt]
+    """Check that every broker's view equals, byte for byte, the fold of the log from its beginning
+    to where the broker has read.
+    """
+    processes = [
+        host.process for host in hosts if host.process is not None and not host.process.is_corrupt
+    ]
     duplicate = log.reader()
     for read in range(len(log.entries) + 1):
         if read:

@@ -1,7 +1,7 @@
 """Play story files, and rewrite what they expect.
 
-A line that begins with `> ` is a command. The lines after it that are indented by four blanks are its expected output. Everything else is
-prose.
+A line that begins with `> ` is a command. The lines after it that are indented by four blanks are
+its expected output. Everything else is prose.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _OUTPUT = "    "
 
 @dataclass(frozen=True, kw_only=True)
 class Story:
-    """A story that was played: the text of its file with the actual output, and the stage at the end."""
+    """A story that was played: the text of its file with the actual output, and the stage at the
+    end.
+    """
 
     text: str
     stage: Stage
@@ -49,5 +51,7 @@ def play(text: str) -> Story:
             continue
         lines.append(line)
         if line.startswith(_COMMAND):
-            lines += [f"{_OUTPUT}{happened}" for happened in perform(stage, line.removeprefix(_COMMAND))]
+            lines += [
+                f"{_OUTPUT}{happened}" for happened in perform(stage, line.removeprefix(_COMMAND))
+            ]
     return Story(text="\n".join(lines) + "\n", stage=stage)

@@ -16,14 +16,24 @@ def test_two_owners_are_found() -> None:
     own = cluster.process("a").agent.handles[full_name("00_ff")]
     lease = cluster.process("b").agent.lease
     cluster.process("b").given.append(
-        Handle(bundle=full_name("80_ff"), namespace=own.namespace, low=1 << 31, high=own.high, token=own.token, lease=lease, is_open=True)
+        Handle(
+            bundle=full_name("80_ff"),
+            namespace=own.namespace,
+            low=1 << 31,
+            high=own.high,
+            token=own.token,
+            lease=lease,
+            is_open=True,
+        )
     )
     with pytest.raises(AssertionError, match="a and b both serve"):
         perform(cluster, "advance 10ms")
 
 
 def test_a_handle_that_the_agent_has_forgotten_is_watched() -> None:
-    """Every handle that a service was ever given is checked, not only those that the agent still knows."""
+    """Every handle that a service was ever given is checked, not only those that the agent still
+    knows.
+    """
     cluster = play("cluster a b with 1 bundle")
     given = cluster.process("a").given[0]
     perform(cluster, "transfer 00_ff to b by admin")
@@ -33,7 +43,9 @@ def test_a_handle_that_the_agent_has_forgotten_is_watched() -> None:
 
 
 def test_a_view_that_is_not_what_the_log_says_is_found() -> None:
-    """A broker whose view differs from the fold of the log ends the story, unless the story has planted that itself."""
+    """A broker whose view differs from the fold of the log ends the story, unless the story has
+    planted that itself.
+    """
     cluster = play("cluster a b with 1 bundle", "corrupt 00_ff at b")
     cluster.process("b").is_corrupt = False
     with pytest.raises(AssertionError, match="b holds another view"):
@@ -53,14 +65,26 @@ def test_brokers_that_never_come_to_rest_are_found(monkeypatch: pytest.MonkeyPat
         play("brokers a b")
 
 
-@pytest.mark.parametrize("line", ["", "advance", "advance 3 s", "transfer 00_ff to b", "cluster with 1 bundle", "show bundles now"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "advance",
+        "advance 3 s",
+        "transfer 00_ff to b",
+        "cluster with 1 bundle",
+        "show bundles now",
+    ],
+)
 def test_what_is_no_command_is_refused(line: str) -> None:
     with pytest.raises(UnknownCommandError, match="is no command"):
         perform(Stage(), line)
 
 
 def test_a_story_is_rewritten_by_what_happens() -> None:
-    """What was expected is replaced by what happened, prose stays, and a story that is right stays as it is."""
+    """What was expected is replaced by what happened, prose stays, and a story that is right stays
+    as it is.
+    """
     wrong = "A story.\n\n> brokers a\n    9 nonsense\n\nThe end.\n"
     right = stories.play(wrong).text
     assert right.startswith("A story.\n\n> brokers a\n    1  genesis    story  by a")

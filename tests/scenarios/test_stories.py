@@ -28,11 +28,17 @@ def test_a_story_is_short_and_says_what_it_is_about(path: Path) -> None:
 
 
 def test_the_stories_visit_every_row_of_the_tables() -> None:
-    """Every transition and every death of `channel.core.lifecycle`, and a split and a merge, are accepted in some story."""
+    """Every transition and every death of `channel.core.lifecycle`, and a split and a merge, are
+    accepted in some story.
+    """
     visited = {row for path in stories.paths() for row in stories.played(path).stage.visited}
     assert {*ROWS, *DEATH_ROWS, "split", "merge"} == visited
 
 
 def test_the_stories_use_every_command() -> None:
-    used = {template_of(command) for path in stories.paths() for command in stories.commands(path.read_text(encoding="utf-8"))}
+    used = {
+        template_of(command)
+        for path in stories.paths()
+        for command in stories.commands(path.read_text(encoding="utf-8"))
+    }
     assert set(templates()) == used

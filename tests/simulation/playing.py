@@ -17,19 +17,25 @@ class Case:
 
     @property
     def command(self) -> str:
-        return f"python -m equipoise.brokers.testing.simulation --scenario {self.scenario} --seed {self.seed}"
+        return (
+            f"python -m equipoise.brokers.testing.simulation --scenario {self.scenario} --seed"
+            f" {self.seed}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """How a case ended: `problem` is None if every invariant held, else it tells which did not, and the end of the story."""
+    """How a case ended: `problem` is None if every invariant held, else it tells which did not, and
+    the end of the story.
+    """
 
     problem: str | None
     ownership_changes: int
     calls_answered: int
 
 
-# Several seeds of each, and of `moves`, which makes most ownership changes for its time, as many as bring all to 20,000.
+# Several seeds of each, and of `moves`, which makes most ownership changes for its time, as many as
+# bring all to 20,000.
 SEEDS = {
     "ordinary": 4,
     "heavy": 6,
@@ -52,12 +58,20 @@ SEEDS = {
     "reshaping": 2,
     "wild-clocks": 6,
 }
-CASES = tuple(Case(scenario=name, seed=seed) for name, seeds in SEEDS.items() for seed in range(1, seeds + 1))
+CASES = tuple(
+    Case(scenario=name, seed=seed) for name, seeds in SEEDS.items() for seed in range(1, seeds + 1)
+)
 
 
 def play(case: Case) -> Played:
     outcome = simulate(SCENARIOS[case.scenario], case.seed)
     problem = None
     if outcome.violation is not None:
-        problem = "\n".join((*outcome.tail[-40:], str(outcome.violation), f"replay it with: {case.command}"))
-    return Played(problem=problem, ownership_changes=outcome.ownership_changes, calls_answered=outcome.calls_answered)
+        problem = "\n".join(
+            (*outcome.tail[-40:], str(outcome.violation), f"replay it with: {case.command}")
+        )
+    return Played(
+        problem=problem,
+        ownership_changes=outcome.ownership_changes,
+        calls_answered=outcome.calls_answered,
+    )

@@ -1,4 +1,6 @@
-"""The invariants hold in every scenario, over 20,000 ownership changes; and a run is the same wherever it is played."""
+"""The invariants hold in every scenario, over 20,000 ownership changes; and a run is the same
+wherever it is played.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ from dataclasses import replace
 
 import pytest
 
-from equipoise.brokers.testing.simulation.faults import Crash, CutOff, Faults, Outage, Pause, Scheduled, WallJump
+from equipoise.brokers.testing.simulation.faults import (
+    Crash,
+    CutOff,
+    Faults,
+    Outage,
+    Pause,
+    Scheduled,
+    WallJump,
+)
 from equipoise.brokers.testing.simulation.run import simulate
 from equipoise.brokers.testing.simulation.scenario import SCENARIOS, Operations, Scenario
 from tests.simulation.playing import CASES, SEEDS, Case, Played, play
@@ -34,7 +44,13 @@ Plays = dict[Case, Future[Played]]
 @pytest.fixture(scope="module")
 def plays(request: pytest.FixtureRequest) -> Iterator[Plays]:
     """The cases of this session, on their way in other processes."""
-    chosen = [case for case in CASES if any(item.name.endswith(f"[{case.scenario}-{case.seed}]") for item in request.session.items)]
+    chosen = [
+        case
+        for case in CASES
+        if any(
+            item.name.endswith(f"[{case.scenario}-{case.seed}]") for item in request.session.items
+        )
+    ]
     # A thread of the test's process must not be forked along with it.
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         yield {case: pool.submit(play, case) for case in chosen}
@@ -51,7 +67,9 @@ def test_every_invariant_holds(plays: Plays, case: Case) -> None:
 def test_ownership_changes_often_enough(plays: Plays) -> None:
     if len(plays) < len(CASES):
         pytest.skip("only some of the runs were chosen")
-    assert sum(future.result().ownership_changes for future in plays.values()) >= OWNERSHIP_CHANGES_MIN
+    assert (
+        sum(future.result().ownership_changes for future in plays.values()) >= OWNERSHIP_CHANGES_MIN
+    )
 
 
 def test_every_scenario_is_played() -> None:
@@ -84,7 +102,14 @@ def test_a_story_does_not_depend_on_the_hash_seed() -> None:
         "5",
     ]
     stories = [
-        subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, timeout=120, check=True).stdout
+        subprocess.run(
+            command,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        ).stdout
         for seed in ("1", "2")
     ]
     assert stories[0] == stories[1]
@@ -96,7 +121,9 @@ def test_different_seeds_tell_different_stories() -> None:
 
 
 def test_serving_on_is_put_to_the_test() -> None:
-    """Where a namespace serves on, calls are answered past the end of leases; where none does, never."""
+    """Where a namespace serves on, calls are answered past the end of leases; where none does,
+    never.
+    """
     serving_on = replace(SCENARIOS["serving-on"], seconds=20)
     assert simulate(serving_on, 1).calls_by_token > 100
     outcome = simulate(replace(serving_on, serving_on=0), 1)
@@ -104,21 +131,29 @@ def test_serving_on_is_put_to_the_test() -> None:
 
 
 def test_lines_of_a_story() -> None:
-    """Each line has the true time, who, and what; a record has its offset, and a rejected one the reason."""
+    """Each line has the true time, who, and what; a record has its offset, and a rejected one the
+    reason.
+    """
     story: list[str] = []
     simulate(replace(SCENARIOS["hostile"], seconds=10), 1, on_line=story.append)
     assert [] == [line for line in story if not LINE.fullmatch(line)]
     times = [float(line.split()[0]) for line in story]
     assert times == sorted(times)
-    assert any(re.search(r"  \d+  open       \S+  token \d+  by broker-\d+$", line) for line in story)
-    assert any(re.search(r" \d+  .*  rejected as not_the_actor: the bundle is ", line) for line in story)
+    assert any(
+        re.search(r"  \d+  open       \S+  token \d+  by broker-\d+$", line) for line in story
+    )
+    assert any(
+        re.search(r" \d+  .*  rejected as not_the_actor: the bundle is ", line) for line in story
+    )
 
 
 def test_troubles_befall_at_the_time_that_is_set() -> None:
     troubles = (
         Scheduled(at_ms=3_000, trouble=CutOff(host="broker-0", for_ms=1_000, reconnect_ms=100)),
         Scheduled(at_ms=4_000, trouble=Pause(host="broker-1", for_ms=700)),
-        Scheduled(at_ms=5_000, trouble=Crash(host="broker-2", back_after_ms=900, loses_directory=True)),
+        Scheduled(
+            at_ms=5_000, trouble=Crash(host="broker-2", back_after_ms=900, loses_directory=True)
+        ),
         Scheduled(at_ms=7_000, trouble=Outage(for_ms=2_000)),
         Scheduled(at_ms=9_000, trouble=WallJump(host="broker-0", by_ms=5_000)),
     )
@@ -139,7 +174,9 @@ def test_troubles_befall_at_the_time_that_is_set() -> None:
 
 
 def test_a_quiet_cluster_loses_nothing() -> None:
-    """Without faults nothing is rejected but what operators do at the same time, and every call is answered."""
+    """Without faults nothing is rejected but what operators do at the same time, and every call is
+    answered.
+    """
     outcome = simulate(SMALL, 1)
     assert outcome.violation is None
     assert outcome.recovered_ms is not None
@@ -153,7 +190,9 @@ def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_tells_how_it_ended() -> None:
-    run = run_command("--scenario", "calm", "--brokers", "2", "--seconds", "3", "--seeds", "2", "--quiet")
+    run = run_command(
+        "--scenario", "calm", "--brokers", "2", "--seconds", "3", "--seeds", "2", "--quiet"
+    )
     assert run.returncode == 0
     assert ["calm, seed 1: every invariant held.", "calm, seed 2: every invariant held."] == [
         line[: line.index("held.") + 5] for line in run.stdout.splitlines()
@@ -166,7 +205,10 @@ def test_the_command_soaks_until_its_time_is_over() -> None:
     assert re.search(r"\d+ runs: every invariant held$", run.stdout.strip())
 
 
-@pytest.mark.parametrize("arguments", [("--scenario", "none"), ("--seeds", "0"), ("--brokers", "many"), ("--soak-hours", "soon")])
+@pytest.mark.parametrize(
+    "arguments",
+    [("--scenario", "none"), ("--seeds", "0"), ("--brokers", "many"), ("--soak-hours", "soon")],
+)
 def test_the_command_refuses_wrong_arguments(arguments: tuple[str, ...]) -> None:
     run = run_command(*arguments)
     assert run.returncode == 2

@@ -38,15 +38,25 @@ def as_rows(emitted: Iterable[Emitted]) -> pa.Table:
     """Return rows as Spark's driver gets them."""
     columns = list(zip(*emitted, strict=True)) or [()] * len(ROWS)
     columns[4] = tuple(at_ms * 1_000 for at_ms in columns[4])
-    return pa.table([pa.array(column, field.type) for column, field in zip(columns, ROWS, strict=True)], schema=ROWS)
+    return pa.table(
+        [pa.array(column, field.type) for column, field in zip(columns, ROWS, strict=True)],
+        schema=ROWS,
+    )
 
 
-def arrivals_of(entries: Iterable[tuple[int, bytes | None]], *, first_ms: int = NOON_MS, step_ms: int = 10) -> list[Arrival]:
+def arrivals_of(
+    entries: Iterable[tuple[int, bytes | None]], *, first_ms: int = NOON_MS, step_ms: int = 10
+) -> list[Arrival]:
     """Return entries of a channel as a source gives them, `step_ms` apart."""
-    return [Arrival(Source.CHANNEL, offset, first_ms + number * step_ms, data) for number, (offset, data) in enumerate(entries)]
+    return [
+        Arrival(Source.CHANNEL, offset, first_ms + number * step_ms, data)
+        for number, (offset, data) in enumerate(entries)
+    ]
 
 
-def archived(path: Path, batches: Sequence[Sequence[Arrival]], *, snapshot_records: int = 100) -> Archive:
+def archived(
+    path: Path, batches: Sequence[Sequence[Arrival]], *, snapshot_records: int = 100
+) -> Archive:
     """Archive batches of arrivals."""
     fold = Fold(ARCHIVED, snapshot_records=snapshot_records)
     with open_sink(path, writer="archive", log=LOG, url=URL) as sink:
@@ -65,11 +75,17 @@ def archive_entries(
     first_ms: int = NOON_MS,
     step_ms: int = 1,
 ) -> None:
-    """Archive the tables that a verification reads, for any number of entries. `begin` is the snapshot before the first entry."""
-    fold = Fold(frozenset({Table.RECORDS, Table.SNAPSHOTS}), begin, snapshot_records=snapshot_records)
+    """Archive the tables that a verification reads, for any number of entries. `begin` is the
+    snapshot before the first entry.
+    """
+    fold = Fold(
+        frozenset({Table.RECORDS, Table.SNAPSHOTS}), begin, snapshot_records=snapshot_records
+    )
     left, batch = iter(entries), 0
     with open_sink(path, writer="archive", log=LOG, url=URL) as sink:
         while some := list(islice(left, batch_records)):
             at_ms = first_ms + batch * batch_records * step_ms
-            sink.write(batch, as_rows(fold.feed(arrivals_of(some, first_ms=at_ms, step_ms=step_ms))))
+            sink.write(
+                batch, as_rows(fold.feed(arrivals_of(some, first_ms=at_ms, step_ms=step_ms)))
+            )
             batch += 1

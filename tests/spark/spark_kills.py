@@ -1,7 +1,9 @@
-"""Kill a job's driver in the middle of its work, again and again: `python -m tests.spark.spark_kills [audit|archive] [--kills 10]`.
+"""Kill a job's driver in the middle of its work, again and again: `python -m
+tests.spark.spark_kills [audit|archive] [--kills 10]`.
 
-A driver is killed with SIGKILL in the middle of a batch: after Spark has noted which entries are in it, and before it has noted that
-the batch is done. All tables that the job writes must then be those of the undisturbed one, row for row.
+A driver is killed with SIGKILL in the middle of a batch: after Spark has noted which entries are in
+it, and before it has noted that the batch is done. All tables that the job writes must then be
+those of the undisturbed one, row for row.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ _DELAY_SECONDS_MAX: Final = 0.7
 
 
 def write_log(url: str, *, records: int, forged_every: int = 97) -> int:
-    """Write a busy log in which every `forged_every`th record is forged. Return the number of forged records."""
+    """Write a busy log in which every `forged_every`th record is forged. Return the number of
+    forged records.
+    """
     injected = 0
     with closing(open_log(url)) as log:
         stream = WrittenStream(log, bundles=16, brokers=4)
@@ -72,19 +76,25 @@ def findings(archive: Path) -> list[dict[str, object]]:
 
 def audit(url: str, archive: Path) -> int:
     """Audit a whole log in this process. Return the number of findings."""
-    return run_audit(AuditOptions(log_url=url, archive=archive, to_end=True, per_trigger=PER_TRIGGER), silent())
+    return run_audit(
+        AuditOptions(log_url=url, archive=archive, to_end=True, per_trigger=PER_TRIGGER), silent()
+    )
 
 
 def keep(url: str, archive: Path) -> int:
     """Archive a whole log in this process."""
-    return run_archive(ArchiveOptions(log_url=url, archive=archive, to_end=True, per_trigger=PER_TRIGGER), silent())
+    return run_archive(
+        ArchiveOptions(log_url=url, archive=archive, to_end=True, per_trigger=PER_TRIGGER), silent()
+    )
 
 
 JOBS: Final = {"audit": audit, "archive": keep}
 
 
 def run_with_kills(job: str, url: str, archive: Path, *, kills: int, chance: random.Random) -> int:
-    """Run a job on a whole log in drivers that are killed, and in a last one that is not. Return the number of kills."""
+    """Run a job on a whole log in drivers that are killed, and in a last one that is not. Return
+    the number of kills.
+    """
     batch = 0
     for number in range(kills):
         with driver(job, url, archive) as running:
@@ -106,15 +116,30 @@ def run_with_kills(job: str, url: str, archive: Path, *, kills: int, chance: ran
 @contextmanager
 def driver(job: str, url: str, archive: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run a job on a whole log in another process, which ends with the block."""
-    with subprocess.Popen([sys.executable, "-m", "tests.spark.spark_kills", job, "--driver", url, "--archive", str(archive)]) as running:
+    with subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "tests.spark.spark_kills",
+            job,
+            "--driver",
+            url,
+            "--archive",
+            str(archive),
+        ]
+    ) as running:
         try:
             yield running
         finally:
             running.kill()
 
 
-def killed(running: subprocess.Popen[bytes], checkpoints: Path, *, after: int, delay_seconds: float) -> int | None:
-    """Kill a driver in the middle of batch `after` or a later one. Return its number, or None if the driver ended before."""
+def killed(
+    running: subprocess.Popen[bytes], checkpoints: Path, *, after: int, delay_seconds: float
+) -> int | None:
+    """Kill a driver in the middle of batch `after` or a later one. Return its number, or None if
+    the driver ended before.
+    """
     checkpoint = checkpoints / "g0001"
     give_up = time.monotonic() + DRIVER_SECONDS_MAX
     while time.monotonic() < give_up:
@@ -135,27 +160,43 @@ def newest(folder: Path) -> int:
 
 
 def main() -> int:
-    """Run a job once undisturbed and once with kills, and compare. Return 0 if there is no difference."""
-    parser = argparse.ArgumentParser(description="Kill the driver of a job in the middle of its work.")
+    """Run a job once undisturbed and once with kills, and compare. Return 0 if there is no
+    difference.
+    """
+    parser = argparse.ArgumentParser(
+        description="Kill the driver of a job in the middle of its work."
+    )
     parser.add_argument("job", choices=sorted(JOBS), nargs="?", default="audit")
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--records", type=int, default=15_000)
-    parser.add_argument("--driver", metavar="URL", help="only do the job on this log, in this process")
+    parser.add_argument(
+        "--driver", metavar="URL", help="only do the job on this log, in this process"
+    )
     parser.add_argument("--archive", type=Path)
     asked = parser.parse_args()
     if asked.driver is not None:
         JOBS[asked.job](asked.driver, asked.archive)
         return 0
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Spark tidies its checkpoint for a while yet.
-        url, whole, cut = f"sqlite:{folder}/log", Path(folder, "undisturbed"), Path(folder, "killed")
+    # Spark tidies its checkpoint for a while yet.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        url, whole, cut = (
+            f"sqlite:{folder}/log",
+            Path(folder, "undisturbed"),
+            Path(folder, "killed"),
+        )
         injected = write_log(url, records=asked.records)
-        kills = run_with_kills(asked.job, url, cut, kills=asked.kills, chance=random.Random(asked.seed))
+        kills = run_with_kills(
+            asked.job, url, cut, kills=asked.kills, chance=random.Random(asked.seed)
+        )
         JOBS[asked.job](url, whole)
         expected, actual = tables(whole, asked.job), tables(cut, asked.job)
     print(f"{injected} forged records injected, {kills} kills")
     for table, rows in expected.items():
-        print(f"{table}: {len(rows)} rows undisturbed, {len(actual[table])} with kills, equal: {rows == actual[table]}")
+        print(
+            f"{table}: {len(rows)} rows undisturbed, {len(actual[table])} with kills, equal:"
+            f" {rows == actual[table]}"
+        )
     return 0 if expected == actual and kills == asked.kills else 1
 
 

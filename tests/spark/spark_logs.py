@@ -1,4 +1,6 @@
-"""Logs in files for the tests and benchmarks of Spark jobs: a busy cluster, honest but for what is injected."""
+"""Logs in files for the tests and benchmarks of Spark jobs: a busy cluster, honest but for what is
+injected.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,18 @@ class WrittenStream(WrittenChannel):
         return offset
 
     def forge(self) -> int:
-        """Have a broker open a bundle that another one owns and is not giving away, each time another bundle; the record's offset."""
+        """Have a broker open a bundle that another one owns and is not giving away, each time
+        another bundle; the record's offset.
+        """
         for name in (*self.names[self._forged :], *self.names):
             bundle = self.view.bundles[name]
             self._forged = (self.names.index(name) + 1) % len(self.names)
             if bundle.phase == "owned":
-                thief = next(broker for broker, entry in self.view.brokers.items() if entry.incarnation != bundle.owner)
+                thief = next(
+                    broker
+                    for broker, entry in self.view.brokers.items()
+                    if entry.incarnation != bundle.owner
+                )
                 verdict = self.put(propose.opened(self.author(thief), bundle))
                 assert not verdict.accepted
                 break

@@ -1,4 +1,6 @@
-"""Run the streaming audit without Spark: the sequential operator and the keyed checks, batch by batch and in the order of Spark."""
+"""Run the streaming audit without Spark: the sequential operator and the keyed checks, batch by
+batch and in the order of Spark.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,12 @@ class Pipeline:
         self._latest_ms = 0
 
     def feed(self, batch: Iterable[Arrival]) -> Iterator[Finding]:
-        """The findings of one batch: first of its facts, then of the timers that are due after it."""
-        entries = sorted(batch, key=lambda arrival: (arrival.source != Source.CHANNEL, arrival.source))
+        """The findings of one batch: first of its facts, then of the timers that are due after
+        it.
+        """
+        entries = sorted(
+            batch, key=lambda arrival: (arrival.source != Source.CHANNEL, arrival.source)
+        )
         for row in self._sequence.feed(entries):
             yield from self._check(row)
         yield from self._expire(self._latest_ms - WATERMARK_MS)
@@ -50,7 +56,9 @@ class Pipeline:
         self._note_timer(audit)
 
     def _expire(self, now_ms: int) -> Iterator[Finding]:
-        for _, subject in sorted((at_ms, subject) for subject, at_ms in self._timers.items() if at_ms <= now_ms):
+        for _, subject in sorted(
+            (at_ms, subject) for subject, at_ms in self._timers.items() if at_ms <= now_ms
+        ):
             yield from self._audits[subject].expire(now_ms)
             self._note_timer(self._audits[subject])
 
@@ -62,7 +70,17 @@ class Pipeline:
             self._timers[audit.subject] = due_ms
 
 
-def findings_of(arrivals: ManyOf[Arrival], *, batch: int = 500, begin: bytes | None = None, lost: Lost | None = None) -> list[Finding]:
+def findings_of(
+    arrivals: ManyOf[Arrival],
+    *,
+    batch: int = 500,
+    begin: bytes | None = None,
+    lost: Lost | None = None,
+) -> list[Finding]:
     """What the audit says of these arrivals, read in batches of so many."""
     pipeline = Pipeline(begin=begin, lost=nothing_lost if lost is None else lost)
-    return [finding for first in range(0, len(arrivals), batch) for finding in pipeline.feed(arrivals[first : first + batch])]
+    return [
+        finding
+        for first in range(0, len(arrivals), batch)
+        for finding in pipeline.feed(arrivals[first : first + batch])
+    ]

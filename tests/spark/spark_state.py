@@ -1,4 +1,6 @@
-"""Spark's state and timers for one subject, without a JVM. Each call of Spark's state costs a round trip, so calls are counted."""
+"""Spark's state and timers for one subject, without a JVM. Each call of Spark's state costs a round
+trip, so calls are counted.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,8 @@ class Secured:
         self.token = folder / "client.token"
         self.token.write_text(token("client"))
         self.settings: Mapping[str, str] = {
-            **authority.process_settings("broker", HOST, "localhost"),  # Java's client verifies the name that an address has.
+            # Java's client verifies the name that an address has.
+            **authority.process_settings("broker", HOST, "localhost"),
             "authentication": "true",
             "token_secret_key": SECRET_URL,
             "broker_token": token("broker"),

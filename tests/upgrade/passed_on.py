@@ -21,7 +21,9 @@ LARGE_BYTES = 200_000
 
 
 class PassedOn(Counter):
-    """The counter with one more thing: each owner adds its version to the state, and hands it over."""
+    """The counter with one more thing: each owner adds its version to the state, and hands it
+    over.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,14 +33,24 @@ class PassedOn(Counter):
         """Note the owners before this one, and why their list is missing, if it is."""
         bundle = ownership.bundle
         owners = json.loads(handover or b"[]")
-        line = {"bundle": bundle.name, "token": ownership.token, "owners": owners, "owner": VERSION, "problem": ownership.handover_problem}
-        openings = os.open(os.environ["EQUIPOISE_TEST_OPENINGS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        line = {
+            "bundle": bundle.name,
+            "token": ownership.token,
+            "owners": owners,
+            "owner": VERSION,
+            "problem": ownership.handover_problem,
+        }
+        openings = os.open(
+            os.environ["EQUIPOISE_TEST_OPENINGS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600
+        )
         os.write(openings, json.dumps(line).encode() + b"\n")
         os.close(openings)
         self._owners[bundle.name] = [*owners, VERSION]
         await super().open(ownership, handover)
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None:
         """Return the owners. The state of the first bundle is too large for a record."""
         await super().close(bundle, moved_to, deadline)
         state = json.dumps(self._owners.pop(bundle.name)).encode()

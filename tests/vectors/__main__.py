@@ -1,4 +1,6 @@
-"""`python -m tests.vectors [FOLDER]`: ask our own rules what Pulsar's classes were asked, and count the equal answers."""
+"""`python -m tests.vectors [FOLDER]`: ask our own rules what Pulsar's classes were asked, and count
+the equal answers.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from tests.vectors import (
 from tests.vectors.cases import HERE, Case, files_of, read_cases
 from tests.vectors.comparing import difference
 
-# Each has `replay(case)`, what we answer to a case; and, where Pulsar's output cannot be compared as it stands, `expected(case)`.
+# Each has `replay(case)`, what we answer to a case; and, where Pulsar's output cannot be compared
+# as it stands, `expected(case)`.
 FILES: Final[Mapping[str, ModuleType]] = {
     "avg_shedder": avg_shedder,
     "broker_load_data": broker_load_data,
@@ -57,8 +60,16 @@ def differing(name: str, cases: tuple[Case, ...]) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Replay all files of a folder, print a line for each, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.vectors", description="Compare our decisions with Pulsar's.")
-    parser.add_argument("folder", nargs="?", type=Path, default=HERE, help="vectors as .jsonl or .jsonl.gz (default: those of this folder)")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.vectors", description="Compare our decisions with Pulsar's."
+    )
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        default=HERE,
+        help="vectors as .jsonl or .jsonl.gz (default: those of this folder)",
+    )
     folder = parser.parse_args(arguments).folder
     names = list(files_of(folder)) if folder.is_dir() else []
     if not names:

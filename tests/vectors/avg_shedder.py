@@ -9,7 +9,9 @@ from tests.vectors.classic import plans_of, unloads_of
 
 
 def replay(case: Case) -> object:
-    """Return what each call unloads and to whom, the scores, and the hits after it. Pulsar names the destination when it places."""
+    """Return what each call unloads and to whom, the scores, and the hits after it. Pulsar names
+    the destination when it places.
+    """
     config = case["input"]["config"]
     strategy = AvgShedder(
         low_percent=config["lowThreshold"],
@@ -25,7 +27,10 @@ def replay(case: Case) -> object:
     return [
         {
             "unload": unloads_of(plan),
-            "scores": {name: strategy.weights.weighted_max(load.resources) * 100 for name, load in snapshot.loads.items()},
+            "scores": {
+                name: strategy.weights.weighted_max(load.resources) * 100
+                for name, load in snapshot.loads.items()
+            },
             "hitsHigh": plan.memory.high_hits,
             "hitsLow": plan.memory.low_hits,
             "destination": {move.bundle: move.destination for move in plan.moves},

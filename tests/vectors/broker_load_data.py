@@ -1,4 +1,6 @@
-"""The vectors of `BrokerLoadData`, replayed as samples of a broker: percent use, the busiest resource, and the averages."""
+"""The vectors of `BrokerLoadData`, replayed as samples of a broker: percent use, the busiest
+resource, and the averages.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,18 @@ from equipoise.shedder.loads import STEP_MS, Resources, Traffic, Use, Weights
 from tests.vectors.cases import Case
 
 # Pulsar's object before its first sample, and after `clear`. We have no summary then.
-_FRESH = {"maxResourceUsage": 1.0, "weightedMaxEMA": 1.0, "msgThroughputEMA": 0.0, "percent": [0.0] * 5}
+_FRESH = {
+    "maxResourceUsage": 1.0,
+    "weightedMaxEMA": 1.0,
+    "msgThroughputEMA": 0.0,
+    "percent": [0.0] * 5,
+}
 
 
 def replay(case: Case) -> object:
-    """Return the numbers after each step. Pulsar's averages take one step at each sample, so the samples are `STEP_MS` apart."""
+    """Return the numbers after each step. Pulsar's averages take one step at each sample, so the
+    samples are `STEP_MS` apart.
+    """
     asked = case["input"]
     weights = weights_of(asked["weights"])
     summary: Summary | None = None
@@ -23,8 +32,18 @@ def replay(case: Case) -> object:
             summary = None
             found.append(_FRESH)
             continue
-        resources = resources_of([step[name] for name in ("cpu", "memory", "directMemory", "bandwidthIn", "bandwidthOut")])
-        traffic = traffic_of([step[name] for name in ("msgThroughputIn", "msgThroughputOut", "msgRateIn", "msgRateOut")])
+        resources = resources_of(
+            [
+                step[name]
+                for name in ("cpu", "memory", "directMemory", "bandwidthIn", "bandwidthOut")
+            ]
+        )
+        traffic = traffic_of(
+            [
+                step[name]
+                for name in ("msgThroughputIn", "msgThroughputOut", "msgRateIn", "msgRateOut")
+            ]
+        )
         sample = Sample(
             broker="a",
             at_ms=place * STEP_MS,
@@ -35,7 +54,13 @@ def replay(case: Case) -> object:
         )
         summary = summarized(summary, sample)
         averages = summary.load.averages
-        uses = (resources.cpu, resources.memory, resources.direct_memory, resources.bandwidth_in, resources.bandwidth_out)
+        uses = (
+            resources.cpu,
+            resources.memory,
+            resources.direct_memory,
+            resources.bandwidth_in,
+            resources.bandwidth_out,
+        )
         found.append(
             {
                 "maxResourceUsage": resources.max_use,
@@ -60,8 +85,16 @@ def weights_of(weights: dict[str, float]) -> Weights:
 
 def resources_of(resources: list[list[float]]) -> Resources:
     """Five pairs of used and limit, in the order of the vectors."""
-    cpu, memory, direct_memory, bandwidth_in, bandwidth_out = (Use(used=used, limit=limit) for used, limit in resources)
-    return Resources(cpu=cpu, memory=memory, direct_memory=direct_memory, bandwidth_in=bandwidth_in, bandwidth_out=bandwidth_out)
+    cpu, memory, direct_memory, bandwidth_in, bandwidth_out = (
+        Use(used=used, limit=limit) for used, limit in resources
+    )
+    return Resources(
+        cpu=cpu,
+        memory=memory,
+        direct_memory=direct_memory,
+        bandwidth_in=bandwidth_in,
+        bandwidth_out=bandwidth_out,
+    )
 
 
 def traffic_of(traffic: list[Any]) -> Traffic:

@@ -13,7 +13,9 @@ _ENDINGS = (".jsonl", ".jsonl.gz")
 
 
 def files_of(folder: Path) -> dict[str, Path]:
-    """The files of vectors in a folder by their names without the ending, compressed or not, ordered by name."""
+    """The files of vectors in a folder by their names without the ending, compressed or not,
+    ordered by name.
+    """
     paths = sorted(path for path in folder.iterdir() if path.name.endswith(_ENDINGS))
     return {path.name.partition(".")[0]: path for path in paths}
 

@@ -22,7 +22,9 @@ def snapshots_of(case: Case) -> Iterator[Snapshot]:
     for call in asked["calls"]:
         yield Snapshot(
             live=tuple(call),
-            loads={broker: _load_of(asked, broker, resources) for broker, resources in call.items()},
+            loads={
+                broker: _load_of(asked, broker, resources) for broker, resources in call.items()
+            },
             resting=dict.fromkeys(asked["recentlyUnloadedBundles"], "it has moved lately"),
         )
 
@@ -35,7 +37,11 @@ def _load_of(asked: Mapping[str, Any], broker: str, resources: list[list[float]]
         traffic=traffic_of(asked["brokerTraffic"][broker]),
         averages=Averages(weighted_max=0.0, bytes_per_second=0.0),
         bundle_count=len(bundles),
-        bundles=tuple(BundleTraffic(bundle=name, traffic=traffic_of(traffic)) for name, *traffic in bundles if None not in traffic),
+        bundles=tuple(
+            BundleTraffic(bundle=name, traffic=traffic_of(traffic))
+            for name, *traffic in bundles
+            if None not in traffic
+        ),
     )
 
 

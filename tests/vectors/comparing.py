@@ -17,16 +17,26 @@ def difference(expected: object, actual: object, where: str = "") -> str | None:
         pairs = [(f"{where}.{name}", expected[name], actual[name]) for name in expected]
     elif isinstance(expected, list | tuple) and isinstance(actual, list | tuple):
         if len(expected) != len(actual):
-            return f"{where}: expected {len(expected)} of them, got {len(actual)}: {expected!r}, {actual!r}"
-        pairs = [(f"{where}[{place}]", *pair) for place, pair in enumerate(zip(expected, actual, strict=True))]
+            return (
+                f"{where}: expected {len(expected)} of them, got {len(actual)}: {expected!r},"
+                f" {actual!r}"
+            )
+        pairs = [
+            (f"{where}[{place}]", *pair)
+            for place, pair in enumerate(zip(expected, actual, strict=True))
+        ]
     else:
-        return None if _same(expected, actual) else f"{where}: expected {expected!r}, got {actual!r}"
+        return (
+            None if _same(expected, actual) else f"{where}: expected {expected!r}, got {actual!r}"
+        )
     return next(filter(None, (difference(one, other, way) for way, one, other in pairs)), None)
 
 
 def _same(expected: object, actual: object) -> bool:
     if isinstance(actual, float) and not math.isfinite(actual):
-        return expected == ("NaN" if math.isnan(actual) else "Infinity" if actual > 0 else "-Infinity")
+        return expected == (
+            "NaN" if math.isnan(actual) else "Infinity" if actual > 0 else "-Infinity"
+        )
     if isinstance(expected, float) and isinstance(actual, float):
         return math.isclose(expected, actual, rel_tol=RELATIVE_TOLERANCE)
     return type(expected) is type(actual) and expected == actual

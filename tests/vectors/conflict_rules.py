@@ -1,4 +1,6 @@
-"""The vectors of `ServiceUnitStateDataConflictResolver.shouldKeepLeft`, asked of `pulsar_cluster.conflicts`."""
+"""The vectors of `ServiceUnitStateDataConflictResolver.shouldKeepLeft`, asked of
+`pulsar_cluster.conflicts`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ def replay(case: Case) -> object:
     """The verdicts on the right records, in order: 1 = rejected."""
     asked = case["input"]
     before, storage = _record(asked["left"]), Storage(asked["storage"])
-    return {"keepLeft": "".join("01"[rejection_of(before, _record(right), storage) is not None] for right in asked["rights"])}
+    return {
+        "keepLeft": "".join(
+            "01"[rejection_of(before, _record(right), storage) is not None]
+            for right in asked["rights"]
+        )
+    }
 
 
 def _record(fields: tuple[str, str | None, str | None, bool, int] | None) -> StateRecord | None:

@@ -1,4 +1,6 @@
-"""The vectors of `LeastResourceUsageWithWeight`, asked of `brokers.balancing.placement`: those among whom one is drawn."""
+"""The vectors of `LeastResourceUsageWithWeight`, asked of `brokers.balancing.placement`: those
+among whom one is drawn.
+"""
 
 from __future__ import annotations
 
@@ -9,5 +11,7 @@ from tests.vectors.cases import Case
 def replay(case: Case) -> object:
     """The set to draw from; there is none if there are no candidates."""
     asked = case["input"]
-    among = choose_among(asked["candidates"], asked["weightedMaxEMA"], asked["differenceThresholdPercentage"])
+    among = choose_among(
+        asked["candidates"], asked["weightedMaxEMA"], asked["differenceThresholdPercentage"]
+    )
     return {"none": not among, "chooseAmong": sorted(among)}

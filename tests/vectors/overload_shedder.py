@@ -12,6 +12,8 @@ def replay(case: Case) -> object:
     """What each call unloads."""
     config = case["input"]["config"]
     strategy = OverloadShedder(
-        overloaded_percent=config["overloadedThresholdPercentage"], weights=weights_of(config["weights"]), pulsar_exact=True
+        overloaded_percent=config["overloadedThresholdPercentage"],
+        weights=weights_of(config["weights"]),
+        pulsar_exact=True,
     )
     return [{"unload": unloads_of(plan)} for _, plan in plans_of(strategy, case)]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from equipoise.brokers.balancing.splitting.bundle_limits import MIB, BundleLimits
-from equipoise.brokers.balancing.splitting.split_points import SplitQuestion, TopicLoad, split_points
+from equipoise.brokers.balancing.splitting.split_points import (
+    SplitQuestion,
+    TopicLoad,
+    split_points,
+)
 from equipoise.channel.core.errors import CallerError
 from tests.vectors.cases import Case
 
@@ -25,11 +29,17 @@ def question_of(case: Case, *, pulsar_exact: bool) -> SplitQuestion:
     asked = case["input"]
     limits = BundleLimits()
     if "maxMsgRate" in asked:
-        limits = BundleLimits(messages_per_second_max=asked["maxMsgRate"], bytes_per_second_max=asked["maxBandwidthMbytes"] * MIB)
+        limits = BundleLimits(
+            messages_per_second_max=asked["maxMsgRate"],
+            bytes_per_second_max=asked["maxBandwidthMbytes"] * MIB,
+        )
     return SplitQuestion(
         low=asked["lower"],
         high=asked["upper"],
-        topics=tuple(_topic(point, asked.get("topicStats", {}).get(name)) for name, point in asked["topicHashes"].items()),
+        topics=tuple(
+            _topic(point, asked.get("topicStats", {}).get(name))
+            for name, point in asked["topicHashes"].items()
+        ),
         positions=asked.get("positions"),
         force=asked.get("force", False),
         limits=limits,
@@ -42,4 +52,8 @@ def _topic(point: int, stats: list[float] | None) -> TopicLoad:
     if stats is None:
         return TopicLoad(point=point)
     messages_in, messages_out, bytes_in, bytes_out = stats
-    return TopicLoad(point=point, messages_per_second=messages_in + messages_out, bytes_per_second=bytes_in + bytes_out)
+    return TopicLoad(
+        point=point,
+        messages_per_second=messages_in + messages_out,
+        bytes_per_second=bytes_in + bytes_out,
+    )

@@ -1,12 +1,23 @@
-"""The vectors of Pulsar's split strategy, asked of `brokers.balancing.splitting.auto_split` round after round."""
+"""The vectors of Pulsar's split strategy, asked of `brokers.balancing.splitting.auto_split` round
+after round.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from equipoise.brokers.balancing.splitting.auto_split import SplitPlan, SplitSettings, SplitSnapshot, plan_splits
+from equipoise.brokers.balancing.splitting.auto_split import (
+    SplitPlan,
+    SplitSettings,
+    SplitSnapshot,
+    plan_splits,
+)
 from equipoise.brokers.balancing.splitting.bundle_limits import MIB, BundleLimits
-from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE, SplitQuestion, split_points
+from equipoise.brokers.balancing.splitting.split_points import (
+    RANGE_EQUALLY_DIVIDE,
+    SplitQuestion,
+    split_points,
+)
 from equipoise.channel.core.errors import invalid_boundaries
 from equipoise.channel.core.ranges import children, parse_bundle
 from equipoise.shedder.loads import BundleTraffic
@@ -51,7 +62,9 @@ def snapshot_of(case: Case, bundles: dict[str, list[float]]) -> SplitSnapshot:
     """What a round of a case looks at."""
     asked = case["input"]
     namespaces = {name.rpartition("/")[0] for name in bundles}
-    counts = {namespace: asked["bundleCount"].get(namespace, _BUNDLES_UNTOLD) for namespace in namespaces}
+    counts = {
+        namespace: asked["bundleCount"].get(namespace, _BUNDLES_UNTOLD) for namespace in namespaces
+    }
     counts.pop(asked["bundleCountFails"], None)
 
     def find_cuts(bundle: BundleTraffic) -> tuple[int, ...]:
@@ -64,7 +77,9 @@ def snapshot_of(case: Case, bundles: dict[str, list[float]]) -> SplitSnapshot:
             case "two":
                 return (low + 1, low + 2)
             case _:
-                return split_points(RANGE_EQUALLY_DIVIDE, SplitQuestion(low=low, high=high, pulsar_exact=True))
+                return split_points(
+                    RANGE_EQUALLY_DIVIDE, SplitQuestion(low=low, high=high, pulsar_exact=True)
+                )
 
     return SplitSnapshot(
         broker=asked["me"],
@@ -91,10 +106,14 @@ def _answer(broker: str, plan: SplitPlan) -> dict[str, Any]:
     decisions = []
     for split in plan.splits:
         _, low, high = parse_bundle(split.bundle)
-        parts = [f"0x{start:08x}_0x{end:08x}" for start, end in children(low, high, split.cuts or ())]
+        parts = [
+            f"0x{start:08x}_0x{end:08x}" for start, end in children(low, high, split.cuts or ())
+        ]
         decisions.append([split.bundle, broker, parts, "Success", split.excess.value])
     return {
         "decisions": decisions,
-        "counted": {"/".join(result_and_reason): count for result_and_reason, count in plan.counted.items()},
+        "counted": {
+            "/".join(result_and_reason): count for result_and_reason, count in plan.counted.items()
+        },
         "hitCounts": dict(plan.hits),
     }

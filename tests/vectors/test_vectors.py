@@ -1,4 +1,6 @@
-"""The decision vectors: all of them are equal, and the program that says so would tell if they were not."""
+"""The decision vectors: all of them are equal, and the program that says so would tell if they were
+not.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,26 @@ def test_every_case_is_equal(name: str) -> None:
     assert [] == differing(name, read_cases(name))
 
 
-def test_the_count_is_told_and_the_exit_is_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_count_is_told_and_the_exit_is_0(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A folder of files, compressed or not, gets a line for each."""
-    plain, packed = ("".join(json.dumps(case) + "\n" for case in read_cases(name)[:3]) for name in ("broker_load_data", "conflict_rules"))
+    plain, packed = (
+        "".join(json.dumps(case) + "\n" for case in read_cases(name)[:3])
+        for name in ("broker_load_data", "conflict_rules")
+    )
     (tmp_path / "broker_load_data.jsonl").write_text(plain, encoding="utf-8")
     (tmp_path / "conflict_rules.jsonl.gz").write_bytes(gzip.compress(packed.encode()))
     assert 0 == main([str(tmp_path)])
-    assert ["broker_load_data 3 cases, 3 equal", "conflict_rules 3 cases, 3 equal"] == capsys.readouterr().out.splitlines()
+    assert [
+        "broker_load_data 3 cases, 3 equal",
+        "conflict_rules 3 cases, 3 equal",
+    ] == capsys.readouterr().out.splitlines()
 
 
-def test_a_difference_is_told_and_the_exit_is_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_difference_is_told_and_the_exit_is_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A case that we answer otherwise is named, with the way to the first difference."""
     case = read_cases("broker_load_data")[0]
     case["output"][0]["percent"][0] = 7.0
@@ -45,7 +57,9 @@ def test_a_difference_is_told_and_the_exit_is_1(tmp_path: Path, capsys: pytest.C
     assert f"  {case['id']}[0].percent[0]: expected 7.0, got 0.0" == second
 
 
-def test_an_unknown_file_and_an_empty_folder_are_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_file_and_an_empty_folder_are_failures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What nobody could replay is not passed over in silence."""
     assert 1 == main([str(tmp_path)])
     assert "there are no vectors" in capsys.readouterr().out

@@ -19,4 +19,7 @@ def replay(case: Case) -> object:
         weights=weights_of(config["weights"]),
         pulsar_exact=True,
     )
-    return [{"unload": unloads_of(plan), "averageUsage": plan.memory.averages} for _, plan in plans_of(strategy, case)]
+    return [
+        {"unload": unloads_of(plan), "averageUsage": plan.memory.averages}
+        for _, plan in plans_of(strategy, case)
+    ]

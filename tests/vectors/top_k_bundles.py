@@ -31,7 +31,9 @@ def top_bundles(bundles: Sequence[BundleTraffic], *, at_most: int) -> list[Bundl
 
 
 def bundle_of(name: str, figures: list[float]) -> BundleTraffic:
-    """Throughput in and out, rate in and out, topics, consumers, producers, and the size of the cache."""
+    """Throughput in and out, rate in and out, topics, consumers, producers, and the size of the
+    cache.
+    """
     topics, consumers, producers, cache_bytes = (int(count) for count in figures[4:])
     return BundleTraffic(
         bundle=name,

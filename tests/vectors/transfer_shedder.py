@@ -1,4 +1,6 @@
-"""The vectors of `TransferShedder`, asked of `shedder.transfer` with `pulsar_exact`, in Pulsar's debug mode and without."""
+"""The vectors of `TransferShedder`, asked of `shedder.transfer` with `pulsar_exact`, in Pulsar's
+debug mode and without.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,16 @@ NOW_MS = 1_700_000_000_000
 
 def replay(case: Case) -> object:
     """What each call of a case decides, counts and leaves behind."""
-    return {name: _calls(case["input"], debug=name == "debugOn") for name in ("debugOn", "debugOff")}
+    return {
+        name: _calls(case["input"], debug=name == "debugOn") for name in ("debugOn", "debugOff")
+    }
 
 
 def _calls(asked: Mapping[str, Any], *, debug: bool) -> list[object]:
     strategy = strategy_of(asked["config"], debug=debug)
-    gave_ms = {broker: NOW_MS - ago_ms for broker, ago_ms in asked["recentlyUnloadedBrokersAgoMs"].items()}
+    gave_ms = {
+        broker: NOW_MS - ago_ms for broker, ago_ms in asked["recentlyUnloadedBrokersAgoMs"].items()
+    }
     memory, mean, deviation = Memory(), 0.0, 0.0
     told = list[object]()
     for name in asked["calls"]:
@@ -35,7 +41,10 @@ def _calls(asked: Mapping[str, Any], *, debug: bool) -> list[object]:
             mean, deviation = plan.mean, plan.deviation
         told.append(
             {
-                "decisions": [[move.source, move.bundle, move.destination, "Success", move.cause, False] for move in plan.moves],
+                "decisions": [
+                    [move.source, move.bundle, move.destination, "Success", move.cause, False]
+                    for move in plan.moves
+                ],
                 "counted": [] if plan.idle is None else [f"{plan.idle.result}/{plan.idle.cause}"],
                 "avg": mean,
                 "std": deviation,
@@ -51,7 +60,10 @@ def _plan(strategy: TransferShedder, asked: Mapping[str, Any], name: str, memory
     if asked.get("registryFails"):
         # With us whoever takes the snapshot fails, and no shedder is asked.
         return Plan(
-            moves=(), stays=(), idle=Idle(result="Failure", cause="Unknown", reason="the live brokers are not known"), memory=memory
+            moves=(),
+            stays=(),
+            idle=Idle(result="Failure", cause="Unknown", reason="the live brokers are not known"),
+            memory=memory,
         )
     return strategy.plan(snapshot_of(asked, name, memory))
 
@@ -85,7 +97,10 @@ def snapshot_of(asked: Mapping[str, Any], name: str, memory: Memory) -> Snapshot
     return Snapshot(
         now_ms=NOW_MS,
         live=tuple(asked["availableBrokers"]),
-        loads={broker: _load_of(load, told["topBundles"].get(broker)) for broker, load in told["brokers"].items()},
+        loads={
+            broker: _load_of(load, told["topBundles"].get(broker))
+            for broker, load in told["brokers"].items()
+        },
         owners=owners,
         resting=dict.fromkeys(asked["recentlyUnloadedBundles"], "it has moved lately"),
         policies={
@@ -100,24 +115,44 @@ def snapshot_of(asked: Mapping[str, Any], name: str, memory: Memory) -> Snapshot
 def _load_of(told: Mapping[str, Any], bundles: list[list[Any]] | None) -> BrokerLoad:
     return BrokerLoad(
         taken_ms=NOW_MS - told["ageMs"],
-        resources=resources_of([told[name] for name in ("cpu", "memory", "directMemory", "bandwidthIn", "bandwidthOut")]),
-        traffic=traffic_of([told[name] for name in ("msgThroughputIn", "msgThroughputOut", "msgRateIn", "msgRateOut")]),
-        averages=Averages(weighted_max=told["weightedMaxEMA"], bytes_per_second=told["msgThroughputEMA"]),
+        resources=resources_of(
+            [
+                told[name]
+                for name in ("cpu", "memory", "directMemory", "bandwidthIn", "bandwidthOut")
+            ]
+        ),
+        traffic=traffic_of(
+            [
+                told[name]
+                for name in ("msgThroughputIn", "msgThroughputOut", "msgRateIn", "msgRateOut")
+            ]
+        ),
+        averages=Averages(
+            weighted_max=told["weightedMaxEMA"], bytes_per_second=told["msgThroughputEMA"]
+        ),
         bundle_count=told["bundleCount"],
         topics=told["topics"],
         bundles=None
         if bundles is None
-        else tuple(BundleTraffic(bundle=name, traffic=traffic_of(traffic), topics=topics) for name, *traffic, topics in bundles),
+        else tuple(
+            BundleTraffic(bundle=name, traffic=traffic_of(traffic), topics=topics)
+            for name, *traffic, topics in bundles
+        ),
     )
 
 
 def _rules_of(asked: Mapping[str, Any]) -> Rules:
-    by_bundle, by_namespace = asked.get("filterAllowedByBundle", {}), asked["filterAllowedByNamespace"]
+    by_bundle, by_namespace = (
+        asked.get("filterAllowedByBundle", {}),
+        asked["filterAllowedByNamespace"],
+    )
     everybody = asked["availableBrokers"]
 
     def rules(bundle: str) -> Candidates:
         if asked.get("filterFails"):
-            return Candidates(allowed=(), refused=dict.fromkeys(everybody, "the rules cannot be read"))
+            return Candidates(
+                allowed=(), refused=dict.fromkeys(everybody, "the rules cannot be read")
+            )
         namespace = bundle.rpartition("/")[0]
         kept = by_bundle.get(bundle, by_namespace.get(namespace, everybody))
         return Candidates(allowed=tuple(broker for broker in everybody if broker in kept))

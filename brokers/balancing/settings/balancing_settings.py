@@ -1,7 +1,8 @@
 """Define all settings of balancing as one value, and create the strategies that they name.
 
-A setting is named GROUP.FIELD: a group is a field of `BalancingSettings`, FIELD is a field of the group. `settings_records` stores them on
-the channel; `pulsar_settings` reads them from a `broker.conf`.
+A setting is named GROUP.FIELD: a group is a field of `BalancingSettings`, FIELD is a field of the
+group. `settings_records` stores them on the channel; `pulsar_settings` reads them from a
+`broker.conf`.
 """
 
 from __future__ import annotations
@@ -42,13 +43,16 @@ Summaries = Mapping[str, Summary]
 class RoundSettings:
     """The group `balancing`: what is done, when, by which strategies, and how much at once.
 
-    * `enabled`: all automatic moves, splits and merges. `shedding`, `splitting`, `merging`: each of these.
+    * `enabled`: all automatic moves, splits and merges. `shedding`, `splitting`, `merging`: each of
+      these.
     * `shedder`, `placement`: a name of `SHEDDERS` and of `PLACEMENTS`.
     * `shed_interval_ms`, `split_interval_ms`: the time between two rounds. Merges run with splits.
     * `rest_ms`: how long a bundle is left alone after any move, split or merge.
     * `move_timeout_ms`: how long to wait for the end of a move.
-    * `moves_max`: concurrent moves in the cluster. `broker_moves_max`: concurrent moves to and from one broker.
-    * `split_algorithm`: a name of `splitting.split_points`. `unload_split_children`: move the children of a split away at once.
+    * `moves_max`: concurrent moves in the cluster. `broker_moves_max`: concurrent moves to and from
+      one broker.
+    * `split_algorithm`: a name of `splitting.split_points`. `unload_split_children`: move the
+      children of a split away at once.
     * `namespace_bundles`: the default number of bundles of a new namespace.
     """
 
@@ -74,11 +78,13 @@ class ReportRules:
     """The group `reports`: when a broker reports, and what.
 
     * `sample_interval_ms`: the time between two samples.
-    * `interval_min_ms`, `interval_max_ms`: the least and the most time between two reports. In between, a report is due when a figure has
-      changed by `change_percent`.
-    * `bundles_max`: how many bundles a report names; None: all. `history`: see `shedder.load_reports.Sample`.
+    * `interval_min_ms`, `interval_max_ms`: the least and the most time between two reports. In
+      between, a report is due when a figure has changed by `change_percent`.
+    * `bundles_max`: how many bundles a report names; None: all. `history`: see
+      `shedder.load_reports.Sample`.
     * `cost_window_ms`: how far back loads count in a bundle's cost.
-    * `nic_speed_gbps`: the network capacity in each direction, if the card does not report it; None: as the card reports.
+    * `nic_speed_gbps`: the network capacity in each direction, if the card does not report it;
+      None: as the card reports.
     """
 
     sample_interval_ms: int = 2_500
@@ -107,7 +113,9 @@ class TenantQuotas:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastMessageRate:
-    """The group `least_message_rate`, for `brokers.balancing.placement.LeastLongTermMessageRate`."""
+    """The group `least_message_rate`, for
+    `brokers.balancing.placement.LeastLongTermMessageRate`.
+    """
 
     overloaded_percent: float = 85.0
 
@@ -128,7 +136,9 @@ class SplitPointRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalancingSettings:
-    """All groups. `weights` apply to all strategies that weigh resources, `limits` to splits and merges."""
+    """All groups. `weights` apply to all strategies that weigh resources, `limits` to splits and
+    merges.
+    """
 
     balancing: RoundSettings = field(default_factory=RoundSettings)
     reports: ReportRules = field(default_factory=ReportRules)
@@ -161,13 +171,21 @@ SHEDDERS: Final[Mapping[str, Callable[[BalancingSettings], Shedder]]] = {
 """The shedders by the names of `balancing.shedder`."""
 
 PLACEMENTS: Final[Mapping[str, Callable[[BalancingSettings, Summaries], Placement]]] = {
-    "LeastCost": lambda settings, summaries: LeastCost(summaries=summaries, rules=settings.placement),
-    "FewestBundles": lambda settings, summaries: FewestBundles(loads=_loads_in(summaries), rules=settings.placement),
+    "LeastCost": lambda settings, summaries: LeastCost(
+        summaries=summaries, rules=settings.placement
+    ),
+    "FewestBundles": lambda settings, summaries: FewestBundles(
+        loads=_loads_in(summaries), rules=settings.placement
+    ),
     "LeastLongTermMessageRate": lambda settings, summaries: LeastLongTermMessageRate(
-        loads=_loads_in(summaries), overloaded_percent=settings.least_message_rate.overloaded_percent, rules=settings.placement
+        loads=_loads_in(summaries),
+        overloaded_percent=settings.least_message_rate.overloaded_percent,
+        rules=settings.placement,
     ),
     "LeastResourceUsageWithWeight": lambda settings, summaries: LeastResourceUsageWithWeight(
-        loads=_loads_in(summaries), difference_percent=settings.least_usage.difference_percent, rules=settings.placement
+        loads=_loads_in(summaries),
+        difference_percent=settings.least_usage.difference_percent,
+        rules=settings.placement,
     ),
     "RoundRobin": lambda settings, _: RoundRobin(rules=settings.placement),
 }
@@ -183,10 +201,20 @@ def shedder_of(settings: BalancingSettings) -> Shedder:
     return SHEDDERS[settings.balancing.shedder](settings)
 
 
-def placement_of(settings: BalancingSettings, summaries: Summaries, *, before: Placement | None = None) -> Placement:
-    """Return the configured placement for these reports. Return `before` if both are `RoundRobin` with equal rules: it knows the turn."""
+def placement_of(
+    settings: BalancingSettings, summaries: Summaries, *, before: Placement | None = None
+) -> Placement:
+    """Return the configured placement for these reports. Return `before` if both are `RoundRobin`
+    with equal rules: it knows the turn.
+    """
     made = PLACEMENTS[settings.balancing.placement](settings, summaries)
-    return before if isinstance(made, RoundRobin) and isinstance(before, RoundRobin) and made.rules == before.rules else made
+    return (
+        before
+        if isinstance(made, RoundRobin)
+        and isinstance(before, RoundRobin)
+        and made.rules == before.rules
+        else made
+    )
 
 
 def split_settings_of(settings: BalancingSettings) -> SplitSettings:

@@ -1,4 +1,5 @@
-"""Parse Java's properties files, the format of Pulsar's `broker.conf`, as `java.util.Properties` does.
+"""Parse Java's properties files, the format of Pulsar's `broker.conf`, as `java.util.Properties`
+does.
 
 Java reads them as ISO-8859-1. The text comes in decoded.
 """
@@ -17,8 +18,11 @@ _ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _HEXADECIMAL_DIGITS: Final = 4
 
 _split_lines: Final = re.compile(r"\r\n|\r|\n").split
-# A key ends before the first blank, `=` or `:` without a backslash. One `=` or `:` may separate key and value.
-_match_entry: Final = re.compile(r"((?:[^\\ \t\f=:]|\\.?)*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL).fullmatch
+# A key ends before the first blank, `=` or `:` without a backslash. One `=` or `:` may separate key
+# and value.
+_match_entry: Final = re.compile(
+    r"((?:[^\\ \t\f=:]|\\.?)*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL
+).fullmatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +43,9 @@ def parse_properties(text: str) -> tuple[Property, ...]:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each line with content and its number. Lines that end in a backslash are joined with the next."""
+    """Yield each line with content and its number. Lines that end in a backslash are joined with
+    the next.
+    """
     begun = ""
     first = 0
     for number, natural in enumerate(_split_lines(text), start=1):
@@ -74,8 +80,13 @@ def _unescaped(line: int, text: str) -> str:
             digits = text[position : position + _HEXADECIMAL_DIGITS]
             position += _HEXADECIMAL_DIGITS
             if re.fullmatch(r"[0-9A-Fa-f]{4}", digits) is None:
-                problem = f"line {line}: after \\u there must be four hexadecimal digits, and there is {digits!r}"
-                raise OperatorError(f"the settings cannot be read: {problem}; nothing of them was taken")
+                problem = (
+                    f"line {line}: after \\u there must be four hexadecimal digits, and there is"
+                    f" {digits!r}"
+                )
+                raise OperatorError(
+                    f"the settings cannot be read: {problem}; nothing of them was taken"
+                )
             parts.append(chr(int(digits, 16)))
         else:
             parts.append(_ESCAPES.get(escaped, escaped))

@@ -1,10 +1,11 @@
 """Convert the balancing settings of a Pulsar `broker.conf` to ours.
 
-Every entry is taken, has no meaning here, or is not understood. The last two carry a reason. Our default stays for an entry that is not
-understood.
+Every entry is taken, has no meaning here, or is not understood. The last two carry a reason. Our
+default stays for an entry that is not understood.
 
-Keys, types and meanings follow Pulsar 4.0.8 and 4.2.4, and values are converted as Pulsar does. One exception: where Pulsar accepts
-nonsense (any word but `true` is false), the entry is not understood.
+Keys, types and meanings follow Pulsar 4.0.8 and 4.2.4, and values are converted as Pulsar does. One
+exception: where Pulsar accepts nonsense (any word but `true` is false), the entry is not
+understood.
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ from equipoise.brokers.balancing.settings.pulsar_keys import (
     Taken,
     express,
 )
-from equipoise.brokers.balancing.settings.setting_values import LEGIBLE, Value, format_value, nearest, value_of
+from equipoise.brokers.balancing.settings.setting_values import (
+    LEGIBLE,
+    Value,
+    format_value,
+    nearest,
+    value_of,
+)
 from equipoise.brokers.errors import InvalidSetting, UnknownSetting
 
 NOT_ABOUT_BALANCING: Final = "it is not about balancing"
@@ -79,7 +86,10 @@ class PulsarSettings:
 
 def read_pulsar_settings(text: str) -> PulsarSettings:
     """Return the settings of a `broker.conf`. Raises `OperatorError` if the file is malformed."""
-    entries = [Property(line=each.line, key=each.key, value=each.value.strip()) for each in parse_properties(text)]
+    entries = [
+        Property(line=each.line, key=each.key, value=each.value.strip())
+        for each in parse_properties(text)
+    ]
     values = {entry.key: entry.value for entry in entries}
     last = {entry.key: entry.line for entry in entries}
     taken, without_meaning, not_understood = [], [], []
@@ -96,7 +106,11 @@ def read_pulsar_settings(text: str) -> PulsarSettings:
             taken.append(_taken(entry))
         except Misfit as misfit:
             not_understood.append(_other(entry, str(misfit)))
-    return PulsarSettings(taken=tuple(taken), without_meaning=tuple(without_meaning), not_understood=tuple(not_understood))
+    return PulsarSettings(
+        taken=tuple(taken),
+        without_meaning=tuple(without_meaning),
+        not_understood=tuple(not_understood),
+    )
 
 
 DYNAMIC_KEYS: Final = (*TAKEN, MANAGER)
@@ -104,20 +118,30 @@ DYNAMIC_KEYS: Final = (*TAKEN, MANAGER)
 
 
 def settings_of_key(key: str, value: str) -> Mapping[str, Value]:
-    """Return the settings that one key sets, converted from its value. Raises `UnknownSetting`, `InvalidSetting`."""
+    """Return the settings that one key sets, converted from its value. Raises `UnknownSetting`,
+    `InvalidSetting`.
+    """
     names_of_key(key)
     try:
         return _taken(Property(line=1, key=key, value=value.strip())).settings
     except Misfit as misfit:
-        raise InvalidSetting(setting=key, value=value[:LEGIBLE], expected=f"as Pulsar has it ({misfit})") from None
+        raise InvalidSetting(
+            setting=key, value=value[:LEGIBLE], expected=f"as Pulsar has it ({misfit})"
+        ) from None
 
 
 def keys_of_settings(values: Mapping[str, Value]) -> Mapping[str, str]:
-    """Return values by setting as Pulsar's keys and texts. A setting without a key, or only with others of its key, keeps its name."""
-    keys = {key: row for key, row in TAKEN.items() if all(setting in values for setting in row.settings)}
+    """Return values by setting as Pulsar's keys and texts. A setting without a key, or only with
+    others of its key, keeps its name.
+    """
+    keys = {
+        key: row for key, row in TAKEN.items() if all(setting in values for setting in row.settings)
+    }
     expressed = {key: express(row, values[row.settings[0]]) for key, row in keys.items()}
     covered = {setting for row in keys.values() for setting in row.settings}
-    return expressed | {setting: format_value(value) for setting, value in values.items() if setting not in covered}
+    return expressed | {
+        setting: format_value(value) for setting, value in values.items() if setting not in covered
+    }
 
 
 def names_of_key(key: str) -> tuple[str, ...]:
@@ -130,7 +154,9 @@ def names_of_key(key: str) -> tuple[str, ...]:
 
 
 def _why_meaningless(entry: Property, values: Mapping[str, str]) -> str | None:
-    """Return why an entry has no meaning, alone or beside the other entries; None if it is taken."""
+    """Return why an entry has no meaning, alone or beside the other entries; None if it is
+    taken.
+    """
     key = entry.key
     if key in MEANINGLESS:
         return MEANINGLESS[key]
@@ -142,20 +168,36 @@ def _why_meaningless(entry: Property, values: Mapping[str, str]) -> str | None:
     if key == ENABLED and manager == NOOP:
         return f"{NOOP} balances nothing, so this has no effect"
     if key in STRATEGIES and manager == EXTENSIBLE:
-        return None if _class_in(entry.value) == STRATEGIES[key] else f"{EXTENSIBLE} uses {STRATEGIES[key]}, so this has no effect"
+        return (
+            None
+            if _class_in(entry.value) == STRATEGIES[key]
+            else f"{EXTENSIBLE} uses {STRATEGIES[key]}, so this has no effect"
+        )
     if key == _PLACEMENT and _class_in(entry.value) == PLACING_SHEDDER:
-        return f"{PLACING_SHEDDER} names the destinations of its moves itself here; the default places other bundles"
+        return (
+            f"{PLACING_SHEDDER} names the destinations of its moves itself here; the default places"
+            " other bundles"
+        )
     if key in OLD_SPELLINGS:
         new = OLD_SPELLINGS[key]
-        return f"{new} is set, too, and counts" if not _is_default_weight(values.get(new, "")) else None
+        return (
+            f"{new} is set, too, and counts"
+            if not _is_default_weight(values.get(new, ""))
+            else None
+        )
     old = next((old for old, new in OLD_SPELLINGS.items() if new == key), "")
     if values.get(old) and _is_default_weight(entry.value):
-        return f"{old} is set, too, and in Pulsar it counts as long as this is {OLD_SPELLINGS_YIELD_TO}"
+        return (
+            f"{old} is set, too, and in Pulsar it counts as long as this is"
+            f" {OLD_SPELLINGS_YIELD_TO}"
+        )
     return None
 
 
 def _taken(entry: Property) -> TakenEntry:
-    """Return the entry as our settings. Raises `Misfit` if there is no such key, or the value is invalid."""
+    """Return the entry as our settings. Raises `Misfit` if there is no such key, or the value is
+    invalid.
+    """
     if entry.key == MANAGER:
         return _taken_manager(entry)
     row = TAKEN.get(OLD_SPELLINGS.get(entry.key, entry.key))
@@ -163,8 +205,14 @@ def _taken(entry: Property) -> TakenEntry:
         near = nearest(entry.key, (*TAKEN, *OLD_SPELLINGS, *MEANINGLESS, MANAGER))
         raise Misfit("Pulsar has no such key" + (f"; it has {near}" if near else ""))
     settings = _settings(row, entry.value)
-    note = f"the old spelling of {OLD_SPELLINGS[entry.key]}" if entry.key in OLD_SPELLINGS else row.note
-    return TakenEntry(line=entry.line, key=entry.key, value=entry.value, settings=settings, note=note)
+    note = (
+        f"the old spelling of {OLD_SPELLINGS[entry.key]}"
+        if entry.key in OLD_SPELLINGS
+        else row.note
+    )
+    return TakenEntry(
+        line=entry.line, key=entry.key, value=entry.value, settings=settings, note=note
+    )
 
 
 def _settings(row: Taken, text: str) -> Mapping[str, Value]:
@@ -180,7 +228,9 @@ def _taken_manager(entry: Property) -> TakenEntry:
     if settings is None:
         raise Misfit(f"there is no such load manager; there are {', '.join(MANAGERS)}")
     note = "there is one load manager here, with the strategies of all of Pulsar's"
-    return TakenEntry(line=entry.line, key=entry.key, value=entry.value, settings=settings, note=note)
+    return TakenEntry(
+        line=entry.line, key=entry.key, value=entry.value, settings=settings, note=note
+    )
 
 
 def _class_in(value: str) -> str:
@@ -201,4 +251,6 @@ def _is_about_balancing(key: str) -> bool:
 
 
 def _other(entry: Property, why: str) -> OtherEntry:
-    return OtherEntry(line=entry.line, key=entry.key[:LEGIBLE], value=entry.value[:LEGIBLE], why=why)
+    return OtherEntry(
+        line=entry.line, key=entry.key[:LEGIBLE], value=entry.value[:LEGIBLE], why=why
+    )

@@ -1,7 +1,8 @@
 """Define which settings of each policy a search may change, and between which numbers.
 
-A range holds the values that can help on some load. The ranges in `setting_meanings` are wider: they hold all allowed values. These
-settings are left out: switches, limits that protect a cluster, and those of figures that load traces do not have (bytes, sessions).
+A range holds the values that can help on some load. The ranges in `setting_meanings` are wider:
+they hold all allowed values. These settings are left out: switches, limits that protect a cluster,
+and those of figures that load traces do not have (bytes, sessions).
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRange:
-    """The numbers that a search tries, from `least` to `most`. If `log`, it tries 1 to 2 as often as 10 to 20."""
+    """The numbers that a search tries, from `least` to `most`. If `log`, it tries 1 to 2 as often
+    as 10 to 20.
+    """
 
     least: float
     most: float
@@ -64,4 +67,5 @@ SEARCH_RANGES: Final[Mapping[str, Mapping[str, SearchRange]]] = MappingProxyType
         },
     }
 )
-"""The ranges by the name of a shedder and the name of a setting. A test checks that each default is in its range."""
+"""The ranges by the name of a shedder and the name of a setting. A test checks that each default is
+in its range."""

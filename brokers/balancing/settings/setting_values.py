@@ -1,9 +1,10 @@
 """Convert, check and format the values of the balancing settings.
 
-Types and defaults come from the fields in `balancing_settings`, meanings and ranges from `setting_meanings`.
+Types and defaults come from the fields in `balancing_settings`, meanings and ranges from
+`setting_meanings`.
 
-A text is `true` or `false`, a number, a name, or comma-separated namespaces. `none` is no limit, or no namespace. A formatted value reads
-back as the same value.
+A text is `true` or `false`, a number, a name, or comma-separated namespaces. `none` is no limit, or
+no namespace. A formatted value reads back as the same value.
 """
 
 from __future__ import annotations
@@ -15,9 +16,16 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from types import MappingProxyType, NoneType
 from typing import Final, get_args, get_type_hints
 
-from equipoise.brokers.balancing.settings.balancing_settings import PLACEMENTS, SHEDDERS, BalancingSettings
+from equipoise.brokers.balancing.settings.balancing_settings import (
+    PLACEMENTS,
+    SHEDDERS,
+    BalancingSettings,
+)
 from equipoise.brokers.balancing.settings.setting_meanings import MEANINGS, Meaning
-from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS, SPECIFIED_POSITIONS_DIVIDE
+from equipoise.brokers.balancing.splitting.split_points import (
+    ALGORITHMS,
+    SPECIFIED_POSITIONS_DIVIDE,
+)
 from equipoise.brokers.errors import InvalidSetting, UnknownSetting
 from equipoise.channel.core.errors import InvalidName
 from equipoise.channel.core.ranges import check_namespace
@@ -29,14 +37,17 @@ NONE: Final = "none"
 """The text of an absent value: no limit, or no namespaces."""
 
 NAMESPACES_MAX: Final = 128
-"""The most namespaces of one setting. All settings share one document with `DOCUMENT_ENTRIES_MAX` entries."""
+"""The most namespaces of one setting. All settings share one document with `DOCUMENT_ENTRIES_MAX`
+entries."""
 
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "balancing.shedder": tuple(SHEDDERS),
         "balancing.placement": tuple(PLACEMENTS),
         # An automatic split has no operator who names positions.
-        "balancing.split_algorithm": tuple(name for name in ALGORITHMS if name != SPECIFIED_POSITIONS_DIVIDE),
+        "balancing.split_algorithm": tuple(
+            name for name in ALGORITHMS if name != SPECIFIED_POSITIONS_DIVIDE
+        ),
     }
 )
 """The allowed values of settings that are names."""
@@ -46,10 +57,13 @@ LEGIBLE: Final = 200
 
 _TRUTHS: Final = {"true": True, "false": False}
 _NEAR: Final = 0.6
-_NAME_CHARACTERS_MAX: Final = 100  # Longer names are not compared: the time grows with both lengths.
+# Longer names are not compared: the time grows with both lengths.
+_NAME_CHARACTERS_MAX: Final = 100
 
 _match_integer: Final = re.compile(r"[+-]?[0-9]{1,19}").fullmatch
-_match_decimal: Final = re.compile(r"[+-]?([0-9]{1,19}\.?[0-9]{0,19}|\.[0-9]{1,19})([eE][+-]?[0-9]{1,3})?").fullmatch
+_match_decimal: Final = re.compile(
+    r"[+-]?([0-9]{1,19}\.?[0-9]{0,19}|\.[0-9]{1,19})([eE][+-]?[0-9]{1,3})?"
+).fullmatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +89,9 @@ class Setting:
         return f"{allowed}, or {NONE}" if self.optional else allowed
 
     def read(self, given: Value) -> Value:
-        """Return `given`, parsed if it is a text, as a value of this setting. Raises `InvalidSetting`."""
+        """Return `given`, parsed if it is a text, as a value of this setting. Raises
+        `InvalidSetting`.
+        """
         if given is None or given == NONE:
             if not self.optional and self.kind is not frozenset:
                 raise self._wrong(given)
@@ -105,12 +121,20 @@ def format_value(value: Value) -> str:
         return NONE
     if isinstance(value, bool):
         return str(value).lower()
-    return ",".join(sorted(value)) if isinstance(value, frozenset) else str(value).removesuffix(".0")
+    return (
+        ",".join(sorted(value)) if isinstance(value, frozenset) else str(value).removesuffix(".0")
+    )
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = _NEAR) -> str | None:
-    """Return the known name that is most similar, if one is similar enough. `cutoff` is a similarity from 0 to 1."""
-    found = difflib.get_close_matches(name, known, n=1, cutoff=cutoff) if len(name) <= _NAME_CHARACTERS_MAX else ()
+    """Return the known name that is most similar, if one is similar enough. `cutoff` is a
+    similarity from 0 to 1.
+    """
+    found = (
+        difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+        if len(name) <= _NAME_CHARACTERS_MAX
+        else ()
+    )
     return next(iter(found), None)
 
 
@@ -122,7 +146,9 @@ def setting_named(name: str) -> Setting:
 
 
 def value_of(name: str, given: Value) -> Value:
-    """Return `given`, parsed if it is a text, as a value of the setting `name`. Raises `UnknownSetting`, `InvalidSetting`."""
+    """Return `given`, parsed if it is a text, as a value of the setting `name`. Raises
+    `UnknownSetting`, `InvalidSetting`.
+    """
     return value_in(with_value(_DEFAULTS, name, given), name)
 
 
@@ -148,7 +174,13 @@ def with_values(settings: BalancingSettings, given: Mapping[str, Value]) -> Bala
 
 
 def _boolean(given: Value) -> bool | None:
-    return given if isinstance(given, bool) else _TRUTHS.get(given.lower()) if isinstance(given, str) else None
+    return (
+        given
+        if isinstance(given, bool)
+        else _TRUTHS.get(given.lower())
+        if isinstance(given, str)
+        else None
+    )
 
 
 def _integer(given: Value) -> int | None:
@@ -163,7 +195,11 @@ def _decimal(given: Value) -> float | None:
     if isinstance(given, float):
         return given
     # A larger integer is in no range, and may not fit a float.
-    return float(given) if isinstance(given, int) and not isinstance(given, bool) and abs(given) <= INTEGER_MAX else None
+    return (
+        float(given)
+        if isinstance(given, int) and not isinstance(given, bool) and abs(given) <= INTEGER_MAX
+        else None
+    )
 
 
 def _text(given: Value) -> str | None:
@@ -171,14 +207,22 @@ def _text(given: Value) -> str | None:
 
 
 def _namespaces(given: Value) -> frozenset[str] | None:
-    names = given.split(",") if isinstance(given, str) else given if isinstance(given, frozenset) else ("",)
+    names = (
+        given.split(",")
+        if isinstance(given, str)
+        else given
+        if isinstance(given, frozenset)
+        else ("",)
+    )
     try:
         return frozenset(check_namespace(name.strip()) for name in names)
     except InvalidName:
         return None
 
 
-_READERS: Final = MappingProxyType({bool: _boolean, int: _integer, float: _decimal, str: _text, frozenset: _namespaces})
+_READERS: Final = MappingProxyType(
+    {bool: _boolean, int: _integer, float: _decimal, str: _text, frozenset: _namespaces}
+)
 
 _DEFAULTS: Final = BalancingSettings()
 
@@ -193,7 +237,11 @@ def _settings() -> Iterator[Setting]:
             if is_dataclass(default):
                 continue
             name = f"{group.name}.{field.name}"
-            kinds = [kind for kind in get_args(hints[field.name]) or (hints[field.name],) if kind is not NoneType]
+            kinds = [
+                kind
+                for kind in get_args(hints[field.name]) or (hints[field.name],)
+                if kind is not NoneType
+            ]
             kind = frozenset if isinstance(default, frozenset) else kinds[0]
             yield Setting(
                 name=name,
@@ -204,5 +252,7 @@ def _settings() -> Iterator[Setting]:
             )
 
 
-SETTINGS: Final[Mapping[str, Setting]] = MappingProxyType({setting.name: setting for setting in _settings()})
+SETTINGS: Final[Mapping[str, Setting]] = MappingProxyType(
+    {setting.name: setting for setting in _settings()}
+)
 """Every setting by its name GROUP.FIELD."""

@@ -1,7 +1,7 @@
 """Read, check and change the settings of balancing that the channel holds.
 
-One `policy` record with the key `KEY` holds all of them. Its document has one entry GROUP.FIELD per setting that was set. `changed_by` is
-who requested the last change. The format:
+One `policy` record with the key `KEY` holds all of them. Its document has one entry GROUP.FIELD per
+setting that was set. `changed_by` is who requested the last change. The format:
 
 * A number with a fraction is a text, because the channel has no fractions.
 * An absent value is the text `none`.
@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
-from equipoise.brokers.balancing.settings.setting_values import LEGIBLE, SETTINGS, Value, format_value, setting_named, value_of, with_value
+from equipoise.brokers.balancing.settings.setting_values import (
+    LEGIBLE,
+    SETTINGS,
+    Value,
+    format_value,
+    setting_named,
+    value_of,
+    with_value,
+)
 from equipoise.brokers.errors import InvalidSetting, UnknownSetting
 from equipoise.channel.core.entries import PolicyChanged
 from equipoise.channel.core.reader import Folded
@@ -28,7 +36,8 @@ KEY: Final = "balancing/settings"
 CHANGED_BY: Final = "changed_by"
 
 Changes = Mapping[str, Scalar | None]
-"""New values by setting, as text for `brokers.balancing.settings.setting_values`; None removes a setting."""
+"""New values by setting, as text for `brokers.balancing.settings.setting_values`; None removes a
+setting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +57,11 @@ class Changed:
     def _shown(self, text: str | None) -> str:
         if text is not None:
             return text
-        return f"{format_value(SETTINGS[self.setting].default)} (default)" if self.setting in SETTINGS else "not set"
+        return (
+            f"{format_value(SETTINGS[self.setting].default)} (default)"
+            if self.setting in SETTINGS
+            else "not set"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +80,9 @@ class SettingsChange:
 
 
 def settings_in(view: View, base: BalancingSettings) -> BalancingSettings:
-    """Return the settings in force: the channel's, and `base` for all that is unset or unreadable."""
+    """Return the settings in force: the channel's, and `base` for all that is unset or
+    unreadable.
+    """
     return _read(document_of(view), base)[0]
 
 
@@ -83,12 +98,16 @@ def document_of(view: View) -> Document:
 
 
 def settings_of(document: Document) -> dict[str, Scalar]:
-    """Return the settings in a document by name, readable or not. Numbered items are joined into one text."""
+    """Return the settings in a document by name, readable or not. Numbered items are joined into
+    one text.
+    """
     settings: dict[str, Scalar] = {}
     for entry in sorted(document.keys() - {CHANGED_BY}):
         name = _setting_of(entry)
         item = document[entry]
-        settings[name] = item if name == entry else f"{settings[name]},{item}" if name in settings else str(item)
+        settings[name] = (
+            item if name == entry else f"{settings[name]},{item}" if name in settings else str(item)
+        )
     return settings
 
 
@@ -98,8 +117,16 @@ def changed(document: Document, changes: Changes, by: str | None) -> Document:
     Unreadable settings stay in the document unless they are changed or removed.
     """
     if by is not None and len(by) > TEXT_CHARACTERS_MAX:
-        raise InvalidSetting(setting=CHANGED_BY, value=by[:LEGIBLE], expected=f"at most {TEXT_CHARACTERS_MAX} characters")
-    entries = {entry: scalar for entry, scalar in document.items() if entry != CHANGED_BY and _setting_of(entry) not in changes}
+        raise InvalidSetting(
+            setting=CHANGED_BY,
+            value=by[:LEGIBLE],
+            expected=f"at most {TEXT_CHARACTERS_MAX} characters",
+        )
+    entries = {
+        entry: scalar
+        for entry, scalar in document.items()
+        if entry != CHANGED_BY and _setting_of(entry) not in changes
+    }
     was = settings_of(document)
     for name in sorted(changes):
         given = changes[name]
@@ -111,7 +138,9 @@ def changed(document: Document, changes: Changes, by: str | None) -> Document:
 
 
 def check_changes(view: View, changes: Changes) -> None:
-    """Raise `UnknownSetting` or `InvalidSetting` if the changes cannot be made to what the channel holds."""
+    """Raise `UnknownSetting` or `InvalidSetting` if the changes cannot be made to what the channel
+    holds.
+    """
     changed(document_of(view), changes, None)
 
 
@@ -129,9 +158,15 @@ def change_in(folded: Folded) -> SettingsChange | None:
     """Return what a record changed; None if it was rejected, or concerns something else."""
     for change in folded.verdict.changes:
         if isinstance(change, PolicyChanged) and change.name == KEY:
-            before, after = ({} if entry is None else entry.document for entry in (change.before, change.after))
+            before, after = (
+                {} if entry is None else entry.document for entry in (change.before, change.after)
+            )
             requester = None if isinstance(folded.record, Unreadable) else folded.record.requester
-            return SettingsChange(offset=folded.offset, by=changed_by(after) or requester, made=differences(before, after))
+            return SettingsChange(
+                offset=folded.offset,
+                by=changed_by(after) or requester,
+                made=differences(before, after),
+            )
     return None
 
 
@@ -149,14 +184,20 @@ def _read(document: Document, base: BalancingSettings) -> tuple[BalancingSetting
         except UnknownSetting as error:
             problems.append(str(error))
         except InvalidSetting as error:
-            problems.append(f"{error.setting} is {error.value!r} on the channel, and must be {error.expected}")
+            problems.append(
+                f"{error.setting} is {error.value!r} on the channel, and must be {error.expected}"
+            )
     return settings, tuple(problems)
 
 
 def _setting_of(entry: str) -> str:
     """Return the setting of a document's entry, which may be one of its numbered items."""
     name, _, number = entry.rpartition(".")
-    return name if number.isdecimal() and name in SETTINGS and SETTINGS[name].kind is frozenset else entry
+    return (
+        name
+        if number.isdecimal() and name in SETTINGS and SETTINGS[name].kind is frozenset
+        else entry
+    )
 
 
 def _entries(name: str, value: Value) -> dict[str, Scalar]:

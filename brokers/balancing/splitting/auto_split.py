@@ -1,9 +1,11 @@
-"""Plan which overloaded bundles to split, in one round of one broker (Pulsar's `DefaultNamespaceBundleSplitStrategyImpl`).
+"""Plan which overloaded bundles to split, in one round of one broker (Pulsar's
+`DefaultNamespaceBundleSplitStrategyImpl`).
 
-A broker splits only bundles that it owns. `split_points` decides where to cut, and the fold keeps splits safe.
+A broker splits only bundles that it owns. `split_points` decides where to cut, and the fold keeps
+splits safe.
 
-A bundle is split once it has exceeded a limit in more rounds in a row than the threshold, so a burst splits nothing. A plan returns these
-counts as `hits`, and the next round takes them.
+A bundle is split once it has exceeded a limit in more rounds in a row than the threshold, so a
+burst splits nothing. A plan returns these counts as `hits`, and the next round takes them.
 """
 
 from __future__ import annotations
@@ -13,7 +15,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits, Excess, Measure, fault_of_bundle
+from equipoise.brokers.balancing.splitting.bundle_limits import (
+    BundleLimits,
+    Excess,
+    Measure,
+    fault_of_bundle,
+)
 from equipoise.brokers.errors import counted
 from equipoise.channel.core.errors import EquipoiseError, InvalidName
 from equipoise.channel.core.ranges import BundleName, check_cuts, parse_bundle
@@ -47,9 +54,11 @@ class SplitSettings:
 class SplitSnapshot:
     """The input of a round. `bundles` are all that `broker` has open, in the order of its report.
 
-    * `not_owned`: the ones among them that belong to others. `splitting`: bundles of any broker that are being split.
+    * `not_owned`: the ones among them that belong to others. `splitting`: bundles of any broker
+      that are being split.
     * `bundle_counts`: the number of bundles of each namespace; missing if unknown.
-    * `find_cuts`: None if the service chooses the cuts during the split; then the plan counts one cut.
+    * `find_cuts`: None if the service chooses the cuts during the split; then the plan counts one
+      cut.
     """
 
     broker: str
@@ -75,10 +84,12 @@ class SplitDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitPlan:
-    """The result of a round: the splits in order of decision, and for all other bundles why they stay, by name.
+    """The result of a round: the splits in order of decision, and for all other bundles why they
+    stay, by name.
 
     * `failures`: bundles that should be split and cannot be, or have impossible figures, by name.
-    * `counted`: the same by Pulsar's result and reason. The broker that makes the splits counts these.
+    * `counted`: the same by Pulsar's result and reason. The broker that makes the splits counts
+      these.
     * `hits`: the input of the next round.
     """
 
@@ -89,11 +100,14 @@ class SplitPlan:
     hits: Mapping[str, int]
 
 
-def plan_splits(snapshot: SplitSnapshot, settings: SplitSettings, hits: Mapping[str, int]) -> SplitPlan:
+def plan_splits(
+    snapshot: SplitSnapshot, settings: SplitSettings, hits: Mapping[str, int]
+) -> SplitPlan:
     """Return the plan of one round. `hits` come from the previous plan, empty at first.
 
-    Due bundles that exceed a limit most come first, ties by name. With `pulsar_exact` the round follows the order of the report and ends at
-    `splits_max`, without counting the hits of the others.
+    Due bundles that exceed a limit most come first, ties by name. With `pulsar_exact` the round
+    follows the order of the report and ends at `splits_max`, without counting the hits of the
+    others.
     """
     planning = _Planning(snapshot, settings, hits)
     if settings.pulsar_exact:
@@ -104,8 +118,14 @@ def plan_splits(snapshot: SplitSnapshot, settings: SplitSettings, hits: Mapping[
             if len(planning.splits) == settings.splits_max:
                 break
     else:
-        found = (planning.look_at(bundle) for bundle in sorted(snapshot.bundles, key=lambda bundle: bundle.bundle))
-        for due in sorted((due for due in found if due is not None), key=lambda due: (-due.fullest, due.bundle.bundle)):
+        found = (
+            planning.look_at(bundle)
+            for bundle in sorted(snapshot.bundles, key=lambda bundle: bundle.bundle)
+        )
+        for due in sorted(
+            (due for due in found if due is not None),
+            key=lambda due: (-due.fullest, due.bundle.bundle),
+        ):
             planning.decide(due)
     return planning.plan()
 
@@ -118,7 +138,9 @@ class _No(NamedTuple):
 
 
 class _Due(NamedTuple):
-    """A bundle that has exceeded a limit for long enough. `fullest` is the fraction of the limit that it exceeds most."""
+    """A bundle that has exceeded a limit for long enough. `fullest` is the fraction of the limit
+    that it exceeds most.
+    """
 
     bundle: BundleTraffic
     place: BundleName
@@ -129,13 +151,19 @@ class _Due(NamedTuple):
 class _Planning:
     """One round in progress: `look_at` each bundle, then `decide` on those that are due."""
 
-    def __init__(self, snapshot: SplitSnapshot, settings: SplitSettings, hits: Mapping[str, int]) -> None:
+    def __init__(
+        self, snapshot: SplitSnapshot, settings: SplitSettings, hits: Mapping[str, int]
+    ) -> None:
         self._snapshot = snapshot
         self._settings = settings
         self._hits_before = hits
         # Pulsar keeps the hits of a bundle that it skips. Here a skipped bundle starts again at 0.
         kept = settings.pulsar_exact
-        self._hits = {bundle.bundle: hits[bundle.bundle] for bundle in snapshot.bundles if kept and bundle.bundle in hits}
+        self._hits = {
+            bundle.bundle: hits[bundle.bundle]
+            for bundle in snapshot.bundles
+            if kept and bundle.bundle in hits
+        }
         self._noes: dict[str, _No] = {}
         self._failures = 0
         self._added: Counter[str] = Counter()
@@ -146,7 +174,11 @@ class _Planning:
         """Return the plan of this round."""
         unseen = _No(f"this round has {counted(len(self.splits), 'split')} already")
         decided = {split.bundle for split in self.splits}
-        noes = {bundle.bundle: self._noes.get(bundle.bundle, unseen) for bundle in self._snapshot.bundles if bundle.bundle not in decided}
+        noes = {
+            bundle.bundle: self._noes.get(bundle.bundle, unseen)
+            for bundle in self._snapshot.bundles
+            if bundle.bundle not in decided
+        }
         return SplitPlan(
             splits=tuple(self.splits),
             stays=tuple(Stay(subject=name, reason=no.reason) for name, no in sorted(noes.items())),
@@ -170,7 +202,13 @@ class _Planning:
             return None
         self._hits[name] = hits = self._hits_before.get(name, 0) + 1
         if hits <= settings.hits_threshold:
-            self._refuse(name, _No(f"it has been over a limit for {hits} of {settings.hits_threshold + 1} rounds: {measure}"))
+            self._refuse(
+                name,
+                _No(
+                    f"it has been over a limit for {hits} of {settings.hits_threshold + 1} rounds:"
+                    f" {measure}"
+                ),
+            )
             return None
         return _Due(bundle, place, measure, settings.limits.fullest(bundle).share)
 
@@ -187,7 +225,10 @@ class _Planning:
                 bundle=name,
                 cuts=cuts or None,
                 excess=due.measure.excess,
-                reason=f"it has been over a limit for {counted(self._hits.pop(name), 'round')}: {due.measure}",
+                reason=(
+                    f"it has been over a limit for {counted(self._hits.pop(name), 'round')}:"
+                    f" {due.measure}"
+                ),
             )
         )
         self._added[namespace] += max(len(cuts), 1)
@@ -212,20 +253,31 @@ class _Planning:
         return None if fault is None else _No(f"{fault}, which is not plausible", is_failure=True)
 
     def _why_not_now(self, due: _Due) -> _No | None:
-        """Return what prevents a split now: the bundle count, an overlapping split, or the limit per round."""
+        """Return what prevents a split now: the bundle count, an overlapping split, or the limit
+        per round.
+        """
         settings, namespace = self._settings, due.place.namespace
         count = self._snapshot.bundle_counts.get(namespace)
         if count is None:
             return _No(f"the number of bundles of {namespace} is unknown", is_failure=True)
         if count + self._added[namespace] >= settings.bundles_max:
-            return _No(f"{namespace} has {count + self._added[namespace]} bundles, and may have at most {settings.bundles_max}")
+            return _No(
+                f"{namespace} has {count + self._added[namespace]} bundles, and may have at most"
+                f" {settings.bundles_max}"
+            )
         overlaps = _overlaps_like_pulsar if settings.pulsar_exact else _overlaps
-        under_way = (*self._splitting, *(() if settings.pulsar_exact else (split.bundle for split in self.splits)))
+        under_way = (
+            *self._splitting,
+            *(() if settings.pulsar_exact else (split.bundle for split in self.splits)),
+        )
         rival = next((name for name in under_way if overlaps(due.bundle.bundle, name)), None)
         if rival is not None:
             return _No(f"{rival}, which it overlaps, is being split")
         if len(self.splits) == settings.splits_max:
-            return _No(f"this round has {counted(settings.splits_max, 'split')} of more loaded bundles already")
+            return _No(
+                f"this round has {counted(settings.splits_max, 'split')} of more loaded bundles"
+                " already"
+            )
         return None
 
     def _cuts(self, due: _Due) -> tuple[int, ...] | _No:
@@ -245,7 +297,10 @@ class _Planning:
         namespace = place.namespace
         count = self._snapshot.bundle_counts[namespace] + self._added[namespace] + len(cuts)
         if count > self._settings.bundles_max:
-            return _No(f"{namespace} would have {count} bundles, and may have at most {self._settings.bundles_max}")
+            return _No(
+                f"{namespace} would have {count} bundles, and may have at most"
+                f" {self._settings.bundles_max}"
+            )
         return cuts
 
 
@@ -255,7 +310,11 @@ def _place(name: str) -> BundleName | _No:
         place = parse_bundle(name)
     except InvalidName as error:
         return _No(str(error), is_failure=True)
-    return place if place.high - place.low > 1 else _No("its range is too narrow to be cut", is_failure=True)
+    return (
+        place
+        if place.high - place.low > 1
+        else _No("its range is too narrow to be cut", is_failure=True)
+    )
 
 
 def _overlaps(bundle: str, splitting: str) -> bool:
@@ -265,7 +324,9 @@ def _overlaps(bundle: str, splitting: str) -> bool:
 
 
 def _overlaps_like_pulsar(bundle: str, splitting: str) -> bool:
-    """Return whether the ranges start or end with the same text, even in namespaces whose name only starts with the bundle's."""
+    """Return whether the ranges start or end with the same text, even in namespaces whose name only
+    starts with the bundle's.
+    """
     namespace, _, range_ = bundle.rpartition("/")
     low, _, high = range_.partition("_")
     other = splitting.rpartition("/")[2]

@@ -1,4 +1,6 @@
-"""Define the limits of a bundle: above one it is split, and far below all of them two neighbours are merged."""
+"""Define the limits of a bundle: above one it is split, and far below all of them two neighbours
+are merged.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ class Excess(StrEnum):
     BYTES = "Bandwidth"
 
 
-_UNITS: Final = {Excess.TOPICS: "topics", Excess.SESSIONS: "sessions", Excess.MESSAGES: "messages/s", Excess.BYTES: "bytes/s"}
+_UNITS: Final = {
+    Excess.TOPICS: "topics",
+    Excess.SESSIONS: "sessions",
+    Excess.MESSAGES: "messages/s",
+    Excess.BYTES: "bytes/s",
+}
 
 
 class Measure(NamedTuple):
@@ -50,7 +57,8 @@ class Measure(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleLimits:
-    """The limits of a bundle, both ways together: Pulsar's `loadBalancerNamespaceBundleMax...` settings with their defaults.
+    """The limits of a bundle, both ways together: Pulsar's `loadBalancerNamespaceBundleMax...`
+    settings with their defaults.
 
     Sessions are consumers and producers; None: no limit. Every limit is above 0.
     """
@@ -64,20 +72,36 @@ class BundleLimits:
         """Yield each limited load of the bundles together, in Pulsar's order."""
         yield Measure(Excess.TOPICS, sum(bundle.topics for bundle in bundles), self.topics_max)
         if self.sessions_max is not None:
-            yield Measure(Excess.SESSIONS, sum(bundle.consumers + bundle.producers for bundle in bundles), self.sessions_max)
-        yield Measure(Excess.MESSAGES, sum(bundle.traffic.messages_per_second for bundle in bundles), self.messages_per_second_max)
-        yield Measure(Excess.BYTES, sum(bundle.traffic.bytes_per_second for bundle in bundles), self.bytes_per_second_max)
+            yield Measure(
+                Excess.SESSIONS,
+                sum(bundle.consumers + bundle.producers for bundle in bundles),
+                self.sessions_max,
+            )
+        yield Measure(
+            Excess.MESSAGES,
+            sum(bundle.traffic.messages_per_second for bundle in bundles),
+            self.messages_per_second_max,
+        )
+        yield Measure(
+            Excess.BYTES,
+            sum(bundle.traffic.bytes_per_second for bundle in bundles),
+            self.bytes_per_second_max,
+        )
 
     def exceeded(self, bundle: BundleTraffic) -> Measure | None:
         """Return the first limit that a bundle exceeds; None if it exceeds none."""
         return next((measure for measure in self.measures(bundle) if measure.is_exceeded), None)
 
     def fullest(self, *bundles: BundleTraffic) -> Measure:
-        """Return the measure with the largest used fraction, of the bundles together; of equals the first."""
+        """Return the measure with the largest used fraction, of the bundles together; of equals the
+        first.
+        """
         return max(self.measures(*bundles), key=lambda measure: measure.share)
 
 
 def fault_of_bundle(bundle: BundleTraffic) -> str | None:
-    """Return a message about the first impossible figure (not a number, negative, or absurd); None if there is none."""
+    """Return a message about the first impossible figure (not a number, negative, or absurd); None
+    if there is none.
+    """
     fault = fault_among(bundle.traffic, RATES) or fault_among(bundle, _COUNTS)
     return None if fault is None else f"it has {fault}"

@@ -1,7 +1,7 @@
 """Compute where a split cuts a bundle, by algorithms with Apache Pulsar's names.
 
-Each result satisfies `channel.core.ranges.check_cuts`. Pulsar may return a point that cannot be cut, and refuses the split later;
-`SplitQuestion.pulsar_exact` does the same.
+Each result satisfies `channel.core.ranges.check_cuts`. Pulsar may return a point that cannot be
+cut, and refuses the split later; `SplitQuestion.pulsar_exact` does the same.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class SplitQuestion:
     * `topics`: the known topics or keys. Those outside the bundle are ignored.
     * `positions`: the points at which an operator wants cuts.
     * `force`: cut at `positions` even if fewer than two topics are known.
-    * `limits`: what one part may carry. Load divides the bundle only if the whole exceeds a limit by `margin`.
+    * `limits`: what one part may carry. Load divides the bundle only if the whole exceeds a limit
+      by `margin`.
     """
 
     low: int
@@ -63,11 +64,16 @@ class SplitQuestion:
 
     @property
     def inside(self) -> list[TopicLoad]:
-        """The topics in the bundle. A topic at the end of the hash space moves down by one point: no cut separates these two."""
+        """The topics in the bundle. A topic at the end of the hash space moves down by one point:
+        no cut separates these two.
+        """
         if self.pulsar_exact:
             return list(self.topics)
         here = (topic for topic in self.topics if bundle_contains(self.low, self.high, topic.point))
-        return [topic if topic.point < self.high else replace(topic, point=self.high - 1) for topic in here]
+        return [
+            topic if topic.point < self.high else replace(topic, point=self.high - 1)
+            for topic in here
+        ]
 
 
 SplitAlgorithm = Callable[[SplitQuestion], tuple[int, ...]]
@@ -90,8 +96,9 @@ def _range_equally_divide(question: SplitQuestion) -> tuple[int, ...]:
 def _topic_count_equally_divide(question: SplitQuestion) -> tuple[int, ...]:
     """Return the middle between the two middle topics, rounded down.
 
-    If both have the same point, use the nearest two topics that do not; of two equally near pairs the lower. If their points are adjacent,
-    the cut is the right one. In both cases Pulsar returns the left point, which separates other topics, or none.
+    If both have the same point, use the nearest two topics that do not; of two equally near pairs
+    the lower. If their points are adjacent, the cut is the right one. In both cases Pulsar returns
+    the left point, which separates other topics, or none.
     """
     points = sorted(topic.point for topic in question.inside)
     half = len(points) // 2
@@ -109,40 +116,57 @@ def _topic_count_equally_divide(question: SplitQuestion) -> tuple[int, ...]:
 def _specified_positions_divide(question: SplitQuestion) -> tuple[int, ...]:
     """Return the positions, which must be cuts of this range.
 
-    A bundle with fewer than two topics is not cut unless forced, because a cut relieves no broker. Pulsar sorts the positions, and silently
-    drops those outside.
+    A bundle with fewer than two topics is not cut unless forced, because a cut relieves no broker.
+    Pulsar sorts the positions, and silently drops those outside.
     """
     if not question.positions:
         raise invalid_boundaries(
             subject=f"the range 0x{question.low:08x}_0x{question.high:08x}",
-            problem=f"{SPECIFIED_POSITIONS_DIVIDE} cuts at the positions that it is given, and was given none",
+            problem=(
+                f"{SPECIFIED_POSITIONS_DIVIDE} cuts at the positions that it is given, and was"
+                " given none"
+            ),
         )
     if not question.pulsar_exact:
         check_cuts(question.low, question.high, question.positions)
     if len(question.inside) <= 1 and not question.force:
         return ()
-    return tuple(sorted(position for position in question.positions if question.low < position < question.high))
+    return tuple(
+        sorted(
+            position for position in question.positions if question.low < position < question.high
+        )
+    )
 
 
 def _flow_or_qps_equally_divide(question: SplitQuestion) -> tuple[int, ...]:
     """Cut before each topic, in order of points, with which a part would exceed a limit.
 
-    The cut is one above the middle between the two topics. Nothing is cut unless the whole bundle exceeds a limit by `margin`. There are at
-    most `CUTS_MAX` cuts; the last part takes the rest, and can be split again.
+    The cut is one above the middle between the two topics. Nothing is cut unless the whole bundle
+    exceeds a limit by `margin`. There are at most `CUTS_MAX` cuts; the last part takes the rest,
+    and can be split again.
     """
     limits = question.limits
-    busy = [topic for topic in question.inside if topic.messages_per_second > 0 or topic.bytes_per_second > 0]
+    busy = [
+        topic
+        for topic in question.inside
+        if topic.messages_per_second > 0 or topic.bytes_per_second > 0
+    ]
     messages_all = math.fsum(topic.messages_per_second for topic in busy)
     bytes_all = math.fsum(topic.bytes_per_second for topic in busy)
     factor = 1 + question.margin
-    if messages_all < limits.messages_per_second_max * factor and bytes_all < limits.bytes_per_second_max * factor:
+    if (
+        messages_all < limits.messages_per_second_max * factor
+        and bytes_all < limits.bytes_per_second_max * factor
+    ):
         return ()
     piles = _counted_like_pulsar(busy) if question.pulsar_exact else _piles(busy)
     cuts: list[int] = []
     messages = bytes_ = 0.0
     for place, pile in enumerate(piles):
         messages, bytes_ = messages + pile.messages, bytes_ + pile.bytes
-        if place > 0 and (messages > limits.messages_per_second_max or bytes_ > limits.bytes_per_second_max):
+        if place > 0 and (
+            messages > limits.messages_per_second_max or bytes_ > limits.bytes_per_second_max
+        ):
             before = piles[place - 1].point
             cuts.append(before + (pile.point - before) // 2 + 1)
             messages, bytes_ = pile.messages, pile.bytes
@@ -154,17 +178,26 @@ def _piles(topics: Iterable[TopicLoad]) -> list[_Pile]:
     for topic in topics:
         by_point[topic.point].append(topic)
     return [
-        _Pile(point, math.fsum(each.messages_per_second for each in there), math.fsum(each.bytes_per_second for each in there))
+        _Pile(
+            point,
+            math.fsum(each.messages_per_second for each in there),
+            math.fsum(each.bytes_per_second for each in there),
+        )
         for point, there in sorted(by_point.items())
     ]
 
 
 def _counted_like_pulsar(topics: Sequence[TopicLoad]) -> list[_Pile]:
-    """Return one pile per topic, in rising order. All topics at one point get the load of the last of them, as in Pulsar."""
+    """Return one pile per topic, in rising order. All topics at one point get the load of the last
+    of them, as in Pulsar.
+    """
     last = {topic.point: topic for topic in topics}
     if len(last) <= 1:
         return []
-    return [_Pile(point, last[point].messages_per_second, last[point].bytes_per_second) for point in sorted(each.point for each in topics)]
+    return [
+        _Pile(point, last[point].messages_per_second, last[point].bytes_per_second)
+        for point in sorted(each.point for each in topics)
+    ]
 
 
 ALGORITHMS: Final[Mapping[str, SplitAlgorithm]] = MappingProxyType(
@@ -180,10 +213,12 @@ ALGORITHMS: Final[Mapping[str, SplitAlgorithm]] = MappingProxyType(
 def split_points(algorithm: str, question: SplitQuestion) -> tuple[int, ...]:
     """Return the points at which to cut a bundle; empty if it cannot or need not be cut.
 
-    Raises `CallerError` for an unknown algorithm, also if positions are needed and missing, are not strictly rising, or
-    are not strictly inside.
+    Raises `CallerError` for an unknown algorithm, also if positions are needed and missing, are not
+    strictly rising, or are not strictly inside.
     """
     divide = ALGORITHMS.get(algorithm)
     if divide is None:
-        raise CallerError(f"there is no split algorithm {algorithm!r}; choose one of {', '.join(ALGORITHMS)}")
+        raise CallerError(
+            f"there is no split algorithm {algorithm!r}; choose one of {', '.join(ALGORITHMS)}"
+        )
     return divide(question)

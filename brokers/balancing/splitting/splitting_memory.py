@@ -1,6 +1,8 @@
-"""Prepare the input of split and merge rounds, remember their state between rounds, and turn their results into decisions.
+"""Prepare the input of split and merge rounds, remember their state between rounds, and turn their
+results into decisions.
 
-`auto_split` and `auto_merge` decide what is split and merged. `brokers.server.splitting` runs the rounds.
+`auto_split` and `auto_merge` decide what is split and merged. `brokers.server.splitting` runs the
+rounds.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ MERGE_RULE: Final = "AutoMerge"
 class Standing:
     """The state of the bundles of `broker` on the channel: a copy that any thread may use.
 
-    * `lasts`: bundles that it owns and that are not in transition, each with the offset of its last change.
-    * `problems`: why the others can be neither split nor merged. `splitting`: the ones among them that are being split.
+    * `lasts`: bundles that it owns and that are not in transition, each with the offset of its last
+      change.
+    * `problems`: why the others can be neither split nor merged. `splitting`: the ones among them
+      that are being split.
     * `bundle_counts`: the number of bundles of each namespace.
     * `brokers`: the number of live brokers.
     """
@@ -40,8 +44,11 @@ class Standing:
     bundle_counts: Mapping[str, int]
 
 
-def standing_of(view: View, incarnation: int, bundles: Iterable[str], *, frozen: Mapping[str, str] | None = None) -> Standing:
-    """Return the state of `bundles` for the live broker of `incarnation`. It looks at no other bundles.
+def standing_of(
+    view: View, incarnation: int, bundles: Iterable[str], *, frozen: Mapping[str, str] | None = None
+) -> Standing:
+    """Return the state of `bundles` for the live broker of `incarnation`. It looks at no other
+    bundles.
 
     `frozen` are namespaces whose bundles must be neither split nor merged, and why.
     """
@@ -85,10 +92,12 @@ class _Rest(NamedTuple):
 
 
 class SplittingMemory:
-    """The memory of one broker's rounds. Times are milliseconds of a clock that does not jump, except `at_ms` (Unix time).
+    """The memory of one broker's rounds. Times are milliseconds of a clock that does not jump,
+    except `at_ms` (Unix time).
 
-    A bundle is left alone for `rest_ms` after it arrived, or after a split or a merge of it, successful or not. A round gives a decision
-    only if it did something, failed, or left other due bundles than the round before; otherwise every quiet round would be recorded.
+    A bundle is left alone for `rest_ms` after it arrived, or after a split or a merge of it,
+    successful or not. A round gives a decision only if it did something, failed, or left other due
+    bundles than the round before; otherwise every quiet round would be recorded.
     """
 
     def __init__(self) -> None:
@@ -110,7 +119,9 @@ class SplittingMemory:
 
     # --- what a round looks at ---
 
-    def split_snapshot(self, standing: Standing, bundles: Sequence[BundleTraffic], *, now_ms: int, rest_ms: int) -> SplitSnapshot:
+    def split_snapshot(
+        self, standing: Standing, bundles: Sequence[BundleTraffic], *, now_ms: int, rest_ms: int
+    ) -> SplitSnapshot:
         """Return the input of a round of splits, without bundles whose split failed lately."""
         failed = self._failed_lately(now_ms, rest_ms)
         return SplitSnapshot(
@@ -121,14 +132,20 @@ class SplittingMemory:
             splitting=standing.splitting,
         )
 
-    def merge_snapshot(self, standing: Standing, bundles: Sequence[BundleTraffic], *, now_ms: int, rest_ms: int) -> MergeSnapshot:
-        """Return the input of a round of merges. A bundle that is seen for the first time counts as just arrived."""
+    def merge_snapshot(
+        self, standing: Standing, bundles: Sequence[BundleTraffic], *, now_ms: int, rest_ms: int
+    ) -> MergeSnapshot:
+        """Return the input of a round of merges. A bundle that is seen for the first time counts as
+        just arrived.
+        """
         before, rests = self._rests, {}
         pending = dict(standing.problems)
         failed = self._failed_lately(now_ms, rest_ms)
         for name, last in standing.lasts.items():
             rest = before.get(name)
-            rests[name] = rest = rest if rest is not None and rest.last == last else _Rest(last, now_ms)
+            rests[name] = rest = (
+                rest if rest is not None and rest.last == last else _Rest(last, now_ms)
+            )
             if now_ms - rest.since_ms < rest_ms:
                 pending[name] = "it arrived, or was split or merged, a short while ago"
             elif name in failed:
@@ -143,15 +160,28 @@ class SplittingMemory:
         )
 
     def _failed_lately(self, now_ms: int, rest_ms: int) -> Mapping[str, int]:
-        self._failed_ms = {name: failed_ms for name, failed_ms in self._failed_ms.items() if now_ms - failed_ms < rest_ms}
+        self._failed_ms = {
+            name: failed_ms
+            for name, failed_ms in self._failed_ms.items()
+            if now_ms - failed_ms < rest_ms
+        }
         return self._failed_ms
 
     # --- what came of it ---
 
     def splits_ended(
-        self, plan: SplitPlan, problems: Mapping[str, str], *, broker: str, hits_threshold: int, now_ms: int, at_ms: int
+        self,
+        plan: SplitPlan,
+        problems: Mapping[str, str],
+        *,
+        broker: str,
+        hits_threshold: int,
+        now_ms: int,
+        at_ms: int,
     ) -> Decision | None:
-        """Finish a round. Return the decision to record, or None. `problems`: the splits that were not made, and why."""
+        """Finish a round. Return the decision to record, or None. `problems`: the splits that were
+        not made, and why.
+        """
         self.split_hits = plan.hits
         self._failed_ms = {**self._failed_ms, **dict.fromkeys(problems, now_ms)}
         made = [split for split in plan.splits if split.bundle not in problems]
@@ -165,23 +195,34 @@ class SplittingMemory:
                 broker=broker,
                 kind="split",
                 strategy=SPLIT_RULE,
-                moves=tuple(_here(split.bundle, broker, split.reason, "Overloaded") for split in made),
+                moves=tuple(
+                    _here(split.bundle, broker, split.reason, "Overloaded") for split in made
+                ),
                 stays=_stays(plan.stays, noted, problems),
                 counted=dict(+counted),
             ),
-            due=[(name, hits > hits_threshold) for name, hits in plan.hits.items()] + list(plan.failures),
+            due=[(name, hits > hits_threshold) for name, hits in plan.hits.items()]
+            + list(plan.failures),
             is_news=bool(plan.splits),
         )
 
     def merges_ended(
-        self, plan: MergePlan, problems: Mapping[str, str], *, broker: str, hits_threshold: int, now_ms: int, at_ms: int
+        self,
+        plan: MergePlan,
+        problems: Mapping[str, str],
+        *,
+        broker: str,
+        hits_threshold: int,
+        now_ms: int,
+        at_ms: int,
     ) -> Decision | None:
         """Finish a round like `splits_ended`. A merge is named by its left bundle."""
         self.merge_hits = plan.hits
         self._failed_ms = {**self._failed_ms, **dict.fromkeys(problems, now_ms)}
         made = [merge for merge in plan.merges if merge.left not in problems]
         counted = Counter({("Success", "Underloaded"): len(made), FAILURE: len(problems)})
-        # Most pairs of a quiet cluster are cold and counting. Record only those that have reached the threshold.
+        # Most pairs of a quiet cluster are cold and counting. Record only those that have reached
+        # the threshold.
         due = [left for (left, _), hits in plan.hits.items() if hits > hits_threshold]
         return self._if_changed(
             Decision(
@@ -189,7 +230,15 @@ class SplittingMemory:
                 broker=broker,
                 kind="merge",
                 strategy=MERGE_RULE,
-                moves=tuple(_here(merge.left, broker, f"merged with {merge.right}: {merge.reason}", "Underloaded") for merge in made),
+                moves=tuple(
+                    _here(
+                        merge.left,
+                        broker,
+                        f"merged with {merge.right}: {merge.reason}",
+                        "Underloaded",
+                    )
+                    for merge in made
+                ),
                 stays=_stays(plan.stays, frozenset(due), problems),
                 counted=dict(+counted),
             ),
@@ -197,12 +246,18 @@ class SplittingMemory:
             is_news=bool(plan.merges),
         )
 
-    def _if_changed(self, decision: Decision, *, due: Iterable[object], is_news: bool) -> Decision | None:
+    def _if_changed(
+        self, decision: Decision, *, due: Iterable[object], is_news: bool
+    ) -> Decision | None:
         due_now = frozenset(due)
         if not is_news and due_now == self._recorded_due.get(decision.kind, frozenset()):
             return None
         self._recorded_due[decision.kind] = due_now
-        return replace(decision, stays=decision.stays[:STAYS_MAX], stays_left_out=max(len(decision.stays) - STAYS_MAX, 0))
+        return replace(
+            decision,
+            stays=decision.stays[:STAYS_MAX],
+            stays_left_out=max(len(decision.stays) - STAYS_MAX, 0),
+        )
 
 
 def _here(bundle: str, broker: str, reason: str, cause: Cause) -> Move:
@@ -210,7 +265,11 @@ def _here(bundle: str, broker: str, reason: str, cause: Cause) -> Move:
     return Move(bundle=bundle, source=broker, destination=broker, reason=reason, cause=cause)
 
 
-def _stays(stays: Iterable[Stay], noted: Collection[str], problems: Mapping[str, str]) -> tuple[Stay, ...]:
+def _stays(
+    stays: Iterable[Stay], noted: Collection[str], problems: Mapping[str, str]
+) -> tuple[Stay, ...]:
     """Return the stays to record, by name: the plan's for `noted` bundles, and the failures."""
-    reasons = {stay.subject: stay.reason for stay in stays if stay.subject in noted} | dict(problems)
+    reasons = {stay.subject: stay.reason for stay in stays if stay.subject in noted} | dict(
+        problems
+    )
     return tuple(Stay(subject=name, reason=reason) for name, reason in sorted(reasons.items()))

@@ -1,4 +1,6 @@
-"""Define `equipoise balancing`: turn balancing on or off, and change its settings on the channel."""
+"""Define `equipoise balancing`: turn balancing on or off, and change its settings on the
+channel.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ import typer
 from equipoise.brokers.balancing.controls import controls_in, standing_controls
 from equipoise.brokers.balancing.policies import Control
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
-from equipoise.brokers.balancing.settings.setting_values import CHOICES, SETTINGS, format_value, value_in
+from equipoise.brokers.balancing.settings.setting_values import (
+    CHOICES,
+    SETTINGS,
+    format_value,
+    value_in,
+)
 from equipoise.brokers.balancing.settings.settings_records import (
     KEY,
     Changed,
@@ -65,16 +72,29 @@ _HISTORY_COLUMNS: Final = ("offset", "time", "by", "setting", "before", "after")
 
 
 @app.command()
-def on(*, log: LogOption, admin: AsOption = None, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
+def on(
+    *,
+    log: LogOption,
+    admin: AsOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
     """Turn balancing on, and show what stays off."""
     _change(log, admin, timeout, {_ENABLED: True}, as_json=as_json)
 
 
 @app.command()
-def off(*, log: LogOption, admin: AsOption = None, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
+def off(
+    *,
+    log: LogOption,
+    admin: AsOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
     """Turn balancing off.
 
-    The balancer then starts no moves, splits or merges. Running ones end, and bundles without an owner are still placed.
+    The balancer then starts no moves, splits or merges. Running ones end, and bundles without an
+    owner are still placed.
     """
     _change(log, admin, timeout, {_ENABLED: False}, as_json=as_json)
 
@@ -86,7 +106,13 @@ def pause(
     reason: ReasonOption,
     duration_ms: Annotated[
         int,
-        typer.Option("--for", metavar="DURATION", parser=duration, help="Resume after this time (30m; s, m, h, d, w).", show_default=False),
+        typer.Option(
+            "--for",
+            metavar="DURATION",
+            parser=duration,
+            help="Resume after this time (30m; s, m, h, d, w).",
+            show_default=False,
+        ),
     ],
     admin: AsOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
@@ -94,14 +120,27 @@ def pause(
 ) -> None:
     """Pause balancing for a while.
 
-    The balancer starts no moves, splits or merges until then. Running ones end, bundles without an owner are still placed, and
-    maintenance still empties brokers. Pause again to change the end or the reason.
+    The balancer starts no moves, splits or merges until then. Running ones end, bundles without an
+    owner are still placed, and maintenance still empties brokers. Pause again to change the end or
+    the reason.
     """
-    carry_out(pause_balancing(reason=reason, until_ms=end_ms(duration_ms)), log, admin, timeout, as_json=as_json)
+    carry_out(
+        pause_balancing(reason=reason, until_ms=end_ms(duration_ms)),
+        log,
+        admin,
+        timeout,
+        as_json=as_json,
+    )
 
 
 @app.command()
-def resume(*, log: LogOption, admin: AsOption = None, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
+def resume(
+    *,
+    log: LogOption,
+    admin: AsOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
     """End a pause of balancing before its time."""
     carry_out(resume_balancing(), log, admin, timeout, as_json=as_json)
 
@@ -109,7 +148,12 @@ def resume(*, log: LogOption, admin: AsOption = None, timeout: TimeoutOption = T
 @app.command("set")
 def set_settings(
     changes: Annotated[
-        list[str], typer.Argument(metavar="NAME=VALUE...", help="For example transfer.target_deviation=0.1.", show_default=False)
+        list[str],
+        typer.Argument(
+            metavar="NAME=VALUE...",
+            help="For example transfer.target_deviation=0.1.",
+            show_default=False,
+        ),
     ],
     *,
     log: LogOption,
@@ -126,7 +170,12 @@ def set_settings(
 
 @app.command()
 def unset(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="For example transfer.target_deviation.", show_default=False)],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME...", help="For example transfer.target_deviation.", show_default=False
+        ),
+    ],
     *,
     log: LogOption,
     admin: AsOption = None,
@@ -142,21 +191,34 @@ def _change(log: str, admin: str | None, timeout: int, changes: Changes, *, as_j
         change = run(access, change_settings(changes))
         off, controls = _still_off(access.view) if changes.get(_ENABLED) else ((), ())
     if as_json:
-        still = {"still_off": list(off), "controls": [asdict(control) for control in controls]} if changes.get(_ENABLED) else {}
+        still = (
+            {"still_off": list(off), "controls": [asdict(control) for control in controls]}
+            if changes.get(_ENABLED)
+            else {}
+        )
         print_json({**change.document, **still})
         return
-    made = f"{counted(len(change.made), 'setting')} changed" if change.made else "nothing changed, the channel had this already"
+    made = (
+        f"{counted(len(change.made), 'setting')} changed"
+        if change.made
+        else "nothing changed, the channel had this already"
+    )
     print_line(f"accepted at offset {change.offset}: {made}")
     for one in change.made:
         print_line(str(one))
     for name in off:
-        print_line(f"{name} stays off: the channel has {name}=false; turn it on: equipoise balancing set {name}=true")
+        print_line(
+            f"{name} stays off: the channel has {name}=false; turn it on: equipoise balancing set"
+            f" {name}=true"
+        )
     for control in controls:
         print_line(f"still {control_line(control)}")
 
 
 def _still_off(view: View) -> tuple[Sequence[str], Sequence[Control]]:
-    """Return what the channel keeps from being balanced although balancing is on: settings, and the pause and freezes that count now."""
+    """Return what the channel keeps from being balanced although balancing is on: settings, and the
+    pause and freezes that count now.
+    """
     held, settings = settings_of(document_of(view)), settings_in(view, DEFAULTS)
     controls = controls_in(view, time.time_ns() // 1_000_000)
     paused = () if controls.pause is None else (controls.pause,)
@@ -169,7 +231,14 @@ def show(
     *,
     log: LogOption,
     everything: Annotated[
-        bool, typer.Option("--all", help="Show all settings, and who set each at which offset, if the log still has the record.")
+        bool,
+        typer.Option(
+            "--all",
+            help=(
+                "Show all settings, and who set each at which offset, if the log still has the"
+                " record."
+            ),
+        ),
     ] = False,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
@@ -183,7 +252,11 @@ def show(
         for _, change in _history(access) if everything else ():
             latest |= {one.setting: change for one in change.made}
         view = access.view
-    document, settings, entry = document_of(view), settings_in(view, DEFAULTS), view.policies.get(KEY)
+    document, settings, entry = (
+        document_of(view),
+        settings_in(view, DEFAULTS),
+        view.policies.get(KEY),
+    )
     held = settings_of(document)
     rows = [
         {
@@ -201,25 +274,41 @@ def show(
     controls = standing_controls(view, time.time_ns() // 1_000_000)
     last = None if entry is None else {"offset": entry.last, "by": changed_by(document)}
     if as_json:
-        print_json({"settings": rows, "changed": last, "problems": list(problems), "controls": [asdict(control) for control in controls]})
+        print_json(
+            {
+                "settings": rows,
+                "changed": last,
+                "problems": list(problems),
+                "controls": [asdict(control) for control in controls],
+            }
+        )
         return
     if everything:
         for line in _grouped(rows):
             print_line(line)
     else:
-        nothing = "the channel has no settings: each broker uses those that it was started with, or the defaults"
+        nothing = (
+            "the channel has no settings: each broker uses those that it was started with, or the"
+            " defaults"
+        )
         print_rows(rows, columns=("setting", "value", "default"), as_json=False, nothing=nothing)
     for control in controls:
         print_line(control_line(control))
     for problem in problems:
         print_line(f"cannot be read: {problem}", color=typer.colors.RED)
     if last is not None:
-        print_line(f"last changed at offset {last['offset']}" + (f" by {last['by']}" if last["by"] else ""))
+        print_line(
+            f"last changed at offset {last['offset']}" + (f" by {last['by']}" if last["by"] else "")
+        )
 
 
 @app.command()
-def history(*, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
-    """Show all changes of settings, with their author and the previous value, as far back as the log goes."""
+def history(
+    *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
+) -> None:
+    """Show all changes of settings, with their author and the previous value, as far back as the
+    log goes.
+    """
     with unread(log, timeout) as access:
         beginning, began_with = access.view.offset, document_of(access.view)
         changes = tuple(_history(access))
@@ -231,18 +320,30 @@ def history(*, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: Json
     if began_with:
         before = {"offset": beginning, "time": "", "by": changed_by(began_with)}
         rows = [{**before, **_row(one)} for one in differences({}, began_with)] + rows
-    print_rows(rows, columns=_HISTORY_COLUMNS, as_json=as_json, nothing="no setting was ever changed")
+    print_rows(
+        rows, columns=_HISTORY_COLUMNS, as_json=as_json, nothing="no setting was ever changed"
+    )
 
 
 @app.command()
 def read(
-    file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="A broker.conf of Pulsar.", show_default=False)],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="A broker.conf of Pulsar.",
+            show_default=False,
+        ),
+    ],
     *,
     as_json: JsonOption = False,
 ) -> None:
     """Show which settings a broker would read from a broker.conf. Starts nothing.
 
-    Entries without a meaning here are listed with the reason. Exit code 1: an entry was not understood.
+    Entries without a meaning here are listed with the reason. Exit code 1: an entry was not
+    understood.
     """
     conf = broker_conf.read_broker_conf(file)
     if as_json:
@@ -254,7 +355,9 @@ def read(
 
 
 def _grouped(rows: Iterable[Row]) -> Iterator[str]:
-    """Yield all settings by group, one line each, with the default if it differs and who set the value."""
+    """Yield all settings by group, one line each, with the default if it differs and who set the
+    value.
+    """
     group = ""
     for row in rows:
         above, _, field = str(row["setting"]).partition(".")
@@ -262,8 +365,17 @@ def _grouped(rows: Iterable[Row]) -> Iterator[str]:
             group = above
             yield group
         default = f"default {row['default']}" if row["value"] != row["default"] else ""
-        by = f"set by {row['by']} at offset {row['offset']}" if row["by"] is not None else "set" if row["is_set"] else ""
-        yield f"  {field:<{_FIELD_CHARACTERS}}  {row['value']!s:<{_VALUE_CHARACTERS}}  {'; '.join(filter(None, (default, by)))}".rstrip()
+        by = (
+            f"set by {row['by']} at offset {row['offset']}"
+            if row["by"] is not None
+            else "set"
+            if row["is_set"]
+            else ""
+        )
+        yield (
+            f"  {field:<{_FIELD_CHARACTERS}}  {row['value']!s:<{_VALUE_CHARACTERS}} "
+            f" {'; '.join(filter(None, (default, by)))}".rstrip()
+        )
 
 
 def _history(access: Access) -> Iterator[tuple[Folded, SettingsChange]]:

@@ -16,7 +16,13 @@ import typer
 
 from equipoise.brokers.cli import kafka_options
 from equipoise.brokers.cli.kafka_options import PrintConfigOption
-from equipoise.brokers.cli.options import BrokerConfOption, ErrorsAsJsonOption, LogOption, directory, file
+from equipoise.brokers.cli.options import (
+    BrokerConfOption,
+    ErrorsAsJsonOption,
+    LogOption,
+    directory,
+    file,
+)
 from equipoise.brokers.cli.outcome import group
 from equipoise.brokers.cli.standard_input import StopOnEofOption, end_with_standard_input
 
@@ -34,8 +40,10 @@ ServiceOption = Annotated[
     typer.Option(
         "--service",
         metavar="[PATTERN=]MODULE:CLASS",
-        help="Service for the namespaces of a pattern, such as 'shop/*'. `pulsar` and `counter` are built in. Repeatable. "
-        " [default: pulsar, or counter without the extra `pulsar`]",
+        help=(
+            "Service for the namespaces of a pattern, such as 'shop/*'. `pulsar` and `counter` are"
+            " built in. Repeatable.  [default: pulsar, or counter without the extra `pulsar`]"
+        ),
         show_default=False,
     ),
 ]
@@ -44,7 +52,10 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Set any setting of a broker (lookup_ms=5000) or of the balancer (balanced.moves_max=8). Repeatable.",
+        help=(
+            "Set any setting of a broker (lookup_ms=5000) or of the balancer"
+            " (balanced.moves_max=8). Repeatable."
+        ),
         show_default=False,
     ),
 ]
@@ -53,7 +64,9 @@ EvidenceOption = Annotated[
     typer.Option(
         metavar="FILE",
         parser=file,
-        help="Append evidence of each finished operation to this file, for the checker of real runs.",
+        help=(
+            "Append evidence of each finished operation to this file, for the checker of real runs."
+        ),
         show_default=False,
     ),
 ]
@@ -69,38 +82,84 @@ _MMAP_THRESHOLD, _MMAP_BYTES = -3, 8 * 1024 * 1024
 def run(
     *,
     log: LogOption,
-    data: Annotated[Path, typer.Option(metavar="DIR", parser=directory, help="Directory of this broker, on a local disk.")],
+    data: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR", parser=directory, help="Directory of this broker, on a local disk."
+        ),
+    ],
     broker_id: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="The broker's id.  [default: HOST:PORT]", show_default=False)
+        str | None,
+        typer.Option(
+            "--id", metavar="ID", help="The broker's id.  [default: HOST:PORT]", show_default=False
+        ),
     ] = None,
-    cluster: Annotated[str | None, typer.Option(metavar="NAME", help="The cluster's id.  [default: equipoise]", show_default=False)] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.  [default: 127.0.0.1]", show_default=False)] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The cluster's id.  [default: equipoise]", show_default=False
+        ),
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(help="Address to listen on.  [default: 127.0.0.1]", show_default=False),
+    ] = None,
     http_port: Annotated[
-        int | None, typer.Option(metavar="PORT", help="HTTP port; 0 chooses a free one.  [default: 8080]", show_default=False)
+        int | None,
+        typer.Option(
+            metavar="PORT",
+            help="HTTP port; 0 chooses a free one.  [default: 8080]",
+            show_default=False,
+        ),
     ] = None,
     pulsar_port: Annotated[
         int | None,
         typer.Option(
             metavar="PORT",
-            help="Port for Pulsar clients, if a service accepts them; 0 chooses a free one.  [default: 6650]",
+            help=(
+                "Port for Pulsar clients, if a service accepts them; 0 chooses a free one. "
+                " [default: 6650]"
+            ),
             show_default=False,
         ),
     ] = None,
     advertised_host: Annotated[
-        str | None, typer.Option(metavar="HOST", help="Host that clients connect to.  [default: that of --host]", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="HOST",
+            help="Host that clients connect to.  [default: that of --host]",
+            show_default=False,
+        ),
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow a --host that other machines can reach, without TLS or without authentication.")
+        bool,
+        typer.Option(
+            "--insecure",
+            help=(
+                "Allow a --host that other machines can reach, without TLS or without"
+                " authentication."
+            ),
+        ),
     ] = False,
     service: ServiceOption = None,
     capacity: Annotated[
-        int | None, typer.Option(help="Weight of this broker when bundles are distributed.  [default: 100]", show_default=False)
+        int | None,
+        typer.Option(
+            help="Weight of this broker when bundles are distributed.  [default: 100]",
+            show_default=False,
+        ),
     ] = None,
     failure_domain: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Failure domain, such as a rack or a zone.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Failure domain, such as a rack or a zone.", show_default=False
+        ),
     ] = None,
     label: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Label for policies. Repeatable.", show_default=False)
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="Label for policies. Repeatable.", show_default=False
+        ),
     ] = None,
     evidence: EvidenceOption = None,
     settings: SetOption = None,
@@ -116,25 +175,58 @@ def run(
     del as_json  # Its log is always JSON.
     from equipoise.brokers.cli.broker_conf import read_broker_conf, settings_over
     from equipoise.brokers.runtime.config import SECRET_VARIABLES, WorkerConfig
-    from equipoise.brokers.server.services import PULSAR, load_services, service_classes, speaks_pulsar
+    from equipoise.brokers.server.services import (
+        PULSAR,
+        load_services,
+        service_classes,
+        speaks_pulsar,
+    )
 
-    named: dict[str, object] = {"broker_id": broker_id, "cluster": cluster, "host": host, "http_port": http_port}
-    named |= {"pulsar_port": pulsar_port, "advertised_host": advertised_host, "insecure": insecure, "capacity": capacity}
-    named |= {"failure_domain": failure_domain, "evidence": evidence, "labels": pairs("--label", label or ())}
+    named: dict[str, object] = {
+        "broker_id": broker_id,
+        "cluster": cluster,
+        "host": host,
+        "http_port": http_port,
+    }
+    named |= {
+        "pulsar_port": pulsar_port,
+        "advertised_host": advertised_host,
+        "insecure": insecure,
+        "capacity": capacity,
+    }
+    named |= {
+        "failure_domain": failure_domain,
+        "evidence": evidence,
+        "labels": pairs("--label", label or ()),
+    }
     given = {name: value for name, value in named.items() if value is not None}
     services = service or (PULSAR,)  # Never the example, which nobody asked for.
-    defaults = {"pulsar_port": PULSAR_PORT} if speaks_pulsar(service_classes(services).values()) else {}
+    defaults = (
+        {"pulsar_port": PULSAR_PORT} if speaks_pulsar(service_classes(services).values()) else {}
+    )
     conf = None if broker_conf is None else read_broker_conf(broker_conf)
-    secrets = {name: value for name, variable in SECRET_VARIABLES.items() if (value := os.environ.get(variable))}
+    secrets = {
+        name: value
+        for name, variable in SECRET_VARIABLES.items()
+        if (value := os.environ.get(variable))
+    }
     chosen = secrets | settings_over(conf, pairs("--set", settings or ()))
-    config = WorkerConfig.model_validate({**defaults, **chosen, **given, "log_url": log, "data_dir": data})
+    config = WorkerConfig.model_validate(
+        {**defaults, **chosen, **given, "log_url": log, "data_dir": data}
+    )
     if print_config:
         kafka_options.print_config(config.model_dump(mode="json"))
     else:
         _serve(config, load_services(services), stop_on_eof=stop_on_eof, conf=conf)
 
 
-def _serve(config: WorkerConfig, services: Mapping[str, Service], *, stop_on_eof: bool, conf: BrokerConf | None) -> None:
+def _serve(
+    config: WorkerConfig,
+    services: Mapping[str, Service],
+    *,
+    stop_on_eof: bool,
+    conf: BrokerConf | None,
+) -> None:
     """Set up the process and run the broker until it is stopped."""
     import asyncio
 
@@ -166,8 +258,8 @@ def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
 def keep_freed_memory() -> None:
     """Keep up to 16 MiB of freed memory in this process. No-op without glibc.
 
-    By default, glibc returns the memory of a large message to the system, and takes it back page by page for the next message. That cost a
-    third of a core at 300 MB/s.
+    By default, glibc returns the memory of a large message to the system, and takes it back page by
+    page for the next message. That cost a third of a core at 300 MB/s.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

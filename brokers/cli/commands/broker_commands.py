@@ -44,9 +44,15 @@ maintenance = group("Take brokers out for maintenance, and bring them back.")
 app.add_typer(maintenance, name="maintenance")
 
 SubjectArgument = Annotated[
-    str, typer.Argument(metavar="ID", help="Id of a broker, or with --domain a failure domain.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="ID", help="Id of a broker, or with --domain a failure domain.", show_default=False
+    ),
 ]
-DomainOption = Annotated[bool, typer.Option("--domain", help="ID names a failure domain: all its brokers, also later ones.")]
+DomainOption = Annotated[
+    bool,
+    typer.Option("--domain", help="ID names a failure domain: all its brokers, also later ones."),
+]
 
 _STATUS_COLUMNS: Final = ("broker", "status", "channel_lost_since", "serving_on", "problems")
 _UNREACHABLE: Final = "unreachable"
@@ -56,11 +62,18 @@ _WELL: Final = frozenset({"ready", "serving on"})
 @app.command("list")
 def list_brokers(
     cluster: Annotated[
-        str | None, typer.Argument(metavar="CLUSTER", help="Fail if the log belongs to another cluster.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="CLUSTER",
+            help="Fail if the log belongs to another cluster.",
+            show_default=False,
+        ),
     ] = None,
     *,
     log: LogOption,
-    everyone: Annotated[bool, typer.Option("--all", help="Include brokers that have left or are down.")] = False,
+    everyone: Annotated[
+        bool, typer.Option("--all", help="Include brokers that have left or are down.")
+    ] = False,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
@@ -71,12 +84,24 @@ def list_brokers(
     with reading(log, timeout, cluster=cluster) as access:
         brokers = [access.view.brokers[name] for name in sorted(access.view.brokers)]
         maintenances = maintenances_in(access.view)
-        rows = [broker_row(access.view, broker, maintenances) for broker in brokers if everyone or broker.live]
-    print_rows(rows, columns=BROKER_COLUMNS, sometimes=("maintenance",), as_json=as_json, nothing="no broker is alive")
+        rows = [
+            broker_row(access.view, broker, maintenances)
+            for broker in brokers
+            if everyone or broker.live
+        ]
+    print_rows(
+        rows,
+        columns=BROKER_COLUMNS,
+        sometimes=("maintenance",),
+        as_json=as_json,
+        nothing="no broker is alive",
+    )
 
 
 @app.command("leader-broker")
-def leader_broker(*, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
+def leader_broker(
+    *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
+) -> None:
     """Show the leader.
 
     The leader is the oldest live broker that does not drain. Exit code 3: no broker is alive.
@@ -84,11 +109,19 @@ def leader_broker(*, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json
     with reading(log, timeout) as access:
         leader = access.view.leader()
     if leader is None:
-        print_fact("no broker is alive, so none leads", {"brokerId": None, "serviceUrl": None}, as_json=as_json)
+        print_fact(
+            "no broker is alive, so none leads",
+            {"brokerId": None, "serviceUrl": None},
+            as_json=as_json,
+        )
         raise typer.Exit(ExitCode.UNAVAILABLE)
     address = http_address(leader.joined.addresses)
-    sentence = f"{leader.broker} at {address or 'no HTTP address'}, the oldest, since offset {leader.incarnation}"
-    print_fact(sentence, {"brokerId": leader.broker, "serviceUrl": address}, as_json=as_json)  # Pulsar's field names.
+    sentence = (
+        f"{leader.broker} at {address or 'no HTTP address'}, the oldest, since offset"
+        f" {leader.incarnation}"
+    )
+    # Pulsar's field names.
+    print_fact(sentence, {"brokerId": leader.broker, "serviceUrl": address}, as_json=as_json)
 
 
 @app.command()
@@ -96,12 +129,20 @@ def status(
     *,
     log: Annotated[
         str | None,
-        typer.Option("--log", metavar="URL", envvar=LOG_VARIABLE, help="Ask the brokers of this log.", show_default=False),
+        typer.Option(
+            "--log",
+            metavar="URL",
+            envvar=LOG_VARIABLE,
+            help="Ask the brokers of this log.",
+            show_default=False,
+        ),
     ] = None,
     url: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="URL", help="Ask the broker at this HTTP address; works while the log is away. Repeatable.", show_default=False
+            metavar="URL",
+            help="Ask the broker at this HTTP address; works while the log is away. Repeatable.",
+            show_default=False,
         ),
     ] = None,
     timeout: TimeoutOption = TIMEOUT_S,
@@ -109,11 +150,14 @@ def status(
 ) -> None:
     """Show the status of brokers.
 
-    Asks each broker over HTTP whether it is ready, since when it has lost the channel, and which namespaces it still serves. While
-    the log is unavailable, name the brokers with --url. Exit code 3: a broker is not ready, or does not answer.
+    Asks each broker over HTTP whether it is ready, since when it has lost the channel, and which
+    namespaces it still serves. While the log is unavailable, name the brokers with --url. Exit code
+    3: a broker is not ready, or does not answer.
     """
     if not url and log is None:
-        raise typer.BadParameter(f"name the brokers with --url, or their log with --log or {LOG_VARIABLE}")
+        raise typer.BadParameter(
+            f"name the brokers with --url, or their log with --log or {LOG_VARIABLE}"
+        )
     deadline = Deadline.after(timeout_ms=timeout * 1_000)
     brokers = [(address, address.rstrip("/")) for address in url or ()]
     if not brokers and log is not None:
@@ -121,7 +165,13 @@ def status(
             live = sorted(access.view.live_brokers(), key=lambda broker: broker.broker)
         brokers = [(broker.broker, own_http(broker.joined.addresses) or "") for broker in live]
     rows = _statuses(brokers, deadline)
-    print_rows(rows, columns=_STATUS_COLUMNS, sometimes=("maintenance",), as_json=as_json, nothing="no broker is alive")
+    print_rows(
+        rows,
+        columns=_STATUS_COLUMNS,
+        sometimes=("maintenance",),
+        as_json=as_json,
+        nothing="no broker is alive",
+    )
     if not all(map(_is_well, rows)):
         raise typer.Exit(ExitCode.UNAVAILABLE)
 
@@ -137,7 +187,8 @@ def drain(
 ) -> None:
     """Move all bundles of a broker away.
 
-    The broker takes no new bundles from then on. Its process continues to run; stop it, or undrain it to take bundles again.
+    The broker takes no new bundles from then on. Its process continues to run; stop it, or undrain
+    it to take bundles again.
     """
     with reading(log, timeout) as access:
         answer = run(access, verbs.drain(broker, wait=wait))
@@ -177,9 +228,12 @@ def start_maintenance(
 ) -> None:
     """Have a broker take no bundles, and move its bundles away.
 
-    This lasts until its end, also over restarts of the broker. Works while balancing is off. Start it again to change reason or end.
+    This lasts until its end, also over restarts of the broker. Works while balancing is off. Start
+    it again to change reason or end.
     """
-    started = verbs.start_maintenance(subject, reason=reason, until_ms=end_ms(duration_ms), of_domain=of_domain, wait=wait)
+    started = verbs.start_maintenance(
+        subject, reason=reason, until_ms=end_ms(duration_ms), of_domain=of_domain, wait=wait
+    )
     carry_out(started, log, admin, timeout, as_json=as_json)
 
 
@@ -194,21 +248,34 @@ def end_maintenance(
     as_json: JsonOption = False,
 ) -> None:
     """Let a broker take bundles again. The balancer then moves a share to it."""
-    carry_out(verbs.end_maintenance(subject, of_domain=of_domain), log, admin, timeout, as_json=as_json)
+    carry_out(
+        verbs.end_maintenance(subject, of_domain=of_domain), log, admin, timeout, as_json=as_json
+    )
 
 
 @maintenance.command("list")
-def list_maintenance(*, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
-    """List what is in maintenance, why and until when, and how many bundles its brokers still have."""
+def list_maintenance(
+    *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
+) -> None:
+    """List what is in maintenance, why and until when, and how many bundles its brokers still
+    have.
+    """
     with reading(log, timeout) as access:
         rows = control_rows(maintenance_documents(access.view))
-    print_rows(rows, columns=MAINTENANCE_COLUMNS, as_json=as_json, nothing="nothing is in maintenance")
+    print_rows(
+        rows, columns=MAINTENANCE_COLUMNS, as_json=as_json, nothing="nothing is in maintenance"
+    )
 
 
 @app.command()
 def declare_dead(
     *,
-    data: Annotated[Path, typer.Option("--data", metavar="DIR", parser=directory, help="Data directory of the dead broker.")],
+    data: Annotated[
+        Path,
+        typer.Option(
+            "--data", metavar="DIR", parser=directory, help="Data directory of the dead broker."
+        ),
+    ],
     log: LogOption,
     admin: AsOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
@@ -216,9 +283,9 @@ def declare_dead(
 ) -> None:
     """Declare a dead broker dead at once.
 
-    Its bundles then move without waiting for its lease. The lock of its data directory proves that the process has ended; if it
-    still runs, the command fails and prints the process id. Meant for a service manager's stop hook: after a graceful stop it
-    does nothing and succeeds.
+    Its bundles then move without waiting for its lease. The lock of its data directory proves that
+    the process has ended; if it still runs, the command fails and prints the process id. Meant for
+    a service manager's stop hook: after a graceful stop it does nothing and succeeds.
     """
     with writing(log, admin, timeout) as access:
         death_declarations = declare_dead_by_directory(access, data)
@@ -226,13 +293,18 @@ def declare_dead(
         print_json([asdict(dead) for dead in death_declarations])
         return
     for dead in death_declarations:
-        print_line(f"accepted at offset {dead.offset}: {dead.broker}#{dead.incarnation} is down, it held {counted(dead.bundles, 'bundle')}")
+        print_line(
+            f"accepted at offset {dead.offset}: {dead.broker}#{dead.incarnation} is down, it held"
+            f" {counted(dead.bundles, 'bundle')}"
+        )
     if not death_declarations:
         print_line(f"no broker to declare dead: no live broker has an instance id of {data}")
 
 
 def _statuses(brokers: Sequence[tuple[str, str]], deadline: Deadline) -> list[Row]:
-    """Return the status of each of `brokers` (id and HTTP address). A silent broker costs only its share of the time."""
+    """Return the status of each of `brokers` (id and HTTP address). A silent broker costs only its
+    share of the time.
+    """
     rows = []
     for place, (broker, address) in enumerate(brokers):
         share_ms = -(-deadline.remaining_ms() // (len(brokers) - place))
@@ -249,15 +321,24 @@ def _status(broker: str, address: str, deadline: Deadline) -> Row:
     try:
         answer = ask_at(broker, address, "GET", "/ready", deadline=deadline)
         document = json.loads(answer.text)
-        if document in ({"status": "ready"}, {"status": "not ready"}):  # To callers without valid credentials.
+        # To callers without valid credentials.
+        if document in ({"status": "ready"}, {"status": "not ready"}):
             problem = f"it says more only with valid credentials; set {TOKEN_VARIABLE}"
             return _status_row(broker, address, document["status"], None, [problem])
-        row = _status_row(str(document["broker"]), address, str(document["status"]), document["channel_loss"], document["problems"])
+        row = _status_row(
+            str(document["broker"]),
+            address,
+            str(document["status"]),
+            document["channel_loss"],
+            document["problems"],
+        )
         return {**row, "maintenance": document.get("maintenance")}
     except BrokerUnreachable as error:
         return _status_row(broker, address, _UNREACHABLE, None, [error.problem])
     except (ValueError, KeyError, TypeError):
-        return _status_row(broker, address, _UNREACHABLE, None, ["no broker of this version answers there"])
+        return _status_row(
+            broker, address, _UNREACHABLE, None, ["no broker of this version answers there"]
+        )
 
 
 def _status_row(broker: str, address: str, status: str, loss: Row | None, problems: object) -> Row:

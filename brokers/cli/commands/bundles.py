@@ -8,7 +8,15 @@ import typer
 
 from equipoise.brokers.balancing.controls import quarantine_documents, why_frozen
 from equipoise.brokers.balancing.quarantine import why_quarantined
-from equipoise.brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, carry_out, reading
+from equipoise.brokers.cli.options import (
+    TIMEOUT_S,
+    AsOption,
+    JsonOption,
+    LogOption,
+    TimeoutOption,
+    carry_out,
+    reading,
+)
 from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import Row, print_document, print_fact, print_rows
 from equipoise.brokers.cli.rows import BUNDLE_COLUMNS, QUARANTINE_COLUMNS, bundle_row, control_rows
@@ -22,13 +30,21 @@ app = group("Show bundles and their owners; cancel moves.")
 quarantine = group("List and release bundles that broke their owners.")
 app.add_typer(quarantine, name="quarantine")
 
-BundleArgument = Annotated[str, typer.Argument(metavar="BUNDLE", help="TENANT/NAMESPACE/0x00000000_0x40000000", show_default=False)]
+BundleArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="BUNDLE", help="TENANT/NAMESPACE/0x00000000_0x40000000", show_default=False
+    ),
+]
 
 
 @app.command("list")
 def list_bundles(
     namespace: Annotated[
-        str | None, typer.Argument(metavar="TENANT/NAMESPACE", help="List only this namespace.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="TENANT/NAMESPACE", help="List only this namespace.", show_default=False
+        ),
     ] = None,
     *,
     log: LogOption,
@@ -37,13 +53,29 @@ def list_bundles(
 ) -> None:
     """List bundles in order of the hash space."""
     with reading(log, timeout) as access:
-        names = sorted(access.view.namespaces) if namespace is None else [access.namespace(namespace)]
-        rows = [_row(access.view, bundle) for name in names for bundle in access.view.bundles_of(name)]
-    print_rows(rows, columns=BUNDLE_COLUMNS, sometimes=("frozen", "quarantine"), as_json=as_json, nothing="there is no bundle")
+        names = (
+            sorted(access.view.namespaces) if namespace is None else [access.namespace(namespace)]
+        )
+        rows = [
+            _row(access.view, bundle) for name in names for bundle in access.view.bundles_of(name)
+        ]
+    print_rows(
+        rows,
+        columns=BUNDLE_COLUMNS,
+        sometimes=("frozen", "quarantine"),
+        as_json=as_json,
+        nothing="there is no bundle",
+    )
 
 
 @app.command()
-def show(bundle: BundleArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
+def show(
+    bundle: BundleArgument,
+    *,
+    log: LogOption,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
     """Show the state of one bundle.
 
     `equipoise channel why` shows its history.
@@ -60,7 +92,14 @@ def _row(view: View, bundle: BundleEntry) -> Row:
 @app.command()
 def owner(
     namespace: Annotated[str, typer.Argument(metavar="TENANT/NAMESPACE", show_default=False)],
-    key: Annotated[str, typer.Argument(metavar="KEY", help="A key of the service, or the full name of a topic.", show_default=False)],
+    key: Annotated[
+        str,
+        typer.Argument(
+            metavar="KEY",
+            help="A key of the service, or the full name of a topic.",
+            show_default=False,
+        ),
+    ],
     *,
     log: LogOption,
     timeout: TimeoutOption = TIMEOUT_S,
@@ -68,7 +107,8 @@ def owner(
 ) -> None:
     """Show which broker serves a key.
 
-    The answer comes from the channel, so it may name a broker that has just died. Exit code 3: no broker serves it now.
+    The answer comes from the channel, so it may name a broker that has just died. Exit code 3: no
+    broker serves it now.
     """
     point = key_hash(key)
     with reading(log, timeout) as access:
@@ -90,7 +130,8 @@ def owner(
         sentence = f"no broker serves it now: its bundle {bundle.name} is {state}"
     else:
         sentence = (
-            f"{server.broker} at {http_address(server.joined.addresses) or 'no HTTP address'}, in {bundle.name} with token {bundle.token}"
+            f"{server.broker} at {http_address(server.joined.addresses) or 'no HTTP address'}, in"
+            f" {bundle.name} with token {bundle.token}"
         )
     print_fact(sentence, document, as_json=as_json)
     if server is None:
@@ -99,27 +140,43 @@ def owner(
 
 @app.command()
 def cancel(
-    bundle: BundleArgument, *, log: LogOption, admin: AsOption = None, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
+    bundle: BundleArgument,
+    *,
+    log: LogOption,
+    admin: AsOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
 ) -> None:
     """Cancel a transfer or a split that is not complete.
 
-    The owner keeps the bundle, under the same fencing token. Refused if no transfer or split of it is
-    running, or if its owner is already releasing it. Pulsar has no such command.
+    The owner keeps the bundle, under the same fencing token. Refused if no transfer or split of it
+    is running, or if its owner is already releasing it. Pulsar has no such command.
     """
     carry_out(verbs.cancel(bundle), log, admin, timeout, as_json=as_json)
 
 
 @quarantine.command("list")
-def list_quarantine(*, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
+def list_quarantine(
+    *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
+) -> None:
     """List the bundles that nobody may serve, why, and the offsets of the records that show it."""
     with reading(log, timeout) as access:
         rows = control_rows(quarantine_documents(access.view))
-    print_rows(rows, columns=QUARANTINE_COLUMNS, as_json=as_json, nothing="no bundle is in quarantine")
+    print_rows(
+        rows, columns=QUARANTINE_COLUMNS, as_json=as_json, nothing="no bundle is in quarantine"
+    )
 
 
 @quarantine.command()
 def release(
-    bundle: BundleArgument, *, log: LogOption, admin: AsOption = None, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
+    bundle: BundleArgument,
+    *,
+    log: LogOption,
+    admin: AsOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
 ) -> None:
-    """Let brokers serve a bundle again. The leader assigns it at once, and its counts start at 0."""
+    """Let brokers serve a bundle again. The leader assigns it at once, and its counts start at
+    0.
+    """
     carry_out(verbs.release_bundle(bundle), log, admin, timeout, as_json=as_json)

@@ -1,6 +1,7 @@
 """Define `equipoise channel`: read records, explain a bundle's history, and verify the log.
 
-`time_travel`, `copy_commands` and `compact_command` add further commands to this group. `channel.inspect.story` describes records.
+`time_travel`, `copy_commands` and `compact_command` add further commands to this group.
+`channel.inspect.story` describes records.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from equipoise.brokers.cli.commands.copy_commands import copy, export, import_ex
 from equipoise.brokers.cli.commands.time_travel import at, diff
 from equipoise.brokers.cli.history import entries, gone, unknown_offset
 from equipoise.brokers.cli.moments import TimeCommand, time_of
-from equipoise.brokers.cli.options import TIMEOUT_S, JsonOption, LogOption, TimeoutOption, handle, unread
+from equipoise.brokers.cli.options import (
+    TIMEOUT_S,
+    JsonOption,
+    LogOption,
+    TimeoutOption,
+    handle,
+    unread,
+)
 from equipoise.brokers.cli.outcome import ExitCode, group, print_error
 from equipoise.brokers.cli.output import print_document, print_json, print_line, print_rows
 from equipoise.brokers.cli.progress import progress
@@ -30,11 +38,26 @@ from equipoise.brokers.operations.access import folded_to_end, follow
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BundleChanged
 from equipoise.channel.core.errors import LogClosed, PeerError, invalid_log_url, missing_extra
-from equipoise.channel.core.ranges import HASH_MAX, BundleName, check_namespace, key_hash, parse_bundle, parse_topic, topic_hash
+from equipoise.channel.core.ranges import (
+    HASH_MAX,
+    BundleName,
+    check_namespace,
+    key_hash,
+    parse_bundle,
+    parse_topic,
+    topic_hash,
+)
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import INTEGER_MAX, QUIET_REASONS, Renewed
 from equipoise.channel.core.view import View
-from equipoise.channel.inspect.story import Names, as_document, describe, ending_of, standing, story_of
+from equipoise.channel.inspect.story import (
+    Names,
+    as_document,
+    describe,
+    ending_of,
+    standing,
+    story_of,
+)
 from equipoise.channel.kafka.answers import KafkaFailed
 from equipoise.channel.kafka.rights import Right, Role, rights_of
 from equipoise.channel.kafka.settings import KafkaAddress, address_of
@@ -57,7 +80,9 @@ _DECISIONS_MAX: Final = 1_000
 CHANGES_SHOWN_MAX: Final = 100
 """Bundles printed per record: creating a namespace changes up to 65,536."""
 
-OffsetArgument = Annotated[int, typer.Argument(min=0, max=INTEGER_MAX, metavar="OFFSET", show_default=False)]
+OffsetArgument = Annotated[
+    int, typer.Argument(min=0, max=INTEGER_MAX, metavar="OFFSET", show_default=False)
+]
 
 _BEGINNING: Final = ", where the fold began"
 
@@ -66,21 +91,39 @@ _BEGINNING: Final = ", where the fold began"
 def tail(
     *,
     log: LogOption,
-    follows: Annotated[bool, typer.Option("--follow", "-f", help="Print new records as they are appended, until Ctrl-C.")] = False,
+    follows: Annotated[
+        bool,
+        typer.Option(
+            "--follow", "-f", help="Print new records as they are appended, until Ctrl-C."
+        ),
+    ] = False,
     start: Annotated[
         int | None,
-        typer.Option("--from", min=0, max=INTEGER_MAX, metavar="OFFSET", help="Print all records from this offset on.", show_default=False),
+        typer.Option(
+            "--from",
+            min=0,
+            max=INTEGER_MAX,
+            metavar="OFFSET",
+            help="Print all records from this offset on.",
+            show_default=False,
+        ),
     ] = None,
     lines: Annotated[
-        int, typer.Option("--lines", "-n", min=0, max=_LINES_MAX, help="Print this many of the newest records.")
+        int,
+        typer.Option(
+            "--lines", "-n", min=0, max=_LINES_MAX, help="Print this many of the newest records."
+        ),
     ] = LINES_BY_DEFAULT,
-    renewals: Annotated[bool, typer.Option("--renewals", help="Include accepted renewals.")] = False,
+    renewals: Annotated[
+        bool, typer.Option("--renewals", help="Include accepted renewals.")
+    ] = False,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
     """Print the newest records: offset, time, action, key, details, author.
 
-    A record without a verdict is accepted. Accepted renewals are left out: most records of an idle channel are renewals.
+    A record without a verdict is accepted. Accepted renewals are left out: most records of an idle
+    channel are renewals.
     """
     if follows:
         hear_interrupts()
@@ -93,7 +136,9 @@ def tail(
             for folded in records:
                 if folded is not None:
                     names.learn(folded)
-                    if folded.offset >= (start or 0) and (renewals or not _is_quiet_renewal(folded)):
+                    if folded.offset >= (start or 0) and (
+                        renewals or not _is_quiet_renewal(folded)
+                    ):
                         yield folded, describe(folded, access.view, names)
 
         def resynced(resync: Resync) -> None:
@@ -104,15 +149,24 @@ def tail(
         there = described(folded_to_end(access))
         for folded, text in deque(there, maxlen=lines) if start is None else there:
             page.show(folded, text)
-        if start and start > access.view.offset + follows:  # A follower may start at the next record.
+        # A follower may start at the next record.
+        if start and start > access.view.offset + follows:
             raise unknown_offset(access, start)
-        news = follow(access, outage=lambda error: print_error(error, as_json=as_json), resynced=resynced)
+        news = follow(
+            access, outage=lambda error: print_error(error, as_json=as_json), resynced=resynced
+        )
         for folded, text in described(news) if follows else ():
             page.show(folded, text)
 
 
 @app.command()
-def show(offset: OffsetArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
+def show(
+    offset: OffsetArgument,
+    *,
+    log: LogOption,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
     """Show one record, its verdict, and what it changed."""
     with unread(log, timeout) as access:
         if access.view.offset >= offset:
@@ -141,9 +195,17 @@ def show(offset: OffsetArgument, *, log: LogOption, timeout: TimeoutOption = TIM
 @app.command()
 def why(
     what: Annotated[
-        str, typer.Argument(metavar="BUNDLE|NAMESPACE|TOPIC", help="A bundle, a topic, or the namespace of KEY.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="BUNDLE|NAMESPACE|TOPIC",
+            help="A bundle, a topic, or the namespace of KEY.",
+            show_default=False,
+        ),
     ],
-    key: Annotated[str | None, typer.Argument(metavar="KEY", help="A key of the namespace.", show_default=False)] = None,
+    key: Annotated[
+        str | None,
+        typer.Argument(metavar="KEY", help="A key of the namespace.", show_default=False),
+    ] = None,
     *,
     log: LogOption,
     timeout: TimeoutOption = TIMEOUT_S,
@@ -151,9 +213,10 @@ def why(
 ) -> None:
     """Show the full history of a bundle, or of the bundles that held a key or a topic.
 
-    The history continues through splits and merges, and includes rejected proposals with their reasons. If the log was compacted or
-    copied, the history begins with the state at that offset. The last line is what came of the last move by the balancer: the load
-    of both brokers as it was predicted and as it was measured.
+    The history continues through splits and merges, and includes rejected proposals with their
+    reasons. If the log was compacted or copied, the history begins with the state at that offset.
+    The last line is what came of the last move by the balancer: the load of both brokers as it was
+    predicted and as it was measured.
     """
     name = _about(what, key)
     with unread(log, timeout) as access:
@@ -164,9 +227,17 @@ def why(
                 has_story = True
                 page.show(folded, text)
         if not has_story:
-            raise no_bundle(what) if key is None and "://" not in what else UnknownNamespace(namespace=name.namespace)
+            raise (
+                no_bundle(what)
+                if key is None and "://" not in what
+                else UnknownNamespace(namespace=name.namespace)
+            )
         ending = ending_of(name, access.view, names)
-        bundles = [each.name for each in access.view.bundles_of(name.namespace) if max(each.low, name.low) < min(each.high, name.high)]
+        bundles = [
+            each.name
+            for each in access.view.bundles_of(name.namespace)
+            if max(each.low, name.low) < min(each.high, name.high)
+        ]
     outcome = _outcome_of(log, bundles)
     if as_json:
         print_json({"ending": ending, "outcome": outcome})
@@ -178,12 +249,19 @@ def why(
 
 
 def _outcome_of(log: str, bundles: Iterable[str]) -> str | None:
-    """Return what came of the last move of these bundles by the balancer, in a line; None if that is not known, or cannot be read."""
+    """Return what came of the last move of these bundles by the balancer, in a line; None if that
+    is not known, or cannot be read.
+    """
     try:
         newest = open_decision_log(log).newest(_DECISIONS_MAX)
     except PeerError:
         return None
-    lines = (each.outcome_line(bundle) for each in reversed(newest) if each.kind == "outcome" for bundle in bundles)
+    lines = (
+        each.outcome_line(bundle)
+        for each in reversed(newest)
+        if each.kind == "outcome"
+        for bundle in bundles
+    )
     return next((line for line in lines if line is not None), None)
 
 
@@ -191,14 +269,17 @@ def _outcome_of(log: str, bundles: Iterable[str]) -> str | None:
 def verify_channel(
     *,
     log: LogOption,
-    cluster: Annotated[str | None, typer.Option(metavar="NAME", help="Check the log's cluster name.", show_default=False)] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Check the log's cluster name.", show_default=False),
+    ] = None,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
     """Fold the log again and verify everything.
 
-    This checks the storage, the snapshot, the history snapshot, each record, each digest of a broker, and each invariant. Exit code 1:
-    there are findings.
+    This checks the storage, the snapshot, the history snapshot, each record, each digest of a
+    broker, and each invariant. Exit code 1: there are findings.
     """
     from equipoise.channel.inspect.verify import verify
 
@@ -214,21 +295,40 @@ def verify_channel(
 
 
 def acls(
-    role: Annotated[Role, typer.Argument(metavar="ROLE", help="broker, operator, reader, audit or load-worker.", show_default=False)],
-    principal: Annotated[str, typer.Argument(metavar="User:NAME", help="Kafka's user that gets the rights.", show_default=False)],
+    role: Annotated[
+        Role,
+        typer.Argument(
+            metavar="ROLE",
+            help="broker, operator, reader, audit or load-worker.",
+            show_default=False,
+        ),
+    ],
+    principal: Annotated[
+        str,
+        typer.Argument(
+            metavar="User:NAME", help="Kafka's user that gets the rights.", show_default=False
+        ),
+    ],
     *,
     log: LogOption,
-    apply: Annotated[bool, typer.Option("--apply", help="Grant the rights, as a user of Kafka with Alter on the cluster.")] = False,
+    apply: Annotated[
+        bool,
+        typer.Option(
+            "--apply", help="Grant the rights, as a user of Kafka with Alter on the cluster."
+        ),
+    ] = False,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
     """Print the rights that a program needs on Kafka, and with --apply grant them.
 
-    Each row is one access control entry for each of its operations: allow, from any host, for the resource with exactly this name.
-    Other rights of the user are not touched.
+    Each row is one access control entry for each of its operations: allow, from any host, for the
+    resource with exactly this name. Other rights of the user are not touched.
     """
     if not log.startswith("kafka:"):
-        problem = "only a log on Kafka has access control entries; the files of any other log have modes"
+        problem = (
+            "only a log on Kafka has access control entries; the files of any other log have modes"
+        )
         raise invalid_log_url(url=log, problem=problem)
     if not principal.removeprefix("User:") or not principal.startswith("User:"):
         raise typer.BadParameter(f"{principal!r} is not a user of Kafka; write User:NAME")
@@ -236,11 +336,18 @@ def acls(
     rights = rights_of(role, address.topic)
     if apply:
         _grant(address, rights, principal, log=log, timeout_ms=timeout * 1_000)
-    rows = [{"resource": right.resource.value, "name": right.name, "operations": list(right.operations)} for right in rights]
-    print_rows(rows, columns=("resource", "name", "operations"), as_json=as_json, nothing="no rights")
+    rows = [
+        {"resource": right.resource.value, "name": right.name, "operations": list(right.operations)}
+        for right in rights
+    ]
+    print_rows(
+        rows, columns=("resource", "name", "operations"), as_json=as_json, nothing="no rights"
+    )
 
 
-def _grant(address: KafkaAddress, rights: list[Right], principal: str, *, log: str, timeout_ms: int) -> None:
+def _grant(
+    address: KafkaAddress, rights: list[Right], principal: str, *, log: str, timeout_ms: int
+) -> None:
     try:
         from equipoise.channel.kafka.client import Clients
     except ModuleNotFoundError as error:
@@ -248,7 +355,9 @@ def _grant(address: KafkaAddress, rights: list[Right], principal: str, *, log: s
             raise
         raise missing_extra(what=f"to grant rights on {log}", extra="kafka") from error
     try:
-        with Clients(servers=address.servers, settings=kafka_settings()).administrator() as administrator:
+        with Clients(
+            servers=address.servers, settings=kafka_settings()
+        ).administrator() as administrator:
             administrator.grant(rights, principal=principal, timeout_ms=timeout_ms)
     except KafkaFailed as failed:
         raise failed.as_error(log=log, in_doubt=True) from failed
@@ -264,7 +373,9 @@ app.command("acls")(acls)
 
 
 class _Page:
-    """Prints records, one after another. A line with the date stands above the first record of each day."""
+    """Prints records, one after another. A line with the date stands above the first record of each
+    day.
+    """
 
     def __init__(self, *, as_json: bool, times: bool = True) -> None:
         """`times` adds each record's own time of day."""
@@ -279,7 +390,13 @@ class _Page:
             return
         reason = folded.verdict.reason
         # A lost race is normal. Other rejections need attention.
-        color = None if reason is None else typer.colors.YELLOW if reason in QUIET_REASONS else typer.colors.RED
+        color = (
+            None
+            if reason is None
+            else typer.colors.YELLOW
+            if reason in QUIET_REASONS
+            else typer.colors.RED
+        )
         time = ""
         if self._has_times:
             day, _, time = time_of(folded).partition(" ")
@@ -293,14 +410,26 @@ class _Page:
 
 
 def _readable(fields: Mapping[str, object], names: Names) -> dict[str, object]:
-    """Return the fields of a record for people: brokers by id, expected offsets by that name. The caller adds the time."""
-    brokers = {name: names.of(value) for name in ("owner", "source") if isinstance(value := fields.get(name), int)}
+    """Return the fields of a record for people: brokers by id, expected offsets by that name. The
+    caller adds the time.
+    """
+    brokers = {
+        name: names.of(value)
+        for name in ("owner", "source")
+        if isinstance(value := fields.get(name), int)
+    }
     labels = {"based_on": "expected_offset", "based_on_right": "expected_offset_right"}
-    return {labels.get(name, name): brokers.get(name, value) for name, value in fields.items() if name != "timestamp_ms"}
+    return {
+        labels.get(name, name): brokers.get(name, value)
+        for name, value in fields.items()
+        if name != "timestamp_ms"
+    }
 
 
 def _about(what: str, key: str | None) -> BundleName:
-    """Return the range of hash points that `why` is about. Raise `InvalidName` for a name of another form."""
+    """Return the range of hash points that `why` is about. Raise `InvalidName` for a name of
+    another form.
+    """
     if key is not None:
         namespace, point = check_namespace(what), key_hash(key)
     elif "://" in what:
@@ -313,7 +442,9 @@ def _about(what: str, key: str | None) -> BundleName:
 
 
 def _print_beginning(bundle: BundleName, view: View, names: Names, *, as_json: bool) -> bool:
-    """Print a bundle's state where the story begins, unless that is the start of the channel. Return whether anything was printed."""
+    """Print a bundle's state where the story begins, unless that is the start of the channel.
+    Return whether anything was printed.
+    """
     if view.genesis is None or bundle.namespace not in view.namespaces:
         return False
     beginning = ending_of(bundle, view, names)
@@ -327,33 +458,65 @@ def _print_beginning(bundle: BundleName, view: View, names: Names, *, as_json: b
 
 
 def _show_resync(resync: Resync, *, as_json: bool) -> None:
-    """Print which records are missing: the follower was stopped for so long that they were compacted."""
+    """Print which records are missing: the follower was stopped for so long that they were
+    compacted.
+    """
     if as_json:
         print_json({"resynced_from": resync.before, "resynced_to": resync.offset})
     else:
-        print_line(f"the records between offsets {resync.before} and {resync.offset} have been compacted and are not shown")
+        print_line(
+            f"the records between offsets {resync.before} and {resync.offset} have been compacted"
+            " and are not shown"
+        )
 
 
 def _is_quiet_renewal(folded: Folded) -> bool:
-    return isinstance(folded.record, Renewed) and folded.verdict.accepted and not folded.verdict.diverged
+    return (
+        isinstance(folded.record, Renewed)
+        and folded.verdict.accepted
+        and not folded.verdict.diverged
+    )
 
 
 def _changes(folded: Folded, names: Names) -> list[str]:
     """Describe each bundle that a record changed."""
     changes = [change for change in folded.verdict.changes if isinstance(change, BundleChanged)]
-    return [f"now {standing(change.after, names)}" if change.after is not None else f"removed {change.name}" for change in changes]
+    return [
+        (
+            f"now {standing(change.after, names)}"
+            if change.after is not None
+            else f"removed {change.name}"
+        )
+        for change in changes
+    ]
 
 
 def _print_findings(findings: Findings) -> None:
-    rejected = ", ".join(f"{findings.rejected[reason]} {reason}" for reason in sorted(findings.rejected)) or "none"
-    print_line(f"{findings.records} records up to offset {findings.folded_to}: {findings.accepted} accepted; rejected: {rejected}")
+    rejected = (
+        ", ".join(f"{findings.rejected[reason]} {reason}" for reason in sorted(findings.rejected))
+        or "none"
+    )
+    print_line(
+        f"{findings.records} records up to offset {findings.folded_to}: {findings.accepted}"
+        f" accepted; rejected: {rejected}"
+    )
     print_line(f"digests of brokers that agree: {findings.agreements}")
     if findings.snapshot_to is not None:
-        print_line(f"snapshot up to offset {findings.snapshot_to}" + (_BEGINNING if findings.from_snapshot else ""))
+        print_line(
+            f"snapshot up to offset {findings.snapshot_to}"
+            + (_BEGINNING if findings.from_snapshot else "")
+        )
     if findings.history_to is not None:
-        print_line(f"history snapshot at offset {findings.history_to}" + (_BEGINNING if findings.from_history_snapshot else ""))
+        print_line(
+            f"history snapshot at offset {findings.history_to}"
+            + (_BEGINNING if findings.from_history_snapshot else "")
+        )
     for finding in findings.findings:
-        where = f"offset {finding.first}" if finding.first == finding.last else f"offsets {finding.first} to {finding.last}"
+        where = (
+            f"offset {finding.first}"
+            if finding.first == finding.last
+            else f"offsets {finding.first} to {finding.last}"
+        )
         suspects = f" (look at {', '.join(map(str, finding.suspects))})" if finding.suspects else ""
         print_line(f"{where}: {finding.kind}: {finding.text}{suspects}", color=typer.colors.RED)
     if findings.in_order:

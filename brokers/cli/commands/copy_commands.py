@@ -39,8 +39,15 @@ from equipoise.channel.system.deadline import Deadline
 
 _STREAM: Final = "-"
 
-FromUrlArgument = Annotated[str, typer.Argument(metavar="FROM_URL", help="The cluster's present log.", show_default=False)]
-ToUrlArgument = Annotated[str, typer.Argument(metavar="TO_URL", help="The new log. It must not exist, or be empty.", show_default=False)]
+FromUrlArgument = Annotated[
+    str, typer.Argument(metavar="FROM_URL", help="The cluster's present log.", show_default=False)
+]
+ToUrlArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="TO_URL", help="The new log. It must not exist, or be empty.", show_default=False
+    ),
+]
 
 
 class ExportFormat(StrEnum):
@@ -53,14 +60,26 @@ def export(
     file: Annotated[
         str,
         typer.Argument(
-            metavar="[FILE]", help="File to create; compressed if its name ends in .zst.  [default: standard output]", show_default=False
+            metavar="[FILE]",
+            help="File to create; compressed if its name ends in .zst.  [default: standard output]",
+            show_default=False,
         ),
     ] = _STREAM,
     *,
     log: LogOption,
-    form: Annotated[ExportFormat, typer.Option("--format", help="Output format: one JSON object per line.")] = ExportFormat.JSONL,
-    start: Annotated[int, typer.Option("--from", min=0, max=INTEGER_MAX, metavar="OFFSET", help="First offset to export.")] = 0,
-    zstd: Annotated[bool, typer.Option("--zstd", help="Compress the output, even if its name does not end in .zst.")] = False,
+    form: Annotated[
+        ExportFormat, typer.Option("--format", help="Output format: one JSON object per line.")
+    ] = ExportFormat.JSONL,
+    start: Annotated[
+        int,
+        typer.Option(
+            "--from", min=0, max=INTEGER_MAX, metavar="OFFSET", help="First offset to export."
+        ),
+    ] = 0,
+    zstd: Annotated[
+        bool,
+        typer.Option("--zstd", help="Compress the output, even if its name does not end in .zst."),
+    ] = False,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: ErrorsAsJsonOption = False,
 ) -> None:
@@ -82,7 +101,14 @@ def export(
 
 
 def import_export(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="An export, compressed or not; - reads standard input.", show_default=False)],
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="An export, compressed or not; - reads standard input.",
+            show_default=False,
+        ),
+    ],
     to: ToUrlArgument,
     *,
     ahead: Annotated[
@@ -92,7 +118,10 @@ def import_export(
             min=0,
             max=INTEGER_MAX // 4,
             metavar="OFFSETS",
-            help="First offset of the new log on Kafka, counted from the end of the export.  [default: 1,000,000,000]",
+            help=(
+                "First offset of the new log on Kafka, counted from the end of the export. "
+                " [default: 1,000,000,000]"
+            ),
         ),
     ] = None,
     timeout: TimeoutOption = TIMEOUT_S,
@@ -100,9 +129,9 @@ def import_export(
 ) -> None:
     """Create a log from an export.
 
-    Checks all digests. On SQLite the new log has the same records at the same offsets. On Kafka it is a copy of the state at the end
-    of the export. Its offsets then start far above: records appended after the export are missing, and no fencing token may be
-    issued twice.
+    Checks all digests. On SQLite the new log has the same records at the same offsets. On Kafka it
+    is a copy of the state at the end of the export. Its offsets then start far above: records
+    appended after the export are missing, and no fencing token may be issued twice.
     """
     from equipoise.compaction.compressed import lines
     from equipoise.compaction.importing import AHEAD, import_to
@@ -116,8 +145,15 @@ def import_export(
             ahead=AHEAD if ahead is None else ahead,
             progress=watch,
         )
-    how = "the same log" if imported.same else f"a copy of the channel, whose offsets go on above {imported.base}"
-    what = f"{counted(imported.entries, 'record')} up to offset {imported.offset}, digest {imported.digest}"
+    how = (
+        "the same log"
+        if imported.same
+        else f"a copy of the channel, whose offsets go on above {imported.base}"
+    )
+    what = (
+        f"{counted(imported.entries, 'record')} up to offset {imported.offset}, digest"
+        f" {imported.digest}"
+    )
     sentence = f"imported {file} to {to}: {what}; it is {how}"
     print_fact(sentence, {"to": to, **asdict(imported)}, as_json=as_json)
 
@@ -126,9 +162,16 @@ def copy(
     source: FromUrlArgument,
     to: ToUrlArgument,
     *,
-    again: Annotated[bool, typer.Option("--again", help="Repeat a copy that closed the old log and did not finish.")] = False,
+    again: Annotated[
+        bool,
+        typer.Option("--again", help="Repeat a copy that closed the old log and did not finish."),
+    ] = False,
     other_is_lost: Annotated[
-        bool, typer.Option("--other-is-lost", help="With --again: the first target is lost for good; copy to another one.")
+        bool,
+        typer.Option(
+            "--other-is-lost",
+            help="With --again: the first target is lost for good; copy to another one.",
+        ),
     ] = False,
     name: AsOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
@@ -136,14 +179,19 @@ def copy(
 ) -> None:
     """Copy a channel to another log, and close the old one.
 
-    Use it to move a cluster from SQLite to Kafka, or back. Stop all brokers first: the command waits for a broker that looks alive,
-    and fails if that broker appends a record. Then start the brokers on the new log. They find the same namespaces, bundles and
-    policies, and all new fencing tokens are above the old ones.
+    Use it to move a cluster from SQLite to Kafka, or back. Stop all brokers first: the command
+    waits for a broker that looks alive, and fails if that broker appends a record. Then start the
+    brokers on the new log. They find the same namespaces, bundles and policies, and all new fencing
+    tokens are above the old ones.
     """
     from equipoise.compaction.copying import copy as copy_channel
 
     deadline = Deadline.after(timeout_ms=timeout * 1_000)
-    with handle(source) as old, _target(to) as (new, name_target), progress("reading the old log") as watch:
+    with (
+        handle(source) as old,
+        _target(to) as (new, name_target),
+        progress("reading the old log") as watch,
+    ):
         done = copy_channel(
             old,
             new,
@@ -154,18 +202,33 @@ def copy(
             name_target=name_target,
             progress=watch,
         )
-    held = f"{counted(done.namespaces, 'namespace')}, {counted(done.bundles, 'bundle')}, {counted(done.brokers, 'broker')}"
-    declared_dead = f"; declared down, because silent: {', '.join(done.declared_dead)}" if done.declared_dead else ""
+    held = (
+        f"{counted(done.namespaces, 'namespace')}, {counted(done.bundles, 'bundle')},"
+        f" {counted(done.brokers, 'broker')}"
+    )
+    declared_dead = (
+        f"; declared down, because silent: {', '.join(done.declared_dead)}"
+        if done.declared_dead
+        else ""
+    )
     only = "; let brokers work on one copy only" if other_is_lost else ""
-    sentence = f"copied cluster {done.cluster} to {to}: {held}, above offset {done.base}; {source} is closed{declared_dead}{only}"
-    print_fact(sentence, {"from": source, "to": to, **asdict(done), "digest": f"0x{done.digest:016x}"}, as_json=as_json)
+    sentence = (
+        f"copied cluster {done.cluster} to {to}: {held}, above offset {done.base}; {source} is"
+        f" closed{declared_dead}{only}"
+    )
+    print_fact(
+        sentence,
+        {"from": source, "to": to, **asdict(done), "digest": f"0x{done.digest:016x}"},
+        as_json=as_json,
+    )
 
 
 @contextmanager
 def _target(url: str) -> Iterator[tuple[Log, Callable[[], Log] | None]]:
     """Open the log to copy to.
 
-    For a new log also yield the function that gives it its name. Without that call the new log is removed.
+    For a new log also yield the function that gives it its name. Without that call the new log is
+    removed.
     """
     from equipoise.compaction.importing import made_aside
 
@@ -198,7 +261,9 @@ def _read(file: str) -> Iterator[BinaryIO]:
         return
     path = _path(file)
     if not path.exists():
-        raise typer.BadParameter(f"there is no file {file}; name an export, or - for the standard input")
+        raise typer.BadParameter(
+            f"there is no file {file}; name an export, or - for the standard input"
+        )
     try:
         stream = path.open("rb")
     except OSError as error:
@@ -209,7 +274,8 @@ def _read(file: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _written(file: str) -> Iterator[BinaryIO]:
-    """Open standard output, or a file that gets its name once it is complete. A failed export leaves no file.
+    """Open standard output, or a file that gets its name once it is complete. A failed export
+    leaves no file.
 
     Raises `OperatorError`.
     """
@@ -219,8 +285,11 @@ def _written(file: str) -> Iterator[BinaryIO]:
     path = _path(file)
     _check_free(path, file)
     if not path.parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {path.parent}; create it, or name a file in another one")
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # Unique, because another export to the same file may be running.
+        raise typer.BadParameter(
+            f"there is no folder {path.parent}; create it, or name a file in another one"
+        )
+    # Unique, because another export to the same file may be running.
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as stream:
             try:
@@ -239,4 +308,6 @@ def _written(file: str) -> Iterator[BinaryIO]:
 def _check_free(path: Path, file: str) -> None:
     """Raise `typer.BadParameter` if the file exists."""
     if path.exists():
-        raise typer.BadParameter(f"there is a file {file}, which may be a backup; remove it, or name another one")
+        raise typer.BadParameter(
+            f"there is a file {file}, which may be a backup; remove it, or name another one"
+        )

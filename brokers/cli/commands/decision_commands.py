@@ -29,14 +29,19 @@ LIMIT_MAX: Final = 10_000
 def decisions(
     *,
     log: LogOption,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=LIMIT_MAX, help="Number of decisions to show.")] = LIMIT,
+    limit: Annotated[
+        int,
+        typer.Option(
+            "--limit", metavar="N", min=1, max=LIMIT_MAX, help="Number of decisions to show."
+        ),
+    ] = LIMIT,
     as_json: JsonOption = False,
 ) -> None:
     """Show what the balancer decided, and why.
 
-    Shows the newest decisions, oldest first: the leader's about moves, and each broker's about its splits and merges. Includes
-    rounds in which nothing moved. Some seconds after the moves of a round, its outcome follows: the load of each broker as it was
-    predicted and as it was measured.
+    Shows the newest decisions, oldest first: the leader's about moves, and each broker's about its
+    splits and merges. Includes rounds in which nothing moved. Some seconds after the moves of a
+    round, its outcome follows: the load of each broker as it was predicted and as it was measured.
     """
     with handle(log):  # Errors of the channel are reported as in all commands.
         found = open_decision_log(log).newest(limit)
@@ -65,7 +70,11 @@ def _level(decision: Decision) -> Iterator[str]:
     if decision.mean is not None:
         yield f"mean {format_percent(decision.mean)}"
     if decision.deviation is not None:
-        after = f" -> {format_percent(decision.deviation_after)}" if decision.moves and decision.deviation_after is not None else ""
+        after = (
+            f" -> {format_percent(decision.deviation_after)}"
+            if decision.moves and decision.deviation_after is not None
+            else ""
+        )
         yield f"deviation {format_percent(decision.deviation)}{after}"
 
 

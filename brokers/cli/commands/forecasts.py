@@ -24,8 +24,13 @@ from equipoise.brokers.decision_log.documents import document_of as decision_doc
 from equipoise.brokers.errors import counted
 from equipoise.shedder.reported import format_percent
 
-_RESTING: Final = "only the leader knows which bundles rest and which brokers cool down after a move: here all of them take part"
-_DUE: Final = "planned as if the load had been uneven for the number of rounds that the strategy waits"
+_RESTING: Final = (
+    "only the leader knows which bundles rest and which brokers cool down after a move: here all of"
+    " them take part"
+)
+_DUE: Final = (
+    "planned as if the load had been uneven for the number of rounds that the strategy waits"
+)
 _WAITING: Final = ("TransferShedder", "AvgShedder")
 
 _Value = TypeVar("_Value")
@@ -38,7 +43,8 @@ _CONTROLS_MAX: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """The basis of a forecast: Unix time, the channel's offset, the leader, and the newest decision of each kind.
+    """The basis of a forecast: Unix time, the channel's offset, the leader, and the newest decision
+    of each kind.
 
     `plan` is the plan's id. `strategy` is the strategy of the round; see
     `brokers.balancing.planning.BalancingRound`. `controls` are all that count now.
@@ -56,14 +62,18 @@ class Seen:
     @property
     def paused(self) -> str | None:
         """Why balancing is paused, or None."""
-        return Controls(pause=next((control for control in self.controls if control.name == PAUSE_KEY), None)).why_paused
+        return Controls(
+            pause=next((control for control in self.controls if control.name == PAUSE_KEY), None)
+        ).why_paused
 
 
 # --- for programs ---
 
 
 def document_of(seen: Seen, settings: BalancingSettings, forecast: Forecast) -> Row:
-    """Return the whole forecast. Rates are per second, times are Unix time in milliseconds, fractions are not percentages."""
+    """Return the whole forecast. Rates are per second, times are Unix time in milliseconds,
+    fractions are not percentages.
+    """
     return {
         "id": seen.plan,
         "log": seen.log,
@@ -120,7 +130,10 @@ def differing(settings: BalancingSettings) -> dict[str, Row]:
     """Return the settings of a round that differ from the defaults, as text."""
     groups = groups_in_play(settings)
     return {
-        name: {"value": format_value(value_in(settings, name)), "default": format_value(setting.default)}
+        name: {
+            "value": format_value(value_in(settings, name)),
+            "default": format_value(setting.default),
+        }
         for name, setting in SETTINGS.items()
         if name.partition(".")[0] in groups and value_in(settings, name) != setting.default
     }
@@ -155,7 +168,9 @@ def _move_row(each: MoveForecast) -> Row:
 
 
 def print_forecast(seen: Seen, settings: BalancingSettings, forecast: Forecast) -> None:
-    """Print the page: the basis, the brokers, planned moves, forbidden moves, and the conclusion."""
+    """Print the page: the basis, the brokers, planned moves, forbidden moves, and the
+    conclusion.
+    """
     for line in _preface(seen, settings):
         print_wrapped(line, indent=2)
     print_effect(forecast)
@@ -168,7 +183,10 @@ def print_effect(forecast: Forecast) -> None:
     _print_brokers(forecast)
     if forecast.moves:
         print_heading("moves")
-        print_table(("bundle", "from", "to", "MB/s", "messages/s"), [_move_cells(move) for move in forecast.moves])
+        print_table(
+            ("bundle", "from", "to", "MB/s", "messages/s"),
+            [_move_cells(move) for move in forecast.moves],
+        )
         print_heading("why")
         # What follows the semicolon is about the one bundle, whose figures the table has.
         for reason in dict.fromkeys(move.move.reason.partition("; ")[0] for move in forecast.moves):
@@ -198,7 +216,10 @@ def conclusion(settings: BalancingSettings, forecast: Forecast, paused: str | No
     closing = "" if stopped is None else f" But the balancer moves nothing: {stopped}."
     if not forecast.moves:
         idle = forecast.plan.idle
-        return f"Nothing would move: {idle.reason if idle is not None else 'no broker has too much load'}.{closing}"
+        return (
+            "Nothing would move:"
+            f" {idle.reason if idle is not None else 'no broker has too much load'}.{closing}"
+        )
     assert forecast.before is not None, "a move has a source, so a broker takes part"
     assert forecast.after is not None, "as above"
     before, after = forecast.before.deviation, forecast.after.deviation
@@ -207,16 +228,26 @@ def conclusion(settings: BalancingSettings, forecast: Forecast, paused: str | No
     unknown = sum(move.bytes_per_second is None for move in forecast.moves)
     note = f" (excluding {unknown} of unknown traffic)" if unknown else ""
     return (
-        f"{counted(len(forecast.moves), 'bundle')} would move, {moved}, {format_percent(forecast.moved_share)} of all throughput{note}; "
-        f"the deviation would {verb} from {format_percent(before)} to {format_percent(after)}.{closing}"
+        f"{counted(len(forecast.moves), 'bundle')} would move, {moved},"
+        f" {format_percent(forecast.moved_share)} of all throughput{note}; the deviation would"
+        f" {verb} from {format_percent(before)} to {format_percent(after)}.{closing}"
     )
 
 
 def _preface(seen: Seen, settings: BalancingSettings) -> Iterator[str]:
     shedder = settings.balancing.shedder
-    rule = f"first the bundles that violate {OF_POLICIES}, then {shedder}" if seen.strategy == OF_POLICIES else shedder
-    yield f"{rule}, at {local_time(seen.at_ms)}, offset {seen.offset}; leader: {seen.leader or 'none'}; plan {seen.plan}"
-    others = ", ".join(f"{name} {row['value']} ({row['default']})" for name, row in differing(settings).items())
+    rule = (
+        f"first the bundles that violate {OF_POLICIES}, then {shedder}"
+        if seen.strategy == OF_POLICIES
+        else shedder
+    )
+    yield (
+        f"{rule}, at {local_time(seen.at_ms)}, offset {seen.offset}; leader:"
+        f" {seen.leader or 'none'}; plan {seen.plan}"
+    )
+    others = ", ".join(
+        f"{name} {row['value']} ({row['default']})" for name, row in differing(settings).items()
+    )
     yield f"settings (defaults): {others}" if others else "all settings are the defaults"
     yield "; ".join(_assumed(settings))
     yield from map(control_line, seen.controls[:_CONTROLS_MAX])
@@ -227,11 +258,22 @@ def _preface(seen: Seen, settings: BalancingSettings) -> Iterator[str]:
         yield "there is no recorded decision about moves"
     else:
         result, cause = last.outcome
-        what = f"{counted(len(last.moves) + last.moves_left_out, 'move')}" if last.moves else f"{result}, {cause}"
+        what = (
+            f"{counted(len(last.moves) + last.moves_left_out, 'move')}"
+            if last.moves
+            else f"{result}, {cause}"
+        )
         reason = f": {last.reason}" if last.reason else ""
-        yield f"last decision: {ago(seen.at_ms - last.at_ms)} by {last.broker} ({last.strategy}): {what}{reason}"
+        yield (
+            f"last decision: {ago(seen.at_ms - last.at_ms)} by {last.broker} ({last.strategy}):"
+            f" {what}{reason}"
+        )
     if outcome is not None:
-        took = f"took {median(outcome.durations_ms.values()):.0f} ms at the median" if outcome.durations_ms else "were not done"
+        took = (
+            f"took {median(outcome.durations_ms.values()):.0f} ms at the median"
+            if outcome.durations_ms
+            else "were not done"
+        )
         loads = "".join(f"; {each.sentence}" for each in outcome.brokers[:_NAMED_MAX])
         yield f"last outcome: {ago(seen.at_ms - outcome.at_ms)}: the moves {took}{loads}"
 
@@ -240,13 +282,23 @@ def _print_brokers(forecast: Forecast) -> None:
     assert forecast.before is not None, "a broker takes part"
     assert forecast.after is not None, "as above"
     by_cost = forecast.measure == "cost"
-    header = ("broker", "capacity", "bundles", "use", *(("cost",) if by_cost else ("MB/s", "messages/s")))
+    header = (
+        "broker",
+        "capacity",
+        "bundles",
+        "use",
+        *(("cost",) if by_cost else ("MB/s", "messages/s")),
+    )
     print_table(header, [_cells(broker, by_cost=by_cost) for broker in forecast.brokers])
     for broker in forecast.brokers:
         if broker.apart is not None:
             print_wrapped(f"* {broker.broker} takes no part: {broker.apart}", indent=2)
     deviation = _change(forecast.before.deviation, forecast.after.deviation, format_percent)
-    mean = "of the mean cost per capacity" if by_cost else f"around the mean use of {format_percent(forecast.before.mean)}"
+    mean = (
+        "of the mean cost per capacity"
+        if by_cost
+        else f"around the mean use of {format_percent(forecast.before.mean)}"
+    )
     print_line(f"deviation {deviation} {mean}")
 
 
@@ -256,7 +308,9 @@ def _cells(broker: BrokerForecast, *, by_cost: bool) -> tuple[str, ...]:
         (_change(before.cost, after.cost, _count),)
         if by_cost
         else (
-            _change(before.bytes_per_second / _MEGABYTE, after.bytes_per_second / _MEGABYTE, _tenths),
+            _change(
+                before.bytes_per_second / _MEGABYTE, after.bytes_per_second / _MEGABYTE, _tenths
+            ),
             _change(before.messages_per_second, after.messages_per_second, _count),
         )
     )
@@ -264,13 +318,19 @@ def _cells(broker: BrokerForecast, *, by_cost: bool) -> tuple[str, ...]:
         broker.broker if broker.apart is None else f"{broker.broker} *",
         "-" if broker.capacity is None else str(broker.capacity),
         _change(before.bundles, after.bundles, str),
-        "-" if before.used is None or after.used is None else _change(before.used, after.used, format_percent),
+        (
+            "-"
+            if before.used is None or after.used is None
+            else _change(before.used, after.used, format_percent)
+        ),
         *carried,
     )
 
 
 def _move_cells(each: MoveForecast) -> tuple[str, ...]:
-    placed = " (by placement)" if each.move.destination is None and each.destination is not None else ""
+    placed = (
+        " (by placement)" if each.move.destination is None and each.destination is not None else ""
+    )
     return (
         each.move.bundle,
         each.move.source,
@@ -281,7 +341,10 @@ def _move_cells(each: MoveForecast) -> tuple[str, ...]:
 
 
 def _rule(each: Forbidden) -> str:
-    return f"{counted(len(each.bundles), 'bundle')} ({_named(each.bundles)}) not to {_named(each.brokers)}: {each.reason}"
+    return (
+        f"{counted(len(each.bundles), 'bundle')} ({_named(each.bundles)}) not to"
+        f" {_named(each.brokers)}: {each.reason}"
+    )
 
 
 def _why_not_more(forecast: Forecast) -> Mapping[str, str]:
@@ -310,7 +373,9 @@ def _change(before: _Value, after: _Value, formatted: Callable[[_Value], str]) -
 
 
 def _rate(bytes_per_second: float, messages_per_second: float) -> str:
-    return f"{_tenths(bytes_per_second / _MEGABYTE)} MB/s and {_count(messages_per_second)} messages/s"
+    return (
+        f"{_tenths(bytes_per_second / _MEGABYTE)} MB/s and {_count(messages_per_second)} messages/s"
+    )
 
 
 def _tenths(number: float) -> str:

@@ -23,9 +23,24 @@ app = group("Average the load of a cluster on Kafka.")
 @app.command()
 def load_worker(
     *,
-    log: Annotated[str, typer.Option("--log", metavar="URL", envvar=LOG_VARIABLE, help="The cluster's log: kafka://HOST:PORT/TOPIC.")],
+    log: Annotated[
+        str,
+        typer.Option(
+            "--log",
+            metavar="URL",
+            envvar=LOG_VARIABLE,
+            help="The cluster's log: kafka://HOST:PORT/TOPIC.",
+        ),
+    ],
     timeout: Annotated[
-        int, typer.Option("--timeout", metavar="SECONDS", min=1, max=TIMEOUT_S_MAX, help="How long to wait for Kafka at the start.")
+        int,
+        typer.Option(
+            "--timeout",
+            metavar="SECONDS",
+            min=1,
+            max=TIMEOUT_S_MAX,
+            help="How long to wait for Kafka at the start.",
+        ),
     ] = TIMEOUT_S,
     print_config: PrintConfigOption = False,
     stop_on_eof: StopOnEofOption = False,
@@ -33,10 +48,12 @@ def load_worker(
 ) -> None:
     """Average the load of a cluster on Kafka.
 
-    Brokers on Kafka publish samples of their load. Load workers average them for the leader. Any number may run, on any machine, and
-    share the work. While none runs, brokers serve, but nothing is balanced. A cluster on SQLite needs no load worker.
+    Brokers on Kafka publish samples of their load. Load workers average them for the leader. Any
+    number may run, on any machine, and share the work. While none runs, brokers serve, but nothing
+    is balanced. A cluster on SQLite needs no load worker.
 
-    SIGTERM or Ctrl-C end it with exit code 0. Its state is on Kafka: if it is killed, another load worker continues.
+    SIGTERM or Ctrl-C end it with exit code 0. Its state is on Kafka: if it is killed, another load
+    worker continues.
     """
     del as_json  # The load worker always logs JSON.
     from equipoise.brokers.cli.structured_logs import configure
@@ -44,7 +61,10 @@ def load_worker(
     from equipoise.channel.log.open_log import kafka_settings
 
     if not log.startswith("kafka:"):
-        problem = "only a cluster on Kafka has load workers; on any other log brokers keep the averages themselves"
+        problem = (
+            "only a cluster on Kafka has load workers; on any other log brokers keep the averages"
+            " themselves"
+        )
         raise invalid_log_url(url=log, problem=problem)
     address, settings = address_of(log), kafka_settings()
     if print_config:

@@ -1,4 +1,6 @@
-"""Define `equipoise namespaces`: create and list namespaces; move, split and merge their bundles. The syntax follows `pulsar-admin`."""
+"""Define `equipoise namespaces`: create and list namespaces; move, split and merge their bundles.
+The syntax follows `pulsar-admin`.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +35,28 @@ from equipoise.brokers.cli.options import (
     writing,
 )
 from equipoise.brokers.cli.outcome import ExitCode, group
-from equipoise.brokers.cli.output import Row, print_document, print_fact, print_json, print_line, print_rows
+from equipoise.brokers.cli.output import (
+    Row,
+    print_document,
+    print_fact,
+    print_json,
+    print_line,
+    print_rows,
+)
 from equipoise.brokers.cli.rows import NAMESPACE_COLUMNS, namespace_row
 from equipoise.brokers.operations import verbs
 from equipoise.brokers.operations.asking import topics_in_use
 from equipoise.brokers.operations.checks import check_unused
 from equipoise.brokers.operations.on_channel import run
 from equipoise.channel.core.errors import InvalidName, invalid_boundaries
-from equipoise.channel.core.ranges import HASH_MAX, bundle_name, check_cuts, check_namespace, even_boundaries, parse_range
+from equipoise.channel.core.ranges import (
+    HASH_MAX,
+    bundle_name,
+    check_cuts,
+    check_namespace,
+    even_boundaries,
+    parse_range,
+)
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
 
 app = group("Create and delete namespaces; move, split and merge their bundles.")
@@ -54,12 +70,24 @@ NamespaceArgument = Annotated[str, typer.Argument(metavar="TENANT/NAMESPACE", sh
 OnChannelLossOption = Annotated[
     OnChannelLoss | None,
     typer.Option(
-        help="What owners do when they lose the channel: stop (fence), or serve on (serve).  [default: fence]", show_default=False
+        help=(
+            "What owners do when they lose the channel: stop (fence), or serve on (serve). "
+            " [default: fence]"
+        ),
+        show_default=False,
     ),
 ]
-RoleOption = Annotated[str, typer.Option(metavar="ROLE", help="The role, as the tokens of its clients name it.")]
+RoleOption = Annotated[
+    str, typer.Option(metavar="ROLE", help="The role, as the tokens of its clients name it.")
+]
 BundleOption = Annotated[
-    str, typer.Option("--bundle", "-b", metavar="RANGE", help="The hash range of the bundle, such as 0x00000000_0x40000000.")
+    str,
+    typer.Option(
+        "--bundle",
+        "-b",
+        metavar="RANGE",
+        help="The hash range of the bundle, such as 0x00000000_0x40000000.",
+    ),
 ]
 
 
@@ -74,11 +102,18 @@ def create(
             "--bundles",
             "-b",
             metavar="NUMBER",
-            help=f"Number of bundles of equal size, at most {NEW_BUNDLES_MAX}.  [default: balancing.namespace_bundles, 4]",
+            help=(
+                f"Number of bundles of equal size, at most {NEW_BUNDLES_MAX}.  [default:"
+                " balancing.namespace_bundles, 4]"
+            ),
         ),
     ] = None,
     boundaries: Annotated[
-        str | None, typer.Option(metavar="POINTS", help="Instead of --bundles: all boundaries, such as 0x00000000,0x40000000,0xffffffff.")
+        str | None,
+        typer.Option(
+            metavar="POINTS",
+            help="Instead of --bundles: all boundaries, such as 0x00000000,0x40000000,0xffffffff.",
+        ),
     ] = None,
     on_channel_loss: OnChannelLossOption = None,
     admin: AsOption = None,
@@ -96,12 +131,17 @@ def create(
     if bundles is not None:
         points = even_boundaries(check_new_bundles(namespace, bundles))
     policies = {} if on_channel_loss is None else {ON_CHANNEL_LOSS: on_channel_loss.value}
-    carry_out(verbs.create_namespace(namespace, points, policies), log, admin, timeout, as_json=as_json)
+    carry_out(
+        verbs.create_namespace(namespace, points, policies), log, admin, timeout, as_json=as_json
+    )
 
 
 @app.command("list")
 def list_namespaces(
-    tenant: Annotated[str | None, typer.Argument(metavar="TENANT", help="List only this tenant.", show_default=False)] = None,
+    tenant: Annotated[
+        str | None,
+        typer.Argument(metavar="TENANT", help="List only this tenant.", show_default=False),
+    ] = None,
     *,
     log: LogOption,
     timeout: TimeoutOption = TIMEOUT_S,
@@ -109,9 +149,19 @@ def list_namespaces(
 ) -> None:
     """List namespaces, with the number and state of their bundles."""
     with reading(log, timeout) as access:
-        names = [name for name in sorted(access.view.namespaces) if tenant is None or name.split("/")[0] == tenant]
+        names = [
+            name
+            for name in sorted(access.view.namespaces)
+            if tenant is None or name.split("/")[0] == tenant
+        ]
         rows = [namespace_row(access.view, name) for name in names]
-    print_rows(rows, columns=NAMESPACE_COLUMNS, sometimes=("frozen",), as_json=as_json, nothing="there is no namespace")
+    print_rows(
+        rows,
+        columns=NAMESPACE_COLUMNS,
+        sometimes=("frozen",),
+        as_json=as_json,
+        nothing="there is no namespace",
+    )
 
 
 @app.command()
@@ -122,22 +172,33 @@ def policies(
     on_channel_loss: OnChannelLossOption = None,
     group_name: Annotated[
         str | None,
-        typer.Option("--anti-affinity-group", metavar="GROUP", help="Put the namespace into this anti-affinity group.", show_default=False),
+        typer.Option(
+            "--anti-affinity-group",
+            metavar="GROUP",
+            help="Put the namespace into this anti-affinity group.",
+            show_default=False,
+        ),
     ] = None,
-    no_group: Annotated[bool, typer.Option("--no-anti-affinity-group", help="Remove the namespace from its group.")] = False,
+    no_group: Annotated[
+        bool, typer.Option("--no-anti-affinity-group", help="Remove the namespace from its group.")
+    ] = False,
     admin: AsOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
     """Show the policies of a namespace, or set one.
 
-    --on-channel-loss fence: an owner that loses the channel stops serving when its lease ends. --on-channel-loss serve: it serves
-    on. Two brokers may then serve a bundle, and only fencing tokens that your store checks keep them apart. The policy applies
-    to open bundles as soon as their owner has read it.
+    --on-channel-loss fence: an owner that loses the channel stops serving when its lease ends.
+    --on-channel-loss serve: it serves on. Two brokers may then serve a bundle, and only fencing
+    tokens that your store checks keep them apart. The policy applies to open bundles as soon as
+    their owner has read it.
 
-    Namespaces of one --anti-affinity-group are spread over failure domains, then over brokers, when their bundles are placed.
+    Namespaces of one --anti-affinity-group are spread over failure domains, then over brokers, when
+    their bundles are placed.
     """
-    changes: dict[str, str | None] = {} if on_channel_loss is None else {ON_CHANNEL_LOSS: on_channel_loss.value}
+    changes: dict[str, str | None] = (
+        {} if on_channel_loss is None else {ON_CHANNEL_LOSS: on_channel_loss.value}
+    )
     if no_group or group_name is not None:
         changes[ANTI_AFFINITY_GROUP] = group_name
     if len(changes) > 1 or (no_group and group_name is not None):
@@ -145,14 +206,29 @@ def policies(
     if not changes:
         with reading(log, timeout) as access:
             row = namespace_row(access.view, access.namespace(namespace))
-        print_document({"namespace": namespace, ON_CHANNEL_LOSS: row[ON_CHANNEL_LOSS], "policies": row["policies"]}, as_json=as_json)
+        print_document(
+            {
+                "namespace": namespace,
+                ON_CHANNEL_LOSS: row[ON_CHANNEL_LOSS],
+                "policies": row["policies"],
+            },
+            as_json=as_json,
+        )
         return
     ((policy, value),) = changes.items()
-    carry_out(verbs.set_namespace_policy(namespace, policy, value), log, admin, timeout, as_json=as_json)
+    carry_out(
+        verbs.set_namespace_policy(namespace, policy, value), log, admin, timeout, as_json=as_json
+    )
 
 
 @app.command("bundles")
-def show_bundles(namespace: NamespaceArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
+def show_bundles(
+    namespace: NamespaceArgument,
+    *,
+    log: LogOption,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
     """Show the hash ranges of the bundles of a namespace."""
     with reading(log, timeout) as access:
         bundles = access.view.bundles_of(access.namespace(namespace))
@@ -169,16 +245,27 @@ def delete(
     namespace: NamespaceArgument,
     *,
     log: LogOption,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Delete it even if it has clients, and disconnect them.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", "-f", help="Delete it even if it has clients, and disconnect them."
+        ),
+    ] = False,
     admin: AsOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete a namespace with all its bundles. Refused while Pulsar's clients use its topics, unless forced.
+    """Delete a namespace with all its bundles. Refused while Pulsar's clients use its topics,
+    unless forced.
 
-    The bundles are unloaded first, which takes as long as their owners need. If the command times out, run it again to continue.
+    The bundles are unloaded first, which takes as long as their owners need. If the command times
+    out, run it again to continue.
     """
-    operation = verbs.delete_namespace(namespace) if as_json else verbs.delete_namespace(namespace, progress=print_line)
+    operation = (
+        verbs.delete_namespace(namespace)
+        if as_json
+        else verbs.delete_namespace(namespace, progress=print_line)
+    )
     with writing(log, admin, timeout) as access:
         if not force and namespace_named(access.view, namespace).status != "deleting":
             check_unused(namespace, topics_in_use(access, namespace))
@@ -193,7 +280,13 @@ def unload(
     log: LogOption,
     bundle: Annotated[
         str | None,
-        typer.Option("--bundle", "-b", metavar="RANGE", help="Move only this bundle, such as 0x00000000_0x40000000.", show_default=False),
+        typer.Option(
+            "--bundle",
+            "-b",
+            metavar="RANGE",
+            help="Move only this bundle, such as 0x00000000_0x40000000.",
+            show_default=False,
+        ),
     ] = None,
     destination: Annotated[
         str | None,
@@ -207,7 +300,11 @@ def unload(
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Move it even if policies forbid the destination. The balancer will move it back.")
+        bool,
+        typer.Option(
+            "--force",
+            help="Move it even if policies forbid the destination. The balancer will move it back.",
+        ),
     ] = False,
     wait: WaitOption = True,
     admin: AsOption = None,
@@ -216,11 +313,13 @@ def unload(
 ) -> None:
     """Move one bundle, or all bundles, away from their owners.
 
-    The owner serves until the new broker is ready. By default the new broker is the one with the fewest bundles for its capacity.
-    If no other broker may own the bundle, it is released and placed again.
+    The owner serves until the new broker is ready. By default the new broker is the one with the
+    fewest bundles for its capacity. If no other broker may own the bundle, it is released and
+    placed again.
 
-    The bundles of a namespace move 64 at a time, or all at once with --no-wait. The command refuses a dead or draining
-    destination, and, without --force, one that isolation policies or pins exclude.
+    The bundles of a namespace move 64 at a time, or all at once with --no-wait. The command refuses
+    a dead or draining destination, and, without --force, one that isolation policies or pins
+    exclude.
     """
     if force and destination is None:
         raise typer.BadParameter("--force is for a transfer to --destinationBroker")
@@ -251,7 +350,8 @@ def cancel_moves(
 ) -> None:
     """Cancel all moves of a namespace that are not complete.
 
-    The present owners keep their bundles. A bundle that its owner is already releasing still moves. Not in Pulsar.
+    The present owners keep their bundles. A bundle that its owner is already releasing still moves.
+    Not in Pulsar.
     """
     carry_out(verbs.cancel_all(namespace), log, admin, timeout, as_json=as_json)
 
@@ -269,15 +369,27 @@ def freeze(
 ) -> None:
     """Have the balancer leave the bundles of a namespace alone.
 
-    It neither moves them for load, nor splits or merges them. Bundles without an owner are still placed; policies, maintenance and
-    drains still move bundles; and so can you. Freeze again to change the end or the reason.
+    It neither moves them for load, nor splits or merges them. Bundles without an owner are still
+    placed; policies, maintenance and drains still move bundles; and so can you. Freeze again to
+    change the end or the reason.
     """
-    carry_out(verbs.freeze_namespace(namespace, reason=reason, until_ms=end_ms(duration_ms)), log, admin, timeout, as_json=as_json)
+    carry_out(
+        verbs.freeze_namespace(namespace, reason=reason, until_ms=end_ms(duration_ms)),
+        log,
+        admin,
+        timeout,
+        as_json=as_json,
+    )
 
 
 @app.command()
 def unfreeze(
-    namespace: NamespaceArgument, *, log: LogOption, admin: AsOption = None, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
+    namespace: NamespaceArgument,
+    *,
+    log: LogOption,
+    admin: AsOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
 ) -> None:
     """End the freeze of a namespace."""
     carry_out(verbs.unfreeze_namespace(namespace), log, admin, timeout, as_json=as_json)
@@ -295,7 +407,10 @@ def split_bundle(
             "--split-algorithm-name",
             "-san",
             metavar="NAME",
-            help=f"{', '.join(ALGORITHMS)}, or an algorithm of the service.  [default: by --positions]",
+            help=(
+                f"{', '.join(ALGORITHMS)}, or an algorithm of the service.  [default: by"
+                " --positions]"
+            ),
             show_default=False,
         ),
     ] = None,
@@ -320,7 +435,13 @@ def split_bundle(
     The owner keeps the parts, under the same fencing token, and sessions continue.
     """
     points = None if positions is None else parse_points(positions)
-    carry_out(verbs.split(_named(namespace, bundle), algorithm, points, wait=wait), log, admin, timeout, as_json=as_json)
+    carry_out(
+        verbs.split(_named(namespace, bundle), algorithm, points, wait=wait),
+        log,
+        admin,
+        timeout,
+        as_json=as_json,
+    )
 
 
 @app.command("merge-bundle")
@@ -341,11 +462,17 @@ def merge_bundle(
 
 
 def parse_points(text: str) -> tuple[int, ...]:
-    """Parse comma-separated points of the hash space, hexadecimal with `0x` or decimal. Raise `InvalidName`."""
+    """Parse comma-separated points of the hash space, hexadecimal with `0x` or decimal. Raise
+    `InvalidName`.
+    """
     words = [word.strip() for word in text[:_POINTS_CHARACTERS_MAX].split(",")]
-    points = tuple(int(word, 0 if word.startswith("0x") else 10) for word in words if _match_point(word))
+    points = tuple(
+        int(word, 0 if word.startswith("0x") else 10) for word in words if _match_point(word)
+    )
     if len(points) != len(words) or len(text) > _POINTS_CHARACTERS_MAX or max(points) > HASH_MAX:
-        expected = "points from 0 to 0xffffffff with commas between them, such as 0x40000000,0x80000000"
+        expected = (
+            "points from 0 to 0xffffffff with commas between them, such as 0x40000000,0x80000000"
+        )
         raise InvalidName(what="list of points", name=text[:TEXT_CHARACTERS_MAX], expected=expected)
     return points
 
@@ -354,7 +481,9 @@ def parse_boundaries(namespace: str, text: str) -> tuple[int, ...]:
     """Parse all boundaries of a new namespace. Raise `InvalidName` or `CallerError`."""
     points = parse_points(text)
     if points[0] != 0 or points[-1] != HASH_MAX:
-        raise invalid_boundaries(subject=namespace, problem=f"they go from 0x00000000 to 0x{HASH_MAX:08x}")
+        raise invalid_boundaries(
+            subject=namespace, problem=f"they go from 0x00000000 to 0x{HASH_MAX:08x}"
+        )
     check_new_bundles(namespace, len(points) - 1)
     check_cuts(0, HASH_MAX, points[1:-1])
     return points
@@ -371,7 +500,12 @@ def grant_permission(
     *,
     log: LogOption,
     role: RoleOption,
-    actions: Annotated[str, typer.Option(metavar="ACTIONS", help="What the role may do: produce, consume, or produce,consume.")],
+    actions: Annotated[
+        str,
+        typer.Option(
+            metavar="ACTIONS", help="What the role may do: produce, consume, or produce,consume."
+        ),
+    ],
     admin: AsOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
@@ -380,7 +514,13 @@ def grant_permission(
 
     Brokers check this if they run with authorization.
     """
-    carry_out(verbs.grant_permission(namespace, role, parse_actions(actions.split(","))), log, admin, timeout, as_json=as_json)
+    carry_out(
+        verbs.grant_permission(namespace, role, parse_actions(actions.split(","))),
+        log,
+        admin,
+        timeout,
+        as_json=as_json,
+    )
 
 
 @app.command("revoke-permission")
@@ -401,9 +541,22 @@ def revoke_permission(
 
 
 @app.command()
-def permissions(namespace: NamespaceArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
+def permissions(
+    namespace: NamespaceArgument,
+    *,
+    log: LogOption,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
     """List which roles may produce or consume in a namespace."""
     with reading(log, timeout) as access:
         found = permissions_in(namespace_named(access.view, namespace).policies)
-    rows: list[Row] = [{"role": role, "actions": ",".join(actions)} for role, actions in found.items()]
-    print_rows(rows, columns=("role", "actions"), as_json=as_json, nothing=f"no role may produce or consume in {namespace}")
+    rows: list[Row] = [
+        {"role": role, "actions": ",".join(actions)} for role, actions in found.items()
+    ]
+    print_rows(
+        rows,
+        columns=("role", "actions"),
+        as_json=as_json,
+        nothing=f"no role may produce or consume in {namespace}",
+    )

@@ -1,6 +1,8 @@
-"""Define `equipoise plan`: forecast a balancing round from the channel and the load reports, without a broker.
+"""Define `equipoise plan`: forecast a balancing round from the channel and the load reports,
+without a broker.
 
-`shedder` plans the round, `brokers.balancing.forecast` computes its effect, `brokers.cli.commands.forecasts` prints it.
+`shedder` plans the round, `brokers.balancing.forecast` computes its effect,
+`brokers.cli.commands.forecasts` prints it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,11 @@ from equipoise.brokers.balancing.decisions import Decision, Kind
 from equipoise.brokers.balancing.forecast import Forecast
 from equipoise.brokers.balancing.planning import cluster_snapshot_of, foreseen, fresh, moving_in
 from equipoise.brokers.balancing.saved_plans import SavedPlan, read_plan, saved_plan
-from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings, placement_of
+from equipoise.brokers.balancing.settings.balancing_settings import (
+    SHEDDERS,
+    BalancingSettings,
+    placement_of,
+)
 from equipoise.brokers.balancing.settings.setting_values import Value, with_values
 from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.cli.broker_conf import read_broker_conf
@@ -64,20 +70,38 @@ def plan(
     log: LogOption,
     shedder: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help=f"Plan with this shedder: {', '.join(SHEDDERS)}.  [default: the cluster's]", show_default=False),
+        typer.Option(
+            metavar="NAME",
+            help=f"Plan with this shedder: {', '.join(SHEDDERS)}.  [default: the cluster's]",
+            show_default=False,
+        ),
     ] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Override a setting for this dry run. Repeatable.", show_default=False),
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Override a setting for this dry run. Repeatable.",
+            show_default=False,
+        ),
     ] = None,
     broker_conf: BrokerConfOption = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", parser=file, help="Write the plan to this file, for --apply.", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            parser=file,
+            help="Write the plan to this file, for --apply.",
+            show_default=False,
+        ),
     ] = None,
     apply: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", parser=file, help="Carry out the plan in this file, unless the cluster has changed.", show_default=False
+            metavar="FILE",
+            parser=file,
+            help="Carry out the plan in this file, unless the cluster has changed.",
+            show_default=False,
         ),
     ] = None,
     name: AsOption = None,
@@ -86,32 +110,50 @@ def plan(
 ) -> None:
     """Show what the balancer would move now, and what blocks further moves.
 
-    Without --apply, this is a dry run: it reads the channel and the load reports, and changes nothing. The settings on the channel
-    override those of --broker-conf, which override the defaults. It does not know the settings that brokers got when they started.
+    Without --apply, this is a dry run: it reads the channel and the load reports, and changes
+    nothing. The settings on the channel override those of --broker-conf, which override the
+    defaults. It does not know the settings that brokers got when they started.
 
-    With --apply, it moves exactly what the file says, and Ctrl-C stops after the moves in flight. Exit code 1: no broker has
-    sent a fresh load report; or the cluster has changed since the plan; or a bundle did not arrive.
+    With --apply, it moves exactly what the file says, and Ctrl-C stops after the moves in flight.
+    Exit code 1: no broker has sent a fresh load report; or the cluster has changed since the plan;
+    or a bundle did not arrive.
     """
     if apply is not None:
         if shedder is not None or changes or broker_conf is not None or output is not None:
-            raise typer.BadParameter("--apply carries out a plan as it is: give it only --log, --as, --timeout and --json")
+            raise typer.BadParameter(
+                "--apply carries out a plan as it is: give it only --log, --as, --timeout and"
+                " --json"
+            )
         _apply(apply, log, name, timeout, as_json=as_json)
         return
-    given = pairs("--set", changes or ()) | ({} if shedder is None else {"balancing.shedder": shedder})
-    base = with_values(BalancingSettings(), {} if broker_conf is None else balancing_settings_of(broker_conf))
+    given = pairs("--set", changes or ()) | (
+        {} if shedder is None else {"balancing.shedder": shedder}
+    )
+    base = with_values(
+        BalancingSettings(), {} if broker_conf is None else balancing_settings_of(broker_conf)
+    )
     with reading(log, timeout) as access:
         view = access.view
         settings = with_values(settings_in(view, base), given)
         summaries = open_load_bus(log).latest()
         now_ms = time.time_ns() // 1_000_000
         newest = _newest_decisions(log)
-        cluster = cluster_snapshot_of(view, summaries, settings, now_ms=now_ms, memory=_memory(view, newest.get("shed")))
+        cluster = cluster_snapshot_of(
+            view, summaries, settings, now_ms=now_ms, memory=_memory(view, newest.get("shed"))
+        )
         placement = placement_of(settings, fresh(summaries, settings, now_ms=now_ms))
         strategy, forecast = foreseen(cluster, settings, placement)
         controls = standing_controls(view, now_ms)
         saved, leader = saved_plan(view, forecast, settings.balancing), _leader(view)
         seen = Seen(
-            plan=saved.id, log=log, at_ms=now_ms, offset=view.offset, leader=leader, newest=newest, strategy=strategy, controls=controls
+            plan=saved.id,
+            log=log,
+            at_ms=now_ms,
+            offset=view.offset,
+            leader=leader,
+            newest=newest,
+            strategy=strategy,
+            controls=controls,
         )
     if forecast.before is None:
         raise _without_load(log, forecast)
@@ -119,7 +161,10 @@ def plan(
         try:
             output.write_text(saved.text(), encoding="utf-8")
         except OSError as error:
-            raise InvalidRequest(what=f"the file {output}", problem=f"the plan cannot be written to it: {error.strerror}") from error
+            raise InvalidRequest(
+                what=f"the file {output}",
+                problem=f"the plan cannot be written to it: {error.strerror}",
+            ) from error
     if as_json:
         print_json(document_of(seen, settings, forecast))
     else:
@@ -131,7 +176,9 @@ def _apply(path: Path, log: str, name: str | None, timeout_s: int, *, as_json: b
     try:
         plan = read_plan(path.read_bytes())
     except OSError as error:
-        raise InvalidRequest(what=f"the plan {path}", problem=f"its file cannot be read: {error.strerror}") from error
+        raise InvalidRequest(
+            what=f"the plan {path}", problem=f"its file cannot be read: {error.strerror}"
+        ) from error
     except ValueError as error:
         raise InvalidRequest(what=f"the plan {path}", problem=str(error)) from error
     failed = False
@@ -139,17 +186,30 @@ def _apply(path: Path, log: str, name: str | None, timeout_s: int, *, as_json: b
         _check_unchanged(plan, access.view, plan.moves)
         left = list(plan.moves)
         while left:
-            in_time = replace(access, deadline=Deadline.after(timeout_ms=timeout_s * 1_000))  # Each batch has its own time.
+            # Each batch has its own time.
+            in_time = replace(access, deadline=Deadline.after(timeout_ms=timeout_s * 1_000))
             read_on(access.log, access.reader, deadline=in_time.deadline)
-            batch = until(in_time, partial(_next_batch, plan, left, interrupted), what="room for the next moves of the plan")
+            batch = until(
+                in_time,
+                partial(_next_batch, plan, left, interrupted),
+                what="room for the next moves of the plan",
+            )
             left = [move for move in left if move not in batch]
             _check_unchanged(plan, access.view, batch)
             outcomes = {outcome.bundle: outcome for outcome in run(in_time, transfer_batch(batch))}
             for move in batch:
                 outcome = outcomes.get(move.bundle)
                 failed = failed or outcome is None or outcome.owner != move.destination
-                sentence = f"{move.bundle} did not move: somebody else moves it" if outcome is None else outcome.sentence()
-                document: dict[str, object] = {"bundle": move.bundle, "problem": sentence} if outcome is None else {**outcome.document()}
+                sentence = (
+                    f"{move.bundle} did not move: somebody else moves it"
+                    if outcome is None
+                    else outcome.sentence()
+                )
+                document: dict[str, object] = (
+                    {"bundle": move.bundle, "problem": sentence}
+                    if outcome is None
+                    else {**outcome.document()}
+                )
                 print_fact(sentence, document, as_json=as_json)
             if interrupted.is_set():
                 raise KeyboardInterrupt
@@ -157,7 +217,9 @@ def _apply(path: Path, log: str, name: str | None, timeout_s: int, *, as_json: b
         raise typer.Exit(ExitCode.REFUSED)
 
 
-def _next_batch(plan: SavedPlan, left: Sequence[Move], interrupted: Event, view: View) -> Sequence[Move] | None:
+def _next_batch(
+    plan: SavedPlan, left: Sequence[Move], interrupted: Event, view: View
+) -> Sequence[Move] | None:
     """Return the moves that may start now; None while all must wait for others."""
     if interrupted.is_set():
         raise KeyboardInterrupt
@@ -168,12 +230,23 @@ def _check_unchanged(plan: SavedPlan, view: View, moves: Sequence[Move]) -> None
     changes = plan.changes(view, moves)
     if changes is not None:
         advice = "make a new plan with `equipoise plan --output`"
-        raise Rejected(key=f"plan {plan.id}", reason=Reason.STALE, problem=changes, offset=None, action="apply the", advice=advice)
+        raise Rejected(
+            key=f"plan {plan.id}",
+            reason=Reason.STALE,
+            problem=changes,
+            offset=None,
+            action="apply the",
+            advice=advice,
+        )
 
 
 def balancing_settings_of(broker_conf: Path) -> Mapping[str, Value]:
     """Return the settings of balancing in a file. Only these have a dot in their name."""
-    return {name: value for name, value in read_broker_conf(broker_conf).read.settings.items() if "." in name}
+    return {
+        name: value
+        for name, value in read_broker_conf(broker_conf).read.settings.items()
+        if "." in name
+    }
 
 
 def _leader(view: View) -> str | None:
@@ -182,7 +255,9 @@ def _leader(view: View) -> str | None:
 
 
 def _memory(view: View, decision: Decision | None) -> Memory:
-    """Return the memory of the leader as far as its last decision has it: what is used of the budget of moved load."""
+    """Return the memory of the leader as far as its last decision has it: what is used of the
+    budget of moved load.
+    """
     leader = view.leader()
     if leader is None or decision is None or decision.budget is None:
         return Memory()
@@ -191,14 +266,17 @@ def _memory(view: View, decision: Decision | None) -> Memory:
 
 
 def _newest_decisions(log: str) -> Mapping[Kind, Decision]:
-    """Return the newest decision of each kind. Unreadable decisions count as none, because a plan does not need them."""
+    """Return the newest decision of each kind. Unreadable decisions count as none, because a plan
+    does not need them.
+    """
     try:
         return {decision.kind: decision for decision in open_decision_log(log).newest(_SEARCHED)}
     except PeerError:
         return {}
 
 
-# How many decisions to search: between two rounds of the leader, all brokers record their splits and merges.
+# How many decisions to search: between two rounds of the leader, all brokers record their splits
+# and merges.
 _SEARCHED = 100
 
 
@@ -207,8 +285,11 @@ def _without_load(log: str, forecast: Forecast) -> NoFreshLoad:
     others = f" (and likewise {len(apart) - 1} others)" if len(apart) > 1 else ""
     problem = f"{apart[0]}{others}" if apart else "no broker is alive"
     advice = (
-        f"start a load worker (equipoise load-worker --log {quote(log)}), and read what the brokers log about their reports"
+        f"start a load worker (equipoise load-worker --log {quote(log)}), and read what the brokers"
+        " log about their reports"
         if log.startswith("kafka:")
         else "read what the brokers log about their reports, and check the clock of this machine"
     )
-    return NoFreshLoad(log=log, problem=problem, advice=advice if apart else "start one (equipoise broker)")
+    return NoFreshLoad(
+        log=log, problem=problem, advice=advice if apart else "start one (equipoise broker)"
+    )

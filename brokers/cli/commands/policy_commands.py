@@ -1,4 +1,5 @@
-"""Define `equipoise policies`: isolation policies, pins, failure domains, and which brokers they allow.
+"""Define `equipoise policies`: isolation policies, pins, failure domains, and which brokers they
+allow.
 
 The syntax follows `pulsar-admin ns-isolation-policy`.
 """
@@ -25,10 +26,24 @@ from equipoise.brokers.balancing.policies import (
 )
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.settings_records import settings_in
-from equipoise.brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, carry_out, reading, writing
+from equipoise.brokers.cli.options import (
+    TIMEOUT_S,
+    AsOption,
+    JsonOption,
+    LogOption,
+    TimeoutOption,
+    carry_out,
+    reading,
+    writing,
+)
 from equipoise.brokers.cli.outcome import group
 from equipoise.brokers.cli.output import print_document, print_fact, print_rows
-from equipoise.brokers.cli.rows import DESTINATION_COLUMNS, POLICY_COLUMNS, destination_rows, policy_row
+from equipoise.brokers.cli.rows import (
+    DESTINATION_COLUMNS,
+    POLICY_COLUMNS,
+    destination_rows,
+    policy_row,
+)
 from equipoise.brokers.operations import verbs
 from equipoise.brokers.operations.on_channel import run
 from equipoise.channel.core.records import Document
@@ -40,7 +55,11 @@ _LIMIT_DIGITS_MAX: Final = 9
 
 KeyArgument = Annotated[
     str,
-    typer.Argument(metavar="KIND/NAME", help="As `list` prints it: isolation/NAME, pin/NAME or failure-domain/NAME.", show_default=False),
+    typer.Argument(
+        metavar="KIND/NAME",
+        help="As `list` prints it: isolation/NAME, pin/NAME or failure-domain/NAME.",
+        show_default=False,
+    ),
 ]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
 
@@ -52,15 +71,27 @@ class FailOver(StrEnum):
 
 
 @app.command("list")
-def list_policies(*, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
+def list_policies(
+    *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
+) -> None:
     """List isolation policies, pins and failure domains."""
     with reading(log, timeout) as access:
-        rows = [policy_row(access.view, key) for key in sorted(access.view.policies) if is_about_placement(key)]
+        rows = [
+            policy_row(access.view, key)
+            for key in sorted(access.view.policies)
+            if is_about_placement(key)
+        ]
     print_rows(rows, columns=POLICY_COLUMNS, as_json=as_json, nothing="there is no policy")
 
 
 @app.command()
-def show(key: KeyArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
+def show(
+    key: KeyArgument,
+    *,
+    log: LogOption,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
     """Show an isolation policy, a pin or a failure domain."""
     with reading(log, timeout) as access:
         policy_named(access.view, key)
@@ -73,17 +104,29 @@ def set_isolation(
     name: NameArgument,
     *,
     log: LogOption,
-    namespaces: Annotated[list[str], typer.Option(metavar="REGEX", help="Namespaces that the policy applies to. Repeatable.")],
-    primary: Annotated[list[str], typer.Option(metavar="REGEX", help="Their brokers, by id or host. Repeatable.")],
+    namespaces: Annotated[
+        list[str],
+        typer.Option(metavar="REGEX", help="Namespaces that the policy applies to. Repeatable."),
+    ],
+    primary: Annotated[
+        list[str], typer.Option(metavar="REGEX", help="Their brokers, by id or host. Repeatable.")
+    ],
     secondary: Annotated[
         list[str] | None,
-        typer.Option(metavar="REGEX", help="Brokers to use while too few primaries are available. Repeatable.", show_default=False),
+        typer.Option(
+            metavar="REGEX",
+            help="Brokers to use while too few primaries are available. Repeatable.",
+            show_default=False,
+        ),
     ] = None,
     min_limit: Annotated[
         int | None,
         typer.Option(
             metavar="NUMBER",
-            help=f"Use secondaries below this number of available primaries.  [default: {MIN_LIMIT_DEFAULT}]",
+            help=(
+                "Use secondaries below this number of available primaries.  [default:"
+                f" {MIN_LIMIT_DEFAULT}]"
+            ),
             show_default=False,
         ),
     ] = None,
@@ -91,12 +134,18 @@ def set_isolation(
         int | None,
         typer.Option(
             metavar="PERCENT",
-            help=f"A primary with this resource usage counts as not available.  [default: {USAGE_THRESHOLD_DEFAULT}]",
+            help=(
+                "A primary with this resource usage counts as not available.  [default:"
+                f" {USAGE_THRESHOLD_DEFAULT}]"
+            ),
             show_default=False,
         ),
     ] = None,
     fail_over: Annotated[
-        FailOver, typer.Option("--auto-failover-policy-type", help="Accepted for scripts written for Pulsar.")
+        FailOver,
+        typer.Option(
+            "--auto-failover-policy-type", help="Accepted for scripts written for Pulsar."
+        ),
     ] = FailOver.MIN_AVAILABLE,
     limits: Annotated[
         str | None,
@@ -113,17 +162,22 @@ def set_isolation(
 ) -> None:
     """Reserve brokers for namespaces.
 
-    The namespaces use only these brokers, and these brokers serve no other namespaces. A regular expression must match the whole
-    name. The leader moves bundles that violate the policy, some at a time.
+    The namespaces use only these brokers, and these brokers serve no other namespaces. A regular
+    expression must match the whole name. The leader moves bundles that violate the policy, some at
+    a time.
     """
     del fail_over  # There is only one mode, the default.
     given = {"min_limit": min_limit, "usage_threshold": usage_threshold}
     found = {limit: number for limit, number in given.items() if number is not None}
     if limits is not None:
         if found:
-            raise typer.BadParameter("give the limits as single options or with --auto-failover-policy-params, not both")
+            raise typer.BadParameter(
+                "give the limits as single options or with --auto-failover-policy-params, not both"
+            )
         found = _parsed_limits(limits)
-    document = isolation_document(namespaces=namespaces, primary=primary, secondary=secondary or (), **found)
+    document = isolation_document(
+        namespaces=namespaces, primary=primary, secondary=secondary or (), **found
+    )
     _set(log, admin, timeout, f"{ISOLATION}/{name}", document, as_json=as_json)
 
 
@@ -132,12 +186,22 @@ def pin(
     name: NameArgument,
     *,
     log: LogOption,
-    namespace: Annotated[str, typer.Option(metavar="TENANT/NAMESPACE", help="Namespace of the bundles.")],
-    brokers: Annotated[list[str], typer.Option("--brokers", metavar="ID", help="Id of a broker that may own them. Repeatable.")],
+    namespace: Annotated[
+        str, typer.Option(metavar="TENANT/NAMESPACE", help="Namespace of the bundles.")
+    ],
+    brokers: Annotated[
+        list[str],
+        typer.Option(
+            "--brokers", metavar="ID", help="Id of a broker that may own them. Repeatable."
+        ),
+    ],
     range_: Annotated[
         str | None,
         typer.Option(
-            "--range", metavar="RANGE", help="Pin only bundles that overlap this range, such as 0x00000000_0x40000000.", show_default=False
+            "--range",
+            metavar="RANGE",
+            help="Pin only bundles that overlap this range, such as 0x00000000_0x40000000.",
+            show_default=False,
         ),
     ] = None,
     admin: AsOption = None,
@@ -158,7 +222,13 @@ def set_failure_domain(
     *,
     log: LogOption,
     brokers: Annotated[
-        list[str] | None, typer.Option("--brokers", metavar="ID", help="Id of a broker of the domain. Repeatable.", show_default=False)
+        list[str] | None,
+        typer.Option(
+            "--brokers",
+            metavar="ID",
+            help="Id of a broker of the domain. Repeatable.",
+            show_default=False,
+        ),
     ] = None,
     admin: AsOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
@@ -166,15 +236,27 @@ def set_failure_domain(
 ) -> None:
     """Set the brokers of a failure domain.
 
-    The domain overrides the one that a broker declares. Namespaces of one anti-affinity group use different domains if possible.
-    It applies as bundles are placed.
+    The domain overrides the one that a broker declares. Namespaces of one anti-affinity group use
+    different domains if possible. It applies as bundles are placed.
     """
-    _set(log, admin, timeout, f"{FAILURE_DOMAIN}/{name}", failure_domain_document(brokers or ()), as_json=as_json)
+    _set(
+        log,
+        admin,
+        timeout,
+        f"{FAILURE_DOMAIN}/{name}",
+        failure_domain_document(brokers or ()),
+        as_json=as_json,
+    )
 
 
 @app.command()
 def delete(
-    key: KeyArgument, *, log: LogOption, admin: AsOption = None, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
+    key: KeyArgument,
+    *,
+    log: LogOption,
+    admin: AsOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
 ) -> None:
     """Delete a policy."""
     carry_out(verbs.delete_cluster_policy(key), log, admin, timeout, as_json=as_json)
@@ -182,7 +264,12 @@ def delete(
 
 @app.command()
 def explain(
-    bundle: Annotated[str, typer.Argument(metavar="BUNDLE", help="TENANT/NAMESPACE/0x00000000_0x40000000", show_default=False)],
+    bundle: Annotated[
+        str,
+        typer.Argument(
+            metavar="BUNDLE", help="TENANT/NAMESPACE/0x00000000_0x40000000", show_default=False
+        ),
+    ],
     *,
     log: LogOption,
     timeout: TimeoutOption = TIMEOUT_S,
@@ -190,15 +277,20 @@ def explain(
 ) -> None:
     """Show which brokers may own a bundle, and why the others may not.
 
-    `no` is a rule, `rather not` a preference. Load is ignored: topics are not counted, and primaries that are up are available.
+    `no` is a rule, `rather not` a preference. Load is ignored: topics are not counted, and
+    primaries that are up are available.
     """
     with reading(log, timeout) as access:
         rules = settings_in(access.view, BalancingSettings()).placement
         rows = destination_rows(Destinations(access.view, rules=rules), access.bundle(bundle))
-    print_rows(rows, columns=DESTINATION_COLUMNS, as_json=as_json, nothing="no broker has ever joined")
+    print_rows(
+        rows, columns=DESTINATION_COLUMNS, as_json=as_json, nothing="no broker has ever joined"
+    )
 
 
-def _set(log: str, admin: str | None, timeout: int, key: str, document: Document, *, as_json: bool) -> None:
+def _set(
+    log: str, admin: str | None, timeout: int, key: str, document: Document, *, as_json: bool
+) -> None:
     with writing(log, admin, timeout) as access:
         answer = run(access, verbs.set_cluster_policy(key, document))
         row = policy_row(access.view, key)
@@ -206,11 +298,19 @@ def _set(log: str, admin: str | None, timeout: int, key: str, document: Document
 
 
 def _parsed_limits(text: str) -> dict[str, int]:
-    """Parse limits in Pulsar's syntax. Raise typer's errors. The policy check bounds their values."""
+    """Parse limits in Pulsar's syntax. Raise typer's errors. The policy check bounds their
+    values.
+    """
     found = {}
     for word in text.split(","):
         limit, _, number = word.strip().partition("=")
-        if limit not in _LIMITS or limit in found or not (number.isascii() and number.isdigit() and len(number) <= _LIMIT_DIGITS_MAX):
-            raise typer.BadParameter("write --auto-failover-policy-params as min_limit=1,usage_threshold=80")
+        if (
+            limit not in _LIMITS
+            or limit in found
+            or not (number.isascii() and number.isdigit() and len(number) <= _LIMIT_DIGITS_MAX)
+        ):
+            raise typer.BadParameter(
+                "write --auto-failover-policy-params as min_limit=1,usage_threshold=80"
+            )
         found[limit] = int(number)
     return found

@@ -1,4 +1,5 @@
-"""Define `equipoise spark`: run Spark jobs over the history of a channel, and runs of the laboratory.
+"""Define `equipoise spark`: run Spark jobs over the history of a channel, and runs of the
+laboratory.
 
 The jobs are in `spark_jobs`, and print their own findings.
 """
@@ -16,9 +17,26 @@ from typing import Annotated, Final
 import typer
 
 from equipoise.brokers.cli.commands.broker import pairs
-from equipoise.brokers.cli.lab_commands import BROKERS, BUNDLES, OURS, BrokersOption, BundlesOption, EveryOption, ForOption, shape_of
+from equipoise.brokers.cli.lab_commands import (
+    BROKERS,
+    BUNDLES,
+    OURS,
+    BrokersOption,
+    BundlesOption,
+    EveryOption,
+    ForOption,
+    shape_of,
+)
 from equipoise.brokers.cli.moments import TimeCommand, moment
-from equipoise.brokers.cli.options import LOG_VARIABLE, ErrorsAsJsonOption, JsonOption, LogOption, directory, file, handle
+from equipoise.brokers.cli.options import (
+    LOG_VARIABLE,
+    ErrorsAsJsonOption,
+    JsonOption,
+    LogOption,
+    directory,
+    file,
+    handle,
+)
 from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import print_line
 from equipoise.brokers.cli.standard_input import StopOnEofOption, end_with_standard_input
@@ -49,23 +67,48 @@ ArchiveOption = Annotated[
     typer.Option(
         metavar="DIR",
         parser=directory,
-        help="Folder of the archive.  [default: FILE.archive next to the log's file, or TOPIC.archive]",
+        help=(
+            "Folder of the archive.  [default: FILE.archive next to the log's file, or"
+            " TOPIC.archive]"
+        ),
         show_default=False,
     ),
 ]
-ThereOption = Annotated[Path, typer.Option("--archive", metavar="DIR", parser=directory, help="Folder of the archive.")]
+ThereOption = Annotated[
+    Path, typer.Option("--archive", metavar="DIR", parser=directory, help="Folder of the archive.")
+]
 MasterOption = Annotated[
-    str | None, typer.Option(metavar="URL", help="Spark cluster, as for spark-submit.  [default: this machine]", show_default=False)
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Spark cluster, as for spark-submit.  [default: this machine]",
+        show_default=False,
+    ),
 ]
 ToEndOption = Annotated[bool, typer.Option("--to-end", help="Stop at the present end of the log.")]
 MetricsPortOption = Annotated[
     int | None,
-    typer.Option(metavar="PORT", min=0, max=_PORT_MAX, help="Serve Prometheus metrics on this port.", show_default=False),
+    typer.Option(
+        metavar="PORT",
+        min=0,
+        max=_PORT_MAX,
+        help="Serve Prometheus metrics on this port.",
+        show_default=False,
+    ),
 ]
 FromOption = Annotated[
-    str | None, typer.Option("--from", metavar="TIME", help="Start time: 2026-01-31T12:34, or -1d (s, m, h, d, w).", show_default=False)
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="TIME",
+        help="Start time: 2026-01-31T12:34, or -1d (s, m, h, d, w).",
+        show_default=False,
+    ),
 ]
-ToOption = Annotated[str | None, typer.Option("--to", metavar="TIME", help="End time (exclusive).", show_default=False)]
+ToOption = Annotated[
+    str | None,
+    typer.Option("--to", metavar="TIME", help="End time (exclusive).", show_default=False),
+]
 
 
 def _folder_or_url(text: str) -> str:
@@ -88,17 +131,24 @@ def audit(
     to_end: ToEndOption = False,
     in_flight_max: Annotated[
         int,
-        typer.Option(metavar="SECONDS", min=1, max=_IN_FLIGHT_MAX_S_MAX, help="Report bundles that stay between two owners for longer."),
+        typer.Option(
+            metavar="SECONDS",
+            min=1,
+            max=_IN_FLIGHT_MAX_S_MAX,
+            help="Report bundles that stay between two owners for longer.",
+        ),
     ] = IN_FLIGHT_MAX_S,
     master: MasterOption = None,
     metrics_port: MetricsPortOption = None,
     stop_on_eof: StopOnEofOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check every record of a channel as it arrives, with an independent implementation of the rules.
+    """Check every record of a channel as it arrives, with an independent implementation of the
+    rules.
 
-    It prints findings, stores them in the archive's table `findings`, and publishes them on a topic (Kafka) or in a table (SQLite) next to
-    the log. Ctrl-C stops it, and the next run continues there. With --to-end the exit code is 1 if this run found something.
+    It prints findings, stores them in the archive's table `findings`, and publishes them on a topic
+    (Kafka) or in a table (SQLite) next to the log. Ctrl-C stops it, and the next run continues
+    there. With --to-end the exit code is 1 if this run found something.
     """
     with _importing():
         from equipoise.spark_jobs.audit.job import run_audit
@@ -124,10 +174,17 @@ def keep(
     to_end: ToEndOption = False,
     hold: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Keep the log from removing what the archive NAME has not read yet.", show_default=False),
+        typer.Option(
+            metavar="NAME",
+            help="Keep the log from removing what the archive NAME has not read yet.",
+            show_default=False,
+        ),
     ] = None,
     release: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only release the hold of the archive NAME.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Only release the hold of the archive NAME.", show_default=False
+        ),
     ] = None,
     master: MasterOption = None,
     metrics_port: MetricsPortOption = None,
@@ -159,75 +216,131 @@ def keep(
 
 @app.command(cls=TimeCommand)
 def verify(
-    *, archive: ThereOption, begin: FromOption = None, end: ToOption = None, master: MasterOption = None, as_json: JsonOption = False
+    *,
+    archive: ThereOption,
+    begin: FromOption = None,
+    end: ToOption = None,
+    master: MasterOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Replay all parts of an archive in parallel, and compare their digests with the stored ones. Exit code 1 on a difference."""
+    """Replay all parts of an archive in parallel, and compare their digests with the stored ones.
+    Exit code 1 on a difference.
+    """
     with _importing():
         from equipoise.spark_jobs.verifying.job import run_verify
 
     from_ms, to_ms = _span(begin, end)
-    _end(run_verify(VerifyOptions(archive=archive, from_ms=from_ms, to_ms=to_ms, master=master, as_json=as_json), _screen()))
+    _end(
+        run_verify(
+            VerifyOptions(
+                archive=archive, from_ms=from_ms, to_ms=to_ms, master=master, as_json=as_json
+            ),
+            _screen(),
+        )
+    )
 
 
 @app.command(cls=TimeCommand)
 def report(
     *,
-    archive: Annotated[Path | None, typer.Option(metavar="DIR", parser=directory, help="Read this archive.", show_default=False)] = None,
+    archive: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", parser=directory, help="Read this archive.", show_default=False
+        ),
+    ] = None,
     log: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help=f"Archive and audit this log first, then read its archive.  [default: {LOG_VARIABLE}]", show_default=False
+            metavar="URL",
+            help=(
+                "Archive and audit this log first, then read its archive.  [default:"
+                f" {LOG_VARIABLE}]"
+            ),
+            show_default=False,
         ),
     ] = None,
     begin: FromOption = None,
     end: ToOption = None,
-    out: Annotated[Path, typer.Option(metavar="FILE", parser=file, help="Page to write.")] = _REPORT,
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", parser=file, help="Page to write.")
+    ] = _REPORT,
     master: MasterOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write one page about a period: findings, moves and their reasons, pauses, load, and the owner of each bundle over time."""
+    """Write one page about a period: findings, moves and their reasons, pauses, load, and the owner
+    of each bundle over time.
+    """
     with _importing():
         from equipoise.spark_jobs.report import run_report
 
-    if archive is None and log is None:  # An explicit archive takes precedence over the log of the environment.
+    # An explicit archive takes precedence over the log of the environment.
+    if archive is None and log is None:
         log = os.environ.get(LOG_VARIABLE)
     if (archive is None) == (log is None):
         raise typer.BadParameter("give one of --archive and --log", param_hint="--archive")
     from_ms, to_ms = _span(begin, end)
     if log is not None:
         _begin(log)
-    options = ReportOptions(out=out, archive=archive, log_url=log, from_ms=from_ms, to_ms=to_ms, master=master, as_json=as_json)
+    options = ReportOptions(
+        out=out,
+        archive=archive,
+        log_url=log,
+        from_ms=from_ms,
+        to_ms=to_ms,
+        master=master,
+        as_json=as_json,
+    )
     _end(run_report(options, _screen()))
 
 
 @app.command()
 def pulsar(
     recording: Annotated[
-        Path, typer.Argument(metavar="FILE", parser=file, help="A recording of `equipoise pulsar record`.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            parser=file,
+            help="A recording of `equipoise pulsar record`.",
+            show_default=False,
+        ),
     ],
     *,
     archive: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", parser=directory, help="Folder of the archive.  [default: FILE.archive]", show_default=False),
+        typer.Option(
+            metavar="DIR",
+            parser=directory,
+            help="Folder of the archive.  [default: FILE.archive]",
+            show_default=False,
+        ),
     ] = None,
     master: MasterOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Audit a recorded Pulsar cluster by rules from Pulsar's design documents, and write its history as an archive for `spark report`.
+    """Audit a recorded Pulsar cluster by rules from Pulsar's design documents, and write its
+    history as an archive for `spark report`.
 
-    It prints findings, each with what an operator of Pulsar can do. A later run reads the whole recording again. The exit code is 1 if it
-    found something.
+    It prints findings, each with what an operator of Pulsar can do. A later run reads the whole
+    recording again. The exit code is 1 if it found something.
     """
     with _importing():
         from equipoise.spark_jobs.audit.pulsar import run_pulsar
 
     into = archive or Path(f"{recording}.archive")
-    _end(run_pulsar(PulsarOptions(recording=recording, archive=into, master=master, as_json=as_json), _screen()))
+    _end(
+        run_pulsar(
+            PulsarOptions(recording=recording, archive=into, master=master, as_json=as_json),
+            _screen(),
+        )
+    )
 
 
 @app.command()
 def compact(*, archive: ThereOption, as_json: JsonOption = False) -> None:
-    """Join the small files of an archive into large ones. Readers see the same rows before, during and after."""
+    """Join the small files of an archive into large ones. Readers see the same rows before, during
+    and after.
+    """
     with _importing():
         from equipoise.spark_jobs.archive.tables.small_files import run_compact
 
@@ -236,33 +349,59 @@ def compact(*, archive: ThereOption, as_json: JsonOption = False) -> None:
 
 @app.command()
 def lab(
-    traces: Annotated[list[str], typer.Argument(metavar="TRACE", help="Kinds of generated traces, or files.", show_default=False)],
+    traces: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TRACE", help="Kinds of generated traces, or files.", show_default=False
+        ),
+    ],
     *,
     output: Annotated[
         str,
         typer.Option(
-            metavar="DIR", parser=_folder_or_url, help="Folder for the tables. On a cluster: a folder or URL that all machines share."
+            metavar="DIR",
+            parser=_folder_or_url,
+            help="Folder for the tables. On a cluster: a folder or URL that all machines share.",
         ),
     ],
     policy: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help=f"A policy to run. Repeatable.  [default: {OURS}]", show_default=False)
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"A policy to run. Repeatable.  [default: {OURS}]",
+            show_default=False,
+        ),
     ] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE,...", help="Run each value of a setting of balancing. Repeatable.", show_default=False),
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE,...",
+            help="Run each value of a setting of balancing. Repeatable.",
+            show_default=False,
+        ),
     ] = None,
     every: EveryOption = None,
-    seeds: Annotated[int, typer.Option(metavar="NUMBER", min=1, help="Number of seeds, whose figures are averaged: 1 to NUMBER.")] = 1,
+    seeds: Annotated[
+        int,
+        typer.Option(
+            metavar="NUMBER",
+            min=1,
+            help="Number of seeds, whose figures are averaged: 1 to NUMBER.",
+        ),
+    ] = 1,
     brokers: BrokersOption = BROKERS,
     bundles: BundlesOption = BUNDLES,
     length: ForOption = "2h",
     master: MasterOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run policies and settings on load traces in parallel, and print the settings that no others beat in evenness and load moved.
+    """Run policies and settings on load traces in parallel, and print the settings that no others
+    beat in evenness and load moved.
 
-    Each trace runs with each policy, each combination of the values of --set, and each seed, up to 20,000 runs. DIR gets the tables
-    `runs.parquet` and `front.parquet`. A run that fails is a row with its error; the exit code is then 1.
+    Each trace runs with each policy, each combination of the values of --set, and each seed, up to
+    20,000 runs. DIR gets the tables `runs.parquet` and `front.parquet`. A run that fails is a row
+    with its error; the exit code is then 1.
     """
     with _importing():
         from equipoise.lab.grid import grid_values
@@ -272,7 +411,9 @@ def lab(
         traces=tuple(traces),
         shape=shape_of(brokers, bundles, length),
         policies=tuple(policy or [OURS]),
-        values=grid_values(pair for text in changes or () for pair in pairs("--set", [text]).items()),
+        values=grid_values(
+            pair for text in changes or () for pair in pairs("--set", [text]).items()
+        ),
         every_s=every,
         seeds=seeds,
         output=output,
@@ -284,7 +425,9 @@ def lab(
 
 @app.command()
 def jars(*, as_json: ErrorsAsJsonOption = False) -> None:
-    """Fetch the jars of Spark's Kafka connector into the cache and verify them. A log in a file needs none."""
+    """Fetch the jars of Spark's Kafka connector into the cache and verify them. A log in a file
+    needs none.
+    """
     del as_json  # It prints paths only.
     from equipoise.spark_jobs.streams.connector import connector_jars
 
@@ -293,7 +436,9 @@ def jars(*, as_json: ErrorsAsJsonOption = False) -> None:
 
 
 def _span(begin: str | None, end: str | None) -> tuple[int | None, int | None]:
-    """Return the Unix times of two texts. Raise `typer.BadParameter` for an offset, or an end that is not after the beginning."""
+    """Return the Unix times of two texts. Raise `typer.BadParameter` for an offset, or an end that
+    is not after the beginning.
+    """
     now_ms = time.time_ns() // 1_000_000
     times: list[int | None] = []
     for text, option in ((begin, "--from"), (end, "--to")):
@@ -303,7 +448,9 @@ def _span(begin: str | None, end: str | None) -> tuple[int | None, int | None]:
         times.append(None if found is None else found.time_ms)
     from_ms, to_ms = times
     if from_ms is not None and to_ms is not None and to_ms <= from_ms:
-        raise typer.BadParameter("the end is not after --from; give a later time", param_hint="--to")
+        raise typer.BadParameter(
+            "the end is not after --from; give a later time", param_hint="--to"
+        )
     return from_ms, to_ms
 
 
@@ -316,7 +463,9 @@ def _importing() -> Iterator[None]:
 
 
 def _begin(log: str, *, stop_on_eof: bool = False) -> None:
-    """Check the log before a job, so that its errors are reported as in all commands and before Spark's slow start."""
+    """Check the log before a job, so that its errors are reported as in all commands and before
+    Spark's slow start.
+    """
     with handle(log):
         pass
     if stop_on_eof:
@@ -324,7 +473,9 @@ def _begin(log: str, *, stop_on_eof: bool = False) -> None:
 
 
 def _screen() -> Screen:
-    return Screen(result=print_line, note=lambda line: typer.echo(line, err=True), is_live=sys.stderr.isatty())
+    return Screen(
+        result=print_line, note=lambda line: typer.echo(line, err=True), is_live=sys.stderr.isatty()
+    )
 
 
 def _end(found: int) -> None:

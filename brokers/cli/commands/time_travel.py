@@ -15,10 +15,21 @@ from equipoise.brokers.cli.history import fold_to
 from equipoise.brokers.cli.moments import Moment, MomentArgument, moment
 from equipoise.brokers.cli.options import TIMEOUT_S, JsonOption, LogOption, TimeoutOption, unread
 from equipoise.brokers.cli.output import Row, print_document, print_json, print_line, print_rows
-from equipoise.brokers.cli.rows import BROKER_COLUMNS, BUNDLE_COLUMNS, NAMESPACE_COLUMNS, view_document
+from equipoise.brokers.cli.rows import (
+    BROKER_COLUMNS,
+    BUNDLE_COLUMNS,
+    NAMESPACE_COLUMNS,
+    view_document,
+)
 
 
-def at(place: MomentArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
+def at(
+    place: MomentArgument,
+    *,
+    log: LogOption,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
     """Show brokers, namespaces and bundles as they were at an offset or at a time.
 
     Every broker that had read that far had this view. The digest proves it.
@@ -34,18 +45,26 @@ def at(place: MomentArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOU
 
 
 def diff(
-    before: MomentArgument, after: MomentArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
+    before: MomentArgument,
+    after: MomentArgument,
+    *,
+    log: LogOption,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
 ) -> None:
     """Show what changed between two moments.
 
-    Show the brokers, namespaces, bundles and policies that were added, removed or changed. Renewals are left out.
+    Show the brokers, namespaces, bundles and policies that were added, removed or changed. Renewals
+    are left out.
     """
     first, second = _moment(before), _moment(after)
     with unread(log, timeout) as access:
         from_time = fold_to(access, first)
         was = view_document(access.view)
         if _is_behind(second, first, offset=access.view.offset):
-            raise typer.BadParameter(f"{second.text} is before {first.text}; give the earlier moment first")
+            raise typer.BadParameter(
+                f"{second.text} is before {first.text}; give the earlier moment first"
+            )
         to_time = fold_to(access, second) or from_time
         difference = difference_of(was, view_document(access.view))
     if as_json:
@@ -72,15 +91,27 @@ def _moment(text: str) -> Moment:
 
 
 def _is_behind(second: Moment, first: Moment, *, offset: int) -> bool:
-    """Return whether `second` is before `first`, up to which the view has been folded (at `offset`)."""
+    """Return whether `second` is before `first`, up to which the view has been folded (at
+    `offset`).
+    """
     if second.offset is not None:
         return second.offset < offset
-    return first.time_ms is not None and second.time_ms is not None and second.time_ms < first.time_ms
+    return (
+        first.time_ms is not None and second.time_ms is not None and second.time_ms < first.time_ms
+    )
 
 
 def _print_view(document: Row, last_time: str) -> None:
-    summary = {name: value for name, value in document.items() if not isinstance(value, list | dict)}
+    summary = {
+        name: value for name, value in document.items() if not isinstance(value, list | dict)
+    }
     print_document({"time": last_time or None, **summary}, as_json=False)
-    for name, columns in (("brokers", BROKER_COLUMNS), ("namespaces", NAMESPACE_COLUMNS), ("bundles", BUNDLE_COLUMNS)):
+    for name, columns in (
+        ("brokers", BROKER_COLUMNS),
+        ("namespaces", NAMESPACE_COLUMNS),
+        ("bundles", BUNDLE_COLUMNS),
+    ):
         print_line("")
-        print_rows(cast("list[Row]", document[name]), columns=columns, as_json=False, nothing=f"no {name}")
+        print_rows(
+            cast("list[Row]", document[name]), columns=columns, as_json=False, nothing=f"no {name}"
+        )

@@ -1,4 +1,6 @@
-"""Define `equipoise tokens`: make and check keys and tokens for authentication, as `pulsar tokens` does."""
+"""Define `equipoise tokens`: make and check keys and tokens for authentication, as `pulsar tokens`
+does.
+"""
 
 from __future__ import annotations
 
@@ -44,19 +46,35 @@ def _seconds(text: str) -> int:
 
 
 _FORMS: Final = "file:///PATH, data:;base64,TEXT, a path, or base64 without a slash."
-SecretKeyOption = Annotated[str | None, typer.Option(metavar="KEY", help=f"The secret key: {_FORMS}", show_default=False)]
-PrivateKeyOption = Annotated[str | None, typer.Option(metavar="KEY", help=f"The private key: {_FORMS}", show_default=False)]
-PublicKeyOption = Annotated[str | None, typer.Option(metavar="KEY", help=f"The public key: {_FORMS}", show_default=False)]
+SecretKeyOption = Annotated[
+    str | None, typer.Option(metavar="KEY", help=f"The secret key: {_FORMS}", show_default=False)
+]
+PrivateKeyOption = Annotated[
+    str | None, typer.Option(metavar="KEY", help=f"The private key: {_FORMS}", show_default=False)
+]
+PublicKeyOption = Annotated[
+    str | None, typer.Option(metavar="KEY", help=f"The public key: {_FORMS}", show_default=False)
+]
 TokenArgument = Annotated[
     str,
-    typer.Argument(metavar="TOKEN", envvar=TOKEN_VARIABLE, help="The token, or file:///PATH of it.", show_default=False),
+    typer.Argument(
+        metavar="TOKEN",
+        envvar=TOKEN_VARIABLE,
+        help="The token, or file:///PATH of it.",
+        show_default=False,
+    ),
 ]
 
 
 @app.command()
 def create_secret_key(
     *,
-    output: Annotated[Path, typer.Option(metavar="FILE", parser=file, help="Write the key to this file, for its owner only.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE", parser=file, help="Write the key to this file, for its owner only."
+        ),
+    ],
     as_json: ErrorsAsJsonOption = False,
 ) -> None:
     """Make a secret key, with which brokers check tokens and you make them."""
@@ -67,9 +85,19 @@ def create_secret_key(
 @app.command()
 def create_key_pair(
     *,
-    output_private_key: Annotated[Path, typer.Option(metavar="FILE", parser=file, help="Write the private key here, for its owner only.")],
-    output_public_key: Annotated[Path, typer.Option(metavar="FILE", parser=file, help="Write the public key here, for brokers.")],
-    signature_algorithm: Annotated[Algorithm, typer.Option(help="The algorithm that signs tokens.")] = Algorithm.RS256,
+    output_private_key: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE", parser=file, help="Write the private key here, for its owner only."
+        ),
+    ],
+    output_public_key: Annotated[
+        Path,
+        typer.Option(metavar="FILE", parser=file, help="Write the public key here, for brokers."),
+    ],
+    signature_algorithm: Annotated[
+        Algorithm, typer.Option(help="The algorithm that signs tokens.")
+    ] = Algorithm.RS256,
     as_json: ErrorsAsJsonOption = False,
 ) -> None:
     """Make a key pair: the private key makes tokens, and brokers check them with the public key."""
@@ -85,17 +113,32 @@ def create(
     private_key: PrivateKeyOption = None,
     expiry_time: Annotated[
         int,
-        typer.Option(metavar="DURATION", parser=_seconds, help="When the token expires: 30d (s, m, h, d, w, y), or never."),
+        typer.Option(
+            metavar="DURATION",
+            parser=_seconds,
+            help="When the token expires: 30d (s, m, h, d, w, y), or never.",
+        ),
     ] = "90d",  # type: ignore[assignment]  # the parser takes it
-    audience: Annotated[str | None, typer.Option(metavar="NAME", help="The audience of the token.", show_default=False)] = None,
+    audience: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The audience of the token.", show_default=False),
+    ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", parser=file, help="Write the token to this file, for its owner only, instead.", show_default=False),
+        typer.Option(
+            metavar="FILE",
+            parser=file,
+            help="Write the token to this file, for its owner only, instead.",
+            show_default=False,
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a token and print it. Give exactly one of the keys."""
-    key = _one_of(("--secret-key", secret_key, tokens.secret_key), ("--private-key", private_key, tokens.private_key))
+    key = _one_of(
+        ("--secret-key", secret_key, tokens.secret_key),
+        ("--private-key", private_key, tokens.private_key),
+    )
     if not subject or not subject.isprintable():
         raise typer.BadParameter("--subject takes a name of printable characters")
     claims: dict[str, object] = {"sub": subject}
@@ -126,27 +169,51 @@ def validate(
     *,
     secret_key: SecretKeyOption = None,
     public_key: PublicKeyOption = None,
-    claim: Annotated[str, typer.Option(metavar="NAME", help="The claim that names the role.")] = "sub",
-    audience: Annotated[str | None, typer.Option(metavar="NAME", help="The audience that the token must name.", show_default=False)] = None,
+    claim: Annotated[
+        str, typer.Option(metavar="NAME", help="The claim that names the role.")
+    ] = "sub",
+    audience: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The audience that the token must name.", show_default=False
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check a token as a broker does, and print its role. Exit code 1: a broker would refuse it. Give exactly one of the keys."""
-    key = _one_of(("--secret-key", secret_key, tokens.secret_key), ("--public-key", public_key, tokens.public_key))
-    credentials = Credentials(method=TOKEN, data=(OwnToken(token).current() or "").encode(errors="replace"))
-    checked = tokens.TokenVerifier([key], claim=claim, audience=audience).check(credentials, time.time())
+    """Check a token as a broker does, and print its role. Exit code 1: a broker would refuse it.
+    Give exactly one of the keys.
+    """
+    key = _one_of(
+        ("--secret-key", secret_key, tokens.secret_key),
+        ("--public-key", public_key, tokens.public_key),
+    )
+    credentials = Credentials(
+        method=TOKEN, data=(OwnToken(token).current() or "").encode(errors="replace")
+    )
+    checked = tokens.TokenVerifier([key], claim=claim, audience=audience).check(
+        credentials, time.time()
+    )
     if isinstance(checked, Refusal):
         sentence = f"a broker would refuse this token as {checked.fault.value}: {checked.problem}"
-        print_fact(sentence, {"refused_as": checked.fault.value, "problem": checked.problem}, as_json=as_json)
+        print_fact(
+            sentence,
+            {"refused_as": checked.fault.value, "problem": checked.problem},
+            as_json=as_json,
+        )
         raise typer.Exit(ExitCode.REFUSED)
     valid_s = None if checked.valid_ms is None else checked.valid_ms // 1_000
     print_document({"role": checked.role, "seconds_left": valid_s}, as_json=as_json)
 
 
 def _one_of(*choices: tuple[str, str | None, Callable[[bytes], tokens.Key]]) -> tokens.Key:
-    """Return the one key that is given, of options with their values and parsers. Raise `typer.BadParameter`."""
+    """Return the one key that is given, of options with their values and parsers. Raise
+    `typer.BadParameter`.
+    """
     given = [(option, value, parse) for option, value, parse in choices if value is not None]
     if len(given) != 1:
-        raise typer.BadParameter(f"give exactly one of {' and '.join(option for option, _, _ in choices)}")
+        raise typer.BadParameter(
+            f"give exactly one of {' and '.join(option for option, _, _ in choices)}"
+        )
     ((option, value, parse),) = given
     try:
         return parse(read_key(value))

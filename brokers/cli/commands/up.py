@@ -17,13 +17,25 @@ from typing import Annotated, Final
 import typer
 
 from equipoise.brokers.cli import kafka_options
-from equipoise.brokers.cli.broker_conf import BrokerConf, document_of, print_entries, read_broker_conf, settings_over
+from equipoise.brokers.cli.broker_conf import (
+    BrokerConf,
+    document_of,
+    print_entries,
+    read_broker_conf,
+    settings_over,
+)
 from equipoise.brokers.cli.commands.broker import PULSAR_PORT, ServiceOption, SetOption, pairs
 from equipoise.brokers.cli.kafka_options import PrintConfigOption
 from equipoise.brokers.cli.options import LOG_VARIABLE, BrokerConfOption, JsonOption, directory
 from equipoise.brokers.cli.outcome import ExitCode, group
 from equipoise.brokers.cli.output import Row, print_fact, print_json, print_line
-from equipoise.brokers.local.local_cluster import LOOK_MS, ClusterEvent, ClusterSettings, LocalCluster, StartCancelled
+from equipoise.brokers.local.local_cluster import (
+    LOOK_MS,
+    ClusterEvent,
+    ClusterSettings,
+    LocalCluster,
+    StartCancelled,
+)
 from equipoise.brokers.local.local_load_workers import can_run
 from equipoise.brokers.runtime.config import SECRET_VARIABLES
 from equipoise.brokers.server.services import default_service, service_classes, speaks_pulsar
@@ -42,18 +54,36 @@ def up(
     *,
     data: Annotated[
         Path,
-        typer.Option(metavar="DIR", parser=directory, help="Parent directory. Broker i uses DIR/broker-i and logs to broker.log there."),
+        typer.Option(
+            metavar="DIR",
+            parser=directory,
+            help="Parent directory. Broker i uses DIR/broker-i and logs to broker.log there.",
+        ),
     ] = Path("cluster"),
     brokers: Annotated[int, typer.Option(min=1, max=BROKERS_MAX, help="Number of brokers.")] = 3,
     http_port: Annotated[
-        int, typer.Option(min=1, max=PORT_MAX, help="Broker i serves HTTP on this port + i, and has the id 127.0.0.1:PORT.")
+        int,
+        typer.Option(
+            min=1,
+            max=PORT_MAX,
+            help="Broker i serves HTTP on this port + i, and has the id 127.0.0.1:PORT.",
+        ),
     ] = 8080,
     pulsar_port: Annotated[
-        int, typer.Option(min=1, max=PORT_MAX, help="Broker i accepts Pulsar clients on this port + i, if a service serves them.")
+        int,
+        typer.Option(
+            min=1,
+            max=PORT_MAX,
+            help="Broker i accepts Pulsar clients on this port + i, if a service serves them.",
+        ),
     ] = PULSAR_PORT,
     log: Annotated[
         str | None,
-        typer.Option("--log", metavar="URL", help=f"The cluster's log. Ignores {LOG_VARIABLE}.  [default: sqlite:DIR/channel.db]"),
+        typer.Option(
+            "--log",
+            metavar="URL",
+            help=f"The cluster's log. Ignores {LOG_VARIABLE}.  [default: sqlite:DIR/channel.db]",
+        ),
     ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Restart a broker that dies.")] = False,
     service: ServiceOption = None,
@@ -64,19 +94,25 @@ def up(
 ) -> None:
     """Run a cluster of brokers on this machine.
 
-    A broker that dies is declared dead at once, so its bundles move without waiting for its lease. On Kafka, a load worker runs
-    too if the extra `load` is installed, and is restarted if it dies.
+    A broker that dies is declared dead at once, so its bundles move without waiting for its lease.
+    On Kafka, a load worker runs too if the extra `load` is installed, and is restarted if it dies.
 
-    The first Ctrl-C or SIGTERM stops all brokers gracefully (exit code 0). The second one kills them (exit code 130). Exit code 4: no
-    broker is left, or one could not be started.
+    The first Ctrl-C or SIGTERM stops all brokers gracefully (exit code 0). The second one kills
+    them (exit code 130). Exit code 4: no broker is left, or one could not be started.
     """
     if max(http_port, pulsar_port) + brokers - 1 > PORT_MAX:
-        raise typer.BadParameter(f"the last of {brokers} ports would be above {PORT_MAX}; choose a lower --http-port and --pulsar-port")
+        raise typer.BadParameter(
+            f"the last of {brokers} ports would be above {PORT_MAX}; choose a lower --http-port and"
+            " --pulsar-port"
+        )
     services = tuple(service or (default_service(),))
     # Check before any process starts: each would fail with the same message.
     takes_pulsar_clients = speaks_pulsar(service_classes(services).values())
     if not takes_pulsar_clients and pulsar_port != PULSAR_PORT:
-        problem = "--pulsar-port: no service is for Pulsar's clients; name `pulsar` as one (pip install 'equipoise[pulsar]')"
+        problem = (
+            "--pulsar-port: no service is for Pulsar's clients; name `pulsar` as one (pip install"
+            " 'equipoise[pulsar]')"
+        )
         raise typer.BadParameter(problem)
     conf = None if broker_conf is None else read_broker_conf(broker_conf)
     cluster = LocalCluster(
@@ -94,8 +130,16 @@ def up(
         report=_print_json if as_json else _print_line,
     )
     if print_config:
-        passed_on = {name: MASK if name in SECRET_VARIABLES else value for name, value in cluster.settings.settings.items()}
-        shown = {**asdict(cluster.settings), "settings": passed_on, "directory": str(data), "log_url": cluster.log_url}
+        passed_on = {
+            name: MASK if name in SECRET_VARIABLES else value
+            for name, value in cluster.settings.settings.items()
+        }
+        shown = {
+            **asdict(cluster.settings),
+            "settings": passed_on,
+            "directory": str(data),
+            "log_url": cluster.log_url,
+        }
         kafka_options.print_config(shown)
         return
     if log is None:
@@ -117,7 +161,11 @@ def _run(cluster: LocalCluster, signals: Sequence[int], *, as_json: bool) -> Non
             pass
         is_over = not signals
         if not is_over:
-            _report("stopping all brokers; once more to kill them", {"what": "stopping"}, as_json=as_json)
+            _report(
+                "stopping all brokers; once more to kill them",
+                {"what": "stopping"},
+                as_json=as_json,
+            )
     finally:
         cluster.stop_all()
     if is_over:  # Print this last, after each broker's end and its reason.
@@ -127,10 +175,12 @@ def _run(cluster: LocalCluster, signals: Sequence[int], *, as_json: bool) -> Non
 
 @contextmanager
 def _signals(cluster: LocalCluster) -> Iterator[Sequence[int]]:
-    """Yield a growing list of received signals. The first one aborts a start, each later one kills all brokers.
+    """Yield a growing list of received signals. The first one aborts a start, each later one kills
+    all brokers.
 
-    Handlers do not raise `KeyboardInterrupt`: Python loses it while a generator ends, and the command would not stop. The former handlers
-    are restored at the end, for programs that call the command.
+    Handlers do not raise `KeyboardInterrupt`: Python loses it while a generator ends, and the
+    command would not stop. The former handlers are restored at the end, for programs that call the
+    command.
     """
     signals: list[int] = []
 
@@ -155,8 +205,15 @@ def _warn_if_overridden(cluster: LocalCluster, *, as_json: bool) -> None:
     """Warn if the environment names another log. The user may expect this cluster on it."""
     named = os.environ.get(LOG_VARIABLE)
     if named and not _is_same_log(named, cluster.log_url):
-        text = f"{LOG_VARIABLE} names {named}, which is not used: this cluster's log is {cluster.log_url}; --log names another"
-        _report(text, {"what": "environment_overridden", LOG_VARIABLE: named, "log": cluster.log_url}, as_json=as_json)
+        text = (
+            f"{LOG_VARIABLE} names {named}, which is not used: this cluster's log is"
+            f" {cluster.log_url}; --log names another"
+        )
+        _report(
+            text,
+            {"what": "environment_overridden", LOG_VARIABLE: named, "log": cluster.log_url},
+            as_json=as_json,
+        )
 
 
 def _report_broker_conf(conf: BrokerConf, *, as_json: bool) -> None:
@@ -173,15 +230,26 @@ def _is_on_kafka(log: str | None) -> bool:
 
 def _is_same_log(first: str, second: str) -> bool:
     one, other = log_path(first), log_path(second)
-    return one is not None and other is not None and os.path.realpath(one) == os.path.realpath(other)
+    return (
+        one is not None and other is not None and os.path.realpath(one) == os.path.realpath(other)
+    )
 
 
 def _report_ready(cluster: LocalCluster, *, as_json: bool) -> None:
     example = f"EQUIPOISE_LOG={cluster.log_url} equipoise brokers list"
     url = None if cluster.settings.pulsar_port is None else cluster.pulsar_url
-    ready = {"what": "cluster_ready", "log": cluster.log_url, "addresses": list(cluster.addresses), "pulsar": url}
+    ready = {
+        "what": "cluster_ready",
+        "log": cluster.log_url,
+        "addresses": list(cluster.addresses),
+        "pulsar": url,
+    }
     clients = "" if url is None else f"; Pulsar's clients connect to {url}"
-    _report(f"ready: {len(cluster.addresses)} brokers on {cluster.log_url}{clients}; try: {example}", ready, as_json=as_json)
+    _report(
+        f"ready: {len(cluster.addresses)} brokers on {cluster.log_url}{clients}; try: {example}",
+        ready,
+        as_json=as_json,
+    )
 
 
 def _report(text: str, document: Row, *, as_json: bool) -> None:

@@ -1,4 +1,5 @@
-"""Serve the balancing settings of this broker, changes of those on the channel, and the decisions of the whole cluster.
+"""Serve the balancing settings of this broker, changes of those on the channel, and the decisions
+of the whole cluster.
 
 The paths of Pulsar's dynamic configuration work for the keys that match our settings.
 """
@@ -13,8 +14,18 @@ from typing import Final
 from aiohttp import web
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
-from equipoise.brokers.balancing.settings.pulsar_settings import DYNAMIC_KEYS, keys_of_settings, names_of_key, settings_of_key
-from equipoise.brokers.balancing.settings.setting_values import SETTINGS, Value, format_value, value_in
+from equipoise.brokers.balancing.settings.pulsar_settings import (
+    DYNAMIC_KEYS,
+    keys_of_settings,
+    names_of_key,
+    settings_of_key,
+)
+from equipoise.brokers.balancing.settings.setting_values import (
+    SETTINGS,
+    Value,
+    format_value,
+    value_in,
+)
 from equipoise.brokers.balancing.settings.settings_records import (
     KEY,
     Changes,
@@ -57,7 +68,9 @@ class Balancing(Admin):
         )
 
     async def settings(self, _request: web.Request) -> web.Response:
-        """Return every setting with its value at this broker and its origin, the last change, and what cannot be read."""
+        """Return every setting with its value at this broker and its origin, the last change, and
+        what cannot be read.
+        """
         view, base = ready_view(self._worker), self._worker.config.base_settings
         document = document_of(view)
         entry = view.policies.get(KEY)
@@ -74,7 +87,12 @@ class Balancing(Admin):
         """Set settings on the channel, or remove them. Returns each setting before and after."""
         body = await body_of(request, BALANCING_BODY)
         if body is None:
-            raise InvalidRequest(what="the body", problem='it must name the changes, such as {"changes": {"balancing.enabled": false}}')
+            raise InvalidRequest(
+                what="the body",
+                problem=(
+                    'it must name the changes, such as {"changes": {"balancing.enabled": false}}'
+                ),
+            )
         change = await self._change(request, body.settings)
         return json_answer(change.document)
 
@@ -83,21 +101,37 @@ class Balancing(Admin):
         return json_answer(DYNAMIC_KEYS)
 
     async def values(self, _request: web.Request) -> web.Response:
-        """Return what is set on the channel: by Pulsar's key, or by our name if no key of Pulsar sets it."""
+        """Return what is set on the channel: by Pulsar's key, or by our name if no key of Pulsar
+        sets it.
+        """
         view = ready_view(self._worker)
-        settings, held = settings_in(view, self._worker.config.base_settings), settings_of(document_of(view))
-        return json_answer(keys_of_settings({name: value_in(settings, name) for name in held if name in SETTINGS}))
+        settings, held = (
+            settings_in(view, self._worker.config.base_settings),
+            settings_of(document_of(view)),
+        )
+        return json_answer(
+            keys_of_settings({name: value_in(settings, name) for name in held if name in SETTINGS})
+        )
 
     async def runtime(self, _request: web.Request) -> web.Response:
-        """Return what is in force at this broker: balancing as `values` does, and the settings of the broker by our names."""
+        """Return what is in force at this broker: balancing as `values` does, and the settings of
+        the broker by our names.
+        """
         config = self._worker.config
         settings = settings_in(ready_view(self._worker), config.base_settings)
         given = config.model_dump(mode="json", exclude={"balancing"}, exclude_none=True)
-        own = {name: value if isinstance(value, str) else json.dumps(value) for name, value in given.items()}
-        return json_answer({**own, **keys_of_settings({name: value_in(settings, name) for name in SETTINGS})})
+        own = {
+            name: value if isinstance(value, str) else json.dumps(value)
+            for name, value in given.items()
+        }
+        return json_answer(
+            {**own, **keys_of_settings({name: value_in(settings, name) for name in SETTINGS})}
+        )
 
     async def set_key(self, request: web.Request) -> web.Response:
-        """Set the settings that one of Pulsar's keys stands for, converted as from a `broker.conf`."""
+        """Set the settings that one of Pulsar's keys stands for, converted as from a
+        `broker.conf`.
+        """
         settings = settings_of_key(request.match_info["key"], request.match_info["value"])
         await self._change(request, {name: format_value(value) for name, value in settings.items()})
         return done()
@@ -128,12 +162,20 @@ class Decisions:
         return json_answer([decision_document(decision) for decision in found])
 
 
-def _documents(settings: BalancingSettings, base: BalancingSettings, held: set[str]) -> dict[str, object]:
+def _documents(
+    settings: BalancingSettings, base: BalancingSettings, held: set[str]
+) -> dict[str, object]:
     return {
         name: {
             "value": _expressed(value_in(settings, name)),
             "default": _expressed(setting.default),
-            "from": "channel" if name in held else "default" if value_in(base, name) == setting.default else "broker",
+            "from": (
+                "channel"
+                if name in held
+                else "default"
+                if value_in(base, name) == setting.default
+                else "broker"
+            ),
         }
         for name, setting in SETTINGS.items()
     }

@@ -17,7 +17,13 @@ from equipoise.brokers.balancing.named import bundle_named
 from equipoise.brokers.balancing.policies import ClusterPolicies, is_named, read_policies
 from equipoise.brokers.http.admin.operating import Admin
 from equipoise.brokers.http.answers import done, json_answer, text_answer
-from equipoise.brokers.http.bodies import OPENED_BODY, bundle_of, integer_of, parameter_of, required_body_of
+from equipoise.brokers.http.bodies import (
+    OPENED_BODY,
+    bundle_of,
+    integer_of,
+    parameter_of,
+    required_body_of,
+)
 from equipoise.brokers.http.entries import broker_document, bundle_document
 from equipoise.brokers.http.errors import not_supported
 from equipoise.brokers.http.readiness import ready_view, view_of_cluster
@@ -36,7 +42,8 @@ from equipoise.shedder.loads import Use
 
 _logger: Final = logging.getLogger(__name__)
 
-# The fields of a load report that are left out without TLS, by the protocol that the broker advertises.
+# The fields of a load report that are left out without TLS, by the protocol that the broker
+# advertises.
 _TLS_ADDRESSES: Final = {"webServiceUrlTls": "https", "pulsarServiceUrlTls": "pulsar+ssl"}
 
 _BYTES: Final = "application/octet-stream"
@@ -48,7 +55,9 @@ class Brokers(Admin):
     """The paths about brokers of one worker."""
 
     def __init__(self, worker: Worker, end: Callable[[], None] | None = None) -> None:
-        """`end` ends the process of the broker as SIGTERM does; None if the process belongs to another program."""
+        """`end` ends the process of the broker as SIGTERM does; None if the process belongs to
+        another program.
+        """
         super().__init__(worker)
         self._end = end
 
@@ -81,12 +90,16 @@ class Brokers(Admin):
         """Return the leader: the oldest live broker that does not drain."""
         leader = ready_view(self._worker).leader()
         assert leader is not None, "a broker that is ready is alive itself"
-        return json_answer({"brokerId": leader.broker, "serviceUrl": http_address(leader.joined.addresses) or ""})
+        return json_answer(
+            {"brokerId": leader.broker, "serviceUrl": http_address(leader.joined.addresses) or ""}
+        )
 
     async def load_report(self, _request: web.Request) -> web.Response:
-        """Return what this broker serves, what each bundle costs it now, and how much of its resources the broker uses.
+        """Return what this broker serves, what each bundle costs it now, and how much of its
+        resources the broker uses.
 
-        Names and units are those of Pulsar's LocalBrokerData: CPU in percent of a core, memory in MiB, network in Kbit/s.
+        Names and units are those of Pulsar's LocalBrokerData: CPU in percent of a core, memory in
+        MiB, network in Kbit/s.
         """
         worker, view = self._worker, ready_view(self._worker)
         loads, resources = worker.loads.latest().loads, worker.resources
@@ -97,13 +110,19 @@ class Brokers(Admin):
                 "brokerId": worker.broker_id,
                 "webServiceUrl": addresses.get("http", ""),
                 "pulsarServiceUrl": addresses.get("pulsar", ""),
-                **{field: addresses[name] for field, name in _TLS_ADDRESSES.items() if name in addresses},
+                **{
+                    field: addresses[name]
+                    for field, name in _TLS_ADDRESSES.items()
+                    if name in addresses
+                },
                 "brokerVersionString": "" if entry is None else entry.joined.version,
                 "capacity": worker.config.capacity,
                 "offset": view.offset,
                 "numBundles": len(bundles),
                 "bundles": bundles,
-                "lastStats": {name: _load_document(loads.get(name, BundleLoad())) for name in bundles},
+                "lastStats": {
+                    name: _load_document(loads.get(name, BundleLoad())) for name in bundles
+                },
                 "persistentTopicsEnabled": False,
                 "nonPersistentTopicsEnabled": pulsar_address(addresses) is not None,
                 "cpu": _use_document(resources.cpu),
@@ -112,21 +131,36 @@ class Brokers(Admin):
                 "bandwidthIn": _use_document(resources.bandwidth_in),
                 "bandwidthOut": _use_document(resources.bandwidth_out),
             }
-            | _total_document([messaging for name in bundles if name in loads and (messaging := loads[name].messaging) is not None])
+            | _total_document(
+                [
+                    messaging
+                    for name in bundles
+                    if name in loads and (messaging := loads[name].messaging) is not None
+                ]
+            )
         )
 
     async def drain(self, request: web.Request) -> web.Response:
-        """Drain this broker: it takes no new bundles and moves all bundles away. Answered once the channel shows that it drains."""
+        """Drain this broker: it takes no new bundles and moves all bundles away. Answered once the
+        channel shows that it drains.
+        """
         return await self._done(request, drain(self._worker.broker_id, wait=False))
 
     async def undrain(self, request: web.Request) -> web.Response:
-        """End the drain of this broker: once all bundles are away, it joins again and takes bundles. Answered at once."""
+        """End the drain of this broker: once all bundles are away, it joins again and takes
+        bundles. Answered at once.
+        """
         return await self._done(request, undrain(self._worker.broker_id, wait=False))
 
     async def shutdown(self, request: web.Request) -> web.Response:
-        """End the process of this broker as SIGTERM does: it drains first. Answered before. 405 inside another program."""
+        """End the process of this broker as SIGTERM does: it drains first. Answered before. 405
+        inside another program.
+        """
         if self._end is None:
-            why = "this broker runs inside another program and cannot end it; end that program, or drain the broker"
+            why = (
+                "this broker runs inside another program and cannot end it; end that program, or"
+                " drain the broker"
+            )
             return not_supported(request, why)
         self._end()
         return done()
@@ -136,18 +170,30 @@ class Brokers(Admin):
         return text_answer(self._worker.profile.version)
 
     async def internal_configuration(self, _request: web.Request) -> web.Response:
-        """Return where the state of the cluster is, as Pulsar's `InternalConfigurationData`: on the log, and nowhere else."""
-        log, absent = self._worker.log_name, ("ledgersRootPath", "bookkeeperMetadataServiceUri", "stateStorageServiceUrl")
-        return json_answer({"metadataStoreUrl": log, "configurationMetadataStoreUrl": log, **dict.fromkeys(absent)})
+        """Return where the state of the cluster is, as Pulsar's `InternalConfigurationData`: on the
+        log, and nowhere else.
+        """
+        log, absent = (
+            self._worker.log_name,
+            ("ledgersRootPath", "bookkeeperMetadataServiceUri", "stateStorageServiceUrl"),
+        )
+        return json_answer(
+            {"metadataStoreUrl": log, "configurationMetadataStoreUrl": log, **dict.fromkeys(absent)}
+        )
 
     async def owned(self, request: web.Request) -> web.Response:
-        """Return the bundles that a live broker serves, each as Pulsar's `NamespaceOwnershipStatus`."""
+        """Return the bundles that a live broker serves, each as Pulsar's
+        `NamespaceOwnershipStatus`.
+        """
         view, name = view_of_cluster(self._worker, request), request.match_info["broker"]
         broker = view.brokers.get(name)
         if broker is None or not broker.live:
             raise NotFound(f"no broker {name!r} is alive; see which are: equipoise brokers list")
         policies, incarnation = read_policies(view), broker.incarnation
-        served = sorted((bundle for bundle in view.held_by(incarnation) if bundle.server == incarnation), key=lambda bundle: bundle.name)
+        served = sorted(
+            (bundle for bundle in view.held_by(incarnation) if bundle.server == incarnation),
+            key=lambda bundle: bundle.name,
+        )
         return json_answer({bundle.name: _ownership(policies, bundle, name) for bundle in served})
 
     async def entries(self, _request: web.Request) -> web.Response:
@@ -158,9 +204,17 @@ class Brokers(Admin):
         def is_suspect(broker: BrokerEntry) -> bool:
             return broker.live and worker.agent.is_suspect(broker, now, log_is_readable=is_readable)
 
-        brokers, maintenances = [view.brokers[name] for name in sorted(view.brokers)], maintenances_in(view)
+        brokers, maintenances = (
+            [view.brokers[name] for name in sorted(view.brokers)],
+            maintenances_in(view),
+        )
         return json_answer(
-            [broker_document(view, each, suspect=is_suspect(each), maintenance=maintenances.get(each.broker)) for each in brokers]
+            [
+                broker_document(
+                    view, each, suspect=is_suspect(each), maintenance=maintenances.get(each.broker)
+                )
+                for each in brokers
+            ]
         )
 
     async def bundle(self, request: web.Request) -> web.Response:
@@ -170,28 +224,43 @@ class Brokers(Admin):
 
 
 class Handovers:
-    """The paths about open bundles and the state that moves between brokers. They answer from the service, and not from the view."""
+    """The paths about open bundles and the state that moves between brokers. They answer from the
+    service, and not from the view.
+    """
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
     def routes(self) -> Sequence[web.RouteDef]:
         """Return the routes."""
-        return (web.post(OPENED_PATH, self.opened), web.get("/v1/handover/{tenant}/{namespace}/{bundle}", self.handover))
+        return (
+            web.post(OPENED_PATH, self.opened),
+            web.get("/v1/handover/{tenant}/{namespace}/{bundle}", self.handover),
+        )
 
     async def opened(self, request: web.Request) -> web.Response:
-        """Return which bundles this broker has opened, once it has, or does not own the others, or at the end of the time."""
-        body = await required_body_of(request, OPENED_BODY, 'JSON as {"bundles": {"NAME": TOKEN}, "timeout_ms": 1000}')
+        """Return which bundles this broker has opened, once it has, or does not own the others, or
+        at the end of the time.
+        """
+        body = await required_body_of(
+            request, OPENED_BODY, 'JSON as {"bundles": {"NAME": TOKEN}, "timeout_ms": 1000}'
+        )
         found = await self._worker.opened_here(body.bundles, timeout_ms=body.timeout_ms)
         return json_answer({"open": sorted(found.bundles), "offset": found.offset})
 
     async def handover(self, request: web.Request) -> web.StreamResponse:
-        """Stream the state that the service still holds of a bundle that was closed here, for the next owner; 204 if there is none.
+        """Stream the state that the service still holds of a bundle that was closed here, for the
+        next owner; 204 if there is none.
 
-        With `digest`: the handover that was too large for its record. With `offset`: the state from there on, then its checksum.
+        With `digest`: the handover that was too large for its record. With `offset`: the state from
+        there on, then its checksum.
         """
         bundle, digest = bundle_of(request), parameter_of(request, "digest")
-        offset = None if "offset" not in request.query else integer_of(request, "offset", default=0, at_most=INTEGER_MAX)
+        offset = (
+            None
+            if "offset" not in request.query
+            else integer_of(request, "offset", default=0, at_most=INTEGER_MAX)
+        )
         pieces = await self._worker.fetch_released(bundle, digest, offset=offset)
         if pieces is None:
             return done()
@@ -206,7 +275,9 @@ class Handovers:
                     await answer.write(piece)
             except Exception as error:  # noqa: BLE001 - any error of the service or the connection
                 # The status is sent. Only a broken connection shows that the state is not whole.
-                _logger.warning("state of a bundle not sent: %s", error_text(error), extra={"bundle": bundle})
+                _logger.warning(
+                    "state of a bundle not sent: %s", error_text(error), extra={"bundle": bundle}
+                )
                 if request.transport is not None:
                     request.transport.abort()
         return answer
@@ -221,7 +292,9 @@ def _use_document(use: Use) -> dict[str, float]:
 
 
 def _total_document(bundles: Sequence[Messaging]) -> dict[str, float]:
-    """Return the totals of a broker's bundles of topics, with the names of Pulsar's LocalBrokerData."""
+    """Return the totals of a broker's bundles of topics, with the names of Pulsar's
+    LocalBrokerData.
+    """
     return {
         "msgRateIn": sum(each.messages_in_per_second for each in bundles),
         "msgThroughputIn": sum(each.bytes_in_per_second for each in bundles),
@@ -234,16 +307,34 @@ def _total_document(bundles: Sequence[Messaging]) -> dict[str, float]:
 
 
 def _ownership(policies: ClusterPolicies, bundle: BundleEntry, broker: str) -> dict[str, object]:
-    """Return what the first isolation policy of a bundle's namespace calls the broker that serves it."""
+    """Return what the first isolation policy of a bundle's namespace calls the broker that serves
+    it.
+    """
     isolation = next(iter(policies.about(bundle.namespace).isolations), None)
-    kinds = {} if isolation is None else {"primary": isolation.primary, "secondary": isolation.secondary}
-    assignment = next((kind for kind, patterns in kinds.items() if is_named(patterns, broker)), "shared")
-    return {"broker_assignment": assignment, "is_controlled": isolation is not None, "is_active": bundle.phase not in _CLOSING}
+    kinds = (
+        {}
+        if isolation is None
+        else {"primary": isolation.primary, "secondary": isolation.secondary}
+    )
+    assignment = next(
+        (kind for kind, patterns in kinds.items() if is_named(patterns, broker)), "shared"
+    )
+    return {
+        "broker_assignment": assignment,
+        "is_controlled": isolation is not None,
+        "is_active": bundle.phase not in _CLOSING,
+    }
 
 
 def _load_document(load: BundleLoad) -> dict[str, float]:
-    """Return the load of a bundle. For a bundle of topics, add the fields of Pulsar's NamespaceBundleStats."""
-    document = {"calls_per_second": load.calls_per_second, "bytes_per_second": load.bytes_per_second, "sessions": load.sessions}
+    """Return the load of a bundle. For a bundle of topics, add the fields of Pulsar's
+    NamespaceBundleStats.
+    """
+    document = {
+        "calls_per_second": load.calls_per_second,
+        "bytes_per_second": load.bytes_per_second,
+        "sessions": load.sessions,
+    }
     messaging = load.messaging
     if messaging is None:
         return document

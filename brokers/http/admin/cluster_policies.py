@@ -1,6 +1,7 @@
 """Serve cluster policies: Pulsar's isolation policies, and pins, which are ours.
 
-`brokers.balancing.policies` defines the policies; `brokers.balancing.policy_changes` decides which are refused.
+`brokers.balancing.policies` defines the policies; `brokers.balancing.policy_changes` decides which
+are refused.
 """
 
 from __future__ import annotations
@@ -54,17 +55,31 @@ class Policies(Admin):
     async def isolations(self, request: web.Request) -> web.Response:
         """Return all isolation policies by name."""
         view = view_of_cluster(self._worker, request)
-        return json_answer({name: _isolation(document) for name, document in documents_of(view, ISOLATION).items()})
+        return json_answer(
+            {name: _isolation(document) for name, document in documents_of(view, ISOLATION).items()}
+        )
 
     async def isolation(self, request: web.Request) -> web.Response:
         """Return one isolation policy."""
-        return json_answer(_isolation(policy_named(view_of_cluster(self._worker, request), key_of(request, ISOLATION)).document))
+        return json_answer(
+            _isolation(
+                policy_named(
+                    view_of_cluster(self._worker, request), key_of(request, ISOLATION)
+                ).document
+            )
+        )
 
     async def set_isolation(self, request: web.Request) -> web.Response:
         """Set one isolation policy. The leader moves bundles that violate it, some at a time."""
         view_of_cluster(self._worker, request)
-        body = await required_body_of(request, ISOLATION_BODY, "an object with namespaces and primary, lists of regular expressions")
-        return await self._done(request, set_cluster_policy(key_of(request, ISOLATION), body.document))
+        body = await required_body_of(
+            request,
+            ISOLATION_BODY,
+            "an object with namespaces and primary, lists of regular expressions",
+        )
+        return await self._done(
+            request, set_cluster_policy(key_of(request, ISOLATION), body.document)
+        )
 
     async def delete_isolation(self, request: web.Request) -> web.Response:
         """Delete one isolation policy."""
@@ -72,9 +87,14 @@ class Policies(Admin):
         return await self._done(request, delete_cluster_policy(key_of(request, ISOLATION)))
 
     async def isolated_brokers(self, request: web.Request) -> web.Response:
-        """Return the isolation policy of each live broker, sorted by broker, as Pulsar's `BrokerNamespaceIsolationData`."""
+        """Return the isolation policy of each live broker, sorted by broker, as Pulsar's
+        `BrokerNamespaceIsolationData`.
+        """
         view = view_of_cluster(self._worker, request)
-        policies, brokers = read_policies(view), sorted(broker.broker for broker in view.live_brokers())
+        policies, brokers = (
+            read_policies(view),
+            sorted(broker.broker for broker in view.live_brokers()),
+        )
         return json_answer([_isolation_of(view, policies, broker) for broker in brokers])
 
     async def isolated_broker(self, request: web.Request) -> web.Response:
@@ -84,16 +104,25 @@ class Policies(Admin):
 
     async def pins(self, _request: web.Request) -> web.Response:
         """Return all pins by name."""
-        return json_answer({name: _pin(document) for name, document in documents_of(ready_view(self._worker), PIN).items()})
+        return json_answer(
+            {
+                name: _pin(document)
+                for name, document in documents_of(ready_view(self._worker), PIN).items()
+            }
+        )
 
     async def pin(self, request: web.Request) -> web.Response:
         """Return one pin."""
-        return json_answer(_pin(policy_named(ready_view(self._worker), key_of(request, PIN)).document))
+        return json_answer(
+            _pin(policy_named(ready_view(self._worker), key_of(request, PIN)).document)
+        )
 
     async def set_pin(self, request: web.Request) -> web.Response:
         """Set one pin. The leader moves bundles that violate it, some at a time."""
         ready_view(self._worker)
-        body = await required_body_of(request, PIN_BODY, "an object with namespace and brokers, a list of ids")
+        body = await required_body_of(
+            request, PIN_BODY, "an object with namespace and brokers, a list of ids"
+        )
         return await self._done(request, set_cluster_policy(key_of(request, PIN), body.document))
 
     async def delete_pin(self, request: web.Request) -> web.Response:
@@ -109,7 +138,11 @@ def key_of(request: web.Request, kind: str) -> str:
 def documents_of(view: View, kind: str) -> dict[str, Document]:
     """Return the documents of one kind by name, without the prefix of the kind."""
     prefix = f"{kind}/"
-    return {key.removeprefix(prefix): view.policies[key].document for key in sorted(view.policies) if key.startswith(prefix)}
+    return {
+        key.removeprefix(prefix): view.policies[key].document
+        for key in sorted(view.policies)
+        if key.startswith(prefix)
+    }
 
 
 def _isolation(document: Document) -> dict[str, object]:
@@ -119,15 +152,27 @@ def _isolation(document: Document) -> dict[str, object]:
         **{name: items_of(document, name) for name in ("namespaces", "primary", "secondary")},
         "auto_failover_policy": {
             "policy_type": "min_available",
-            "parameters": {name: str(document.get(name, default)) for name, default in limits.items()},
+            "parameters": {
+                name: str(document.get(name, default)) for name, default in limits.items()
+            },
         },
     }
 
 
 def _isolation_of(view: View, policies: ClusterPolicies, broker: str) -> dict[str, object]:
-    """Return the policies that name a broker. Of several, the name is that of the last one, and the namespaces are those of all."""
-    named = [policy for policy in policies.isolations if is_named((*policy.primary, *policy.secondary), broker)]
-    namespaces = [pattern for policy in named for pattern in items_of(view.policies[policy.name].document, "namespaces")]
+    """Return the policies that name a broker. Of several, the name is that of the last one, and the
+    namespaces are those of all.
+    """
+    named = [
+        policy
+        for policy in policies.isolations
+        if is_named((*policy.primary, *policy.secondary), broker)
+    ]
+    namespaces = [
+        pattern
+        for policy in named
+        for pattern in items_of(view.policies[policy.name].document, "namespaces")
+    ]
     last = named[-1] if named else None
     return {
         "brokerName": broker,
@@ -138,4 +183,8 @@ def _isolation_of(view: View, policies: ClusterPolicies, broker: str) -> dict[st
 
 
 def _pin(document: Document) -> dict[str, object]:
-    return {"namespace": document.get("namespace"), "range": document.get("range"), "brokers": items_of(document, "brokers")}
+    return {
+        "namespace": document.get("namespace"),
+        "range": document.get("range"),
+        "brokers": items_of(document, "brokers"),
+    }

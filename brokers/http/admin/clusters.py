@@ -1,6 +1,7 @@
 """Serve Pulsar's administration paths of clusters and their failure domains.
 
-The only cluster is the one of this log: it begins with its first broker, and its addresses are those of its brokers.
+The only cluster is the one of this log: it begins with its first broker, and its addresses are
+those of its brokers.
 """
 
 from __future__ import annotations
@@ -29,8 +30,14 @@ _CLUSTER: Final = f"{_CLUSTERS}/{{cluster}}"
 _DOMAINS: Final = f"{_CLUSTER}/failureDomains"
 
 
-# The fields of Pulsar's `ClusterData`, by the protocols that brokers advertise. Those of TLS are left out without TLS.
-_ADDRESSES: Final = {"serviceUrl": "http", "serviceUrlTls": "https", "brokerServiceUrl": "pulsar", "brokerServiceUrlTls": "pulsar+ssl"}
+# The fields of Pulsar's `ClusterData`, by the protocols that brokers advertise. Those of TLS are
+# left out without TLS.
+_ADDRESSES: Final = {
+    "serviceUrl": "http",
+    "serviceUrlTls": "https",
+    "brokerServiceUrl": "pulsar",
+    "brokerServiceUrlTls": "pulsar+ssl",
+}
 _ALWAYS: Final = frozenset({"serviceUrl", "brokerServiceUrl"})
 
 
@@ -58,10 +65,17 @@ class Clusters(Admin):
         return json_answer([ready_view(self._worker).cluster])
 
     async def cluster(self, request: web.Request) -> web.Response:
-        """Return the addresses of the cluster: those of its live brokers that do not drain, as a URL with several hosts."""
+        """Return the addresses of the cluster: those of its live brokers that do not drain, as a
+        URL with several hosts.
+        """
         view = view_of_cluster(self._worker, request)
-        addresses = [broker.joined.addresses for broker in view.live_brokers() if broker.status == "up"]
-        urls = {field: _url_of(each.get(name, "") for each in addresses) for field, name in _ADDRESSES.items()}
+        addresses = [
+            broker.joined.addresses for broker in view.live_brokers() if broker.status == "up"
+        ]
+        urls = {
+            field: _url_of(each.get(name, "") for each in addresses)
+            for field, name in _ADDRESSES.items()
+        }
         return json_answer({field: url for field, url in urls.items() if url or field in _ALWAYS})
 
     async def create(self, request: web.Request) -> web.Response:
@@ -70,19 +84,28 @@ class Clusters(Admin):
         if cluster == view.cluster:
             advice = f"see its addresses: pulsar-admin clusters get {cluster}"
             raise conflict(cluster, "it already exists", action="create cluster", advice=advice)
-        why = f"a log holds one cluster, and this one holds {view.cluster!r}; start a broker with another log to create another cluster"
+        why = (
+            f"a log holds one cluster, and this one holds {view.cluster!r}; start a broker with"
+            " another log to create another cluster"
+        )
         return not_supported(request, why, allow="GET, DELETE")
 
     async def update(self, request: web.Request) -> web.Response:
         """Refuse: the addresses of the cluster are those that its brokers advertise."""
         view_of_cluster(self._worker, request)
-        why = "the addresses of the cluster are those of its brokers; start brokers with the addresses that they should advertise"
+        why = (
+            "the addresses of the cluster are those of its brokers; start brokers with the"
+            " addresses that they should advertise"
+        )
         return not_supported(request, why, allow="GET, DELETE")
 
     async def delete(self, request: web.Request) -> web.Response:
         """Refuse: the cluster is in use while a broker can answer."""
         view = view_of_cluster(self._worker, request)
-        raise CallerError(f"cluster {view.cluster!r} is in use by {counted(len(view.live), 'broker')}; stop them all, and delete its log")
+        raise CallerError(
+            f"cluster {view.cluster!r} is in use by {counted(len(view.live), 'broker')}; stop them"
+            " all, and delete its log"
+        )
 
     async def peers(self, request: web.Request) -> web.Response:
         """Return the peers of the cluster: none."""
@@ -93,13 +116,21 @@ class Clusters(Admin):
         """Check that no peer is named, because there is no other cluster."""
         view = view_of_cluster(self._worker, request)
         for peer in await body_of(request, PEERS_BODY) or ():
-            raise CallerError(f"cluster {peer[:64]!r} cannot be a peer: {view.cluster!r} is the only cluster here; name no peers")
+            raise CallerError(
+                f"cluster {peer[:64]!r} cannot be a peer: {view.cluster!r} is the only cluster"
+                " here; name no peers"
+            )
         return done()
 
     async def domains(self, request: web.Request) -> web.Response:
         """Return all failure domains by name."""
         view = view_of_cluster(self._worker, request)
-        return json_answer({name: _domain(document) for name, document in documents_of(view, FAILURE_DOMAIN).items()})
+        return json_answer(
+            {
+                name: _domain(document)
+                for name, document in documents_of(view, FAILURE_DOMAIN).items()
+            }
+        )
 
     async def domain(self, request: web.Request) -> web.Response:
         """Return one failure domain."""
@@ -107,10 +138,19 @@ class Clusters(Admin):
         return json_answer(_domain(policy_named(view, key_of(request, FAILURE_DOMAIN)).document))
 
     async def set_domain(self, request: web.Request) -> web.Response:
-        """Set the brokers of one failure domain; 409 if one of them is in another one. It applies as bundles are placed."""
+        """Set the brokers of one failure domain; 409 if one of them is in another one. It applies
+        as bundles are placed.
+        """
         view_of_cluster(self._worker, request)
-        body = await required_body_of(request, FAILURE_DOMAIN_BODY, "an object with brokers, a list of ids")
-        return await self._done(request, set_cluster_policy(key_of(request, FAILURE_DOMAIN), failure_domain_document(body.brokers or ())))
+        body = await required_body_of(
+            request, FAILURE_DOMAIN_BODY, "an object with brokers, a list of ids"
+        )
+        return await self._done(
+            request,
+            set_cluster_policy(
+                key_of(request, FAILURE_DOMAIN), failure_domain_document(body.brokers or ())
+            ),
+        )
 
     async def delete_domain(self, request: web.Request) -> web.Response:
         """Delete one failure domain. Its brokers are then in the domains that they declare."""
@@ -124,6 +164,11 @@ def _domain(document: Document) -> dict[str, object]:
 
 
 def _url_of(addresses: Iterable[str]) -> str:
-    """Return one URL with the hosts of all addresses, as Pulsar's clients read it. Only addresses of the first one's scheme count."""
+    """Return one URL with the hosts of all addresses, as Pulsar's clients read it. Only addresses
+    of the first one's scheme count.
+    """
     parts = [urlsplit(address) for address in sorted(set(addresses)) if address]
-    return f"{parts[0].scheme}://{','.join(part.netloc for part in parts if part.scheme == parts[0].scheme)}" if parts else ""
+    if not parts:
+        return ""
+    scheme = parts[0].scheme
+    return f"{scheme}://{','.join(part.netloc for part in parts if part.scheme == scheme)}"

@@ -1,6 +1,7 @@
 """Serve the paths of controls: pause, freezes, maintenance and quarantine.
 
-They are ours: Pulsar has none. `brokers.balancing.controls` describes them, `brokers.operations.verbs` defines the operations.
+They are ours: Pulsar has none. `brokers.balancing.controls` describes them,
+`brokers.operations.verbs` defines the operations.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Controls(Admin):
         )
 
     async def controls(self, _request: web.Request) -> web.Response:
-        """Return the pause, and all freezes, maintenances and quarantines, each with its reason and end."""
+        """Return the pause, and all freezes, maintenances and quarantines, each with its reason and
+        end.
+        """
         view = ready_view(self._worker)
         return json_answer(controls_document(view, self._worker.clock.now().wall_ms))
 
@@ -56,7 +59,9 @@ class Controls(Admin):
         """Stop moves, splits and merges of the balancer for a while, in place of a pause before."""
         reason, until_ms = await self._given(request)
         if not until_ms:
-            raise InvalidRequest(what="the body", problem="for_ms is missing; a pause must have an end")
+            raise InvalidRequest(
+                what="the body", problem="for_ms is missing; a pause must have an end"
+            )
         return await self._done(request, verbs.pause_balancing(reason=reason, until_ms=until_ms))
 
     async def resume(self, request: web.Request) -> web.Response:
@@ -64,16 +69,22 @@ class Controls(Admin):
         return await self._done(request, verbs.resume_balancing())
 
     async def freeze(self, request: web.Request) -> web.Response:
-        """Have the balancer leave the bundles of a namespace alone, in place of a freeze before. Without `for_ms` it has no end."""
+        """Have the balancer leave the bundles of a namespace alone, in place of a freeze before.
+        Without `for_ms` it has no end.
+        """
         reason, until_ms = await self._given(request)
-        return await self._done(request, verbs.freeze_namespace(namespace_of(request), reason=reason, until_ms=until_ms))
+        return await self._done(
+            request, verbs.freeze_namespace(namespace_of(request), reason=reason, until_ms=until_ms)
+        )
 
     async def unfreeze(self, request: web.Request) -> web.Response:
         """End the freeze of a namespace."""
         return await self._done(request, verbs.unfreeze_namespace(namespace_of(request)))
 
     async def start_maintenance(self, request: web.Request) -> web.Response:
-        """Have a broker take no bundles and give its own away. Answered once the channel has it. Without `for_ms` it has no end."""
+        """Have a broker take no bundles and give its own away. Answered once the channel has it.
+        Without `for_ms` it has no end.
+        """
         return await self._start_maintenance(request, request.match_info["broker"])
 
     async def end_maintenance(self, request: web.Request) -> web.Response:
@@ -81,24 +92,35 @@ class Controls(Admin):
         return await self._done(request, verbs.end_maintenance(request.match_info["broker"]))
 
     async def start_domain_maintenance(self, request: web.Request) -> web.Response:
-        """Have all brokers of a failure domain take no bundles and give theirs away, as for one broker."""
+        """Have all brokers of a failure domain take no bundles and give theirs away, as for one
+        broker.
+        """
         return await self._start_maintenance(request, request.match_info["name"], of_domain=True)
 
     async def end_domain_maintenance(self, request: web.Request) -> web.Response:
         """End the maintenance of a failure domain."""
-        return await self._done(request, verbs.end_maintenance(request.match_info["name"], of_domain=True))
+        return await self._done(
+            request, verbs.end_maintenance(request.match_info["name"], of_domain=True)
+        )
 
     async def release(self, request: web.Request) -> web.Response:
         """End the quarantine of a bundle. The leader assigns it at once."""
         return await self._done(request, verbs.release_bundle(bundle_of(request)))
 
-    async def _start_maintenance(self, request: web.Request, subject: str, *, of_domain: bool = False) -> web.Response:
+    async def _start_maintenance(
+        self, request: web.Request, subject: str, *, of_domain: bool = False
+    ) -> web.Response:
         reason, until_ms = await self._given(request)
-        operation = verbs.start_maintenance(subject, reason=reason, until_ms=until_ms, of_domain=of_domain, wait=False)
+        operation = verbs.start_maintenance(
+            subject, reason=reason, until_ms=until_ms, of_domain=of_domain, wait=False
+        )
         return await self._done(request, operation)
 
     async def _given(self, request: web.Request) -> tuple[str, int]:
         """Return the reason and the end (Unix time; 0: none) that a body names."""
         ready_view(self._worker)
         body = await required_body_of(request, CONTROL_BODY, _BODY)
-        return body.reason, 0 if body.for_ms is None else self._worker.clock.now().wall_ms + body.for_ms
+        return (
+            body.reason,
+            0 if body.for_ms is None else self._worker.clock.now().wall_ms + body.for_ms,
+        )

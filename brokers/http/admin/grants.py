@@ -1,6 +1,8 @@
-"""Serve Pulsar's paths of permissions in namespaces, and the paths of rights in the cluster, which are ours.
+"""Serve Pulsar's paths of permissions in namespaces, and the paths of rights in the cluster, which
+are ours.
 
-`brokers.balancing.grants` has both. They count once brokers run with `authorization`; they can be granted before.
+`brokers.balancing.grants` has both. They count once brokers run with `authorization`; they can be
+granted before.
 """
 
 from __future__ import annotations
@@ -40,16 +42,33 @@ class Grants(Admin):
 
     async def permissions(self, request: web.Request) -> web.Response:
         """Return the actions of each role in a namespace, as Pulsar does."""
-        return json_answer(permissions_in(namespace_named(ready_view(self._worker), namespace_of(request)).policies))
+        return json_answer(
+            permissions_in(
+                namespace_named(ready_view(self._worker), namespace_of(request)).policies
+            )
+        )
 
     async def grant_permission(self, request: web.Request) -> web.Response:
-        """Set the actions of a role in a namespace, in place of those that it has, as Pulsar does."""
-        names = await required_body_of(request, ACTIONS_BODY, f"a list of actions: {', '.join(Action)}")
-        return await self._done(request, verbs.grant_permission(namespace_of(request), request.match_info["role"], parse_actions(names)))
+        """Set the actions of a role in a namespace, in place of those that it has, as Pulsar
+        does.
+        """
+        names = await required_body_of(
+            request, ACTIONS_BODY, f"a list of actions: {', '.join(Action)}"
+        )
+        return await self._done(
+            request,
+            verbs.grant_permission(
+                namespace_of(request), request.match_info["role"], parse_actions(names)
+            ),
+        )
 
     async def revoke_permission(self, request: web.Request) -> web.Response:
-        """Take all actions in a namespace from a role. Clients that use them are disconnected from their topics."""
-        return await self._done(request, verbs.grant_permission(namespace_of(request), request.match_info["role"], ()))
+        """Take all actions in a namespace from a role. Clients that use them are disconnected from
+        their topics.
+        """
+        return await self._done(
+            request, verbs.grant_permission(namespace_of(request), request.match_info["role"], ())
+        )
 
     async def rights(self, _request: web.Request) -> web.Response:
         """Return the right of each role in the cluster."""
@@ -57,7 +76,9 @@ class Grants(Admin):
 
     async def grant(self, request: web.Request) -> web.Response:
         """Give a role a right in the cluster, in place of the one that it has."""
-        right = await required_body_of(request, RIGHT_BODY, f"one of these, as JSON: {', '.join(Right)}")
+        right = await required_body_of(
+            request, RIGHT_BODY, f"one of these, as JSON: {', '.join(Right)}"
+        )
         return await self._done(request, verbs.grant_right(request.match_info["role"], right))
 
     async def revoke(self, request: web.Request) -> web.Response:

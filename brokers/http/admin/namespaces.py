@@ -1,6 +1,7 @@
 """Serve Pulsar's administration paths of namespaces and bundles.
 
-`docs/reference/http.md` compares each path with Pulsar's. `brokers.operations.verbs` defines the operations.
+`docs/reference/http.md` compares each path with Pulsar's. `brokers.operations.verbs` defines the
+operations.
 """
 
 from __future__ import annotations
@@ -12,7 +13,12 @@ from typing import Final, Protocol
 from aiohttp import web
 
 from equipoise.brokers.balancing.grants import permissions_in
-from equipoise.brokers.balancing.named import bundle_named, namespace_named, namespaces_of, tenant_named
+from equipoise.brokers.balancing.named import (
+    bundle_named,
+    namespace_named,
+    namespaces_of,
+    tenant_named,
+)
 from equipoise.brokers.balancing.namespace_policies import (
     ANTI_AFFINITY_GROUP,
     ON_CHANNEL_LOSS,
@@ -20,7 +26,11 @@ from equipoise.brokers.balancing.namespace_policies import (
     anti_affinity_group,
     on_channel_loss,
 )
-from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS, RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
+from equipoise.brokers.balancing.splitting.split_points import (
+    ALGORITHMS,
+    RANGE_EQUALLY_DIVIDE,
+    SPECIFIED_POSITIONS_DIVIDE,
+)
 from equipoise.brokers.balancing.topic_policies import pulsar_document
 from equipoise.brokers.errors import Cancelled, InvalidRequest
 from equipoise.brokers.http.admin.operating import Admin
@@ -56,7 +66,8 @@ RANGE: Final = "{bundle:0x[0-9a-f]{8}_0x[0-9a-f]{8}}"
 _BUNDLE: Final = f"{NAMESPACE_PATH}/{{bundle}}"
 
 UNLOAD_OUTCOME: Final = "X-Unload-Outcome"
-"""The header with the result of an unload, as JSON in ASCII. Pulsar's tools expect 204, which has no body."""
+"""The header with the result of an unload, as JSON in ASCII. Pulsar's tools expect 204, which has
+no body."""
 
 # Clients read 8 KiB of headers, and a reason has up to 1,024 characters.
 _EXAMPLES_MAX: Final = 3
@@ -73,7 +84,9 @@ class NamespaceTopics(Protocol):
         """Return the topics of a namespace, sorted."""
 
     async def weights(self, namespace: str, by: str) -> Mapping[str, float]:
-        """Return the number of topics (`LARGEST`) or the bytes per second (`HOT`) of bundles by name."""
+        """Return the number of topics (`LARGEST`) or the bytes per second (`HOT`) of bundles by
+        name.
+        """
 
 
 class Namespaces(Admin):
@@ -99,8 +112,12 @@ class Namespaces(Admin):
             web.get(f"{NAMESPACE_PATH}/antiAffinity", self.anti_affinity),
             web.post(f"{NAMESPACE_PATH}/antiAffinity", self.set_anti_affinity),
             web.delete(f"{NAMESPACE_PATH}/antiAffinity", self.delete_anti_affinity),
-            web.get("/admin/namespaces/{cluster}/antiAffinity/{group}", self.of_anti_affinity_group),
-            web.get("/admin/v2/namespaces/{cluster}/antiAffinity/{group}", self.of_anti_affinity_group),
+            web.get(
+                "/admin/namespaces/{cluster}/antiAffinity/{group}", self.of_anti_affinity_group
+            ),
+            web.get(
+                "/admin/v2/namespaces/{cluster}/antiAffinity/{group}", self.of_anti_affinity_group
+            ),
             web.get(f"{NAMESPACE_PATH}/replication", self.clusters),
             web.post(f"{NAMESPACE_PATH}/replication", self.set_clusters),
             web.get(f"{NAMESPACE_PATH}/allowedClusters", self.allowed_clusters),
@@ -136,17 +153,30 @@ class Namespaces(Admin):
         return json_answer(document | ({} if group is None else {"antiAffinityGroup": group}))
 
     async def on_channel_loss(self, request: web.Request) -> web.Response:
-        """Return what the owners of a namespace do while they have lost the channel: `fence` or `serve`."""
-        return json_answer(on_channel_loss(namespace_named(ready_view(self._worker), namespace_of(request)).policies))
+        """Return what the owners of a namespace do while they have lost the channel: `fence` or
+        `serve`.
+        """
+        return json_answer(
+            on_channel_loss(
+                namespace_named(ready_view(self._worker), namespace_of(request)).policies
+            )
+        )
 
     async def set_on_channel_loss(self, request: web.Request) -> web.Response:
         """Set `fence` or `serve`. It applies to open bundles as soon as their owner has read it."""
-        choice = await required_body_of(request, ON_CHANNEL_LOSS_BODY, f"one of these, as JSON: {', '.join(OnChannelLoss)}")
-        return await self._done(request, verbs.set_namespace_policy(namespace_of(request), ON_CHANNEL_LOSS, choice.value))
+        choice = await required_body_of(
+            request, ON_CHANNEL_LOSS_BODY, f"one of these, as JSON: {', '.join(OnChannelLoss)}"
+        )
+        return await self._done(
+            request,
+            verbs.set_namespace_policy(namespace_of(request), ON_CHANNEL_LOSS, choice.value),
+        )
 
     async def anti_affinity(self, request: web.Request) -> web.Response:
         """Return the anti-affinity group of a namespace as text; 204 if it is in none."""
-        group = namespace_named(ready_view(self._worker), namespace_of(request)).policies.get(ANTI_AFFINITY_GROUP)
+        group = namespace_named(ready_view(self._worker), namespace_of(request)).policies.get(
+            ANTI_AFFINITY_GROUP
+        )
         return done() if group is None else text_answer(str(group))
 
     async def set_anti_affinity(self, request: web.Request) -> web.Response:
@@ -159,17 +189,31 @@ class Namespaces(Admin):
         except UnicodeDecodeError as error:
             problem = f"it is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}"
             raise InvalidRequest(what="the body", problem=problem) from None
-        group = await required_body_of(request, GROUP_BODY, "the name of the group") if text[:1] in ("", '"') else text
-        return await self._done(request, verbs.set_namespace_policy(namespace_of(request), ANTI_AFFINITY_GROUP, group))
+        group = (
+            await required_body_of(request, GROUP_BODY, "the name of the group")
+            if text[:1] in ("", '"')
+            else text
+        )
+        return await self._done(
+            request, verbs.set_namespace_policy(namespace_of(request), ANTI_AFFINITY_GROUP, group)
+        )
 
     async def of_anti_affinity_group(self, request: web.Request) -> web.Response:
         """List the namespaces of an anti-affinity group."""
         view, group = view_of_cluster(self._worker, request), request.match_info["group"].lower()
-        return json_answer(sorted(each.name for each in view.namespaces.values() if anti_affinity_group(each.policies) == group))
+        return json_answer(
+            sorted(
+                each.name
+                for each in view.namespaces.values()
+                if anti_affinity_group(each.policies) == group
+            )
+        )
 
     async def delete_anti_affinity(self, request: web.Request) -> web.Response:
         """Remove a namespace from its anti-affinity group."""
-        return await self._done(request, verbs.set_namespace_policy(namespace_of(request), ANTI_AFFINITY_GROUP, None))
+        return await self._done(
+            request, verbs.set_namespace_policy(namespace_of(request), ANTI_AFFINITY_GROUP, None)
+        )
 
     async def clusters(self, request: web.Request) -> web.Response:
         """Return the clusters of a namespace: this one."""
@@ -178,14 +222,20 @@ class Namespaces(Admin):
         return json_answer([view.cluster])
 
     async def set_clusters(self, request: web.Request) -> web.Response:
-        """Check that a namespace gets no other cluster than this one, and change nothing. Nothing is replicated."""
+        """Check that a namespace gets no other cluster than this one, and change nothing. Nothing
+        is replicated.
+        """
         view = ready_view(self._worker)
         namespace = namespace_named(view, namespace_of(request)).name
-        check_clusters(view, namespace, await required_body_of(request, CLUSTERS_BODY, f'["{view.cluster}"]'))
+        check_clusters(
+            view, namespace, await required_body_of(request, CLUSTERS_BODY, f'["{view.cluster}"]')
+        )
         return done()
 
     async def allowed_clusters(self, request: web.Request) -> web.Response:
-        """Return the clusters that a namespace is restricted to: none, because there is one cluster."""
+        """Return the clusters that a namespace is restricted to: none, because there is one
+        cluster.
+        """
         namespace_named(ready_view(self._worker), namespace_of(request))
         return json_answer([])
 
@@ -198,19 +248,31 @@ class Namespaces(Admin):
         """Create a namespace; the leader gives its bundles to brokers."""
         namespace = namespace_of(request)
         body = await body_of(request, NAMESPACE_BODY) or NamespaceBody()
-        check_clusters(ready_view(self._worker), namespace, [*body.replication_clusters, *body.allowed_clusters])
+        check_clusters(
+            ready_view(self._worker),
+            namespace,
+            [*body.replication_clusters, *body.allowed_clusters],
+        )
         boundaries = (body.bundles or Bundles()).cuts(namespace)
         return await self._done(
-            request, verbs.create_namespace(namespace, boundaries, body.policies, base=self._worker.config.base_settings)
+            request,
+            verbs.create_namespace(
+                namespace, boundaries, body.policies, base=self._worker.config.base_settings
+            ),
         )
 
     async def delete(self, request: web.Request) -> web.Response:
-        """Delete a namespace, once all its bundles have been released. 409 if clients use its topics.
+        """Delete a namespace, once all its bundles have been released. 409 if clients use its
+        topics.
 
         With `force` also then: the clients are disconnected.
         """
         namespace = namespace_named(ready_view(self._worker), namespace_of(request))
-        if self._topics is not None and not flag_of(request, "force") and namespace.status != "deleting":
+        if (
+            self._topics is not None
+            and not flag_of(request, "force")
+            and namespace.status != "deleting"
+        ):
             check_unused(namespace.name, await self._topics.in_use(namespace.name))
         return await self._done(request, verbs.delete_namespace(namespace.name))
 
@@ -230,7 +292,9 @@ class Namespaces(Admin):
         if not answer.failed:
             return _unloaded(summary)
         first = answer.failed[0]
-        refusal = error_answer(request, Cancelled(bundle=first.bundle, move="unload", problem=first.sentence()))
+        refusal = error_answer(
+            request, Cancelled(bundle=first.bundle, move="unload", problem=first.sentence())
+        )
         refusal.headers[UNLOAD_OUTCOME] = json.dumps(summary)
         return refusal
 
@@ -245,14 +309,17 @@ class Namespaces(Admin):
         return await self._done(request, verbs.cancel(bundle_of(request)))
 
     async def unload(self, request: web.Request) -> web.Response:
-        """Move a bundle away from its owner. `destinationBroker` chooses the next one; `force` overrides policies.
+        """Move a bundle away from its owner. `destinationBroker` chooses the next one; `force`
+        overrides policies.
 
         204, as Pulsar answers; a header says what became of the bundle.
         """
         name = bundle_of(request)
         destination, force = parameter_of(request, "destinationBroker"), flag_of(request, "force")
         if force and destination is None:
-            raise InvalidRequest(what="the parameter force", problem="it is for a transfer; name a destinationBroker")
+            raise InvalidRequest(
+                what="the parameter force", problem="it is for a transfer; name a destinationBroker"
+            )
         if destination is not None:
             answer = await self._run(request, verbs.transfer(name, destination, force=force))
         elif bundle_named(ready_view(self._worker), name).phase == "free":
@@ -264,11 +331,14 @@ class Namespaces(Admin):
     async def split(self, request: web.Request) -> web.Response:
         """Split a bundle. The body may hold positions; `splitAlgorithmName` names the algorithm.
 
-        In place of its range, `LARGEST` names the bundle with the most topics, and `HOT` the one with the highest throughput.
+        In place of its range, `LARGEST` names the bundle with the most topics, and `HOT` the one
+        with the highest throughput.
         """
         by = request.match_info["bundle"]
         name = (
-            await self._heaviest(namespace_of(request), by, self._topics) if self._topics and by in {LARGEST, HOT} else bundle_of(request)
+            await self._heaviest(namespace_of(request), by, self._topics)
+            if self._topics and by in {LARGEST, HOT}
+            else bundle_of(request)
         )
         algorithm = parameter_of(request, "splitAlgorithmName") or RANGE_EQUALLY_DIVIDE
         positions = await body_of(request, POSITIONS_BODY) or None
@@ -283,7 +353,10 @@ class Namespaces(Admin):
         weights = await topics.weights(namespace, by)
         heaviest = max(sorted(weights), key=lambda bundle: weights[bundle], default=None)
         if heaviest is None or not weights[heaviest]:
-            raise CallerError(f"no bundle of namespace {namespace} has traffic to choose it by; name the range of a bundle")
+            raise CallerError(
+                f"no bundle of namespace {namespace} has traffic to choose it by; name the range of"
+                " a bundle"
+            )
         return heaviest
 
     async def merge(self, request: web.Request) -> web.Response:
@@ -296,8 +369,8 @@ def check_clusters(view: View, namespace: str, clusters: list[str]) -> None:
     other = next((name for name in clusters if name != view.cluster), None)
     if other is not None:
         raise CallerError(
-            f"namespace {namespace} cannot be in cluster {other[:64]!r}: this server knows no cluster but its own; "
-            f"name {view.cluster}, or no cluster"
+            f"namespace {namespace} cannot be in cluster {other[:64]!r}: this server knows no"
+            f" cluster but its own; name {view.cluster}, or no cluster"
         )
 
 
@@ -309,4 +382,9 @@ def _unloaded(outcome: Mapping[str, object]) -> web.Response:
 def _boundaries(view: View, namespace: str) -> dict[str, object]:
     """Return the bundles of a namespace as Pulsar's `BundlesData`."""
     bundles = view.bundles_of(namespace)
-    return {"boundaries": [f"0x{point:08x}" for point in (*(bundle.low for bundle in bundles), HASH_MAX)], "numBundles": len(bundles)}
+    return {
+        "boundaries": [
+            f"0x{point:08x}" for point in (*(bundle.low for bundle in bundles), HASH_MAX)
+        ],
+        "numBundles": len(bundles),
+    }

@@ -25,7 +25,9 @@ class Admin:
         self._operations = Operations(worker)
 
     async def _run(self, request: web.Request, operation: Operation[T]) -> T:
-        """Run an operation for the caller within `admin_ms`. Raises `NotReady`, and what `requester_of` and `Operations.run` raise."""
+        """Run an operation for the caller within `admin_ms`. Raises `NotReady`, and what
+        `requester_of` and `Operations.run` raise.
+        """
         ready_view(self._worker)
         deadline = Deadline.after(timeout_ms=self._worker.config.admin_ms)
         return await self._operations.run(operation, deadline, requested_by=requester_of(request))

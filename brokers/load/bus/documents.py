@@ -1,9 +1,10 @@
 """Encode and decode load samples, summaries and bundles as compact JSON.
 
-Input comes from other programs and is checked by hand: each parser returns a value or raises `UnreadableLoad`. Unknown fields are ignored.
+Input comes from other programs and is checked by hand: each parser returns a value or raises
+`UnreadableLoad`. Unknown fields are ignored.
 
-NaN and infinities are written as `null` and read as NaN, so that `shedder.loads.fault_of` can detect and attribute them. An invalid count
-or name makes the whole document unreadable.
+NaN and infinities are written as `null` and read as NaN, so that `shedder.loads.fault_of` can
+detect and attribute them. An invalid count or name makes the whole document unreadable.
 """
 
 from __future__ import annotations
@@ -22,16 +23,25 @@ from equipoise.channel.core.ranges import check_broker_id
 from equipoise.channel.core.records import KEY_CHARACTERS_MAX
 from equipoise.shedder.cost_column import COSTS_MAX, ENTRY_BYTES
 from equipoise.shedder.load_reports import Sample, Summary
-from equipoise.shedder.loads import RATES, Averages, BrokerLoad, BundleTraffic, Resources, Traffic, Use
+from equipoise.shedder.loads import (
+    RATES,
+    Averages,
+    BrokerLoad,
+    BundleTraffic,
+    Resources,
+    Traffic,
+    Use,
+)
 
 SAMPLE_BYTES_MAX: Final = 6_144
-"""The largest encoded sample, after `light`: the costs of 512 bundles, and about 30 bundles with names of 40 characters."""
+"""The largest encoded sample, after `light`: the costs of 512 bundles, and about 30 bundles with
+names of 40 characters."""
 
 SUMMARY_BYTES_MAX: Final = 4 * SAMPLE_BYTES_MAX
 """The largest summary of light samples.
 
-It has the same rows, but averages are not rounded: a figure of 3 characters may take 24, which makes the shortest bundle row three times as
-long.
+It has the same rows, but averages are not rounded: a figure of 3 characters may take 24, which
+makes the shortest bundle row three times as long.
 """
 
 # Rates and resource use are not known more precisely than to one part in a million.
@@ -48,13 +58,16 @@ _Value = TypeVar("_Value")
 
 
 def light(sample: Sample) -> Sample:
-    """Return the sample as it is sent: figures rounded, and the lightest bundles dropped if it is too large.
+    """Return the sample as it is sent: figures rounded, and the lightest bundles dropped if it is
+    too large.
 
     Its encoding takes at most `SAMPLE_BYTES_MAX`, however long its names are.
     """
     rounded = replace(
         sample,
-        resources=Resources(**{name: _rounded_use(getattr(sample.resources, name)) for name in _RESOURCES}),
+        resources=Resources(
+            **{name: _rounded_use(getattr(sample.resources, name)) for name in _RESOURCES}
+        ),
         used=_rounded(sample.used),
         traffic=_rounded_traffic(sample.traffic),
         cost=_rounded(sample.cost),
@@ -175,7 +188,10 @@ def _summary(document: object) -> Summary:
         taken_ms=integer(raw, "at_ms"),
         resources=_resources(raw),
         traffic=_traffic(_row(raw.get("traffic"), "traffic", len(RATES)), "traffic"),
-        averages=Averages(weighted_max=_figure(weighted_max, "averages"), bytes_per_second=_figure(bytes_per_second, "averages")),
+        averages=Averages(
+            weighted_max=_figure(weighted_max, "averages"),
+            bytes_per_second=_figure(bytes_per_second, "averages"),
+        ),
         bundle_count=integer(raw, "bundle_count"),
         topics=integer(raw, "topics"),
         bundles=_bundles(raw),
@@ -219,7 +235,9 @@ def _bundles(raw: Raw) -> tuple[BundleTraffic, ...]:
 def _bundle(document: object, what: str) -> BundleTraffic:
     name, *row = _row(document, what, _BUNDLE_ROW)
     traffic, counts, cost = row[: len(RATES)], row[len(RATES) : -1], row[-1]
-    open_here: Raw = dict(zip(("topics", "consumers", "producers", "cache_bytes"), counts, strict=True))
+    open_here: Raw = dict(
+        zip(("topics", "consumers", "producers", "cache_bytes"), counts, strict=True)
+    )
     return BundleTraffic(
         bundle=text({"the name of a bundle": name}, "the name of a bundle", KEY_CHARACTERS_MAX),
         traffic=_traffic(traffic, what),
@@ -232,8 +250,16 @@ def _bundle(document: object, what: str) -> BundleTraffic:
 
 
 def _resources(raw: Raw) -> Resources:
-    row = [_figure(each, "resources") for each in _row(raw.get("resources"), "resources", 2 * len(_RESOURCES))]
-    return Resources(**{name: Use(used=row[2 * place], limit=row[2 * place + 1]) for place, name in enumerate(_RESOURCES)})
+    row = [
+        _figure(each, "resources")
+        for each in _row(raw.get("resources"), "resources", 2 * len(_RESOURCES))
+    ]
+    return Resources(
+        **{
+            name: Use(used=row[2 * place], limit=row[2 * place + 1])
+            for place, name in enumerate(_RESOURCES)
+        }
+    )
 
 
 def _traffic(row: list[object], what: str) -> Traffic:

@@ -1,7 +1,8 @@
-"""Exchange load reports on one machine, through one small file per broker in a folder beside the log.
+"""Exchange load reports on one machine, through one small file per broker in a folder beside the
+log.
 
-Files suit this better than a table: each has one writer, which replaces it as a whole, and nobody waits. A crash leaves an old summary,
-whose averages let a restarted broker go on.
+Files suit this better than a table: each has one writer, which replaces it as a whole, and nobody
+waits. A crash leaves an old summary, whose averages let a restarted broker go on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ from typing import Final
 from equipoise.brokers.errors import UnreadableLoad, load_bus_unavailable
 from equipoise.brokers.load.bus.documents import SUMMARY_BYTES_MAX, decode_summary, encode_summary
 from equipoise.brokers.runtime.failures import LoggedFailures
-from equipoise.brokers.runtime.observations.records import Kind, Observation, Observations, ObservationsUnavailable
+from equipoise.brokers.runtime.observations.records import (
+    Kind,
+    Observation,
+    Observations,
+    ObservationsUnavailable,
+)
 from equipoise.channel.core.errors import PeerError
 from equipoise.channel.system import private_files
 from equipoise.shedder.load_reports import Sample, Summary, summarized
@@ -34,16 +40,22 @@ _logger: Final = logging.getLogger(__name__)
 
 
 class FileLoadBus:
-    """A handle on the load bus in `folder`, which is created with the first sample in an existing parent. See `LoadBus`."""
+    """A handle on the load bus in `folder`, which is created with the first sample in an existing
+    parent. See `LoadBus`.
+    """
 
     def __init__(self, folder: Path, *, observations: Observations | None = None) -> None:
-        """Each summary made here is also added to `observations`, if given. A failure of that is only logged."""
+        """Each summary made here is also added to `observations`, if given. A failure of that is
+        only logged.
+        """
         self._folder = folder
         self._observations = observations
         self._failures: LoggedFailures | None = None
 
     def publish(self, sample: Sample) -> None:
-        """See `LoadBus.publish`. Does not fsync: after a power failure the next interval brings a sample."""
+        """See `LoadBus.publish`. Does not fsync: after a power failure the next interval brings a
+        sample.
+        """
         path = self._path_of(sample.broker)
         unfinished = path.with_suffix(".unfinished")
         try:
@@ -55,11 +67,17 @@ class FileLoadBus:
         except OSError as error:
             raise self._unavailable(error) from error
         if self._observations is not None:
-            self._keep(self._observations, Observation(at_ms=sample.at_ms, broker=sample.broker, document=summary))
+            self._keep(
+                self._observations,
+                Observation(at_ms=sample.at_ms, broker=sample.broker, document=summary),
+            )
 
     def _keep(self, observations: Observations, summary: Observation) -> None:
         failures = self._failures = self._failures or LoggedFailures(
-            _logger, broker=summary.broker, failed="load reports not stored", over="load reports are stored again"
+            _logger,
+            broker=summary.broker,
+            failed="load reports not stored",
+            over="load reports are stored again",
         )
         try:
             observations.write(Kind.LOADS, [summary])

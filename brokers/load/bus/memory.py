@@ -13,7 +13,9 @@ from equipoise.shedder.load_reports import Sample, Summary, summarized
 
 
 class _Summaries:
-    """The state that all handles of one name share. Access `by_broker` only while `lock` is held."""
+    """The state that all handles of one name share. Access `by_broker` only while `lock` is
+    held.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -45,4 +47,6 @@ class MemoryLoadBus:
     def latest(self) -> Sequence[Summary]:
         """See `LoadBus.latest`."""
         with self._summaries.lock:
-            return [self._summaries.by_broker[broker] for broker in sorted(self._summaries.by_broker)]
+            return [
+                self._summaries.by_broker[broker] for broker in sorted(self._summaries.by_broker)
+            ]

@@ -1,10 +1,14 @@
-"""Define the topics of the load bus beside the log's: names, settings, and how an existing topic differs.
+"""Define the topics of the load bus beside the log's: names, settings, and how an existing topic
+differs.
 
-The first broker or load worker creates the topics; existing ones stay as they are. Ownership never depends on their content.
+The first broker or load worker creates the topics; existing ones stay as they are. Ownership never
+depends on their content.
 
 * `TOPIC-samples`: samples of brokers, by broker.
-* `TOPIC-loads`: the summaries that load workers make of them, by broker. One partition, since readers want all of them.
-* `TOPIC-load-sightings` and `TOPIC-load-handovers`: messages between load workers (see `brokers.load.worker`).
+* `TOPIC-loads`: the summaries that load workers make of them, by broker. One partition, since
+  readers want all of them.
+* `TOPIC-load-sightings` and `TOPIC-load-handovers`: messages between load workers (see
+  `brokers.load.worker`).
 * `TOPIC-load-brokers-changelog` and `TOPIC-load-bundles-changelog`: the tables of load workers.
 """
 
@@ -21,12 +25,15 @@ PARTITIONS: Final = 8
 """Partitions of each topic that load workers share: the most workers that can be busy at once."""
 
 PASSING_KEPT_MS: Final = 600_000
-"""How long samples and messages between workers are kept. Workers that were all away for longer start from the brokers' current state."""
+"""How long samples and messages between workers are kept. Workers that were all away for longer
+start from the brokers' current state."""
 
 SUMMARIES_KEPT_MS: Final = 3_600_000
-"""The same as for files (`brokers.load.bus.files`): a broker without a report for an hour is gone."""
+"""The same as for files (`brokers.load.bus.files`): a broker without a report for an hour is
+gone."""
 
-# Kafka neither deletes nor compacts the segment that is being written, so segments are a fraction of the retention.
+# Kafka neither deletes nor compacts the segment that is being written, so segments are a fraction
+# of the retention.
 _SEGMENTS: Final = 4
 
 # A message, its key of at most 512 characters, and Kafka's framing.
@@ -44,7 +51,8 @@ _SUMMARIES: Final = {
     "segment.ms": str(SUMMARIES_KEPT_MS // _SEGMENTS),
     "max.message.bytes": str(_MESSAGE_BYTES_MAX),
 }
-# No retention by age: Faust cannot restore a table from a partition emptied like that. Workers delete old rows.
+# No retention by age: Faust cannot restore a table from a partition emptied like that. Workers
+# delete old rows.
 _TABLE: Final = {
     "cleanup.policy": "compact",
     "segment.ms": str(SUMMARIES_KEPT_MS // _SEGMENTS),
@@ -69,7 +77,9 @@ class LoadTopics:
 
     @property
     def group(self) -> str:
-        """The consumer group of all load workers of this log, and the prefix of their tables' names."""
+        """The consumer group of all load workers of this log, and the prefix of their tables'
+        names.
+        """
         return f"{self.log}-load"
 
     @property
@@ -92,17 +102,27 @@ class LoadTopics:
 
     def brokers_table(self, partitions: int) -> LoadTopic:
         """The changelog of the table of brokers."""
-        return LoadTopic(name=f"{self.group}-brokers-changelog", partitions=partitions, settings=_TABLE)
+        return LoadTopic(
+            name=f"{self.group}-brokers-changelog", partitions=partitions, settings=_TABLE
+        )
 
     def bundles_table(self, partitions: int) -> LoadTopic:
         """The changelog of the table of bundles."""
-        return LoadTopic(name=f"{self.group}-bundles-changelog", partitions=partitions, settings=_TABLE)
+        return LoadTopic(
+            name=f"{self.group}-bundles-changelog", partitions=partitions, settings=_TABLE
+        )
 
 
 def differences(topic: LoadTopic, facts: TopicFacts) -> Sequence[str]:
-    """Return how a topic differs from a newly created one, for people. The differences are harmless."""
+    """Return how a topic differs from a newly created one, for people. The differences are
+    harmless.
+    """
     found = {name: facts.settings.get(name, "unknown") for name in topic.settings}
-    different = [f"{name} is {found[name]}, not {wanted}" for name, wanted in topic.settings.items() if found[name] != wanted]
+    different = [
+        f"{name} is {found[name]}, not {wanted}"
+        for name, wanted in topic.settings.items()
+        if found[name] != wanted
+    ]
     if facts.partitions != topic.partitions:
         different.insert(0, f"it has {facts.partitions} partitions, not {topic.partitions}")
     return different

@@ -1,7 +1,9 @@
-"""Translate librdkafka's access settings, in which users write them, to the options of Faust's client.
+"""Translate librdkafka's access settings, in which users write them, to the options of Faust's
+client.
 
-A load worker first connects through librdkafka, like a broker, and then reads and writes through Faust's client. Access settings apply to
-both, and unsupported ones are refused. Tuning settings apply to librdkafka only. Pure: the caller reads the files.
+A load worker first connects through librdkafka, like a broker, and then reads and writes through
+Faust's client. Access settings apply to both, and unsupported ones are refused. Tuning settings
+apply to librdkafka only. Pure: the caller reads the files.
 """
 
 from __future__ import annotations
@@ -13,14 +15,20 @@ from typing import Final
 from equipoise.channel.core.errors import InvalidKafkaSetting
 from equipoise.channel.kafka.settings import METHOD, OAUTHBEARER, OIDC, mechanism_of
 
-_PROTOCOLS: Final = {"plaintext": (False, False), "ssl": (False, True), "sasl_plaintext": (True, False), "sasl_ssl": (True, True)}
+_PROTOCOLS: Final = {
+    "plaintext": (False, False),
+    "ssl": (False, True),
+    "sasl_plaintext": (True, False),
+    "sasl_ssl": (True, True),
+}
 """Each `security.protocol`: whether it uses SASL, and whether it uses TLS."""
 
 _MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", OAUTHBEARER)
 
 _TRUTHS: Final = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 
-# Settings with these prefixes concern access. Ignoring one would connect in another way than the user configured.
+# Settings with these prefixes concern access. Ignoring one would connect in another way than the
+# user configured.
 _ABOUT_ACCESS: Final = ("enable.sasl", "enable.ssl", "https.", "sasl.", "security.", "ssl.")
 
 _KNOWN: Final = frozenset(
@@ -58,7 +66,9 @@ class Password:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """SASL with tokens that a client gets from an endpoint by its id and secret. `authorities` is for the endpoint, as in `Tls`."""
+    """SASL with tokens that a client gets from an endpoint by its id and secret. `authorities` is
+    for the endpoint, as in `Tls`.
+    """
 
     endpoint: str
     client_id: str
@@ -70,7 +80,9 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """TLS, with paths of PEM files. `authorities` may be a folder; None means those of the system."""
+    """TLS, with paths of PEM files. `authorities` may be a folder; None means those of the
+    system.
+    """
 
     authorities: str | None
     certificate: str | None
@@ -89,22 +101,34 @@ class Access:
 
 
 def access_of(settings: Mapping[str, str]) -> Access:
-    """Return the access part of the Kafka client's settings. Raises `InvalidKafkaSetting` for what a load worker does not support."""
+    """Return the access part of the Kafka client's settings. Raises `InvalidKafkaSetting` for what
+    a load worker does not support.
+    """
     for setting in sorted(settings):
         if setting.startswith(_ABOUT_ACCESS) and setting not in _KNOWN:
-            raise InvalidKafkaSetting(setting=setting, problem=f"a load worker does not know it; it knows {', '.join(sorted(_KNOWN))}")
+            raise InvalidKafkaSetting(
+                setting=setting,
+                problem=f"a load worker does not know it; it knows {', '.join(sorted(_KNOWN))}",
+            )
     protocol = settings.get("security.protocol", "plaintext").lower()
     if protocol not in _PROTOCOLS:
-        raise InvalidKafkaSetting(setting="security.protocol", problem=f"it must be one of {', '.join(_PROTOCOLS)}")
+        raise InvalidKafkaSetting(
+            setting="security.protocol", problem=f"it must be one of {', '.join(_PROTOCOLS)}"
+        )
     has_sasl, has_tls = _PROTOCOLS[protocol]
-    return Access(login=_login(settings) if has_sasl else None, tls=_tls(settings) if has_tls else None)
+    return Access(
+        login=_login(settings) if has_sasl else None, tls=_tls(settings) if has_tls else None
+    )
 
 
 def _login(settings: Mapping[str, str]) -> Password | Tokens:
     mechanism = mechanism_of(settings)
     if mechanism is None or mechanism not in _MECHANISMS:
         setting = "sasl.mechanism" if "sasl.mechanism" in settings else "sasl.mechanisms"
-        raise InvalidKafkaSetting(setting=setting, problem=f"a load worker can do {', '.join(_MECHANISMS)}, and not {mechanism}")
+        raise InvalidKafkaSetting(
+            setting=setting,
+            problem=f"a load worker can do {', '.join(_MECHANISMS)}, and not {mechanism}",
+        )
 
     def needed(setting: str) -> str:
         if setting not in settings:
@@ -112,7 +136,9 @@ def _login(settings: Mapping[str, str]) -> Password | Tokens:
         return settings[setting]
 
     if mechanism != OAUTHBEARER:
-        return Password(mechanism=mechanism, username=needed("sasl.username"), password=needed("sasl.password"))
+        return Password(
+            mechanism=mechanism, username=needed("sasl.username"), password=needed("sasl.password")
+        )
     if needed(METHOD).lower() != "oidc":
         raise InvalidKafkaSetting(setting=METHOD, problem="it must be oidc")
     return Tokens(
@@ -129,7 +155,9 @@ def _extensions(text: str) -> dict[str, str]:
     """Parse `NAME=VALUE,NAME=VALUE`."""
     pairs = [pair.partition("=") for pair in text.split(",") if pair]
     if not all(equals and name for name, equals, _ in pairs):
-        raise InvalidKafkaSetting(setting=f"{OIDC}extensions", problem="it is not NAME=VALUE,NAME=VALUE")
+        raise InvalidKafkaSetting(
+            setting=f"{OIDC}extensions", problem="it is not NAME=VALUE,NAME=VALUE"
+        )
     return {name: value for name, _, value in pairs}
 
 
@@ -137,10 +165,14 @@ def _tls(settings: Mapping[str, str]) -> Tls:
     authorities = settings.get("ssl.ca.location")
     verification = settings.get("enable.ssl.certificate.verification", "true").lower()
     if verification not in _TRUTHS:
-        raise InvalidKafkaSetting(setting="enable.ssl.certificate.verification", problem="it must be true or false")
+        raise InvalidKafkaSetting(
+            setting="enable.ssl.certificate.verification", problem="it must be true or false"
+        )
     identification = settings.get("ssl.endpoint.identification.algorithm", "https").lower()
     if identification not in {"https", "none"}:
-        raise InvalidKafkaSetting(setting="ssl.endpoint.identification.algorithm", problem="it must be https or none")
+        raise InvalidKafkaSetting(
+            setting="ssl.endpoint.identification.algorithm", problem="it must be https or none"
+        )
     return Tls(
         authorities=None if authorities == "probe" else authorities,
         certificate=settings.get("ssl.certificate.location"),

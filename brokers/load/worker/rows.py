@@ -1,6 +1,7 @@
 """Encode and decode the table rows and the sightings of load workers: a header line, then a body.
 
-Input may be of another version or another program: each parser returns a value or raises `UnreadableLoad`.
+Input may be of another version or another program: each parser returns a value or raises
+`UnreadableLoad`.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _match_row: Final = re.compile(rb"(\d{1,9}) (\d{1,18}) (\d{1,18}) (\d{1,18})\n")
 class Row:
     """A table row: an encoded summary or sighting, and the position of its message.
 
-    * `partition` and `offset` are those of the message in its topic. A table holds all partitions of its worker, and rows are deleted by
-      partition.
+    * `partition` and `offset` are those of the message in its topic. A table holds all partitions
+      of its worker, and rows are deleted by partition.
     * `at_ms` is when the worker processed the message (Unix time by its clock).
     * `handed` is the offset after the last handover that the summary includes.
     """
@@ -42,8 +43,10 @@ class Row:
 class Sighting:
     """A bundle as its broker reported it.
 
-    * `broker` serves it and reported it at `at_ms`, Unix time by its own clock. Its samples are in `partition`.
-    * `bundle` has its average traffic. `history` is the share of an average that remains after `shedder.loads.STEP_MS`.
+    * `broker` serves it and reported it at `at_ms`, Unix time by its own clock. Its samples are in
+      `partition`.
+    * `bundle` has its average traffic. `history` is the share of an average that remains after
+      `shedder.loads.STEP_MS`.
     """
 
     broker: str
@@ -59,17 +62,29 @@ def encode_row(row: Row) -> bytes:
 
 
 def decode_row(data: bytes) -> Row:
-    """Decode what `encode_row` encoded, without checking the body. Raises `UnreadableLoad` for anything else."""
+    """Decode what `encode_row` encoded, without checking the body. Raises `UnreadableLoad` for
+    anything else.
+    """
     match = _match_row(data)
     if match is None:
-        raise UnreadableLoad(what="row", problem="it does not begin with a partition, an offset, a time, and an offset")
+        raise UnreadableLoad(
+            what="row",
+            problem="it does not begin with a partition, an offset, a time, and an offset",
+        )
     partition, offset, at_ms, handed = map(int, match.groups())
-    return Row(partition=partition, offset=offset, at_ms=at_ms, handed=handed, body=data[match.end() :])
+    return Row(
+        partition=partition, offset=offset, at_ms=at_ms, handed=handed, body=data[match.end() :]
+    )
 
 
 def encode_sighting(sighting: Sighting) -> bytes:
     """Encode a sighting."""
-    head = {"broker": sighting.broker, "at_ms": sighting.at_ms, "partition": sighting.partition, "history": sighting.history}
+    head = {
+        "broker": sighting.broker,
+        "at_ms": sighting.at_ms,
+        "partition": sighting.partition,
+        "history": sighting.history,
+    }
     return orjson.dumps(head, option=orjson.OPT_APPEND_NEWLINE) + encode_bundle(sighting.bundle)
 
 

@@ -1,4 +1,6 @@
-"""Run a load worker as a process: wait for Kafka, work until a signal, and stop within a time limit."""
+"""Run a load worker as a process: wait for Kafka, work until a signal, and stop within a time
+limit.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ from equipoise.channel.system.stop_signals import stop_event
 logger = logging.getLogger(__name__)
 
 STOP_S: Final = 5.0
-"""How long a stop may take. All state is on Kafka, so a worker that is cut off afterwards loses nothing."""
+"""How long a stop may take. All state is on Kafka, so a worker that is cut off afterwards loses
+nothing."""
 
 # The same exit code as of a command whose log is unavailable.
 _FAILED: Final = 3
@@ -40,26 +43,34 @@ _FAILED: Final = 3
 # These loggers report every start and every assignment, which is no news to an operator.
 _TALKATIVE: Final = ("aiokafka", "faust", "mode")
 
-# The limit of one attempt: six topics to describe and create, some milliseconds each on a healthy Kafka.
+# The limit of one attempt: six topics to describe and create, some milliseconds each on a healthy
+# Kafka.
 _LOOK_MS: Final = 5_000
 _TRY_AGAIN_S: Final = 1.0
 _LOG_INTERVAL_MS: Final = 10_000
 
 
-def run_load_worker(address: KafkaAddress, *, log_url: str, settings: Mapping[str, str], timeout_ms: int) -> None:
-    """Work for the log at `address`, named `log_url`, until SIGTERM or SIGINT. Waits up to `timeout_ms` for Kafka at the start.
+def run_load_worker(
+    address: KafkaAddress, *, log_url: str, settings: Mapping[str, str], timeout_ms: int
+) -> None:
+    """Work for the log at `address`, named `log_url`, until SIGTERM or SIGINT. Waits up to
+    `timeout_ms` for Kafka at the start.
 
-    `settings` are the checked settings of Kafka's client. Raises `InvalidKafkaSetting` for one that a load worker does not support, OSError
-    for a file in them that cannot be read, `OperatorError` for a topic with other partitions, `LogAccessDenied`, `LogUnavailable` after the
-    wait, and `PeerError` if the worker cannot continue.
+    `settings` are the checked settings of Kafka's client. Raises `InvalidKafkaSetting` for one that
+    a load worker does not support, OSError for a file in them that cannot be read, `OperatorError`
+    for a topic with other partitions, `LogAccessDenied`, `LogUnavailable` after the wait, and
+    `PeerError` if the worker cannot continue.
     """
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.WARNING)
     access = access_of(settings)
     clients = Clients(servers=address.servers, settings=settings)
     start = _Start(address, access=access, clients=clients, log_url=log_url)
-    # For Faust's table files, which our tables do not have. Others on the machine must not know its name in advance.
-    with tempfile.TemporaryDirectory(prefix="equipoise-load-", ignore_cleanup_errors=True) as folder:
+    # For Faust's table files, which our tables do not have. Others on the machine must not know its
+    # name in advance.
+    with tempfile.TemporaryDirectory(
+        prefix="equipoise-load-", ignore_cleanup_errors=True
+    ) as folder:
         asyncio.run(_work(start, Path(folder), timeout_ms=timeout_ms))
 
 
@@ -89,15 +100,22 @@ async def _work(start: _Start, folder: Path, *, timeout_ms: int) -> None:
 async def _carry(app: faust.App, place: Place) -> None:
     """Start the app, and return when it has ended."""
     await app.start()
-    logger.info("load worker started", extra={"group": place.topics.group, "partitions": place.partitions})
+    logger.info(
+        "load worker started", extra={"group": place.topics.group, "partitions": place.partitions}
+    )
     await app.wait_until_stopped()
 
 
 def _end_soon(error: Exception | None) -> None:
-    """Ensure that the process ends in time, even if the loop, a thread or the interpreter waits for Kafka."""
+    """Ensure that the process ends in time, even if the loop, a thread or the interpreter waits for
+    Kafka.
+    """
 
     def cut_off() -> None:
-        logger.warning("load worker cut off while it stopped", extra={"problem": str(error or "Kafka does not answer")})
+        logger.warning(
+            "load worker cut off while it stopped",
+            extra={"problem": str(error or "Kafka does not answer")},
+        )
         logging.shutdown()
         os._exit(0 if error is None else _FAILED)
 
@@ -109,14 +127,21 @@ def _end_soon(error: Exception | None) -> None:
 def _as_error(reason: BaseException, topics: LoadTopics) -> Exception:
     """Return our error for what ended the app."""
     if isinstance(reason, KafkaError):
-        return load_bus_unavailable(bus=f"of the topics {topics.log}-*", problem=str(reason) or type(reason).__name__)
-    return Bug(f"the load worker of {topics.group} ended with {type(reason).__name__}: {reason}; please report it")
+        return load_bus_unavailable(
+            bus=f"of the topics {topics.log}-*", problem=str(reason) or type(reason).__name__
+        )
+    return Bug(
+        f"the load worker of {topics.group} ended with {type(reason).__name__}: {reason}; please"
+        " report it"
+    )
 
 
 class _Start:
     """Waits for Kafka and creates missing topics."""
 
-    def __init__(self, address: KafkaAddress, *, access: Access, clients: Clients, log_url: str) -> None:
+    def __init__(
+        self, address: KafkaAddress, *, access: Access, clients: Clients, log_url: str
+    ) -> None:
         self._address = address
         self._access = access
         self._clients = clients
@@ -124,11 +149,15 @@ class _Start:
         self._topics = LoadTopics(log=address.topic)
 
     async def found(self, stopping: asyncio.Event, deadline: Deadline) -> Place | None:
-        """Return where to work, or None if `stopping` is set first. Raises as `run_load_worker` does."""
+        """Return where to work, or None if `stopping` is set first. Raises as `run_load_worker`
+        does.
+        """
         failures = RepeatedFailures(interval_ms=_LOG_INTERVAL_MS)
         while not stopping.is_set():
             try:
-                return await asyncio.to_thread(self._looked, Deadline.after(timeout_ms=min(_LOOK_MS, deadline.remaining_ms())))
+                return await asyncio.to_thread(
+                    self._looked, Deadline.after(timeout_ms=min(_LOOK_MS, deadline.remaining_ms()))
+                )
             except KafkaFailed as failed:
                 if failed.trouble is not Trouble.AWAY or not deadline.remaining_ms():
                     raise failed.as_error(log=self._log_url, in_doubt=False) from failed
@@ -143,25 +172,45 @@ class _Start:
     def _looked(self, deadline: Deadline) -> Place:
         topics = self._topics
         with self._clients.administrator() as administrator:
-            if administrator.describe(self._address.topic, timeout_ms=deadline.remaining_ms()) is None:
+            if (
+                administrator.describe(self._address.topic, timeout_ms=deadline.remaining_ms())
+                is None
+            ):
                 # Brokers may start later and create it, or the name is mistyped.
-                logger.warning("there is no such channel yet, and no broker of it", extra={"log": self._log_url})
+                logger.warning(
+                    "there is no such channel yet, and no broker of it",
+                    extra={"log": self._log_url},
+                )
             partitions = self._made(administrator, topics.samples, deadline).partitions
             self._made(administrator, topics.summaries, deadline)
-            # Faust assigns the same partition of these topics to one worker, so that a row is where its messages are.
-            for shared in (topics.sightings, topics.handovers, topics.brokers_table, topics.bundles_table):
+            # Faust assigns the same partition of these topics to one worker, so that a row is where
+            # its messages are.
+            for shared in (
+                topics.sightings,
+                topics.handovers,
+                topics.brokers_table,
+                topics.bundles_table,
+            ):
                 topic = shared(partitions)
                 facts = self._made(administrator, topic, deadline)
                 if facts.partitions != partitions:
                     raise OperatorError(
-                        f"load workers cannot use the topic {topic.name}: it has {facts.partitions} partitions, and needs {partitions}, as "
-                        f"many as {topics.samples.name}; stop the load workers and delete the topic. They create it again, and only the "
-                        "averages are lost"
+                        f"load workers cannot use the topic {topic.name}: it has {facts.partitions}"
+                        f" partitions, and needs {partitions}, as many as {topics.samples.name};"
+                        " stop the load workers and delete the topic. They create it again, and"
+                        " only the averages are lost"
                     )
-        return Place(servers=self._address.servers, access=self._access, topics=topics, partitions=partitions)
+        return Place(
+            servers=self._address.servers, access=self._access, topics=topics, partitions=partitions
+        )
 
-    def _made(self, administrator: Administrator, topic: LoadTopic, deadline: Deadline) -> TopicFacts:
+    def _made(
+        self, administrator: Administrator, topic: LoadTopic, deadline: Deadline
+    ) -> TopicFacts:
         facts = made(administrator, topic, replication=self._address.replication, deadline=deadline)
         for difference in differences(topic, facts):
-            logger.warning("topic not as it would be made", extra={"topic": topic.name, "difference": difference})
+            logger.warning(
+                "topic not as it would be made",
+                extra={"topic": topic.name, "difference": difference},
+            )
         return facts

@@ -1,6 +1,8 @@
-"""Decide what follows from one message: from a table row and a message to the new row and the messages to send.
+"""Decide what follows from one message: from a table row and a message to the new row and the
+messages to send.
 
-Pure: `now_ms` is Unix time by the worker's clock. An unreadable row was written by another version and is ignored.
+Pure: `now_ms` is Unix time by the worker's clock. An unreadable row was written by another version
+and is ignored.
 """
 
 from __future__ import annotations
@@ -12,7 +14,14 @@ from typing import Final, TypeVar
 from equipoise.brokers.errors import UnreadableLoad
 from equipoise.brokers.load.bus.documents import decode_sample, decode_summary, encode_summary
 from equipoise.brokers.load.bus.topics import PASSING_KEPT_MS, SUMMARIES_KEPT_MS
-from equipoise.brokers.load.worker.rows import Row, Sighting, decode_row, decode_sighting, encode_row, encode_sighting
+from equipoise.brokers.load.worker.rows import (
+    Row,
+    Sighting,
+    decode_row,
+    decode_sighting,
+    encode_row,
+    encode_sighting,
+)
 from equipoise.brokers.runtime.failures import RepeatedFailures
 from equipoise.channel.core.errors import CallerError
 from equipoise.channel.core.ranges import check_broker_id
@@ -20,7 +29,8 @@ from equipoise.shedder.load_reports import Sample, Summary, blended, fault_of_su
 from equipoise.shedder.loads import kept_share
 
 CLOCKS_APART_MS_MAX: Final = PASSING_KEPT_MS
-"""How far a sample's time may differ from the worker's. Older samples are useless; later ones would look fresh for too long."""
+"""How far a sample's time may differ from the worker's. Older samples are useless; later ones would
+look fresh for too long."""
 
 _Body = TypeVar("_Body")
 
@@ -37,7 +47,9 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A message without effect: its sender, as far as it is known, and what is wrong with the message, if anything."""
+    """A message without effect: its sender, as far as it is known, and what is wrong with the
+    message, if anything.
+    """
 
     subject: str
     problem: str | None
@@ -63,7 +75,8 @@ class BrokerUpdate:
 class Seen:
     """The consequences of a sighting: the bundle's new row, and a handover if the bundle has moved.
 
-    `handover` is (partition, key, value): the partition that the sighting names, with the new broker as the key.
+    `handover` is (partition, key, value): the partition that the sighting names, with the new
+    broker as the key.
     """
 
     row: bytes
@@ -71,7 +84,9 @@ class Seen:
 
 
 def on_sample(row: bytes | None, message: Arrived, *, now_ms: int) -> BrokerUpdate | LeftOut:
-    """Return what follows from a message on the topic of samples. `row` is the broker's table row."""
+    """Return what follows from a message on the topic of samples. `row` is the broker's table
+    row.
+    """
     broker = _broker_in(message)
     if isinstance(broker, LeftOut):
         return broker
@@ -86,51 +101,87 @@ def on_sample(row: bytes | None, message: Arrived, *, now_ms: int) -> BrokerUpda
         return LeftOut(subject=broker, problem=problem)
     kept, before = _summary_in(row)
     offset = message.offset
-    if kept is not None and before is not None and offset <= kept.offset and sample.at_ms <= before.load.taken_ms:
-        summary = before  # A worker applied it, but died before it committed. Keep the later messages that it applied.
+    if (
+        kept is not None
+        and before is not None
+        and offset <= kept.offset
+        and sample.at_ms <= before.load.taken_ms
+    ):
+        # A worker applied it, but died before it committed. Keep the later messages that it
+        # applied.
+        summary = before
         offset = kept.offset
     else:
         summary = summarized(before, sample)
     body = encode_summary(summary)
     sightings = [
-        Sighting(broker=broker, at_ms=summary.load.taken_ms, partition=message.partition, history=sample.history, bundle=bundle)
+        Sighting(
+            broker=broker,
+            at_ms=summary.load.taken_ms,
+            partition=message.partition,
+            history=sample.history,
+            bundle=bundle,
+        )
         for bundle in summary.load.bundles or ()
     ]
     handed = 0 if kept is None else kept.handed
     return BrokerUpdate(
-        row=encode_row(Row(partition=message.partition, offset=offset, at_ms=now_ms, handed=handed, body=body)),
+        row=encode_row(
+            Row(partition=message.partition, offset=offset, at_ms=now_ms, handed=handed, body=body)
+        ),
         summary=body,
-        sightings=[(sighting.bundle.bundle.encode(), encode_sighting(sighting)) for sighting in sightings],
+        sightings=[
+            (sighting.bundle.bundle.encode(), encode_sighting(sighting)) for sighting in sightings
+        ],
         problem=fault_of_summary(summarized(None, sample)),
     )
 
 
-def on_sighting(row: bytes | None, message: Arrived, *, now_ms: int, partitions: int) -> Seen | LeftOut:
-    """Return what follows from a message on the topic of sightings. `row` is the bundle's table row; each topic has `partitions`."""
+def on_sighting(
+    row: bytes | None, message: Arrived, *, now_ms: int, partitions: int
+) -> Seen | LeftOut:
+    """Return what follows from a message on the topic of sightings. `row` is the bundle's table
+    row; each topic has `partitions`.
+    """
     try:
         seen = decode_sighting(message.value or b"")
     except UnreadableLoad as error:
         return LeftOut(subject="a load worker", problem=str(error))
     if seen.partition >= partitions:
         return LeftOut(
-            subject=seen.broker, problem=f"its samples are in partition {seen.partition}, but the topic has {partitions} partitions"
+            subject=seen.broker,
+            problem=(
+                f"its samples are in partition {seen.partition}, but the topic has {partitions}"
+                " partitions"
+            ),
         )
     last, before = _sighting_in(row)
-    if last is not None and before is not None and message.offset <= last.offset and seen.at_ms <= before.at_ms:
-        return LeftOut(subject=seen.broker, problem=None)  # It was applied before, as in `on_sample`.
+    if (
+        last is not None
+        and before is not None
+        and message.offset <= last.offset
+        and seen.at_ms <= before.at_ms
+    ):
+        # It was applied before, as in `on_sample`.
+        return LeftOut(subject=seen.broker, problem=None)
     if before is None or before.broker == seen.broker:
         return Seen(row=_row(message, now_ms, encode_sighting(seen)))
-    if seen.at_ms < before.at_ms:  # The last report of its former broker; it has been seen elsewhere since.
+    # The last report of its former broker; it has been seen elsewhere since.
+    if seen.at_ms < before.at_ms:
         return LeftOut(subject=seen.broker, problem=None)
     kept = kept_share(seen.history, elapsed_ms=seen.at_ms - before.at_ms)
     body = encode_sighting(replace(seen, bundle=blended(before.bundle, seen.bundle, kept=kept)))
-    return Seen(row=_row(message, now_ms, body), handover=(seen.partition, seen.broker.encode(), body))
+    return Seen(
+        row=_row(message, now_ms, body), handover=(seen.partition, seen.broker.encode(), body)
+    )
 
 
 def on_handover(row: bytes | None, message: Arrived, *, now_ms: int) -> BrokerUpdate | LeftOut:
-    """Return what follows from a message on the topic of handovers. `row` is the broker's table row.
+    """Return what follows from a message on the topic of handovers. `row` is the broker's table
+    row.
 
-    The row keeps the offset of its sample and stores that of the handover: applied again, the handover would undo later samples.
+    The row keeps the offset of its sample and stores that of the handover: applied again, the
+    handover would undo later samples.
     """
     try:
         handed = decode_sighting(message.value or b"")
@@ -138,17 +189,30 @@ def on_handover(row: bytes | None, message: Arrived, *, now_ms: int) -> BrokerUp
         return LeftOut(subject="a load worker", problem=str(error))
     kept, summary = _summary_in(row)
     name = handed.bundle.bundle
-    if kept is None or summary is None or summary.broker != handed.broker or name not in summary.costs:
-        return LeftOut(subject=handed.broker, problem=None)  # The broker has left, or the bundle is no longer among its busiest.
+    if (
+        kept is None
+        or summary is None
+        or summary.broker != handed.broker
+        or name not in summary.costs
+    ):
+        # The broker has left, or the bundle is no longer among its busiest.
+        return LeftOut(subject=handed.broker, problem=None)
     if message.offset < kept.handed and handed.at_ms < summary.load.taken_ms:
         return LeftOut(subject=handed.broker, problem=None)
-    bundles = tuple(handed.bundle if bundle.bundle == name else bundle for bundle in summary.load.bundles or ())
+    bundles = tuple(
+        handed.bundle if bundle.bundle == name else bundle for bundle in summary.load.bundles or ()
+    )
     body = encode_summary(replace(summary, load=replace(summary.load, bundles=bundles)))
-    return BrokerUpdate(row=encode_row(replace(kept, at_ms=now_ms, handed=message.offset + 1, body=body)), summary=body)
+    return BrokerUpdate(
+        row=encode_row(replace(kept, at_ms=now_ms, handed=message.offset + 1, body=body)),
+        summary=body,
+    )
 
 
 def is_forgotten(row: bytes, *, partition: int, now_ms: int) -> bool:
-    """Return whether to delete a row: unreadable, or of `partition` and not renewed for as long as summaries are kept."""
+    """Return whether to delete a row: unreadable, or of `partition` and not renewed for as long as
+    summaries are kept.
+    """
     try:
         kept = decode_row(row)
     except UnreadableLoad:
@@ -157,7 +221,9 @@ def is_forgotten(row: bytes, *, partition: int, now_ms: int) -> bool:
 
 
 def _row(message: Arrived, now_ms: int, body: bytes) -> bytes:
-    return encode_row(Row(partition=message.partition, offset=message.offset, at_ms=now_ms, body=body))
+    return encode_row(
+        Row(partition=message.partition, offset=message.offset, at_ms=now_ms, body=body)
+    )
 
 
 def _broker_in(message: Arrived) -> str | LeftOut:
@@ -174,7 +240,10 @@ def _doubt(broker: str, sample: Sample, now_ms: int) -> str | None:
         return f"it names the broker {sample.broker}"
     apart_ms = sample.at_ms - now_ms
     if abs(apart_ms) > CLOCKS_APART_MS_MAX:
-        return f"it was taken {abs(apart_ms) // 1_000} s {'ahead of' if apart_ms > 0 else 'before'} this machine's clock"
+        return (
+            f"it was taken {abs(apart_ms) // 1_000} s {'ahead of' if apart_ms > 0 else 'before'}"
+            " this machine's clock"
+        )
     return None
 
 
@@ -186,7 +255,9 @@ def _sighting_in(row: bytes | None) -> tuple[Row, Sighting] | tuple[None, None]:
     return _read(row, decode_sighting)
 
 
-def _read(row: bytes | None, parse: Callable[[bytes], _Body]) -> tuple[Row, _Body] | tuple[None, None]:
+def _read(
+    row: bytes | None, parse: Callable[[bytes], _Body]
+) -> tuple[Row, _Body] | tuple[None, None]:
     try:
         if row is not None:
             kept = decode_row(row)
@@ -200,7 +271,8 @@ LOG_INTERVAL_MS: Final = 60_000
 """The least time between two log lines about one broker."""
 
 SUBJECTS_MAX: Final = 1_000
-"""The most brokers counted separately, as many as a cluster may have. This bounds the memory if names are forged."""
+"""The most brokers counted separately, as many as a cluster may have. This bounds the memory if
+names are forged."""
 
 _OTHERS: Final = "others"
 
@@ -213,8 +285,12 @@ class Troubles:
         self._by_subject: dict[str, RepeatedFailures] = {}
 
     def count(self, subject: str, *, now_ms: int) -> int | None:
-        """Count a message of `subject`. If a log line is due now, return how many messages it covers, including this one."""
+        """Count a message of `subject`. If a log line is due now, return how many messages it
+        covers, including this one.
+        """
         self.total += 1
         if subject not in self._by_subject and len(self._by_subject) >= SUBJECTS_MAX:
             subject = _OTHERS
-        return self._by_subject.setdefault(subject, RepeatedFailures(interval_ms=LOG_INTERVAL_MS)).failed(now_ms)
+        return self._by_subject.setdefault(
+            subject, RepeatedFailures(interval_ms=LOG_INTERVAL_MS)
+        ).failed(now_ms)

@@ -1,8 +1,10 @@
-"""Connect a load worker to Kafka with Faust: topics, tables, and agents that pass messages to `steps` and send the results.
+"""Connect a load worker to Kafka with Faust: topics, tables, and agents that pass messages to
+`steps` and send the results.
 
-* Decisions about messages belong in `steps`. `running` starts and stops the app, which handles no signals and has no web server.
-* Keys and values are bytes to Faust. Its tables are in memory: some kilobytes per broker, and some hundred bytes per bundle that was among
-  the busiest in the last hour.
+* Decisions about messages belong in `steps`. `running` starts and stops the app, which handles no
+  signals and has no web server.
+* Keys and values are bytes to Faust. Its tables are in memory: some kilobytes per broker, and some
+  hundred bytes per bundle that was among the busiest in the last hour.
 """
 
 from __future__ import annotations
@@ -22,24 +24,38 @@ from faust.types import TP, AppT, EventT, StreamT, TableT, TopicT
 
 from equipoise.brokers.load.bus.topics import LoadTopics
 from equipoise.brokers.load.worker.access import Access, Password, Tls, Tokens
-from equipoise.brokers.load.worker.steps import Arrived, BrokerUpdate, LeftOut, Troubles, is_forgotten, on_handover, on_sample, on_sighting
+from equipoise.brokers.load.worker.steps import (
+    Arrived,
+    BrokerUpdate,
+    LeftOut,
+    Troubles,
+    is_forgotten,
+    on_handover,
+    on_sample,
+    on_sighting,
+)
 from equipoise.brokers.load.worker.tokens import TokenProvider
 
 logger = logging.getLogger(__name__)
 
 SESSION_S: Final = 6.0
-"""How long a worker may be silent before others take over its partitions: the shortest that Kafka allows by default."""
+"""How long a worker may be silent before others take over its partitions: the shortest that Kafka
+allows by default."""
 
 _HEARTBEAT_S: Final = 1.5
-_COMMIT_S: Final = 1.0  # After a kill, messages of this time are read again, without a second effect.
+# After a kill, messages of this time are read again, without a second effect.
+_COMMIT_S: Final = 1.0
 
-# Rows checked per message, twice as many as a message creates: so old rows go as fast as new ones come.
+# Rows checked per message, twice as many as a message creates: so old rows go as fast as new ones
+# come.
 _LOOKED_AT: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a load worker works: Kafka's addresses (`HOST:PORT,HOST:PORT`), how to connect, and the existing topics."""
+    """Where a load worker works: Kafka's addresses (`HOST:PORT,HOST:PORT`), how to connect, and the
+    existing topics.
+    """
 
     servers: str
     access: Access
@@ -53,7 +69,8 @@ class Streams:
     def __init__(self, place: Place, *, folder: Path) -> None:
         """Set up the app without connecting. `folder` is for Faust's files.
 
-        Raises OSError for a file of certificates or keys that cannot be read, including `ssl.SSLError`.
+        Raises OSError for a file of certificates or keys that cannot be read, including
+        `ssl.SSLError`.
         """
         self.app = _app(place, folder)
         self._place = place
@@ -78,9 +95,16 @@ class Streams:
     def _table(self, name: str, partitions: int) -> TableT[bytes, bytes]:
         return self.app.Table(name, key_type=bytes, value_type=bytes, partitions=partitions)
 
-    async def _tell_partitions(self, _: AppT, /, *assigned: AbstractSet[TP], signal: object, **__: object) -> None:
+    async def _tell_partitions(
+        self, _: AppT, /, *assigned: AbstractSet[TP], signal: object, **__: object
+    ) -> None:
         del signal  # Faust passes its signal; there is only one.
-        mine = sorted(place.partition for places in assigned for place in places if place.topic == self._place.topics.samples.name)
+        mine = sorted(
+            place.partition
+            for places in assigned
+            for place in places
+            if place.topic == self._place.topics.samples.name
+        )
         logger.info("load worker has partitions", extra={"partitions": mine})
 
     async def _on_samples(self, stream: StreamT[bytes]) -> None:
@@ -101,7 +125,9 @@ class Streams:
             message, now_ms = _arrived(event), _now_ms()
             self._old_bundles.forget(message.partition, now_ms)
             key = message.key or b""
-            outcome = on_sighting(self._bundles.get(key), message, now_ms=now_ms, partitions=self._place.partitions)
+            outcome = on_sighting(
+                self._bundles.get(key), message, now_ms=now_ms, partitions=self._place.partitions
+            )
             if isinstance(outcome, LeftOut):
                 self._leave_out(outcome)
                 continue
@@ -121,7 +147,9 @@ class Streams:
             await self._publish(key, outcome)
 
     async def _publish(self, broker: bytes, update: BrokerUpdate) -> None:
-        """Store and send the results. Nothing awaits between reading and writing a row, so agents do not interfere."""
+        """Store and send the results. Nothing awaits between reading and writing a row, so agents
+        do not interfere.
+        """
         if update.row is not None:
             self._brokers[broker] = update.row
         elif broker in self._brokers:
@@ -137,13 +165,22 @@ class Streams:
     def _warn(self, event: str, broker: str, problem: str) -> None:
         times = self._troubles.count(broker, now_ms=time.monotonic_ns() // 1_000_000)
         if times is not None:
-            logger.warning(event, extra={"broker": broker, "problem": problem, "times": times, "total": self._troubles.total})
+            logger.warning(
+                event,
+                extra={
+                    "broker": broker,
+                    "problem": problem,
+                    "times": times,
+                    "total": self._troubles.total,
+                },
+            )
 
 
 class _Round:
     """Goes through a table repeatedly, some rows per message, and deletes rows that are too old.
 
-    A row can be deleted only while handling a message of its partition: Faust writes the changelog there.
+    A row can be deleted only while handling a message of its partition: Faust writes the changelog
+    there.
     """
 
     def __init__(self, table: TableT[bytes, bytes]) -> None:
@@ -187,7 +224,9 @@ def _credentials(access: Access) -> Credentials | None:
     context = None if access.tls is None else _context(access.tls)
     match access.login:
         case Password(mechanism=mechanism, username=username, password=password):
-            return SASLCredentials(username=username, password=password, mechanism=mechanism, ssl_context=context)
+            return SASLCredentials(
+                username=username, password=password, mechanism=mechanism, ssl_context=context
+            )
         case Tokens() as tokens:
             return OAuthCredentials(oauth_cb=TokenProvider(tokens), ssl_context=context)
     return None if context is None else SSLCredentials(context)
@@ -196,7 +235,9 @@ def _credentials(access: Access) -> Credentials | None:
 def _context(tls: Tls) -> ssl.SSLContext:
     authorities = None if tls.authorities is None else Path(tls.authorities)
     is_folder = authorities is not None and authorities.is_dir()
-    context = ssl.create_default_context(cafile=None if is_folder else tls.authorities, capath=tls.authorities if is_folder else None)
+    context = ssl.create_default_context(
+        cafile=None if is_folder else tls.authorities, capath=tls.authorities if is_folder else None
+    )
     context.check_hostname = tls.verifies_host
     context.verify_mode = ssl.CERT_REQUIRED if tls.verifies_certificate else ssl.CERT_NONE
     if tls.certificate is not None:
@@ -206,7 +247,9 @@ def _context(tls: Tls) -> ssl.SSLContext:
 
 def _arrived(event: EventT[bytes]) -> Arrived:
     message = event.message
-    return Arrived(partition=message.partition, offset=message.offset, key=message.key, value=message.value)
+    return Arrived(
+        partition=message.partition, offset=message.offset, key=message.key, value=message.value
+    )
 
 
 def _now_ms() -> int:

@@ -1,4 +1,6 @@
-"""Get the tokens of OAUTHBEARER for Faust's client: from an endpoint, by the client's id and secret (RFC 6749, section 4.4)."""
+"""Get the tokens of OAUTHBEARER for Faust's client: from an endpoint, by the client's id and secret
+(RFC 6749, section 4.4).
+"""
 
 from __future__ import annotations
 
@@ -52,13 +54,17 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc] # The library 
     async def _asked(self) -> tuple[str, float]:
         """Return a new token, and how many seconds it lives."""
         tokens = self._tokens
-        form = {"grant_type": "client_credentials"} | ({} if tokens.scope is None else {"scope": tokens.scope})
+        form = {"grant_type": "client_credentials"} | (
+            {} if tokens.scope is None else {"scope": tokens.scope}
+        )
         login = {"Authorization": aiohttp.encode_basic_auth(tokens.client_id, tokens.client_secret)}
         timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
         try:
             async with (
                 aiohttp.ClientSession(headers=login, timeout=timeout) as session,
-                session.post(tokens.endpoint, data=form, ssl=self._context, allow_redirects=False) as answer,
+                session.post(
+                    tokens.endpoint, data=form, ssl=self._context, allow_redirects=False
+                ) as answer,
             ):
                 body = await answer.content.read(_ANSWER_BYTES_MAX)
         except (aiohttp.ClientError, OSError) as error:  # A timeout is an OSError, too.
@@ -70,7 +76,9 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc] # The library 
         raise self._failed(f"it answered {answer.status} and no token")
 
     def _failed(self, problem: str) -> AuthenticationFailedError:
-        return AuthenticationFailedError(f"no token from {self._tokens.endpoint}, the token endpoint: {problem}")
+        return AuthenticationFailedError(
+            f"no token from {self._tokens.endpoint}, the token endpoint: {problem}"
+        )
 
 
 def _parsed(body: bytes) -> object:

@@ -1,4 +1,5 @@
-"""Run the demo: a local cluster of three brokers that balances, fails and recovers under callers and Pulsar clients.
+"""Run the demo: a local cluster of three brokers that balances, fails and recovers under callers
+and Pulsar clients.
 
 Exit codes:
 
@@ -30,12 +31,28 @@ from equipoise.channel.core.errors import EquipoiseError
 
 def parser(program: str) -> argparse.ArgumentParser:
     """Return the command-line parser of the demo, for `program`."""
-    parser = argparse.ArgumentParser(prog=program, description="Run a local cluster that balances, fails and recovers.")
-    parser.add_argument("--seconds", type=float, default=30.0, help="how long the steps repeat; each is played at least once (default: 30)")
+    parser = argparse.ArgumentParser(
+        prog=program, description="Run a local cluster that balances, fails and recovers."
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=30.0,
+        help="how long the steps repeat; each is played at least once (default: 30)",
+    )
     parser.add_argument("--forever", action="store_true", help="run until Ctrl-C")
     parser.add_argument("--plain", action="store_true", help="print plain lines, as in a pipe")
-    parser.add_argument("--data", type=_directory, metavar="DIR", help="keep all files in this new directory (default: a temporary one)")
-    parser.add_argument("--seed", type=int, help="seed of the random choices: what moves where, and which broker is called first")
+    parser.add_argument(
+        "--data",
+        type=_directory,
+        metavar="DIR",
+        help="keep all files in this new directory (default: a temporary one)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        help="seed of the random choices: what moves where, and which broker is called first",
+    )
     return parser
 
 
@@ -48,7 +65,9 @@ def _directory(text: str) -> Path:
 def main() -> int:
     """Run the demo on a file, or on the log at `--log`. Return the exit code."""
     arguments = parser("python -m equipoise.brokers.local.demo")
-    arguments.add_argument("--log", metavar="URL", help="URL of a new log: kafka://HOST:PORT/TOPIC (default: a file)")
+    arguments.add_argument(
+        "--log", metavar="URL", help="URL of a new log: kafka://HOST:PORT/TOPIC (default: a file)"
+    )
     parsed = arguments.parse_args()
     return run(arguments, parsed, log_url=parsed.log)
 
@@ -61,17 +80,28 @@ def run(
     log_stays: bool = True,
     steps: Sequence[Step] = STEPS,
 ) -> int:
-    """Play the demo with the parsed arguments. Return the exit code. `log_stays`: the log still exists afterwards."""
+    """Play the demo with the parsed arguments. Return the exit code. `log_stays`: the log still
+    exists afterwards.
+    """
     if arguments.data is not None and arguments.data.exists() and any(arguments.data.iterdir()):
         parser.error(f"{arguments.data} is not empty; name a new directory")
     with ExitStack() as parts:
         directory = arguments.data
         if directory is None:
-            # A reader such as an audit may still create files beside the log. The report must not fail because of them.
-            directory = Path(parts.enter_context(tempfile.TemporaryDirectory(prefix="equipoise-demo-", ignore_cleanup_errors=True)))
+            # A reader such as an audit may still create files beside the log. The report must not
+            # fail because of them.
+            directory = Path(
+                parts.enter_context(
+                    tempfile.TemporaryDirectory(
+                        prefix="equipoise-demo-", ignore_cleanup_errors=True
+                    )
+                )
+            )
         seed = secrets.randbelow(1_000_000) if arguments.seed is None else arguments.seed
         seconds = None if arguments.forever else arguments.seconds
-        options = Options(directory=directory.absolute(), seconds=seconds, seed=seed, log_url=log_url, steps=steps)
+        options = Options(
+            directory=directory.absolute(), seconds=seconds, seed=seed, log_url=log_url, steps=steps
+        )
         options.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Messages of a Kafka client or of asyncio would spoil the screen.
         logging.basicConfig(filename=options.directory / "demo.log")
@@ -95,10 +125,16 @@ def _print_result(result: Result, *, log: str | None) -> None:
     if result.problem is not None:
         print(f"the steps ended early: {result.problem}")
     if log is not None:
-        commands = (f"equipoise channel {what} --log {quote(log)}" for what in ("verify", "tail", "why BUNDLE"))
+        commands = (
+            f"equipoise channel {what} --log {quote(log)}"
+            for what in ("verify", "tail", "why BUNDLE")
+        )
         print(f"look at it: {'; '.join(commands)}")
     if not result.verdicts:
-        print(f"verdict: none, because the checker is part of a checkout, not of the package: {Path(*CALL_CHECKER.parts[-3:])}")
+        print(
+            "verdict: none, because the checker is part of a checkout, not of the package:"
+            f" {Path(*CALL_CHECKER.parts[-3:])}"
+        )
     for verdict in result.verdicts.values():
         for rule, messages in verdict.violations.items():
             for message in messages:

@@ -1,8 +1,10 @@
 """Call the counter service from a process of its own, and record every attempt for the checker.
 
-* `python -m equipoise.brokers.local.demo.callers` reads one plan (a JSON line) and calls until its standard input ends.
+* `python -m equipoise.brokers.local.demo.callers` reads one plan (a JSON line) and calls until its
+  standard input ends.
 * A process of its own keeps other work from looking like a pause of the service.
-* `tests/checker/README.md` defines what callers may do without a false alarm of the checker, which shares no code with them.
+* `tests/checker/README.md` defines what callers may do without a false alarm of the checker, which
+  shares no code with them.
 """
 
 from __future__ import annotations
@@ -30,19 +32,23 @@ from equipoise.brokers.security.tls import client_context_of_environment
 from equipoise.channel.system import private_files
 from equipoise.channel.system.boot_clock import boot_ns
 
-# A broker that is stopped in the middle of a call holds its caller for this long. Then the caller asks another broker.
+# A broker that is stopped in the middle of a call holds its caller for this long. Then the caller
+# asks another broker.
 ATTEMPT_S: Final = 2.0
 
-# Pause between attempts. A dead broker refuses at once, and would otherwise be asked a thousand times a second.
+# Pause between attempts. A dead broker refuses at once, and would otherwise be asked a thousand
+# times a second.
 _BETWEEN_ATTEMPTS_S: Final = 0.025
 
 # Limit of the pause that a refusal may request (Retry-After).
 _RETRY_AFTER_S_MAX: Final = 1.0
 
-# Limit of redirects in a row. Brokers whose views differ by a record may redirect a caller to and fro.
+# Limit of redirects in a row. Brokers whose views differ by a record may redirect a caller to and
+# fro.
 _REDIRECTS_MAX: Final = 8
 
-# Limit of attempts at one request, and of requests for one increment. At 25 ms and more each this outlasts any outage.
+# Limit of attempts at one request, and of requests for one increment. At 25 ms and more each this
+# outlasts any outage.
 _ATTEMPTS_MAX: Final = 10_000
 
 _ACKNOWLEDGED: Final = 200
@@ -61,7 +67,8 @@ _END_S: Final = _LAST_CALLS_S + 5.0
 # A plan of thousands of keys is one line of several hundred kilobytes.
 _LINE_BYTES_MAX: Final = 16 * 2**20
 
-# A caller waits a few milliseconds for its answer. At this rate it keeps its pace through a short pause.
+# A caller waits a few milliseconds for its answer. At this rate it keeps its pace through a short
+# pause.
 _CALLS_PER_CALLER_S: Final = 50.0
 
 
@@ -69,7 +76,9 @@ _CALLS_PER_CALLER_S: Final = 50.0
 
 
 class Stream(BaseModel):
-    """Calls of one key (`tenant/namespace/key`), shared evenly by the callers. Each caller waits for its answer."""
+    """Calls of one key (`tenant/namespace/key`), shared evenly by the callers. Each caller waits
+    for its answer.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -80,7 +89,9 @@ class Stream(BaseModel):
 
 
 class Plan(BaseModel):
-    """Whom to call, how often, and where to record it. `brokers` are base URLs. `history` must not exist yet."""
+    """Whom to call, how often, and where to record it. `brokers` are base URLs. `history` must not
+    exist yet.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -91,19 +102,35 @@ class Plan(BaseModel):
 
 
 def uneven(namespace: str, *, keys: int, calls_per_second: float) -> tuple[Stream, ...]:
-    """Return streams of `keys` keys with this total rate. The n-th key is called an n-th as often as the first."""
+    """Return streams of `keys` keys with this total rate. The n-th key is called an n-th as often
+    as the first.
+    """
     shares = [1 / (number + 1) for number in range(keys)]
     rates = [share / sum(shares) * calls_per_second for share in shares]
     return tuple(
-        Stream(key=f"{namespace}/key-{number}", calls_per_second=rate, callers=1 + int(rate / _CALLS_PER_CALLER_S))
+        Stream(
+            key=f"{namespace}/key-{number}",
+            calls_per_second=rate,
+            callers=1 + int(rate / _CALLS_PER_CALLER_S),
+        )
         for number, rate in enumerate(rates)
     )
 
 
-def stubborn(namespace: str, *, keys: int, calls_per_second: float, callers: int = 1) -> tuple[Stream, ...]:
-    """Return streams of stubborn callers to the same keys, the busiest first. `callers` and `calls_per_second` are per key."""
+def stubborn(
+    namespace: str, *, keys: int, calls_per_second: float, callers: int = 1
+) -> tuple[Stream, ...]:
+    """Return streams of stubborn callers to the same keys, the busiest first. `callers` and
+    `calls_per_second` are per key.
+    """
     return tuple(
-        Stream(key=f"{namespace}/key-{number}", calls_per_second=calls_per_second, callers=callers, stubborn=True) for number in range(keys)
+        Stream(
+            key=f"{namespace}/key-{number}",
+            calls_per_second=calls_per_second,
+            callers=callers,
+            stubborn=True,
+        )
+        for number in range(keys)
     )
 
 
@@ -112,7 +139,9 @@ def stubborn(namespace: str, *, keys: int, calls_per_second: float, callers: int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The answer to one attempt. All fields are None if the connection broke. `location` is the target of a redirect."""
+    """The answer to one attempt. All fields are None if the connection broke. `location` is the
+    target of a redirect.
+    """
 
     status: int | None = None
     broker: str | None = None
@@ -124,14 +153,17 @@ class Answer:
     @property
     def is_refusal(self) -> bool:
         """Whether the answer promises that the request was not applied and will not be."""
-        return self.status is not None and (self.status == _UNAVAILABLE or 400 <= self.status < 500)  # noqa: PLR2004 - HTTP's classes
+        # HTTP's classes.
+        return self.status is not None and (self.status == _UNAVAILABLE or 400 <= self.status < 500)  # noqa: PLR2004
 
 
 class History:
     """A file with one line per attempt, in the format that the checker reads."""
 
     def __init__(self, path: Path) -> None:
-        """Create the file. Raises OSError if that fails or the file exists: a killed writer may have left half a line in it."""
+        """Create the file. Raises OSError if that fails or the file exists: a killed writer may
+        have left half a line in it.
+        """
         os.mknod(path, private_files.MODE)
         self._file = path.open("ab", buffering=2**20)
 
@@ -150,7 +182,9 @@ class History:
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """What callers saw so far. A pause is the time from a call's first attempt to its acknowledgement, or until now."""
+    """What callers saw so far. A pause is the time from a call's first attempt to its
+    acknowledgement, or until now.
+    """
 
     acknowledged: int = 0
     redirected: int = 0
@@ -193,7 +227,9 @@ class Client:
             self.tally.paused((boot_ns() - min(self.waiting.values())) / 1e6)
 
     async def attempt(self, key: str, *, broker: str, request: str, caller: str) -> Answer:
-        """Ask `broker` once to increment `key`, and record the answer, even if the caller is stopped meanwhile."""
+        """Ask `broker` once to increment `key`, and record the answer, even if the caller is
+        stopped meanwhile.
+        """
         answer = Answer()
         call_ns = boot_ns()
         try:
@@ -217,13 +253,17 @@ class Client:
         return answer
 
     async def _post(self, url: str, request: str) -> Answer:
-        async with self.http.post(url, headers={"X-Request-Id": request}, allow_redirects=False) as response:
+        async with self.http.post(
+            url, headers={"X-Request-Id": request}, allow_redirects=False
+        ) as response:
             body = await response.read()
             if response.status == _ACKNOWLEDGED:
                 return _acknowledged(body)
             return Answer(
                 status=response.status,
-                location=_base_url(response.headers.get("Location")) if response.status == _REDIRECTED else None,
+                location=_base_url(response.headers.get("Location"))
+                if response.status == _REDIRECTED
+                else None,
                 retry_after_s=_seconds(response.headers.get("Retry-After")),
             )
 
@@ -242,7 +282,11 @@ def _acknowledged(body: bytes) -> Answer:
 
 def _base_url(location: str | None) -> str | None:
     parts = urlsplit(location or "")
-    return f"{parts.scheme}://{parts.netloc}" if parts.scheme in ("http", "https") and parts.netloc else None
+    return (
+        f"{parts.scheme}://{parts.netloc}"
+        if parts.scheme in ("http", "https") and parts.netloc
+        else None
+    )
 
 
 def _seconds(text: str | None) -> float | None:
@@ -267,7 +311,9 @@ class Caller:
     owner: str | None = None
 
     async def increment(self) -> None:
-        """Increment the key once. Every attempt has a deadline; there are at most `_ATTEMPTS_MAX`."""
+        """Increment the key once. Every attempt has a deadline; there are at most
+        `_ATTEMPTS_MAX`.
+        """
         began_ns = self.client.waiting[self.name] = boot_ns()
         try:
             await self._increment(began_ns)
@@ -279,7 +325,9 @@ class Caller:
         target = self.owner or self.random.choice(self.client.brokers)
         redirects = useless = 0
         for _ in range(_ATTEMPTS_MAX):
-            answer = await self.client.attempt(self.key, broker=target, request=request, caller=self.name)
+            answer = await self.client.attempt(
+                self.key, broker=target, request=request, caller=self.name
+            )
             if answer.status == _ACKNOWLEDGED:
                 self.owner = target
                 self.client.tally.paused((boot_ns() - began_ns) / 1e6)
@@ -291,11 +339,15 @@ class Caller:
                 continue
             useless += 1
             if useless > 1:
-                await asyncio.sleep(min(answer.retry_after_s or _BETWEEN_ATTEMPTS_S, _RETRY_AFTER_S_MAX))
+                await asyncio.sleep(
+                    min(answer.retry_after_s or _BETWEEN_ATTEMPTS_S, _RETRY_AFTER_S_MAX)
+                )
             target, redirects = self._next(target, answer), 0
 
     def _next(self, target: str, answer: Answer) -> str:
-        """Return the broker to ask after `target` was of no use. A broker that answers 500 is alive, and best knows where the key is."""
+        """Return the broker to ask after `target` was of no use. A broker that answers 500 is
+        alive, and best knows where the key is.
+        """
         if answer.status is not None and answer.status >= _FAILED and not answer.is_refusal:
             return target
         others = [broker for broker in self.client.brokers if broker != target]
@@ -306,7 +358,8 @@ class Caller:
 class StubbornCaller:
     """Calls any past owner of one key once, follows no redirect, and retries nothing.
 
-    Former owners thus get work, and a call that was held by a stopped broker is still new when the broker resumes.
+    Former owners thus get work, and a call that was held by a stopped broker is still new when the
+    broker resumes.
     """
 
     client: Client
@@ -318,7 +371,9 @@ class StubbornCaller:
     async def increment(self) -> None:
         """Call one of the known owners once; any broker while none is known."""
         target = self.random.choice(list(self.owners or self.client.brokers))
-        answer = await self.client.attempt(self.key, broker=target, request=uuid.uuid4().hex, caller=self.name)
+        answer = await self.client.attempt(
+            self.key, broker=target, request=uuid.uuid4().hex, caller=self.name
+        )
         owner = target if answer.status == _ACKNOWLEDGED else answer.location
         if owner is not None:
             self.owners[owner] = None
@@ -330,17 +385,23 @@ class StubbornCaller:
 async def call(plan: Plan, *, stopping: asyncio.Event, report: Callable[[Tally], None]) -> None:
     """Call as planned until `stopping` is set. Report four times a second, and once at the end.
 
-    The environment names the CA for https:// brokers. Raises OSError if the history cannot be written.
+    The environment names the CA for https:// brokers. Raises OSError if the history cannot be
+    written.
     """
     async with AsyncExitStack() as parts:
         history = parts.enter_context(closing(History(plan.history)))
         timeout = aiohttp.ClientTimeout(total=ATTEMPT_S)
         connector = aiohttp.TCPConnector(limit=0, ssl=client_context_of_environment())
-        http = await parts.enter_async_context(aiohttp.ClientSession(connector=connector, timeout=timeout))
+        http = await parts.enter_async_context(
+            aiohttp.ClientSession(connector=connector, timeout=timeout)
+        )
         tally = Tally()
         client = Client(http=http, brokers=plan.brokers, history=history, tally=tally)
         callers = _callers(plan, client)
-        tasks = [asyncio.ensure_future(_keep_calling(caller, pause_s, stopping)) for caller, pause_s in callers]
+        tasks = [
+            asyncio.ensure_future(_keep_calling(caller, pause_s, stopping))
+            for caller, pause_s in callers
+        ]
         try:
             while not stopping.is_set():
                 with suppress(TimeoutError):
@@ -367,13 +428,23 @@ def _callers(plan: Plan, client: Client) -> Sequence[tuple[Caller | StubbornCall
         kind = StubbornCaller if stream.stubborn else Caller
         for number in range(stream.callers):
             name = f"{kind.__name__} {number} of {stream.key}"
-            caller = kind(client=client, name=name, key=stream.key, random=Random(random.getrandbits(64)))  # noqa: S311 - as above
+            # As above.
+            caller = kind(
+                client=client,
+                name=name,
+                key=stream.key,
+                random=Random(random.getrandbits(64)),  # noqa: S311
+            )
             callers.append((caller, stream.callers / stream.calls_per_second))
     return callers
 
 
-async def _keep_calling(caller: Caller | StubbornCaller, pause_s: float, stopping: asyncio.Event) -> None:
-    """Call at a steady pace. Do not make up for calls that a pause delayed: that would be a burst."""
+async def _keep_calling(
+    caller: Caller | StubbornCaller, pause_s: float, stopping: asyncio.Event
+) -> None:
+    """Call at a steady pace. Do not make up for calls that a pause delayed: that would be a
+    burst.
+    """
     loop = asyncio.get_running_loop()
     due_s = loop.time() + caller.random.random() * pause_s
     while not stopping.is_set():
@@ -383,7 +454,9 @@ async def _keep_calling(caller: Caller | StubbornCaller, pause_s: float, stoppin
 
 
 async def _main() -> None:
-    """Run one process of callers. It reads a plan from standard input, stops when that ends, and prints tallies."""
+    """Run one process of callers. It reads a plan from standard input, stops when that ends, and
+    prints tallies.
+    """
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=_LINE_BYTES_MAX)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -410,7 +483,9 @@ def _print_tally(tally: Tally) -> None:
 
 
 async def end(process: Process, *, timeout_s: float) -> int | None:
-    """Close the standard input of a process that ends with it. Return its exit code; None if it hung and was killed."""
+    """Close the standard input of a process that ends with it. Return its exit code; None if it
+    hung and was killed.
+    """
     assert process.stdin is not None, "it was started with one"
     process.stdin.close()
     try:
@@ -425,7 +500,8 @@ async def end(process: Process, *, timeout_s: float) -> int | None:
 class CallerProcess:
     """A process of callers, as an async context: it calls while the context is open.
 
-    `tally` is the latest report. If the parent dies, the process ends too, because its standard input ends.
+    `tally` is the latest report. If the parent dies, the process ends too, because its standard
+    input ends.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -436,18 +512,30 @@ class CallerProcess:
 
     async def __aenter__(self) -> Self:
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "equipoise.brokers.local.demo.callers", stdin=PIPE, stdout=PIPE, start_new_session=True
+            sys.executable,
+            "-m",
+            "equipoise.brokers.local.demo.callers",
+            stdin=PIPE,
+            stdout=PIPE,
+            start_new_session=True,
         )
         assert self._process.stdin is not None, "it was asked for"
         self._process.stdin.write(self.plan.model_dump_json().encode() + b"\n")
         self._reading = asyncio.ensure_future(self._read(self._process))
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self.stop()
 
     async def stop(self) -> None:
-        """Wait until the callers have finished and their process has ended. Kill a process that hangs."""
+        """Wait until the callers have finished and their process has ended. Kill a process that
+        hangs.
+        """
         process, self._process = self._process, None
         if process is not None:
             await end(process, timeout_s=_END_S)

@@ -1,6 +1,7 @@
 """Run the independent checkers of calls and messages, and read their verdicts.
 
-The checkers are separate programs that share no code with the demo. They are part of a checkout, not of the installed package.
+The checkers are separate programs that share no code with the demo. They are part of a checkout,
+not of the installed package.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import orjson
 
 import equipoise
 
-CALL_CHECKER: Final = Path(equipoise.__file__).resolve().parent.parent / "tests" / "checker" / "checker.py"
+CALL_CHECKER: Final = (
+    Path(equipoise.__file__).resolve().parent.parent / "tests" / "checker" / "checker.py"
+)
 MESSAGE_CHECKER: Final = CALL_CHECKER.with_name("messages.py")
 
 # A million calls or messages are checked in half a minute. A demo makes about ten thousand.
@@ -25,7 +28,8 @@ _CHECK_S: Final = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The result of a checker. `violations` maps a rule to its first messages; `counts` has the number of all.
+    """The result of a checker. `violations` maps a rule to its first messages; `counts` has the
+    number of all.
 
     `totals` counts what was checked. With a `problem` there is no result.
     """
@@ -42,7 +46,11 @@ class Verdict:
         """The verdict in one line."""
         if self.problem is not None:
             return f"no verdict: {self.problem}"
-        return "clean, no violation" if self.is_clean else f"violations of {', '.join(self.violations)}"
+        return (
+            "clean, no violation"
+            if self.is_clean
+            else f"violations of {', '.join(self.violations)}"
+        )
 
 
 def is_shipped() -> bool:
@@ -50,29 +58,44 @@ def is_shipped() -> bool:
     return CALL_CHECKER.exists()
 
 
-def check_calls(histories: Sequence[Path], *, store: Path, evidence: Sequence[Path] = ()) -> Verdict:
+def check_calls(
+    histories: Sequence[Path], *, store: Path, evidence: Sequence[Path] = ()
+) -> Verdict:
     """Check finished files of callers."""
     return _run(CALL_CHECKER, [*map(str, histories), "--store", str(store)], evidence)
 
 
-def check_messages(histories: Sequence[Path], *, windows: Sequence[tuple[int, int]] = (), evidence: Sequence[Path] = ()) -> Verdict:
+def check_messages(
+    histories: Sequence[Path],
+    *,
+    windows: Sequence[tuple[int, int]] = (),
+    evidence: Sequence[Path] = (),
+) -> Verdict:
     """Check finished files of Pulsar clients.
 
     `windows` are the periods affected by kills, from and to, in nanoseconds of the clients' clock.
     """
-    excused = [text for start_ns, end_ns in windows for text in ("--excused", str(start_ns), str(end_ns))]
+    excused = [
+        text for start_ns, end_ns in windows for text in ("--excused", str(start_ns), str(end_ns))
+    ]
     return _run(MESSAGE_CHECKER, [*map(str, histories), *excused], evidence)
 
 
 def _run(program: Path, arguments: Sequence[str], evidence: Sequence[Path]) -> Verdict:
     command = [sys.executable, str(program), *arguments, "--json"]
-    command += ["--evidence", *map(str, evidence)] if evidence else []  # A broker without work leaves no file.
+    # A broker without work leaves no file.
+    command += ["--evidence", *map(str, evidence)] if evidence else []
     try:
         ended = subprocess.run(command, capture_output=True, check=False, timeout=_CHECK_S)
     except subprocess.TimeoutExpired:
         return Verdict(problem=f"the checker did not end within {_CHECK_S:.0f} s")
     if not ended.stdout:
-        return Verdict(problem=f"the checker ended with code {ended.returncode}: {ended.stderr.decode(errors='replace').strip()}")
+        return Verdict(
+            problem=(
+                f"the checker ended with code {ended.returncode}:"
+                f" {ended.stderr.decode(errors='replace').strip()}"
+            )
+        )
     document = orjson.loads(ended.stdout)
     if document["verdict"] == "unusable":
         return Verdict(problem=f"the files cannot be checked: {document['reason']}")

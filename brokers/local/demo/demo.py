@@ -17,7 +17,12 @@ import aiohttp
 from equipoise.brokers.balancing.moves import MoveKind
 from equipoise.brokers.local.demo import operator
 from equipoise.brokers.local.demo.callers import CallerProcess
-from equipoise.brokers.local.demo.figures import ChannelCounts, Utilization, utilization, work_of_bundles
+from equipoise.brokers.local.demo.figures import (
+    ChannelCounts,
+    Utilization,
+    utilization,
+    work_of_bundles,
+)
 from equipoise.brokers.local.demo.pulsar_clients import PulsarClients
 from equipoise.brokers.local.demo.screen import BrokerRow, BundleRow, Picture, Screen
 from equipoise.brokers.local.local_cluster import LocalCluster
@@ -29,7 +34,8 @@ from equipoise.shedder.load_reports import LoadBus, Summary
 COUNTERS: Final = "demo/counters"
 MESSAGES: Final = "demo/messages"
 
-# A dead or draining broker loses its bundles within its lease and grace period, 3.5 s. A busy machine takes longer.
+# A dead or draining broker loses its bundles within its lease and grace period, 3.5 s. A busy
+# machine takes longer.
 _SETTLED_MS: Final = 30_000
 
 _DRAW_S: Final = 0.25
@@ -44,8 +50,8 @@ _RATE_PICTURES: Final = 8
 class Demo:
     """Everything that a step may use. `began_s` is the start of the demo by the loop's clock.
 
-    `bundles` is the number of bundles per namespace. `pulsar` is None without Pulsar clients. `summaries` are the load reports of the
-    latest picture.
+    `bundles` is the number of bundles per namespace. `pulsar` is None without Pulsar clients.
+    `summaries` are the load reports of the latest picture.
     """
 
     bundles: Mapping[str, int]
@@ -60,7 +66,9 @@ class Demo:
     random: Random
     began_s: float
     summaries: Sequence[Summary] = ()
-    counted_at: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=_RATE_PICTURES))
+    counted_at: deque[tuple[float, int, int]] = field(
+        default_factory=lambda: deque(maxlen=_RATE_PICTURES)
+    )
     turns: Iterator[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -101,7 +109,11 @@ class Demo:
             self.say(f"{kind} in {namespace}: no bundle allows it now")
             return None
         began_s = self.now_s
-        addresses = [address for broker in view.live_brokers() if (address := broker.joined.addresses.get("http")) is not None]
+        addresses = [
+            address
+            for broker in view.live_brokers()
+            if (address := broker.joined.addresses.get("http")) is not None
+        ]
         problem = await operator.make(self.http, self.random.choice(addresses), move)
         if problem is not None:
             self.say(f"{move.text}: {problem}")
@@ -118,7 +130,9 @@ class Demo:
             self.pulsar.tally.kill_ends(time.monotonic_ns())
 
     async def messages_flow(self) -> None:
-        """Wait until messages flow on every topic. Raises `DeadlineExceeded` after `_SETTLED_MS`."""
+        """Wait until messages flow on every topic. Raises `DeadlineExceeded` after
+        `_SETTLED_MS`.
+        """
         if self.pulsar is not None:
             await self.pulsar.messages_flow(timeout_ms=_SETTLED_MS)
 
@@ -142,7 +156,11 @@ class Demo:
             await asyncio.sleep(_DRAW_S)
 
     def _picture(self) -> Picture:
-        view, leader, work_of = self.table.view, self.table.view.leader(), work_of_bundles(self.summaries)
+        view, leader, work_of = (
+            self.table.view,
+            self.table.view.leader(),
+            work_of_bundles(self.summaries),
+        )
         id_of = {incarnation: broker.broker for incarnation, broker in view.live.items()}
         bundles = [
             BundleRow(
@@ -172,9 +190,13 @@ class Demo:
             )
         return Picture(
             elapsed_s=self.now_s,
-            headlines=self._headlines(alive=sum(row.status == "up" for row in brokers), bundles=len(bundles)),
+            headlines=self._headlines(
+                alive=sum(row.status == "up" for row in brokers), bundles=len(bundles)
+            ),
             brokers=brokers,
-            bundles=sorted(bundles, key=lambda row: (-row.work_per_second, row.bundle))[:_BUNDLES_SHOWN_MAX],
+            bundles=sorted(bundles, key=lambda row: (-row.work_per_second, row.bundle))[
+                :_BUNDLES_SHOWN_MAX
+            ],
             bundles_count=len(bundles),
             newest=self.counts.newest,
         )
@@ -182,20 +204,25 @@ class Demo:
     def _headlines(self, *, alive: int, bundles: int) -> Sequence[str]:
         """Sum up calls and messages."""
         calls, messages = self.callers.tally, None if self.pulsar is None else self.pulsar.tally
-        self.counted_at.append((self.now_s, calls.acknowledged, 0 if messages is None else messages.receipted))
+        self.counted_at.append(
+            (self.now_s, calls.acknowledged, 0 if messages is None else messages.receipted)
+        )
         since_s, calls_before, messages_before = self.counted_at[0]
         seconds = max(self.now_s - since_s, _DRAW_S)
         headline = (
-            f"{alive} brokers up, {bundles} bundles; counter: {(calls.acknowledged - calls_before) / seconds:.0f} calls/s, "
-            f"{calls.acknowledged} calls; pause now {calls.recent_pause_ms:.0f} ms, longest {calls.longest_pause_ms:.0f} ms"
+            f"{alive} brokers up, {bundles} bundles; counter:"
+            f" {(calls.acknowledged - calls_before) / seconds:.0f} calls/s, {calls.acknowledged}"
+            f" calls; pause now {calls.recent_pause_ms:.0f} ms, longest"
+            f" {calls.longest_pause_ms:.0f} ms"
         )
         if messages is None:
             return [headline]
         messages.note_waiting(time.monotonic_ns())
         messages_line = (
-            f"Pulsar: {(messages.receipted - messages_before) / seconds:.0f} messages/s, {messages.receipted} messages; "
-            f"pause now {messages.recent_pause_ms:.0f} ms, longest {messages.longest_pause_ms:.0f} ms, "
-            f"in kill -9 {messages.longest_pause_in_kills_ms:.0f} ms"
+            f"Pulsar: {(messages.receipted - messages_before) / seconds:.0f} messages/s,"
+            f" {messages.receipted} messages; pause now {messages.recent_pause_ms:.0f} ms, longest"
+            f" {messages.longest_pause_ms:.0f} ms, in kill -9"
+            f" {messages.longest_pause_in_kills_ms:.0f} ms"
         )
         messages.recent_pause_ms = 0.0
         return [headline, messages_line]
@@ -204,6 +231,7 @@ class Demo:
 async def comes_true(condition: Callable[[], bool], timeout_ms: int) -> bool:
     """Wait for a condition. Return whether it came true in time; a busy machine may be too slow."""
     deadline = Deadline.after(timeout_ms=timeout_ms)
-    while not (holds := condition()) and deadline.remaining_ms():  # noqa: ASYNC110 - what is watched has no event
+    # What is watched has no event.
+    while not (holds := condition()) and deadline.remaining_ms():  # noqa: ASYNC110
         await asyncio.sleep(_LOOK_S)
     return holds

@@ -1,4 +1,5 @@
-"""Act as an operator: choose moves, request them over the brokers' HTTP, change settings on the channel, and run `equipoise plan`.
+"""Act as an operator: choose moves, request them over the brokers' HTTP, change settings on the
+channel, and run `equipoise plan`.
 
 The fold decides whether a move is allowed. `docs/reference/settings.md` describes each setting.
 """
@@ -37,7 +38,8 @@ QUICK: Final[Changes] = {
     "reports.sample_interval_ms": 500,
     "reports.interval_min_ms": 500,
     "reports.interval_max_ms": 1_000,
-    # After 5 seconds a tenth of an average is left, not nine tenths, so that the demo does not take minutes.
+    # After 5 seconds a tenth of an average is left, not nine tenths, so that the demo does not take
+    # minutes.
     "reports.history": "0.1",
     "reports.cost_window_ms": 12_000,
     "balanced.patience_ms": 1_000,
@@ -45,10 +47,12 @@ QUICK: Final[Changes] = {
 """A balancing round every second, each with fresh measurements."""
 
 CPU_ONLY: Final[Changes] = {"weights.bandwidth_in": 0, "weights.bandwidth_out": 0}
-"""Measure the brokers' use of processors. All brokers of a machine share its network, so its use does not distinguish them."""
+"""Measure the brokers' use of processors. All brokers of a machine share its network, so its use
+does not distinguish them."""
 
 CORES: Final = "0.25"
-"""The share of a processor that a broker claims to have: small enough that a few dozen calls a second show in its use."""
+"""The share of a processor that a broker claims to have: small enough that a few dozen calls a
+second show in its use."""
 
 _SET_MS: Final = 20_000
 
@@ -74,7 +78,9 @@ _WIDTH_MIN: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A transfer, split or merge of a bundle (the left one of a merge). `to` is the id of a transfer's destination."""
+    """A transfer, split or merge of a bundle (the left one of a merge). `to` is the id of a
+    transfer's destination.
+    """
 
     kind: MoveKind
     bundle: str
@@ -87,15 +93,26 @@ class Move:
 
 
 def choose(kind: MoveKind, view: View, namespace: str, random: Random) -> Move | None:
-    """Return a transfer, split or merge that the view allows, or None. If a merge needs a transfer first, return that transfer."""
+    """Return a transfer, split or merge that the view allows, or None. If a merge needs a transfer
+    first, return that transfer.
+    """
     owned = [bundle for bundle in view.bundles_of(namespace) if bundle.phase == "owned"]
     if kind is MoveKind.MERGE:
         moves = _merges(view, owned)
     elif kind is MoveKind.SPLIT:
-        moves = [Move(kind=kind, bundle=bundle.name) for bundle in owned if bundle.high - bundle.low > _WIDTH_MIN]
+        moves = [
+            Move(kind=kind, bundle=bundle.name)
+            for bundle in owned
+            if bundle.high - bundle.low > _WIDTH_MIN
+        ]
     else:
         up = [broker for broker in view.live_brokers() if broker.status == "up"]
-        moves = [_transfer(bundle, broker.broker) for bundle in owned for broker in up if broker.incarnation != bundle.owner]
+        moves = [
+            _transfer(bundle, broker.broker)
+            for bundle in owned
+            for broker in up
+            if broker.incarnation != bundle.owner
+        ]
     return random.choice(moves) if moves else None
 
 
@@ -104,21 +121,43 @@ def _transfer(bundle: BundleEntry, to: str) -> Move:
 
 
 def _merges(view: View, owned: Sequence[BundleEntry]) -> Sequence[Move]:
-    """Return the possible merges of two neighbours with one owner. If there are none, return transfers that make a merge possible."""
-    pairs = [(left, right) for left in owned if (right := view.right_neighbour(left)) is not None and right.phase == "owned"]
-    merges = [Move(kind=MoveKind.MERGE, bundle=left.name) for left, right in pairs if left.owner == right.owner]
+    """Return the possible merges of two neighbours with one owner. If there are none, return
+    transfers that make a merge possible.
+    """
+    pairs = [
+        (left, right)
+        for left in owned
+        if (right := view.right_neighbour(left)) is not None and right.phase == "owned"
+    ]
+    merges = [
+        Move(kind=MoveKind.MERGE, bundle=left.name)
+        for left, right in pairs
+        if left.owner == right.owner
+    ]
     owners = [(right, view.live.get(left.owner or -1)) for left, right in pairs]
-    return merges or [_transfer(right, owner.broker) for right, owner in owners if owner is not None and owner.status == "up"]
+    return merges or [
+        _transfer(right, owner.broker)
+        for right, owner in owners
+        if owner is not None and owner.status == "up"
+    ]
 
 
 def is_settled(view: View, namespace: str, *, without: int | None = None) -> bool:
-    """Return whether `namespace` has bundles, and live brokers other than incarnation `without` own all of them."""
+    """Return whether `namespace` has bundles, and live brokers other than incarnation `without` own
+    all of them.
+    """
     bundles = view.bundles_of(namespace)
     owners = {bundle.owner for bundle in bundles}
-    return bool(bundles) and all(bundle.phase == "owned" for bundle in bundles) and owners <= view.live.keys() - {without}
+    return (
+        bool(bundles)
+        and all(bundle.phase == "owned" for bundle in bundles)
+        and owners <= view.live.keys() - {without}
+    )
 
 
-async def settled(table: TableView, namespace: str, *, without: int | None = None, timeout_ms: int) -> None:
+async def settled(
+    table: TableView, namespace: str, *, without: int | None = None, timeout_ms: int
+) -> None:
     """Wait until `is_settled`. Raises `DeadlineExceeded`."""
     deadline = Deadline.after(timeout_ms=timeout_ms)
     while not is_settled(table.view, namespace, without=without):
@@ -127,36 +166,59 @@ async def settled(table: TableView, namespace: str, *, without: int | None = Non
 
 
 async def make(http: aiohttp.ClientSession, broker: str, move: Move) -> str | None:
-    """Request a move from `broker` (a base URL), and wait for its end. Return None on success, or else the problem.
+    """Request a move from `broker` (a base URL), and wait for its end. Return None on success, or
+    else the problem.
 
     If no answer came, the move may still have been made.
     """
     namespace, _, hashes = move.bundle.rpartition("/")
     path = "unload" if move.kind is MoveKind.TRANSFER else move.kind
     query = {"destinationBroker": move.to} if move.to else {}
-    return await _send(http, "PUT", f"{broker}/admin/v2/namespaces/{namespace}/{hashes}/{path}", query=query)
+    return await _send(
+        http, "PUT", f"{broker}/admin/v2/namespaces/{namespace}/{hashes}/{path}", query=query
+    )
 
 
 async def drain(http: aiohttp.ClientSession, broker: str) -> str | None:
-    """Have `broker` (a base URL) drain. Return as `make`, but do not wait for the end of the moves."""
+    """Have `broker` (a base URL) drain. Return as `make`, but do not wait for the end of the
+    moves.
+    """
     return await _send(http, "POST", f"{broker}/admin/v2/brokers/drain")
 
 
-async def create_namespace(http: aiohttp.ClientSession, broker: str, namespace: str, *, bundles: int) -> str | None:
+async def create_namespace(
+    http: aiohttp.ClientSession, broker: str, namespace: str, *, bundles: int
+) -> str | None:
     """Have `broker` (a base URL) create a namespace with this many bundles. Return as `make`."""
-    return await _send(http, "PUT", f"{broker}/admin/v2/namespaces/{namespace}", body={"bundles": {"numBundles": bundles}})
+    return await _send(
+        http,
+        "PUT",
+        f"{broker}/admin/v2/namespaces/{namespace}",
+        body={"bundles": {"numBundles": bundles}},
+    )
 
 
 async def _send(
-    http: aiohttp.ClientSession, method: str, url: str, *, query: dict[str, str] | None = None, body: object = None
+    http: aiohttp.ClientSession,
+    method: str,
+    url: str,
+    *,
+    query: dict[str, str] | None = None,
+    body: object = None,
 ) -> str | None:
-    """Send a request. Repeat it while the broker is not ready: the channel may say that it is a member before it has read so itself."""
+    """Send a request. Repeat it while the broker is not ready: the channel may say that it is a
+    member before it has read so itself.
+    """
     deadline = Deadline.after(timeout_ms=int(_MOVE_S * 1_000))
     try:
         while True:
             timeout = aiohttp.ClientTimeout(total=deadline.remaining_ms() / 1_000)
-            async with http.request(method, url, params=query, json=body, timeout=timeout) as response:
-                problem = None if response.ok else f"{response.status} {(await response.text()).strip()}"
+            async with http.request(
+                method, url, params=query, json=body, timeout=timeout
+            ) as response:
+                problem = (
+                    None if response.ok else f"{response.status} {(await response.text()).strip()}"
+                )
             if problem is None or _NOT_READY not in problem or not deadline.remaining_ms():
                 return problem
             await asyncio.sleep(_LOOK_S)
@@ -165,13 +227,17 @@ async def _send(
 
 
 def tune(log_url: str, changes: Changes) -> Sequence[str]:
-    """Set settings on the channel; None removes one. Return each change as text. Raises what `change_settings` and `opened` raise."""
+    """Set settings on the channel; None removes one. Return each change as text. Raises what
+    `change_settings` and `opened` raise.
+    """
     with opened(log_url, timeout_ms=_SET_MS, publisher=OPERATOR) as access:
         return [str(change) for change in run(access, change_settings(changes)).made]
 
 
 def plan(log_url: str) -> Sequence[str]:
-    """Run `equipoise plan`, a dry run, on this log. Return its tables, shortened, and its conclusion."""
+    """Run `equipoise plan`, a dry run, on this log. Return its tables, shortened, and its
+    conclusion.
+    """
     command = (sys.executable, "-P", "-m", "equipoise.brokers.cli", "plan", "--log", log_url)
     environment = {**os.environ, "COLUMNS": _PLAN_COLUMNS}
     try:
@@ -186,7 +252,8 @@ def plan(log_url: str) -> Sequence[str]:
         )
     except subprocess.TimeoutExpired:
         return [f"the dry run did not end within {_PLAN_S:.0f} s"]
-    *sections, conclusion = ended.stdout.decode(errors="replace").rstrip().split("\n\n")  # An error has one section.
+    # An error has one section.
+    *sections, conclusion = ended.stdout.decode(errors="replace").rstrip().split("\n\n")
     shown: list[str] = []
     for section in sections:
         if section.startswith(("brokers\n", "moves\n")):

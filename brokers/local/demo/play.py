@@ -41,7 +41,8 @@ _CALLS_PER_SECOND: Final = 300.0
 _STUBBORN_KEYS: Final = 4
 _STUBBORN_CALLS_PER_SECOND: Final = 5.0
 
-# All clients are threads of one Python program, and Python lets a thread wait 5 ms for another. By default, brokers wait 2 ms.
+# All clients are threads of one Python program, and Python lets a thread wait 5 ms for another. By
+# default, brokers wait 2 ms.
 _SETTLE_MS: Final = 20
 
 # Quick enough to watch. The default of 5 s suits clusters that live longer than a minute.
@@ -50,7 +51,8 @@ _BALANCE_INTERVAL_MS: Final = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How the demo runs: in `directory`, a new one, for about `seconds` (None: until it is interrupted).
+    """How the demo runs: in `directory`, a new one, for about `seconds` (None: until it is
+    interrupted).
 
     `log_url` is a new log; None means a file in the directory. `steps` are played in order.
     """
@@ -77,18 +79,25 @@ class Result:
     @property
     def is_clean(self) -> bool:
         """Whether no check found anything."""
-        return self.problem is None and self.findings.in_order and all(verdict.is_clean for verdict in self.verdicts.values())
+        return (
+            self.problem is None
+            and self.findings.in_order
+            and all(verdict.is_clean for verdict in self.verdicts.values())
+        )
 
 
 async def play(options: Options, screen: Screen) -> Result:
     """Play the demo.
 
-    SIGINT and SIGTERM end the steps, but not the checks after them. Raises `EquipoiseError` or OSError if it cannot start.
+    SIGINT and SIGTERM end the steps, but not the checks after them. Raises `EquipoiseError` or
+    OSError if it cannot start.
     """
     lacks = lacking()
     cluster = _cluster(options, [COUNTERS] if lacks else [COUNTERS, MESSAGES])
     stopping = stop_event()
-    screen.say(0.0, f"{_BROKERS} brokers start, each a process of its own, on the log {cluster.log_url}")
+    screen.say(
+        0.0, f"{_BROKERS} brokers start, each a process of its own, on the log {cluster.log_url}"
+    )
     if lacks:
         screen.say(0.0, f"the demo runs without Pulsar clients: {lacks}")
     async with _running(cluster), _demo(cluster, screen, options) as demo:
@@ -96,10 +105,17 @@ async def play(options: Options, screen: Screen) -> Result:
         demo.say("the callers and clients stop, and the brokers leave one by one")
         if demo.pulsar is not None:
             problem = await demo.pulsar.stop() or problem
-    screen.say(demo.now_s, "the channel is verified, and the independent checkers check calls and messages")
+    screen.say(
+        demo.now_s, "the channel is verified, and the independent checkers check calls and messages"
+    )
     findings = await asyncio.to_thread(_verified, cluster.log_url)
     verdicts = await asyncio.to_thread(_checked, demo, _store(options.directory))
-    return Result(summary=_summary(demo, findings, verdicts), findings=findings, verdicts=verdicts, problem=problem)
+    return Result(
+        summary=_summary(demo, findings, verdicts),
+        findings=findings,
+        verdicts=verdicts,
+        problem=problem,
+    )
 
 
 def _checked(demo: Demo, store: Path) -> Mapping[str, Verdict]:
@@ -110,7 +126,9 @@ def _checked(demo: Demo, store: Path) -> Mapping[str, Verdict]:
     verdicts = {"calls": check_calls([demo.callers.plan.history], store=store, evidence=evidence)}
     if demo.pulsar is not None:
         windows = demo.pulsar.tally.windows(time.monotonic_ns())
-        verdicts["messages"] = check_messages(demo.pulsar.histories, windows=windows, evidence=evidence)
+        verdicts["messages"] = check_messages(
+            demo.pulsar.histories, windows=windows, evidence=evidence
+        )
     return verdicts
 
 
@@ -126,7 +144,11 @@ def _cluster(options: Options, namespaces: Sequence[str]) -> LocalCluster:
         brokers=_BROKERS,
         pulsar_port=0 if MESSAGES in namespaces else None,
         services=tuple(f"{namespace}={_SERVICES[namespace]}" for namespace in namespaces),
-        settings={"balance_interval_ms": _BALANCE_INTERVAL_MS, "cpu_cores": CORES, "pulsar_settle_ms": _SETTLE_MS},
+        settings={
+            "balance_interval_ms": _BALANCE_INTERVAL_MS,
+            "cpu_cores": CORES,
+            "pulsar_settle_ms": _SETTLE_MS,
+        },
         environment={"EQUIPOISE_COUNTER_STORE": str(_store(options.directory))},
         evidence=True,
         load_workers=_LOAD_WORKERS if is_on_kafka and can_run() else 0,
@@ -148,12 +170,21 @@ async def _running(cluster: LocalCluster) -> AsyncIterator[None]:
 async def _demo(cluster: LocalCluster, screen: Screen, options: Options) -> AsyncIterator[Demo]:
     streams = uneven(COUNTERS, keys=_KEYS, calls_per_second=_CALLS_PER_SECOND)
     streams += stubborn(COUNTERS, keys=_STUBBORN_KEYS, calls_per_second=_STUBBORN_CALLS_PER_SECOND)
-    plan = Plan(brokers=cluster.addresses, streams=streams, history=options.directory / "history.jsonl", seed=options.seed)
+    plan = Plan(
+        brokers=cluster.addresses,
+        streams=streams,
+        history=options.directory / "history.jsonl",
+        seed=options.seed,
+    )
     pulsar = None
     if cluster.settings.pulsar_port is not None:
-        pulsar = PulsarClients(url=cluster.pulsar_url, namespace=MESSAGES, folder=options.directory / "messages")
+        pulsar = PulsarClients(
+            url=cluster.pulsar_url, namespace=MESSAGES, folder=options.directory / "messages"
+        )
     async with AsyncExitStack() as parts:
-        table = await parts.enter_async_context(TableView(lambda: open_log(cluster.log_url), name=cluster.log_url))
+        table = await parts.enter_async_context(
+            TableView(lambda: open_log(cluster.log_url), name=cluster.log_url)
+        )
         demo = Demo(
             bundles=_BUNDLES if pulsar is not None else {COUNTERS: _BUNDLES[COUNTERS]},
             cluster=cluster,
@@ -179,7 +210,9 @@ async def _demo(cluster: LocalCluster, screen: Screen, options: Options) -> Asyn
 
 
 async def _play_steps(demo: Demo, options: Options, stopping: asyncio.Event) -> str | None:
-    """Play steps until the time is up or `stopping` is set. Return the problem that ended them, if any."""
+    """Play steps until the time is up or `stopping` is set. Return the problem that ended them, if
+    any.
+    """
     playing = asyncio.ensure_future(_steps(demo, options))
     stopped = asyncio.ensure_future(stopping.wait())
     await asyncio.wait([playing, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -195,7 +228,11 @@ async def _play_steps(demo: Demo, options: Options, stopping: asyncio.Event) -> 
 async def _steps(demo: Demo, options: Options) -> None:
     """Play every step at least once, and repeat them while there is time."""
     for number, step in enumerate(cycle(options.steps)):
-        if options.seconds is not None and number >= len(options.steps) and demo.now_s >= options.seconds:
+        if (
+            options.seconds is not None
+            and number >= len(options.steps)
+            and demo.now_s >= options.seconds
+        ):
             return
         await step(demo)
 
@@ -207,33 +244,58 @@ def _verified(log_url: str) -> Findings:
 
 def _summary(demo: Demo, findings: Findings, verdicts: Mapping[str, Verdict]) -> Sequence[str]:
     done, tally, chronicle = demo.counts.done, demo.callers.tally, demo.counts
-    moves = ", ".join(f"{kind.value}s {done[kind]}" for kind in (MoveKind.TRANSFER, MoveKind.SPLIT, MoveKind.MERGE))
+    moves = ", ".join(
+        f"{kind.value}s {done[kind]}"
+        for kind in (MoveKind.TRANSFER, MoveKind.SPLIT, MoveKind.MERGE)
+    )
     lines = [
         f"{moves}, deaths {chronicle.deaths}, cancelled {chronicle.cancelled}",
         f"calls {tally.acknowledged}, longest pause {tally.longest_pause_ms:.0f} ms",
-        f"attempts: {tally.redirected} redirected, {tally.refused} refused, {tally.unknown} with an unknown outcome and retried",
+        (
+            f"attempts: {tally.redirected} redirected, {tally.refused} refused, {tally.unknown}"
+            " with an unknown outcome and retried"
+        ),
     ]
     if demo.pulsar is not None:
         lines += _summary_of_messages(demo.pulsar.tally, verdicts.get("messages"))
     calls = verdicts.get("calls")
     if calls is not None and calls.problem is None:
-        lines.append(f"stale writes refused by the store: {calls.totals['stale_writes_refused_by_the_store']}")
+        lines.append(
+            "stale writes refused by the store:"
+            f" {calls.totals['stale_writes_refused_by_the_store']}"
+        )
     if verdicts and all(verdict.problem is None for verdict in verdicts.values()):
-        lines.append(f"double owners: {sum(verdict.double_owners for verdict in verdicts.values())}")
-    order = "all in order" if findings.in_order else f"{findings.findings_count} findings, the first: {findings.findings[0].text}"
-    lines.append(f"channel: {findings.records} records, {findings.agreements} digests agree, {order}")
+        lines.append(
+            f"double owners: {sum(verdict.double_owners for verdict in verdicts.values())}"
+        )
+    order = (
+        "all in order"
+        if findings.in_order
+        else f"{findings.findings_count} findings, the first: {findings.findings[0].text}"
+    )
+    lines.append(
+        f"channel: {findings.records} records, {findings.agreements} digests agree, {order}"
+    )
     return lines
 
 
 def _summary_of_messages(tally: MessageTally, verdict: Verdict | None) -> Sequence[str]:
     pause_ms, in_kills_ms = tally.longest_pause_ms, tally.longest_pause_in_kills_ms
-    lines = [f"messages with a receipt {tally.receipted}, longest pause of a producer {pause_ms:.0f} ms, in a kill -9 {in_kills_ms:.0f} ms"]
+    lines = [
+        (
+            f"messages with a receipt {tally.receipted}, longest pause of a producer"
+            f" {pause_ms:.0f} ms, in a kill -9 {in_kills_ms:.0f} ms"
+        )
+    ]
     if verdict is not None and verdict.problem is None:
         lost = verdict.counts.get("receipted_messages_are_delivered", 0)
         disordered = verdict.counts.get("messages_keep_their_order", 0)
         in_kills = verdict.totals["lost"] - lost
         lines += [
-            f"messages lost in transfers, splits, merges and drains {lost}, out of order {disordered}",
+            (
+                f"messages lost in transfers, splits, merges and drains {lost}, out of order"
+                f" {disordered}"
+            ),
             f"messages lost in kill -9 {in_kills} (non-persistent topics promise nothing there)",
         ]
     return lines

@@ -1,7 +1,8 @@
-"""Run real Pulsar clients against the demo's cluster: processes that produce, consume and record numbered messages.
+"""Run real Pulsar clients against the demo's cluster: processes that produce, consume and record
+numbered messages.
 
-The client program is `tests/pulsar/python_client.py`, and `tests/pulsar/README.md` defines the format of its lines. Like the checker, it
-is part of a checkout, not of the installed package.
+The client program is `tests/pulsar/python_client.py`, and `tests/pulsar/README.md` defines the
+format of its lines. Like the checker, it is part of a checkout, not of the installed package.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ _NEVER_NS: Final = 1 << 63
 
 
 class MessageTally:
-    """Counts receipts of messages, and the longest time that a message waited for its receipt. The checker finds what was lost.
+    """Counts receipts of messages, and the longest time that a message waited for its receipt. The
+    checker finds what was lost.
 
     * Times are nanoseconds of CLOCK_MONOTONIC.
     * Each topic has one producer, which numbers its messages from 0, and one subscription.
@@ -66,7 +68,9 @@ class MessageTally:
     def __init__(self, topics: Iterable[str]) -> None:
         self._sent_ns: dict[tuple[str, int], int] = {}
         # By event and topic, the highest number of a message.
-        self._highest = {event: dict.fromkeys(topics, -1) for event in ("sent", "receipted", "received")}
+        self._highest = {
+            event: dict.fromkeys(topics, -1) for event in ("sent", "receipted", "received")
+        }
         self._kills: list[tuple[int, int]] = []
         self.receipted = 0
         self.recent_pause_ms = 0.0
@@ -78,7 +82,12 @@ class MessageTally:
         if line["event"] == "ready":
             return
         event, topic, n, at_ns = line["event"], line["topic"], line["n"], line["at_ns"]
-        if not (isinstance(event, str) and isinstance(topic, str) and isinstance(n, int) and isinstance(at_ns, int)):
+        if not (
+            isinstance(event, str)
+            and isinstance(topic, str)
+            and isinstance(n, int)
+            and isinstance(at_ns, int)
+        ):
             raise TypeError(f"a client printed {line!r:.200}")
         if event == "sent":
             self._sent_ns[topic, n] = at_ns
@@ -99,7 +108,9 @@ class MessageTally:
             self.longest_pause_ms = max(self.longest_pause_ms, pause_ms)
 
     def note_waiting(self, now_ns: int) -> None:
-        """Count the oldest message without a receipt as a pause until now: else an outage would show none until its end."""
+        """Count the oldest message without a receipt as a pause until now: else an outage would
+        show none until its end.
+        """
         oldest_ns = next(iter(self._sent_ns.values()), now_ns)
         self.recent_pause_ms = max(self.recent_pause_ms, (now_ns - oldest_ns) / _NS_PER_MS)
 
@@ -112,7 +123,9 @@ class MessageTally:
         self._kills[-1] = self._kills[-1][0], now_ns
 
     def windows(self, now_ns: int) -> Sequence[tuple[int, int]]:
-        """Return the periods that kills affected, from and to. One that has not ended lasts until now."""
+        """Return the periods that kills affected, from and to. One that has not ended lasts until
+        now.
+        """
         return [(start, min(end, now_ns)) for start, end in self._kills]
 
     def sent(self) -> Mapping[str, int]:
@@ -120,28 +133,40 @@ class MessageTally:
         return dict(self._highest["sent"])
 
     def flows_after(self, sent: Mapping[str, int]) -> bool:
-        """Return whether on every topic a message above these numbers has been receipted, and one delivered."""
-        return all(numbers[topic] > n for numbers in self._highest.values() for topic, n in sent.items())
+        """Return whether on every topic a message above these numbers has been receipted, and one
+        delivered.
+        """
+        return all(
+            numbers[topic] > n for numbers in self._highest.values() for topic, n in sent.items()
+        )
 
 
 def lacking() -> str | None:
-    """Return what is missing for Pulsar clients, here or in the brokers; None if nothing is. Raises `OperatorError` in CI."""
+    """Return what is missing for Pulsar clients, here or in the brokers; None if nothing is. Raises
+    `OperatorError` in CI.
+    """
     problem = None
     if default_service() != PULSAR:
-        problem = "the extra `pulsar` is not installed, and brokers need it to accept Pulsar clients"
+        problem = (
+            "the extra `pulsar` is not installed, and brokers need it to accept Pulsar clients"
+        )
     elif find_spec("pulsar") is None:
         problem = "the package pulsar-client is not installed"
     elif not _CLIENT_FILE.exists():
         problem = "the clients' program is missing: it is part of a checkout, not of the package"
     if problem is not None and os.environ.get("CI", "").lower() == "true":
-        raise OperatorError(f"the demo cannot start Pulsar clients: {problem}; run `make setup`, or unset CI")
+        raise OperatorError(
+            f"the demo cannot start Pulsar clients: {problem}; run `make setup`, or unset CI"
+        )
     return problem
 
 
 class _Client:
     """One client process. Its lines go into `history` and into the tally."""
 
-    def __init__(self, name: str, arguments: Sequence[str], folder: Path, tally: MessageTally) -> None:
+    def __init__(
+        self, name: str, arguments: Sequence[str], folder: Path, tally: MessageTally
+    ) -> None:
         self.name = name
         self.history = folder / f"{name}.jsonl"
         self.ready = asyncio.Event()
@@ -165,17 +190,25 @@ class _Client:
                 stdout=PIPE,
                 stderr=errors,
                 cwd=_ROOT,
-                start_new_session=True,  # Ctrl-C is for the demo, which then ends its clients in order.
+                # Ctrl-C is for the demo, which then ends its clients in order.
+                start_new_session=True,
             )
         self._reading = asyncio.ensure_future(self._read(self._process))
         ready = asyncio.ensure_future(self.ready.wait())
-        await asyncio.wait([ready, self._reading], timeout=_READY_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            [ready, self._reading], timeout=_READY_S, return_when=asyncio.FIRST_COMPLETED
+        )
         ready.cancel()
         if not self.ready.is_set():
-            raise self._failure("ended at once" if self._reading.done() else f"was not ready within {_READY_S:.0f} s")
+            raise self._failure(
+                "ended at once"
+                if self._reading.done()
+                else f"was not ready within {_READY_S:.0f} s"
+            )
 
     async def stop(self) -> str | None:
-        """Stop it, and read its remaining lines. Return its problem: it ended early, hangs, or has failed.
+        """Stop it, and read its remaining lines. Return its problem: it ended early, hangs, or has
+        failed.
 
         Do nothing if it was not started.
         """
@@ -184,7 +217,13 @@ class _Client:
             return None
         ended_early = process.returncode is not None
         code = await end(process, timeout_s=_END_S)
-        problem = None if code == 0 else f"ended with code {code}" if code is not None else f"did not end within {_END_S:.0f} s"
+        problem = (
+            None
+            if code == 0
+            else f"ended with code {code}"
+            if code is not None
+            else f"did not end within {_END_S:.0f} s"
+        )
         if ended_early:
             problem = "ended before it was stopped"
         (read,) = await asyncio.gather(self._reading, return_exceptions=True)
@@ -203,32 +242,70 @@ class _Client:
 
     def _failure(self, problem: str) -> PeerError:
         printed = self._errors.read_bytes()[-_ERROR_BYTES:].decode(errors="replace").strip()
-        return PeerError(f"the Pulsar client {self.name} {problem}; it printed: {printed or 'no error'}")
+        return PeerError(
+            f"the Pulsar client {self.name} {problem}; it printed: {printed or 'no error'}"
+        )
 
 
 class PulsarClients:
     """A producer and consumers of two kinds, as an async context.
 
-    Half of the topics have an Exclusive subscription, with one consumer for all of them. The other half have a Shared one, with two
-    consumers. `tally` counts the messages.
+    Half of the topics have an Exclusive subscription, with one consumer for all of them. The other
+    half have a Shared one, with two consumers. `tally` counts the messages.
     """
 
     def __init__(self, *, url: str, namespace: str, folder: Path) -> None:
-        """Start nothing yet. `url` is a Pulsar service URL. `folder` must not exist yet, and gets the histories."""
-        orders, events = ([f"non-persistent://{namespace}/{kind}-{number}" for number in range(_TOPICS)] for kind in ("orders", "events"))
+        """Start nothing yet. `url` is a Pulsar service URL. `folder` must not exist yet, and gets
+        the histories.
+        """
+        orders, events = (
+            [f"non-persistent://{namespace}/{kind}-{number}" for number in range(_TOPICS)]
+            for kind in ("orders", "events")
+        )
         self.topics = (*orders, *events)
         self.tally = MessageTally(self.topics)
         self._folder = folder
 
         def client(name: str, command: str, *options: str, topics: Sequence[str]) -> _Client:
-            return _Client(name, [command, "--url", url, "--topics", ",".join(topics), *options], folder, self.tally)
+            return _Client(
+                name,
+                [command, "--url", url, "--topics", ",".join(topics), *options],
+                folder,
+                self.tally,
+            )
 
         self._consumers = (
-            client("ledger", "consume", "--subscription", "ledger", "--type", "Exclusive", topics=orders),
-            client("worker-1", "consume", "--subscription", "workers", "--type", "Shared", topics=events),
-            client("worker-2", "consume", "--subscription", "workers", "--type", "Shared", topics=events),
+            client(
+                "ledger",
+                "consume",
+                "--subscription",
+                "ledger",
+                "--type",
+                "Exclusive",
+                topics=orders,
+            ),
+            client(
+                "worker-1",
+                "consume",
+                "--subscription",
+                "workers",
+                "--type",
+                "Shared",
+                topics=events,
+            ),
+            client(
+                "worker-2",
+                "consume",
+                "--subscription",
+                "workers",
+                "--type",
+                "Shared",
+                topics=events,
+            ),
         )
-        self._producer = client("producer", "produce", "--rate", str(_MESSAGES_PER_SECOND_AND_TOPIC), topics=self.topics)
+        self._producer = client(
+            "producer", "produce", "--rate", str(_MESSAGES_PER_SECOND_AND_TOPIC), topics=self.topics
+        )
 
     @property
     def histories(self) -> Sequence[Path]:
@@ -245,17 +322,27 @@ class PulsarClients:
         return self
 
     async def _start(self) -> None:
-        """Start the producer after all consumers. Wait for every consumer before a failure is raised."""
-        started = await asyncio.gather(*(consumer.start() for consumer in self._consumers), return_exceptions=True)
+        """Start the producer after all consumers. Wait for every consumer before a failure is
+        raised.
+        """
+        started = await asyncio.gather(
+            *(consumer.start() for consumer in self._consumers), return_exceptions=True
+        )
         for problem in filter(None, started):
             raise problem
         await self._producer.start()
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self.stop()
 
     async def stop(self) -> str | None:
-        """Stop the producer, then the consumers once the last messages have arrived. Return the first problem of a client, if any.
+        """Stop the producer, then the consumers once the last messages have arrived. Return the
+        first problem of a client, if any.
 
         Do nothing if all have stopped.
         """
@@ -267,7 +354,9 @@ class PulsarClients:
         return next((problem for problem in ended if problem is not None), None)
 
     async def messages_flow(self, *, timeout_ms: int) -> None:
-        """Wait until a message sent from now on has been delivered on every topic. Raises `DeadlineExceeded`."""
+        """Wait until a message sent from now on has been delivered on every topic. Raises
+        `DeadlineExceeded`.
+        """
         sent = self.tally.sent()
         deadline = Deadline.after(timeout_ms=timeout_ms)
         while not self.tally.flows_after(sent):

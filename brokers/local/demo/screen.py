@@ -19,7 +19,8 @@ from rich.text import Text
 # Plain lines: how often they sum up the whole. A whole run prints less than 60 lines.
 _SUM_UP_S: Final = 60.0
 
-# Column titles. Work is calls of counters, and messages in and out of topics. Use is that of the busiest resource on average.
+# Column titles. Work is calls of counters, and messages in and out of topics. Use is that of the
+# busiest resource on average.
 _WORK: Final = "calls or messages/s"
 _USE: Final = "in use"
 _NUMBERS: Final = ("incarnation", "bundles", "token", _WORK, _USE)
@@ -57,7 +58,9 @@ class BundleRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """What the screen shows at one moment. `headlines` sum it up; `bundles` are the busiest of `bundles_count`."""
+    """What the screen shows at one moment. `headlines` sum it up; `bundles` are the busiest of
+    `bundles_count`.
+    """
 
     elapsed_s: float
     headlines: Sequence[str]
@@ -68,7 +71,9 @@ class Picture:
 
 
 class Screen:
-    """The output of the demo, as a context. A live screen shows tables that are redrawn, with the latest lines above them."""
+    """The output of the demo, as a context. A live screen shows tables that are redrawn, with the
+    latest lines above them.
+    """
 
     def __init__(self, *, plain: bool) -> None:
         """Show a live screen. Print plain lines if `plain`, or without a terminal."""
@@ -105,7 +110,12 @@ class Screen:
             self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._live is not None:
             self._live.stop()
 
@@ -117,14 +127,35 @@ def draw(picture: Picture, lines: Sequence[str]) -> Group:
         status = f"{row.status}, leads" if row.leads else row.status
         style = None if row.status == "up" else "yellow" if row.status == "draining" else "dim"
         used = "" if row.used is None else f"{row.used:.0%}"
-        brokers.add_row(row.broker, status, str(row.incarnation), str(row.bundles), f"{row.work_per_second:.0f}", used, style=style)
-    bundles = _table(f"the busiest of {picture.bundles_count} bundles", "state", "owner", "token", _WORK)
+        brokers.add_row(
+            row.broker,
+            status,
+            str(row.incarnation),
+            str(row.bundles),
+            f"{row.work_per_second:.0f}",
+            used,
+            style=style,
+        )
+    bundles = _table(
+        f"the busiest of {picture.bundles_count} bundles", "state", "owner", "token", _WORK
+    )
     for bundle in picture.bundles:
         style = None if bundle.phase == "owned" else "yellow"
-        bundles.add_row(bundle.bundle, bundle.phase, bundle.owner, str(bundle.token), f"{bundle.work_per_second:.0f}", style=style)
+        bundles.add_row(
+            bundle.bundle,
+            bundle.phase,
+            bundle.owner,
+            str(bundle.token),
+            f"{bundle.work_per_second:.0f}",
+            style=style,
+        )
     return Group(
-        Panel(Text("\n".join(picture.headlines), style="bold"), title=f"equipoise, {picture.elapsed_s:.1f} s"),
-        Panel(_text(lines), title="what is done", title_align="left"),  # A small terminal shows only the beginning.
+        Panel(
+            Text("\n".join(picture.headlines), style="bold"),
+            title=f"equipoise, {picture.elapsed_s:.1f} s",
+        ),
+        # A small terminal shows only the beginning.
+        Panel(_text(lines), title="what is done", title_align="left"),
         brokers,
         bundles,
         Panel(_text(picture.newest), title="newest records", title_align="left"),

@@ -1,6 +1,7 @@
 """The steps of the demo: changes to the cluster while callers and Pulsar clients are at work.
 
-Each step announces what it does, and ends when every bundle is owned. Steps can be played in any order and repeated.
+Each step announces what it does, and ends when every bundle is owned. Steps can be played in any
+order and repeated.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _BETWEEN_STEPS_S: Final = 1.0
 # Reports come every second. A few of them move the average most of the way.
 _SEEN_MS: Final = 10_000
 
-# The brokers count as uneven at this deviation of their use. On a busy machine, even brokers stay below it.
+# The brokers count as uneven at this deviation of their use. On a busy machine, even brokers stay
+# below it.
 _UNEVEN: Final = 0.12
 
 # Some rounds. Each comes a second or two after the reports that follow the previous one.
@@ -47,7 +49,8 @@ _SPLIT_MS: Final = 40_000
 # How many decisions are searched for the effects of a step. Each broker adds at most one a second.
 _DECISIONS_MAX: Final = 300
 
-# A small share, so that the busiest bundle exceeds the limit even on a busy machine. Its halves stay below it.
+# A small share, so that the busiest bundle exceeds the limit even on a busy machine. Its halves
+# stay below it.
 _LIMIT_SHARE: Final = 0.6
 
 # Each namespace keeps this many bundles, however cold: enough for three brokers.
@@ -57,7 +60,8 @@ _SHEDDING: Final = "balancing.shedding"
 
 
 async def begin(demo: Demo) -> None:
-    """Change settings so that effects are visible, create the namespaces, and wait until all their bundles are owned.
+    """Change settings so that effects are visible, create the namespaces, and wait until all their
+    bundles are owned.
 
     Raises `BrokerUnreachable` if a namespace cannot be created, and what `tune` raises.
     """
@@ -67,7 +71,9 @@ async def begin(demo: Demo) -> None:
         problem = await operator.create_namespace(demo.http, address, namespace, bundles=bundles)
         if problem is not None:
             raise BrokerUnreachable(broker=broker, address=address, problem=problem)
-    created = " and ".join(f"{namespace} with {bundles} bundles" for namespace, bundles in demo.bundles.items())
+    created = " and ".join(
+        f"{namespace} with {bundles} bundles" for namespace, bundles in demo.bundles.items()
+    )
     demo.say(f"the brokers share {created}")
     await demo.settled()
 
@@ -86,13 +92,19 @@ async def transfer(demo: Demo) -> None:
 
 async def split(demo: Demo) -> None:
     """Split bundles."""
-    demo.say(f"an operator splits {_SPLITS} bundles; their callers and clients go on, under the same token")
+    demo.say(
+        f"an operator splits {_SPLITS} bundles; their callers and clients go on, under the same"
+        " token"
+    )
     await _move(demo, MoveKind.SPLIT, _SPLITS)
 
 
 async def merge(demo: Demo) -> None:
     """Merge bundles."""
-    demo.say(f"an operator merges {_SPLITS} pairs of neighbours, after a transfer where they have two owners")
+    demo.say(
+        f"an operator merges {_SPLITS} pairs of neighbours, after a transfer where they have two"
+        " owners"
+    )
     await _move(demo, MoveKind.MERGE, _SPLITS)
 
 
@@ -104,7 +116,9 @@ async def _move(demo: Demo, kind: MoveKind, times: int) -> None:
         took_ms += [] if ms is None else [ms]
         await asyncio.sleep(_BETWEEN_MOVES_S)
     if took_ms:
-        demo.say(f"{len(took_ms)} {kind}s done, each in {min(took_ms):.0f} to {max(took_ms):.0f} ms")
+        demo.say(
+            f"{len(took_ms)} {kind}s done, each in {min(took_ms):.0f} to {max(took_ms):.0f} ms"
+        )
 
 
 async def drain(demo: Demo) -> None:
@@ -143,8 +157,14 @@ async def _kill(demo: Demo, number: int) -> None:
         await demo.settled(without=incarnation)
         owned_ms = (demo.now_s - began_s) * 1_000
         await demo.messages_flow()
-    back = "" if demo.pulsar is None else f"all Pulsar clients are back after {(demo.now_s - began_s) * 1_000:.0f} ms, "
-    demo.say(f"all bundles are owned again after {owned_ms:.0f} ms, {back}and {broker} is restarted")
+    back = (
+        ""
+        if demo.pulsar is None
+        else f"all Pulsar clients are back after {(demo.now_s - began_s) * 1_000:.0f} ms, "
+    )
+    demo.say(
+        f"all bundles are owned again after {owned_ms:.0f} ms, {back}and {broker} is restarted"
+    )
     await asyncio.to_thread(demo.cluster.restart, number)
     await asyncio.sleep(_BETWEEN_STEPS_S)
 
@@ -153,22 +173,34 @@ def _follower(demo: Demo) -> int:
     return (demo.number_of_leader() + 1) % len(demo.cluster.broker_ids)
 
 
-# --- what the balancer does: each step sets settings on the channel, and removes them at its end ---
+# --- what the balancer does: each step sets settings on the channel, and removes them at its end
+# ---
 
 
 async def even_out(demo: Demo) -> None:
-    """Move bundles to one broker, show the plan of the balancer, let it act, and compare its predictions with what was measured."""
+    """Move bundles to one broker, show the plan of the balancer, let it act, and compare its
+    predictions with what was measured.
+    """
     number = _follower(demo)
     loaded = demo.cluster.broker_ids[number]
 
     def is_seen() -> bool:
         seen = demo.utilization
-        return not seen.within(_UNEVEN) and max(seen.used, key=seen.used.__getitem__, default=None) == loaded
+        return (
+            not seen.within(_UNEVEN)
+            and max(seen.used, key=seen.used.__getitem__, default=None) == loaded
+        )
 
     await _set(demo, {**CPU_ONLY, _SHEDDING: False})
-    demo.say(f"balancing is off for a while, and an operator moves {await _move_all_to(demo, number)} bundles to {loaded}")
+    demo.say(
+        f"balancing is off for a while, and an operator moves {await _move_all_to(demo, number)}"
+        f" bundles to {loaded}"
+    )
     await comes_true(is_seen, _SEEN_MS)
-    demo.say(f"their processors are in use by {demo.utilization.text}; `equipoise plan` shows what the balancer would move:")
+    demo.say(
+        f"their processors are in use by {demo.utilization.text}; `equipoise plan` shows what the"
+        " balancer would move:"
+    )
     demo.screen.quote(await asyncio.to_thread(operator.plan, demo.cluster.log_url))
     began_s, began_ms = demo.now_s, _wall_ms()
     await _set(demo, {_SHEDDING: True})
@@ -182,21 +214,30 @@ async def even_out(demo: Demo) -> None:
 
 
 async def split_hot_bundles(demo: Demo) -> None:
-    """Let the busiest bundle exceed the limit so that the balancer splits it, and let it merge cold neighbours."""
-    hot = busiest(demo.table.view, demo.summaries, MESSAGES if demo.pulsar is not None else COUNTERS)
+    """Let the busiest bundle exceed the limit so that the balancer splits it, and let it merge cold
+    neighbours.
+    """
+    hot = busiest(
+        demo.table.view, demo.summaries, MESSAGES if demo.pulsar is not None else COUNTERS
+    )
     if hot is None:
         demo.say("no broker reports the load of its bundles, so the balancer cannot split any")
         return
     done, began_ms = demo.counts.done, _wall_ms()
     splits, merges = done[MoveKind.SPLIT], done[MoveKind.MERGE]
     changes: Changes = {
-        "limits.messages_per_second_max": f"{max(hot.traffic.messages_per_second * _LIMIT_SHARE, 1.0):.1f}",
+        "limits.messages_per_second_max": (
+            f"{max(hot.traffic.messages_per_second * _LIMIT_SHARE, 1.0):.1f}"
+        ),
         "split.hits_threshold": 1,
         "balancing.merging": True,
         "merge.hits_threshold": 1,
         "merge.bundles_min": _BUNDLES_MIN,
     }
-    demo.say(f"{hot.bundle} carries {hot.traffic.messages_per_second:.0f} calls or messages/s; the limit of a bundle is now lower")
+    demo.say(
+        f"{hot.bundle} carries {hot.traffic.messages_per_second:.0f} calls or messages/s; the limit"
+        " of a bundle is now lower"
+    )
     await _set(demo, changes)
     if not await comes_true(lambda: done[MoveKind.SPLIT] > splits, _SPLIT_MS):
         demo.say("no bundle has been split yet")
@@ -208,7 +249,10 @@ async def split_hot_bundles(demo: Demo) -> None:
 
 
 async def _set(demo: Demo, changes: Changes) -> None:
-    demo.say(f"set on the channel: {'; '.join(await asyncio.to_thread(operator.tune, demo.cluster.log_url, changes))}")
+    demo.say(
+        "set on the channel:"
+        f" {'; '.join(await asyncio.to_thread(operator.tune, demo.cluster.log_url, changes))}"
+    )
 
 
 async def _reset(demo: Demo, changes: Changes) -> None:
@@ -219,19 +263,37 @@ async def _move_all_to(demo: Demo, number: int) -> int:
     """Move all bundles to one broker, except those that fail to move. Return how many moved."""
     broker, incarnation = demo.cluster.broker_ids[number], demo.incarnation(number)
     view = demo.table.view
-    elsewhere = [bundle.name for namespace in demo.bundles for bundle in view.bundles_of(namespace) if bundle.owner != incarnation]
+    elsewhere = [
+        bundle.name
+        for namespace in demo.bundles
+        for bundle in view.bundles_of(namespace)
+        if bundle.owner != incarnation
+    ]
     moves = [Move(kind=MoveKind.TRANSFER, bundle=bundle, to=broker) for bundle in elsewhere]
-    problems = [await operator.make(demo.http, demo.cluster.addresses[number], move) for move in moves]
+    problems = [
+        await operator.make(demo.http, demo.cluster.addresses[number], move) for move in moves
+    ]
     return problems.count(None)
 
 
 async def _say_why(demo: Demo, kind: Kind, *, since_ms: int) -> None:
-    """Show the first move of the decisions of one kind made since then, and its reason. A decision is written after its moves."""
-    decisions = await _decided(demo, lambda each: each.kind == kind and bool(each.moves), since_ms=since_ms, within_ms=_WRITTEN_MS)
+    """Show the first move of the decisions of one kind made since then, and its reason. A decision
+    is written after its moves.
+    """
+    decisions = await _decided(
+        demo,
+        lambda each: each.kind == kind and bool(each.moves),
+        since_ms=since_ms,
+        within_ms=_WRITTEN_MS,
+    )
     moves = [(decision, move) for decision in decisions for move in decision.moves]
     if moves:
         decision, move = moves[0]
-        where = f"from {move.source} to {move.destination}" if move.source != move.destination else f"at {move.source}"
+        where = (
+            f"from {move.source} to {move.destination}"
+            if move.source != move.destination
+            else f"at {move.source}"
+        )
         more = f"; and {len(moves) - 1} more (see `equipoise decisions`)" if len(moves) > 1 else ""
         demo.say(f"{decision.strategy}: {move.bundle} {where}, because {move.reason}{more}")
 
@@ -243,13 +305,17 @@ async def _outcome(demo: Demo, *, since_ms: int) -> str | None:
     """
 
     def is_whole(decision: Decision) -> bool:
-        return bool(decision.brokers) and all(broker.measured is not None for broker in decision.brokers)
+        return bool(decision.brokers) and all(
+            broker.measured is not None for broker in decision.brokers
+        )
 
     outcomes = await _decided(demo, is_whole, since_ms=since_ms, within_ms=_MEASURED_MS)
     return "; ".join(broker.sentence for broker in outcomes[-1].brokers) if outcomes else None
 
 
-async def _decided(demo: Demo, is_wanted: Callable[[Decision], bool], *, since_ms: int, within_ms: int) -> Sequence[Decision]:
+async def _decided(
+    demo: Demo, is_wanted: Callable[[Decision], bool], *, since_ms: int, within_ms: int
+) -> Sequence[Decision]:
     """Wait for such decisions made since then, and return them; empty if that takes too long."""
     deadline = Deadline.after(timeout_ms=within_ms)
     while True:
@@ -262,7 +328,11 @@ async def _decided(demo: Demo, is_wanted: Callable[[Decision], bool], *, since_m
 
 def _decisions(log_url: str, since_ms: int) -> Sequence[Decision]:
     try:
-        return [decision for decision in open_decision_log(log_url).newest(_DECISIONS_MAX) if decision.at_ms >= since_ms]
+        return [
+            decision
+            for decision in open_decision_log(log_url).newest(_DECISIONS_MAX)
+            if decision.at_ms >= since_ms
+        ]
     except PeerError:
         return ()
 
@@ -271,4 +341,14 @@ def _wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-STEPS: Final[tuple[Step, ...]] = (balance, even_out, transfer, split, kill, split_hot_bundles, merge, drain, kill_leader)
+STEPS: Final[tuple[Step, ...]] = (
+    balance,
+    even_out,
+    transfer,
+    split,
+    kill,
+    split_hot_bundles,
+    merge,
+    drain,
+    kill_leader,
+)

@@ -39,22 +39,31 @@ class Lists(TopicPaths):
         )
 
     async def of_namespace(self, request: web.Request) -> web.Response:
-        """List the topics of a namespace, whichever broker serves them; `mode` chooses the domain, as in Pulsar."""
+        """List the topics of a namespace, whichever broker serves them; `mode` chooses the domain,
+        as in Pulsar.
+        """
         return json_answer(await self._topics_of(namespace_of(request), _mode_of(request)))
 
     async def of_domain(self, request: web.Request) -> web.Response:
         """List the topics of a namespace in one domain, or of its bundle with the range `bundle`.
 
-        With `local=true` only those served here, and the bundles that they are of, which is what brokers ask each other.
+        With `local=true` only those served here, and the bundles that they are of, which is what
+        brokers ask each other.
         """
         namespace = namespace_named(ready_view(self._worker), namespace_of(request)).name
-        mode = TopicsMode.NON_PERSISTENT if request.match_info["domain"] == NON_PERSISTENT else TopicsMode.PERSISTENT
+        mode = (
+            TopicsMode.NON_PERSISTENT
+            if request.match_info["domain"] == NON_PERSISTENT
+            else TopicsMode.PERSISTENT
+        )
         if mode is TopicsMode.NON_PERSISTENT and flag_of(request, "local"):
             return json_answer(self._server.peers.here(namespace).document())
         range_ = parameter_of(request, "bundle")
         if not range_:
             return json_answer(await self._topics_of(namespace, mode))
-        bundle = bundle_named(ready_view(self._worker), bundle_name(namespace, *parse_range(range_)))
+        bundle = bundle_named(
+            ready_view(self._worker), bundle_name(namespace, *parse_range(range_))
+        )
         return json_answer(_in_bundle(bundle, await self._topics_of(namespace, mode)))
 
     async def of_bundle(self, request: web.Request) -> web.Response:
@@ -69,18 +78,32 @@ class Lists(TopicPaths):
         """List the partitioned topics of a namespace in one domain."""
         namespace = namespace_named(ready_view(self._worker), namespace_of(request))
         domain = f"{request.match_info['domain']}://"
-        return json_answer(sorted(topic for topic in partitions_in(namespace.policies) if topic.startswith(domain)))
+        return json_answer(
+            sorted(topic for topic in partitions_in(namespace.policies) if topic.startswith(domain))
+        )
 
     async def positions(self, request: web.Request) -> web.Response:
-        """Return the hash of each topic of a bundle, or of those named in `topics`, which may be given often, or with commas."""
+        """Return the hash of each topic of a bundle, or of those named in `topics`, which may be
+        given often, or with commas.
+        """
         bundle = bundle_named(ready_view(self._worker), bundle_of(request))
-        topics = _in_bundle(bundle, await self._topics_of(bundle.namespace, TopicsMode.NON_PERSISTENT))
+        topics = _in_bundle(
+            bundle, await self._topics_of(bundle.namespace, TopicsMode.NON_PERSISTENT)
+        )
         wanted = texts_of(request, "topics")
         hashes = {topic: topic_hash(topic) for topic in topics if not wanted or topic in wanted}
-        return json_answer({"namespace": bundle.namespace, "bundle": request.match_info["bundle"], "topicHashPositions": hashes})
+        return json_answer(
+            {
+                "namespace": bundle.namespace,
+                "bundle": request.match_info["bundle"],
+                "topicHashPositions": hashes,
+            }
+        )
 
     async def of_broker(self, _request: web.Request) -> web.Response:
-        """Return the stats of each topic that this broker serves, by namespace, bundle and domain."""
+        """Return the stats of each topic that this broker serves, by namespace, bundle and
+        domain.
+        """
         found: dict[str, dict[str, Mapping[str, Mapping[str, Stats]]]] = {}
         for name in sorted(self._hosting.bundles):
             await asyncio.sleep(0)  # Clients are served between bundles.
@@ -88,13 +111,18 @@ class Lists(TopicPaths):
             if hosted is None:
                 continue
             namespace, _, range_ = name.rpartition("/")
-            stats = {topic: topic_stats(hosted.topics[topic].topic, owner_broker=self._worker.broker_id) for topic in sorted(hosted.topics)}
+            stats = {
+                topic: topic_stats(hosted.topics[topic].topic, owner_broker=self._worker.broker_id)
+                for topic in sorted(hosted.topics)
+            }
             if stats:
                 found.setdefault(namespace, {})[range_] = {NON_PERSISTENT: stats}
         return json_answer(found)
 
     async def _topics_of(self, namespace: str, mode: TopicsMode) -> Sequence[str]:
-        return await self._server.topics_of(namespace_named(ready_view(self._worker), namespace).name, mode)
+        return await self._server.topics_of(
+            namespace_named(ready_view(self._worker), namespace).name, mode
+        )
 
 
 def _in_bundle(bundle: BundleEntry, topics: Sequence[str]) -> Sequence[str]:
@@ -105,5 +133,8 @@ def _mode_of(request: web.Request) -> TopicsMode:
     """Return the parameter `mode`. Raise `InvalidRequest`."""
     text = parameter_of(request, "mode") or TopicsMode.ALL.name
     if text not in TopicsMode.__members__:
-        raise InvalidRequest(what="the parameter mode", problem=f"{text[:64]!r} is not one of {', '.join(TopicsMode.__members__)}")
+        raise InvalidRequest(
+            what="the parameter mode",
+            problem=f"{text[:64]!r} is not one of {', '.join(TopicsMode.__members__)}",
+        )
     return TopicsMode[text]

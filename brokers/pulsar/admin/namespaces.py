@@ -1,4 +1,6 @@
-"""Answer for the topics of namespaces and bundles, and serve the paths of their backlogs and subscriptions."""
+"""Answer for the topics of namespaces and bundles, and serve the paths of their backlogs and
+subscriptions.
+"""
 
 from __future__ import annotations
 
@@ -41,16 +43,24 @@ class NamespacesWithTopics(TopicPaths):
         )
 
     async def in_use(self, namespace: str) -> Sequence[str]:
-        """Return the topics of a namespace, sorted. A bundle without a server has none, and nor has a broker without Pulsar's service."""
+        """Return the topics of a namespace, sorted. A bundle without a server has none, and nor has
+        a broker without Pulsar's service.
+        """
         if self._worker.service_of(namespace) is not self._service:
             return []
-        answers = await self._server.peers.ask_everyone(f"/admin/v2/{NON_PERSISTENT}/{namespace}", method="GET")
+        answers = await self._server.peers.ask_everyone(
+            f"/admin/v2/{NON_PERSISTENT}/{namespace}", method="GET"
+        )
         listings = [*map(Listing.read, answers), self._server.peers.here(namespace)]
         return sorted({topic for listing in listings for topic in listing.topics})
 
     async def weights(self, namespace: str, by: str) -> Mapping[str, float]:
-        """Return the number of topics (`LARGEST`) or the bytes per second (`HOT`) of bundles by name."""
-        return await (self._topics_by_bundle(namespace) if by == LARGEST else self._loads_by_bundle(namespace))
+        """Return the number of topics (`LARGEST`) or the bytes per second (`HOT`) of bundles by
+        name.
+        """
+        return await (
+            self._topics_by_bundle(namespace) if by == LARGEST else self._loads_by_bundle(namespace)
+        )
 
     async def _topics_by_bundle(self, namespace: str) -> Mapping[str, float]:
         topics = await self._server.topics_of(namespace, TopicsMode.NON_PERSISTENT)
@@ -59,7 +69,9 @@ class NamespacesWithTopics(TopicPaths):
 
     async def _loads_by_bundle(self, namespace: str) -> Mapping[str, float]:
         """Return the bytes per second of each bundle in the last sample of its broker."""
-        loads = {name: load.bytes_per_second for name, load in self._worker.loads.latest().loads.items()}
+        loads = {
+            name: load.bytes_per_second for name, load in self._worker.loads.latest().loads.items()
+        }
         for answer in await self._server.peers.ask_all(namespace, _LOADS):
             stats = answer.get("lastStats") if isinstance(answer, dict) else None
             loads |= {name: float(each["bytes_per_second"]) for name, each in (stats or {}).items()}
@@ -77,10 +89,11 @@ class NamespacesWithTopics(TopicPaths):
         return done()
 
     async def unsubscribe(self, request: web.Request) -> web.Response:
-        """Delete a subscription of all topics of a namespace. 412 if it has consumers, and then it stays on all topics.
+        """Delete a subscription of all topics of a namespace. 412 if it has consumers, and then it
+        stays on all topics.
 
-        With `local=true` delete those without consumers here, or with `check=true` none, and list the topics where it has some, which is
-        what brokers ask each other.
+        With `local=true` delete those without consumers here, or with `check=true` none, and list
+        the topics where it has some, which is what brokers ask each other.
         """
         namespace = namespace_named(ready_view(self._worker), namespace_of(request)).name
         name, path = request.match_info["subscription"], request.rel_url.raw_path
@@ -88,16 +101,24 @@ class NamespacesWithTopics(TopicPaths):
             if not flag_of(request, "check"):
                 self._unsubscribe(self._topics_here(namespace), name)
             return json_answer(_in_use(self._topics_here(namespace), name))
-        for question in (f"{path}?check=true", path):  # Delete nothing before all brokers have answered that it is unused.
+        # Delete nothing before all brokers have answered that it is unused.
+        for question in (f"{path}?check=true", path):
             answers = await self._server.peers.ask_all(namespace, question, method="POST")
-            elsewhere = [topic for answer in answers if isinstance(answer, list) for topic in answer]
+            elsewhere = [
+                topic for answer in answers if isinstance(answer, list) for topic in answer
+            ]
             _check_unused(name, [*_in_use(self._topics_here(namespace), name), *elsewhere])
         self._unsubscribe(self._topics_here(namespace), name)
         return done()
 
     async def unsubscribe_bundle(self, request: web.Request) -> web.Response:
-        """Delete a subscription of all topics of a bundle. 412 if it has consumers, and then it stays on all topics."""
-        bundle, name = bundle_named(ready_view(self._worker), bundle_of(request)), request.match_info["subscription"]
+        """Delete a subscription of all topics of a bundle. 412 if it has consumers, and then it
+        stays on all topics.
+        """
+        bundle, name = (
+            bundle_named(ready_view(self._worker), bundle_of(request)),
+            request.match_info["subscription"],
+        )
         await self._here(request, bundle.namespace, bundle.low)
         hosted = self._hosting.bundles.get(bundle.name)
         topics = [] if hosted is None else [*hosted.topics.values()]
@@ -107,7 +128,12 @@ class NamespacesWithTopics(TopicPaths):
 
     def _topics_here(self, namespace: str) -> Sequence[Served]:
         hosted = self._hosting.bundles.values()
-        return [each for bundle in hosted if bundle.ownership.bundle.namespace == namespace for each in bundle.topics.values()]
+        return [
+            each
+            for bundle in hosted
+            if bundle.ownership.bundle.namespace == namespace
+            for each in bundle.topics.values()
+        ]
 
     def _unsubscribe(self, topics: Sequence[Served], name: str) -> None:
         """Delete a subscription of topics where it has no consumers."""
@@ -120,9 +146,16 @@ class NamespacesWithTopics(TopicPaths):
 def _in_use(topics: Sequence[Served], name: str) -> Sequence[str]:
     """Return the names of the topics where a subscription has consumers."""
     having = [(served.name, served.topic.subscriptions.get(name)) for served in topics]
-    return [topic for topic, subscription in having if subscription is not None and subscription.consumers]
+    return [
+        topic
+        for topic, subscription in having
+        if subscription is not None and subscription.consumers
+    ]
 
 
 def _check_unused(name: str, in_use: Sequence[str]) -> None:
     if in_use:
-        raise CallerError(f"subscription {name} has consumers on {counted(len(in_use), 'topic')}, such as {min(in_use)}; stop them first")
+        raise CallerError(
+            f"subscription {name} has consumers on {counted(len(in_use), 'topic')}, such as"
+            f" {min(in_use)}; stop them first"
+        )

@@ -1,4 +1,6 @@
-"""Serve the paths of partitioned topics: their number of partitions, and what concerns all partitions."""
+"""Serve the paths of partitioned topics: their number of partitions, and what concerns all
+partitions.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,20 @@ from equipoise.brokers.errors import InvalidRequest, conflict
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import Integer, body_of, flag_of, parameter_of
 from equipoise.brokers.http.caller import requester_of
-from equipoise.brokers.pulsar.admin.topic_paths import TOPIC_PATH, TopicPaths, no_properties, topic_of
+from equipoise.brokers.pulsar.admin.topic_paths import (
+    TOPIC_PATH,
+    TopicPaths,
+    no_properties,
+    topic_of,
+)
 from equipoise.brokers.pulsar.admin.topics import check_unused, clients_in
 from equipoise.brokers.pulsar.topics.names import PARTITIONS_MAX, partitioned_name, policy_of
-from equipoise.brokers.pulsar.topics.stats import Stats, internal_stats, metadata_of, partitioned_stats
+from equipoise.brokers.pulsar.topics.stats import (
+    Stats,
+    internal_stats,
+    metadata_of,
+    partitioned_stats,
+)
 from equipoise.brokers.pulsar.wire.requests import TopicsMode
 from equipoise.channel.core.errors import NotFound
 from equipoise.channel.core.ranges import TopicName
@@ -25,7 +37,9 @@ from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
 
 
 class PartitionsBody(PulsarModel):
-    """Pulsar's PartitionedTopicMetadata, which its tools send in place of the number when they have properties."""
+    """Pulsar's PartitionedTopicMetadata, which its tools send in place of the number when they have
+    properties.
+    """
 
     partitions: Integer
     properties: dict[str, str] | None = None
@@ -62,11 +76,23 @@ class Partitions(TopicPaths):
         self._server.check_namespace(topic.namespace)
         if partitions:
             advice = "add partitions with update-partitioned-topic"
-            raise conflict(topic.full, f"it already exists, with {partitions} partitions", action=_CREATE, advice=advice)
+            raise conflict(
+                topic.full,
+                f"it already exists, with {partitions} partitions",
+                action=_CREATE,
+                advice=advice,
+            )
         if topic.full in await self._server.topics_of(topic.namespace, TopicsMode.NON_PERSISTENT):
-            raise conflict(topic.full, "it already exists, without partitions", action=_CREATE, advice="delete it first")
+            raise conflict(
+                topic.full,
+                "it already exists, without partitions",
+                action=_CREATE,
+                advice="delete it first",
+            )
         async with self._server.admission.room(topic, count):
-            await self._set_partitions(topic, count, before=None, requested_by=requester_of(request))
+            await self._set_partitions(
+                topic, count, before=None, requested_by=requester_of(request)
+            )
         return done()
 
     async def add_partitions(self, request: web.Request) -> web.Response:
@@ -77,16 +103,22 @@ class Partitions(TopicPaths):
         if not before:
             raise _not_partitioned(topic)
         if count <= before:
-            raise InvalidRequest(what="the number of partitions", problem=f"{count} is not more than the current number, {before}")
+            raise InvalidRequest(
+                what="the number of partitions",
+                problem=f"{count} is not more than the current number, {before}",
+            )
         async with self._server.admission.room(topic, count - before):
-            await self._set_partitions(topic, count, before=before, requested_by=requester_of(request))
+            await self._set_partitions(
+                topic, count, before=before, requested_by=requester_of(request)
+            )
         return done()
 
     async def delete_partitions(self, request: web.Request) -> web.Response:
-        """Delete a partitioned topic with its partitions and schemas. With `force` also one that has clients, which are disconnected.
+        """Delete a partitioned topic with its partitions and schemas. With `force` also one that
+        has clients, which are disconnected.
 
-        With `local=true` only the partitions here, which is what brokers ask each other. Nothing is deleted unless all brokers answer and
-        no other change came first.
+        With `local=true` only the partitions here, which is what brokers ask each other. Nothing is
+        deleted unless all brokers answer and no other change came first.
         """
         topic = _partitionable(request)
         is_forced = flag_of(request, "force")
@@ -100,55 +132,78 @@ class Partitions(TopicPaths):
         if not is_forced:
             check_unused(topic, stats.values())
         await self._set_partitions(topic, None, before=before, requested_by=requester_of(request))
-        await self._server.peers.ask_all(topic.namespace, request.rel_url.raw_path_qs, method="DELETE")
+        await self._server.peers.ask_all(
+            topic.namespace, request.rel_url.raw_path_qs, method="DELETE"
+        )
         self._delete_here(topic, is_forced=is_forced)
         await self._server.schemas.forget(topic)
         return done()
 
     def _delete_here(self, topic: TopicName, *, is_forced: bool) -> None:
-        """Delete the partitions here. One that a client has begun to use since the check stays, as if it had come after the deletion."""
+        """Delete the partitions here. One that a client has begun to use since the check stays, as
+        if it had come after the deletion.
+        """
         stats = self._local_stats(topic)
         for served in self._partitions_here(topic):
             if is_forced or not any(clients_in([stats[served.name]])):
                 self._service.delete(served)
 
     async def create_missed(self, request: web.Request) -> web.Response:
-        """Do nothing if the topic is partitioned, as Pulsar: its partitions exist once clients use them."""
+        """Do nothing if the topic is partitioned, as Pulsar: its partitions exist once clients use
+        them.
+        """
         topic = _partitionable(request)
         if not self._partitions(topic):
             raise _not_partitioned(topic)
         return done()
 
-    async def _set_partitions(self, topic: TopicName, count: int | None, *, before: int | None, requested_by: str | None) -> None:
-        """Set the number of partitions. Raise `Rejected` if it is no longer `before`, because of a concurrent change."""
-        intent = SetPolicy(name=topic.namespace, policy=policy_of(topic.full), value=count, expected=before)
-        await self._worker.request(intent, timeout_ms=self._worker.config.admin_ms, requested_by=requested_by)
+    async def _set_partitions(
+        self, topic: TopicName, count: int | None, *, before: int | None, requested_by: str | None
+    ) -> None:
+        """Set the number of partitions. Raise `Rejected` if it is no longer `before`, because of a
+        concurrent change.
+        """
+        intent = SetPolicy(
+            name=topic.namespace, policy=policy_of(topic.full), value=count, expected=before
+        )
+        await self._worker.request(
+            intent, timeout_ms=self._worker.config.admin_ms, requested_by=requested_by
+        )
 
     # --- stats ---
     async def partitioned_stats(self, request: web.Request) -> web.Response:
-        """Return the stats of a partitioned topic: of all partitions together, and of each unless `perPartition=false`.
+        """Return the stats of a partitioned topic: of all partitions together, and of each unless
+        `perPartition=false`.
 
-        With `local=true` only those of each partition that is served here, by name, which is what brokers ask each other.
+        With `local=true` only those of each partition that is served here, by name, which is what
+        brokers ask each other.
         """
         topic = _partitionable(request)
-        is_each_wanted = parameter_of(request, "perPartition") is None or flag_of(request, "perPartition")
+        is_each_wanted = parameter_of(request, "perPartition") is None or flag_of(
+            request, "perPartition"
+        )
         if flag_of(request, "local"):
             return json_answer(self._local_stats(topic))
         partitions = self._partitions(topic)
         if not partitions:
             raise _not_partitioned(topic)
         stats = await self._stats_of_partitions(topic)
-        return json_answer(partitioned_stats(stats, partitions=partitions, is_each_wanted=is_each_wanted))
+        return json_answer(
+            partitioned_stats(stats, partitions=partitions, is_each_wanted=is_each_wanted)
+        )
 
     async def internal_stats(self, request: web.Request) -> web.Response:
         """Return the internal stats of each partition.
 
-        With `local=true` only those of each partition that is served here, by name, which is what brokers ask each other.
+        With `local=true` only those of each partition that is served here, by name, which is what
+        brokers ask each other.
         """
         topic = _partitionable(request)
 
         def here() -> dict[str, Stats]:
-            return {served.name: internal_stats(served.topic) for served in self._partitions_here(topic)}
+            return {
+                served.name: internal_stats(served.topic) for served in self._partitions_here(topic)
+            }
 
         if flag_of(request, "local"):
             return json_answer(here())
@@ -160,19 +215,27 @@ class Partitions(TopicPaths):
 
 
 def _partitionable(request: web.Request) -> TopicName:
-    """Return the topic of a path, which may have partitions. Raise `InvalidRequest` if it may not."""
+    """Return the topic of a path, which may have partitions. Raise `InvalidRequest` if it may
+    not.
+    """
     topic = topic_of(request)
     if partitioned_name(topic.full) != topic.full:
-        raise InvalidRequest(what=f"the topic {topic.full}", problem="it is a partition; name the topic without -partition-N")
+        raise InvalidRequest(
+            what=f"the topic {topic.full}",
+            problem="it is a partition; name the topic without -partition-N",
+        )
     if len(policy_of(topic.full)) > TEXT_CHARACTERS_MAX:
         raise InvalidRequest(
-            what="the name of a partitioned topic", problem=f"it would make a policy of more than {TEXT_CHARACTERS_MAX} characters"
+            what="the name of a partitioned topic",
+            problem=f"it would make a policy of more than {TEXT_CHARACTERS_MAX} characters",
         )
     return topic
 
 
 def _not_partitioned(topic: TopicName) -> NotFound:
-    return NotFound(f"topic {topic.full} has no partitions; create them with create-partitioned-topic")
+    return NotFound(
+        f"topic {topic.full} has no partitions; create them with create-partitioned-topic"
+    )
 
 
 async def _count_of(request: web.Request) -> int:
@@ -183,5 +246,8 @@ async def _count_of(request: web.Request) -> int:
             raise no_properties()
         count = count.partitions
     if count is None or not 0 < count <= PARTITIONS_MAX:
-        raise InvalidRequest(what="the body", problem=f"it must be a number of partitions from 1 to {PARTITIONS_MAX}, such as 4")
+        raise InvalidRequest(
+            what="the body",
+            problem=f"it must be a number of partitions from 1 to {PARTITIONS_MAX}, such as 4",
+        )
     return count

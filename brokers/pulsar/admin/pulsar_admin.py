@@ -1,4 +1,6 @@
-"""Put together all paths of a broker that need Pulsar's topics, and refuse those of persistent topics and of WebSocket clients."""
+"""Put together all paths of a broker that need Pulsar's topics, and refuse those of persistent
+topics and of WebSocket clients.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from equipoise.brokers.runtime.service import pulsar_address
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.ranges import TopicName, parse_topic
 
-# aiohttp prefers a path whose fixed start is longer, so all these go before the paths of both domains, in any order.
+# aiohttp prefers a path whose fixed start is longer, so all these go before the paths of both
+# domains, in any order.
 _PERSISTENT_TOPIC: Final = f"/admin/v2/{PERSISTENT}/{{tenant}}/{{namespace}}/{{topic}}"
 
 
@@ -32,12 +35,18 @@ class PulsarAdmin:
     """The administration of Pulsar's topics at one broker."""
 
     def __init__(self, worker: Worker, server: Server, lookups: Lookups) -> None:
-        """`server` answers for local topics and asks other brokers; `lookups` finds the broker to redirect to."""
+        """`server` answers for local topics and asks other brokers; `lookups` finds the broker to
+        redirect to.
+        """
         self._worker = worker
         self._server = server
         self.namespaces = NamespacesWithTopics(worker, server, lookups)
         of_topics = (Lists, Topics, Partitions, SchemaPaths)
-        self._paths = [*(group(worker, server, lookups) for group in of_topics), self.namespaces, TopicPolicies(worker, server)]
+        self._paths = [
+            *(group(worker, server, lookups) for group in of_topics),
+            self.namespaces,
+            TopicPolicies(worker, server),
+        ]
 
     def documented(self) -> Sequence[web.RouteDef]:
         """Return the routes that work."""
@@ -45,17 +54,25 @@ class PulsarAdmin:
 
     def routes(self) -> Sequence[web.RouteDef]:
         """Return all routes, with those that are refused."""
-        return [*self.documented(), *Absent(self._worker, FEATURES_OF_TOPICS).routes(), *Refused(self._worker).routes()]
+        return [
+            *self.documented(),
+            *Absent(self._worker, FEATURES_OF_TOPICS).routes(),
+            *Refused(self._worker).routes(),
+        ]
 
     def is_pulsars(self, topic: TopicName) -> bool:
-        """Return whether Pulsar's service serves a topic, and not another one. Raise `NotServed` for a persistent topic."""
+        """Return whether Pulsar's service serves a topic, and not another one. Raise `NotServed`
+        for a persistent topic.
+        """
         if self._worker.service_of(topic.namespace) is not self._server.service:
             return False
         served_topic(topic.full)
         return True
 
     async def all_fetched(self) -> None:
-        """Wait until next owners have fetched what they need over HTTP. Call this before HTTP ends."""
+        """Wait until next owners have fetched what they need over HTTP. Call this before HTTP
+        ends.
+        """
         await self._server.service.all_fetched()
 
 
@@ -69,17 +86,25 @@ class Refused:
         """Return the routes. Lists of persistent topics are not among them: they are empty."""
         return (
             web.route("*", f"{_PERSISTENT_TOPIC}/{{rest:.*}}", self.persistent),
-            *(web.route(method, _PERSISTENT_TOPIC, self.persistent) for method in ("PUT", "POST", "DELETE")),
+            *(
+                web.route(method, _PERSISTENT_TOPIC, self.persistent)
+                for method in ("PUT", "POST", "DELETE")
+            ),
             web.route("*", "/ws/{path:.*}", self.websocket),
         )
 
     async def persistent(self, request: web.Request) -> web.Response:
         """Refuse a persistent topic. The reason names the topic to use."""
         named = request.match_info
-        raise not_stored(parse_topic(f"{PERSISTENT}://{named['tenant']}/{named['namespace']}/{named['topic']}"))
+        raise not_stored(
+            parse_topic(f"{PERSISTENT}://{named['tenant']}/{named['namespace']}/{named['topic']}")
+        )
 
     async def websocket(self, request: web.Request) -> web.Response:
         """Refuse a WebSocket client with 501."""
         url = pulsar_address(self._worker.profile.addresses) or "the broker's Pulsar address"
-        reason = f"this server has no WebSocket interface; use a client of Pulsar's binary protocol at {url}"
+        reason = (
+            "this server has no WebSocket interface; use a client of Pulsar's binary protocol at"
+            f" {url}"
+        )
         return problem_answer(request, HTTPStatus.NOT_IMPLEMENTED, reason, "NotSupported")

@@ -20,7 +20,12 @@ from equipoise.brokers.pulsar.admin.topic_paths import TopicPaths, topic_of
 from equipoise.brokers.pulsar.topics.compatibility import KINDS, problem_of_definition
 from equipoise.brokers.pulsar.topics.dispatch import Refusal
 from equipoise.brokers.pulsar.topics.names import partitioned_name
-from equipoise.brokers.pulsar.topics.schemas import SCHEMA_BYTES_MAX, VERSION_BYTES, size_of, version_of
+from equipoise.brokers.pulsar.topics.schemas import (
+    SCHEMA_BYTES_MAX,
+    VERSION_BYTES,
+    size_of,
+    version_of,
+)
 from equipoise.brokers.pulsar.wire.requests import Schema
 from equipoise.channel.core.errors import NotFound
 from equipoise.channel.core.ranges import TopicName, topic_hash
@@ -29,7 +34,9 @@ _SCHEMAS: Final = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
 
 
 class SchemaBody(PulsarModel):
-    """Pulsar's PostSchemaPayload. `type` is one of Pulsar's names, such as AVRO; `schema` is the definition as text."""
+    """Pulsar's PostSchemaPayload. `type` is one of Pulsar's names, such as AVRO; `schema` is the
+    definition as text.
+    """
 
     type: str
     definition: str = Field(default="", alias="schema")
@@ -38,19 +45,31 @@ class SchemaBody(PulsarModel):
     def schema_of(self, topic: TopicName) -> Schema:
         """Return the schema that a client would register. Raise `InvalidRequest`."""
         if self.type not in KINDS:
-            raise InvalidRequest(what="the type of the schema", problem=f"{self.type[:64]!r} is not one of {', '.join(KINDS)}")
+            raise InvalidRequest(
+                what="the type of the schema",
+                problem=f"{self.type[:64]!r} is not one of {', '.join(KINDS)}",
+            )
         kind = KINDS.index(self.type)
         definition = _key_value(self.definition) if kind == _KEY_VALUE else self.definition.encode()
-        schema = Schema(name=topic.local, kind=kind, definition=definition, properties=tuple(sorted(self.properties.items())))
+        schema = Schema(
+            name=topic.local,
+            kind=kind,
+            definition=definition,
+            properties=tuple(sorted(self.properties.items())),
+        )
         if size_of(schema) > SCHEMA_BYTES_MAX:
-            problem = f"it has {size_of(schema)} bytes with its name and properties; the largest may have {SCHEMA_BYTES_MAX}"
+            problem = (
+                f"it has {size_of(schema)} bytes with its name and properties; the largest may have"
+                f" {SCHEMA_BYTES_MAX}"
+            )
             raise InvalidRequest(what="the schema", problem=problem)
         return schema
 
 
 _SCHEMA_BODY: Final = TypeAdapter[SchemaBody | None](SchemaBody | None)
 _OTHER_SCHEMA: Final = (
-    "use another schema, or change the policy of the namespace (set-schema-compatibility-strategy, set-is-allow-auto-update-schema)"
+    "use another schema, or change the policy of the namespace (set-schema-compatibility-strategy,"
+    " set-is-allow-auto-update-schema)"
 )
 _EXPECTED: Final = "a schema with type, schema and properties"
 
@@ -93,7 +112,9 @@ class SchemaPaths(TopicPaths):
         topic = topic_of(request)
         if flag_of(request, "local"):
             newest = self._server.schemas.newest(topic)
-            return json_answer([schema_search.document(each) for each in newest]) if newest else done()
+            return (
+                json_answer([schema_search.document(each) for each in newest]) if newest else done()
+            )
         await self._here(request, topic.namespace, topic_hash(topic.full))
         known = self._service.schemas.all_of(partitioned_name(topic.full))
         if not known:
@@ -101,7 +122,9 @@ class SchemaPaths(TopicPaths):
         return json_answer({"getSchemaResponses": [schema_document(*found) for found in known]})
 
     async def upload(self, request: web.Request) -> web.Response:
-        """Register a schema at the owner of a topic, as its newest. It lasts as long as the brokers that know it."""
+        """Register a schema at the owner of a topic, as its newest. It lasts as long as the brokers
+        that know it.
+        """
         topic = topic_of(request)
         schema = (await required_body_of(request, _SCHEMA_BODY, _EXPECTED)).schema_of(topic)
         self._server.check_namespace(topic.namespace)
@@ -112,15 +135,22 @@ class SchemaPaths(TopicPaths):
 
         async def register() -> Refusal | bytes:
             refused = await self._refused(topic, schema)
-            return self._service.schemas.add(partitioned_name(topic.full), schema) if refused is None else refused
+            return (
+                self._service.schemas.add(partitioned_name(topic.full), schema)
+                if refused is None
+                else refused
+            )
 
         version = await self._server.admission.once_compared(register)
         if isinstance(version, Refusal):
-            raise conflict(topic.full, version.message, action="upload a schema for", advice=_OTHER_SCHEMA)
+            raise conflict(
+                topic.full, version.message, action="upload a schema for", advice=_OTHER_SCHEMA
+            )
         return json_answer(_version_document(version), status=HTTPStatus.ACCEPTED)
 
     async def delete(self, request: web.Request) -> web.Response:
-        """Delete all schemas of a topic at every broker. A client that still uses one registers it again when it reconnects.
+        """Delete all schemas of a topic at every broker. A client that still uses one registers it
+        again when it reconnects.
 
         With `local=true` only here, which is what brokers ask each other.
         """
@@ -135,29 +165,44 @@ class SchemaPaths(TopicPaths):
         return json_answer({"version": int.from_bytes(known[0], "big")})
 
     async def compatibility(self, request: web.Request) -> web.Response:
-        """Return whether producers of a topic may use a schema, by the strategy of its namespace."""
+        """Return whether producers of a topic may use a schema, by the strategy of its
+        namespace.
+        """
         topic = topic_of(request)
         schema = (await required_body_of(request, _SCHEMA_BODY, _EXPECTED)).schema_of(topic)
         await self._here(request, topic.namespace, topic_hash(topic.full))
-        is_compatible = await self._server.admission.once_compared(lambda: self._refused(topic, schema)) is None
+        is_compatible = (
+            await self._server.admission.once_compared(lambda: self._refused(topic, schema)) is None
+        )
         strategy = self._server.admission.strategy_of(topic.namespace)
-        in_force = Compatibility.ALWAYS_COMPATIBLE if strategy is Compatibility.UNDEFINED else strategy
-        return json_answer({"compatibility": is_compatible, "schemaCompatibilityStrategy": in_force})
+        in_force = (
+            Compatibility.ALWAYS_COMPATIBLE if strategy is Compatibility.UNDEFINED else strategy
+        )
+        return json_answer(
+            {"compatibility": is_compatible, "schemaCompatibilityStrategy": in_force}
+        )
 
     async def _refused(self, topic: TopicName, schema: Schema) -> Refusal | None:
-        """Return why producers of a topic must not use a schema; None if they may. Raise `UncomparedError`."""
+        """Return why producers of a topic must not use a schema; None if they may. Raise
+        `UncomparedError`.
+        """
         if self._server.admission.depends_on_schemas(topic, schema, is_consumers=False):
             await self._server.schemas.fetch(topic)
         return self._server.admission.schema_refused(topic, schema)
 
     async def version(self, request: web.Request) -> web.Response:
         """Return the version of a schema. It is a digest of the schema, registered or not."""
-        schema = (await required_body_of(request, _SCHEMA_BODY, _EXPECTED)).schema_of(topic_of(request))
+        schema = (await required_body_of(request, _SCHEMA_BODY, _EXPECTED)).schema_of(
+            topic_of(request)
+        )
         return json_answer(_version_document(version_of(schema))["version"])
 
 
 def _no_schema(topic: TopicName, what: str) -> NotFound:
-    return NotFound(f"no broker knows {what} of {topic.full}; a schema lasts as long as the brokers that it was sent to")
+    return NotFound(
+        f"no broker knows {what} of {topic.full}; a schema lasts as long as the brokers that it was"
+        " sent to"
+    )
 
 
 def _version_document(version: bytes) -> dict[str, object]:
@@ -171,7 +216,11 @@ _LENGTH_BYTES: Final = 4
 
 def version_in(text: str | None) -> bytes | None:
     """Return the version that the number in a path names, or None without one."""
-    return None if text is None else (int(text) % (1 << 8 * VERSION_BYTES)).to_bytes(VERSION_BYTES, "big")
+    return (
+        None
+        if text is None
+        else (int(text) % (1 << 8 * VERSION_BYTES)).to_bytes(VERSION_BYTES, "big")
+    )
 
 
 def schema_document(version: bytes, schema: Schema) -> dict[str, object]:
@@ -186,7 +235,9 @@ def schema_document(version: bytes, schema: Schema) -> dict[str, object]:
 
 
 def _data_of(schema: Schema) -> str:
-    """Return the definition as text. Convert a key/value definition (two parts, each after its length) to one JSON object."""
+    """Return the definition as text. Convert a key/value definition (two parts, each after its
+    length) to one JSON object.
+    """
     if schema.kind != _KEY_VALUE:
         return schema.definition.decode("utf-8", "replace")
     halves = []
@@ -199,7 +250,9 @@ def _data_of(schema: Schema) -> str:
 
 
 def _json_of(definition: bytes) -> str:
-    """Return a definition as JSON: itself (structures), or else a text (such as the empty one of a string, or one nested too deeply)."""
+    """Return a definition as JSON: itself (structures), or else a text (such as the empty one of a
+    string, or one nested too deeply).
+    """
     try:
         return json.dumps(json.loads(definition))
     except (ValueError, RecursionError):
@@ -207,12 +260,22 @@ def _json_of(definition: bytes) -> str:
 
 
 def _key_value(text: str) -> bytes:
-    """Return a key/value definition as clients send it: two parts, each after its length. Raise `InvalidRequest`."""
+    """Return a key/value definition as clients send it: two parts, each after its length. Raise
+    `InvalidRequest`.
+    """
     try:
         halves = json.loads(text)
-        parts = [(halves[half] if isinstance(halves[half], str) else json.dumps(halves[half])).encode() for half in ("key", "value")]
+        parts = [
+            (halves[half] if isinstance(halves[half], str) else json.dumps(halves[half])).encode()
+            for half in ("key", "value")
+        ]
     except RecursionError:
-        raise InvalidRequest(what="the schema", problem="its types are nested too deeply; use fewer levels") from None
+        raise InvalidRequest(
+            what="the schema", problem="its types are nested too deeply; use fewer levels"
+        ) from None
     except (ValueError, KeyError, TypeError):
-        raise InvalidRequest(what="the schema", problem="a KEY_VALUE schema is a JSON object with key and value, texts in UTF-8") from None
+        raise InvalidRequest(
+            what="the schema",
+            problem="a KEY_VALUE schema is a JSON object with key and value, texts in UTF-8",
+        ) from None
     return b"".join(len(part).to_bytes(_LENGTH_BYTES, "big") + part for part in parts)

@@ -1,4 +1,6 @@
-"""Serve the paths that create, unload and delete a topic, and those about its subscriptions and stats."""
+"""Serve the paths that create, unload and delete a topic, and those about its subscriptions and
+stats.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,21 @@ from pydantic import TypeAdapter
 from equipoise.brokers.errors import InvalidRequest, conflict
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import body_of, flag_of
-from equipoise.brokers.pulsar.admin.topic_paths import TOPIC_PATH, TopicPaths, no_properties, path_of, topic_of
+from equipoise.brokers.pulsar.admin.topic_paths import (
+    TOPIC_PATH,
+    TopicPaths,
+    no_properties,
+    path_of,
+    topic_of,
+)
 from equipoise.brokers.pulsar.topics.names import partitioned_name
-from equipoise.brokers.pulsar.topics.stats import Stats, consumers_in, internal_stats, producers_in, topic_stats
+from equipoise.brokers.pulsar.topics.stats import (
+    Stats,
+    consumers_in,
+    internal_stats,
+    producers_in,
+    topic_stats,
+)
 from equipoise.brokers.pulsar.wire.errors import NotAnswered, NotServed, ServerError
 from equipoise.brokers.runtime.service import Peer
 from equipoise.channel.core.errors import NotFound
@@ -52,22 +66,36 @@ class Topics(TopicPaths):
         self._server.check_namespace(topic.namespace)
         if self._partitions(topic):
             problem = f"it already exists, with {self._partitions(topic)} partitions"
-            raise conflict(topic.full, problem, action=_CREATE, advice="use it, or delete it with delete-partitioned-topic first")
+            raise conflict(
+                topic.full,
+                problem,
+                action=_CREATE,
+                advice="use it, or delete it with delete-partitioned-topic first",
+            )
         await self._here(request, topic.namespace, topic_hash(topic.full))
         served = await self._service.serve(topic, self._server.admission.room)
         if isinstance(served, Peer):
             raise NotAnswered(f"topic {topic.full} is moving to another broker; try again")
         if served.is_kept or not served.topic.is_idle:
-            raise conflict(topic.full, "it already exists", action=_CREATE, advice="use it, or delete it first")
+            raise conflict(
+                topic.full, "it already exists", action=_CREATE, advice="use it, or delete it first"
+            )
         self._service.keep(served)
         return done()
 
     async def delete(self, request: web.Request) -> web.Response:
-        """Delete a topic and its schemas. With `force` also one that has clients, which are disconnected and may create it again."""
+        """Delete a topic and its schemas. With `force` also one that has clients, which are
+        disconnected and may create it again.
+        """
         topic = topic_of(request)
         is_forced = flag_of(request, "force")
         if self._partitions(topic):
-            raise conflict(topic.full, "it has partitions", action="delete topic", advice="delete it with delete-partitioned-topic")
+            raise conflict(
+                topic.full,
+                "it has partitions",
+                action="delete topic",
+                advice="delete it with delete-partitioned-topic",
+            )
         served = await self._served(request, topic)
         if not is_forced:
             check_unused(topic, [topic_stats(served.topic, owner_broker=self._worker.broker_id)])
@@ -77,7 +105,8 @@ class Topics(TopicPaths):
         return done()
 
     async def unload(self, request: web.Request) -> web.Response:
-        """Make the clients of a topic, or of all its partitions, look it up again. Its bundle does not move, and no message is lost.
+        """Make the clients of a topic, or of all its partitions, look it up again. Its bundle does
+        not move, and no message is lost.
 
         With `local=true` only of the partitions here, which is what brokers ask each other.
         """
@@ -86,7 +115,9 @@ class Topics(TopicPaths):
             if not self._partitions(topic):
                 self._service.unload(await self._served(request, topic))
                 return done()
-            await self._server.peers.ask_all(topic.namespace, f"{path_of(topic)}/unload", method="PUT")
+            await self._server.peers.ask_all(
+                topic.namespace, f"{path_of(topic)}/unload", method="PUT"
+            )
         for served in self._partitions_here(topic):
             self._service.unload(served)
         return done()
@@ -99,7 +130,9 @@ class Topics(TopicPaths):
         return json_answer(topic_stats(served.topic, owner_broker=self._worker.broker_id))
 
     async def internal_stats(self, request: web.Request) -> web.Response:
-        """Return what Pulsar calls the internal stats of one topic: its last entry, and a cursor for each subscription."""
+        """Return what Pulsar calls the internal stats of one topic: its last entry, and a cursor
+        for each subscription.
+        """
         served = await self._served(request, topic_of(request))
         return json_answer(internal_stats(served.topic))
 
@@ -114,7 +147,8 @@ class Topics(TopicPaths):
         return json_answer(sorted({name for each in stats.values() for name in consumers_in(each)}))
 
     async def unsubscribe(self, request: web.Request) -> web.Response:
-        """Delete a subscription of a topic, or of all its partitions. With `force` also one with consumers, which are disconnected.
+        """Delete a subscription of a topic, or of all its partitions. With `force` also one with
+        consumers, which are disconnected.
 
         With `local=true` only of the partitions here, which is what brokers ask each other.
         """
@@ -123,30 +157,53 @@ class Topics(TopicPaths):
         if not flag_of(request, "local"):
             if not self._partitions(topic):
                 served = await self._served(request, topic)
-                _check_subscription(topic, name, [topic_stats(served.topic, owner_broker=self._worker.broker_id)], is_forced=is_forced)
+                _check_subscription(
+                    topic,
+                    name,
+                    [topic_stats(served.topic, owner_broker=self._worker.broker_id)],
+                    is_forced=is_forced,
+                )
                 self._service.delete_subscription(served, name)
                 return done()
-            _check_subscription(topic, name, (await self._stats_of_partitions(topic)).values(), is_forced=is_forced)
-            await self._server.peers.ask_all(topic.namespace, request.rel_url.raw_path, method="DELETE")
+            _check_subscription(
+                topic, name, (await self._stats_of_partitions(topic)).values(), is_forced=is_forced
+            )
+            await self._server.peers.ask_all(
+                topic.namespace, request.rel_url.raw_path, method="DELETE"
+            )
         for served in self._partitions_here(topic):
             self._service.delete_subscription(served, name)
         return done()
 
     async def subscribe(self, request: web.Request) -> web.Response:
-        """Refuse to create a subscription, as Pulsar does: it would hold no messages, and a consumer creates it."""
+        """Refuse to create a subscription, as Pulsar does: it would hold no messages, and a
+        consumer creates it.
+        """
         topic = topic_of(request)
         raise InvalidRequest(
-            what=f"the topic {topic.full}", problem="a subscription of a non-persistent topic exists only with a consumer; connect one"
+            what=f"the topic {topic.full}",
+            problem=(
+                "a subscription of a non-persistent topic exists only with a consumer; connect one"
+            ),
         )
 
 
-def _check_subscription(topic: TopicName, name: str, stats: Iterable[Stats], *, is_forced: bool) -> None:
-    """Raise `NotFound` if no topic of these stats has the subscription. Raise `NotServed` (412) if it has consumers, unless `is_forced`."""
+def _check_subscription(
+    topic: TopicName, name: str, stats: Iterable[Stats], *, is_forced: bool
+) -> None:
+    """Raise `NotFound` if no topic of these stats has the subscription. Raise `NotServed` (412) if
+    it has consumers, unless `is_forced`.
+    """
     found = [consumers[name] for each in stats if name in (consumers := consumers_in(each))]
     if not found:
-        raise NotFound(f"topic {topic.full} has no subscription {name}; list them with 'topics subscriptions'")
+        raise NotFound(
+            f"topic {topic.full} has no subscription {name}; list them with 'topics subscriptions'"
+        )
     if sum(found) and not is_forced:
-        problem = f"subscription {name} of topic {topic.full} has {sum(found)} consumers; close them, or use --force"
+        problem = (
+            f"subscription {name} of topic {topic.full} has {sum(found)} consumers; close them, or"
+            " use --force"
+        )
         raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)
 
 
@@ -157,8 +214,13 @@ def clients_in(stats: Iterable[Stats]) -> tuple[int, int]:
 
 
 def check_unused(topic: TopicName, stats: Iterable[Stats]) -> None:
-    """Raise `NotServed` (412) if a topic that is to be deleted has clients. `stats` are its own, or those of its partitions."""
+    """Raise `NotServed` (412) if a topic that is to be deleted has clients. `stats` are its own, or
+    those of its partitions.
+    """
     producers, consumers = clients_in(stats)
     if producers or consumers:
-        problem = f"topic {topic.full} has {producers} producers and {consumers} consumers; close them, or use --force"
+        problem = (
+            f"topic {topic.full} has {producers} producers and {consumers} consumers; close them,"
+            " or use --force"
+        )
         raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)

@@ -1,6 +1,8 @@
-"""Track which consumers a subscription waits for after a move, and the entries that it holds for them.
+"""Track which consumers a subscription waits for after a move, and the entries that it holds for
+them.
 
-`brokers.pulsar.topics.topic` decides when to stop waiting, `brokers.pulsar.topics.subscription` who gets which entry.
+`brokers.pulsar.topics.topic` decides when to stop waiting, `brokers.pulsar.topics.subscription` who
+gets which entry.
 """
 
 from __future__ import annotations
@@ -11,12 +13,15 @@ from typing import Final, NamedTuple
 
 from equipoise.brokers.pulsar.topics.dispatch import Consumer
 
-# The expected name of a consumer whose name the former broker generated: the next broker generates another one.
+# The expected name of a consumer whose name the former broker generated: the next broker generates
+# another one.
 NAMELESS: Final = ""
 
 
 class Entry(NamedTuple):
-    """The content of one SEND: its number in the topic, the block to forward unchanged, and its number of messages."""
+    """The content of one SEND: its number in the topic, the block to forward unchanged, and its
+    number of messages.
+    """
 
     entry_id: int
     block: bytes
@@ -24,15 +29,27 @@ class Entry(NamedTuple):
 
 
 class Arrivals:
-    """The consumers that are not yet back after a move, and the entries that wait for them, in order.
+    """The consumers that are not yet back after a move, and the entries that wait for them, in
+    order.
 
-    * A consumer is back once it has subscribed under its former name and granted permits. If it leaves after that, nothing waits for it.
-    * A consumer that leaves before it grants permits is expected again: a client whose connection breaks while it reconnects tries once
-      more.
+    * A consumer is back once it has subscribed under its former name and granted permits. If it
+      leaves after that, nothing waits for it.
+    * A consumer that leaves before it grants permits is expected again: a client whose connection
+      breaks while it reconnects tries once more.
     * A consumer whose name the broker generated is expected and recognised as `NAMELESS`.
     """
 
-    __slots__ = ("_bytes_max", "_coming", "_entries", "_entries_max", "_missing", "_ready", "bytes", "messages", "needs_one")
+    __slots__ = (
+        "_bytes_max",
+        "_coming",
+        "_entries",
+        "_entries_max",
+        "_missing",
+        "_ready",
+        "bytes",
+        "messages",
+        "needs_one",
+    )
 
     def __init__(self, names: Iterable[str], *, entries_max: int, bytes_max: int) -> None:
         """Expect one consumer for each of `names`, which may repeat a name.
@@ -55,7 +72,9 @@ class Arrivals:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all consumers are back, or one ready consumer is here and is enough (`needs_one`)."""
+        """Whether all consumers are back, or one ready consumer is here and is enough
+        (`needs_one`).
+        """
         return (not self._missing and not self._coming) or (self.needs_one and bool(self._ready))
 
     @property
@@ -68,7 +87,9 @@ class Arrivals:
         return consumer in self._coming
 
     def subscribed(self, consumer: Consumer) -> None:
-        """Note that a consumer has subscribed. If it was expected, only its permits are still missing."""
+        """Note that a consumer has subscribed. If it was expected, only its permits are still
+        missing.
+        """
         name = name_to_expect(consumer)
         if name in self._missing:
             self._missing[name] -= 1

@@ -1,6 +1,8 @@
-"""Choose which consumer of a subscription gets an entry: Exclusive, Failover, Shared and Key_Shared.
+"""Choose which consumer of a subscription gets an entry: Exclusive, Failover, Shared and
+Key_Shared.
 
-Nothing here sends or knows connections. A consumer's connection is its opaque `link`, which only the service reads.
+Nothing here sends or knows connections. A consumer's connection is its opaque `link`, which only
+the service reads.
 """
 
 from __future__ import annotations
@@ -17,13 +19,15 @@ from equipoise.brokers.pulsar.topics.rates import Meter
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import KeyShared, Sent, SubscriptionKind
 
-# The most permits that a consumer may have outstanding; the excess is ignored. Java's counter has the same maximum.
+# The most permits that a consumer may have outstanding; the excess is ignored. Java's counter has
+# the same maximum.
 PERMITS_MAX: Final = 2**31 - 1
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Consumer:
-    """One consumer of a topic, compared by identity. The service creates it and does not change it afterwards.
+    """One consumer of a topic, compared by identity. The service creates it and does not change it
+    afterwards.
 
     * `permits`: messages granted and not yet delivered; a batch may take them below 0.
     * `connected_since`: already in Pulsar's format, because pure code has no calendar.
@@ -59,7 +63,9 @@ ActiveChange = tuple[Consumer, bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why a producer or consumer is refused. If `holder` is set and dead, remove it and try again."""
+    """Why a producer or consumer is refused. If `holder` is set and dead, remove it and try
+    again.
+    """
 
     error: ServerError
     message: str
@@ -67,7 +73,8 @@ class Refusal:
 
 
 class Dispatcher(Protocol):
-    """One way to choose a consumer. A consumer is ready if it has permits and can be written to; `choose` returns only ready ones.
+    """One way to choose a consumer. A consumer is ready if it has permits and can be written to;
+    `choose` returns only ready ones.
 
     `slot` is the slot of the entry. Only Key_Shared uses it; others accept any number.
     """
@@ -77,7 +84,9 @@ class Dispatcher(Protocol):
         ...
 
     def remove(self, consumers: Collection[Consumer]) -> list[ActiveChange]:
-        """Remove consumers that are present, in one step. Return the changes of the active consumer to send."""
+        """Remove consumers that are present, in one step. Return the changes of the active consumer
+        to send.
+        """
         ...
 
     def choose(self, slot: int) -> Consumer | None:
@@ -85,7 +94,8 @@ class Dispatcher(Protocol):
         ...
 
     def room_for(self, entries: Sequence[Sent]) -> int:
-        """Return how many of these entries, from the first one on, surely have a ready consumer. 0 means that the first one has none.
+        """Return how many of these entries, from the first one on, surely have a ready consumer. 0
+        means that the first one has none.
 
         An entry of a slot that no consumer takes needs none.
         """
@@ -98,8 +108,14 @@ class Dispatcher(Protocol):
 
 
 def wants_stripes(consumer: Consumer, kind: SubscriptionKind) -> bool:
-    """Return whether a consumer names its own slots (STICKY). Only Key_Shared uses a consumer's key settings."""
-    return kind is SubscriptionKind.KEY_SHARED and consumer.key_shared is not None and consumer.key_shared.is_sticky
+    """Return whether a consumer names its own slots (STICKY). Only Key_Shared uses a consumer's key
+    settings.
+    """
+    return (
+        kind is SubscriptionKind.KEY_SHARED
+        and consumer.key_shared is not None
+        and consumer.key_shared.is_sticky
+    )
 
 
 def dispatcher(kind: SubscriptionKind, *, is_sticky: bool, partition: int) -> Dispatcher:
@@ -131,7 +147,8 @@ class Exclusive:
         self.active = consumer
         return []
 
-    def remove(self, consumers: Collection[Consumer]) -> list[ActiveChange]:  # noqa: ARG002 - it is the only one
+    # It is the only one.
+    def remove(self, consumers: Collection[Consumer]) -> list[ActiveChange]:  # noqa: ARG002
         """See `Dispatcher`."""
         self.active = None
         return []
@@ -139,7 +156,11 @@ class Exclusive:
     def choose(self, slot: int) -> Consumer | None:  # noqa: ARG002 - as the protocol asks
         """See `Dispatcher`."""
         consumer = self.active
-        return consumer if consumer is not None and consumer.permits > 0 and consumer.is_writable else None
+        return (
+            consumer
+            if consumer is not None and consumer.permits > 0 and consumer.is_writable
+            else None
+        )
 
     def room_for(self, entries: Sequence[Sent]) -> int:
         """See `Dispatcher`."""
@@ -149,10 +170,12 @@ class Exclusive:
 class Failover:
     """Dispatch to one active consumer; the others stand by.
 
-    * Only consumers of the best (lowest) priority can be active. The partition's index chooses one of them, sorted by name, so that the
-      partitions of a topic spread over the same consumers. Source: AbstractDispatcherSingleActiveConsumer.
-    * A change is sent to the new consumer, the active one and the former one. Pulsar notifies all consumers of each change, which costs
-      hundreds of messages each when hundreds join or leave at once and gives standby consumers no information.
+    * Only consumers of the best (lowest) priority can be active. The partition's index chooses one
+      of them, sorted by name, so that the partitions of a topic spread over the same consumers.
+      Source: AbstractDispatcherSingleActiveConsumer.
+    * A change is sent to the new consumer, the active one and the former one. Pulsar notifies all
+      consumers of each change, which costs hundreds of messages each when hundreds join or leave at
+      once and gives standby consumers no information.
     """
 
     __slots__ = ("_consumers", "_index", "active")
@@ -178,7 +201,9 @@ class Failover:
         return [(each, is_active) for each, is_active in self._choose_again() if each not in gone]
 
     def _choose_again(self) -> list[ActiveChange]:
-        """Choose the active consumer again. Return the changes for the new and the former one if they differ."""
+        """Choose the active consumer again. Return the changes for the new and the former one if
+        they differ.
+        """
         consumers, former = self._consumers, self.active
         active = None
         if consumers:
@@ -192,7 +217,11 @@ class Failover:
     def choose(self, slot: int) -> Consumer | None:  # noqa: ARG002 - as the protocol asks
         """See `Dispatcher`."""
         consumer = self.active
-        return consumer if consumer is not None and consumer.permits > 0 and consumer.is_writable else None
+        return (
+            consumer
+            if consumer is not None and consumer.permits > 0 and consumer.is_writable
+            else None
+        )
 
     def room_for(self, entries: Sequence[Sent]) -> int:
         """See `Dispatcher`."""
@@ -200,7 +229,9 @@ class Failover:
 
 
 class Shared:
-    """Dispatch round-robin to ready consumers. A priority is used only if no consumer of a better (lower) one is ready."""
+    """Dispatch round-robin to ready consumers. A priority is used only if no consumer of a better
+    (lower) one is ready.
+    """
 
     __slots__ = ("_consumers", "_turns")
 
@@ -222,7 +253,9 @@ class Shared:
         gone = set(consumers)
         for priority in sorted({each.priority for each in gone}):
             level = self._consumers[priority]
-            self._turns[priority] -= sum(1 for each in level[: self._turns[priority]] if each in gone)
+            self._turns[priority] -= sum(
+                1 for each in level[: self._turns[priority]] if each in gone
+            )
             self._consumers[priority] = [each for each in level if each not in gone]
             if not self._consumers[priority]:
                 del self._consumers[priority], self._turns[priority]
@@ -245,14 +278,18 @@ class Shared:
 
 
 class KeySharing:
-    """Dispatch all entries of a key to one consumer (Key_Shared). If it is not ready, no other consumer gets them."""
+    """Dispatch all entries of a key to one consumer (Key_Shared). If it is not ready, no other
+    consumer gets them.
+    """
 
     __slots__ = ("_holder_of", "_holders", "_is_sticky", "_ring", "_stripes")
 
     active: ClassVar = None
 
     def __init__(self, *, is_sticky: bool) -> None:
-        """Use the slots that consumers name (STICKY), or spread the slots over them (AUTO_SPLIT)."""
+        """Use the slots that consumers name (STICKY), or spread the slots over them
+        (AUTO_SPLIT).
+        """
         self._is_sticky = is_sticky
         self._ring = Ring()
         self._stripes = Stripes()
@@ -301,10 +338,16 @@ class KeySharing:
     def choose(self, slot: int) -> Consumer | None:
         """See `Dispatcher`."""
         consumer = self.consumer_of(slot)
-        return consumer if consumer is not None and consumer.permits > 0 and consumer.is_writable else None
+        return (
+            consumer
+            if consumer is not None and consumer.permits > 0 and consumer.is_writable
+            else None
+        )
 
     def room_for(self, entries: Sequence[Sent]) -> int:
-        """See `Dispatcher`. Slots are computed only if some consumer lacks permits for all of the entries."""
+        """See `Dispatcher`. Slots are computed only if some consumer lacks permits for all of the
+        entries.
+        """
         messages = sum(entry.messages for entry in entries)
         if all(each.is_writable and each.permits >= messages for each in self._holders.values()):
             return len(entries)

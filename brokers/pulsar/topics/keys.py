@@ -16,7 +16,8 @@ from equipoise.brokers.pulsar.wire.limits import RANGES_PER_CONSUMER_MAX
 SLOTS: Final = 65_536
 POINTS_PER_CONSUMER: Final = 100
 
-# Longer keys are first reduced to a digest: Murmur3 in Python costs 0.1 us per byte, which is 0.5 s for a key of 5 MiB.
+# Longer keys are first reduced to a digest: Murmur3 in Python costs 0.1 us per byte, which is 0.5 s
+# for a key of 5 MiB.
 MURMUR_BYTES_MAX: Final = 256
 _DIGEST_BYTES: Final = 16
 
@@ -30,7 +31,8 @@ NO_KEY: Final = b"NONE_KEY"
 def murmur3(data: bytes) -> int:
     """Return MurmurHash3 (32 bits, seed 0) without its sign bit: 0 to 2**31 - 1.
 
-    Source: Pulsar's `Murmur3_32Hash.makeHash`, which is Austin Appleby's MurmurHash3_x86_32 with that mask.
+    Source: Pulsar's `Murmur3_32Hash.makeHash`, which is Austin Appleby's MurmurHash3_x86_32 with
+    that mask.
     """
     length = len(data)
     whole = length & ~3
@@ -49,14 +51,24 @@ def murmur3(data: bytes) -> int:
 
 
 def slot_of(block: bytes) -> int:
-    """Return the slot of an entry, 0 to `SLOTS` - 1. Keys of at most `MURMUR_BYTES_MAX` get Pulsar's slot, longer keys a stable one."""
+    """Return the slot of an entry, 0 to `SLOTS` - 1. Keys of at most `MURMUR_BYTES_MAX` get
+    Pulsar's slot, longer keys a stable one.
+    """
     key = key_of(block)
     if key is None:
         key = NO_KEY
-    return murmur3(key if len(key) <= MURMUR_BYTES_MAX else blake2b(key, digest_size=_DIGEST_BYTES).digest()) % SLOTS
+    return (
+        murmur3(
+            key
+            if len(key) <= MURMUR_BYTES_MAX
+            else blake2b(key, digest_size=_DIGEST_BYTES).digest()
+        )
+        % SLOTS
+    )
 
 
-# A holder is a name and a number that separates holders of the same name. A span is its last slot, its first slot, and its holder.
+# A holder is a name and a number that separates holders of the same name. A span is its last slot,
+# its first slot, and its holder.
 Holder = tuple[str, int]
 _Span = tuple[int, int, Holder]
 
@@ -79,7 +91,9 @@ class _Spans:
 
     def remove_of(self, holders: Collection[Holder]) -> None:
         """Remove all spans of these holders, in one pass."""
-        self._buckets = [[span for span in bucket if span[2] not in holders] for bucket in self._buckets]
+        self._buckets = [
+            [span for span in bucket if span[2] not in holders] for bucket in self._buckets
+        ]
 
     def from_slot(self, slot: int) -> _Span | None:
         """Return the first span that ends at or after `slot`, or None."""
@@ -94,8 +108,8 @@ class _Spans:
 class Ring:
     """AUTO_SPLIT: consistent hashing of the slots over the holders, Pulsar's default.
 
-    The mapping depends only on the current holders, not on history. Once all consumers are back after a move, each key has its former
-    consumer again.
+    The mapping depends only on the current holders, not on history. Once all consumers are back
+    after a move, each key has its former consumer again.
     """
 
     __slots__ = ("_points",)
@@ -118,7 +132,9 @@ class Ring:
         self._points.remove_of(holders)
 
     def holder(self, slot: int) -> Holder | None:
-        """Return the holder of the first point at or after `slot`, wrapping around, or None if there are no holders."""
+        """Return the holder of the first point at or after `slot`, wrapping around, or None if
+        there are no holders.
+        """
         point = self._points.from_slot(slot) or self._points.from_slot(0)
         return None if point is None else point[2]
 
@@ -128,13 +144,19 @@ def _points_of(name: str, number: int) -> Iterator[_Span]:
 
     One digest makes them all, because a name may have 1,024 characters.
     """
-    digest = shake_128(f"{name}\0{number}".encode("utf-8", "replace")).digest(2 * POINTS_PER_CONSUMER)
+    digest = shake_128(f"{name}\0{number}".encode("utf-8", "replace")).digest(
+        2 * POINTS_PER_CONSUMER
+    )
     holder = (name, number)
-    return ((slot, slot, holder) for slot in dict.fromkeys(unpack(f">{POINTS_PER_CONSUMER}H", digest)))
+    return (
+        (slot, slot, holder) for slot in dict.fromkeys(unpack(f">{POINTS_PER_CONSUMER}H", digest))
+    )
 
 
 class Stripes:
-    """STICKY: each holder has the ranges of slots that it asked for, both ends inclusive. Ranges never overlap."""
+    """STICKY: each holder has the ranges of slots that it asked for, both ends inclusive. Ranges
+    never overlap.
+    """
 
     __slots__ = ("_stripes",)
 
@@ -144,7 +166,10 @@ class Stripes:
     def conflict(self, ranges: Sequence[tuple[int, int]]) -> str | None:
         """Return why these ranges cannot be added, or None if they can."""
         if not 0 < len(ranges) <= RANGES_PER_CONSUMER_MAX:
-            return f"a STICKY consumer must name 1 to {RANGES_PER_CONSUMER_MAX} hash ranges, not {len(ranges)}"
+            return (
+                f"a STICKY consumer must name 1 to {RANGES_PER_CONSUMER_MAX} hash ranges, not"
+                f" {len(ranges)}"
+            )
         for start, end in ranges:
             if not 0 <= start <= end < SLOTS:
                 return f"{start} to {end} is not a range within 0 to {SLOTS - 1}"
@@ -153,7 +178,11 @@ class Stripes:
             stripe = self._stripes.from_slot(start)
             if stripe is not None and stripe[1] <= end:
                 taken.append(max(start, stripe[1]))
-        return f"two ranges contain hash {min(taken)}; each hash belongs to one consumer" if taken else None
+        return (
+            f"two ranges contain hash {min(taken)}; each hash belongs to one consumer"
+            if taken
+            else None
+        )
 
     def add(self, name: str, number: int, ranges: Sequence[tuple[int, int]]) -> None:
         """Add a holder's ranges. Check `conflict` first."""

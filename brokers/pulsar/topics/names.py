@@ -45,24 +45,31 @@ def partition_of(topic: str) -> int:
 
 
 def partitioned_name(topic: str) -> str:
-    """Return the name of the partitioned topic that a partition belongs to, or the name itself if it is not a partition."""
+    """Return the name of the partitioned topic that a partition belongs to, or the name itself if
+    it is not a partition.
+    """
     match = _match_partition(topic)
     return topic if match is None else match[1]
 
 
 PARTITIONS_MAX: Final = 1_024
-"""Partitions of one topic. A client opens a producer or consumer for each partition, all at once."""
+"""Partitions of one topic. A client opens a producer or consumer for each partition, all at
+once."""
 
 _PREFIX: Final = "partitions:"
 
 
 def policy_of(topic: str) -> str:
-    """Return the name of the policy that holds the partition count of the topic with this full name."""
+    """Return the name of the policy that holds the partition count of the topic with this full
+    name.
+    """
     return _PREFIX + topic
 
 
 def partitions_in(policies: Document) -> Mapping[str, int]:
-    """Return the partition counts of a namespace's partitioned topics, by full name. Policies without a valid count are skipped."""
+    """Return the partition counts of a namespace's partitioned topics, by full name. Policies
+    without a valid count are skipped.
+    """
     return {
         name.removeprefix(_PREFIX): count
         for name, count in policies.items()

@@ -1,4 +1,6 @@
-"""Derive the limits of a namespace's topics from its policies, and keep them until the policies change."""
+"""Derive the limits of a namespace's topics from its policies, and keep them until the policies
+change.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,16 @@ from equipoise.brokers.pulsar.topics.topic import TopicLimits
 from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
 from equipoise.channel.core.records import Document
 
-_KINDS: Final[Mapping[SubscriptionType, SubscriptionKind]] = {each: SubscriptionKind[each.name] for each in SubscriptionType}
+_KINDS: Final[Mapping[SubscriptionType, SubscriptionKind]] = {
+    each: SubscriptionKind[each.name] for each in SubscriptionType
+}
 _MILLISECONDS_PER_SECOND: Final = 1_000
 
 
 def limits_under(base: TopicLimits, policies: Document) -> TopicLimits:
-    """Return the limits of the topics of a namespace: `base`, or the policies where they are lower."""
+    """Return the limits of the topics of a namespace: `base`, or the policies where they are
+    lower.
+    """
 
     def lower(bound: int, policy: topic_policies.TopicPolicy) -> int:
         # As in Pulsar, 0 is no limit.
@@ -29,12 +35,16 @@ def limits_under(base: TopicLimits, policies: Document) -> TopicLimits:
         base,
         producers_max=lower(base.producers_max, topic_policies.MAX_PRODUCERS),
         consumers_max=lower(base.consumers_max, topic_policies.MAX_CONSUMERS),
-        subscription_consumers_max=lower(base.subscription_consumers_max, topic_policies.MAX_SUBSCRIPTION_CONSUMERS),
+        subscription_consumers_max=lower(
+            base.subscription_consumers_max, topic_policies.MAX_SUBSCRIPTION_CONSUMERS
+        ),
         subscriptions_max=lower(base.subscriptions_max, topic_policies.MAX_SUBSCRIPTIONS),
         kinds=frozenset(_KINDS[each] for each in types) if types else None,
         publish_rate=_rate(topic_policies.PUBLISH_RATE.value_in(policies)),
         dispatch_rate=_rate(topic_policies.DISPATCH_RATE.value_in(policies)),
-        subscription_dispatch_rate=_rate(topic_policies.SUBSCRIPTION_DISPATCH_RATE.value_in(policies)),
+        subscription_dispatch_rate=_rate(
+            topic_policies.SUBSCRIPTION_DISPATCH_RATE.value_in(policies)
+        ),
     )
 
 
@@ -67,7 +77,11 @@ class PolicyTable:
 
     def changed(self) -> Sequence[str]:
         """Return the namespaces whose policies have changed since `limits_of`, and forget them."""
-        changed = [name for name, (policies, _) in self._known.items() if self.current(name) is not policies]
+        changed = [
+            name
+            for name, (policies, _) in self._known.items()
+            if self.current(name) is not policies
+        ]
         for name in changed:
             del self._known[name]
         return changed

@@ -14,7 +14,9 @@ from equipoise.brokers.pulsar.wire.requests import AccessMode
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Producer:
-    """One producer of a topic, compared by identity. The service creates it and does not change it afterwards."""
+    """One producer of a topic, compared by identity. The service creates it and does not change it
+    afterwards.
+    """
 
     name: str
     link: object
@@ -50,39 +52,66 @@ class Producers:
     def add(self, producer: Producer) -> Refusal | Producer | None:
         """Add a producer. Return a `Refusal`, or the former producer if it replaces one.
 
-        A producer replaces another one of the same connection, name and id with a lower epoch: the client reconnected before the broker
-        noticed the end of the former one.
+        A producer replaces another one of the same connection, name and id with a lower epoch: the
+        client reconnected before the broker noticed the end of the former one.
         """
         former = self._by_name.get(producer.name)
         if former is not None:
-            if former.link is producer.link and former.producer_id == producer.producer_id and former.epoch < producer.epoch:
+            if (
+                former.link is producer.link
+                and former.producer_id == producer.producer_id
+                and former.epoch < producer.epoch
+            ):
                 self._by_name[producer.name] = producer
                 return former
-            message = f"Producer with name {producer.name!r} is already connected to topic {self._topic}"
+            message = (
+                f"Producer with name {producer.name!r} is already connected to topic {self._topic}"
+            )
             return Refusal(error=ServerError.PRODUCER_BUSY, message=message, holder=former)
         refusal = self._access_refused(producer)
         if refusal is not None:
             return refusal
         if len(self._by_name) >= self.count_max:
-            return Refusal(error=ServerError.PRODUCER_BUSY, message=f"Topic {self._topic} reached max producers limit")
+            return Refusal(
+                error=ServerError.PRODUCER_BUSY,
+                message=f"Topic {self._topic} reached max producers limit",
+            )
         self._by_name[producer.name] = producer
         return None
 
     def remove(self, producers: Collection[Producer]) -> Collection[Producer]:
         """Remove producers. Return those that were present."""
-        gone = dict.fromkeys(producer for producer in producers if self._by_name.get(producer.name) is producer)
+        gone = dict.fromkeys(
+            producer for producer in producers if self._by_name.get(producer.name) is producer
+        )
         for producer in gone:
             del self._by_name[producer.name]
         return gone.keys()
 
     def _access_refused(self, producer: Producer) -> Refusal | None:
-        """Return why a producer cannot have its access mode beside the current ones, or None if it can."""
+        """Return why a producer cannot have its access mode beside the current ones, or None if it
+        can.
+        """
         if producer.access_mode not in {AccessMode.SHARED, AccessMode.EXCLUSIVE}:
-            return Refusal(error=ServerError.NOT_ALLOWED, message="This access mode is not supported; use Exclusive or Shared")
+            return Refusal(
+                error=ServerError.NOT_ALLOWED,
+                message="This access mode is not supported; use Exclusive or Shared",
+            )
         owner = next(iter(self._by_name.values()), None)
-        if owner is not None and owner.access_mode is AccessMode.EXCLUSIVE:  # An exclusive producer is always alone.
-            error = ServerError.PRODUCER_BUSY if producer.access_mode is AccessMode.SHARED else ServerError.PRODUCER_FENCED
-            return Refusal(error=error, message=f"Topic has an existing exclusive producer: {owner.name}", holder=owner)
+        # An exclusive producer is always alone.
+        if owner is not None and owner.access_mode is AccessMode.EXCLUSIVE:
+            error = (
+                ServerError.PRODUCER_BUSY
+                if producer.access_mode is AccessMode.SHARED
+                else ServerError.PRODUCER_FENCED
+            )
+            return Refusal(
+                error=error,
+                message=f"Topic has an existing exclusive producer: {owner.name}",
+                holder=owner,
+            )
         if producer.access_mode is AccessMode.EXCLUSIVE and owner is not None:
-            return Refusal(error=ServerError.PRODUCER_FENCED, message="Topic has existing shared producers")
+            return Refusal(
+                error=ServerError.PRODUCER_FENCED, message="Topic has existing shared producers"
+            )
         return None

@@ -1,7 +1,8 @@
 """Keep the schemas that clients register, in a bounded table in memory.
 
-Non-persistent topics have no schema history. A schema lasts as long as the broker; its version is a digest of its content, so it is the
-same on every broker. Clients send their schema whenever they connect, so a move hands over none.
+Non-persistent topics have no schema history. A schema lasts as long as the broker; its version is a
+digest of its content, so it is the same on every broker. Clients send their schema whenever they
+connect, so a move hands over none.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ VERSION_BYTES: Final = 8
 
 
 class Schemas:
-    """Schemas by topic and version. When the table is full, the least recently used schema is dropped."""
+    """Schemas by topic and version. When the table is full, the least recently used schema is
+    dropped.
+    """
 
     def __init__(self) -> None:
         """Start empty."""
@@ -35,9 +38,11 @@ class Schemas:
         self._bytes = 0
 
     def add(self, topic: str, schema: Schema, *, is_newest: bool = True) -> bytes:
-        """Store a schema and return its version. A schema that the topic does not have yet becomes its newest.
+        """Store a schema and return its version. A schema that the topic does not have yet becomes
+        its newest.
 
-        If `is_newest` is False (it comes from another broker), it becomes the newest only if the topic has no other.
+        If `is_newest` is False (it comes from another broker), it becomes the newest only if the
+        topic has no other.
         """
         version = self._store(topic, schema)
         versions = self._versions.setdefault(topic, OrderedDict())
@@ -48,7 +53,9 @@ class Schemas:
         return version
 
     def learn(self, topic: str, schemas: Sequence[Schema]) -> None:
-        """Store the schemas of a topic that another broker knows, the newest last. Schemas that only this broker knows are newer."""
+        """Store the schemas of a topic that another broker knows, the newest last. Schemas that
+        only this broker knows are newer.
+        """
         learned = [self._store(topic, schema) for schema in schemas]
         versions = self._versions.setdefault(topic, OrderedDict())
         here = [version for version in versions if version not in learned]
@@ -70,7 +77,9 @@ class Schemas:
 
     def all_of(self, topic: str) -> list[tuple[bytes, Schema]]:
         """Return the known schemas of a topic with their versions, the newest last."""
-        return [(version, self._schemas[topic, version]) for version in self._versions.get(topic, ())]
+        return [
+            (version, self._schemas[topic, version]) for version in self._versions.get(topic, ())
+        ]
 
     def _drop_surplus(self) -> None:
         while len(self._schemas) > SCHEMAS_MAX or self._bytes > SCHEMAS_BYTES_MAX:
@@ -81,7 +90,9 @@ class Schemas:
                 del self._versions[topic]
 
     def find(self, topic: str, version: bytes | None) -> tuple[bytes, Schema] | None:
-        """Return a topic's schema and its version, or None if it is unknown. `version` None means the newest."""
+        """Return a topic's schema and its version, or None if it is unknown. `version` None means
+        the newest.
+        """
         wanted = next(reversed(self._versions.get(topic, ())), None) if version is None else version
         schema = None if wanted is None else self._schemas.get((topic, wanted))
         if wanted is None or schema is None:
@@ -92,7 +103,11 @@ class Schemas:
 
 def size_of(schema: Schema) -> int:
     """Return the bytes that a schema counts for in the bounds."""
-    return len(schema.name) + len(schema.definition) + sum(len(key) + len(value) for key, value in schema.properties)
+    return (
+        len(schema.name)
+        + len(schema.definition)
+        + sum(len(key) + len(value) for key, value in schema.properties)
+    )
 
 
 def version_of(schema: Schema | None) -> bytes:
@@ -102,5 +117,7 @@ def version_of(schema: Schema | None) -> bytes:
     """
     if schema is None:
         return b""
-    digest = blake2b(f"{schema.kind}\n".encode() + schema.definition, digest_size=VERSION_BYTES).digest()
+    digest = blake2b(
+        f"{schema.kind}\n".encode() + schema.definition, digest_size=VERSION_BYTES
+    ).digest()
     return bytes((digest[0] & 0x7F,)) + digest[1:]

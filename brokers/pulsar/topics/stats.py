@@ -1,8 +1,8 @@
 """Build the stats of a topic for `GET /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/stats`.
 
-Names follow Pulsar's NonPersistentTopicStatsImpl, PublisherStatsImpl, SubscriptionStatsImpl and ConsumerStatsImpl. Fields about storage,
-replication or acknowledgement are included only if tools read them, with their values for a non-persistent topic. Rates are those of the
-last closed window.
+Names follow Pulsar's NonPersistentTopicStatsImpl, PublisherStatsImpl, SubscriptionStatsImpl and
+ConsumerStatsImpl. Fields about storage, replication or acknowledgement are included only if tools
+read them, with their values for a non-persistent topic. Rates are those of the last closed window.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def topic_stats(topic: Topic, *, owner_broker: str) -> Stats:
     """
     subscriptions = [topic.subscriptions[name] for name in sorted(topic.subscriptions)]
     published = topic.published
-    waiting = [subscription.arrivals for subscription in subscriptions if subscription.arrivals is not None]
+    waiting = [
+        subscription.arrivals for subscription in subscriptions if subscription.arrivals is not None
+    ]
     return {
         "msgRateIn": published.message_rate,
         "msgThroughputIn": published.byte_rate,
@@ -58,7 +60,9 @@ def topic_stats(topic: Topic, *, owner_broker: str) -> Stats:
         "backlogSize": sum(arrivals.bytes for arrivals in waiting),
         "publishers": [_producer_stats(topic.producers[name]) for name in sorted(topic.producers)],
         "waitingPublishers": 0,
-        "subscriptions": {subscription.name: _subscription_stats(subscription) for subscription in subscriptions},
+        "subscriptions": {
+            subscription.name: _subscription_stats(subscription) for subscription in subscriptions
+        },
         "replication": {},
         "ownerBroker": owner_broker,
     }
@@ -70,7 +74,9 @@ def metadata_of(partitions: int) -> Stats:
 
 
 def internal_stats(topic: Topic) -> Stats:
-    """Return the internal stats of one topic: Pulsar's PersistentTopicInternalStats, as of a topic without ledgers."""
+    """Return the internal stats of one topic: Pulsar's PersistentTopicInternalStats, as of a topic
+    without ledgers.
+    """
     return {
         "entriesAddedCounter": topic.last_entry_id,
         "numberOfEntries": 0,
@@ -101,10 +107,14 @@ def consumers_in(stats: Stats) -> Mapping[str, int]:
     return counts
 
 
-def partitioned_stats(partitions_: Mapping[str, Stats], *, partitions: int, is_each_wanted: bool) -> Stats:
-    """Combine the stats of the partitions in use, by name, into those of the topic, as PartitionedTopicStatsImpl does.
+def partitioned_stats(
+    partitions_: Mapping[str, Stats], *, partitions: int, is_each_wanted: bool
+) -> Stats:
+    """Combine the stats of the partitions in use, by name, into those of the topic, as
+    PartitionedTopicStatsImpl does.
 
-    Numbers are added, publishers and consumers with the same name are merged, and averages are computed from the sums.
+    Numbers are added, publishers and consumers with the same name are merged, and averages are
+    computed from the sums.
     """
     total: dict[str, Value] = {}
     for name in sorted(partitions_):

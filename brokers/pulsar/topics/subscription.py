@@ -9,7 +9,15 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
 from equipoise.brokers.pulsar.topics.arrivals import Arrivals, Entry, name_to_expect
-from equipoise.brokers.pulsar.topics.dispatch import ActiveChange, Consumer, Dispatcher, KeySharing, Refusal, dispatcher, wants_stripes
+from equipoise.brokers.pulsar.topics.dispatch import (
+    ActiveChange,
+    Consumer,
+    Dispatcher,
+    KeySharing,
+    Refusal,
+    dispatcher,
+    wants_stripes,
+)
 from equipoise.brokers.pulsar.topics.keys import slot_of
 from equipoise.brokers.pulsar.topics.rates import Meter
 from equipoise.brokers.pulsar.topics.throttling import Bucket
@@ -18,7 +26,9 @@ from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
 
 
 class Slots:
-    """A cache of the slots of a topic's waiting entries, shared by all subscriptions so that each slot is computed once."""
+    """A cache of the slots of a topic's waiting entries, shared by all subscriptions so that each
+    slot is computed once.
+    """
 
     __slots__ = ("_known",)
 
@@ -38,7 +48,9 @@ class Slots:
 
 
 class Lanes:
-    """A queue of waiting entries for each consumer. No key has two consumers, so a slow consumer delays no other."""
+    """A queue of waiting entries for each consumer. No key has two consumers, so a slow consumer
+    delays no other.
+    """
 
     __slots__ = ("_lanes",)
 
@@ -60,7 +72,9 @@ class Lanes:
             self._lanes[consumer] = deque((entry,))
 
     def ready(self) -> Iterable[tuple[Consumer, Entry]]:
-        """Remove and yield entries while their consumers are ready. Charge each entry's permits before you take the next one."""
+        """Remove and yield entries while their consumers are ready. Charge each entry's permits
+        before you take the next one.
+        """
         for consumer, lane in list(self._lanes.items()):
             while lane and consumer.is_ready:
                 yield consumer, lane.popleft()
@@ -72,7 +86,8 @@ Delivery = tuple[Consumer, Entry]
 
 
 class Subscription:
-    """The consumers that share one subscription name on a topic. The kind may change while none is connected.
+    """The consumers that share one subscription name on a topic. The kind may change while none is
+    connected.
 
     Each step appends its deliveries to the given `deliveries`, in the order in which to write them.
     """
@@ -108,7 +123,8 @@ class Subscription:
     ) -> None:
         """Start without consumers.
 
-        `partition` is the topic's index or -1. All subscriptions of the topic share `topic_delivered` and `slots`.
+        `partition` is the topic's index or -1. All subscriptions of the topic share
+        `topic_delivered` and `slots`.
         """
         self.name = name
         self.kind = kind
@@ -118,14 +134,16 @@ class Subscription:
         self.arrivals: Arrivals | None = None
         # `DispatchThrottle` keeps it here, because it ends with the subscription.
         self.bucket: Bucket | None = None
-        # Whether producers may wait for permits: a consumer has become more ready since they last waited in vain.
+        # Whether producers may wait for permits: a consumer has become more ready since they last
+        # waited in vain.
         self.is_awaited = False
         self.delivered = Meter(now_ms=now_ms)
         self.dropped = Meter(now_ms=now_ms)
         self._topic_delivered = topic_delivered
         self._partition = partition
         self._slots = slots
-        # Key_Shared only: the queue of each consumer. None before the first release, and after consumers change.
+        # Key_Shared only: the queue of each consumer. None before the first release, and after
+        # consumers change.
         self._lanes: Lanes | None = None
         self._dispatcher: Dispatcher = dispatcher(kind, is_sticky=is_sticky, partition=partition)
 
@@ -136,28 +154,38 @@ class Subscription:
 
     @property
     def is_over(self) -> bool:
-        """Whether no consumer is present or expected. A non-persistent subscription ends with its last consumer."""
+        """Whether no consumer is present or expected. A non-persistent subscription ends with its
+        last consumer.
+        """
         return not self.consumers and self.arrivals is None
 
     def expect(self, arrivals: Arrivals) -> None:
-        """Start to wait for the consumers from before a move. An Exclusive subscription needs only one."""
+        """Start to wait for the consumers from before a move. An Exclusive subscription needs only
+        one.
+        """
         self.arrivals = arrivals
         arrivals.needs_one = self.kind is SubscriptionKind.EXCLUSIVE
 
     def settle_for_one(self) -> None:
         """Stop waiting for absent consumers once one is present: the others may never return.
 
-        Continue to wait for STICKY consumers, because no other consumer can take the entries of their slots.
+        Continue to wait for STICKY consumers, because no other consumer can take the entries of
+        their slots.
         """
         if self.arrivals is not None and not self.is_sticky:
             self.arrivals.needs_one = True
 
     def add(self, consumer: Consumer, kind: SubscriptionKind) -> Refusal | list[ActiveChange]:
-        """Add a consumer; see `Dispatcher.add`. Expected consumers reserve no place, because they may have died."""
+        """Add a consumer; see `Dispatcher.add`. Expected consumers reserve no place, because they
+        may have died.
+        """
         is_sticky = wants_stripes(consumer, kind)
         if kind is not self.kind or is_sticky is not self.is_sticky:
             if self.consumers:
-                message = f"Subscription is of different type: {self.name} is {_kind_text(self.kind, is_sticky=self.is_sticky)}"
+                message = (
+                    f"Subscription is of different type: {self.name} is"
+                    f" {_kind_text(self.kind, is_sticky=self.is_sticky)}"
+                )
                 return Refusal(error=ServerError.CONSUMER_BUSY, message=message)
             self.kind, self.is_sticky = kind, is_sticky
             self.is_keyed = kind is SubscriptionKind.KEY_SHARED
@@ -195,9 +223,11 @@ class Subscription:
         return 0
 
     def room_for(self, entries: Sequence[Sent], link: object) -> int:
-        """Return how many of these entries need not wait for permits. `link` is the connection of their producer.
+        """Return how many of these entries need not wait for permits. `link` is the connection of
+        their producer.
 
-        None waits if all consumers use the same connection: their permits would wait behind the entries.
+        None waits if all consumers use the same connection: their permits would wait behind the
+        entries.
         """
         if self.arrivals is not None or not self.is_awaited:
             return len(entries)
@@ -207,10 +237,11 @@ class Subscription:
         return room
 
     def release(self, deliveries: list[Delivery]) -> int:
-        """Deliver waiting entries to ready consumers, once all needed ones are back. Return the number of dropped messages.
+        """Deliver waiting entries to ready consumers, once all needed ones are back. Return the
+        number of dropped messages.
 
-        * Entries stay in order: an entry whose consumer is not ready delays those behind it. In a Key_Shared subscription it delays only
-          entries of the same consumer.
+        * Entries stay in order: an entry whose consumer is not ready delays those behind it. In a
+          Key_Shared subscription it delays only entries of the same consumer.
         * Entries whose slot no STICKY consumer takes are dropped.
         * Waiting ends when nothing is left.
         """
@@ -227,7 +258,9 @@ class Subscription:
         self.arrivals = None
         return 0
 
-    def _release_lanes(self, arrivals: Arrivals, sharing: KeySharing, deliveries: list[Delivery]) -> int:
+    def _release_lanes(
+        self, arrivals: Arrivals, sharing: KeySharing, deliveries: list[Delivery]
+    ) -> int:
         """Release a Key_Shared subscription; see `release`."""
         dropped = 0
         if not self.consumers:
@@ -250,7 +283,9 @@ class Subscription:
         return dropped
 
     def _has_free_way(self, slot: int) -> bool:
-        """Return whether nothing waits for the consumer of this slot, so that a new entry can pass the queue."""
+        """Return whether nothing waits for the consumer of this slot, so that a new entry can pass
+        the queue.
+        """
         if self._lanes is None or not isinstance(self._dispatcher, KeySharing):
             return False
         consumer = self._dispatcher.consumer_of(slot)
@@ -267,11 +302,16 @@ class Subscription:
         return 0
 
     def give_up_waiting(self, deliveries: list[Delivery]) -> int:
-        """Stop waiting: deliver waiting entries to ready consumers and drop the rest. Return the number of dropped messages."""
+        """Stop waiting: deliver waiting entries to ready consumers and drop the rest. Return the
+        number of dropped messages.
+        """
         arrivals, self.arrivals, self._lanes = self.arrivals, None, None
         if arrivals is None:
             return 0
-        return sum(self.take(entry, self._slots.of(entry) if self.is_keyed else 0, deliveries) for entry in arrivals.entries)
+        return sum(
+            self.take(entry, self._slots.of(entry) if self.is_keyed else 0, deliveries)
+            for entry in arrivals.entries
+        )
 
     def forget(self, entry_ids: Collection[int]) -> None:
         """Remove waiting entries by id."""
@@ -282,11 +322,15 @@ class Subscription:
     def names_to_expect(self) -> Sequence[str]:
         """Return the sorted names of the consumers that the next owner should wait for.
 
-        These are the consumers here that have ever granted permits, and those still awaited. A consumer that never grants permits would
-        only delay the others.
+        These are the consumers here that have ever granted permits, and those still awaited. A
+        consumer that never grants permits would only delay the others.
         """
         arrivals = self.arrivals
-        here = [name_to_expect(each) for each in self.consumers if each.has_flowed or (arrivals is not None and arrivals.is_awaited(each))]
+        here = [
+            name_to_expect(each)
+            for each in self.consumers
+            if each.has_flowed or (arrivals is not None and arrivals.is_awaited(each))
+        ]
         return sorted([*here, *(arrivals.missing if arrivals is not None else ())])
 
     def _deliver(self, consumer: Consumer, entry: Entry, deliveries: list[Delivery]) -> None:

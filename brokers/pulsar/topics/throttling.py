@@ -1,7 +1,8 @@
-"""Limit how fast a topic is published to, and how fast it delivers. This module is pure: times are milliseconds that callers pass.
+"""Limit how fast a topic is published to, and how fast it delivers. This module is pure: times are
+milliseconds that callers pass.
 
-Pulsar limits delivery for stored topics only. There a message above the rate waits; here nothing can wait, so it is dropped for the
-subscription, as when its consumers have no permits.
+Pulsar limits delivery for stored topics only. There a message above the rate waits; here nothing
+can wait, so it is dropped for the subscription, as when its consumers have no permits.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
 
 _MILLISECONDS_PER_SECOND: Final = 1_000
 
-# The largest debt of a bucket, in periods. A producer with a rate per second thus waits at most 10 s for the next entry, which is less than
-# clients wait for the answer to a PING.
+# The largest debt of a bucket, in periods. A producer with a rate per second thus waits at most 10
+# s for the next entry, which is less than clients wait for the answer to a PING.
 _DEBT_PERIODS_MAX: Final = 10
 
 TURN_LOST_MS: Final = 1_000
-"""How long the others wait for the producer that is next. Producers that wait ask twice as often."""
+"""How long the others wait for the producer that is next. Producers that wait ask twice as
+often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +39,23 @@ class Rate:
 
 
 class Bucket:
-    """A token bucket for messages and bytes. It starts full, and holds the tokens of one period at most.
+    """A token bucket for messages and bytes. It starts full, and holds the tokens of one period at
+    most.
 
-    A caller may spend more than there is, because an entry is never divided. The bucket is then empty until the debt is paid, so that the
-    rate over a longer time is the allowed one. Only an entry so large that it takes more than 10 periods exceeds it: more debt is forgiven.
+    A caller may spend more than there is, because an entry is never divided. The bucket is then
+    empty until the debt is paid, so that the rate over a longer time is the allowed one. Only an
+    entry so large that it takes more than 10 periods exceeds it: more debt is forgiven.
     """
 
-    __slots__ = ("_bytes", "_bytes_max", "_bytes_per_ms", "_messages", "_messages_max", "_messages_per_ms", "_refilled_ms")
+    __slots__ = (
+        "_bytes",
+        "_bytes_max",
+        "_bytes_per_ms",
+        "_messages",
+        "_messages_max",
+        "_messages_per_ms",
+        "_refilled_ms",
+    )
 
     def __init__(self, rate: Rate, *, now_ms: int) -> None:
         self._messages_max = math.inf if rate.messages is None else float(rate.messages)
@@ -59,7 +71,9 @@ class Bucket:
         elapsed_ms = now_ms - self._refilled_ms
         if elapsed_ms > 0:
             self._refilled_ms = now_ms
-            self._messages = min(self._messages + elapsed_ms * self._messages_per_ms, self._messages_max)
+            self._messages = min(
+                self._messages + elapsed_ms * self._messages_per_ms, self._messages_max
+            )
             self._bytes = min(self._bytes + elapsed_ms * self._bytes_per_ms, self._bytes_max)
 
     def spend(self, messages: int, bytes_: int) -> None:
@@ -68,7 +82,9 @@ class Bucket:
         self._bytes = max(self._bytes - bytes_, -_DEBT_PERIODS_MAX * self._bytes_max)
 
     def room_for(self, entries: Sequence[Sent]) -> int:
-        """Return how many of these entries to spend before the bucket is empty, with the one that empties it."""
+        """Return how many of these entries to spend before the bucket is empty, with the one that
+        empties it.
+        """
         messages, bytes_ = self._messages, self._bytes
         for place, entry in enumerate(entries):
             if messages <= 0 or bytes_ <= 0:
@@ -86,7 +102,9 @@ class Bucket:
     def wait_ms(self) -> int:
         """The time until the bucket is no longer empty; 0 if it is not."""
         supplies = ((self._messages, self._messages_per_ms), (self._bytes, self._bytes_per_ms))
-        return max((1 + int(-tokens / per_ms) for tokens, per_ms in supplies if tokens <= 0), default=0)
+        return max(
+            (1 + int(-tokens / per_ms) for tokens, per_ms in supplies if tokens <= 0), default=0
+        )
 
 
 # Waiting may take a tenth of the time: each millisecond of it is paid for with ten.
@@ -94,9 +112,11 @@ _PRICE: Final = 10
 
 
 class Patience:
-    """The time that producers may still wait: at most `wait_ms` at once, and a tenth of the time in the long run.
+    """The time that producers may still wait: at most `wait_ms` at once, and a tenth of the time in
+    the long run.
 
-    A consumer whose program pauses for a moment thus loses nothing. One that is slower than its producers costs them a tenth of their time.
+    A consumer whose program pauses for a moment thus loses nothing. One that is slower than its
+    producers costs them a tenth of their time.
     """
 
     __slots__ = ("_paid_until_ms", "_since_ms", "_window_ms")
@@ -119,7 +139,9 @@ class Patience:
         """Stop waiting, and charge for the time since the last `wait`. No-op if nobody waits."""
         if self._since_ms is None:
             return
-        paid_until_ms = max(self._paid_until_ms, self._since_ms - self._window_ms) + _PRICE * (now_ms - self._since_ms)
+        paid_until_ms = max(self._paid_until_ms, self._since_ms - self._window_ms) + _PRICE * (
+            now_ms - self._since_ms
+        )
         self._paid_until_ms = min(paid_until_ms, now_ms + self._window_ms)
         self._since_ms = None
 
@@ -127,7 +149,8 @@ class Patience:
 class Turns:
     """The producers of a topic that wait for its publish rate, in the order of their turns.
 
-    Without turns, the producer that happens to ask first after each wait would take all that the rate allows, each time.
+    Without turns, the producer that happens to ask first after each wait would take all that the
+    rate allows, each time.
     """
 
     __slots__ = ("_asked_ms",)
@@ -136,7 +159,9 @@ class Turns:
         self._asked_ms: dict[Producer, int] = {}
 
     def take(self, producer: Producer, room: int, now_ms: int) -> int:
-        """Return `room`, how many entries the rate allows now, if it is the producer's turn. Otherwise let it wait, and return 0."""
+        """Return `room`, how many entries the rate allows now, if it is the producer's turn.
+        Otherwise let it wait, and return 0.
+        """
         if room and self._first(producer, now_ms) is producer:
             self._asked_ms.pop(producer, None)
             return room
@@ -145,7 +170,9 @@ class Turns:
 
     def _first(self, producer: Producer, now_ms: int) -> Producer:
         """Return the next producer. Drop those that ask no longer."""
-        while (first := next(iter(self._asked_ms), producer)) is not producer and now_ms - self._asked_ms[first] >= TURN_LOST_MS:
+        while (
+            first := next(iter(self._asked_ms), producer)
+        ) is not producer and now_ms - self._asked_ms[first] >= TURN_LOST_MS:
             del self._asked_ms[first]
         return first
 
@@ -160,7 +187,9 @@ class Turns:
 
 
 class Throttled:
-    """A subscription for the entries of one publish, which drops what exceeds its buckets. It has what `Topic.publish` uses."""
+    """A subscription for the entries of one publish, which drops what exceeds its buckets. It has
+    what `Topic.publish` uses.
+    """
 
     __slots__ = ("_buckets", "_subscription", "is_keyed")
 
@@ -170,7 +199,8 @@ class Throttled:
         self.is_keyed = subscription.is_keyed
 
     def take(self, entry: Entry, slot: int, deliveries: list[Delivery]) -> int:
-        """Pass an entry to `Subscription.take`, or drop it if a bucket is empty. Return the number of dropped messages.
+        """Pass an entry to `Subscription.take`, or drop it if a bucket is empty. Return the number
+        of dropped messages.
 
         What waits for consumers after a move is delivered without a limit.
         """
@@ -185,7 +215,9 @@ class Throttled:
 
 
 class DispatchThrottle:
-    """The dispatch limits of one topic: of the topic, over all its subscriptions, and of each subscription."""
+    """The dispatch limits of one topic: of the topic, over all its subscriptions, and of each
+    subscription.
+    """
 
     __slots__ = ("_of_subscription", "_topic")
 
@@ -194,10 +226,15 @@ class DispatchThrottle:
         self._of_subscription = subscription
 
     def over(self, subscriptions: Iterable[Subscription], now_ms: int) -> Sequence[Throttled]:
-        """Return the subscriptions of the topic with their buckets refilled, for entries that come now."""
+        """Return the subscriptions of the topic with their buckets refilled, for entries that come
+        now.
+        """
         if self._topic is not None:
             self._topic.refill(now_ms)
-        return [Throttled(subscription, self._buckets(subscription, now_ms)) for subscription in subscriptions]
+        return [
+            Throttled(subscription, self._buckets(subscription, now_ms))
+            for subscription in subscriptions
+        ]
 
     def _buckets(self, subscription: Subscription, now_ms: int) -> Sequence[Bucket]:
         if self._of_subscription is not None:

@@ -1,16 +1,19 @@
 """Keep the state of one topic, and compute the deliveries and receipts of each step.
 
-This module is pure. Times are milliseconds of a monotonic clock. Results are returned as an `Outcome`; connections are opaque links.
+This module is pure. Times are milliseconds of a monotonic clock. Results are returned as an
+`Outcome`; connections are opaque links.
 
 Theory of operation: a topic moves like this.
 
 1. The source calls `fence`, writes the receipts in the outcome, takes `state`, and drops the topic.
 2. The destination creates a topic with that state as `expected`.
-3. Each subscription waits for its former consumers. It queues new messages behind those that the source had not delivered.
-4. After `absent_wait_ms` a subscription with at least one consumer stops waiting for the others. After `reconnect_wait_ms` every
-   subscription stops waiting.
+3. Each subscription waits for its former consumers. It queues new messages behind those that the
+   source had not delivered.
+4. After `absent_wait_ms` a subscription with at least one consumer stops waiting for the others.
+   After `reconnect_wait_ms` every subscription stops waiting.
 
-The topic is *holding* until all consumers are back, for at most `receipt_wait_ms`. A holding topic delivers nothing and sends no receipts:
+The topic is *holding* until all consumers are back, for at most `receipt_wait_ms`. A holding topic
+delivers nothing and sends no receipts:
 
 * A producer without a receipt sends its message again if this broker dies or the bundle moves on.
 * A message delivered before its receipt could then be delivered twice.
@@ -25,12 +28,25 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from equipoise.brokers.pulsar.topics.arrivals import Arrivals, Entry
-from equipoise.brokers.pulsar.topics.dispatch import PERMITS_MAX, ActiveChange, Consumer, Refusal, wants_stripes
+from equipoise.brokers.pulsar.topics.dispatch import (
+    PERMITS_MAX,
+    ActiveChange,
+    Consumer,
+    Refusal,
+    wants_stripes,
+)
 from equipoise.brokers.pulsar.topics.keys import slot_of
 from equipoise.brokers.pulsar.topics.producers import Producer, Producers
 from equipoise.brokers.pulsar.topics.rates import Meter
 from equipoise.brokers.pulsar.topics.subscription import Delivery, Slots, Subscription
-from equipoise.brokers.pulsar.topics.throttling import Bucket, DispatchThrottle, Patience, Rate, Throttled, Turns
+from equipoise.brokers.pulsar.topics.throttling import (
+    Bucket,
+    DispatchThrottle,
+    Patience,
+    Rate,
+    Throttled,
+    Turns,
+)
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
 
@@ -39,11 +55,11 @@ from equipoise.brokers.pulsar.wire.requests import Sent, SubscriptionKind
 class TopicLimits:
     """The bounds of one topic, and how long it waits for clients after a move.
 
-    * `waiting_entries_max`, `waiting_bytes_max`: the backlog of one subscription; 10 s of 1,000 entries/s of 800 bytes. The topic stores an
-      entry once, however many subscriptions wait for it. With larger messages the bytes bind; one entry of the largest size (5 MiB) always
-      fits.
-    * `subscription_consumers_max`: a publish looks at all 500 consumers if none is ready (30 us). Adding or removing one costs 0.2 ms at
-      most (Key_Shared, whose ring then has 50,000 points).
+    * `waiting_entries_max`, `waiting_bytes_max`: the backlog of one subscription; 10 s of 1,000
+      entries/s of 800 bytes. The topic stores an entry once, however many subscriptions wait for
+      it. With larger messages the bytes bind; one entry of the largest size (5 MiB) always fits.
+    * `subscription_consumers_max`: a publish looks at all 500 consumers if none is ready (30 us).
+      Adding or removing one costs 0.2 ms at most (Key_Shared, whose ring then has 50,000 points).
     """
 
     producers_max: int = 10_000
@@ -52,13 +68,16 @@ class TopicLimits:
     subscription_consumers_max: int = 500
     waiting_entries_max: int = 10_000
     waiting_bytes_max: int = 8 * 1024 * 1024
-    # One step delivers or drops at most this many waiting entries, or all entries of one subscription. Takes about 10 ms.
+    # One step delivers or drops at most this many waiting entries, or all entries of one
+    # subscription. Takes about 10 ms.
     step_entries_max: int = 1_000
     receipt_wait_ms: int = 100
-    # How long producers wait for permits before messages are dropped, at once and per second: the longest pause of a healthy consumer's
-    # program, a full collection of Java's garbage. Longer waits would make all consumers as slow as the slowest one.
+    # How long producers wait for permits before messages are dropped, at once and per second: the
+    # longest pause of a healthy consumer's program, a full collection of Java's garbage. Longer
+    # waits would make all consumers as slow as the slowest one.
     permits_wait_ms: int = 100
-    # How long consumers that are back wait for a missing one, which may have closed during the move and never return.
+    # How long consumers that are back wait for a missing one, which may have closed during the move
+    # and never return.
     absent_wait_ms: int = 1_000
     reconnect_wait_ms: int = 10_000
     # Policies of the namespace. None: no limit.
@@ -85,7 +104,9 @@ class SubscriptionState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicState:
-    """A topic in a handover. `entries` are those that some subscription has not delivered, by rising id."""
+    """A topic in a handover. `entries` are those that some subscription has not delivered, by
+    rising id.
+    """
 
     last_entry_id: int = 0
     subscriptions: tuple[SubscriptionState, ...] = ()
@@ -94,9 +115,11 @@ class TopicState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replaced:
-    """A producer was added in place of `former`: its client reconnected before the broker saw the old producer close.
+    """A producer was added in place of `former`: its client reconnected before the broker saw the
+    old producer close.
 
-    `forgotten` holds the ids of the entries removed with it, as `Topic.remove_producers` returns them.
+    `forgotten` holds the ids of the entries removed with it, as `Topic.remove_producers` returns
+    them.
     """
 
     former: Producer
@@ -104,7 +127,9 @@ class Replaced:
 
 
 class Receipt(NamedTuple):
-    """One receipt to write. The sequence ids come from the SEND; `entry_id` is the number of the entry in its topic."""
+    """One receipt to write. The sequence ids come from the SEND; `entry_id` is the number of the
+    entry in its topic.
+    """
 
     producer: Producer
     sequence_id: int
@@ -113,7 +138,9 @@ class Receipt(NamedTuple):
 
 
 class Outcome:
-    """The result of a step, to be written in this order: deliveries, then receipts. `dropped` counts messages."""
+    """The result of a step, to be written in this order: deliveries, then receipts. `dropped`
+    counts messages.
+    """
 
     __slots__ = ("deliveries", "dropped", "receipts")
 
@@ -125,7 +152,9 @@ class Outcome:
 
 
 class Topic:
-    """One non-persistent topic. Every method may be called at any time; after `fence` none delivers or sends receipts."""
+    """One non-persistent topic. Every method may be called at any time; after `fence` none delivers
+    or sends receipts.
+    """
 
     __slots__ = (
         "_absent_deadline_ms",
@@ -151,11 +180,19 @@ class Topic:
         "published",
     )
 
-    def __init__(self, name: str, *, partition: int, limits: TopicLimits, now_ms: int, expected: TopicState | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        partition: int,
+        limits: TopicLimits,
+        now_ms: int,
+        expected: TopicState | None = None,
+    ) -> None:
         """Create a topic, from the former owner's `state` if `expected` is given.
 
-        `partition` is the index at the end of `name`, or -1. Entry ids continue from the former owner's, because Go's client treats an id
-        that it has just seen as a duplicate.
+        `partition` is the index at the end of `name`, or -1. Entry ids continue from the former
+        owner's, because Go's client treats an id that it has just seen as a duplicate.
         """
         self.name = name
         self.partition = partition
@@ -188,13 +225,18 @@ class Topic:
             self._expect(expected, now_ms)
 
     def limit(self, limits: TopicLimits, now_ms: int) -> None:
-        """Apply other limits from now on. Clients that are connected stay, also if there are too many of them now."""
+        """Apply other limits from now on. Clients that are connected stay, also if there are too
+        many of them now.
+        """
         former, self._limits = self._limits, limits
         self._producers.count_max = limits.producers_max
         # A new bucket is full, so the buckets of a rate that stays the same stay, too.
         if limits.publish_rate != former.publish_rate:
             self._limit_publishing(now_ms)
-        if (limits.dispatch_rate, limits.subscription_dispatch_rate) != (former.dispatch_rate, former.subscription_dispatch_rate):
+        if (limits.dispatch_rate, limits.subscription_dispatch_rate) != (
+            former.dispatch_rate,
+            former.subscription_dispatch_rate,
+        ):
             self._limit_dispatch(now_ms)
 
     def _limit_publishing(self, now_ms: int) -> None:
@@ -207,7 +249,11 @@ class Topic:
         for subscription in self._subscriptions.values():
             subscription.bucket = None
         if limits.dispatch_rate is not None or limits.subscription_dispatch_rate is not None:
-            self._dispatch = DispatchThrottle(topic=limits.dispatch_rate, subscription=limits.subscription_dispatch_rate, now_ms=now_ms)
+            self._dispatch = DispatchThrottle(
+                topic=limits.dispatch_rate,
+                subscription=limits.subscription_dispatch_rate,
+                now_ms=now_ms,
+            )
 
     @property
     def producers(self) -> Mapping[str, Producer]:
@@ -242,10 +288,14 @@ class Topic:
         if self._noted:
             return 0
         deadlines = (self._absent_deadline_ms, self._reconnect_deadline_ms)
-        return min((deadline_ms for deadline_ms in deadlines if deadline_ms is not None), default=None)
+        return min(
+            (deadline_ms for deadline_ms in deadlines if deadline_ms is not None), default=None
+        )
 
     def add_producer(self, producer: Producer) -> Refusal | Replaced | None:
-        """Add a producer. If a refusal has a `holder`, probe its link, remove it if dead, and try again."""
+        """Add a producer. If a refusal has a `holder`, probe its link, remove it if dead, and try
+        again.
+        """
         if self.is_fenced:
             return self._moving()
         answer = self._producers.add(producer)
@@ -254,10 +304,11 @@ class Topic:
         return answer
 
     def remove_producers(self, producers: Collection[Producer]) -> Sequence[int]:
-        """Remove producers and their entries with held receipts, in one step. Return the ids of those entries.
+        """Remove producers and their entries with held receipts, in one step. Return the ids of
+        those entries.
 
-        Unknown producers are ignored. Producers send these entries again when they reconnect, so the entries must be neither delivered nor
-        handed over.
+        Unknown producers are ignored. Producers send these entries again when they reconnect, so
+        the entries must be neither delivered nor handed over.
         """
         return self._forget_held(self._producers.remove(producers))
 
@@ -276,8 +327,11 @@ class Topic:
             for subscription in self._subscriptions.values():
                 subscription.forget(entry_ids)
 
-    def subscribe(self, consumer: Consumer, subscription: str, kind: SubscriptionKind, *, now_ms: int) -> Refusal | list[ActiveChange]:
-        """Add a consumer. Return the changes of active consumers to send, or a refusal; for one with a `holder` see `add_producer`.
+    def subscribe(
+        self, consumer: Consumer, subscription: str, kind: SubscriptionKind, *, now_ms: int
+    ) -> Refusal | list[ActiveChange]:
+        """Add a consumer. Return the changes of active consumers to send, or a refusal; for one
+        with a `holder` see `add_producer`.
 
         The consumer gets nothing before its first `flow`.
         """
@@ -285,17 +339,27 @@ class Topic:
             return self._moving()
         if self._limits.kinds is not None and kind not in self._limits.kinds:
             allowed = ", ".join(sorted(each.name.title() for each in self._limits.kinds))
-            message = f"Topic {self.name} does not support {kind.name.title()} subscriptions; the policy of its namespace allows {allowed}"
+            message = (
+                f"Topic {self.name} does not support {kind.name.title()} subscriptions; the policy"
+                f" of its namespace allows {allowed}"
+            )
             return Refusal(error=ServerError.NOT_ALLOWED, message=message)
         if len(self._homes) >= self._limits.consumers_max:
-            return Refusal(error=ServerError.CONSUMER_BUSY, message=f"Topic {self.name} reached max consumers limit")
+            return Refusal(
+                error=ServerError.CONSUMER_BUSY,
+                message=f"Topic {self.name} reached max consumers limit",
+            )
         home = self._subscriptions.get(subscription)
         if home is not None and len(home.consumers) >= self._limits.subscription_consumers_max:
-            return Refusal(error=ServerError.CONSUMER_BUSY, message=f"Subscription {subscription} reached max consumers limit")
+            return Refusal(
+                error=ServerError.CONSUMER_BUSY,
+                message=f"Subscription {subscription} reached max consumers limit",
+            )
         if home is None:
             if len(self._subscriptions) >= self._limits.subscriptions_max:
                 return Refusal(
-                    error=ServerError.NOT_ALLOWED, message=f"Exceed the maximum number of subscriptions of the topic {self.name}"
+                    error=ServerError.NOT_ALLOWED,
+                    message=f"Exceed the maximum number of subscriptions of the topic {self.name}",
                 )
             is_sticky = wants_stripes(consumer, kind)
             home = self._subscription(subscription, kind, is_sticky=is_sticky, now_ms=now_ms)
@@ -309,9 +373,11 @@ class Topic:
         return changes
 
     def remove_consumers(self, consumers: Iterable[Consumer]) -> list[ActiveChange]:
-        """Remove consumers, and subscriptions left empty, in one step. Return the active-consumer changes to send.
+        """Remove consumers, and subscriptions left empty, in one step. Return the active-consumer
+        changes to send.
 
-        Unknown consumers are ignored. A fenced topic returns no changes: its clients have moved on, and may have reused the consumer ids.
+        Unknown consumers are ignored. A fenced topic returns no changes: its clients have moved on,
+        and may have reused the consumer ids.
         """
         going: defaultdict[Subscription, list[Consumer]] = defaultdict(list)
         for consumer in consumers:
@@ -331,29 +397,39 @@ class Topic:
         return None if home is None else home.kind
 
     def unsubscribe(self, consumer: Consumer, *, is_forced: bool) -> Refusal | Sequence[Consumer]:
-        """Delete a consumer's subscription with its backlog. Return its other consumers, which the caller must disconnect.
+        """Delete a consumer's subscription with its backlog. Return its other consumers, which the
+        caller must disconnect.
 
         Refused if the consumer is unknown, or if others are connected and `is_forced` is False.
         """
         home = self._homes.get(consumer)
         if home is None or (len(home.consumers) > 1 and not is_forced):
-            return Refusal(error=ServerError.METADATA_ERROR, message="Unconnected or shared consumer attempting to unsubscribe")
+            return Refusal(
+                error=ServerError.METADATA_ERROR,
+                message="Unconnected or shared consumer attempting to unsubscribe",
+            )
         return [each for each in self.delete_subscription(home.name) if each is not consumer]
 
     def delete_subscription(self, name: str) -> Sequence[Consumer]:
-        """Delete a subscription with its backlog, if there is one. Return its consumers, which the caller must disconnect."""
+        """Delete a subscription with its backlog, if there is one. Return its consumers, which the
+        caller must disconnect.
+        """
         home = self._subscriptions.pop(name, None)
         consumers = () if home is None else tuple(home.consumers)
         for consumer in consumers:
             del self._homes[consumer]
         return consumers
 
-    def room_for(self, producer: Producer, entries: Sequence[Sent], of_connection: Patience, now_ms: int) -> int:
-        """Return how many of these entries to publish now. If 0, call this again in a moment or after `rest_ms`, until it returns more.
+    def room_for(
+        self, producer: Producer, entries: Sequence[Sent], of_connection: Patience, now_ms: int
+    ) -> int:
+        """Return how many of these entries to publish now. If 0, call this again in a moment or
+        after `rest_ms`, until it returns more.
 
         * Entries above the publish rate wait.
-        * Entries wait for consumers without permits, but not long: the topic and the producer's connection each have a `Patience`. Then
-          they are published, and dropped for these consumers.
+        * Entries wait for consumers without permits, but not long: the topic and the producer's
+          connection each have a `Patience`. Then they are published, and dropped for these
+          consumers.
         """
         if self.is_fenced:
             return len(entries)
@@ -377,11 +453,19 @@ class Topic:
 
     @property
     def rest_ms(self) -> int:
-        """How long nothing may be published here, as far as the last `room_for` knows; 0 if the publish rate allows more now."""
-        return 0 if self.publish_bucket is None else max(self.publish_bucket.wait_ms, int(self._turns.are_awaited))
+        """How long nothing may be published here, as far as the last `room_for` knows; 0 if the
+        publish rate allows more now.
+        """
+        return (
+            0
+            if self.publish_bucket is None
+            else max(self.publish_bucket.wait_ms, int(self._turns.are_awaited))
+        )
 
     def publish(self, producer: Producer, entries: Sequence[Sent], now_ms: int) -> Outcome:
-        """Publish entries of one producer, in order. Receipts are in this outcome or a later one; a fenced topic ignores the entries."""
+        """Publish entries of one producer, in order. Receipts are in this outcome or a later one; a
+        fenced topic ignores the entries.
+        """
         outcome = Outcome()
         if self.is_fenced:
             return outcome
@@ -417,8 +501,11 @@ class Topic:
         """Add to a consumer's permits. Return the deliveries that this allows."""
         return self._released(self._granted(consumer, permits), now_ms)
 
-    def writable(self, consumer: Consumer, is_writable: bool, now_ms: int) -> Outcome:  # noqa: FBT001 - it is the news
-        """Set whether a consumer's connection can be written to. Return the deliveries that this allows."""
+    # It is the news.
+    def writable(self, consumer: Consumer, is_writable: bool, now_ms: int) -> Outcome:  # noqa: FBT001
+        """Set whether a consumer's connection can be written to. Return the deliveries that this
+        allows.
+        """
         consumer.is_writable = is_writable
         home = self._homes.get(consumer)
         if home is None or not is_writable:
@@ -431,7 +518,9 @@ class Topic:
         self._note(self._granted(consumer, permits))
 
     def note_writable(self, consumer: Consumer) -> None:
-        """Note that a connection is writable again while nothing may be delivered; see `note_flow`."""
+        """Note that a connection is writable again while nothing may be delivered; see
+        `note_flow`.
+        """
         consumer.is_writable = True
         self._note(self._homes.get(consumer))
 
@@ -440,7 +529,9 @@ class Topic:
             self._noted[home] = None
 
     def take_back(self, consumer: Consumer, entry: Entry) -> None:
-        """Undo the delivery of an entry that could not be written. Drop it and restore the consumer's permits."""
+        """Undo the delivery of an entry that could not be written. Drop it and restore the
+        consumer's permits.
+        """
         home = self._homes.get(consumer)
         if home is not None:
             home.take_back(consumer, entry)
@@ -453,7 +544,9 @@ class Topic:
         return outcome
 
     def tick(self, now_ms: int) -> Outcome:
-        """Handle passed deadlines and noted changes. See `wake_at_ms`; early and late calls do no harm."""
+        """Handle passed deadlines and noted changes. See `wake_at_ms`; early and late calls do no
+        harm.
+        """
         outcome = Outcome()
         if not self.is_fenced:
             self._pass_deadlines(now_ms, outcome)
@@ -465,7 +558,9 @@ class Topic:
         return outcome
 
     def fence(self) -> Outcome:
-        """Stop permanently because the bundle moves. Return the receipts of entries that are handed over undelivered."""
+        """Stop permanently because the bundle moves. Return the receipts of entries that are handed
+        over undelivered.
+        """
         outcome = Outcome()
         if not self.is_fenced:
             outcome.receipts, self._held = self._held, []
@@ -474,7 +569,9 @@ class Topic:
         return outcome
 
     def state(self) -> TopicState:
-        """Return the state for the next owner. Call this after `fence`, before consumers are removed."""
+        """Return the state for the next owner. Call this after `fence`, before consumers are
+        removed.
+        """
         entries: dict[int, Entry] = {}
         subscriptions = []
         for subscription in self._subscriptions.values():
@@ -502,7 +599,11 @@ class Topic:
         for producer in self._producers.by_name.values():
             producer.published.roll(now_ms)
         for subscription in self._subscriptions.values():
-            for meter in (subscription.delivered, subscription.dropped, *(each.delivered for each in subscription.consumers)):
+            for meter in (
+                subscription.delivered,
+                subscription.dropped,
+                *(each.delivered for each in subscription.consumers),
+            ):
                 meter.roll(now_ms)
 
     def _expect(self, expected: TopicState, now_ms: int) -> None:
@@ -522,9 +623,15 @@ class Topic:
             self._holding = True
 
     def _arrivals(self, names: Sequence[str]) -> Arrivals:
-        return Arrivals(names, entries_max=self._limits.waiting_entries_max, bytes_max=self._limits.waiting_bytes_max)
+        return Arrivals(
+            names,
+            entries_max=self._limits.waiting_entries_max,
+            bytes_max=self._limits.waiting_bytes_max,
+        )
 
-    def _subscription(self, name: str, kind: SubscriptionKind, *, is_sticky: bool, now_ms: int) -> Subscription:
+    def _subscription(
+        self, name: str, kind: SubscriptionKind, *, is_sticky: bool, now_ms: int
+    ) -> Subscription:
         return Subscription(
             name,
             kind,
@@ -537,7 +644,8 @@ class Topic:
 
     def _moving(self) -> Refusal:
         return Refusal(
-            error=ServerError.SERVICE_NOT_READY, message=f"Topic {self.name} is temporarily unavailable: it is moving to another broker"
+            error=ServerError.SERVICE_NOT_READY,
+            message=f"Topic {self.name} is temporarily unavailable: it is moving to another broker",
         )
 
     def _granted(self, consumer: Consumer, permits: int) -> Subscription | None:
@@ -567,11 +675,16 @@ class Topic:
             self._stop_holding_if_complete(outcome)
 
     def _stop_holding_if_complete(self, outcome: Outcome) -> None:
-        if all(each.arrivals is None or each.arrivals.is_complete for each in self._subscriptions.values()):
+        if all(
+            each.arrivals is None or each.arrivals.is_complete
+            for each in self._subscriptions.values()
+        ):
             self._stop_holding(outcome)
 
     def _release_noted(self, outcome: Outcome) -> None:
-        """Release noted subscriptions, bounded per step: 1,000 subscriptions may hold 10,000 entries each."""
+        """Release noted subscriptions, bounded per step: 1,000 subscriptions may hold 10,000
+        entries each.
+        """
         entries = 0
         while self._noted:
             home = next(iter(self._noted))
@@ -590,14 +703,20 @@ class Topic:
         """End holding and waiting whose deadlines have passed."""
         if self._holding and now_ms >= self._receipt_deadline_ms:
             self._stop_holding(outcome)
-        if self._absent_deadline_ms is not None and now_ms >= self._absent_deadline_ms and not self._holding:
+        if (
+            self._absent_deadline_ms is not None
+            and now_ms >= self._absent_deadline_ms
+            and not self._holding
+        ):
             self._absent_deadline_ms = None
             self._settle_for_one(tuple(SubscriptionKind), outcome)
         if self._reconnect_deadline_ms is not None and now_ms >= self._reconnect_deadline_ms:
             self._give_up_waiting(outcome)
 
     def _give_up_waiting(self, outcome: Outcome) -> None:
-        """Stop waiting for all consumers, in bounded steps: 1,000 subscriptions may be waiting. Each later call takes the next step."""
+        """Stop waiting for all consumers, in bounded steps: 1,000 subscriptions may be waiting.
+        Each later call takes the next step.
+        """
         entries = 0
         for subscription in [*self._subscriptions.values()]:
             if subscription.arrivals is None:
@@ -614,7 +733,8 @@ class Topic:
     def _stop_holding(self, outcome: Outcome) -> None:
         """Stop holding: send all held receipts, and the first waiting entries.
 
-        A Shared subscription stops waiting for absent consumers, because any consumer may get what it holds.
+        A Shared subscription stops waiting for absent consumers, because any consumer may get what
+        it holds.
         """
         self._holding = False
         self._settle_for_one((SubscriptionKind.SHARED,), outcome)
@@ -622,7 +742,9 @@ class Topic:
         self._held = []
 
     def _settle_for_one(self, kinds: Collection[SubscriptionKind], outcome: Outcome) -> None:
-        """Make subscriptions of these kinds stop waiting for absent consumers once one is present. Release all subscriptions."""
+        """Make subscriptions of these kinds stop waiting for absent consumers once one is present.
+        Release all subscriptions.
+        """
         for subscription in self._subscriptions.values():
             if subscription.kind in kinds:
                 subscription.settle_for_one()

@@ -1,4 +1,5 @@
-"""Track the ids of a connection: producers and consumers that are asked for, live or recently closed, and unanswered requests.
+"""Track the ids of a connection: producers and consumers that are asked for, live or recently
+closed, and unanswered requests.
 
 Clients choose the ids. They mean nothing on other connections.
 """
@@ -8,7 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from equipoise.brokers.pulsar.wire.errors import NotServed, PulsarProtocolError, ServerError, Violation
+from equipoise.brokers.pulsar.wire.errors import (
+    NotServed,
+    PulsarProtocolError,
+    ServerError,
+    Violation,
+)
 from equipoise.brokers.pulsar.wire.limits import Limits
 from equipoise.brokers.pulsar.wire.requests import Asked
 from equipoise.channel.core.errors import Bug
@@ -16,7 +22,9 @@ from equipoise.channel.core.errors import Bug
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
-    """What the service attached to an id: its `thing`, `place` (a topic, or a topic and subscription) and `name`."""
+    """What the service attached to an id: its `thing`, `place` (a topic, or a topic and
+    subscription) and `name`.
+    """
 
     thing: object
     place: tuple[str, ...]
@@ -26,10 +34,11 @@ class Attached:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elsewhere:
-    """Attach this instead of a `thing` that another broker serves. The first SEND or FLOW then redirects the client to `url`.
+    """Attach this instead of a `thing` that another broker serves. The first SEND or FLOW then
+    redirects the client to `url`.
 
-    An earlier redirect fails: some clients ignore a CLOSE that comes before they have handled the success (docs/adr/0014-wrong-broker.md).
-    Without a `url` the client looks the topic up again.
+    An earlier redirect fails: some clients ignore a CLOSE that comes before they have handled the
+    success (docs/adr/0014-wrong-broker.md). Without a `url` the client looks the topic up again.
     """
 
     url: str | None
@@ -45,7 +54,9 @@ class Creation:
 
 
 class Kept:
-    """A count of the bytes of names and properties kept for all producers and consumers of a connection."""
+    """A count of the bytes of names and properties kept for all producers and consumers of a
+    connection.
+    """
 
     __slots__ = ("_bytes_max", "bytes")
 
@@ -57,19 +68,32 @@ class Kept:
     def check(self, bytes_: int) -> None:
         """Raise `NotServed` if there is no room for `bytes_` more."""
         if self.bytes + bytes_ > self._bytes_max:
-            problem = f"the names and properties of this connection take {self.bytes} of {self._bytes_max} bytes; use another connection"
+            problem = (
+                f"the names and properties of this connection take {self.bytes} of"
+                f" {self._bytes_max} bytes; use another connection"
+            )
             raise NotServed(error=ServerError.TOO_MANY_REQUESTS, problem=problem)
 
 
 class Attachments:
     """The ids of one kind on one connection. Each id is in at most one of the three states."""
 
-    __slots__ = ("_closed_at_ms", "_closed_for_ms", "_closed_ids_max", "_count_max", "_kept", "asked", "creations", "live")
+    __slots__ = (
+        "_closed_at_ms",
+        "_closed_for_ms",
+        "_closed_ids_max",
+        "_count_max",
+        "_kept",
+        "asked",
+        "creations",
+        "live",
+    )
 
     def __init__(self, asked: Asked, *, limits: Limits, count_max: int, kept: Kept) -> None:
         """Start empty. At most `count_max` ids are live or asked for at once.
 
-        `asked` is the class of the creating requests; producers and consumers of a connection share `kept`.
+        `asked` is the class of the creating requests; producers and consumers of a connection share
+        `kept`.
         """
         self.asked = asked
         self._kept = kept
@@ -81,17 +105,28 @@ class Attachments:
         self.live: dict[int, Attached] = {}
 
     def check_creation(self, id_: int, place: tuple[str, ...], kept_bytes: int) -> Attached | None:
-        """Return what is already live under this id at this place, or None. Raise `NotServed` if it cannot be created."""
+        """Return what is already live under this id at this place, or None. Raise `NotServed` if it
+        cannot be created.
+        """
         live = self.live.get(id_)
         if live is not None and live.place == place:
             return live
         if live is not None:
-            raise NotServed(error=ServerError.NOT_ALLOWED, problem=f"the id {id_} is in use for {' '.join(live.place)}; close it first")
+            raise NotServed(
+                error=ServerError.NOT_ALLOWED,
+                problem=f"the id {id_} is in use for {' '.join(live.place)}; close it first",
+            )
         if id_ in self.creations:
-            raise NotServed(error=ServerError.SERVICE_NOT_READY, problem=f"the id {id_} is already being created; try again")
+            raise NotServed(
+                error=ServerError.SERVICE_NOT_READY,
+                problem=f"the id {id_} is already being created; try again",
+            )
         count = len(self.creations) + len(self.live)
         if count >= self._count_max:
-            problem = f"this connection already has {count}, the maximum; close some, or use another connection"
+            problem = (
+                f"this connection already has {count}, the maximum; close some, or use another"
+                " connection"
+            )
             raise NotServed(error=ServerError.TOO_MANY_REQUESTS, problem=problem)
         self._kept.check(kept_bytes)
         return None
@@ -103,7 +138,9 @@ class Attachments:
         self._kept.bytes += creation.kept_bytes
 
     def settle(self, id_: int, request_id: int) -> Creation | None:
-        """End a creation that the service answers, and return it. Return None if it was cancelled or already answered."""
+        """End a creation that the service answers, and return it. Return None if it was cancelled
+        or already answered.
+        """
         creation = self.creations.get(id_)
         if creation is None or creation.request_id != request_id:
             return None
@@ -112,7 +149,9 @@ class Attachments:
 
     def attach(self, id_: int, thing: object, creation: Creation, *, name: str = "") -> None:
         """Make the result of a settled creation live."""
-        self.live[id_] = Attached(thing=thing, place=creation.place, name=name, kept_bytes=creation.kept_bytes)
+        self.live[id_] = Attached(
+            thing=thing, place=creation.place, name=name, kept_bytes=creation.kept_bytes
+        )
         self._kept.bytes += creation.kept_bytes
 
     def detach(self, id_: int) -> bool:
@@ -129,12 +168,15 @@ class Attachments:
             return False
         self._closed_at_ms[id_] = now_ms
         if len(self._closed_at_ms) > self._closed_ids_max:
-            # A dict keeps insertion order and `ask` removes ids, so the first id was closed longest ago.
+            # A dict keeps insertion order and `ask` removes ids, so the first id was closed longest
+            # ago.
             del self._closed_at_ms[next(iter(self._closed_at_ms))]
         return True
 
     def was_closed(self, id_: int, now_ms: int) -> bool:
-        """Return whether the broker closed the id so recently that the client may not have known when it last wrote."""
+        """Return whether the broker closed the id so recently that the client may not have known
+        when it last wrote.
+        """
         closed_at_ms = self._closed_at_ms.get(id_)
         return closed_at_ms is not None and now_ms - closed_at_ms < self._closed_for_ms
 
@@ -146,8 +188,8 @@ class Attachments:
         self._kept.bytes = 0
 
 
-# These are answered before anything else is read, so they cannot accumulate. A refused CLOSE would leave the client sure that the thing is
-# gone while it still gets messages.
+# These are answered before anything else is read, so they cannot accumulate. A refused CLOSE would
+# leave the client sure that the thing is gone while it still gets messages.
 _ANSWERED_AT_ONCE: Final = frozenset({Asked.SCHEMA, Asked.NEW_SCHEMA, Asked.STATS, Asked.CHANGE})
 
 
@@ -164,26 +206,44 @@ class Waiting:
         self._bytes_max = limits.pending_bytes_max
 
     def ask(self, kind: Asked, request_id: int, request_bytes: int) -> None:
-        """Add a request. Raise `NotServed` if there are too many, `PulsarProtocolError` if its id already waits."""
+        """Add a request. Raise `NotServed` if there are too many, `PulsarProtocolError` if its id
+        already waits.
+        """
         if (kind, request_id) in self._requests:
-            raise PulsarProtocolError(Violation.UNEXPECTED_COMMAND, f"a second {kind.value} {request_id} before the first was answered")
-        is_full = len(self._requests) >= self._requests_max or self._bytes + request_bytes > self._bytes_max
+            raise PulsarProtocolError(
+                Violation.UNEXPECTED_COMMAND,
+                f"a second {kind.value} {request_id} before the first was answered",
+            )
+        is_full = (
+            len(self._requests) >= self._requests_max
+            or self._bytes + request_bytes > self._bytes_max
+        )
         if is_full and kind not in _ANSWERED_AT_ONCE:
-            # On SERVICE_NOT_READY clients retry a producer or consumer, also when they reconnect. On a lookup that code would end it for
-            # good.
+            # On SERVICE_NOT_READY clients retry a producer or consumer, also when they reconnect.
+            # On a lookup that code would end it for good.
             is_creation = kind in {Asked.PRODUCER, Asked.CONSUMER}
             raise NotServed(
-                error=ServerError.SERVICE_NOT_READY if is_creation else ServerError.TOO_MANY_REQUESTS,
-                problem=f"{len(self._requests)} requests of this connection ({self._bytes} bytes) already wait; send fewer at once",
+                error=(
+                    ServerError.SERVICE_NOT_READY if is_creation else ServerError.TOO_MANY_REQUESTS
+                ),
+                problem=(
+                    f"{len(self._requests)} requests of this connection ({self._bytes} bytes)"
+                    " already wait; send fewer at once"
+                ),
             )
         self._requests[kind, request_id] = request_bytes
         self._bytes += request_bytes
 
     def answer(self, kind: Asked, request_id: int) -> None:
-        """Remove a request that is answered or cancelled. Raise `Bug` if there is no such request."""
+        """Remove a request that is answered or cancelled. Raise `Bug` if there is no such
+        request.
+        """
         request_bytes = self._requests.pop((kind, request_id), None)
         if request_bytes is None:
-            raise Bug(f"the Pulsar service answered {kind.value} {request_id}, which waits for no answer; please report this message")
+            raise Bug(
+                f"the Pulsar service answered {kind.value} {request_id}, which waits for no answer;"
+                " please report this message"
+            )
         self._bytes -= request_bytes
 
     def clear(self) -> None:

@@ -1,6 +1,7 @@
 """Parse the commands of clients into the requests of `brokers.pulsar.wire.requests`, within bounds.
 
-Raises `PulsarProtocolError` for what no client sends, and `NotServed` for valid requests that are refused.
+Raises `PulsarProtocolError` for what no client sends, and `NotServed` for valid requests that are
+refused.
 """
 
 from __future__ import annotations
@@ -11,7 +12,12 @@ from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from equipoise.brokers.pulsar.wire.errors import NotServed, PulsarProtocolError, ServerError, Violation
+from equipoise.brokers.pulsar.wire.errors import (
+    NotServed,
+    PulsarProtocolError,
+    ServerError,
+    Violation,
+)
 from equipoise.brokers.pulsar.wire.frames import metadata_of
 from equipoise.brokers.pulsar.wire.limits import PAIR_BYTES, RANGES_PER_CONSUMER_MAX, Limits
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
@@ -45,16 +51,20 @@ from equipoise.brokers.security.identity import TLS, Credentials
 
 T = TypeVar("T", BaseCommand, MessageMetadata)
 
-# The protocol version of this broker. Clients infer from it that they may send checksums; they close a connection whose version is higher
-# than their own.
+# The protocol version of this broker. Clients infer from it that they may send checksums; they
+# close a connection whose version is higher than their own.
 _VERSION: Final = 20
-# The oldest version served. Clients send checksums from 6 on, and accept CLOSE_PRODUCER and CLOSE_CONSUMER from 5 on.
+# The oldest version served. Clients send checksums from 6 on, and accept CLOSE_PRODUCER and
+# CLOSE_CONSUMER from 5 on.
 _VERSION_MIN: Final = 6
 
 # The sub-message of each command type: Pulsar gives both the same number.
-_BODY_OF_TYPE: Final = {number: field.name for number, field in BaseCommand.DESCRIPTOR.fields_by_number.items()}
+_BODY_OF_TYPE: Final = {
+    number: field.name for number, field in BaseCommand.DESCRIPTOR.fields_by_number.items()
+}
 
-# The start of nearly all commands: type SEND, and the tag of its body. A length of one byte follows, since a SEND has few short fields.
+# The start of nearly all commands: type SEND, and the tag of its body. A length of one byte
+# follows, since a SEND has few short fields.
 _PLAIN_SEND: Final = b"\x08\x06\x32"
 _ONE_BYTE_MAX: Final = 127
 
@@ -67,7 +77,8 @@ _MESSAGE_BYTES_MIN: Final = 6
 # The best compression: a ZSTD block of 128 KiB of one repeated byte takes four bytes.
 _COMPRESSED_BY_MAX: Final = 32_768
 
-# The largest metadata that is searched for a key. Parsing 5 MiB of empty properties would take 0.3 s of the event loop.
+# The largest metadata that is searched for a key. Parsing 5 MiB of empty properties would take 0.3
+# s of the event loop.
 _KEY_BYTES_MAX: Final = 256 * 1024
 
 # Requests that this broker always refuses: transactions and topic list watchers.
@@ -88,18 +99,28 @@ def parse(command: bytes) -> BaseCommand:
     """Parse a complete command. Raise `PulsarProtocolError`."""
     parsed = _parse(BaseCommand, command)
     if not parsed.HasField("type"):
-        raise PulsarProtocolError(Violation.UNKNOWN_COMMAND, f"a command of {len(command)} bytes with an unknown type")
+        raise PulsarProtocolError(
+            Violation.UNKNOWN_COMMAND, f"a command of {len(command)} bytes with an unknown type"
+        )
     # Without its sub-message all fields would read as 0.
     if not parsed.HasField(_BODY_OF_TYPE[parsed.type]):
-        raise PulsarProtocolError(Violation.MALFORMED_COMMAND, f"a command {name_of(parsed)} without its body")
+        raise PulsarProtocolError(
+            Violation.MALFORMED_COMMAND, f"a command {name_of(parsed)} without its body"
+        )
     return parsed
 
 
 def plain_send(command: bytes) -> CommandSend | None:
-    """Parse a complete SEND without its envelope, as all clients encode it. Return None for anything else, which `parse` can judge."""
+    """Parse a complete SEND without its envelope, as all clients encode it. Return None for
+    anything else, which `parse` can judge.
+    """
     start = len(_PLAIN_SEND) + 1
     body_bytes = len(command) - start
-    if not 0 < body_bytes <= _ONE_BYTE_MAX or command[start - 1] != body_bytes or not command.startswith(_PLAIN_SEND):
+    if (
+        not 0 < body_bytes <= _ONE_BYTE_MAX
+        or command[start - 1] != body_bytes
+        or not command.startswith(_PLAIN_SEND)
+    ):
         return None
     try:
         send = CommandSend.FromString(command[start:])
@@ -116,7 +137,11 @@ def name_of(command: BaseCommand) -> str:
 def requests_among(types: Iterable[BaseCommand.Type]) -> tuple[str, ...]:
     """Return Pulsar's names of the command types that have a request id."""
     blank = BaseCommand()
-    return tuple(BaseCommand.Type.Name(type_) for type_ in types if hasattr(getattr(blank, _BODY_OF_TYPE[type_]), "request_id"))
+    return tuple(
+        BaseCommand.Type.Name(type_)
+        for type_ in types
+        if hasattr(getattr(blank, _BODY_OF_TYPE[type_]), "request_id")
+    )
 
 
 def request_id_of(command: BaseCommand) -> int:
@@ -125,10 +150,11 @@ def request_id_of(command: BaseCommand) -> int:
 
 
 def messages_in(send: CommandSend, block: bytes, limits: Limits) -> int:
-    """Return the number of messages in an entry, at least 1: the client's number, limited to what fits into the entry.
+    """Return the number of messages in an entry, at least 1: the client's number, limited to what
+    fits into the entry.
 
-    Raises `PulsarProtocolError` if consumers could not read the metadata. Blocks are forwarded unchanged, and some clients
-    close their connection when they cannot read one.
+    Raises `PulsarProtocolError` if consumers could not read the metadata. Blocks are forwarded
+    unchanged, and some clients close their connection when they cannot read one.
     """
     data = metadata_of(block)
     metadata = _parse(MessageMetadata, data)
@@ -137,13 +163,17 @@ def messages_in(send: CommandSend, block: bytes, limits: Limits) -> int:
     room_bytes = len(block) - len(data)
     if metadata.compression:
         room_bytes = min(metadata.uncompressed_size, room_bytes * _COMPRESSED_BY_MAX)
-    return min(send.num_messages, max(room_bytes // _MESSAGE_BYTES_MIN, 1), limits.messages_per_entry_max)
+    return min(
+        send.num_messages, max(room_bytes // _MESSAGE_BYTES_MIN, 1), limits.messages_per_entry_max
+    )
 
 
 def key_of(block: bytes) -> bytes | None:
-    """Return the key that dispatches an entry: its ordering key, else its partition key, else None. Damaged metadata has no key.
+    """Return the key that dispatches an entry: its ordering key, else its partition key, else None.
+    Damaged metadata has no key.
 
-    The same holds for metadata of more than `_KEY_BYTES_MAX`. Source: `peekStickyKey` of Pulsar's `Commands`.
+    The same holds for metadata of more than `_KEY_BYTES_MAX`. Source: `peekStickyKey` of Pulsar's
+    `Commands`.
     """
     try:
         data = metadata_of(block)
@@ -167,27 +197,39 @@ def key_of(block: bytes) -> bytes | None:
 
 
 def kept_bytes(asked: ProducerAsked | SubscribeAsked) -> int:
-    """Return how many bytes of a request are kept with what it creates, as `Limits.kept_bytes_max` counts them."""
+    """Return how many bytes of a request are kept with what it creates, as `Limits.kept_bytes_max`
+    counts them.
+    """
     names = [asked.topic, asked.name or ""]
     ranges: Sequence[tuple[int, int]] = ()
     if isinstance(asked, SubscribeAsked):
         names.append(asked.subscription)
         ranges = asked.key_shared.ranges if asked.key_shared is not None else ()
-    return sum(len(name.encode()) for name in names) + _properties_bytes(asked.properties) + len(ranges) * PAIR_BYTES
+    return (
+        sum(len(name.encode()) for name in names)
+        + _properties_bytes(asked.properties)
+        + len(ranges) * PAIR_BYTES
+    )
 
 
 def _parse(kind: type[T], data: bytes) -> T:
     try:
         parsed = kind.FromString(data)
     except DecodeError:
-        raise PulsarProtocolError(Violation.MALFORMED_COMMAND, f"{len(data)} bytes that are not a {kind.__name__}") from None
+        raise PulsarProtocolError(
+            Violation.MALFORMED_COMMAND, f"{len(data)} bytes that are not a {kind.__name__}"
+        ) from None
     if not parsed.IsInitialized():
-        raise PulsarProtocolError(Violation.MALFORMED_COMMAND, f"a {kind.__name__} without a required field")
+        raise PulsarProtocolError(
+            Violation.MALFORMED_COMMAND, f"a {kind.__name__} without a required field"
+        )
     return parsed
 
 
 def _text(value: str) -> str:
-    """Return a text field as str. Protobuf returns bytes for invalid UTF-8, contrary to its types."""
+    """Return a text field as str. Protobuf returns bytes for invalid UTF-8, contrary to its
+    types.
+    """
     if not isinstance(value, str):
         raise PulsarProtocolError(Violation.MALFORMED_COMMAND, "a text that is not UTF-8")
     return value
@@ -199,7 +241,10 @@ def _name(what: str, value: str, limits: Limits) -> str:
     if len(text) > limits.name_characters_max:
         raise NotServed(
             error=ServerError.NOT_ALLOWED,
-            problem=f"the {what} has {len(text)} characters; the maximum is {limits.name_characters_max}",
+            problem=(
+                f"the {what} has {len(text)} characters; the maximum is"
+                f" {limits.name_characters_max}"
+            ),
         )
     return text
 
@@ -208,7 +253,10 @@ def _properties(pairs: Iterable[KeyValue], limits: Limits) -> tuple[tuple[str, s
     properties = tuple((_text(pair.key), _text(pair.value)) for pair in pairs)
     size = _properties_bytes(properties)
     if size > limits.properties_bytes_max:
-        problem = f"{len(properties)} properties take {size} bytes ({PAIR_BYTES} per pair); the maximum is {limits.properties_bytes_max}"
+        problem = (
+            f"{len(properties)} properties take {size} bytes ({PAIR_BYTES} per pair); the maximum"
+            f" is {limits.properties_bytes_max}"
+        )
         raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)
     return properties
 
@@ -218,10 +266,15 @@ def _properties_bytes(properties: Sequence[tuple[str, str]]) -> int:
 
 
 def agreed_version(command: CommandConnect) -> int:
-    """Return the protocol version to use with a client. Raise `PulsarProtocolError` if the client is too old."""
+    """Return the protocol version to use with a client. Raise `PulsarProtocolError` if the client
+    is too old.
+    """
     version = min(_VERSION, command.protocol_version)
     if version < _VERSION_MIN:
-        raise PulsarProtocolError(Violation.UNSUPPORTED_VERSION, f"protocol version {version}; the minimum is {_VERSION_MIN}")
+        raise PulsarProtocolError(
+            Violation.UNSUPPORTED_VERSION,
+            f"protocol version {version}; the minimum is {_VERSION_MIN}",
+        )
     return version
 
 
@@ -230,9 +283,13 @@ _NO_METHODS: Final = frozenset({"", "none"})
 
 
 def credentials_in(data: CommandConnect | AuthData) -> Credentials | None:
-    """Return what a client sends to prove who it is, or None. Clients without authentication name the method `none`, or no method."""
+    """Return what a client sends to prove who it is, or None. Clients without authentication name
+    the method `none`, or no method.
+    """
     method = _text(data.auth_method_name)
-    original = (_text(data.original_principal) or None) if isinstance(data, CommandConnect) else None
+    original = (
+        (_text(data.original_principal) or None) if isinstance(data, CommandConnect) else None
+    )
     if data.auth_data or method not in _NO_METHODS:
         return Credentials(method=method, data=data.auth_data, original=original)
     # Then only a certificate can prove who the proxy is.
@@ -251,7 +308,9 @@ def client_version(command: CommandConnect, limits: Limits) -> str:
 
 def _partitions_asked(command: BaseCommand, limits: Limits) -> PartitionsAsked:
     asked = command.partitioned_metadata
-    return PartitionsAsked(request_id=asked.request_id, topic=_name("topic name", asked.topic, limits))
+    return PartitionsAsked(
+        request_id=asked.request_id, topic=_name("topic name", asked.topic, limits)
+    )
 
 
 def _lookup_asked(command: BaseCommand, limits: Limits) -> LookupAsked:
@@ -262,20 +321,26 @@ def _lookup_asked(command: BaseCommand, limits: Limits) -> LookupAsked:
 def _topics_asked(command: BaseCommand, limits: Limits) -> TopicsAsked:
     asked = command.get_topics_of_namespace
     namespace = _name("namespace name", asked.namespace, limits)
-    return TopicsAsked(request_id=asked.request_id, namespace=namespace, mode=TopicsMode(asked.mode))
+    return TopicsAsked(
+        request_id=asked.request_id, namespace=namespace, mode=TopicsMode(asked.mode)
+    )
 
 
 def _schema_asked(command: BaseCommand, limits: Limits) -> SchemaAsked:
     asked = command.get_schema
     # Some clients send an empty version for the newest schema.
     topic = _name("topic name", asked.topic, limits)
-    return SchemaAsked(request_id=asked.request_id, topic=topic, version=asked.schema_version or None)
+    return SchemaAsked(
+        request_id=asked.request_id, topic=topic, version=asked.schema_version or None
+    )
 
 
 def _schema_offered(command: BaseCommand, limits: Limits) -> SchemaOffered:
     asked = command.get_or_create_schema
     schema = _schema(asked.schema, limits)
-    return SchemaOffered(request_id=asked.request_id, topic=_name("topic name", asked.topic, limits), schema=schema)
+    return SchemaOffered(
+        request_id=asked.request_id, topic=_name("topic name", asked.topic, limits), schema=schema
+    )
 
 
 def _schema(schema: WireSchema, limits: Limits) -> Schema:
@@ -314,7 +379,11 @@ def producer_asked(command: CommandProducer, limits: Limits) -> ProducerAsked:
         access_mode = AccessMode(command.producer_access_mode)
     except ValueError:
         raise NotServed(
-            error=ServerError.NOT_ALLOWED, problem=f"access mode {command.producer_access_mode} does not exist; use Shared or Exclusive"
+            error=ServerError.NOT_ALLOWED,
+            problem=(
+                f"access mode {command.producer_access_mode} does not exist; use Shared or"
+                " Exclusive"
+            ),
         ) from None
     return ProducerAsked(
         producer_id=command.producer_id,
@@ -330,7 +399,9 @@ def producer_asked(command: CommandProducer, limits: Limits) -> ProducerAsked:
 
 
 def subscribe_asked(command: CommandSubscribe, limits: Limits) -> SubscribeAsked:
-    """Return the request of SUBSCRIBE. Raise `NotServed` for an empty subscription name or too many hash ranges."""
+    """Return the request of SUBSCRIBE. Raise `NotServed` for an empty subscription name or too many
+    hash ranges.
+    """
     if not command.subscription:
         # Pulsar uses this code.
         raise NotServed(error=ServerError.PRODUCER_BUSY, problem="Empty subscription name")
@@ -343,7 +414,9 @@ def subscribe_asked(command: CommandSubscribe, limits: Limits) -> SubscribeAsked
         kind=kind,
         name=_name("consumer name", command.consumer_name, limits),
         priority=command.priority_level,
-        key_shared=_key_shared(command.keySharedMeta) if kind is SubscriptionKind.KEY_SHARED else None,
+        key_shared=(
+            _key_shared(command.keySharedMeta) if kind is SubscriptionKind.KEY_SHARED else None
+        ),
         properties=_properties(command.metadata, limits),
         read_compacted=command.read_compacted,
         schema=_own_schema(command, limits),
@@ -351,10 +424,17 @@ def subscribe_asked(command: CommandSubscribe, limits: Limits) -> SubscribeAsked
 
 
 def _key_shared(meta: KeySharedMeta) -> KeyShared:
-    """Return a consumer's key settings. The mode defaults to AUTO_SPLIT; only STICKY keeps the ranges."""
+    """Return a consumer's key settings. The mode defaults to AUTO_SPLIT; only STICKY keeps the
+    ranges.
+    """
     if meta.keySharedMode != KeySharedMeta.STICKY:
         return KeyShared(is_sticky=False, ranges=())
     if len(meta.hashRanges) > RANGES_PER_CONSUMER_MAX:
-        problem = f"a STICKY consumer may name at most {RANGES_PER_CONSUMER_MAX} hash ranges, not {len(meta.hashRanges)}"
+        problem = (
+            f"a STICKY consumer may name at most {RANGES_PER_CONSUMER_MAX} hash ranges, not"
+            f" {len(meta.hashRanges)}"
+        )
         raise NotServed(error=ServerError.CONSUMER_ASSIGN_ERROR, problem=problem)
-    return KeyShared(is_sticky=True, ranges=tuple((part.start, part.end) for part in meta.hashRanges))
+    return KeyShared(
+        is_sticky=True, ranges=tuple((part.start, part.end) for part in meta.hashRanges)
+    )

@@ -1,13 +1,17 @@
-"""Run the protocol of one client connection as a state machine without IO: bytes in, requests and bytes out.
+"""Run the protocol of one client connection as a state machine without IO: bytes in, requests and
+bytes out.
 
 Theory of operation:
 
-1. The edge passes each chunk that it reads to `receive`, and calls `tick` a few times per keep-alive interval.
-2. The service handles the returned requests in order. It answers each that needs an answer, at once or later.
+1. The edge passes each chunk that it reads to `receive`, and calls `tick` a few times per
+   keep-alive interval.
+2. The service handles the returned requests in order. It answers each that needs an answer, at once
+   or later.
 3. The edge writes what `take_outgoing` returns.
 4. After `Ended`, or after the end of the stream and `end`, the connection is over.
 
-The connection knows ids, not topics. The service attaches an object to each id, and later requests carry that object.
+The connection knows ids, not topics. The service attaches an object to each id, and later requests
+carry that object.
 """
 
 from __future__ import annotations
@@ -17,9 +21,21 @@ from typing import ClassVar, Final
 
 from equipoise.brokers.pulsar.topics.schemas import version_of
 from equipoise.brokers.pulsar.wire import commands, replies
-from equipoise.brokers.pulsar.wire.attachments import Attached, Attachments, Creation, Elsewhere, Kept, Waiting
+from equipoise.brokers.pulsar.wire.attachments import (
+    Attached,
+    Attachments,
+    Creation,
+    Elsewhere,
+    Kept,
+    Waiting,
+)
 from equipoise.brokers.pulsar.wire.authentication import Admit, Authenticate, Authentication
-from equipoise.brokers.pulsar.wire.errors import NotServed, PulsarProtocolError, ServerError, Violation
+from equipoise.brokers.pulsar.wire.errors import (
+    NotServed,
+    PulsarProtocolError,
+    ServerError,
+    Violation,
+)
 from equipoise.brokers.pulsar.wire.frames import Frame, FrameReader, checksum_is_good
 from equipoise.brokers.pulsar.wire.limits import Limits
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandSend
@@ -73,7 +89,9 @@ _LAST_ANSWERS: Final = {
 
 
 class Outgoing:
-    """A queue of whole frames, which the callers bound. Urgent ones go first: a PONG behind a backlog would come too late."""
+    """A queue of whole frames, which the callers bound. Urgent ones go first: a PONG behind a
+    backlog would come too late.
+    """
 
     __slots__ = ("_bulk", "_is_closed", "_urgent", "waiting_bytes")
 
@@ -91,7 +109,9 @@ class Outgoing:
             self.waiting_bytes += sum(map(len, parts))
 
     def send_first(self, frame: bytes) -> None:
-        """Append an urgent frame. It always answers what just came, so it never comes after `close`."""
+        """Append an urgent frame. It always answers what just came, so it never comes after
+        `close`.
+        """
         self._urgent.append(frame)
         self.waiting_bytes += len(frame)
 
@@ -111,7 +131,15 @@ class Outgoing:
 class KeepAlive:
     """When the client last sent something, and which PINGs are unanswered."""
 
-    __slots__ = ("_asked_ms", "_handshake_ms", "_heard_ms", "_keep_alive_ms", "_opened_ms", "_pings", "pongs")
+    __slots__ = (
+        "_asked_ms",
+        "_handshake_ms",
+        "_heard_ms",
+        "_keep_alive_ms",
+        "_opened_ms",
+        "_pings",
+        "pongs",
+    )
 
     def __init__(self, *, limits: Limits, now_ms: int) -> None:
         """Start with a connection that was just accepted."""
@@ -138,12 +166,17 @@ class KeepAlive:
         self._asked_ms = None
 
     def check_handshake(self, now_ms: int) -> None:
-        """Raise `PulsarProtocolError` if CONNECT is overdue. Other bytes do not extend the deadline."""
+        """Raise `PulsarProtocolError` if CONNECT is overdue. Other bytes do not extend the
+        deadline.
+        """
         if now_ms - self._opened_ms >= self._handshake_ms:
-            raise PulsarProtocolError(Violation.NO_HANDSHAKE, f"no CONNECT came within {self._handshake_ms} ms")
+            raise PulsarProtocolError(
+                Violation.NO_HANDSHAKE, f"no CONNECT came within {self._handshake_ms} ms"
+            )
 
     def check_silence(self, now_ms: int, *, is_read: bool) -> bool:
-        """Return whether a PING is due. Raise `PulsarProtocolError` if the client did not answer the last one in time.
+        """Return whether a PING is due. Raise `PulsarProtocolError` if the client did not answer
+        the last one in time.
 
         While nothing is read from the client, a PING is due every time, and no answer is.
         """
@@ -151,7 +184,9 @@ class KeepAlive:
         if now_ms - since_ms < self._keep_alive_ms:
             return False
         if is_read and self._asked_ms is not None:
-            raise PulsarProtocolError(Violation.NO_ANSWER, f"nothing came within {self._keep_alive_ms} ms of a PING")
+            raise PulsarProtocolError(
+                Violation.NO_ANSWER, f"nothing came within {self._keep_alive_ms} ms of a PING"
+            )
         self._asked_ms = now_ms
         return True
 
@@ -181,15 +216,28 @@ class Connection:
         "reader",
     )
 
-    def __init__(self, *, limits: Limits, now_ms: int, authenticate: Authenticate | None = None, admit: Admit | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        limits: Limits,
+        now_ms: int,
+        authenticate: Authenticate | None = None,
+        admit: Admit | None = None,
+    ) -> None:
         """Start with a connection that was just accepted. See `Authentication`."""
         self._limits = limits
         self._authentication = Authentication(authenticate, admit)
         # Before CONNECT no frame may be as large as an entry.
-        self.reader = FrameReader(frame_bytes_max=limits.command_bytes_max, command_bytes_max=limits.command_bytes_max)
+        self.reader = FrameReader(
+            frame_bytes_max=limits.command_bytes_max, command_bytes_max=limits.command_bytes_max
+        )
         kept = Kept(bytes_max=limits.kept_bytes_max)
-        self._producers = Attachments(Asked.PRODUCER, limits=limits, count_max=limits.producers_max, kept=kept)
-        self._consumers = Attachments(Asked.CONSUMER, limits=limits, count_max=limits.consumers_max, kept=kept)
+        self._producers = Attachments(
+            Asked.PRODUCER, limits=limits, count_max=limits.producers_max, kept=kept
+        )
+        self._consumers = Attachments(
+            Asked.CONSUMER, limits=limits, count_max=limits.consumers_max, kept=kept
+        )
         self._waiting = Waiting(limits=limits)
         self._requests: list[Request] = []
         self._outgoing = Outgoing()
@@ -216,9 +264,11 @@ class Connection:
         return self._outgoing.waiting_bytes
 
     def receive(self, data: bytes, now_ms: int) -> list[Request]:
-        """Return the client's requests in these bytes, in order. Never raises: a protocol violation returns `Ended`.
+        """Return the client's requests in these bytes, in order. Never raises: a protocol violation
+        returns `Ended`.
 
-        If there is much work it returns only the first part. Call it again while `reader.has_more`, with or without more bytes.
+        If there is much work it returns only the first part. Call it again while `reader.has_more`,
+        with or without more bytes.
         """
         if self.is_ended:
             return []
@@ -243,7 +293,9 @@ class Connection:
         return self._take_requests()
 
     def authenticated(self, checked: Identity | Refusal, now_ms: int) -> list[Request]:
-        """Answer `CredentialsSent`, and return further requests. Call `receive` afterwards, with or without more bytes."""
+        """Answer `CredentialsSent`, and return further requests. Call `receive` afterwards, with or
+        without more bytes.
+        """
         if self.is_ended:
             return []
         self._now_ms = now_ms
@@ -256,7 +308,9 @@ class Connection:
         return self._take_requests()
 
     def tick(self, now_ms: int, *, is_read: bool = True) -> list[Request]:
-        """Send a PING if it is due, or end a silent connection. One that is not read at the moment is not silent."""
+        """Send a PING if it is due, or end a silent connection. One that is not read at the moment
+        is not silent.
+        """
         if self.is_ended:
             return []
         self._now_ms = now_ms
@@ -274,12 +328,16 @@ class Connection:
         return self._take_requests()
 
     def probe(self) -> int:
-        """Send a PING behind everything written. Once `pongs` reaches the returned number, the client has received all of that."""
+        """Send a PING behind everything written. Once `pongs` reaches the returned number, the
+        client has received all of that.
+        """
         self._outgoing.send(replies.PING)
         return self._keep_alive.asked()
 
     def end(self) -> None:
-        """End the connection, because the stream is over or the edge closes it. Late answers are dropped and all ids detached."""
+        """End the connection, because the stream is over or the edge closes it. Late answers are
+        dropped and all ids detached.
+        """
         self.is_ended = True
         self.reader.clear()
         self._outgoing.close()
@@ -288,7 +346,9 @@ class Connection:
         self._waiting.clear()
 
     def take_outgoing(self) -> bytes:
-        """Return the frames to write now. PINGs and PONGs come first, because the rest may be long."""
+        """Return the frames to write now. PINGs and PONGs come first, because the rest may be
+        long.
+        """
         return self._outgoing.take()
 
     def answer(self, request: Question | Change, reply: bytes) -> None:
@@ -304,7 +364,9 @@ class Connection:
 
     def refuse(self, request: Question | Change, error: ServerError, message: str) -> None:
         """Refuse a request."""
-        self.answer(request, replies.refusal(request.asked.value, request.request_id, error, message))
+        self.answer(
+            request, replies.refusal(request.asked.value, request.request_id, error, message)
+        )
 
     def succeed(self, request: Change) -> None:
         """Answer a request with success."""
@@ -312,8 +374,12 @@ class Connection:
         if isinstance(request, Unsubscribed):
             self._consumers.detach(request.consumer_id)
 
-    def producer_opened(self, request: ProducerAsked, name: str, producer: object, *, schema_version: bytes = b"") -> bool:
-        """Attach `producer`, which may be `Elsewhere`. Return False if the request was cancelled; then undo it."""
+    def producer_opened(
+        self, request: ProducerAsked, name: str, producer: object, *, schema_version: bytes = b""
+    ) -> bool:
+        """Attach `producer`, which may be `Elsewhere`. Return False if the request was cancelled;
+        then undo it.
+        """
         creation = self._settle(self._producers, request.producer_id, request.request_id)
         if creation is None:
             return False
@@ -336,24 +402,44 @@ class Connection:
         return True
 
     def consumer_refused(self, request: SubscribeAsked, error: ServerError, message: str) -> None:
-        """Refuse a consumer; see `producer_refused`. If another broker serves the topic, attach `Elsewhere` instead."""
+        """Refuse a consumer; see `producer_refused`. If another broker serves the topic, attach
+        `Elsewhere` instead.
+        """
         if self._settle(self._consumers, request.consumer_id, request.request_id) is not None:
-            self._outgoing.send(replies.consumer_refused(request.consumer_id, request.request_id, error, message))
+            self._outgoing.send(
+                replies.consumer_refused(request.consumer_id, request.request_id, error, message)
+            )
 
-    def receipt(self, producer_id: int, sequence_id: int, highest_sequence_id: int, entry_id: int) -> None:
-        """Answer an entry of `Published` with its id. Also sent if the producer was closed meanwhile."""
-        self._outgoing.send(replies.receipt(producer_id, sequence_id, highest_sequence_id, entry_id))
+    def receipt(
+        self, producer_id: int, sequence_id: int, highest_sequence_id: int, entry_id: int
+    ) -> None:
+        """Answer an entry of `Published` with its id. Also sent if the producer was closed
+        meanwhile.
+        """
+        self._outgoing.send(
+            replies.receipt(producer_id, sequence_id, highest_sequence_id, entry_id)
+        )
 
-    def send_error(self, producer_id: int, sequence_id: int, error: ServerError, message: str) -> None:
-        """Refuse `Damaged`. Use `CHECKSUM_ERROR` only: on other codes some clients reconnect and send the entry again, forever."""
+    def send_error(
+        self, producer_id: int, sequence_id: int, error: ServerError, message: str
+    ) -> None:
+        """Refuse `Damaged`. Use `CHECKSUM_ERROR` only: on other codes some clients reconnect and
+        send the entry again, forever.
+        """
         self._outgoing.send(replies.send_error(producer_id, sequence_id, error, message))
 
     def message(self, consumer_id: int, entry_id: int, partition: int, block: bytes) -> None:
-        """Send an entry to a consumer. `partition` is -1 for an unpartitioned topic; `block` comes from `Sent`."""
-        self._outgoing.send(replies.message_head(consumer_id, entry_id, partition, len(block)), block)
+        """Send an entry to a consumer. `partition` is -1 for an unpartitioned topic; `block` comes
+        from `Sent`.
+        """
+        self._outgoing.send(
+            replies.message_head(consumer_id, entry_id, partition, len(block)), block
+        )
 
     def close_producer(self, producer_id: int, url: str | None = None) -> None:
-        """Redirect a producer to `url`, or to a new lookup, and ignore its late messages. No-op if it is not live."""
+        """Redirect a producer to `url`, or to a new lookup, and ignore its late messages. No-op if
+        it is not live.
+        """
         if self._producers.close(producer_id, self._now_ms):
             self._outgoing.send(replies.close_producer(producer_id, url))
 
@@ -377,13 +463,21 @@ class Connection:
         command = commands.parse(frame.command)
         handler = self._HANDLERS.get(command.type)
         if handler is None:
-            raise PulsarProtocolError(Violation.UNEXPECTED_COMMAND, f"{commands.name_of(command)}, which only brokers send")
+            raise PulsarProtocolError(
+                Violation.UNEXPECTED_COMMAND,
+                f"{commands.name_of(command)}, which only brokers send",
+            )
         if self._is_connected == (command.type == BaseCommand.CONNECT):
             raise PulsarProtocolError(
-                Violation.UNEXPECTED_COMMAND, f"{commands.name_of(command)} {'after' if self._is_connected else 'before'} the handshake"
+                Violation.UNEXPECTED_COMMAND,
+                f"{commands.name_of(command)} {'after' if self._is_connected else 'before'} the"
+                " handshake",
             )
         if frame.block is not None and command.type != BaseCommand.SEND:
-            raise PulsarProtocolError(Violation.MALFORMED_FRAME, f"{len(frame.block)} bytes behind a {commands.name_of(command)}")
+            raise PulsarProtocolError(
+                Violation.MALFORMED_FRAME,
+                f"{len(frame.block)} bytes behind a {commands.name_of(command)}",
+            )
         self.asked += command.type not in _OF_MESSAGES
         try:
             handler(self, command, frame)
@@ -398,7 +492,12 @@ class Connection:
         refreshes = commands.refreshes_credentials(connect)
         self._protocol_version, self._client_version = version, client_version
         credentials = commands.credentials_in(connect)
-        if self._authentication.connect(credentials, self._now_ms, refreshes=refreshes, forwards=bool(connect.original_auth_data)):
+        if self._authentication.connect(
+            credentials,
+            self._now_ms,
+            refreshes=refreshes,
+            forwards=bool(connect.original_auth_data),
+        ):
             self._welcome()
         else:
             self.is_held = True
@@ -407,8 +506,11 @@ class Connection:
     def _welcome(self) -> None:
         self._is_connected = True
         self.reader.frame_bytes_max = self._limits.frame_bytes_max
-        # CONNECTED must come first: as the answer to CONNECT clients accept nothing else, not even a PONG.
-        self._outgoing.send_first(replies.connected(self._protocol_version, self._limits.message_bytes_max))
+        # CONNECTED must come first: as the answer to CONNECT clients accept nothing else, not even
+        # a PONG.
+        self._outgoing.send_first(
+            replies.connected(self._protocol_version, self._limits.message_bytes_max)
+        )
         self._requests.append(Connected(client_version=self._client_version))
 
     def _on_ping(self, _command: BaseCommand, _frame: Frame) -> None:
@@ -419,7 +521,9 @@ class Connection:
 
     def _on_auth_response(self, command: BaseCommand, _frame: Frame) -> None:
         """Take fresh credentials. As in Pulsar, success has no answer."""
-        self._authentication.answer(commands.credentials_in(command.auth_response.response), self._now_ms)
+        self._authentication.answer(
+            commands.credentials_in(command.auth_response.response), self._now_ms
+        )
 
     def _on_nothing_to_do(self, _command: BaseCommand, _frame: Frame) -> None:
         """Ignore a command: nothing is redelivered."""
@@ -450,9 +554,15 @@ class Connection:
             self._requests.append(Published(producer=attached.thing, entries=[sent]))
 
     def _check_stray(self, producer_id: int) -> None:
-        """Check a message for no live producer. It is late if this broker closed the producer, and too early if it is not yet open."""
-        if producer_id not in self._producers.creations and not self._producers.was_closed(producer_id, self._now_ms):
-            raise PulsarProtocolError(Violation.UNKNOWN_PRODUCER, f"a message for the unknown producer {producer_id}")
+        """Check a message for no live producer. It is late if this broker closed the producer, and
+        too early if it is not yet open.
+        """
+        if producer_id not in self._producers.creations and not self._producers.was_closed(
+            producer_id, self._now_ms
+        ):
+            raise PulsarProtocolError(
+                Violation.UNKNOWN_PRODUCER, f"a message for the unknown producer {producer_id}"
+            )
 
     def _on_flow(self, command: BaseCommand, _frame: Frame) -> None:
         consumer_id = command.flow.consumer_id
@@ -462,7 +572,9 @@ class Connection:
         if isinstance(consumer.thing, Elsewhere):
             self.close_consumer(consumer_id, consumer.thing.url)
         else:
-            self._requests.append(Flowed(consumer=consumer.thing, permits=command.flow.messagePermits))
+            self._requests.append(
+                Flowed(consumer=consumer.thing, permits=command.flow.messagePermits)
+            )
 
     def _on_ack(self, command: BaseCommand, _frame: Frame) -> None:
         ack = command.ack
@@ -473,7 +585,9 @@ class Connection:
             self._outgoing.send(replies.ack_response(ack.consumer_id, ack.request_id))
 
     def _on_question(self, command: BaseCommand, frame: Frame) -> None:
-        """Pass on a request that only the service can answer and that leaves no state in the connection."""
+        """Pass on a request that only the service can answer and that leaves no state in the
+        connection.
+        """
         self._ask(commands.question(command, self._limits), frame)
 
     def _on_producer(self, command: BaseCommand, frame: Frame) -> None:
@@ -481,10 +595,15 @@ class Connection:
         place, kept_bytes = (asked.topic,), commands.kept_bytes(asked)
         live = self._producers.check_creation(asked.producer_id, place, kept_bytes)
         if live is not None:
-            self._outgoing.send(replies.producer_success(asked.request_id, live.name, version_of(asked.schema)))
+            self._outgoing.send(
+                replies.producer_success(asked.request_id, live.name, version_of(asked.schema))
+            )
             return
         self._ask(asked, frame)
-        self._producers.ask(asked.producer_id, Creation(request_id=asked.request_id, place=place, kept_bytes=kept_bytes))
+        self._producers.ask(
+            asked.producer_id,
+            Creation(request_id=asked.request_id, place=place, kept_bytes=kept_bytes),
+        )
 
     def _on_subscribe(self, command: BaseCommand, frame: Frame) -> None:
         asked = commands.subscribe_asked(command.subscribe, self._limits)
@@ -494,7 +613,10 @@ class Connection:
             self._outgoing.send(replies.success(asked.request_id))
             return
         self._ask(asked, frame)
-        self._consumers.ask(asked.consumer_id, Creation(request_id=asked.request_id, place=place, kept_bytes=kept_bytes))
+        self._consumers.ask(
+            asked.consumer_id,
+            Creation(request_id=asked.request_id, place=place, kept_bytes=kept_bytes),
+        )
 
     def _on_close_producer(self, command: BaseCommand, frame: Frame) -> None:
         asked = command.close_producer
@@ -513,7 +635,12 @@ class Connection:
     def _on_unsubscribe(self, command: BaseCommand, frame: Frame) -> None:
         asked = command.unsubscribe
         thing = self._consumer(asked.consumer_id, ServerError.METADATA_ERROR)
-        request = Unsubscribed(consumer=thing, consumer_id=asked.consumer_id, request_id=asked.request_id, is_forced=asked.force)
+        request = Unsubscribed(
+            consumer=thing,
+            consumer_id=asked.consumer_id,
+            request_id=asked.request_id,
+            is_forced=asked.force,
+        )
         self._ask(request, frame)
 
     def _on_consumer_stats(self, command: BaseCommand, frame: Frame) -> None:
@@ -532,9 +659,14 @@ class Connection:
         self._outgoing.send(replies.no_last_message(command.get_last_message_id.request_id))
 
     def _on_not_served(self, command: BaseCommand, _frame: Frame) -> None:
-        raise NotServed(error=ServerError.NOT_ALLOWED, problem=f"{commands.name_of(command)} is not served by this broker")
+        raise NotServed(
+            error=ServerError.NOT_ALLOWED,
+            problem=f"{commands.name_of(command)} is not served by this broker",
+        )
 
-    def _ask(self, request: Question | Change | ProducerAsked | SubscribeAsked, frame: Frame) -> None:
+    def _ask(
+        self, request: Question | Change | ProducerAsked | SubscribeAsked, frame: Frame
+    ) -> None:
         self._waiting.ask(request.asked, request.request_id, len(frame.command))
         self._requests.append(request)
 
@@ -545,7 +677,9 @@ class Connection:
         return creation
 
     def _check_close(self, table: Attachments, id_: int, request_id: int) -> Attached | None:
-        """Return what is live under an id and served here. Otherwise answer the client, and cancel a pending creation."""
+        """Return what is live under an id and served here. Otherwise answer the client, and cancel
+        a pending creation.
+        """
         live = table.live.get(id_)
         if live is not None and not isinstance(live.thing, Elsewhere):
             return live
@@ -553,22 +687,31 @@ class Connection:
         creation = table.creations.get(id_)
         if creation is not None:
             self._settle(table, id_, creation.request_id)
-            self._requests.append(CreationCancelled(asked=table.asked, request_id=creation.request_id))
+            self._requests.append(
+                CreationCancelled(asked=table.asked, request_id=creation.request_id)
+            )
         self._outgoing.send(replies.success(request_id))
         return None
 
     def _consumer(self, consumer_id: int, error: ServerError) -> object:
-        """Return what the service attached to a consumer. Raise `NotServed` with `error` if there is no such consumer."""
+        """Return what the service attached to a consumer. Raise `NotServed` with `error` if there
+        is no such consumer.
+        """
         live = self._consumers.live.get(consumer_id)
         if live is None or isinstance(live.thing, Elsewhere):
-            raise NotServed(error=error, problem=f"this connection has no consumer {consumer_id}; subscribe again")
+            raise NotServed(
+                error=error,
+                problem=f"this connection has no consumer {consumer_id}; subscribe again",
+            )
         return live.thing
 
     def _refuse(self, command: BaseCommand, refusal: NotServed) -> None:
         """Refuse a request without the service, and report it for counting."""
         what, request_id = commands.name_of(command), commands.request_id_of(command)
         if command.type == BaseCommand.SUBSCRIBE:
-            reply = replies.consumer_refused(command.subscribe.consumer_id, request_id, refusal.error, refusal.problem)
+            reply = replies.consumer_refused(
+                command.subscribe.consumer_id, request_id, refusal.error, refusal.problem
+            )
         else:
             reply = replies.refusal(what, request_id, refusal.error, refusal.problem)
         self._outgoing.send(reply)
@@ -586,7 +729,9 @@ class Connection:
         return requests
 
     # Types that are missing here come only from brokers.
-    _HANDLERS: ClassVar[dict[BaseCommand.Type, Callable[[Connection, BaseCommand, Frame], None]]] = {
+    _HANDLERS: ClassVar[
+        dict[BaseCommand.Type, Callable[[Connection, BaseCommand, Frame], None]]
+    ] = {
         BaseCommand.CONNECT: _on_connect,
         BaseCommand.PING: _on_ping,
         BaseCommand.PONG: _on_pong,
@@ -613,4 +758,5 @@ class Connection:
 
 
 REFUSABLE: Final = commands.requests_among(Connection._HANDLERS)  # noqa: SLF001 - of this module
-"""Pulsar's names of the commands that a client may send and that may be refused: those with a request id."""
+"""Pulsar's names of the commands that a client may send and that may be refused: those with a
+request id."""

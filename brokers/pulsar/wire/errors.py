@@ -1,6 +1,7 @@
 """Define the errors between a Pulsar client and this broker, and Pulsar's error codes.
 
-A `Connection` never raises a `PulsarProtocolError`. It returns `Ended` with the error's `violation`.
+A `Connection` never raises a `PulsarProtocolError`. It returns `Ended` with the error's
+`violation`.
 """
 
 from __future__ import annotations
@@ -62,21 +63,28 @@ class PulsarProtocolError(PeerError):
         """`problem` describes what the client sent or did not send."""
         self.violation = violation
         self.problem = problem
-        super().__init__(f"a Pulsar client violated the protocol: {problem}; its connection is closed, and it may connect again")
+        super().__init__(
+            f"a Pulsar client violated the protocol: {problem}; its connection is closed, and it"
+            " may connect again"
+        )
 
 
 class NotServed(CallerError):
     """A request is refused. The connection continues."""
 
     def __init__(self, *, error: ServerError, problem: str) -> None:
-        """`error` is Pulsar's code, which decides what the client does; `problem` is a message for people."""
+        """`error` is Pulsar's code, which decides what the client does; `problem` is a message for
+        people.
+        """
         self.error = error
         self.problem = problem
         super().__init__(problem)
 
 
 class NotAnswered(PeerError):
-    """Another broker does not answer, or a bundle has no broker now. Over HTTP 503; a client gets MetadataError, and asks again."""
+    """Another broker does not answer, or a bundle has no broker now. Over HTTP 503; a client gets
+    MetadataError, and asks again.
+    """
 
 
 class ServedElsewhere(NotServed):
@@ -87,4 +95,7 @@ class ServedElsewhere(NotServed):
         self.topic = topic
         self.broker = broker
         self.url = url
-        super().__init__(error=ServerError.SERVICE_NOT_READY, problem=f"{topic} is served by broker {broker}; look it up again")
+        super().__init__(
+            error=ServerError.SERVICE_NOT_READY,
+            problem=f"{topic} is served by broker {broker}; look it up again",
+        )

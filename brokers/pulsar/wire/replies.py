@@ -1,7 +1,8 @@
 """Encode each reply to a client as a frame.
 
-Every field that some client reads unchecked is set. No field is set whose mere presence means failure to a client. The two replies sent for
-each message are encoded by hand, and so is the topic list that many clients share.
+Every field that some client reads unchecked is set. No field is set whose mere presence means
+failure to a client. The two replies sent for each message are encoded by hand, and so is the topic
+list that many clients share.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ _REFRESH: Final = b"PulsarAuthRefresh"
 # -1 in an unsigned field of 64 bits: no request, or no message.
 MINUS_ONE: Final = 2**64 - 1
 
-# A new consumer that gets one of these waits forever for a retry that it never starts, unless a CLOSE_CONSUMER follows (some clients).
+# A new consumer that gets one of these waits forever for a retry that it never starts, unless a
+# CLOSE_CONSUMER follows (some clients).
 _RETRIED: Final = frozenset(
     {
         ServerError.UNKNOWN_ERROR,
@@ -64,7 +66,9 @@ _RETRIED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerStats:
-    """The stats of a consumer. Rates are per second, `connected_since` is ISO 8601, `kind` is Pulsar's name."""
+    """The stats of a consumer. Rates are per second, `connected_since` is ISO 8601, `kind` is
+    Pulsar's name.
+    """
 
     name: str
     kind: str
@@ -83,7 +87,9 @@ def _framed(command: BaseCommand) -> bytes:
 
 
 def _by_transport(url: str | None) -> tuple[str | None, str | None]:
-    """Return an address as the pair of fields of all answers with one: without TLS, and with TLS. Clients read only their own."""
+    """Return an address as the pair of fields of all answers with one: without TLS, and with TLS.
+    Clients read only their own.
+    """
     return (None, url) if url is not None and url.startswith("pulsar+ssl:") else (url, None)
 
 
@@ -98,14 +104,20 @@ PONG: Final = _framed(BaseCommand(pong=CommandPong()))
 
 def connected(protocol_version: int, message_bytes_max: int) -> bytes:
     """CONNECTED. It sets no feature flag, because none of those features is served."""
-    body = CommandConnected(server_version=SERVER_VERSION, protocol_version=protocol_version, max_message_size=message_bytes_max)
+    body = CommandConnected(
+        server_version=SERVER_VERSION,
+        protocol_version=protocol_version,
+        max_message_size=message_bytes_max,
+    )
     return _framed(BaseCommand(connected=body))
 
 
 def auth_challenge(method: str, protocol_version: int) -> bytes:
     """AUTH_CHALLENGE: the client answers with fresh credentials of a method."""
     challenge = AuthData(auth_method_name=method, auth_data=_REFRESH)
-    body = CommandAuthChallenge(server_version=SERVER_VERSION, challenge=challenge, protocol_version=protocol_version)
+    body = CommandAuthChallenge(
+        server_version=SERVER_VERSION, challenge=challenge, protocol_version=protocol_version
+    )
     return _framed(BaseCommand(auth_challenge=body))
 
 
@@ -116,13 +128,17 @@ def success(request_id: int) -> bytes:
 
 def error(request_id: int, code: ServerError, message: str) -> bytes:
     """ERROR."""
-    return _framed(BaseCommand(error=CommandError(request_id=request_id, error=_wire(code), message=message)))
+    return _framed(
+        BaseCommand(error=CommandError(request_id=request_id, error=_wire(code), message=message))
+    )
 
 
 def partitions(request_id: int, count: int) -> bytes:
     """PARTITIONED_METADATA_RESPONSE: the number of partitions, 0 for a topic without any."""
     body = CommandPartitionedTopicMetadataResponse(
-        request_id=request_id, partitions=count, response=CommandPartitionedTopicMetadataResponse.Success
+        request_id=request_id,
+        partitions=count,
+        response=CommandPartitionedTopicMetadataResponse.Success,
     )
     return _framed(BaseCommand(partitioned_metadata_response=body))
 
@@ -130,13 +146,17 @@ def partitions(request_id: int, count: int) -> bytes:
 def partitions_failed(request_id: int, code: ServerError, message: str) -> bytes:
     """PARTITIONED_METADATA_RESPONSE: a failure."""
     body = CommandPartitionedTopicMetadataResponse(
-        request_id=request_id, response=CommandPartitionedTopicMetadataResponse.Failed, error=_wire(code), message=message
+        request_id=request_id,
+        response=CommandPartitionedTopicMetadataResponse.Failed,
+        error=_wire(code),
+        message=message,
     )
     return _framed(BaseCommand(partitioned_metadata_response=body))
 
 
 def located(request_id: int, url: str) -> bytes:
-    """LOOKUP_RESPONSE: connect to this address, `pulsar://host:port` or `pulsar+ssl://host:port`, as the owner advertises it everywhere.
+    """LOOKUP_RESPONSE: connect to this address, `pulsar://host:port` or `pulsar+ssl://host:port`,
+    as the owner advertises it everywhere.
 
     The answer is final, since all brokers read the owner from the same log.
     """
@@ -153,22 +173,37 @@ def located(request_id: int, url: str) -> bytes:
 
 
 def lookup_failed(request_id: int, code: ServerError, message: str) -> bytes:
-    """LOOKUP_RESPONSE: a failure. Use `METADATA_ERROR` for "not now": on `SERVICE_NOT_READY` clients close the whole connection."""
-    body = CommandLookupTopicResponse(request_id=request_id, response=CommandLookupTopicResponse.Failed, error=_wire(code), message=message)
+    """LOOKUP_RESPONSE: a failure. Use `METADATA_ERROR` for "not now": on `SERVICE_NOT_READY`
+    clients close the whole connection.
+    """
+    body = CommandLookupTopicResponse(
+        request_id=request_id,
+        response=CommandLookupTopicResponse.Failed,
+        error=_wire(code),
+        message=message,
+    )
     return _framed(BaseCommand(lookup_response=body))
 
 
 def producer_success(request_id: int, name: str, schema_version: bytes) -> bytes:
-    """PRODUCER_SUCCESS. The last sequence is -1, since nothing is stored. The version is set even if empty (no schema)."""
+    """PRODUCER_SUCCESS. The last sequence is -1, since nothing is stored. The version is set even
+    if empty (no schema).
+    """
     body = CommandProducerSuccess(
-        request_id=request_id, producer_name=name, last_sequence_id=-1, schema_version=schema_version, producer_ready=True
+        request_id=request_id,
+        producer_name=name,
+        last_sequence_id=-1,
+        schema_version=schema_version,
+        producer_ready=True,
     )
     return _framed(BaseCommand(producer_success=body))
 
 
 def send_error(producer_id: int, sequence_id: int, code: ServerError, message: str) -> bytes:
     """SEND_ERROR."""
-    body = CommandSendError(producer_id=producer_id, sequence_id=sequence_id, error=_wire(code), message=message)
+    body = CommandSendError(
+        producer_id=producer_id, sequence_id=sequence_id, error=_wire(code), message=message
+    )
     return _framed(BaseCommand(send_error=body))
 
 
@@ -176,7 +211,10 @@ def close_producer(producer_id: int, url: str | None) -> bytes:
     """CLOSE_PRODUCER from the broker, with the new address if known. Clients do not reply."""
     plain, tls = _by_transport(url)
     body = CommandCloseProducer(
-        producer_id=producer_id, request_id=MINUS_ONE, assignedBrokerServiceUrl=plain, assignedBrokerServiceUrlTls=tls
+        producer_id=producer_id,
+        request_id=MINUS_ONE,
+        assignedBrokerServiceUrl=plain,
+        assignedBrokerServiceUrlTls=tls,
     )
     return _framed(BaseCommand(close_producer=body))
 
@@ -185,31 +223,46 @@ def close_consumer(consumer_id: int, url: str | None) -> bytes:
     """CLOSE_CONSUMER from the broker; see `close_producer`."""
     plain, tls = _by_transport(url)
     body = CommandCloseConsumer(
-        consumer_id=consumer_id, request_id=MINUS_ONE, assignedBrokerServiceUrl=plain, assignedBrokerServiceUrlTls=tls
+        consumer_id=consumer_id,
+        request_id=MINUS_ONE,
+        assignedBrokerServiceUrl=plain,
+        assignedBrokerServiceUrlTls=tls,
     )
     return _framed(BaseCommand(close_consumer=body))
 
 
 def consumer_refused(consumer_id: int, request_id: int, code: ServerError, message: str) -> bytes:
-    """ERROR to a SUBSCRIBE. If the client should retry, a CLOSE_CONSUMER follows to make it do so."""
+    """ERROR to a SUBSCRIBE. If the client should retry, a CLOSE_CONSUMER follows to make it do
+    so.
+    """
     refusal = error(request_id, code, message)
     return refusal + close_consumer(consumer_id, None) if code in _RETRIED else refusal
 
 
 def active_consumer_change(consumer_id: int, *, is_active: bool) -> bytes:
     """ACTIVE_CONSUMER_CHANGE."""
-    return _framed(BaseCommand(active_consumer_change=CommandActiveConsumerChange(consumer_id=consumer_id, is_active=is_active)))
+    return _framed(
+        BaseCommand(
+            active_consumer_change=CommandActiveConsumerChange(
+                consumer_id=consumer_id, is_active=is_active
+            )
+        )
+    )
 
 
 def ack_response(consumer_id: int, request_id: int) -> bytes:
     """ACK_RESPONSE with success. An error field would mean failure by its presence."""
-    return _framed(BaseCommand(ack_response=CommandAckResponse(consumer_id=consumer_id, request_id=request_id)))
+    return _framed(
+        BaseCommand(ack_response=CommandAckResponse(consumer_id=consumer_id, request_id=request_id))
+    )
 
 
 def no_last_message(request_id: int) -> bytes:
     """GET_LAST_MESSAGE_ID_RESPONSE of a topic that stores nothing."""
     nothing = MessageIdData(ledgerId=MINUS_ONE, entryId=MINUS_ONE)
-    body = CommandGetLastMessageIdResponse(request_id=request_id, last_message_id=nothing, consumer_mark_delete_position=nothing)
+    body = CommandGetLastMessageIdResponse(
+        request_id=request_id, last_message_id=nothing, consumer_mark_delete_position=nothing
+    )
     return _framed(BaseCommand(get_last_message_id_response=body))
 
 
@@ -236,7 +289,9 @@ def consumer_stats(request_id: int, stats: ConsumerStats) -> bytes:
 
 def consumer_stats_failed(request_id: int, code: ServerError, message: str) -> bytes:
     """CONSUMER_STATS_RESPONSE: a failure."""
-    body = CommandConsumerStatsResponse(request_id=request_id, error_code=_wire(code), error_message=message)
+    body = CommandConsumerStatsResponse(
+        request_id=request_id, error_code=_wire(code), error_message=message
+    )
     return _framed(BaseCommand(consumer_stats_response=body))
 
 
@@ -248,12 +303,20 @@ def schema_found(request_id: int, version: bytes, schema: Schema) -> bytes:
         type=schema.kind,
         properties=[KeyValue(key=key, value=value) for key, value in schema.properties],
     )
-    return _framed(BaseCommand(get_schema_response=CommandGetSchemaResponse(request_id=request_id, schema=found, schema_version=version)))
+    return _framed(
+        BaseCommand(
+            get_schema_response=CommandGetSchemaResponse(
+                request_id=request_id, schema=found, schema_version=version
+            )
+        )
+    )
 
 
 def schema_missing(request_id: int, code: ServerError, message: str) -> bytes:
     """GET_SCHEMA_RESPONSE: a failure, with `TOPIC_NOT_FOUND` if there is no schema."""
-    body = CommandGetSchemaResponse(request_id=request_id, error_code=_wire(code), error_message=message)
+    body = CommandGetSchemaResponse(
+        request_id=request_id, error_code=_wire(code), error_message=message
+    )
     return _framed(BaseCommand(get_schema_response=body))
 
 
@@ -265,7 +328,9 @@ def schema_accepted(request_id: int, version: bytes) -> bytes:
 
 def schema_refused(request_id: int, code: ServerError, message: str) -> bytes:
     """GET_OR_CREATE_SCHEMA_RESPONSE: a failure."""
-    body = CommandGetOrCreateSchemaResponse(request_id=request_id, error_code=_wire(code), error_message=message)
+    body = CommandGetOrCreateSchemaResponse(
+        request_id=request_id, error_code=_wire(code), error_message=message
+    )
     return _framed(BaseCommand(get_or_create_schema_response=body))
 
 
@@ -279,14 +344,16 @@ _OWN_REFUSALS: Final[Mapping[str, Callable[[int, ServerError, str], bytes]]] = {
 
 
 def refusal(command: str, request_id: int, code: ServerError, message: str) -> bytes:
-    """Return the refusal of a command in the form its client expects: the response to it if that can fail, else ERROR.
+    """Return the refusal of a command in the form its client expects: the response to it if that
+    can fail, else ERROR.
 
     `command` is Pulsar's name. For SUBSCRIBE see `consumer_refused`.
     """
     return _OWN_REFUSALS.get(command, error)(request_id, code, message)
 
 
-# A varint has seven bits of a number per byte, lowest first. The highest bit means that more follow.
+# A varint has seven bits of a number per byte, lowest first. The highest bit means that more
+# follow.
 _SEVEN_BITS: Final = 0x7F
 _MORE: Final = 0x80
 
@@ -303,8 +370,11 @@ def _encode_varint(number: int) -> bytes:
 # Numbers of up to two bytes: sizes, partitions and most ids.
 _SHORT_BITS: Final = 14
 _SHORT: Final = tuple(_encode_varint(number) for number in range(1 << _SHORT_BITS))
-# The same as the lowest two bytes of a longer number: the entries and sequences of a topic soon need four.
-_LOWEST: Final = tuple(bytes((number & _SEVEN_BITS | _MORE, number >> 7 | _MORE)) for number in range(1 << _SHORT_BITS))
+# The same as the lowest two bytes of a longer number: the entries and sequences of a topic soon
+# need four.
+_LOWEST: Final = tuple(
+    bytes((number & _SEVEN_BITS | _MORE, number >> 7 | _MORE)) for number in range(1 << _SHORT_BITS)
+)
 _LONG: Final = 1 << 2 * _SHORT_BITS
 
 
@@ -318,11 +388,15 @@ def _varint(number: int) -> bytes:
 
 def encode_topics(names: Sequence[str]) -> bytes:
     """Encode full topic names once for all clients that ask for them. Clients filter them."""
-    return CommandGetTopicsOfNamespaceResponse(topics=names, filtered=False, changed=True).SerializePartialToString()
+    return CommandGetTopicsOfNamespaceResponse(
+        topics=names, filtered=False, changed=True
+    ).SerializePartialToString()
 
 
 def topics(request_id: int, encoded: bytes) -> bytes:
-    """GET_TOPICS_OF_NAMESPACE_RESPONSE with the result of `encode_topics`, which may be megabytes and is shared by many clients."""
+    """GET_TOPICS_OF_NAMESPACE_RESPONSE with the result of `encode_topics`, which may be megabytes
+    and is shared by many clients.
+    """
     body = b"".join((b"\x08", _varint(request_id), encoded))
     return frame(b"".join((b"\x08\x21\x8a\x02", _varint(len(body)), body)))
 
@@ -330,13 +404,21 @@ def topics(request_id: int, encoded: bytes) -> bytes:
 def receipt(producer_id: int, sequence_id: int, highest_sequence_id: int, entry_id: int) -> bytes:
     """SEND_RECEIPT. The ledger is 0."""
     message_id = b"\x08\x00\x10" + _varint(entry_id)
-    ids = _varint(producer_id), _varint(sequence_id), _SHORT[len(message_id)], message_id, _varint(highest_sequence_id)
+    ids = (
+        _varint(producer_id),
+        _varint(sequence_id),
+        _SHORT[len(message_id)],
+        message_id,
+        _varint(highest_sequence_id),
+    )
     body = b"\x08%b\x10%b\x1a%b%b\x20%b" % ids
     return frame_head(b"\x08\x07\x3a%b%b" % (_SHORT[len(body)], body), 0)
 
 
 def message_head(consumer_id: int, entry_id: int, partition: int, block_bytes: int) -> bytes:
-    """MESSAGE without its block of `block_bytes`, which must follow. The ledger is 0; `partition` is -1 if unpartitioned."""
+    """MESSAGE without its block of `block_bytes`, which must follow. The ledger is 0; `partition`
+    is -1 if unpartitioned.
+    """
     message_id = b"\x08\x00\x10" + _varint(entry_id)
     if partition >= 0:
         message_id += b"\x18" + _varint(partition)

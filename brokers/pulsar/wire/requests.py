@@ -1,7 +1,8 @@
 """Define the requests of a connection to its broker. The answers are methods of `Connection`.
 
-A request with a `request_id` needs exactly one answer, which its docstring names; `answer` takes the replies, and `refuse` refuses all
-but creations. Ids are unique only among requests with the same `asked`, so never use an id alone as a key.
+A request with a `request_id` needs exactly one answer, which its docstring names; `answer` takes
+the replies, and `refuse` refuses all but creations. Ids are unique only among requests with the
+same `asked`, so never use an id alone as a key.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class AccessMode(IntEnum):
 
 
 class Asked(Enum):
-    """The classes of requests within which a waiting id is unique, by Pulsar's names of their commands. Clients number some together."""
+    """The classes of requests within which a waiting id is unique, by Pulsar's names of their
+    commands. Clients number some together.
+    """
 
     PARTITIONS = "PARTITIONED_METADATA"
     LOOKUP = "LOOKUP"
@@ -56,7 +59,9 @@ class Asked(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyShared:
-    """The key settings of a Key_Shared consumer: an automatic share, or, if sticky, the hash ranges it names (both ends inclusive)."""
+    """The key settings of a Key_Shared consumer: an automatic share, or, if sticky, the hash ranges
+    it names (both ends inclusive).
+    """
 
     is_sticky: bool
     ranges: tuple[tuple[int, int], ...]
@@ -74,7 +79,9 @@ class Schema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CredentialsSent:
-    """A client sent credentials whose check takes longer. Answer: `authenticated`. Nothing of the client is handled before that."""
+    """A client sent credentials whose check takes longer. Answer: `authenticated`. Nothing of the
+    client is handled before that.
+    """
 
     credentials: Credentials | None
 
@@ -148,7 +155,9 @@ class SubscribeAsked:
 
 
 class Sent(NamedTuple):
-    """One entry, of `messages` messages. `block` is checksum, metadata and payload, already checked. Forward it unchanged."""
+    """One entry, of `messages` messages. `block` is checksum, metadata and payload, already
+    checked. Forward it unchanged.
+    """
 
     sequence_id: int
     highest_sequence_id: int
@@ -158,10 +167,11 @@ class Sent(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """Entries of one producer that came together. Answer: `receipt` for each, in order; none if the topic is moving.
+    """Entries of one producer that came together. Answer: `receipt` for each, in order; none if the
+    topic is moving.
 
-    `producer` is the object that `producer_opened` attached. If the service closes the producer, it must ignore the later entries; the
-    client sends them again.
+    `producer` is the object that `producer_opened` attached. If the service closes the producer, it
+    must ignore the later entries; the client sends them again.
     """
 
     producer: object
@@ -170,9 +180,11 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damaged:
-    """An entry with a wrong checksum. Answer: `send_error` with `CHECKSUM_ERROR`, in the order of the receipts.
+    """An entry with a wrong checksum. Answer: `send_error` with `CHECKSUM_ERROR`, in the order of
+    the receipts.
 
-    Clients match receipts and errors against the head of their queue, so an error must not overtake earlier receipts.
+    Clients match receipts and errors against the head of their queue, so an error must not overtake
+    earlier receipts.
     """
 
     producer: object
@@ -221,7 +233,9 @@ class Unsubscribed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sought:
-    """A consumer sent SEEK, and is answered that it is at the messages to come. No further answer."""
+    """A consumer sent SEEK, and is answered that it is at the messages to come. No further
+    answer.
+    """
 
     consumer: object
 
@@ -254,7 +268,9 @@ class TopicsAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaAsked:
-    """Asks for a version of a topic's schema, or the newest (None). Answer: `replies.schema_found`."""
+    """Asks for a version of a topic's schema, or the newest (None). Answer:
+    `replies.schema_found`.
+    """
 
     asked: ClassVar = Asked.SCHEMA
     request_id: int
@@ -274,7 +290,9 @@ class SchemaOffered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreationCancelled:
-    """The client closed a creation that the service has not answered. The client has its answer; a later one is not sent."""
+    """The client closed a creation that the service has not answered. The client has its answer; a
+    later one is not sent.
+    """
 
     asked: Asked
     request_id: int
@@ -289,7 +307,9 @@ class TurnedAway:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """The last request of a connection: write what is outgoing, then close. All ids are detached."""
+    """The last request of a connection: write what is outgoing, then close. All ids are
+    detached.
+    """
 
     problem: str
     counted_as: Violation
@@ -320,6 +340,8 @@ Request = (
 )
 
 # Requests whose answer leaves nothing behind in the connection.
-Question = PartitionsAsked | LookupAsked | TopicsAsked | SchemaAsked | SchemaOffered | ConsumerStatsAsked
+Question = (
+    PartitionsAsked | LookupAsked | TopicsAsked | SchemaAsked | SchemaOffered | ConsumerStatsAsked
+)
 # Requests to change what is live.
 Change = ProducerClosed | ConsumerClosed | Unsubscribed

@@ -1,4 +1,5 @@
-"""Write evidence of work that passed both checks to a file, one JSON object per line, for a checker.
+"""Write evidence of work that passed both checks to a file, one JSON object per line, for a
+checker.
 
 It is off by default. The broker never reads it.
 """
@@ -20,8 +21,8 @@ from equipoise.channel.system import private_files
 
 _logger: Final = logging.getLogger(__name__)
 
-# Waiting lines: one second of the busiest benchmark. More are dropped and counted in a line: evidence must not slow the work, nor look
-# complete when it is not.
+# Waiting lines: one second of the busiest benchmark. More are dropped and counted in a line:
+# evidence must not slow the work, nor look complete when it is not.
 _LINES_MAX: Final = 65_536
 
 # Time for the disk to take the last lines. A thread that needs longer dies with its process.
@@ -60,7 +61,10 @@ class EvidenceFile:
                 self._lines.put(None, timeout=_CLOSE_S)
             self._thread.join(_CLOSE_S)
         if self._thread.is_alive():
-            _logger.warning("evidence is still being written when the broker ends", extra={"broker": self._broker})
+            _logger.warning(
+                "evidence is still being written when the broker ends",
+                extra={"broker": self._broker},
+            )
             return
         self._file.close()
 
@@ -91,7 +95,9 @@ class EvidenceFile:
     def _dropped_line(self, dropped: int) -> bytes:
         """Return a line with the number dropped so far, so that a checker knows of gaps."""
         _logger.warning("evidence was dropped", extra={"broker": self._broker, "dropped": dropped})
-        return orjson.dumps({"broker": self._broker, "dropped": dropped}, option=orjson.OPT_APPEND_NEWLINE)
+        return orjson.dumps(
+            {"broker": self._broker, "dropped": dropped}, option=orjson.OPT_APPEND_NEWLINE
+        )
 
     def _line(self, evidence: Evidence) -> bytes:
         line = {

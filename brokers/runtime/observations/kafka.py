@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from equipoise.brokers.runtime.observations.records import Kind, Observation, ObservationsUnavailable
+from equipoise.brokers.runtime.observations.records import (
+    Kind,
+    Observation,
+    ObservationsUnavailable,
+)
 from equipoise.channel.core.errors import InvalidKafkaSetting
 from equipoise.channel.kafka.answers import KafkaFailed
 from equipoise.channel.kafka.client import Clients
@@ -15,11 +19,16 @@ KEPT_MS: Final = 7 * 86_400_000
 """How late an audit may still read them."""
 
 # Kafka sets the time of a message, as on the channel: brokers' clocks may differ.
-_SETTINGS: Final = {"cleanup.policy": "delete", "retention.ms": str(KEPT_MS), "message.timestamp.type": "LogAppendTime"}
+_SETTINGS: Final = {
+    "cleanup.policy": "delete",
+    "retention.ms": str(KEPT_MS),
+    "message.timestamp.type": "LogAppendTime",
+}
 
 
 class KafkaObservations:
-    """A handle on the observations in the topic `LOG-KIND` beside the topic `log`. See `Observations`.
+    """A handle on the observations in the topic `LOG-KIND` beside the topic `log`. See
+    `Observations`.
 
     Loads are not written here: they are on the load bus.
     """
@@ -38,4 +47,6 @@ class KafkaObservations:
             for broker, documents in by_broker.items():
                 self._serving.write(documents, key=broker.encode())
         except (KafkaFailed, InvalidKafkaSetting) as error:
-            raise ObservationsUnavailable(place=f"in the topic {self._topic}", problem=str(error)) from error
+            raise ObservationsUnavailable(
+                place=f"in the topic {self._topic}", problem=str(error)
+            ) from error

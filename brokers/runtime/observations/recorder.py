@@ -1,11 +1,14 @@
 """Record when one broker serves each bundle, for an audit that does not trust the fold alone.
 
-* A period begins when the service has opened a bundle under a good lease. It ends when the handle closes or the lease runs out.
-* After a lapse it ends where the lease did, however late that is noticed: a stopped process served nothing.
+* A period begins when the service has opened a bundle under a good lease. It ends when the handle
+  closes or the lease runs out.
+* After a lapse it ends where the lease did, however late that is noticed: a stopped process served
+  nothing.
 * Work that passed its second check later extends it, so that an audit finds it.
-* Work answered after a reported end is reported as a later end. After a release this may be admitted work. After any other end no handle
-  passes, so this shows a defect.
-* A namespace that serves on past a lease is served until its handle closes, and marked: only the token guards there.
+* Work answered after a reported end is reported as a later end. After a release this may be
+  admitted work. After any other end no handle passes, so this shows a defect.
+* A namespace that serves on past a lease is served until its handle closes, and marked: only the
+  token guards there.
 """
 
 from __future__ import annotations
@@ -67,8 +70,12 @@ class _EndedPeriod:
 class ServingRecorder:
     """Records what one broker serves: at most one period for each bundle that is open here."""
 
-    def __init__(self, *, log: str, broker: str, boot: str, clock: Clock, report: Callable[[Served], None]) -> None:
-        """`log` is the identity of the log, `boot` that of this run of the machine. `report` takes each beginning and each end."""
+    def __init__(
+        self, *, log: str, broker: str, boot: str, clock: Clock, report: Callable[[Served], None]
+    ) -> None:
+        """`log` is the identity of the log, `boot` that of this run of the machine. `report` takes
+        each beginning and each end.
+        """
         self._log = log
         self._broker = broker
         self._boot = boot
@@ -113,9 +120,13 @@ class ServingRecorder:
         self._look_back()
 
     def _lease_changed(self) -> None:
-        """End periods when their lease ends, begin them again when it is good. A lost lease closes its handles."""
+        """End periods when their lease ends, begin them again when it is good. A lost lease closes
+        its handles.
+        """
         if self._has_lease:  # Later answers belong to the periods that begin now.
-            over = [one for one in self._ended if one.ended != "lease_over" or one.handle.lease.lost]
+            over = [
+                one for one in self._ended if one.ended != "lease_over" or one.handle.lease.lost
+            ]
             self._ended = deque(over, maxlen=_ENDED_MAX)
         for period in self._periods.values():
             handle = period.handle
@@ -145,7 +156,12 @@ class ServingRecorder:
         handle, now_ns = period.handle, self._clock.boot_ns()
         until_ns = now_ns if handle.serves_on else min(now_ns, _lease_ns(handle))
         assert period.started_ns is not None, "what has not begun does not end"
-        over = _EndedPeriod(handle=handle, started_ns=period.started_ns, answered_ns=max(until_ns, handle.answered_ns), ended=ended)
+        over = _EndedPeriod(
+            handle=handle,
+            started_ns=period.started_ns,
+            answered_ns=max(until_ns, handle.answered_ns),
+            ended=ended,
+        )
         self._report(handle, over.started_ns, answered_ns=over.answered_ns, ended=ended)
         self._ended.append(over)
 
@@ -153,10 +169,16 @@ class ServingRecorder:
         for over in self._ended:
             if over.handle.answered_ns > over.answered_ns:
                 over.answered_ns = over.handle.answered_ns
-                self._report(over.handle, over.started_ns, answered_ns=over.answered_ns, ended=over.ended)
+                self._report(
+                    over.handle, over.started_ns, answered_ns=over.answered_ns, ended=over.ended
+                )
 
-    def _report(self, handle: Handle, started_ns: int, *, answered_ns: int | None, ended: Ended | None) -> None:
-        is_past_lease = answered_ns is not None and handle.serves_on and answered_ns > _lease_ns(handle)
+    def _report(
+        self, handle: Handle, started_ns: int, *, answered_ns: int | None, ended: Ended | None
+    ) -> None:
+        is_past_lease = (
+            answered_ns is not None and handle.serves_on and answered_ns > _lease_ns(handle)
+        )
         self._report_served(
             Served(
                 log=self._log,
@@ -181,17 +203,31 @@ def _lease_ns(handle: Handle) -> int:
 
 
 class Recorders:
-    """The records that one worker keeps of serving, if configured: evidence for tests, observations for audits."""
+    """The records that one worker keeps of serving, if configured: evidence for tests, observations
+    for audits.
+    """
 
     def __init__(self, config: WorkerConfig, *, clock: Clock, log: str) -> None:
-        """`log` is the identity of the open log. Raise `InvalidConfig` if the evidence file cannot be written."""
+        """`log` is the identity of the open log. Raise `InvalidConfig` if the evidence file cannot
+        be written.
+        """
         broker, log_url = config.id, config.log_url
-        self._file = None if config.evidence is None else EvidenceFile(config.evidence, broker=broker)
+        self._file = (
+            None if config.evidence is None else EvidenceFile(config.evidence, broker=broker)
+        )
         self._writer: ObservationWriter | None = None
         self._serving: ServingRecorder | None = None
         if config.observations and are_kept(log_url):
-            self._writer = ObservationWriter(partial(open_observations, log_url), broker=broker, clock=clock)
-            self._serving = ServingRecorder(log=log, broker=broker, boot=this_boot(BOOT_ID), clock=clock, report=self._writer.served)
+            self._writer = ObservationWriter(
+                partial(open_observations, log_url), broker=broker, clock=clock
+            )
+            self._serving = ServingRecorder(
+                log=log,
+                broker=broker,
+                boot=this_boot(BOOT_ID),
+                clock=clock,
+                report=self._writer.served,
+            )
 
     @property
     def record_work(self) -> Callable[[Evidence], None] | None:

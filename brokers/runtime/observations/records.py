@@ -15,8 +15,8 @@ import orjson
 from equipoise.channel.core.errors import PeerError
 
 Ended = Literal["closed", "reshaped", "lease_over", "abandoned", "stopped"]
-"""Why serving ended: the bundle was moved or given back; split or merged; the lease ran out (a renewal may continue the ownership); the
-service overran its deadline; the broker ended."""
+"""Why serving ended: the bundle was moved or given back; split or merged; the lease ran out (a
+renewal may continue the ownership); the service overran its deadline; the broker ended."""
 
 
 class Kind(StrEnum):
@@ -39,10 +39,12 @@ class Observation:
 class Served:
     """When one incarnation of a broker served one bundle under one token.
 
-    * `started_ns`, `answered_ns`: boot time (CLOCK_BOOTTIME), comparable within one run of a machine, `boot`. `answered_ns` is None while
-      the broker serves, then the last moment at which it served or may have.
+    * `started_ns`, `answered_ns`: boot time (CLOCK_BOOTTIME), comparable within one run of a
+      machine, `boot`. `answered_ns` is None while the broker serves, then the last moment at which
+      it served or may have.
     * `lease_deadline_ns`: end of the last lease, by the same clock.
-    * `by_token`: served past the lease, because the namespace serves on. Only the token guards there.
+    * `by_token`: served past the lease, because the namespace serves on. Only the token guards
+      there.
     * `at_ms`, `at_ns`: one moment by wall and boot clock, to link the two.
     * `log`: identity of the log. Tokens of different logs are not comparable.
     """
@@ -69,11 +71,14 @@ class Served:
 class Observations(Protocol):
     """Stores observations in order, for as long as the adapter keeps them.
 
-    Failed writes are lost and logged; safety does not depend on them. Calls may block. Use a handle from one thread at a time.
+    Failed writes are lost and logged; safety does not depend on them. Calls may block. Use a handle
+    from one thread at a time.
     """
 
     def write(self, kind: Kind, observations: Sequence[Observation]) -> None:
-        """Add observations. Raise `ObservationsUnavailable`; some may have been stored, and the next call may succeed."""
+        """Add observations. Raise `ObservationsUnavailable`; some may have been stored, and the
+        next call may succeed.
+        """
         ...
 
 
@@ -84,4 +89,7 @@ class ObservationsUnavailable(PeerError):
         """`place` is where observations are stored, `problem` how it failed."""
         self.place = place
         self.problem = problem
-        super().__init__(f"observations cannot be kept {place}: {problem}; brokers serve on, and audits miss what is lost meanwhile")
+        super().__init__(
+            f"observations cannot be kept {place}: {problem}; brokers serve on, and audits miss"
+            " what is lost meanwhile"
+        )

@@ -12,7 +12,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from equipoise.brokers.runtime.observations.records import Kind, Observation, Observations, ObservationsUnavailable
+from equipoise.brokers.runtime.observations.records import (
+    Kind,
+    Observation,
+    Observations,
+    ObservationsUnavailable,
+)
 from equipoise.channel.core.errors import EquipoiseError, invalid_log_url, missing_extra
 from equipoise.channel.kafka.settings import address_of
 from equipoise.channel.log.open_log import is_in_memory, kafka_settings, log_path
@@ -20,7 +25,8 @@ from equipoise.channel.sqlite.file import connect
 from equipoise.channel.system.file_system import refuse_network_file_system
 
 ROWS_MAX: Final[Mapping[Kind, int]] = MappingProxyType({Kind.SERVING: 200_000, Kind.LOADS: 100_000})
-"""Older rows are deleted. Serving: 60 MB, 100,000 openings. Loads: 100 to 200 MB, a day of three brokers."""
+"""Older rows are deleted. Serving: 60 MB, 100,000 openings. Loads: 100 to 200 MB, a day of three
+brokers."""
 
 DELETE_EVERY: Final = 500
 """Old rows are deleted once per this many, so a table may exceed its limit by so many."""
@@ -28,11 +34,17 @@ DELETE_EVERY: Final = 500
 # How long a write waits for other writers, which take milliseconds.
 _LOCK_MS_MAX: Final = 500
 
-_SETTINGS: Final = (f"PRAGMA busy_timeout = {_LOCK_MS_MAX}", "PRAGMA journal_mode = WAL", "PRAGMA synchronous = NORMAL")
+_SETTINGS: Final = (
+    f"PRAGMA busy_timeout = {_LOCK_MS_MAX}",
+    "PRAGMA journal_mode = WAL",
+    "PRAGMA synchronous = NORMAL",
+)
 
 
 class SqliteObservations:
-    """A handle on the observations in the file at `path`, which the first write creates. See `Observations`."""
+    """A handle on the observations in the file at `path`, which the first write creates. See
+    `Observations`.
+    """
 
     def __init__(self, path: Path, *, rows_max: Mapping[Kind, int] = ROWS_MAX) -> None:
         self._path = path
@@ -47,20 +59,34 @@ class SqliteObservations:
             with closing(connect(self._path, create=True)) as connection:
                 for setting in _SETTINGS:
                     connection.execute(setting).fetchall()
-                self._add(connection, kind, [(each.at_ms, each.broker, each.document.decode()) for each in observations])
+                self._add(
+                    connection,
+                    kind,
+                    [(each.at_ms, each.broker, each.document.decode()) for each in observations],
+                )
         except (EquipoiseError, sqlite3.Error) as error:
             raise ObservationsUnavailable(place=f"in {self._path}", problem=str(error)) from error
 
-    def _add(self, connection: sqlite3.Connection, kind: Kind, rows: Sequence[tuple[int, str, str]]) -> None:
+    def _add(
+        self, connection: sqlite3.Connection, kind: Kind, rows: Sequence[tuple[int, str, str]]
+    ) -> None:
         connection.execute("BEGIN IMMEDIATE")
         connection.execute(
             f"CREATE TABLE IF NOT EXISTS {kind} (id INTEGER PRIMARY KEY AUTOINCREMENT, "
             "at_ms INTEGER NOT NULL, broker TEXT NOT NULL, document TEXT NOT NULL)"
         )
-        connection.executemany(f"INSERT INTO {kind} (at_ms, broker, document) VALUES (?, ?, ?)", rows)  # noqa: S608 - a name of ours
+        # A name of ours.
+        connection.executemany(
+            f"INSERT INTO {kind} (at_ms, broker, document) VALUES (?, ?, ?)",  # noqa: S608
+            rows,
+        )
         [(newest,)] = connection.execute("SELECT last_insert_rowid()").fetchall()
         if newest % DELETE_EVERY < len(rows):
-            connection.execute(f"DELETE FROM {kind} WHERE id <= ?", (newest - self._rows_max[kind],))  # noqa: S608 - as above
+            # As above.
+            connection.execute(
+                f"DELETE FROM {kind} WHERE id <= ?",  # noqa: S608
+                (newest - self._rows_max[kind],),
+            )
         connection.execute("COMMIT")
 
 
@@ -68,7 +94,9 @@ FILE_SUFFIX: Final = ".observations"
 
 
 def are_kept(log_url: str) -> bool:
-    """Return whether observations can be kept: not beside a log in memory, which others cannot read."""
+    """Return whether observations can be kept: not beside a log in memory, which others cannot
+    read.
+    """
     return not is_in_memory(log_url)
 
 
@@ -78,7 +106,8 @@ def open_observations(log_url: str) -> Observations:
     * `sqlite:PATH`: the file `PATH.observations`.
     * `kafka://SERVERS/TOPIC`: the topic `TOPIC-serving`. Loads are on the load bus.
 
-    The first write creates them. Raise `CallerError` for any other URL and without the extra `kafka`, and `InvalidKafkaSetting`.
+    The first write creates them. Raise `CallerError` for any other URL and without the extra
+    `kafka`, and `InvalidKafkaSetting`.
     """
     path = log_path(log_url)
     if path is not None:
@@ -91,10 +120,13 @@ def open_observations(log_url: str) -> Observations:
 def _on_kafka(log_url: str) -> Observations:
     address = address_of(log_url)
     try:
-        from equipoise.brokers.runtime.observations.kafka import KafkaObservations  # noqa: PLC0415 - its client comes with an extra
+        # Its client comes with an extra.
+        from equipoise.brokers.runtime.observations.kafka import KafkaObservations  # noqa: PLC0415
         from equipoise.channel.kafka.client import Clients  # noqa: PLC0415 - as above
     except ModuleNotFoundError as error:
         if error.name != "confluent_kafka":
             raise
         raise missing_extra(what=f"the observations beside {log_url}", extra="kafka") from error
-    return KafkaObservations(Clients(servers=address.servers, settings=kafka_settings()), address.topic)
+    return KafkaObservations(
+        Clients(servers=address.servers, settings=kafka_settings()), address.topic
+    )

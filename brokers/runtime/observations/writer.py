@@ -11,7 +11,12 @@ from typing import Final
 
 from equipoise.brokers.runtime.clock import Clock
 from equipoise.brokers.runtime.failures import LoggedFailures
-from equipoise.brokers.runtime.observations.records import Kind, Observations, ObservationsUnavailable, Served
+from equipoise.brokers.runtime.observations.records import (
+    Kind,
+    Observations,
+    ObservationsUnavailable,
+    Served,
+)
 from equipoise.channel.core.errors import PeerError
 
 _logger: Final = logging.getLogger(__name__)
@@ -22,18 +27,22 @@ _WAITING_MAX: Final = 65_536
 # Observations per write: 300 bytes each make 300 KB, which take some milliseconds.
 _BATCH_MAX: Final = 1_000
 
-# Retry for a minute: another process may have been stopped while it wrote to the file. New observations wait; then the batch is lost.
+# Retry for a minute: another process may have been stopped while it wrote to the file. New
+# observations wait; then the batch is lost.
 _RETRY_S: Final = 1.0
 _ATTEMPTS_MAX: Final = 60
 
 CLOSE_S: Final = 1.0
-"""Time for the last observations when a broker ends. A thread that needs longer dies with its process."""
+"""Time for the last observations when a broker ends. A thread that needs longer dies with its
+process."""
 
 
 class ObservationWriter:
     """Takes what one broker serves on its loop, and writes it in a thread."""
 
-    def __init__(self, open_observations: Callable[[], Observations], *, broker: str, clock: Clock) -> None:
+    def __init__(
+        self, open_observations: Callable[[], Observations], *, broker: str, clock: Clock
+    ) -> None:
         """`open_observations` is called in the thread, once there is something to write."""
         self._open = open_observations
         self._broker = broker
@@ -44,7 +53,12 @@ class ObservationWriter:
         # One thread writes each: `_dropped` the loop's, `_dropped_reported` the writer's.
         self._dropped = 0
         self._dropped_reported = 0
-        self._failures = LoggedFailures(_logger, broker=broker, failed="observations not stored", over="observations are stored again")
+        self._failures = LoggedFailures(
+            _logger,
+            broker=broker,
+            failed="observations not stored",
+            over="observations are stored again",
+        )
         self._thread = threading.Thread(target=self._run, name="observations", daemon=True)
         self._thread.start()
 
@@ -62,7 +76,10 @@ class ObservationWriter:
             self._waiting.put(None, timeout=CLOSE_S)
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
-            _logger.warning("observations are still being written when the broker ends", extra={"broker": self._broker})
+            _logger.warning(
+                "observations are still being written when the broker ends",
+                extra={"broker": self._broker},
+            )
 
     def _run(self) -> None:
         while True:
@@ -101,4 +118,7 @@ class ObservationWriter:
         """Raise `PeerError` if observations were dropped since the last call."""
         dropped, self._dropped_reported = self._dropped - self._dropped_reported, self._dropped
         if dropped:
-            raise PeerError(f"{dropped} observations were dropped, because at most {_WAITING_MAX} may wait; audits miss them")
+            raise PeerError(
+                f"{dropped} observations were dropped, because at most {_WAITING_MAX} may wait;"
+                " audits miss them"
+            )

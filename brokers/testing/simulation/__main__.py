@@ -43,17 +43,34 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m equipoise.brokers.testing.simulation", description="Simulate a cluster: many agents, one log, one seed."
+        prog="python -m equipoise.brokers.testing.simulation",
+        description="Simulate a cluster: many agents, one log, one seed.",
     )
     parser.add_argument("--seed", type=int, default=1, help="the first seed (default 1)")
-    parser.add_argument("--seeds", type=_positive, default=1, help="play this many seeds, and stop at the first broken invariant")
     parser.add_argument(
-        "--scenario", choices=sorted(SCENARIOS), default="ordinary", help="the faults and operations of the run (default: ordinary)"
+        "--seeds",
+        type=_positive,
+        default=1,
+        help="play this many seeds, and stop at the first broken invariant",
     )
-    parser.add_argument("--brokers", type=_positive, help="number of brokers (default: the scenario's)")
-    parser.add_argument("--seconds", type=_positive, help="seconds with faults (default: the scenario's)")
+    parser.add_argument(
+        "--scenario",
+        choices=sorted(SCENARIOS),
+        default="ordinary",
+        help="the faults and operations of the run (default: ordinary)",
+    )
+    parser.add_argument(
+        "--brokers", type=_positive, help="number of brokers (default: the scenario's)"
+    )
+    parser.add_argument(
+        "--seconds", type=_positive, help="seconds with faults (default: the scenario's)"
+    )
     parser.add_argument("--quiet", action="store_true", help="print only the result, not the story")
-    parser.add_argument("--soak-hours", type=float, help="play all scenarios, seed after seed, for this many hours of real time")
+    parser.add_argument(
+        "--soak-hours",
+        type=float,
+        help="play all scenarios, seed after seed, for this many hours of real time",
+    )
     return parser.parse_args()
 
 
@@ -89,26 +106,43 @@ def _play(arguments: argparse.Namespace, scenario: Scenario, seed: int) -> int:
     if arguments.quiet:
         print(*outcome.tail[-_TAIL_LINES:], sep="\n")
     print(f"VIOLATION of {outcome.violation.invariant}: {outcome.violation.what}")
-    print(f"scenario {scenario.name}, seed {seed}; replay it with: {_replay(arguments, scenario, seed)}")
+    print(
+        f"scenario {scenario.name}, seed {seed}; replay it with:"
+        f" {_replay(arguments, scenario, seed)}"
+    )
     return 1
 
 
 def _replay(arguments: argparse.Namespace, scenario: Scenario, seed: int) -> str:
-    options = "".join(f" --{name} {value}" for name in ("brokers", "seconds") if (value := getattr(arguments, name)) is not None)
-    return f"python -m equipoise.brokers.testing.simulation --scenario {scenario.name} --seed {seed}{options}"
+    options = "".join(
+        f" --{name} {value}"
+        for name in ("brokers", "seconds")
+        if (value := getattr(arguments, name)) is not None
+    )
+    return (
+        f"python -m equipoise.brokers.testing.simulation --scenario {scenario.name} --seed"
+        f" {seed}{options}"
+    )
 
 
 def _summary(outcome: Outcome) -> str:
-    rejected = ", ".join(f"{count} {reason}" for reason, count in sorted(outcome.rejected.items())) or "none"
+    rejected = (
+        ", ".join(f"{count} {reason}" for reason, count in sorted(outcome.rejected.items()))
+        or "none"
+    )
     return (
-        f"{outcome.scenario.name}, seed {outcome.seed}: every invariant held. {outcome.broker_seconds:.0f} broker-seconds, "
-        f"{outcome.records} records (rejected: {rejected}), {outcome.ownership_changes} ownership changes, {outcome.calls_answered} calls "
-        f"answered and {outcome.calls_refused} refused; all served {outcome.recovered_ms} ms after the last fault"
+        f"{outcome.scenario.name}, seed {outcome.seed}: every invariant held."
+        f" {outcome.broker_seconds:.0f} broker-seconds, {outcome.records} records (rejected:"
+        f" {rejected}), {outcome.ownership_changes} ownership changes, {outcome.calls_answered}"
+        f" calls answered and {outcome.calls_refused} refused; all served {outcome.recovered_ms} ms"
+        " after the last fault"
     )
 
 
 def _soak(arguments: argparse.Namespace) -> int:
-    """Play all scenarios under one seed after another until the time is up. Return the exit code."""
+    """Play all scenarios under one seed after another until the time is up. Return the exit
+    code.
+    """
     quiet = argparse.Namespace(**{**vars(arguments), "quiet": True})
     end_seconds = time.monotonic() + arguments.soak_hours * 3_600
     report_seconds, runs = time.monotonic(), 0

@@ -1,6 +1,7 @@
 """Simulate callers: each finds the owner of a point and requests work that takes a while.
 
-Each piece of work checks its handle when it starts and again before it is answered, as the product's services do.
+Each piece of work checks its handle when it starts and again before it is answered, as the
+product's services do.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _RETRY_US: Final = 20 * MICROSECONDS_PER_MS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """The start of a piece of work. `by_token`: the lease had run out, so only the token guards the work."""
+    """The start of a piece of work. `by_token`: the lease had run out, so only the token guards the
+    work.
+    """
 
     at_us: int
     by_token: bool
@@ -51,17 +54,25 @@ class Callers:
         """Make a call now, and go on making calls."""
         self._call()
         parts = self._parts
-        parts.schedule.after(parts.chance.about(parts.scenario.call_every_ms) * MICROSECONDS_PER_MS, self.begin)
+        parts.schedule.after(
+            parts.chance.about(parts.scenario.call_every_ms) * MICROSECONDS_PER_MS, self.begin
+        )
 
     def _call(self) -> None:
-        """Call the owner by the log, and another broker that may still believe it owns the point."""
+        """Call the owner by the log, and another broker that may still believe it owns the
+        point.
+        """
         chance, view = self._parts.chance, self._log.view
         namespaces = list(view.namespaces)
         if not namespaces:
             return
         namespace, point = chance.one_of(namespaces), chance.one_of(self._points)
         bundle = view.bundle_at(namespace, point)
-        server = None if bundle is None or bundle.server is None else self._checkers.membership.process_of(bundle.server)
+        server = (
+            None
+            if bundle is None or bundle.server is None
+            else self._checkers.membership.process_of(bundle.server)
+        )
         stubborn = chance.one_of(self._hosts).process
         for process in (server, stubborn if stubborn is not server else None):
             if process is not None and process.alive and not process.host.paused:
@@ -81,12 +92,16 @@ class Callers:
         begun = Begun(at_us=schedule.now_us, by_token=not handle.lease.good(process.host.now()))
         schedule.after(took_us, partial(self._answer, process, handle, namespace, point, begun))
 
-    def _answer(self, process: Process, handle: Handle, namespace: str, point: int, begun: Begun) -> None:
+    def _answer(
+        self, process: Process, handle: Handle, namespace: str, point: int, begun: Begun
+    ) -> None:
         if not process.alive:
             return
         schedule = self._parts.schedule
         if process.host.paused:
-            schedule.after(_RETRY_US, partial(self._answer, process, handle, namespace, point, begun))
+            schedule.after(
+                _RETRY_US, partial(self._answer, process, handle, namespace, point, begun)
+            )
             return
         child = child_of(handle, point)
         now = process.host.now()

@@ -1,7 +1,7 @@
 """Draw everything random in a simulated run from one seed.
 
-Draws use only `Random.random()`, whose sequence is the same in every Python version, and integers. A seed thus gives the same run
-everywhere.
+Draws use only `Random.random()`, whose sequence is the same in every Python version, and integers.
+A seed thus gives the same run everywhere.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class Chance:
         return low + int(self._random() * (high - low + 1))
 
     def long_within(self, span: Span) -> int:
-        """Return an integer of the span, where each doubling of its low end is equally likely: mostly short, rarely very long."""
+        """Return an integer of the span, where each doubling of its low end is equally likely:
+        mostly short, rarely very long.
+        """
         low, high = span
         lows = [max(low, 1)]
         while lows[-1] * 2 < high:

@@ -17,7 +17,9 @@ _MILLION: Final = 1_000_000
 
 
 class Schedule:
-    """The scheduled actions in order of true time. Actions at the same microsecond run in the order in which they were scheduled."""
+    """The scheduled actions in order of true time. Actions at the same microsecond run in the order
+    in which they were scheduled.
+    """
 
     def __init__(self) -> None:
         self.now_us = 0
@@ -43,7 +45,9 @@ class Schedule:
 
 
 class Clock:
-    """The boot clock and the wall clock of one machine. One oscillator drives both, so both have `rate_error_ppm`."""
+    """The boot clock and the wall clock of one machine. One oscillator drives both, so both have
+    `rate_error_ppm`.
+    """
 
     def __init__(self, *, boot_start_us: int, wall_start_us: int, rate_error_ppm: int) -> None:
         self._boot_start_us = boot_start_us
@@ -55,7 +59,10 @@ class Clock:
     def read(self, true_us: int) -> Instant:
         """Return what both clocks show at this true time."""
         ran_us = (true_us if self._frozen_at_us is None else self._frozen_at_us) - self._hidden_us
-        boot_us, wall_us = self._boot_start_us + self._counted(ran_us), self._wall_start_us + self._counted(true_us)
+        boot_us, wall_us = (
+            self._boot_start_us + self._counted(ran_us),
+            self._wall_start_us + self._counted(true_us),
+        )
         return Instant(boot_us // MICROSECONDS_PER_MS, wall_us // MICROSECONDS_PER_MS)
 
     def _counted(self, true_us: int) -> int:
@@ -63,7 +70,9 @@ class Clock:
         return true_us + true_us * self._rate_error_ppm // _MILLION
 
     def true_us_of(self, boot_ms: int) -> int:
-        """Return the first true time at which the boot clock shows `boot_ms`, provided that it is not frozen until then."""
+        """Return the first true time at which the boot clock shows `boot_ms`, provided that it is
+        not frozen until then.
+        """
         ran_us = boot_ms * MICROSECONDS_PER_MS - self._boot_start_us
         # Add one microsecond for each of the two divisions that round down.
         return ran_us * _MILLION // (_MILLION + self._rate_error_ppm) + self._hidden_us + 2

@@ -15,7 +15,8 @@ from equipoise.channel.core.snapshot_store import CompactedSnapshot
 from equipoise.channel.core.view import View
 from equipoise.channel.snapshots.snapshot_rows import encode_marker, keys_of, marker_of, rows_of
 
-# Of 1,000 compactions, how many remove all entries below the snapshot, so that any lagging reader must resync. Others keep some.
+# Of 1,000 compactions, how many remove all entries below the snapshot, so that any lagging reader
+# must resync. Others keep some.
 _ALL_PERMILLE: Final = 300
 
 
@@ -35,7 +36,9 @@ class Compactor:
         """Schedule the next compaction, if the scenario has any."""
         every_ms = self._parts.scenario.compact_every_ms
         if every_ms and not self._stopped:
-            self._parts.schedule.after(self._parts.chance.about(every_ms) * MICROSECONDS_PER_MS, self._compact)
+            self._parts.schedule.after(
+                self._parts.chance.about(every_ms) * MICROSECONDS_PER_MS, self._compact
+            )
 
     def stop(self) -> None:
         """Stop compacting."""
@@ -53,7 +56,12 @@ class Compactor:
             log.keep_snapshot(self._image(view), horizon)
             cut = horizon if chance.happens(_ALL_PERMILLE) else chance.within((log.first, horizon))
             log.truncate(cut)
-            self._parts.story.say("compactor", "compacts up to offset {}, and leaves {} entries", view.offset, len(log.entries) - log.first)
+            self._parts.story.say(
+                "compactor",
+                "compacts up to offset {}, and leaves {} entries",
+                view.offset,
+                len(log.entries) - log.first,
+            )
         if not self._stopped:
             self.begin()
 
@@ -66,4 +74,6 @@ class Compactor:
             else:
                 rows[row.key] = row.data
         self._rows, self._since = rows, view.offset
-        return CompactedSnapshot(marker=encode_marker(marker_of(view, log=self._log.name)), rows=rows)
+        return CompactedSnapshot(
+            marker=encode_marker(marker_of(view, log=self._log.name)), rows=rows
+        )

@@ -20,7 +20,9 @@ _NO_ANSWER: Final = LogUnavailable(log="simulated", problem="it gave no answer")
 
 
 class Link:
-    """One author's connection to the log. It is cut until `up_at_us`. Records that are not late arrive in order."""
+    """One author's connection to the log. It is cut until `up_at_us`. Records that are not late
+    arrive in order.
+    """
 
     def __init__(self) -> None:
         self.up_at_us = 0
@@ -45,16 +47,23 @@ class Courier:
         if chance.happens(faults.lost_permille):
             return
         if chance.happens(faults.refused_permille):
-            self._fail(chance.microseconds(faults.append_ms), failed, LogStorageFull(log="simulated"))
+            self._fail(
+                chance.microseconds(faults.append_ms), failed, LogStorageFull(log="simulated")
+            )
             return
         if chance.happens(faults.doubtful_permille):
             self._fail(_GIVE_UP_US, failed, _NO_ANSWER)
         if chance.happens(faults.twice_permille):
-            schedule.after(chance.long_within(faults.late_ms) * MICROSECONDS_PER_MS, lambda: self._arrive(data, link, None))
+            schedule.after(
+                chance.long_within(faults.late_ms) * MICROSECONDS_PER_MS,
+                lambda: self._arrive(data, link, None),
+            )
         if chance.happens(faults.late_permille):
             arrival_us = schedule.now_us + chance.long_within(faults.late_ms) * MICROSECONDS_PER_MS
         else:
-            arrival_us = max(link.last_arrival_us, schedule.now_us + chance.microseconds(faults.append_ms))
+            arrival_us = max(
+                link.last_arrival_us, schedule.now_us + chance.microseconds(faults.append_ms)
+            )
             link.last_arrival_us = arrival_us
         schedule.at(arrival_us, lambda: self._arrive(data, link, failed))
 
@@ -66,7 +75,8 @@ class Courier:
             return
         fate = self._parts.chance.one_of(("fails", "fails", "is kept", "is gone"))
         if fate == "fails":
-            self._fail(_GIVE_UP_US, failed, _NO_ANSWER)  # The author cannot know the result, and a second copy may be on its way.
+            # The author cannot know the result, and a second copy may be on its way.
+            self._fail(_GIVE_UP_US, failed, _NO_ANSWER)
         elif fate == "is kept":
             schedule.at(link.up_at_us, lambda: self._arrive(data, link, failed))
 

@@ -1,6 +1,7 @@
 """The fault model as data: frequency, duration and schedule of faults.
 
-Durations are true time in milliseconds. Chances are per thousand. The comment above each group of fields names the code that uses it.
+Durations are true time in milliseconds. Chances are per thousand. The comment above each group of
+fields names the code that uses it.
 """
 
 from __future__ import annotations
@@ -75,12 +76,15 @@ class Scheduled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What may go wrong in a run. The defaults cause hardly any fault; clocks deviate by up to 1 %."""
+    """What may go wrong in a run. The defaults cause hardly any fault; clocks deviate by up to 1
+    %.
+    """
 
     # The way to the log and back (`courier.Courier`, `world`, `host.Host`).
     append_ms: Span = (0, 5)
     read_ms: Span = (0, 5)
-    # Lost silently; refused with an error; or failed with an error although the record is on the log.
+    # Lost silently; refused with an error; or failed with an error although the record is on the
+    # log.
     lost_permille: int = NEVER
     refused_permille: int = NEVER
     doubtful_permille: int = NEVER
@@ -95,7 +99,8 @@ class Faults:
     gap_permille: int = 20
     leap_permille: int = NEVER
 
-    # Machines and processes (`troubles.Troubles`): on average one trouble per broker in `trouble_every_ms`.
+    # Machines and processes (`troubles.Troubles`): on average one trouble per broker in
+    # `trouble_every_ms`.
     trouble_every_ms: int = NEVER
     crash_weight: int = 3
     lose_directory_weight: int = 1
@@ -118,7 +123,8 @@ class Faults:
     outage_ms: Span = (1_500, 30_000)
     reconnect_ms: Span = (0, 500)
 
-    # The service (`host.SimulatedService`): it answers in `service_ms`, refuses, hangs past its deadline, or dies with its process.
+    # The service (`host.SimulatedService`): it answers in `service_ms`, refuses, hangs past its
+    # deadline, or dies with its process.
     service_ms: Span = (1, 40)
     refuses_permille: int = NEVER
     hangs_permille: int = NEVER

@@ -1,4 +1,5 @@
-"""Simulate one broker's machine: its clock, data directory, connection to the log, and the process that runs the agent and a service.
+"""Simulate one broker's machine: its clock, data directory, connection to the log, and the process
+that runs the agent and a service.
 
 The agent is the product's own and makes all decisions.
 """
@@ -9,7 +10,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
-from equipoise.brokers.agent.effects import Abandon, Alarm, Answered, Append, Effect, Prepare, Refold, Stop
+from equipoise.brokers.agent.effects import (
+    Abandon,
+    Alarm,
+    Answered,
+    Append,
+    Effect,
+    Prepare,
+    Refold,
+    Stop,
+)
 from equipoise.brokers.agent.events import Event, Instant, Requested, Tick
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.testing.agent_host import AgentHost, Directory, Failed
@@ -35,7 +45,14 @@ _UNSTOPPABLE_PERMILLE: Final = 100
 class SimulatedService(StandInService):
     """The service of one process, whose faults are drawn. `die` ends the process."""
 
-    def __init__(self, parts: Parts, *, broker: str, answer: Callable[[Event], None], die: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        broker: str,
+        answer: Callable[[Event], None],
+        die: Callable[[str], None],
+    ) -> None:
         super().__init__(answer=answer)
         self._parts = parts
         self._broker = broker
@@ -60,7 +77,9 @@ class SimulatedService(StandInService):
         took_us = chance.microseconds(faults.service_ms)
         if chance.happens(faults.hangs_permille):
             took_us = chance.within(_HANG_MS) * MICROSECONDS_PER_MS
-        problem = "the service does not want it" if chance.happens(faults.refuses_permille) else None
+        problem = (
+            "the service does not want it" if chance.happens(faults.refuses_permille) else None
+        )
         if problem is None and isinstance(work, Prepare) and not self.takes(work.bundle.namespace):
             problem = "there is no service for it here"
         schedule.after(took_us, lambda: self.answer(result(problem)))
@@ -69,8 +88,10 @@ class SimulatedService(StandInService):
 class Process(AgentHost):
     """One process of a simulated broker.
 
-    * `held`: the handles that its service was given, and whether each was open when the checkers last looked.
-    * `served`: the incarnation and number of the attempt that serves each unanswered request, if any.
+    * `held`: the handles that its service was given, and whether each was open when the checkers
+      last looked.
+    * `served`: the incarnation and number of the attempt that serves each unanswered request, if
+      any.
     """
 
     service: SimulatedService
@@ -81,7 +102,12 @@ class Process(AgentHost):
         self.served: dict[int, tuple[int, int]] = {}
         self._tick_at_us: int | None = None
         self._ticks = 0
-        self.service = SimulatedService(host.parts, broker=host.broker, answer=self.deliver, die=lambda why: self.end(f"CRASHES: {why}"))
+        self.service = SimulatedService(
+            host.parts,
+            broker=host.broker,
+            answer=self.deliver,
+            die=lambda why: self.end(f"CRASHES: {why}"),
+        )
         super().__init__(
             broker=host.broker,
             address=f"{host.name}:8080",
@@ -120,10 +146,16 @@ class Process(AgentHost):
         """See `AgentHost`."""
         match effect:
             case Alarm():
-                self.host.parts.story.say(self.host.name, "ALARM {}: {}", effect.name, effect.message)
+                self.host.parts.story.say(
+                    self.host.name, "ALARM {}: {}", effect.name, effect.message
+                )
             case Answered():
                 served = self.served.pop(effect.ticket, None)
-                if served is not None and effect.error is not None and not isinstance(effect.error, OutcomeUnknown):
+                if (
+                    served is not None
+                    and effect.error is not None
+                    and not isinstance(effect.error, OutcomeUnknown)
+                ):
                     self.host.watcher.disowned(*served)
             case Stop():
                 self.host.watcher.stopped(self, effect.error)
@@ -140,7 +172,9 @@ class Process(AgentHost):
     def replayed(self, check: Refold, *, agrees: bool) -> None:
         """See `AgentHost`."""
         result = "the same" if agrees else "ANOTHER VIEW"
-        self.host.parts.story.say(self.host.name, "folds again, as {} says another digest: {}", check.other, result)
+        self.host.parts.story.say(
+            self.host.name, "folds again, as {} says another digest: {}", check.other, result
+        )
 
     def ended(self, why: str, *, killed: bool) -> None:
         """See `AgentHost`."""
@@ -163,7 +197,9 @@ class Process(AgentHost):
             self._tick_at_us = true_us
             self._ticks += 1
             late_us = parts.chance.microseconds(parts.faults.timer_late_ms)
-            parts.schedule.at(max(true_us, parts.schedule.now_us) + late_us, partial(self._tick, self._ticks))
+            parts.schedule.at(
+                max(true_us, parts.schedule.now_us) + late_us, partial(self._tick, self._ticks)
+            )
 
     def _tick(self, number: int) -> None:
         if number == self._ticks:
@@ -175,7 +211,9 @@ class Watcher(Protocol):
     """Observes what processes do."""
 
     def stepped(self, process: Process, effects: Sequence[Effect], now: Instant) -> None:
-        """Take a step of a process, after its effects were carried out. `now` is the reading of its clocks."""
+        """Take a step of a process, after its effects were carried out. `now` is the reading of its
+        clocks.
+        """
         ...
 
     def ended(self, process: Process) -> None:
@@ -187,12 +225,16 @@ class Watcher(Protocol):
         ...
 
     def stopped(self, process: Process, error: EquipoiseError | None) -> None:
-        """Note that a process ends at its agent's request, with this error or because it has left."""
+        """Note that a process ends at its agent's request, with this error or because it has
+        left.
+        """
         ...
 
 
 class Host:
-    """One machine. `process` is None while no broker runs on it. `supervisor` is called when a process ends unexpectedly."""
+    """One machine. `process` is None while no broker runs on it. `supervisor` is called when a
+    process ends unexpectedly.
+    """
 
     def __init__(
         self,
@@ -206,7 +248,9 @@ class Host:
         watcher: Watcher,
         made_nonces: dict[str, Process],
     ) -> None:
-        """Take the shared parts and the others. All hosts record in `made_nonces` which process made which instance id."""
+        """Take the shared parts and the others. All hosts record in `made_nonces` which process
+        made which instance id.
+        """
         self.parts = parts
         self.name = name
         self.broker = broker
@@ -244,7 +288,9 @@ class Host:
         return nonce
 
     def start(self) -> None:
-        """Start a process from the directory's snapshot, else from the log's snapshot or its beginning."""
+        """Start a process from the directory's snapshot, else from the log's snapshot or its
+        beginning.
+        """
         if self.process is not None or self._retired:
             return
         saved = self.directory.snapshot
@@ -254,12 +300,21 @@ class Host:
             start = self.log.restored()
         read, view = start
         self.process = Process(self, read=read, view=view)
-        self.parts.story.say(self.name, "starts, {} of {} entries in what it begins with", read, len(self.log.entries))
+        self.parts.story.say(
+            self.name,
+            "starts, {} of {} entries in what it begins with",
+            read,
+            len(self.log.entries),
+        )
         self._fetch_soon()
 
     def _is_usable(self, read: int) -> bool:
-        """Return whether a snapshot of the first `read` entries can be used, and the log still continues from it."""
-        return read >= self.log.first and not self.parts.chance.happens(self.parts.faults.useless_snapshot_permille)
+        """Return whether a snapshot of the first `read` entries can be used, and the log still
+        continues from it.
+        """
+        return read >= self.log.first and not self.parts.chance.happens(
+            self.parts.faults.useless_snapshot_permille
+        )
 
     def crash(self, why: str) -> None:
         """Kill the process, if any."""
@@ -288,7 +343,10 @@ class Host:
         if until_us <= self._paused_until_us:
             return
         self.parts.story.say(
-            self.name, "pauses for {} ms{}", for_us // MICROSECONDS_PER_MS, ", hidden from its boot clock" if hidden else ""
+            self.name,
+            "pauses for {} ms{}",
+            for_us // MICROSECONDS_PER_MS,
+            ", hidden from its boot clock" if hidden else "",
         )
         self._paused_until_us = until_us
         if hidden:
@@ -309,7 +367,9 @@ class Host:
             return
         self.parts.story.say(self.name, "goes on")
         process.take_events()
-        self.parts.schedule.after(self.parts.chance.microseconds(_AFTER_RESUME_MS), partial(process.deliver, Tick()))
+        self.parts.schedule.after(
+            self.parts.chance.microseconds(_AFTER_RESUME_MS), partial(process.deliver, Tick())
+        )
         self._fetch_soon()
 
     # --- reading ---
@@ -317,7 +377,8 @@ class Host:
     def reconnect(self) -> None:
         """End a cut now."""
         self.link.up_at_us = min(self.link.up_at_us, self.parts.schedule.now_us)
-        self._fetching = None  # A delivery that waits for the end of the cut is replaced by one that does not.
+        # A delivery that waits for the end of the cut is replaced by one that does not.
+        self._fetching = None
         self._fetch_soon()
 
     def _fetch_soon(self) -> None:
@@ -330,7 +391,9 @@ class Host:
         wait_us = parts.chance.microseconds(parts.faults.read_ms)
         if parts.chance.happens(parts.faults.lag_permille):
             wait_us += parts.chance.long_within(parts.faults.lag_ms) * MICROSECONDS_PER_MS
-        parts.schedule.at(max(parts.schedule.now_us, self.link.up_at_us) + wait_us, partial(self._fetch, process))
+        parts.schedule.at(
+            max(parts.schedule.now_us, self.link.up_at_us) + wait_us, partial(self._fetch, process)
+        )
 
     def _fetch(self, process: Process) -> None:
         if self._fetching is not process:
@@ -342,7 +405,9 @@ class Host:
             self._fetch_soon()
             return
         if process.read < self.log.first:
-            self.parts.story.say(self.name, "RESYNCS over {} entries", self.log.restored()[0] - process.read)
+            self.parts.story.say(
+                self.name, "RESYNCS over {} entries", self.log.restored()[0] - process.read
+            )
         process.read_on()
         if process.alive:
             self._fetch_soon()

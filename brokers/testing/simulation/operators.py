@@ -1,4 +1,5 @@
-"""Simulate operators and the balancer: random moves, splits, merges, drains, declarations of death, and forged records.
+"""Simulate operators and the balancer: random moves, splits, merges, drains, declarations of death,
+and forged records.
 
 Each operation is drawn against the newest view.
 """
@@ -22,7 +23,10 @@ from equipoise.brokers.agent.intents import (
     Unload,
 )
 from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss
-from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
+from equipoise.brokers.balancing.splitting.split_points import (
+    RANGE_EQUALLY_DIVIDE,
+    SPECIFIED_POSITIONS_DIVIDE,
+)
 from equipoise.brokers.testing.shared_log import SharedLog
 from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS
 from equipoise.brokers.testing.simulation.courier import Courier, Link
@@ -47,7 +51,16 @@ _BEGIN_AGAIN_US: Final = 200 * MICROSECONDS_PER_MS
 _BY_ADMIN_PERMILLE: Final = 200
 _ADMIN: Final = "admin:operator"
 
-_JUNK: Final = (b"", b"null", b"[]", b"{", b'{"kind":"bundle"}', b'{"kind":"broker","status":"joined"}', b"\xff\xfe", b'{"kind":7}')
+_JUNK: Final = (
+    b"",
+    b"null",
+    b"[]",
+    b"{",
+    b'{"kind":"bundle"}',
+    b'{"kind":"broker","status":"joined"}',
+    b"\xff\xfe",
+    b'{"kind":7}',
+)
 
 
 class Operators:
@@ -84,7 +97,15 @@ class Operators:
         for index in missing if view.genesis is not None else ():
             boundaries = even_boundaries(parts.scenario.bundles[index])
             policies = parts.scenario.policies(names[index])
-            self._write(partial(propose.create_namespace, view=view, name=names[index], boundaries=boundaries, policies=policies))
+            self._write(
+                partial(
+                    propose.create_namespace,
+                    view=view,
+                    name=names[index],
+                    boundaries=boundaries,
+                    policies=policies,
+                )
+            )
         parts.schedule.after(_BEGIN_AGAIN_US, self.begin if missing else self._go_on)
 
     def stop(self) -> None:
@@ -96,7 +117,10 @@ class Operators:
         if self._stopped:
             return
         parts.chance.by_weight(self._operations)()
-        parts.schedule.after(parts.chance.about(parts.scenario.operations.every_ms) * MICROSECONDS_PER_MS, self._go_on)
+        parts.schedule.after(
+            parts.chance.about(parts.scenario.operations.every_ms) * MICROSECONDS_PER_MS,
+            self._go_on,
+        )
 
     # --- requests ---
 
@@ -112,7 +136,11 @@ class Operators:
         self._courier.send(encode(record), self.link, None)
 
     def _some_process(self) -> Process | None:
-        processes = [host.process for host in self._hosts if host.process is not None and host.process.agent.is_ready]
+        processes = [
+            host.process
+            for host in self._hosts
+            if host.process is not None and host.process.agent.is_ready
+        ]
         return self._parts.chance.one_of(processes) if processes else None
 
     def _some_owned(self) -> BundleEntry | None:
@@ -131,13 +159,21 @@ class Operators:
         # A draining destination is allowed here: the log refuses it.
         destination = self._parts.chance.one_of(brokers)
         if self._by_admin():
-            self._write(lambda author: propose.transfer(author, bundle, destination=destination.incarnation, reason="balance"))
+            self._write(
+                lambda author: propose.transfer(
+                    author, bundle, destination=destination.incarnation, reason="balance"
+                )
+            )
         else:
-            self._ask(Transfer(bundle=bundle.name, destination=destination.broker, reason="balance"))
+            self._ask(
+                Transfer(bundle=bundle.name, destination=destination.broker, reason="balance")
+            )
 
     def _cancel(self) -> None:
         """Cancel a transfer that is not complete."""
-        cancellable = [bundle for bundle in self._log.view.unsettled() if bundle.phase == "transferring"]
+        cancellable = [
+            bundle for bundle in self._log.view.unsettled() if bundle.phase == "transferring"
+        ]
         if not cancellable:
             return
         bundle = self._parts.chance.one_of(cancellable)
@@ -160,30 +196,53 @@ class Operators:
         if bundle is None or len(view.bundles) >= sum(scenario.bundles) * _BUNDLES_MAX_FACTOR:
             return
         if self._parts.chance.happens(500):
-            self._ask(SplitBundle(bundle=bundle.name, algorithm=RANGE_EQUALLY_DIVIDE, reason="too hot"))
+            self._ask(
+                SplitBundle(bundle=bundle.name, algorithm=RANGE_EQUALLY_DIVIDE, reason="too hot")
+            )
         else:
-            drawn = tuple(self._parts.chance.within((bundle.low, min(bundle.high * 2, HASH_MAX))) for _ in range(3))
+            drawn = tuple(
+                self._parts.chance.within((bundle.low, min(bundle.high * 2, HASH_MAX)))
+                for _ in range(3)
+            )
             inside = tuple(sorted({point for point in drawn if bundle.low < point < bundle.high}))
-            positions = inside or drawn  # If no point lies inside, the request is wrong and the service refuses it.
-            self._ask(SplitBundle(bundle=bundle.name, algorithm=SPECIFIED_POSITIONS_DIVIDE, positions=positions, reason="operator"))
+            # If no point lies inside, the request is wrong and the service refuses it.
+            positions = inside or drawn
+            self._ask(
+                SplitBundle(
+                    bundle=bundle.name,
+                    algorithm=SPECIFIED_POSITIONS_DIVIDE,
+                    positions=positions,
+                    reason="operator",
+                )
+            )
 
     def _merge(self) -> None:
         view, chance = self._log.view, self._parts.chance
         bundle = self._some_owned()
         right = None if bundle is None else view.right_neighbour(bundle)
-        if bundle is None or right is None or len(view.bundles) <= sum(self._parts.scenario.bundles) // _BUNDLES_MAX_FACTOR:
+        if (
+            bundle is None
+            or right is None
+            or len(view.bundles) <= sum(self._parts.scenario.bundles) // _BUNDLES_MAX_FACTOR
+        ):
             return
         if right.owner == bundle.owner or chance.happens(200):
             self._ask(MergeBundles(left=bundle.name, reason="too small"))
         elif right.phase == "owned" and bundle.owner in view.live:
-            self._ask(Transfer(bundle=right.name, destination=view.live[bundle.owner].broker, reason="to merge"))
+            self._ask(
+                Transfer(
+                    bundle=right.name, destination=view.live[bundle.owner].broker, reason="to merge"
+                )
+            )
 
     def _namespace(self) -> None:
         """Take the next step in the life of the extra namespace."""
         view = self._log.view
         extra = view.namespaces.get(_EXTRA_NAMESPACE)
         if extra is None:
-            self._ask(CreateNamespace(name=_EXTRA_NAMESPACE, boundaries=even_boundaries(_EXTRA_BUNDLES)))
+            self._ask(
+                CreateNamespace(name=_EXTRA_NAMESPACE, boundaries=even_boundaries(_EXTRA_BUNDLES))
+            )
         elif extra.status == "created":
             self._ask(StartDeletingNamespace(name=_EXTRA_NAMESPACE))
         else:
@@ -200,7 +259,9 @@ class Operators:
             name = chance.one_of(list(view.namespaces))
             if self._parts.scenario.serving_on:
                 document[ON_CHANNEL_LOSS] = chance.one_of(tuple(OnChannelLoss)).value
-            self._write(partial(propose.set_namespace_policies, view=view, name=name, policies=document))
+            self._write(
+                partial(propose.set_namespace_policies, view=view, name=name, policies=document)
+            )
         elif _POLICY in view.policies and chance.happens(500):
             self._write(partial(propose.remove_policy, view=view, name=_POLICY))
         else:
@@ -209,21 +270,46 @@ class Operators:
     # --- operations on brokers ---
 
     def _drain(self) -> None:
-        """Have a broker drain and leave. If no other drains, it may also only drain: some broker must take its bundles."""
+        """Have a broker drain and leave. If no other drains, it may also only drain: some broker
+        must take its bundles.
+        """
         process, chance = self._some_process(), self._parts.chance
         if process is None:
             return
         drain_ms = chance.within(_DRAIN_MS)
-        leave = chance.happens(800) or any(broker.status == "draining" for broker in self._log.view.live_brokers())
-        self._parts.story.say(process.host.name, "is asked to drain{} within {} ms", " and leave" if leave else "", drain_ms)
-        process.deliver(DrainRequested(leave=leave, deadline_ms=process.host.now().boot_ms + drain_ms))
+        leave = chance.happens(800) or any(
+            broker.status == "draining" for broker in self._log.view.live_brokers()
+        )
+        self._parts.story.say(
+            process.host.name,
+            "is asked to drain{} within {} ms",
+            " and leave" if leave else "",
+            drain_ms,
+        )
+        process.deliver(
+            DrainRequested(leave=leave, deadline_ms=process.host.now().boot_ms + drain_ms)
+        )
 
     def _declare_dead(self) -> None:
-        """Declare dead each broker whose host runs no process and whose directory holds the live instance id."""
+        """Declare dead each broker whose host runs no process and whose directory holds the live
+        instance id.
+        """
         for host in self._hosts:
             broker = self._log.view.brokers.get(host.broker)
-            if host.process is None and broker is not None and broker.live and broker.joined.nonce in host.directory.nonces:
-                self._write(partial(propose.down, broker=broker, nonce=broker.joined.nonce, reason="its process has ended"))
+            if (
+                host.process is None
+                and broker is not None
+                and broker.live
+                and broker.joined.nonce in host.directory.nonces
+            ):
+                self._write(
+                    partial(
+                        propose.down,
+                        broker=broker,
+                        nonce=broker.joined.nonce,
+                        reason="its process has ended",
+                    )
+                )
 
     def _rash(self) -> None:
         """Declare a live broker dead without proof."""
@@ -231,10 +317,16 @@ class Operators:
         if brokers:
             broker = self._parts.chance.one_of(brokers)
             nonce = self._parts.chance.one_of((None, "a guess"))
-            self._write(lambda author: propose.down(author, broker, nonce=nonce, reason="it does not answer me"))
+            self._write(
+                lambda author: propose.down(
+                    author, broker, nonce=nonce, reason="it does not answer me"
+                )
+            )
 
     def _forged(self) -> None:
-        """Write as an admin a record that only a bundle's owner or source, or a broker itself, may write."""
+        """Write as an admin a record that only a bundle's owner or source, or a broker itself, may
+        write.
+        """
         view, chance = self._log.view, self._parts.chance
         unsettled, brokers = view.unsettled(), view.live_brokers()
         if unsettled and chance.happens(800):
@@ -249,7 +341,9 @@ class Operators:
     def _junk(self) -> None:
         """Append bytes that are no record, or repeat an earlier record."""
         chance, entries = self._parts.chance, self._log.entries
-        data = chance.one_of(entries).data if entries and chance.happens(500) else chance.one_of(_JUNK)
+        data = (
+            chance.one_of(entries).data if entries and chance.happens(500) else chance.one_of(_JUNK)
+        )
         self._courier.send(data, self.link, None)
 
 
@@ -258,5 +352,7 @@ _FORGERIES: Final[dict[str, Callable[[Author, BundleEntry], AnyRecord]]] = {
     "transferring": propose.prepared,
     "handing_over": propose.hand_over,
     "unloading": propose.released,
-    "splitting": lambda author, bundle: propose.split(author, bundle, cuts=((bundle.low + bundle.high) // 2,)),
+    "splitting": lambda author, bundle: propose.split(
+        author, bundle, cuts=((bundle.low + bundle.high) // 2,)
+    ),
 }

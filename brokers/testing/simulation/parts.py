@@ -13,7 +13,9 @@ from equipoise.brokers.testing.simulation.story import Story
 
 @dataclass(slots=True, kw_only=True)
 class Parts:
-    """The shared parts. `faults` are the scenario's; after the fault period they are reduced to hardly any."""
+    """The shared parts. `faults` are the scenario's; after the fault period they are reduced to
+    hardly any.
+    """
 
     scenario: Scenario
     schedule: Schedule

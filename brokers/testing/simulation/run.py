@@ -19,12 +19,15 @@ _CHECK_INTERVAL_US: Final = 100 * MICROSECONDS_PER_MS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The result of a run. `violation` is None if every invariant held; `tail` holds the last lines of the story.
+    """The result of a run. `violation` is None if every invariant held; `tail` holds the last lines
+    of the story.
 
-    * `recovered_ms`: the time from the last fault until every bundle was served; at most `recovery_bound_ms`.
+    * `recovered_ms`: the time from the last fault until every bundle was served; at most
+      `recovery_bound_ms`.
     * `broker_seconds`: simulated seconds times brokers.
     * `ownership_changes`: ownerships that began.
-    * `calls_by_token`: answered calls that began or were answered after their broker's lease had run out.
+    * `calls_by_token`: answered calls that began or were answered after their broker's lease had
+      run out.
     """
 
     scenario: Scenario
@@ -42,14 +45,20 @@ class Outcome:
     recovery_bound_ms: int
 
 
-def simulate(scenario: Scenario, seed: int, *, on_line: Callable[[str], None] | None = None) -> Outcome:
-    """Play `scenario` under `seed` until faults stop and the cluster has recovered, or until an invariant is broken.
+def simulate(
+    scenario: Scenario, seed: int, *, on_line: Callable[[str], None] | None = None
+) -> Outcome:
+    """Play `scenario` under `seed` until faults stop and the cluster has recovered, or until an
+    invariant is broken.
 
-    The same scenario and seed give the same story, line by line, in every process. `on_line` gets each line at once. Any error of an
-    agent other than `InvariantViolated` is a bug and passes through.
+    The same scenario and seed give the same story, line by line, in every process. `on_line` gets
+    each line at once. Any error of an agent other than `InvariantViolated` is a bug and passes
+    through.
     """
     world = World(scenario, seed, on_line=on_line)
-    bound_ms = recovery_bound_ms(scenario.timing, brokers=len(world.hosts), late_ms=scenario.faults.late_ms[1])
+    bound_ms = recovery_bound_ms(
+        scenario.timing, brokers=len(world.hosts), late_ms=scenario.faults.late_ms[1]
+    )
     violation, recovered_ms = None, None
     try:
         world.begin()
@@ -78,7 +87,9 @@ def simulate(scenario: Scenario, seed: int, *, on_line: Callable[[str], None] | 
 
 
 def _recover(world: World, bound_ms: int) -> int:
-    """Wait until every bundle is served. Return the milliseconds that this took. Raises `InvariantViolated` past the bound."""
+    """Wait until every bundle is served. Return the milliseconds that this took. Raises
+    `InvariantViolated` past the bound.
+    """
     schedule = world.parts.schedule
     calm_us = schedule.now_us
     while True:
@@ -87,7 +98,9 @@ def _recover(world: World, bound_ms: int) -> int:
         processes = [host.process for host in world.hosts if host.process is not None]
         missing = not_recovered(world.log.view, processes, world.checkers.membership.process_of)
         if missing is None:
-            world.parts.story.say("world", "every bundle is served {} ms after the last fault", waited_ms)
+            world.parts.story.say(
+                "world", "every bundle is served {} ms after the last fault", waited_ms
+            )
             return waited_ms
         if waited_ms > bound_ms:
             what = f"{bound_ms} ms after the last fault {missing}"

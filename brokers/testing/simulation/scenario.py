@@ -1,4 +1,6 @@
-"""Define the scenarios as data, and the catalogue that the tests, the soak and the laboratory share."""
+"""Define the scenarios as data, and the catalogue that the tests, the soak and the laboratory
+share.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,15 @@ from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS, OnCh
 from equipoise.brokers.testing.simulation.faults import NEVER, Crash, Faults, Scheduled, Span
 from equipoise.channel.core.records import Document
 
-# The leases of the embedded log. The service's deadlines, the leader's patience and `remove_after_ms` are shorter than in a real cluster,
-# so that a run of a minute passes each of them many times.
-SIMULATED_TIMING: Final = Timing(prepare_ms=1_500, open_ms=1_500, close_ms=1_000, patience_ms=4_000, remove_after_ms=6_000)
+# The leases of the embedded log. The service's deadlines, the leader's patience and
+# `remove_after_ms` are shorter than in a real cluster, so that a run of a minute passes each of
+# them many times.
+SIMULATED_TIMING: Final = Timing(
+    prepare_ms=1_500, open_ms=1_500, close_ms=1_000, patience_ms=4_000, remove_after_ms=6_000
+)
 
-# Clocks that deviate by up to 3 %, and the grace period for it: 2 x 3 % x 3,000 ms, and 420 ms for a stall.
+# Clocks that deviate by up to 3 %, and the grace period for it: 2 x 3 % x 3,000 ms, and 420 ms for
+# a stall.
 WILD_CLOCKS_TIMING: Final = replace(SIMULATED_TIMING, margin_ms=600, clock_rate_error_ppm=30_000)
 
 
@@ -46,16 +52,20 @@ class Operations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One cluster and its faults for `seconds` of true time. Then faults stop, and the cluster must recover.
+    """One cluster and its faults for `seconds` of true time. Then faults stop, and the cluster must
+    recover.
 
-    * `duplicates`: how many brokers have a second process with the same id, on another machine with its own directory.
+    * `duplicates`: how many brokers have a second process with the same id, on another machine with
+      its own directory.
     * `bundles`: the initial number of bundles of each namespace.
     * `call_every_ms`: the mean time between calls. `call_ms`: how long the work of a call takes.
     * `nobody_dies`: nothing in the scenario excuses declaring a live broker dead.
-    * `serving_on`: how many of the first namespaces are created with `on_channel_loss: serve`. Operators change that at times.
-    * `compact_every_ms`: the mean time between compactions. Each has a random horizon and truncates the log, even below what readers have
-      read.
-    * `picky`: how many of the first namespaces only the services of broker-0 accept, even after faults stop.
+    * `serving_on`: how many of the first namespaces are created with `on_channel_loss: serve`.
+      Operators change that at times.
+    * `compact_every_ms`: the mean time between compactions. Each has a random horizon and truncates
+      the log, even below what readers have read.
+    * `picky`: how many of the first namespaces only the services of broker-0 accept, even after
+      faults stop.
     """
 
     name: str
@@ -86,7 +96,9 @@ class Scenario:
         return {ON_CHANNEL_LOSS: OnChannelLoss.SERVE.value} if serves_on else {}
 
     def takes(self, broker: str, namespace: str) -> bool:
-        """Return whether the service of a broker accepts the bundles of a namespace, if nothing goes wrong."""
+        """Return whether the service of a broker accepts the bundles of a namespace, if nothing
+        goes wrong.
+        """
         return broker == "broker-0" or namespace not in self.namespaces[: self.picky]
 
 
@@ -120,7 +132,9 @@ _HEAVY: Final = Faults(
     dies_permille=2,
 )
 
-_QUIET_OPERATIONS: Final = Operations(drain=NEVER, declare_dead=NEVER, rash=NEVER, forged=NEVER, junk=NEVER)
+_QUIET_OPERATIONS: Final = Operations(
+    drain=NEVER, declare_dead=NEVER, rash=NEVER, forged=NEVER, junk=NEVER
+)
 
 _CATALOGUE: Final = (
     Scenario(name="ordinary", compact_every_ms=5_000, faults=_ORDINARY),
@@ -131,11 +145,19 @@ _CATALOGUE: Final = (
         brokers=4,
         bundles=(32,),
         operations=replace(_QUIET_OPERATIONS, every_ms=6, split=2, merge=2),
-        faults=Faults(lost_permille=5, late_permille=5, twice_permille=5, lag_permille=5, lag_ms=(20, 500), trouble_every_ms=15_000),
+        faults=Faults(
+            lost_permille=5,
+            late_permille=5,
+            twice_permille=5,
+            lag_permille=5,
+            lag_ms=(20, 500),
+            trouble_every_ms=15_000,
+        ),
         call_every_ms=50,
     ),
     Scenario(
-        # The second process of a broker's id loses the log in the same outage. It must not declare the first one dead.
+        # The second process of a broker's id loses the log in the same outage. It must not declare
+        # the first one dead.
         name="outages",
         duplicates=2,
         seconds=60,
@@ -152,12 +174,15 @@ _CATALOGUE: Final = (
         nobody_dies=True,
     ),
     Scenario(
-        # Outages of the log, and single brokers that are cut off while others take their bundles. A broker cannot tell one from the other.
+        # Outages of the log, and single brokers that are cut off while others take their bundles. A
+        # broker cannot tell one from the other.
         name="serving-on",
         brokers=4,
         bundles=(12, 12),
         serving_on=1,
-        operations=Operations(every_ms=150, policy=8, namespace=NEVER, rash=NEVER, forged=NEVER, junk=NEVER),
+        operations=Operations(
+            every_ms=150, policy=8, namespace=NEVER, rash=NEVER, forged=NEVER, junk=NEVER
+        ),
         faults=Faults(
             late_permille=5,
             trouble_every_ms=8_000,
@@ -185,18 +210,32 @@ _CATALOGUE: Final = (
         ),
     ),
     Scenario(
-        # The log is truncated far sooner than any retention allows. A broker that is paused, cut off or lagging must resync, sometimes with
-        # a good lease and moves in progress.
+        # The log is truncated far sooner than any retention allows. A broker that is paused, cut
+        # off or lagging must resync, sometimes with a good lease and moves in progress.
         name="compaction",
         brokers=5,
         bundles=(16, 4),
         compact_every_ms=700,
         operations=Operations(every_ms=60, split=16, merge=16),
-        faults=replace(_HEAVY, lag_permille=30, lag_ms=(50, 1_500), trouble_every_ms=8_000, pause_weight=6, cut_off_weight=6),
+        faults=replace(
+            _HEAVY,
+            lag_permille=30,
+            lag_ms=(50, 1_500),
+            trouble_every_ms=8_000,
+            pause_weight=6,
+            cut_off_weight=6,
+        ),
     ),
     Scenario(name="three-brokers", brokers=3, bundles=(12, 4), faults=_HEAVY),
     # More than 25, so that leases grow with each broker that joins.
-    Scenario(name="many-brokers", brokers=28, bundles=(64, 16), faults=_ORDINARY, seconds=20, operations=Operations(every_ms=60)),
+    Scenario(
+        name="many-brokers",
+        brokers=28,
+        bundles=(64, 16),
+        faults=_ORDINARY,
+        seconds=20,
+        operations=Operations(every_ms=60),
+    ),
     Scenario(
         name="lost-directories",
         brokers=5,
@@ -214,42 +253,66 @@ _CATALOGUE: Final = (
         ),
     ),
     Scenario(
-        # Often no other broker can declare a broker dead that lost its directory: it must wait out its own silence.
+        # Often no other broker can declare a broker dead that lost its directory: it must wait out
+        # its own silence.
         name="two-brokers",
         brokers=2,
         duplicates=1,
         bundles=(8,),
         seconds=60,
-        faults=replace(_ORDINARY, trouble_every_ms=6_000, lose_directory_weight=6, back_after_ms=(100, 6_000)),
+        faults=replace(
+            _ORDINARY, trouble_every_ms=6_000, lose_directory_weight=6, back_after_ms=(100, 6_000)
+        ),
     ),
     Scenario(
         name="service-trouble",
         brokers=4,
         bundles=(16,),
         operations=Operations(every_ms=60),
-        faults=Faults(refuses_permille=250, hangs_permille=80, dies_permille=2, service_ms=(1, 400)),
-    ),
-    Scenario(
-        # Operators cancel most transfers while the destination still prepares. At the end one broker dies. The other has refused nothing,
-        # so it takes all bundles.
-        name="cancels",
-        brokers=2,
-        bundles=(4,),
-        operations=replace(_QUIET_OPERATIONS, every_ms=50, cancel=60, unload=1, split=NEVER, merge=NEVER, namespace=NEVER),
         faults=Faults(
-            service_ms=(50, 700),
-            hangs_permille=10,
-            scheduled=(Scheduled(at_ms=39_900, trouble=Crash(host="broker-1", back_after_ms=None)),),
+            refuses_permille=250, hangs_permille=80, dies_permille=2, service_ms=(1, 400)
         ),
     ),
     Scenario(
-        # Brokers that lag or are cut off resync past the end of one transfer and the start of the next, and past deaths of destinations
-        # that restart at once. Preparing and closing take long enough for that.
+        # Operators cancel most transfers while the destination still prepares. At the end one
+        # broker dies. The other has refused nothing, so it takes all bundles.
+        name="cancels",
+        brokers=2,
+        bundles=(4,),
+        operations=replace(
+            _QUIET_OPERATIONS,
+            every_ms=50,
+            cancel=60,
+            unload=1,
+            split=NEVER,
+            merge=NEVER,
+            namespace=NEVER,
+        ),
+        faults=Faults(
+            service_ms=(50, 700),
+            hangs_permille=10,
+            scheduled=(
+                Scheduled(at_ms=39_900, trouble=Crash(host="broker-1", back_after_ms=None)),
+            ),
+        ),
+    ),
+    Scenario(
+        # Brokers that lag or are cut off resync past the end of one transfer and the start of the
+        # next, and past deaths of destinations that restart at once. Preparing and closing take
+        # long enough for that.
         name="resyncs",
         brokers=4,
         bundles=(24,),
         compact_every_ms=150,
-        operations=replace(_QUIET_OPERATIONS, every_ms=25, cancel=30, unload=1, split=NEVER, merge=NEVER, namespace=NEVER),
+        operations=replace(
+            _QUIET_OPERATIONS,
+            every_ms=25,
+            cancel=30,
+            unload=1,
+            split=NEVER,
+            merge=NEVER,
+            namespace=NEVER,
+        ),
         faults=Faults(
             lag_permille=20,
             lag_ms=(50, 1_000),
@@ -265,15 +328,19 @@ _CATALOGUE: Final = (
         ),
     ),
     Scenario(
-        # More bundles than one batch holds can never be placed or moved, and their names come first. Calls are rare, because a lookup
-        # places a bundle outside the batches.
+        # More bundles than one batch holds can never be placed or moved, and their names come
+        # first. Calls are rare, because a lookup places a bundle outside the batches.
         name="narrow",
         brokers=4,
         batches=Batches(placements_max=2, transfers_max=2),
         picky=1,
         bundles=(6, 24),
-        operations=replace(_QUIET_OPERATIONS, every_ms=100, unload=20, namespace=15, drain=8, declare_dead=3),
-        faults=Faults(lost_permille=10, late_permille=10, trouble_every_ms=15_000, back_after_ms=(100, 2_000)),
+        operations=replace(
+            _QUIET_OPERATIONS, every_ms=100, unload=20, namespace=15, drain=8, declare_dead=3
+        ),
+        faults=Faults(
+            lost_permille=10, late_permille=10, trouble_every_ms=15_000, back_after_ms=(100, 2_000)
+        ),
         call_every_ms=2_000,
     ),
     Scenario(
@@ -281,14 +348,18 @@ _CATALOGUE: Final = (
         brokers=6,
         bundles=(24, 6),
         operations=Operations(every_ms=100, drain=12),
-        faults=Faults(lost_permille=10, late_permille=10, trouble_every_ms=30_000, back_after_ms=(100, 2_000)),
+        faults=Faults(
+            lost_permille=10, late_permille=10, trouble_every_ms=30_000, back_after_ms=(100, 2_000)
+        ),
     ),
     Scenario(
         name="reshaping",
         brokers=5,
         bundles=(16,),
         operations=Operations(every_ms=40, split=40, merge=40, namespace=6),
-        faults=Faults(lost_permille=10, late_permille=10, twice_permille=20, trouble_every_ms=30_000),
+        faults=Faults(
+            lost_permille=10, late_permille=10, twice_permille=20, trouble_every_ms=30_000
+        ),
     ),
     Scenario(
         name="wild-clocks",

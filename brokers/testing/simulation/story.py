@@ -19,7 +19,9 @@ Line = tuple[int, str, str, tuple[object, ...]]
 
 
 class Story:
-    """Collects lines, and passes each to `on_line` if given. Lines are formatted only when they are read."""
+    """Collects lines, and passes each to `on_line` if given. Lines are formatted only when they are
+    read.
+    """
 
     def __init__(self, schedule: Schedule, on_line: Callable[[str], None] | None) -> None:
         self._schedule = schedule
@@ -35,14 +37,25 @@ class Story:
             self._on_line(_formatted(line))
 
     def folded(self, folded: Folded, view: View) -> None:
-        """Add a line for a record that was just folded into `view`. Accepted renewals and quiet rejections get none."""
+        """Add a line for a record that was just folded into `view`. Accepted renewals and quiet
+        rejections get none.
+        """
         record, verdict = folded.record, folded.verdict
         self._names.learn(folded)
-        if verdict.reason in QUIET_REASONS if verdict.reason is not None else isinstance(record, Renewed):
+        if (
+            verdict.reason in QUIET_REASONS
+            if verdict.reason is not None
+            else isinstance(record, Renewed)
+        ):
             return
         described = _Described(folded, view, self._names)
         # The view of this moment explains a rejection. An accepted record needs only its changes.
-        self.say(record.publisher or "?", "{}  {}", folded.offset, described if verdict.accepted else str(described))
+        self.say(
+            record.publisher or "?",
+            "{}  {}",
+            folded.offset,
+            described if verdict.accepted else str(described),
+        )
 
     def tail(self) -> tuple[str, ...]:
         """Return the last lines."""
@@ -51,7 +64,10 @@ class Story:
 
 def _formatted(line: Line) -> str:
     at_us, who, what, details = line
-    return f"{at_us // MICROSECONDS_PER_SECOND:>5}.{at_us % MICROSECONDS_PER_SECOND:06}  {who:<12} {what.format(*details)}"
+    return (
+        f"{at_us // MICROSECONDS_PER_SECOND:>5}.{at_us % MICROSECONDS_PER_SECOND:06}  {who:<12}"
+        f" {what.format(*details)}"
+    )
 
 
 class _Described:
@@ -65,4 +81,5 @@ class _Described:
     def __str__(self) -> str:
         """Return the record on one line."""
         text = "; ".join(line.strip() for line in describe(self._folded, self._view, self._names))
-        return text.replace(f"; {self._folded.verdict.reason}: ", ": ")  # The first line names the reason already.
+        # The first line names the reason already.
+        return text.replace(f"; {self._folded.verdict.reason}: ", ": ")

@@ -6,7 +6,15 @@ from functools import partial
 
 from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS
 from equipoise.brokers.testing.simulation.courier import Link
-from equipoise.brokers.testing.simulation.faults import Crash, CutOff, Faults, Outage, Pause, Trouble, WallJump
+from equipoise.brokers.testing.simulation.faults import (
+    Crash,
+    CutOff,
+    Faults,
+    Outage,
+    Pause,
+    Trouble,
+    WallJump,
+)
 from equipoise.brokers.testing.simulation.host import Host
 from equipoise.brokers.testing.simulation.parts import Parts
 
@@ -15,7 +23,9 @@ class Troubles:
     """Injects troubles until `stop`, and restarts processes that end."""
 
     def __init__(self, parts: Parts, hosts: list[Host], links: list[Link]) -> None:
-        """Take the shared parts. `links` are the links to the log that belong to no host; outages cut them, too."""
+        """Take the shared parts. `links` are the links to the log that belong to no host; outages
+        cut them, too.
+        """
         self._parts = parts
         self._hosts = {host.name: host for host in hosts}
         self._links = links
@@ -25,7 +35,9 @@ class Troubles:
         """Schedule the troubles."""
         parts = self._parts
         for scheduled in parts.faults.scheduled:
-            parts.schedule.at(scheduled.at_ms * MICROSECONDS_PER_MS, partial(self._inject, scheduled.trouble))
+            parts.schedule.at(
+                scheduled.at_ms * MICROSECONDS_PER_MS, partial(self._inject, scheduled.trouble)
+            )
         for host in self._hosts.values():
             host.supervisor = self._restart
             self._await_trouble(host)
@@ -49,7 +61,9 @@ class Troubles:
     def _await_trouble(self, host: Host) -> None:
         parts, every_ms = self._parts, self._parts.faults.trouble_every_ms
         if every_ms and not self._stopped:
-            parts.schedule.after(parts.chance.about(every_ms) * MICROSECONDS_PER_MS, partial(self._trouble, host))
+            parts.schedule.after(
+                parts.chance.about(every_ms) * MICROSECONDS_PER_MS, partial(self._trouble, host)
+            )
 
     def _trouble(self, host: Host) -> None:
         if not self._stopped:
@@ -63,7 +77,9 @@ class Troubles:
 
     def _outage(self) -> None:
         if not self._stopped:
-            self._inject(Outage(for_ms=self._parts.chance.long_within(self._parts.faults.outage_ms)))
+            self._inject(
+                Outage(for_ms=self._parts.chance.long_within(self._parts.faults.outage_ms))
+            )
             self._await_outage()
 
     def _draw(self, host: str, faults: Faults) -> Trouble:
@@ -80,13 +96,21 @@ class Troubles:
             case "crash":
                 return Crash(host=host, back_after_ms=chance.long_within(faults.back_after_ms))
             case "lose directory":
-                return Crash(host=host, back_after_ms=chance.long_within(faults.back_after_ms), loses_directory=True)
+                return Crash(
+                    host=host,
+                    back_after_ms=chance.long_within(faults.back_after_ms),
+                    loses_directory=True,
+                )
             case "pause":
                 return Pause(host=host, for_ms=chance.long_within(faults.pause_ms))
             case "hidden pause":
                 return Pause(host=host, for_ms=chance.long_within(faults.pause_ms), hidden=True)
             case "cut off":
-                return CutOff(host=host, for_ms=chance.long_within(faults.cut_off_ms), reconnect_ms=chance.within(faults.reconnect_ms))
+                return CutOff(
+                    host=host,
+                    for_ms=chance.long_within(faults.cut_off_ms),
+                    reconnect_ms=chance.within(faults.reconnect_ms),
+                )
             case _:
                 return WallJump(host=host, by_ms=chance.within(faults.wall_jump_ms))
 
@@ -97,10 +121,14 @@ class Troubles:
             case Crash():
                 self._crash(trouble)
             case Pause():
-                self._hosts[trouble.host].pause(trouble.for_ms * MICROSECONDS_PER_MS, hidden=trouble.hidden)
+                self._hosts[trouble.host].pause(
+                    trouble.for_ms * MICROSECONDS_PER_MS, hidden=trouble.hidden
+                )
             case CutOff():
                 story.say(trouble.host, "is cut off from the log for {} ms", trouble.for_ms)
-                self._hosts[trouble.host].link.cut_until(schedule.now_us + (trouble.for_ms + trouble.reconnect_ms) * MICROSECONDS_PER_MS)
+                self._hosts[trouble.host].link.cut_until(
+                    schedule.now_us + (trouble.for_ms + trouble.reconnect_ms) * MICROSECONDS_PER_MS
+                )
             case Outage():
                 story.say("log", "OUTAGE for {} ms", trouble.for_ms)
                 end_us = schedule.now_us + trouble.for_ms * MICROSECONDS_PER_MS

@@ -10,7 +10,12 @@ from equipoise.brokers.testing.shared_log import SharedLog
 from equipoise.brokers.testing.simulation.callers import Callers
 from equipoise.brokers.testing.simulation.chance import Chance
 from equipoise.brokers.testing.simulation.checkers.all_checkers import Checkers
-from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS, MICROSECONDS_PER_SECOND, Clock, Schedule
+from equipoise.brokers.testing.simulation.clock import (
+    MICROSECONDS_PER_MS,
+    MICROSECONDS_PER_SECOND,
+    Clock,
+    Schedule,
+)
 from equipoise.brokers.testing.simulation.compaction import Compactor
 from equipoise.brokers.testing.simulation.courier import Courier
 from equipoise.brokers.testing.simulation.faults import Faults
@@ -33,7 +38,8 @@ _WALL_ERROR_US: Final = (-60 * MICROSECONDS_PER_SECOND, 60 * MICROSECONDS_PER_SE
 # Brokers start one after the other within this time.
 _START_US: Final = (0, MICROSECONDS_PER_SECOND)
 
-# Gaps between the log's offsets. The leap is what SQLite skips on the first open after a restart of its machine.
+# Gaps between the log's offsets. The leap is what SQLite skips on the first open after a restart of
+# its machine.
 _GAP: Final = (1, 20)
 _LEAP: Final = 1_000_000
 
@@ -42,19 +48,33 @@ _GONE_PERMILLE: Final = 300
 
 
 class World:
-    """One cluster and all that happens to it, as `scenario` and `seed` decide. `on_line` receives each line of the story."""
+    """One cluster and all that happens to it, as `scenario` and `seed` decide. `on_line` receives
+    each line of the story.
+    """
 
-    def __init__(self, scenario: Scenario, seed: int, *, on_line: Callable[[str], None] | None) -> None:
+    def __init__(
+        self, scenario: Scenario, seed: int, *, on_line: Callable[[str], None] | None
+    ) -> None:
         schedule = Schedule()
         story = Story(schedule, on_line)
-        parts = Parts(scenario=scenario, schedule=schedule, chance=Chance(seed), story=story, faults=scenario.faults)
+        parts = Parts(
+            scenario=scenario,
+            schedule=schedule,
+            chance=Chance(seed),
+            story=story,
+            faults=scenario.faults,
+        )
         made_nonces: dict[str, Process] = {}
         self.parts = parts
         self.checkers = Checkers(made_nonces, nobody_dies=scenario.nobody_dies)
-        self.log = SharedLog(name="simulated", cluster=CLUSTER, folded=self._folded, gap=partial(_gap, parts))
+        self.log = SharedLog(
+            name="simulated", cluster=CLUSTER, folded=self._folded, gap=partial(_gap, parts)
+        )
         courier = Courier(parts, self.log)
         names = [(f"broker-{index}", f"broker-{index}") for index in range(scenario.brokers)]
-        names += [(f"broker-{index}-duplicate", f"broker-{index}") for index in range(scenario.duplicates)]
+        names += [
+            (f"broker-{index}-duplicate", f"broker-{index}") for index in range(scenario.duplicates)
+        ]
         self.hosts = [
             Host(
                 parts,
@@ -86,7 +106,9 @@ class World:
         self._look_every_second()
 
     def calm_down(self) -> None:
-        """Stop all faults. Restart most stopped brokers; duplicates and some others never return."""
+        """Stop all faults. Restart most stopped brokers; duplicates and some others never
+        return.
+        """
         parts = self.parts
         parts.story.say("world", "the calm begins: from here on nothing goes wrong")
         parts.faults = Faults(clock_rate_error_ppm=parts.faults.clock_rate_error_ppm)
@@ -113,7 +135,9 @@ class World:
             self._snapshot_now_and_then(host)
 
         parts = self.parts
-        parts.schedule.after(parts.chance.about(parts.scenario.snapshot_every_ms) * MICROSECONDS_PER_MS, again)
+        parts.schedule.after(
+            parts.chance.about(parts.scenario.snapshot_every_ms) * MICROSECONDS_PER_MS, again
+        )
 
     def _look_every_second(self) -> None:
         self.checkers.ownership.look_at_all()

@@ -1,4 +1,5 @@
-"""Store the archive's tables in files that outlive the channel: a folder per table, partitioned by day.
+"""Store the archive's tables in files that outlive the channel: a folder per table, partitioned by
+day.
 
 * `schema`: the columns
 * `layout`: file names

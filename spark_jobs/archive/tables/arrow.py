@@ -1,6 +1,7 @@
 """Convert the operators' rows to Arrow tables.
 
-A field with an invalid value in an external document becomes null. `spark_jobs.archive.tables.schema` applies to every row.
+A field with an invalid value in an external document becomes null.
+`spark_jobs.archive.tables.schema` applies to every row.
 """
 
 from __future__ import annotations
@@ -35,22 +36,29 @@ _MISFITS: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
 def arrow_schema(schema: TableSchema) -> pa.Schema:
     """Return the columns of a table's files. Their metadata names the table and its version."""
     metadata = {"equipoise.table": str(schema.table), "equipoise.version": str(schema.version)}
-    return pa.schema([(column.name, _TYPES[column.type]) for column in schema.columns], metadata=metadata)
+    return pa.schema(
+        [(column.name, _TYPES[column.type]) for column in schema.columns], metadata=metadata
+    )
 
 
 def ddl(schema: TableSchema) -> str:
     """Return the columns of a table with its partition, as Spark DDL."""
-    return ", ".join([*(f"`{column.name}` {SQL_TYPES[column.type]}" for column in schema.columns), "day DATE"])
+    return ", ".join(
+        [*(f"`{column.name}` {SQL_TYPES[column.type]}" for column in schema.columns), "day DATE"]
+    )
 
 
 def base_in(rows: pa.Table, before: int) -> int:
-    """Return the base of the channel's offsets in the newest snapshot among these rows; `before` if there is none."""
+    """Return the base of the channel's offsets in the newest snapshot among these rows; `before` if
+    there is none.
+    """
     snapshots = rows.filter(pc.equal(rows["table"], str(Table.SNAPSHOTS)))
     return int(_header(snapshots["body"][-1].as_py())["base"]) if snapshots.num_rows else before
 
 
 def by_table(rows: pa.Table, *, base: int) -> Iterator[tuple[TableSchema, pa.Table]]:
-    """Split rows of `spark_jobs.sequence.emitted.EMITTED_DDL` by table, each sorted by (offset, ordinal).
+    """Split rows of `spark_jobs.sequence.emitted.EMITTED_DDL` by table, each sorted by (offset,
+    ordinal).
 
     `base` is the base of the channel's logical offsets. Rows of other tables are dropped.
     """
@@ -61,16 +69,22 @@ def by_table(rows: pa.Table, *, base: int) -> Iterator[tuple[TableSchema, pa.Tab
 
 
 def by_day(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """Split a table by the day (UTC) of its column `at`. Yield each day as `YYYY-MM-DD`, in order."""
+    """Split a table by the day (UTC) of its column `at`. Yield each day as `YYYY-MM-DD`, in
+    order.
+    """
     days = pc.cast(table["at"], pa.date32())
     found = sorted(day.as_py() for day in pc.unique(days))
     for day in found:
-        yield day.isoformat(), table if len(found) == 1 else table.filter(pc.equal(days, pa.scalar(day, pa.date32())))
+        yield (
+            day.isoformat(),
+            table if len(found) == 1 else table.filter(pc.equal(days, pa.scalar(day, pa.date32()))),
+        )
 
 
 def _sorted(rows: pa.Table) -> pa.Table:
     offsets = rows["offset"]
-    if rows.num_rows < 2 or pc.all(pc.greater(offsets[1:], offsets[:-1])).as_py():  # noqa: PLR2004 - one row is sorted
+    # One row is sorted.
+    if rows.num_rows < 2 or pc.all(pc.greater(offsets[1:], offsets[:-1])).as_py():  # noqa: PLR2004
         return rows
     return rows.sort_by([("offset", "ascending"), ("ordinal", "ascending")])
 
@@ -101,13 +115,18 @@ def _snapshots(schema: TableSchema, rows: pa.Table, base: int) -> pa.Table:
 
 def _header(body: bytes) -> Mapping[str, Any]:
     """Read a snapshot in the body of a row as a document, without building a view."""
-    header: Mapping[str, Any] = orjson.loads(decompress(body, size_max=SNAPSHOT_BYTES_MAX).partition(b"\n")[2])
+    header: Mapping[str, Any] = orjson.loads(
+        decompress(body, size_max=SNAPSHOT_BYTES_MAX).partition(b"\n")[2]
+    )
     return header
 
 
 def _decisions(schema: TableSchema, rows: pa.Table, _base: int) -> pa.Table:
     bodies = rows["body"].to_pylist()
-    documents = [{**_document(body), "document": None if body is None else body.decode(errors="replace")} for body in bodies]
+    documents = [
+        {**_document(body), "document": None if body is None else body.decode(errors="replace")}
+        for body in bodies
+    ]
     return _of_documents(schema, rows, documents)
 
 
@@ -115,7 +134,9 @@ def _documents(schema: TableSchema, rows: pa.Table, _base: int) -> pa.Table:
     return _of_documents(schema, rows, [_document(body) for body in rows["body"].to_pylist()])
 
 
-def _of_documents(schema: TableSchema, rows: pa.Table, documents: Sequence[Mapping[str, Any]]) -> pa.Table:
+def _of_documents(
+    schema: TableSchema, rows: pa.Table, documents: Sequence[Mapping[str, Any]]
+) -> pa.Table:
     columns = {
         column.name: rows[column.name]
         if column.name in _OF_THE_ROW
@@ -126,7 +147,9 @@ def _of_documents(schema: TableSchema, rows: pa.Table, documents: Sequence[Mappi
 
 
 def _column(values: Sequence[object], kind: Type) -> pa.Array:
-    """Return values from documents as a column. Convert them one by one only if some of them do not fit."""
+    """Return values from documents as a column. Convert them one by one only if some of them do not
+    fit.
+    """
     try:
         return _array(values, kind)
     except _MISFITS:
@@ -148,7 +171,9 @@ def _array(values: Sequence[object], kind: Type) -> pa.Array:
 
 def _table(schema: TableSchema, columns: Mapping[str, Any]) -> pa.Table:
     into = arrow_schema(schema)
-    return pa.Table.from_arrays([columns[field.name].cast(field.type) for field in into], schema=into)
+    return pa.Table.from_arrays(
+        [columns[field.name].cast(field.type) for field in into], schema=into
+    )
 
 
 def _document(body: bytes | None) -> Mapping[str, Any]:

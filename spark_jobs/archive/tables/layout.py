@@ -3,11 +3,12 @@
     ARCHIVE/TABLE/day=2026-11-22/g0001-b0000000012.parquet               batch 12 of generation 1
     ARCHIVE/TABLE/day=2026-11-22/g0001-b0000000000-0000000099.parquet    batches 0 to 99, joined
 
-A *generation* is the life of one checkpoint. Within it a batch number stands for fixed contents, so a repeated batch replaces its own
-files. Readers skip a file in three cases:
+A *generation* is the life of one checkpoint. Within it a batch number stands for fixed contents, so
+a repeated batch replaces its own files. Readers skip a file in three cases:
 
 1. Another file of its generation covers its batches: it was joined into that file.
-2. It is a single batch above the writer's last finished batch: it is being written, or was never finished.
+2. It is a single batch above the writer's last finished batch: it is being written, or was never
+   finished.
 3. Its name does not have this form. A file being written has a name with a leading dot.
 """
 
@@ -43,7 +44,11 @@ class FileName:
     def covers(self, other: FileName) -> bool:
         """Return whether this file contains all batches of another file."""
         within = self.first <= other.first and other.last <= self.last
-        return self.generation == other.generation and within and (self.first, self.last) != (other.first, other.last)
+        return (
+            self.generation == other.generation
+            and within
+            and (self.first, self.last) != (other.first, other.last)
+        )
 
 
 def parse_name(text: str) -> FileName | None:
@@ -57,7 +62,9 @@ def parse_name(text: str) -> FileName | None:
 
 
 def part_name(text: str) -> str:
-    """Return a file's name while it is being written. Neither Equipoise nor other readers treat it as part of the table."""
+    """Return a file's name while it is being written. Neither Equipoise nor other readers treat it
+    as part of the table.
+    """
     return f".{text}{PART_SUFFIX}"
 
 
@@ -79,22 +86,31 @@ def parse_day(folder: str) -> str | None:
 
 
 def is_finished(name: FileName, finished: Mapping[int, int]) -> bool:
-    """Return whether a file holds only finished batches. `finished` maps a generation to its last finished batch.
+    """Return whether a file holds only finished batches. `finished` maps a generation to its last
+    finished batch.
 
-    Joined files always count, because only finished batches are joined. They may be newer than `finished`, with their own files removed.
+    Joined files always count, because only finished batches are joined. They may be newer than
+    `finished`, with their own files removed.
     """
     return name.first != name.last or name.last <= finished.get(name.generation, -1)
 
 
 def resolved(names: Iterable[str], finished: Mapping[int, int]) -> tuple[FileName, ...]:
-    """Return the files of one folder that count, in order of writing. Each row is in exactly one of them."""
+    """Return the files of one folder that count, in order of writing. Each row is in exactly one of
+    them.
+    """
     files = sorted(
-        (name for name in map(parse_name, names) if name is not None and is_finished(name, finished)),
+        (
+            name
+            for name in map(parse_name, names)
+            if name is not None and is_finished(name, finished)
+        ),
         key=lambda name: (name.generation, name.first, -name.last),
     )
     found: list[FileName] = []
     for name in files:
-        # In this order a file comes after those that cover it, and the last one taken reaches furthest.
+        # In this order a file comes after those that cover it, and the last one taken reaches
+        # furthest.
         if not found or not found[-1].covers(name):
             found.append(name)
     return tuple(found)
@@ -106,10 +122,13 @@ def covered(names: Iterable[str]) -> tuple[FileName, ...]:
     return tuple(name for name in files if any(other.covers(name) for other in files))
 
 
-def joins(files: Sequence[tuple[FileName, int]], *, size_max: int, files_min: int) -> tuple[tuple[FileName, ...], ...]:
+def joins(
+    files: Sequence[tuple[FileName, int]], *, size_max: int, files_min: int
+) -> tuple[tuple[FileName, ...], ...]:
     """Return groups of files to join, given the files that count with their sizes in bytes.
 
-    A group is a run of neighbours of one generation: at least `files_min` files, at most `size_max` bytes in total.
+    A group is a run of neighbours of one generation: at least `files_min` files, at most `size_max`
+    bytes in total.
     """
     groups: list[tuple[FileName, ...]] = []
     run: list[FileName] = []

@@ -1,4 +1,6 @@
-"""Read and write ARCHIVE/WRITER.json: the log that a writer archives, its progress and its format."""
+"""Read and write ARCHIVE/WRITER.json: the log that a writer archives, its progress and its
+format.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,11 @@ class Manifest:
     * `log`, `url`: the identity of the log, and its last URL.
     * `generation`, `batch`: the last finished ones; -1 for none.
     * `finished`: the last batch of each earlier generation.
-    * `positions`: the storage offset at which each source continues (`spark_jobs.sequence.arrivals.Source`).
+    * `positions`: the storage offset at which each source continues
+      (`spark_jobs.sequence.arrivals.Source`).
     * `base`: the difference between the channel's logical and storage offsets.
-    * `batch_rows`: rows per table in the last batch; None in manifests written before this field existed.
+    * `batch_rows`: rows per table in the last batch; None in manifests written before this field
+      existed.
     """
 
     writer: str
@@ -56,7 +60,9 @@ def manifest_path(archive: Path, writer: str) -> Path:
 
 
 def read_manifest(archive: Path, writer: str) -> Manifest | None:
-    """Read a writer's manifest; None if it has written nothing. Raises `ArchiveDamaged`, and `OperatorError` for other formats."""
+    """Read a writer's manifest; None if it has written nothing. Raises `ArchiveDamaged`, and
+    `OperatorError` for other formats.
+    """
     path = manifest_path(archive, writer)
     try:
         with path.open("rb") as file:
@@ -64,7 +70,9 @@ def read_manifest(archive: Path, writer: str) -> Manifest | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise ArchiveDamaged(archive=str(archive), problem=f"{path.name} cannot be read: {error.strerror}") from error
+        raise ArchiveDamaged(
+            archive=str(archive), problem=f"{path.name} cannot be read: {error.strerror}"
+        ) from error
     try:
         raw = orjson.loads(data)
         versions, form = dict(raw.pop("tables")), int(raw.pop("format"))
@@ -73,14 +81,18 @@ def read_manifest(archive: Path, writer: str) -> Manifest | None:
         raw["finished"] = {int(generation): batch for generation, batch in raw["finished"].items()}
         return Manifest(**raw)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ArchiveDamaged(archive=str(archive), problem=f"{path.name} does not describe an archive: {error}") from error
+        raise ArchiveDamaged(
+            archive=str(archive), problem=f"{path.name} does not describe an archive: {error}"
+        ) from error
 
 
 def write_manifest(archive: Path, manifest: Manifest) -> None:
     """Replace a writer's manifest durably. Raises `OperatorError`."""
     versions = {str(table): SCHEMAS[table].version for table in WRITTEN_BY[manifest.writer]}
     raw = {"format": ARCHIVE_FORMAT, **asdict(manifest), "tables": versions}
-    data = orjson.dumps(raw, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE)
+    data = orjson.dumps(
+        raw, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
+    )
     path = manifest_path(archive, manifest.writer)
     with write_errors(archive, path), replacing(path, part=archive / f".{path.name}.part") as file:
         file.write(data)
@@ -94,10 +106,12 @@ def write_errors(archive: Path, file: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
             raise OperatorError(
-                f"the disk of the archive {archive} is full: {file} could not be written; free space on it, and start again"
+                f"the disk of the archive {archive} is full: {file} could not be written; free"
+                " space on it, and start again"
             ) from error
         raise OperatorError(
-            f"the archive {archive} cannot be written: {file}: {error.strerror or error}; fix that, and start again"
+            f"the archive {archive} cannot be written: {file}: {error.strerror or error}; fix that,"
+            " and start again"
         ) from error
 
 
@@ -105,8 +119,9 @@ def _check_store(archive: Path, store: str) -> None:
     """Raise `OperatorError` for an archive of Delta tables, which older versions could write."""
     if store != _STORE:
         raise OperatorError(
-            f"the archive {archive} consists of {store} tables, which this version neither reads nor writes; convert it into Parquet files "
-            "as docs/how-to/audit-and-archive.md shows, which loses nothing, or name another folder with --archive"
+            f"the archive {archive} consists of {store} tables, which this version neither reads"
+            " nor writes; convert it into Parquet files as docs/how-to/audit-and-archive.md shows,"
+            " which loses nothing, or name another folder with --archive"
         )
 
 
@@ -116,10 +131,13 @@ def _check_versions(archive: Path, form: int, versions: Mapping[str, int]) -> No
     known = {str(table): schema.version for table, schema in SCHEMAS.items()}
     for table, version in sorted(versions.items()):
         if version > known.get(table, 0):
-            raise _too_new(archive, f"the table {table}", found=version, supported=known.get(table, 0))
+            raise _too_new(
+                archive, f"the table {table}", found=version, supported=known.get(table, 0)
+            )
 
 
 def _too_new(archive: Path, what: str, *, found: int, supported: int) -> OperatorError:
     return OperatorError(
-        f"{what} of the archive {archive} has version {found}, this version reads up to {supported}; install a newer Equipoise"
+        f"{what} of the archive {archive} has version {found}, this version reads up to"
+        f" {supported}; install a newer Equipoise"
     )

@@ -1,4 +1,6 @@
-"""Write and read one Parquet file of the archive. A file is complete under its final name, or absent."""
+"""Write and read one Parquet file of the archive. A file is complete under its final name, or
+absent.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ BATCH_ROWS: Final = 16 * 1024
 """Rows per Arrow batch: 4 MB of records."""
 
 _OFFSET_FORMAT: Final = ("INT64", 1, 0)
-"""Parquet's description of the column `offset`: its physical type, that cells may be null, and that it is not a list."""
+"""Parquet's description of the column `offset`: its physical type, that cells may be null, and that
+it is not a list."""
 
 _UNLIKE: Final = frozenset({"bytes", "document", "text"})
 """Columns with unique values, where a dictionary saves nothing."""
@@ -41,9 +44,13 @@ def write_file(archive: Path, path: Path, parts: Iterable[pa.Table], schema: pa.
     with write_errors(archive, path):
         if not folder.is_dir():
             folder.mkdir(parents=True, exist_ok=True)
-            for made in (folder, folder.parent):  # A power cut that loses a folder's name loses its contents.
+            # A power cut that loses a folder's name loses its contents.
+            for made in (folder, folder.parent):
                 sync_folder(made)
-        with replacing(path, part=folder / part_name(path.name)) as file, _writer(file, schema) as writer:
+        with (
+            replacing(path, part=folder / part_name(path.name)) as file,
+            _writer(file, schema) as writer,
+        ):
             for rows in parts:
                 writer.write_table(rows, row_group_size=ROW_GROUP_ROWS)
 
@@ -60,7 +67,8 @@ def _writer(file: object, schema: pa.Schema) -> pq.ParquetWriter:
 
 @contextmanager
 def damage_translated() -> Iterator[None]:
-    """Translate pyarrow's various exceptions for damaged files into those that `file_batches` documents.
+    """Translate pyarrow's various exceptions for damaged files into those that `file_batches`
+    documents.
 
     Put only reading inside: elsewhere these exceptions are programming errors.
     """
@@ -82,22 +90,40 @@ def file_offsets(path: Path) -> tuple[int, int, int]:
         found = [each for each in bounds if each is not None]
         if not found or len(found) < len(bounds):
             raise pa.ArrowInvalid("it has no statistics of its offsets")
-        return min(first for first, _ in found), max(last for _, last in found), file.metadata.num_rows
+        return (
+            min(first for first, _ in found),
+            max(last for _, last in found),
+            file.metadata.num_rows,
+        )
 
 
 def file_batches(
-    path: Path, table: Table, *, columns: Sequence[str] | None = None, first: int | None = None, last: int | None = None
+    path: Path,
+    table: Table,
+    *,
+    columns: Sequence[str] | None = None,
+    first: int | None = None,
+    last: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one file in bounded batches; see `Archive.batches`. Row groups outside the offsets are not read.
+    """Yield the rows of one file in bounded batches; see `Archive.batches`. Row groups outside the
+    offsets are not read.
 
     Raises `OSError` and `pyarrow.ArrowException`.
     """
     schema = schema_of(table, columns)
     # The `yield` is inside this block, but the reader's own errors are not raised here.
     with damage_translated(), pq.ParquetFile(path) as file:
-        there = [name for name in {**dict.fromkeys(schema.names), "offset": None} if name in file.schema_arrow.names]
-        groups = [group for group in range(file.num_row_groups) if _may_hold(file, group, first, last)]
-        for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=there, use_threads=False):
+        there = [
+            name
+            for name in {**dict.fromkeys(schema.names), "offset": None}
+            if name in file.schema_arrow.names
+        ]
+        groups = [
+            group for group in range(file.num_row_groups) if _may_hold(file, group, first, last)
+        ]
+        for batch in file.iter_batches(
+            BATCH_ROWS, row_groups=groups, columns=there, use_threads=False
+        ):
             _check_cells(batch)
             rows = _within(batch, first, last)
             if rows.num_rows:
@@ -106,24 +132,36 @@ def file_batches(
 
 def _may_hold(file: pq.ParquetFile, group: int, first: int | None, last: int | None) -> bool:
     bounds = _bounds(file, group)
-    return bounds is None or ((first is None or bounds[1] >= first) and (last is None or bounds[0] <= last))
+    return bounds is None or (
+        (first is None or bounds[1] >= first) and (last is None or bounds[0] <= last)
+    )
 
 
 def _bounds(file: pq.ParquetFile, group: int) -> tuple[int, int] | None:
-    """Return the first and last offset of a row group; None if the file has no statistics. Raises `pyarrow.ArrowInvalid` if invalid."""
+    """Return the first and last offset of a row group; None if the file has no statistics. Raises
+    `pyarrow.ArrowInvalid` if invalid.
+    """
     about = file.metadata
     column = file.schema_arrow.get_field_index("offset")
     if column < 0:
         raise pa.ArrowInvalid("it has no column offset")
-    # Reading statistics of a column with inconsistent metadata makes pyarrow abort the process. Reading a row raises instead, but does
-    # not check the statistics, so their type is compared here.
+    # Reading statistics of a column with inconsistent metadata makes pyarrow abort the process.
+    # Reading a row raises instead, but does not check the statistics, so their type is compared
+    # here.
     next(file.iter_batches(1, row_groups=[group], columns=["offset"], use_threads=False), None)
     described = about.schema.column(column)
-    if (described.physical_type, described.max_definition_level, described.max_repetition_level) != _OFFSET_FORMAT:
+    if (
+        described.physical_type,
+        described.max_definition_level,
+        described.max_repetition_level,
+    ) != _OFFSET_FORMAT:
         raise pa.ArrowInvalid(f"its column offset is of type {described.physical_type}")
     chunk = about.row_group(group).column(column)
     if chunk.physical_type != described.physical_type:
-        raise pa.ArrowInvalid(f"its column offset is of type {described.physical_type}, and of {chunk.physical_type} in its group {group}")
+        raise pa.ArrowInvalid(
+            f"its column offset is of type {described.physical_type}, and of {chunk.physical_type}"
+            f" in its group {group}"
+        )
     bounds = chunk.statistics
     if bounds is None or not bounds.has_min_max:
         return None
@@ -134,7 +172,9 @@ def _bounds(file: pq.ParquetFile, group: int) -> tuple[int, int] | None:
 
 
 def _check_cells(batch: pa.RecordBatch) -> None:
-    """Raise `pyarrow.ArrowInvalid` for cells that were never written so: invalid text, or rows without an offset."""
+    """Raise `pyarrow.ArrowInvalid` for cells that were never written so: invalid text, or rows
+    without an offset.
+    """
     batch.validate(full=True)
     if batch["offset"].null_count:
         raise pa.ArrowInvalid("rows of it have no offset")
@@ -161,6 +201,8 @@ def _widened(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.RecordB
 
 
 def schema_of(table: Table, columns: Sequence[str] | None) -> pa.Schema:
-    """Return some columns of a table in its current version, by default all of them with `day` at the end."""
+    """Return some columns of a table in its current version, by default all of them with `day` at
+    the end.
+    """
     whole = pa.schema([*arrow_schema(SCHEMAS[table]), DAY])
     return whole if columns is None else pa.schema([whole.field(name) for name in columns])

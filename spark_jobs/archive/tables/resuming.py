@@ -1,4 +1,6 @@
-"""Resume an archive in a new generation: build the view of its contents from the newest snapshot and the records after it."""
+"""Resume an archive in a new generation: build the view of its contents from the newest snapshot
+and the records after it.
+"""
 
 from __future__ import annotations
 
@@ -22,31 +24,48 @@ from equipoise.spark_jobs.streams.errors import ArchiveDamaged
 def resumed(archive: Archive, manifest: Manifest) -> Beginning | None:
     """Return where the archive continues; None if it holds nothing of the channel yet.
 
-    Raises `ArchiveDamaged` if a file cannot be read, or if the snapshot and the records do not fit together.
+    Raises `ArchiveDamaged` if a file cannot be read, or if the snapshot and the records do not fit
+    together.
     """
     if Source.CHANNEL not in manifest.positions:
         return None
     try:
         view, last = read_again(lambda: _read(archive))
     except LogWentBack as error:
-        raise ArchiveDamaged(archive=str(archive.path), problem=f"its records are not in order of their offsets: {error}") from error
+        raise ArchiveDamaged(
+            archive=str(archive.path),
+            problem=f"its records are not in order of their offsets: {error}",
+        ) from error
     if last + 1 != manifest.positions[Source.CHANNEL]:
-        problem = f"its records lead to position {last}, but its description continues at {manifest.positions[Source.CHANNEL]}"
+        problem = (
+            f"its records lead to position {last}, but its description continues at"
+            f" {manifest.positions[Source.CHANNEL]}"
+        )
         raise ArchiveDamaged(archive=str(archive.path), problem=problem)
-    return Beginning(positions=dict(manifest.positions), snapshot=to_bytes(view) if view.offset >= FIRST_OFFSET else None)
+    return Beginning(
+        positions=dict(manifest.positions),
+        snapshot=to_bytes(view) if view.offset >= FIRST_OFFSET else None,
+    )
 
 
 def _read(archive: Archive) -> tuple[View, int]:
-    """Return the view, and the position of the last archived entry. Entries that were archived without folding are skipped."""
+    """Return the view, and the position of the last archived entry. Entries that were archived
+    without folding are skipped.
+    """
     view = _newest_snapshot(archive)
     last = view.offset - view.base
     reader: Reader | None = None
-    for batch in archive.batches(Table.RECORDS, columns=("position", "bytes", "verdict"), first=view.offset + 1):
-        for position, data, verdict in zip(*(batch[name].to_pylist() for name in ("position", "bytes", "verdict")), strict=True):
+    for batch in archive.batches(
+        Table.RECORDS, columns=("position", "bytes", "verdict"), first=view.offset + 1
+    ):
+        for position, data, verdict in zip(
+            *(batch[name].to_pylist() for name in ("position", "bytes", "verdict")), strict=True
+        ):
             last = position
             if verdict == NOT_FOLDED:
                 continue
-            with suppress(LevelTooNew, LogClosed):  # The record that raises the format version is the last one that can be folded.
+            # The record that raises the format version is the last one that can be folded.
+            with suppress(LevelTooNew, LogClosed):
                 reader = reader or Reader(log=str(archive.path), view=view)
                 reader.feed(Entry(position, data or b""))
     return view, last
@@ -54,7 +73,11 @@ def _read(archive: Archive) -> tuple[View, int]:
 
 def _newest_snapshot(archive: Archive) -> View:
     for path in reversed(archive.files(Table.SNAPSHOTS)):
-        rows = [row for batch in archive.file_batches(path, Table.SNAPSHOTS, columns=("bytes",)) for row in batch["bytes"].to_pylist()]
+        rows = [
+            row
+            for batch in archive.file_batches(path, Table.SNAPSHOTS, columns=("bytes",))
+            for row in batch["bytes"].to_pylist()
+        ]
         if rows:
             try:
                 return unpacked(rows[-1] or b"")

@@ -1,7 +1,8 @@
 """Define the archive's tables: columns, meanings, and the table version that added each column.
 
-The page docs/reference/archive.md is generated from these definitions. To change a table, add a column, and set its `since`
-to the table's next version. Never change or remove a column. Readers get null from files of older versions and refuse newer ones.
+The page docs/reference/archive.md is generated from these definitions. To change a table, add a
+column, and set its `since` to the table's next version. Never change or remove a column. Readers
+get null from files of older versions and refuse newer ones.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ ARCHIVE_FORMAT: Final = 1
 
 
 class Column(NamedTuple):
-    """One column. `timestamp` is UTC with microseconds; `longs` is a list. `meaning` is a sentence without its full stop."""
+    """One column. `timestamp` is UTC with microseconds; `longs` is a list. `meaning` is a sentence
+    without its full stop.
+    """
 
     name: str
     type: Type
@@ -44,7 +47,8 @@ class TableSchema:
     """One table.
 
     * `columns`: in order. The partition `day` follows them; it exists only in the folder's name.
-    * `source`: where the column `offset` counts. The channel's offsets are logical, all others are the source's own.
+    * `source`: where the column `offset` counts. The channel's offsets are logical, all others are
+      the source's own.
     """
 
     table: Table
@@ -64,11 +68,21 @@ class TableSchema:
 
 
 _OFFSET: Final = Column("offset", "long", "the logical offset of the record that caused the row")
-_OFFSET_BESIDE: Final = Column("offset", "long", "the position of the document in its own source, not on the channel")
-_ORDINAL: Final = Column("ordinal", "int", "the number of the row among those of its offset in this table, from 0")
-_AT: Final = Column("at", "timestamp", "the log's time of that offset, adjusted so that it never decreases")
-_AT_BESIDE: Final = Column("at", "timestamp", "when its own source received the document, by the clock of that source")
-_POSITION: Final = Column("position", "long", "the log's own offset of the record: `offset` minus the base of the genesis")
+_OFFSET_BESIDE: Final = Column(
+    "offset", "long", "the position of the document in its own source, not on the channel"
+)
+_ORDINAL: Final = Column(
+    "ordinal", "int", "the number of the row among those of its offset in this table, from 0"
+)
+_AT: Final = Column(
+    "at", "timestamp", "the log's time of that offset, adjusted so that it never decreases"
+)
+_AT_BESIDE: Final = Column(
+    "at", "timestamp", "when its own source received the document, by the clock of that source"
+)
+_POSITION: Final = Column(
+    "position", "long", "the log's own offset of the record: `offset` minus the base of the genesis"
+)
 _NAMESPACE: Final = Column("namespace", "text", "the namespace of the bundle")
 _BUNDLE: Final = Column("bundle", "text", "the name of the bundle")
 _BROKER: Final = Column("broker", "text", "the id of the broker")
@@ -85,12 +99,21 @@ _ALL: Final = (
         source=Source.CHANNEL,
         meaning="Every entry of the channel, accepted or not, byte for byte",
         columns=(
-            Column("offset", "long", "the logical offset, which continues to rise when a channel is copied to another log"),
+            Column(
+                "offset",
+                "long",
+                "the logical offset, which continues to rise when a channel is copied to"
+                " another log",
+            ),
             _POSITION,
             _AT,
             Column("key", "text", "the key that the record changes; empty if it cannot be read"),
             Column("kind", "text", "the kind of the record; null if the entry is not a record"),
-            Column("publisher", "text", "the writer: a broker id or `admin:NAME`; null if it cannot be read"),
+            Column(
+                "publisher",
+                "text",
+                "the writer: a broker id or `admin:NAME`; null if it cannot be read",
+            ),
             Column("verdict", "text", "`accepted`, or the reason why the fold rejected it"),
             Column("bytes", "bytes", "the bytes of the entry; null if it has no value"),
         ),
@@ -98,12 +121,19 @@ _ALL: Final = (
     TableSchema(
         table=Table.SNAPSHOTS,
         source=Source.CHANNEL,
-        meaning="Views after some records, at regular intervals: a replay can start from one and must reproduce the next",
+        meaning=(
+            "Views after some records, at regular intervals: a replay can start from one and must"
+            " reproduce the next"
+        ),
         columns=(
             Column("offset", "long", "the logical offset of the last record in the view"),
             _POSITION,
             _AT,
-            Column("digest", "text", "the digest of the view, as decimal digits, because it may exceed a BIGINT"),
+            Column(
+                "digest",
+                "text",
+                "the digest of the view, as decimal digits, because it may exceed a BIGINT",
+            ),
             Column("bundles", "long", "the number of bundles"),
             Column("brokers", "long", "the number of brokers, including dead ones"),
             Column("bytes", "bytes", "the snapshot, compressed with zstd"),
@@ -112,7 +142,10 @@ _ALL: Final = (
     TableSchema(
         table=Table.TRANSITIONS,
         source=Source.CHANNEL,
-        meaning="The changes of bundles by accepted records. A phase is null before a bundle exists and after it is deleted",
+        meaning=(
+            "The changes of bundles by accepted records. A phase is null before a bundle exists and"
+            " after it is deleted"
+        ),
         columns=(
             _OFFSET,
             _ORDINAL,
@@ -127,14 +160,20 @@ _ALL: Final = (
             Column("source_after", "text", "the broker id of the source after"),
             Column("token", "long", "the fencing token after, or the last one"),
             Column("kind", "text", "the kind of the record"),
-            Column("publisher", "text", "who wanted the record: the admin for whom a broker wrote it, or else its writer"),
+            Column(
+                "publisher",
+                "text",
+                "who wanted the record: the admin for whom a broker wrote it, or else its writer",
+            ),
             Column("reason", "text", "the reason in the record"),
         ),
     ),
     TableSchema(
         table=Table.OWNERSHIP_INTERVALS,
         source=Source.CHANNEL,
-        meaning="The periods in which a broker owned a bundle. A row is written when the period ends",
+        meaning=(
+            "The periods in which a broker owned a bundle. A row is written when the period ends"
+        ),
         columns=(
             Column("offset", "long", "as `to_offset`"),
             _ORDINAL,
@@ -144,18 +183,28 @@ _ALL: Final = (
             _BROKER,
             Column("incarnation", "long", "the incarnation of the broker: the offset of its join"),
             Column("token", "long", "the fencing token of the ownership"),
-            Column("from_offset", "long", "the record that began it; null if the archive begins later"),
+            Column(
+                "from_offset", "long", "the record that began it; null if the archive begins later"
+            ),
             Column("from_at", "timestamp", "the time of its beginning; null as above"),
             Column("to_offset", "long", "the record that ended it"),
             Column("to_at", "timestamp", "the time of its end"),
-            Column("how", "text", "the way it ended: `transferred`, `unloaded`, `died`, `left`, `split`, `merged` or `deleted`"),
+            Column(
+                "how",
+                "text",
+                "the way it ended: `transferred`, `unloaded`, `died`, `left`, `split`, `merged` or"
+                " `deleted`",
+            ),
             Column("duration_ms", "long", "its duration; null if its beginning is unknown"),
         ),
     ),
     TableSchema(
         table=Table.TRANSFERS,
         source=Source.CHANNEL,
-        meaning="Moves of bundles from one broker to another, and unloads. A row is written when the move ends",
+        meaning=(
+            "Moves of bundles from one broker to another, and unloads. A row is written when the"
+            " move ends"
+        ),
         columns=(
             Column("offset", "long", "as `ended_offset`"),
             _ORDINAL,
@@ -163,21 +212,42 @@ _ALL: Final = (
             _NAMESPACE,
             _BUNDLE,
             Column("source", "text", "the id of the broker that served the bundle"),
-            Column("destination", "text", "the id of the broker that is to serve the bundle; null for an unload"),
+            Column(
+                "destination",
+                "text",
+                "the id of the broker that is to serve the bundle; null for an unload",
+            ),
             Column("asked_by", "text", "who requested it: a broker id or `admin:NAME`"),
             Column("reason", "text", "the reason in the request"),
-            Column("begun_offset", "long", "the record of the request; null if the archive begins later"),
+            Column(
+                "begun_offset",
+                "long",
+                "the record of the request; null if the archive begins later",
+            ),
             Column("begun_at", "timestamp", "the time of `begun_offset`"),
-            Column("ready_offset", "long", "the record that asks the source to release the bundle; null if there is none"),
-            Column("ready_at", "timestamp", "the time of `ready_offset`, when the destination was ready"),
+            Column(
+                "ready_offset",
+                "long",
+                "the record that asks the source to release the bundle; null if there is none",
+            ),
+            Column(
+                "ready_at",
+                "timestamp",
+                "the time of `ready_offset`, when the destination was ready",
+            ),
             Column("ended_offset", "long", "the record that ended it"),
             Column("ended_at", "timestamp", "the time of `ended_offset`"),
             Column(
                 "result",
                 "text",
-                "`done`, `unloaded`, `cancelled`; `source_died` or `source_left`, `destination_died` or `destination_left`",
+                "`done`, `unloaded`, `cancelled`; `source_died` or `source_left`,"
+                " `destination_died` or `destination_left`",
             ),
-            Column("pause_ms", "long", "from `ready_at` to `ended_at` if it completed: the pause that clients notice"),
+            Column(
+                "pause_ms",
+                "long",
+                "from `ready_at` to `ended_at` if it completed: the pause that clients notice",
+            ),
             Column("duration_ms", "long", "from `begun_at` to `ended_at`"),
         ),
     ),
@@ -190,13 +260,19 @@ _ALL: Final = (
             _AT_BESIDE,
             _BROKER,
             Column("reported_at", "timestamp", "the time of the report, by the broker's clock"),
-            Column("cpu", "double", "the used share of the CPU; 1 is all of it, null without a limit"),
+            Column(
+                "cpu", "double", "the used share of the CPU; 1 is all of it, null without a limit"
+            ),
             Column("memory", "double", "the used share of the memory"),
             Column("direct_memory", "double", "the used share of the direct memory"),
             Column("bandwidth_in", "double", "the used share of the incoming bandwidth"),
             Column("bandwidth_out", "double", "the used share of the outgoing bandwidth"),
             *_TRAFFIC,
-            Column("weighted_max", "double", "the weighted average use of the busiest resource, as a fraction"),
+            Column(
+                "weighted_max",
+                "double",
+                "the weighted average use of the busiest resource, as a fraction",
+            ),
             Column("bundles", "long", "the number of open bundles"),
             Column("topics", "long", "the number of open topics"),
             Column("cost", "double", "the cost of all its bundles, as the balancer computes it"),
@@ -238,20 +314,40 @@ _ALL: Final = (
     TableSchema(
         table=Table.FINDINGS,
         source=Source.CHANNEL,
-        meaning="The findings of the audit. The audit writes this table, the archive job all others",
+        meaning=(
+            "The findings of the audit. The audit writes this table, the archive job all others"
+        ),
         columns=(
-            Column("offset", "long", "the last of `offsets`: the record at which the violation appeared"),
-            Column("ordinal", "int", "a checksum of `rule`, `subject` and `text`, which distinguishes the findings of one offset"),
+            Column(
+                "offset",
+                "long",
+                "the last of `offsets`: the record at which the violation appeared",
+            ),
+            Column(
+                "ordinal",
+                "int",
+                "a checksum of `rule`, `subject` and `text`, which distinguishes the findings of"
+                " one offset",
+            ),
             Column(
                 "at",
                 "timestamp",
-                "the log's time when the violation appeared; later than the record at `offset` if evidence or a time limit revealed it",
+                "the log's time when the violation appeared; later than the record at `offset` if"
+                " evidence or a time limit revealed it",
             ),
             Column("rule", "text", "the violated rule"),
-            Column("subject", "text", "the subject: `bundle:NAME`, `broker:ID`, `namespace:NAME` or `log:`"),
+            Column(
+                "subject",
+                "text",
+                "the subject: `bundle:NAME`, `broker:ID`, `namespace:NAME` or `log:`",
+            ),
             Column("offsets", "longs", "the logical offsets that prove it, in rising order"),
             Column("text", "text", "the violation in one sentence"),
-            Column("command", "text", "the command that shows it; `{log}` is a placeholder for the URL of the log"),
+            Column(
+                "command",
+                "text",
+                "the command that shows it; `{log}` is a placeholder for the URL of the log",
+            ),
             Column("publisher", "text", "the writer of the record at `offset`, if known"),
         ),
     ),
@@ -263,10 +359,13 @@ WRITTEN_BY: Final[Mapping[str, tuple[Table, ...]]] = {
     "archive": tuple(schema.table for schema in _ALL if schema.table is not Table.FINDINGS),
     "audit": (Table.FINDINGS,),
 }
-"""The tables of each writer. Every table has one writer, so two processes never write the same file."""
+"""The tables of each writer. Every table has one writer, so two processes never write the same
+file."""
 
 ARCHIVED: Final = frozenset(WRITTEN_BY["archive"])
 """The tables that the archive requests from the sequential operator."""
 
-WRITER_OF: Final[Mapping[Table, str]] = {table: writer for writer, tables in WRITTEN_BY.items() for table in tables}
+WRITER_OF: Final[Mapping[Table, str]] = {
+    table: writer for writer, tables in WRITTEN_BY.items() for table in tables
+}
 """The writer of each table."""

@@ -9,8 +9,9 @@ How the files of one folder are joined:
 3. Rename the file. From now on Equipoise's readers read it instead of the group's files.
 4. Remove the group's files.
 
-A crash at any point is safe. Before step 3 nothing has changed; after it the next run continues with step 1. For some milliseconds
-between steps 3 and 4, a program that reads all files and ignores the names sees rows twice.
+A crash at any point is safe. Before step 3 nothing has changed; after it the next run continues
+with step 1. For some milliseconds between steps 3 and 4, a program that reads all files and ignores
+the names sees rows twice.
 """
 
 from __future__ import annotations
@@ -25,7 +26,15 @@ import orjson
 import pyarrow as pa
 
 from equipoise.spark_jobs.archive.tables.arrow import arrow_schema
-from equipoise.spark_jobs.archive.tables.layout import FileName, covered, day_folder, joined, joins, parse_part, resolved
+from equipoise.spark_jobs.archive.tables.layout import (
+    FileName,
+    covered,
+    day_folder,
+    joined,
+    joins,
+    parse_part,
+    resolved,
+)
 from equipoise.spark_jobs.archive.tables.manifest import Manifest, write_errors
 from equipoise.spark_jobs.archive.tables.parquet import ROW_GROUP_ROWS, write_file
 from equipoise.spark_jobs.archive.tables.reading import Archive
@@ -36,7 +45,8 @@ from equipoise.spark_jobs.streams.errors import ArchiveDamaged, ArchiveInUse
 from equipoise.spark_jobs.streams.options import CompactOptions, Screen
 
 FILE_BYTES_MAX: Final = 64 << 20
-"""Largest joined file: 2 million records, which a reader opens once and skips by the offsets in its footer."""
+"""Largest joined file: 2 million records, which a reader opens once and skips by the offsets in its
+footer."""
 
 FILES_MAX: Final = 64
 """Files in the current day's folder before a job joins them: a minute of one-second batches."""
@@ -53,7 +63,8 @@ Step = Callable[[str], None]
 class Joined:
     """The result of a compaction: `before` files became `after` files of `size_bytes` in total.
 
-    `damaged` names the first unreadable file. It stays as it is, together with the files of its group.
+    `damaged` names the first unreadable file. It stays as it is, together with the files of its
+    group.
     """
 
     before: int = 0
@@ -78,21 +89,29 @@ class Joined:
 def run_compact(options: CompactOptions, screen: Screen) -> int:
     """Compact the small files of all tables of an archive. Return 0.
 
-    Raises `NotFound`, `ArchiveInUse` if another process compacts the archive, and what `compact_table` raises. After everything else is
-    joined, raises `ArchiveDamaged` for an unreadable file.
+    Raises `NotFound`, `ArchiveInUse` if another process compacts the archive, and what
+    `compact_table` raises. After everything else is joined, raises `ArchiveDamaged` for an
+    unreadable file.
     """
     archive = Archive(options.archive)
     all_done = dict[Table, Joined]()
     lock = locked(options.archive, LOCK)
     try:
         for table in SCHEMAS:
-            done = all_done[table] = compact_table(archive, table, files_min=2, last_day_files_min=2)
+            done = all_done[table] = compact_table(
+                archive, table, files_min=2, last_day_files_min=2
+            )
             if done.before and not options.as_json:
-                screen.result(f"{table}: joined {done.before} files into {done.after}, {done.size_bytes / (1 << 20):.1f} MiB in total")
+                screen.result(
+                    f"{table}: joined {done.before} files into {done.after},"
+                    f" {done.size_bytes / (1 << 20):.1f} MiB in total"
+                )
     finally:
         os.close(lock)
     if options.as_json:
-        screen.result(orjson.dumps({str(table): done.document for table, done in all_done.items()}).decode())
+        screen.result(
+            orjson.dumps({str(table): done.document for table, done in all_done.items()}).decode()
+        )
     for done in all_done.values():
         if done.damaged is not None:
             raise done.damaged
@@ -101,12 +120,19 @@ def run_compact(options: CompactOptions, screen: Screen) -> int:
 
 
 def compact_table(
-    archive: Archive, table: Table, *, files_min: int, last_day_files_min: int = FILES_MAX, step: Step = lambda _step: None
+    archive: Archive,
+    table: Table,
+    *,
+    files_min: int,
+    last_day_files_min: int = FILES_MAX,
+    step: Step = lambda _step: None,
 ) -> Joined:
-    """Compact each day of a table with at least `files_min` joinable neighbours; `last_day_files_min` for the last day, which still grows.
+    """Compact each day of a table with at least `files_min` joinable neighbours;
+    `last_day_files_min` for the last day, which still grows.
 
-    `step` is called with the name of each step. An unreadable file or folder does not keep other days and groups from being joined. Raises
-    `OperatorError` if the archive cannot be written, and what `Archive.manifest` raises.
+    `step` is called with the name of each step. An unreadable file or folder does not keep other
+    days and groups from being joined. Raises `OperatorError` if the archive cannot be written, and
+    what `Archive.manifest` raises.
     """
     manifest = archive.manifest(WRITER_OF[table])
     if manifest is None:
@@ -123,10 +149,11 @@ def compact_table(
 
 
 def compact_beside(archive: Archive, writer: str, batch: int) -> Joined:
-    """Compact a writer's own tables after every `BATCHES_BETWEEN` batches, unless another process is compacting.
+    """Compact a writer's own tables after every `BATCHES_BETWEEN` batches, unless another process
+    is compacting.
 
-    A damaged file and its group stay as they are, and `equipoise spark verify` reports it: adding rows needs neither. Raises what
-    `compact_table` raises.
+    A damaged file and its group stay as they are, and `equipoise spark verify` reports it: adding
+    rows needs neither. Raises what `compact_table` raises.
     """
     if batch % BATCHES_BETWEEN != BATCHES_BETWEEN - 1:
         return Joined()
@@ -171,9 +198,14 @@ class _Folder:
 
     def _groups(self, *, files_min: int) -> Sequence[Sequence[FileName]]:
         names = self.archive.names(self._path)
-        parts = [name for name in names if (part := parse_part(name)) is not None and part.first != part.last]
+        parts = [
+            name
+            for name in names
+            if (part := parse_part(name)) is not None and part.first != part.last
+        ]
         self._remove([*parts, *(name.text for name in covered(names))])
-        # The last batch may be repeated. That would replace its file next to the one it was joined into.
+        # The last batch may be repeated. That would replace its file next to the one it was joined
+        # into.
         safe = {**self.manifest.last_batches, self.manifest.generation: self.manifest.batch - 1}
         files = [(name, (self._path / name.text).stat().st_size) for name in resolved(names, safe)]
         return joins(files, size_max=FILE_BYTES_MAX, files_min=files_min)
@@ -191,7 +223,9 @@ class _Folder:
         columns = SCHEMAS[self.table].names
         batches: list[pa.RecordBatch] = []
         for name in group:
-            for batch in self.archive.file_batches(self._path / name.text, self.table, columns=columns):
+            for batch in self.archive.file_batches(
+                self._path / name.text, self.table, columns=columns
+            ):
                 batches.append(batch)
                 if sum(each.num_rows for each in batches) >= ROW_GROUP_ROWS:
                     yield pa.Table.from_batches(batches)

@@ -1,4 +1,5 @@
-"""Track which incarnations each bundle names, which bundles a death concerns, and which bundles are stuck.
+"""Track which incarnations each bundle names, which bundles a death concerns, and which bundles are
+stuck.
 
 Each bundle has two clocks, which end when it is owned:
 
@@ -22,7 +23,8 @@ from equipoise.spark_jobs.rules.ranges import bundle_name, parse_bundle, pieces
 from equipoise.spark_jobs.rules.state_table import StateRow, StateTable
 
 OVERDUE_AT_ONCE_MAX: Final = 16
-"""Overdue bundles to report with one record, because each of its facts carries all their names. The others follow with the next."""
+"""Overdue bundles to report with one record, because each of its facts carries all their names. The
+others follow with the next."""
 
 _NOTHING: Final[Mapping[str, int]] = {}
 
@@ -32,7 +34,8 @@ class Holding(NamedTuple):
 
     * `moving`: since when it is pending; None if it is not.
     * `unserved`: since when nobody serves it; None if somebody does.
-    * `releasing`: the source has been asked to close it. If the source dies now, the destination need not be asked again.
+    * `releasing`: the source has been asked to close it. If the source dies now, the destination
+      need not be asked again.
     * `is_reported`: an overdue clock was reported. This happens once until the bundle is owned.
     """
 
@@ -47,7 +50,9 @@ class Holding(NamedTuple):
     def parse(cls, data: bytes) -> Holding:
         """Return the holding from its row."""
         owner, source, moving, unserved, releasing, is_reported = orjson.loads(data)
-        first, second = (None if since is None else (since[0], since[1]) for since in (moving, unserved))
+        first, second = (
+            None if since is None else (since[0], since[1]) for since in (moving, unserved)
+        )
         return cls(owner, source, first, second, releasing, is_reported)
 
     @property
@@ -60,8 +65,11 @@ class Holdings:
     """All bundles, with the incarnations that each names."""
 
     def __init__(self) -> None:
-        self._held = StateTable[str, Holding](f"{PREFIX}held:", str, lambda each: orjson.dumps(tuple(each)), Holding.parse)
-        # Insertion order matters in these dicts: by incarnation, when the holding began; for the clocks, when they started.
+        self._held = StateTable[str, Holding](
+            f"{PREFIX}held:", str, lambda each: orjson.dumps(tuple(each)), Holding.parse
+        )
+        # Insertion order matters in these dicts: by incarnation, when the holding began; for the
+        # clocks, when they started.
         self._of: dict[int, dict[str, None]] = {}
         self._moving: dict[str, Since] = {}
         self._unserved: dict[str, Since] = {}
@@ -82,7 +90,9 @@ class Holdings:
         self._moving, self._unserved = _in_order(self._moving), _in_order(self._unserved)
 
     def begin(self, bundles: Mapping[str, tuple[int | None, int | None, str]], now: Since) -> None:
-        """Forget everything and continue from these bundles: by name, the owner, the source and the state as in records."""
+        """Forget everything and continue from these bundles: by name, the owner, the source and the
+        state as in records.
+        """
         for name in list(self._held):
             self._drop(name)
         for name, (owner, source, state) in sorted(bundles.items()):
@@ -105,13 +115,21 @@ class Holdings:
                 clocks.pop(name, None)
                 clocks[name] = since
 
-    def follow(self, name: str, owner: int | None, source: int | None, state: str, now: Since) -> None:
-        """Apply an accepted record that sets a bundle's `state` (as in records) and incarnations."""
+    def follow(
+        self, name: str, owner: int | None, source: int | None, state: str, now: Since
+    ) -> None:
+        """Apply an accepted record that sets a bundle's `state` (as in records) and
+        incarnations.
+        """
         before = self._held.get(name)
         if state == "owned":
             self.put(name, Holding(owner, source))
             return
-        moving, unserved, is_reported = (None, None, False) if before is None else (before.moving, before.unserved, before.is_reported)
+        moving, unserved, is_reported = (
+            (None, None, False)
+            if before is None
+            else (before.moving, before.unserved, before.is_reported)
+        )
         self.put(
             name,
             Holding(
@@ -160,7 +178,15 @@ class Holdings:
             left = before.source if is_owner else before.owner
             is_served = left is not None and (is_owner or before.releasing)
             is_moving = left is not None and not is_served
-            self.put(name, Holding(left, None, moving=now if is_moving else None, unserved=None if is_served else now))
+            self.put(
+                name,
+                Holding(
+                    left,
+                    None,
+                    moving=now if is_moving else None,
+                    unserved=None if is_served else now,
+                ),
+            )
         return concerned
 
     def split(self, parent: str, cuts: Sequence[int], owner: int | None) -> None:
@@ -180,19 +206,26 @@ class Holdings:
         if holding is not None and first is not None and second is not None:
             self.put(bundle_name(first.namespace, first.low, second.high), holding)
 
-    def overdue(self, moving_max_ms: int, unserved_max_ms: int, *, is_deleting: Callable[[str], bool]) -> Mapping[str, int]:
-        """Return some bundles with a clock that started before these awake times, with the offset of that start.
+    def overdue(
+        self, moving_max_ms: int, unserved_max_ms: int, *, is_deleting: Callable[[str], bool]
+    ) -> Mapping[str, int]:
+        """Return some bundles with a clock that started before these awake times, with the offset
+        of that start.
 
         Each is reported once. Free bundles of a namespace with `is_deleting` are never reported.
         """
-        if not (_has_before(self._moving, moving_max_ms) or _has_before(self._unserved, unserved_max_ms)):
+        if not (
+            _has_before(self._moving, moving_max_ms) or _has_before(self._unserved, unserved_max_ms)
+        ):
             return _NOTHING  # The usual case: this runs for each record.
         # Both are sorted by start, then by name.
         late = merge(_before(self._moving, moving_max_ms), _before(self._unserved, unserved_max_ms))
         found: dict[str, int] = {}
         for (offset, _), name in list(islice(late, OVERDUE_AT_ONCE_MAX)):
             holding = self._held[name]
-            if not (holding.is_reported or (holding.is_free and is_deleting(name.rpartition("/")[0]))):
+            if not (
+                holding.is_reported or (holding.is_free and is_deleting(name.rpartition("/")[0]))
+            ):
                 found[name] = offset
             self.put(name, holding._replace(is_reported=True))
         return found
@@ -205,7 +238,9 @@ def _has_before(clocks: Mapping[str, Since], since_max_ms: int) -> bool:
 
 
 def _before(clocks: Mapping[str, Since], since_max_ms: int) -> Iterable[tuple[Since, str]]:
-    return takewhile(lambda clock: clock[0][1] < since_max_ms, ((since, name) for name, since in clocks.items()))
+    return takewhile(
+        lambda clock: clock[0][1] < since_max_ms, ((since, name) for name, since in clocks.items())
+    )
 
 
 def _in_order(clocks: Mapping[str, Since]) -> dict[str, Since]:

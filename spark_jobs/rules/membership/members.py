@@ -15,15 +15,19 @@ FIRST_LEVEL: Final = 1
 """Format version of a record that names none."""
 
 INCARNATIONS_MAX: Final = 1_024
-"""Incarnations to remember, dead ones included. For an older one it is unknown whether it existed."""
+"""Incarnations to remember, dead ones included. For an older one it is unknown whether it
+existed."""
 
 APPEND_TIME_ERROR_MS: Final = 50
-"""Largest error between the log times of two records: rounding, and the clocks of two Kafka brokers."""
+"""Largest error between the log times of two records: rounding, and the clocks of two Kafka
+brokers."""
 
 SOON_IN_A_ROW_MAX: Final = 2
-"""Early renewals in a row that one set-back of the log's clock explains: two if the log's time stands still in between.
+"""Early renewals in a row that one set-back of the log's clock explains: two if the log's time
+stands still in between.
 
-More mean that the broker's own clock is fast. They prove nothing about the log's clock, and the broker may accuse others too early.
+More mean that the broker's own clock is fast. They prove nothing about the log's clock, and the
+broker may accuse others too early.
 """
 
 LIVE: Final = ("up", "draining")
@@ -41,11 +45,14 @@ class Member:
     """A broker id and its newest incarnation. Times are log times, None if not read, unless noted.
 
     * `last_at_ms`: the time at `last`.
-    * `back_at_ms`: when its own lease last became valid: it joined, or came back after a gap longer than its lease.
+    * `back_at_ms`: when its own lease last became valid: it joined, or came back after a gap longer
+      than its lease.
     * `renewed_at_ms`: its last renewal.
-    * `soon_ms`: how much earlier than promised its renewals up to `soon_at_ms` came. That much time passed without showing in log time.
+    * `soon_ms`: how much earlier than promised its renewals up to `soon_at_ms` came. That much time
+      passed without showing in log time.
     * `soon_in_a_row`: how many of its last renewals were early.
-    * `heard_ms`: awake time (`spark_jobs.rules.membership.view`) of its own last accepted membership record.
+    * `heard_ms`: awake time (`spark_jobs.rules.membership.view`) of its own last accepted
+      membership record.
     * `is_silence_reported`: its silence since then has been reported.
     """
 
@@ -100,10 +107,12 @@ def joined_member(offset: int, at_ms: int, raw: Raw) -> Member:
 
 @dataclass(slots=True, kw_only=True)
 class Whole:
-    """State that exists once per log. `at_ms` is the log's time and `awake_ms` the awake time of the last record.
+    """State that exists once per log. `at_ms` is the log's time and `awake_ms` the awake time of
+    the last record.
 
     * `begun`: the offset from which records were read without a gap.
-    * `stood_ms`: the log's time when it last stood still while time passed: an entry was older, or one broker renewed twice.
+    * `stood_ms`: the log's time when it last stood still while time passed: an entry was older, or
+      one broker renewed twice.
     * `up_since_ms`: awake time since when some broker is up; None if none is.
     """
 
@@ -122,7 +131,9 @@ class Whole:
 
 @dataclass(slots=True, kw_only=True)
 class Incarnations:
-    """The sorted offsets of the newest accepted `joined` records. All above `known_from` are included."""
+    """The sorted offsets of the newest accepted `joined` records. All above `known_from` are
+    included.
+    """
 
     known_from: int = 0
     offsets: list[int] = field(default_factory=list)
@@ -142,7 +153,9 @@ class Incarnations:
 
 
 class Namespace(NamedTuple):
-    """A namespace. `deleting_since`: when its deletion began; None if it is not being deleted, or that was reported as too long."""
+    """A namespace. `deleting_since`: when its deletion began; None if it is not being deleted, or
+    that was reported as too long.
+    """
 
     status: str
     last: int
@@ -162,12 +175,18 @@ class Known:
     * `live`: the ids of live incarnations. It follows from `brokers`.
     """
 
-    def __init__(self, whole: Whole | None = None, incarnations: Incarnations | None = None) -> None:
+    def __init__(
+        self, whole: Whole | None = None, incarnations: Incarnations | None = None
+    ) -> None:
         """Begin without brokers, namespaces and policies."""
         self.whole = whole or Whole()
         self.incarnations = incarnations or Incarnations()
-        self.brokers = StateTable[str, Member](f"{PREFIX}broker:", str, orjson.dumps, lambda data: Member(**orjson.loads(data)))
-        self.namespaces = StateTable[str, Namespace](f"{PREFIX}namespace:", str, lambda each: orjson.dumps(tuple(each)), Namespace.parse)
+        self.brokers = StateTable[str, Member](
+            f"{PREFIX}broker:", str, orjson.dumps, lambda data: Member(**orjson.loads(data))
+        )
+        self.namespaces = StateTable[str, Namespace](
+            f"{PREFIX}namespace:", str, lambda each: orjson.dumps(tuple(each)), Namespace.parse
+        )
         self.policies = StateTable[str, int](f"{PREFIX}policy:", str, orjson.dumps, orjson.loads)
         self.live: dict[int, str] = {}
 
@@ -179,4 +198,8 @@ class Known:
 
     def find_live(self) -> None:
         """Compute `live` from the statuses of the brokers."""
-        self.live = {member.incarnation: name for name, member in sorted(self.brokers.items()) if member.status in LIVE}
+        self.live = {
+            member.incarnation: name
+            for name, member in sorted(self.brokers.items())
+            if member.status in LIVE
+        }

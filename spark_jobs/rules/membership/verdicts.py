@@ -16,16 +16,28 @@ ADMIN_WINDOW_OFFSETS: Final = 10_000
 
 
 def envelope_of(raw: Raw | None) -> tuple[str, int, int] | None:
-    """Return publisher, incarnation and sequence of a broker's record, however malformed the rest is; None if unreadable."""
+    """Return publisher, incarnation and sequence of a broker's record, however malformed the rest
+    is; None if unreadable.
+    """
     if raw is None:
         return None
-    publisher, incarnation, sequence = raw.get("publisher"), raw.get("incarnation"), raw.get("sequence")
-    if not forms.is_key(publisher) or not forms.is_integer(incarnation) or not forms.is_integer(sequence):
+    publisher, incarnation, sequence = (
+        raw.get("publisher"),
+        raw.get("incarnation"),
+        raw.get("sequence"),
+    )
+    if (
+        not forms.is_key(publisher)
+        or not forms.is_integer(incarnation)
+        or not forms.is_integer(sequence)
+    ):
         return None
     return None if publisher.startswith(forms.ADMIN) else (publisher, incarnation, sequence)
 
 
-def verdict_before_content(known: Known, offset: int, raw: Raw | None, *, is_well_formed: bool) -> str | None:
+def verdict_before_content(
+    known: Known, offset: int, raw: Raw | None, *, is_well_formed: bool
+) -> str | None:
     """Return the verdict by publisher, attempt and format version; None if the content decides."""
     form = forms.form_of(raw) if raw is not None and is_well_formed else None
     if form == "genesis":
@@ -67,8 +79,12 @@ def _on_genesis(known: Known, raw: Raw) -> str:
         return ACCEPTED
     if raw["cluster"] != whole.cluster:
         return "foreign_genesis"
-    # Only the first record of a copied log is a valid second genesis: it continues above the old log's end, at the same format version.
-    is_of_copy = whole.genesis <= whole.base == (raw.get("base") or 0) and (raw.get("level") or FIRST_LEVEL) == whole.level
+    # Only the first record of a copied log is a valid second genesis: it continues above the old
+    # log's end, at the same format version.
+    is_of_copy = (
+        whole.genesis <= whole.base == (raw.get("base") or 0)
+        and (raw.get("level") or FIRST_LEVEL) == whole.level
+    )
     return ACCEPTED if is_of_copy else "stale"
 
 
@@ -134,10 +150,16 @@ def _on_broker(known: Known, raw: Raw) -> str:
 
 def _on_joining(known: Known, raw: Raw, member: Member | None) -> str:
     level = known.whole.level
-    if (raw.get("level") or FIRST_LEVEL) > level or (raw.get("supported_level") or FIRST_LEVEL) < level:
+    if (raw.get("level") or FIRST_LEVEL) > level or (
+        raw.get("supported_level") or FIRST_LEVEL
+    ) < level:
         return "level"
     is_live = member is not None and member.status in LIVE
-    if is_live and raw.get("after_silence") is not True and raw.get("replaces") != (member and member.nonce):
+    if (
+        is_live
+        and raw.get("after_silence") is not True
+        and raw.get("replaces") != (member and member.nonce)
+    ):
         return "still_alive"
     if raw["based_on"] != (known.whole.removed_at if member is None else member.last):
         return "stale"

@@ -1,10 +1,12 @@
-"""Fold the records independently into a second view: members, namespaces, policies, and who holds which bundle.
+"""Fold the records independently into a second view: members, namespaces, policies, and who holds
+which bundle.
 
 `spark_jobs.rules.bundle` keeps the states of bundles.
 
 * `context_of` computes a verdict on each record before it sees the fold's.
 * `follow` then adopts the fold's verdict, so that one difference is one finding, not a thousand.
-* *Awake* time stops while nobody writes to the log: a cluster that was switched off during a transfer was not stuck all night.
+* *Awake* time stops while nobody writes to the log: a cluster that was switched off during a
+  transfer was not stuck all night.
 """
 
 from __future__ import annotations
@@ -31,7 +33,11 @@ from equipoise.spark_jobs.rules.membership.members import (
     Whole,
     joined_member,
 )
-from equipoise.spark_jobs.rules.membership.verdicts import envelope_of, verdict_before_content, verdict_on
+from equipoise.spark_jobs.rules.membership.verdicts import (
+    envelope_of,
+    verdict_before_content,
+    verdict_on,
+)
 from equipoise.spark_jobs.rules.ranges import whole_space
 from equipoise.spark_jobs.rules.rule import ACCEPTED
 from equipoise.spark_jobs.rules.state_table import StateRow, StateTable
@@ -40,17 +46,20 @@ IN_FLIGHT_MAX_MS: Final = 60_000
 """Default limit of a move, in awake time. Brokers cancel a stuck move after half as long."""
 
 UNSERVED_IN_FLIGHTS: Final = 5
-"""How many times as long a bundle may be unserved while a broker is up, and a namespace may be deleting.
+"""How many times as long a bundle may be unserved while a broker is up, and a namespace may be
+deleting.
 
 At 220 per second the leader places all 65,536 bundles of a namespace in that time.
 """
 
 SILENCE_MAX_MS: Final = 5_000
-"""A longer silence of the log counts only as this much: on a live log each broker renews at least every 3 s."""
+"""A longer silence of the log counts only as this much: on a live log each broker renews at least
+every 3 s."""
 
 SILENT_MAX_MS: Final = 60_000
 SILENT_LEASES_MAX: Final = 10
-"""Limit of a live broker's silence in awake time: this many times lease + grace period, and at least a minute.
+"""Limit of a live broker's silence in awake time: this many times lease + grace period, and at
+least a minute.
 
 Other brokers accuse it after one.
 """
@@ -64,28 +73,37 @@ _THE_LOG: Final = subject("log", "")
 
 
 class Context(TypedDict, total=False):
-    """The audit's view of one record, the same on all of its facts. Fields without a value are absent.
+    """The audit's view of one record, the same on all of its facts. Fields without a value are
+    absent.
 
-    * `begun`: the offset from which the audit has read without a gap. State from before it is invalid.
-    * `checked_by`: the subject whose checker compares `expected` with the fold's verdict; it always gets a fact. For an entry that is not a
-      well-formed record it is the log.
-    * `publisher`: `live`, `dead`, `never` (no broker ever had this incarnation), `admin`, or `nobody` (no readable envelope, or none
-      needed: genesis, joined).
+    * `begun`: the offset from which the audit has read without a gap. State from before it is
+      invalid.
+    * `checked_by`: the subject whose checker compares `expected` with the fold's verdict; it always
+      gets a fact. For an entry that is not a well-formed record it is the log.
+    * `publisher`: `live`, `dead`, `never` (no broker ever had this incarnation), `admin`, or
+      `nobody` (no readable envelope, or none needed: genesis, joined).
     * `expected`: the audit's verdict; absent if it depends on the state of bundles.
-    * `target`: status of the `owner` that a bundle's record names: up, draining, dead, or never (no broker ever had it).
+    * `target`: status of the `owner` that a bundle's record names: up, draining, dead, or never (no
+      broker ever had it).
     * `deleting`: true if the bundle's namespace is being deleted.
     * `dead`: the incarnation that this record ends if it is accepted.
     * `owner`: for a merge, the owner of the left bundle.
     * `unknown`: for a split or merge, those of its bundles that do not exist.
-    * `names`: for records about bundles, the broker ids of the live incarnations that the record and its bundle name.
+    * `names`: for records about bundles, the broker ids of the live incarnations that the record
+      and its bundle name.
     * `member`: for a record of a broker's key other than a renewal, the `Member` before it.
-    * `timeless`: true if the log's time stood still since that broker's last record, so that its silence cannot be measured.
-    * `unseen_ms`: how much time passed since then without showing in log time, according to early renewals.
-    * `accuser_back_ms`: for a `down` by a broker, the log's time when that broker's lease last became valid; absent if unknown.
-    * `silent`: [broker, last, last_at_ms] of live brokers that are silent for too long. Each silence is reported once, with a record of a
-      live publisher, who gets a fact.
-    * `deleting_since`: [namespace, offset] of namespaces whose deletion takes too long since that offset, reported like `silent`.
-    * `overdue`: bundles that are pending or unserved for too long, with the offset since when. Reported once; each gets a fact.
+    * `timeless`: true if the log's time stood still since that broker's last record, so that its
+      silence cannot be measured.
+    * `unseen_ms`: how much time passed since then without showing in log time, according to early
+      renewals.
+    * `accuser_back_ms`: for a `down` by a broker, the log's time when that broker's lease last
+      became valid; absent if unknown.
+    * `silent`: [broker, last, last_at_ms] of live brokers that are silent for too long. Each
+      silence is reported once, with a record of a live publisher, who gets a fact.
+    * `deleting_since`: [namespace, offset] of namespaces whose deletion takes too long since that
+      offset, reported like `silent`.
+    * `overdue`: bundles that are pending or unserved for too long, with the offset since when.
+      Reported once; each gets a fact.
     """
 
     begun: int
@@ -133,19 +151,33 @@ class Membership:
 
     # --- state ---
 
-    def begin(self, known: Known, bundles: Mapping[str, tuple[int | None, int | None, str]]) -> None:
-        """Forget everything and continue from this state. Records up to `known.whole.begun` were not read.
+    def begin(
+        self, known: Known, bundles: Mapping[str, tuple[int | None, int | None, str]]
+    ) -> None:
+        """Forget everything and continue from this state. Records up to `known.whole.begun` were
+        not read.
 
-        `bundles` maps names to owner, source and state as in records. The awake time and the log's time continue.
+        `bundles` maps names to owner, source and state as in records. The awake time and the log's
+        time continue.
         """
-        known.whole.awake_ms, known.whole.at_ms = self._known.whole.awake_ms, self._known.whole.at_ms
+        known.whole.awake_ms, known.whole.at_ms = (
+            self._known.whole.awake_ms,
+            self._known.whole.at_ms,
+        )
         now = known.whole.begun, known.whole.awake_ms
-        self._known.whole, self._known.incarnations, self._is_incarnation_new = known.whole, known.incarnations, True
+        self._known.whole, self._known.incarnations, self._is_incarnation_new = (
+            known.whole,
+            known.incarnations,
+            True,
+        )
         self._known.brokers.replace(known.brokers)
         self._known.policies.replace(known.policies)
-        self._known.namespaces.replace({
-            name: each._replace(deleting_since=now if each.status == "deleting" else None) for name, each in known.namespaces.items()
-        })  # fmt: skip
+        self._known.namespaces.replace(
+            {
+                name: each._replace(deleting_since=now if each.status == "deleting" else None)
+                for name, each in known.namespaces.items()
+            }
+        )
         self._find_deleting()
         self._known.find_live()
         self._heard = {}
@@ -167,32 +199,57 @@ class Membership:
         """Restore the state of a new instance from its rows. Ignore rows of other parts."""
         known = self._known
         known.whole = Whole(**orjson.loads(rows[_WHOLE]))
-        known.incarnations = Incarnations(**orjson.loads(rows[_INCARNATIONS])) if _INCARNATIONS in rows else Incarnations()
+        known.incarnations = (
+            Incarnations(**orjson.loads(rows[_INCARNATIONS]))
+            if _INCARNATIONS in rows
+            else Incarnations()
+        )
         for part in self._parts():
             part.restore(rows)
         self._find_deleting()
         known.find_live()
-        self._heard = {name: heard_ms for heard_ms, name in sorted((known.brokers[name].heard_ms, name) for name in known.live.values())}
+        self._heard = {
+            name: heard_ms
+            for heard_ms, name in sorted(
+                (known.brokers[name].heard_ms, name) for name in known.live.values()
+            )
+        }
 
-    def _parts(self) -> tuple[StateTable[str, Member], StateTable[str, Namespace], StateTable[str, int], Holdings]:
+    def _parts(
+        self,
+    ) -> tuple[StateTable[str, Member], StateTable[str, Namespace], StateTable[str, int], Holdings]:
         return self._known.brokers, self._known.namespaces, self._known.policies, self._holdings
 
     def _find_deleting(self) -> None:
-        found = ((each.deleting_since, name) for name, each in self._known.namespaces.items() if each.deleting_since is not None)
+        found = (
+            (each.deleting_since, name)
+            for name, each in self._known.namespaces.items()
+            if each.deleting_since is not None
+        )
         self._deleting = {name: since for since, name in sorted(found)}
 
     # --- checking records ---
 
-    def context_of(self, offset: int, at_ms: int, raw: Raw | None, *, behind_ms: int = 0) -> Context:
-        """Return the audit's view of the next entry (None if it is no JSON object), before the fold is asked.
+    def context_of(
+        self, offset: int, at_ms: int, raw: Raw | None, *, behind_ms: int = 0
+    ) -> Context:
+        """Return the audit's view of the next entry (None if it is no JSON object), before the fold
+        is asked.
 
-        `behind_ms` is how far the entry's append time is below `at_ms`, the log's time, which never falls.
+        `behind_ms` is how far the entry's append time is below `at_ms`, the log's time, which never
+        falls.
         """
         whole = self._known.whole
         self._pass(at_ms, behind_ms)
-        context: Context = {"begun": whole.begun, "checked_by": _THE_LOG, "publisher": self._publisher(raw)}
+        context: Context = {
+            "begun": whole.begun,
+            "checked_by": _THE_LOG,
+            "publisher": self._publisher(raw),
+        }
         self._is_well_formed = raw is not None and forms.is_well_formed(raw)
-        expected = verdict_before_content(self._known, offset, raw, is_well_formed=self._is_well_formed)
+        expected = verdict_before_content(
+            self._known, offset, raw, is_well_formed=self._is_well_formed
+        )
         if raw is not None:
             if self._is_well_formed:
                 context["checked_by"] = checked_by(raw)
@@ -211,7 +268,9 @@ class Membership:
             whole.awake_ms += min(at_ms - whole.at_ms, SILENCE_MAX_MS) if whole.at_ms else 0
             whole.at_ms = at_ms
         if behind_ms > APPEND_TIME_ERROR_MS:
-            whole.stood_ms = at_ms  # The clock was set back, or another's was ahead. Log time stands still until the clock catches up.
+            # The clock was set back, or another's was ahead. Log time stands still until the clock
+            # catches up.
+            whole.stood_ms = at_ms
 
     def _report_overdue(self, context: Context) -> None:
         """Add to the context what takes too long."""
@@ -219,7 +278,9 @@ class Membership:
         unserved_max_ms = whole.awake_ms - UNSERVED_IN_FLIGHTS * self._in_flight_max_ms
         is_up = whole.up_since_ms is not None and whole.up_since_ms < unserved_max_ms
         moving_max_ms = whole.awake_ms - self._in_flight_max_ms
-        overdue = self._holdings.overdue(moving_max_ms, unserved_max_ms if is_up else 0, is_deleting=self._is_deleting)
+        overdue = self._holdings.overdue(
+            moving_max_ms, unserved_max_ms if is_up else 0, is_deleting=self._is_deleting
+        )
         self._overdue = sorted(overdue)
         if overdue:
             context["overdue"] = overdue
@@ -232,10 +293,16 @@ class Membership:
                 context["deleting_since"] = deleting
 
     def _lingering(self, since_max_ms: int) -> list[tuple[str, int]]:
-        found = [(name, offset) for name, (offset, awake_ms) in self._deleting.items() if awake_ms < since_max_ms]
+        found = [
+            (name, offset)
+            for name, (offset, awake_ms) in self._deleting.items()
+            if awake_ms < since_max_ms
+        ]
         for name, _ in found:
             del self._deleting[name]
-            self._known.namespaces[name] = self._known.namespaces[name]._replace(deleting_since=None)
+            self._known.namespaces[name] = self._known.namespaces[name]._replace(
+                deleting_since=None
+            )
         return found
 
     def _silent(self) -> list[tuple[str, int, int | None]]:
@@ -245,7 +312,9 @@ class Membership:
             if silent_ms <= SILENT_MAX_MS:
                 break
             member = self._known.brokers[name]
-            if not member.is_silence_reported and silent_ms > SILENT_LEASES_MAX * (member.lease_ms + member.margin_ms):
+            if not member.is_silence_reported and silent_ms > SILENT_LEASES_MAX * (
+                member.lease_ms + member.margin_ms
+            ):
                 member.is_silence_reported = True
                 self._known.brokers.touch(name)
                 found.append((name, member.last, member.last_at_ms))
@@ -259,7 +328,9 @@ class Membership:
         return offset, self._known.whole.awake_ms
 
     def _mark_up(self) -> None:
-        """Update since when a broker is up that can take bundles. Call it after the brokers changed."""
+        """Update since when a broker is up that can take bundles. Call it after the brokers
+        changed.
+        """
         whole = self._known.whole
         if not any(self._known.brokers[name].status == "up" for name in self._known.live.values()):
             whole.up_since_ms = None
@@ -276,7 +347,11 @@ class Membership:
     def _publisher(self, raw: Raw | None) -> str:
         envelope = envelope_of(raw)
         if envelope is None:
-            return "admin" if raw is not None and str(raw.get("publisher", "")).startswith(forms.ADMIN) else "nobody"
+            return (
+                "admin"
+                if raw is not None and str(raw.get("publisher", "")).startswith(forms.ADMIN)
+                else "nobody"
+            )
         if self._known.live.get(envelope[1]) == envelope[0]:
             return "live"
         return "never" if self._known.incarnations.never_was(envelope[1]) else "dead"
@@ -312,7 +387,11 @@ class Membership:
         if self._is_deleting(name.rpartition("/")[0]):
             context["deleting"] = True
         if raw["kind"] != "bundle":
-            unknown = [each for each in (name, right) if type(each) is str and self._holdings.get(each) is None]
+            unknown = [
+                each
+                for each in (name, right)
+                if type(each) is str and self._holdings.get(each) is None
+            ]
             if unknown:
                 context["unknown"] = unknown
         held = self._holdings.get(name) or Holding(None, None)
@@ -337,7 +416,8 @@ class Membership:
     def follow(self, offset: int, raw: Raw | None, verdict: str) -> Sequence[str]:
         """Apply the fold's `verdict` (`accepted`, or a reason) on the present record.
 
-        Return further bundles that need a fact, sorted: those that a dead incarnation held, and overdue ones.
+        Return further bundles that need a fact, sorted: those that a dead incarnation held, and
+        overdue ones.
         """
         self._follow_attempt(raw, verdict)
         if raw is None or verdict != ACCEPTED or not self._is_well_formed:
@@ -359,7 +439,11 @@ class Membership:
         whole = self._known.whole
         if whole.genesis is None:
             whole.cluster, whole.base = raw["cluster"], raw.get("base") or 0
-            whole.level, whole.level_last, whole.removed_at = raw.get("level") or FIRST_LEVEL, offset, offset
+            whole.level, whole.level_last, whole.removed_at = (
+                raw.get("level") or FIRST_LEVEL,
+                offset,
+                offset,
+            )
             whole.begun = self._known.incarnations.known_from = offset
             self._is_incarnation_new = True
         whole.genesis = offset
@@ -387,12 +471,16 @@ class Membership:
             self._holdings.delete(name)
         else:
             since = self._now(offset) if status == "deleting" else None
-            self._known.namespaces[name] = Namespace("created" if since is None else "deleting", offset, since)
+            self._known.namespaces[name] = Namespace(
+                "created" if since is None else "deleting", offset, since
+            )
             self._deleting.pop(name, None)
             if since is not None:
                 self._deleting[name] = since
         if status == "created":
-            self._holdings.create(name, whole_space(raw.get("boundaries") or ()) or (), self._now(offset))
+            self._holdings.create(
+                name, whole_space(raw.get("boundaries") or ()) or (), self._now(offset)
+            )
         return ()
 
     def _follow_broker(self, offset: int, raw: Raw) -> Sequence[str]:
@@ -410,11 +498,16 @@ class Membership:
         if member is None:
             return ()  # The fold accepted a record of an unknown broker; `expected` reports that.
         at_ms = self._known.whole.at_ms
-        if member.last_at_ms is not None and 100 * (at_ms - member.last_at_ms) > (100 + CLOCK_RATE_ERROR_PERCENT) * member.lease_ms:
+        if (
+            member.last_at_ms is not None
+            and 100 * (at_ms - member.last_at_ms)
+            > (100 + CLOCK_RATE_ERROR_PERCENT) * member.lease_ms
+        ):
             member.back_at_ms = at_ms
         if status == "renewed":
             if member.last_at_ms == at_ms:
-                # No broker renews twice in a millisecond: the log's clock was set back. Log time stands still until the clock catches up.
+                # No broker renews twice in a millisecond: the log's clock was set back. Log time
+                # stands still until the clock catches up.
                 self._known.whole.stood_ms = at_ms
             member.renewed(at_ms)
         member.last, member.last_at_ms = offset, at_ms
@@ -442,7 +535,9 @@ class Membership:
         return self._holdings.declare_dead(member.incarnation, self._now(offset))
 
     def _follow_bundle(self, offset: int, raw: Raw) -> Sequence[str]:
-        self._holdings.follow(raw["key"], raw.get("owner"), raw.get("source"), raw["state"], self._now(offset))
+        self._holdings.follow(
+            raw["key"], raw.get("owner"), raw.get("source"), raw["state"], self._now(offset)
+        )
         return ()
 
     def _follow_split(self, _offset: int, raw: Raw) -> Sequence[str]:
@@ -455,7 +550,9 @@ class Membership:
 
 
 def checked_by(raw: Raw) -> str:
-    """Return the subject whose checker compares the verdicts on a well-formed record: its key's subject, or the log."""
+    """Return the subject whose checker compares the verdicts on a well-formed record: its key's
+    subject, or the log.
+    """
     about = _SUBJECTS.get(raw["kind"])
     return _THE_LOG if about is None else subject(about, raw["key"])
 

@@ -1,4 +1,5 @@
-"""Share one Spark session between all tests of a process: it takes 10 s to start, and a process can have only one.
+"""Share one Spark session between all tests of a process: it takes 10 s to start, and a process can
+have only one.
 
 * `spark`: the session, on two threads of this machine. A test stops what it runs there.
 * `spark_on_kafka`: the same, with Spark's Kafka connector on its path.

@@ -1,4 +1,6 @@
-"""Test the archive job: the same tables as without Spark, also after a kill or a lost checkpoint."""
+"""Test the archive job: the same tables as without Spark, also after a kill or a lost
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,35 @@ OF_THE_CHANNEL = (Table.RECORDS, Table.TRANSITIONS, Table.OWNERSHIP_INTERVALS, T
 # Times differ from those of the reference, because the file says when its records were appended.
 WITHOUT_TIMES = {
     Table.RECORDS: ("offset", "position", "key", "kind", "publisher", "verdict", "bytes"),
-    Table.TRANSITIONS: ("offset", "ordinal", "bundle", "phase_before", "phase_after", "owner_after", "token", "kind", "publisher"),
-    Table.OWNERSHIP_INTERVALS: ("offset", "ordinal", "bundle", "broker", "token", "to_offset", "how"),
-    Table.TRANSFERS: ("offset", "ordinal", "bundle", "source", "destination", "ended_offset", "result"),
+    Table.TRANSITIONS: (
+        "offset",
+        "ordinal",
+        "bundle",
+        "phase_before",
+        "phase_after",
+        "owner_after",
+        "token",
+        "kind",
+        "publisher",
+    ),
+    Table.OWNERSHIP_INTERVALS: (
+        "offset",
+        "ordinal",
+        "bundle",
+        "broker",
+        "token",
+        "to_offset",
+        "how",
+    ),
+    Table.TRANSFERS: (
+        "offset",
+        "ordinal",
+        "bundle",
+        "source",
+        "destination",
+        "ended_offset",
+        "result",
+    ),
 }
 
 
@@ -50,7 +78,10 @@ def append(url: str, walk: Walk, records: int) -> None:
 
 def reference(walk: Walk, folder: Path) -> Archive:
     """Archive a walk without Spark."""
-    return archived(folder, [[Arrival(Source.CHANNEL, offset, 1_000 + offset, data) for offset, data in walk.entries]])
+    return archived(
+        folder,
+        [[Arrival(Source.CHANNEL, offset, 1_000 + offset, data) for offset, data in walk.entries]],
+    )
 
 
 def rows_of(archive: Archive, table: Table) -> pa.Table:
@@ -66,10 +97,14 @@ def archive_now(options: ArchiveOptions) -> list[str]:
 
 
 def test_a_channel_is_archived_as_it_is_folded(spark: SparkSession, tmp_path: Path) -> None:
-    """Its tables equal those made without Spark, after several batches and the loss of the checkpoint. It has a hold."""
+    """Its tables equal those made without Spark, after several batches and the loss of the
+    checkpoint. It has a hold.
+    """
     url, walk = f"sqlite:{tmp_path}/channel.db", Walk(7)
     append(url, walk, 400)
-    archive_now(ArchiveOptions(log_url=url, archive=tmp_path / "archive", to_end=True, per_trigger=200))
+    archive_now(
+        ArchiveOptions(log_url=url, archive=tmp_path / "archive", to_end=True, per_trigger=200)
+    )
     archive = Archive(tmp_path / "archive")
     expected = reference(walk, tmp_path / "expected")
     for table in OF_THE_CHANNEL:
@@ -80,7 +115,11 @@ def test_a_channel_is_archived_as_it_is_folded(spark: SparkSession, tmp_path: Pa
 
     shutil.rmtree(tmp_path / "archive" / CHECKPOINTS)
     append(url, walk, 100)
-    printed = archive_now(ArchiveOptions(log_url=url, archive=tmp_path / "archive", to_end=True, per_trigger=200, hold="main"))
+    printed = archive_now(
+        ArchiveOptions(
+            log_url=url, archive=tmp_path / "archive", to_end=True, per_trigger=200, hold="main"
+        )
+    )
     assert "its checkpoint is gone, so it continues at offset 401" in printed[0]
     expected = reference(walk, tmp_path / "again")
     for table in OF_THE_CHANNEL:
@@ -95,7 +134,9 @@ def test_a_channel_is_archived_as_it_is_folded(spark: SparkSession, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["a[1]", "a{b,c}", "a*", "a?", "a[", "a{", "a\\b", "a b%20"])
-def test_an_archive_may_have_any_folder_name(spark: SparkSession, tmp_path: Path, name: str) -> None:
+def test_an_archive_may_have_any_folder_name(
+    spark: SparkSession, tmp_path: Path, name: str
+) -> None:
     """Spark would take these names for patterns."""
     walk = Walk(5)
     archive = archived(tmp_path / name, [arrivals_of([walk.step()])])
@@ -106,7 +147,9 @@ def test_an_archive_may_have_any_folder_name(spark: SparkSession, tmp_path: Path
 @pytest.mark.repeats
 @pytest.mark.usefixtures("spark")  # Where there is no Java it is skipped with the others.
 def test_a_killed_driver_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    """Drivers are killed in the middle of batches. After the last one, the tables equal those of an undisturbed run."""
+    """Drivers are killed in the middle of batches. After the last one, the tables equal those of an
+    undisturbed run.
+    """
     url, walk, folder = f"sqlite:{tmp_path}/channel.db", Walk(9), tmp_path / "archive"
     kills = times(1, many=6)
     append(url, walk, PER_TRIGGER * (1 + BATCHES_MIN * (kills + 1)))

@@ -1,4 +1,6 @@
-"""The streaming audit on a real Spark: what it finds, where it puts it, and that it goes on where it was."""
+"""The streaming audit on a real Spark: what it finds, where it puts it, and that it goes on where
+it was.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class Said:
                 self.scraped = answer.read().decode()
 
 
-def test_an_audit_reports_findings_everywhere_and_continues(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_audit_reports_findings_everywhere_and_continues(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     """On the screen, in the archive, in the table next to the log, and as a metric."""
     url, archive, port = f"sqlite:{tmp_path}/log", tmp_path / "archive", free_row(1)
     options = AuditOptions(log_url=url, archive=archive, to_end=True, metrics_port=port)
@@ -69,20 +73,30 @@ def test_an_audit_reports_findings_everywhere_and_continues(spark: SparkSession,
         said = Said()
         assert 1 == run_audit(options, said.screen())
         assert any("continued from the last run" in note for note in said.notes)
-        assert said.notes[-1].endswith(" entries: 1 finding (malformed 1); the archive holds 1 older")
+        assert said.notes[-1].endswith(
+            " entries: 1 finding (malformed 1); the archive holds 1 older"
+        )
         said = Said()
         assert 0 == run_audit(options, said.screen()), "nothing is wrong with what came since"
-        assert [second] == [orjson.loads(document)["offsets"][-1] for document in kept(tmp_path / "log.observations")[1:]]
+        assert [second] == [
+            orjson.loads(document)["offsets"][-1]
+            for document in kept(tmp_path / "log.observations")[1:]
+        ]
     assert [first, second] == [row["offset"] for row in findings(archive)]
 
 
 def kept(path: Path) -> list[str]:
     """What stands in the table beside the log."""
     with closing(sqlite3.connect(path)) as connection:
-        return [document for (document,) in connection.execute("SELECT document FROM findings ORDER BY id")]
+        return [
+            document
+            for (document,) in connection.execute("SELECT document FROM findings ORDER BY id")
+        ]
 
 
-def test_an_audit_of_a_topic_publishes_findings_on_another(spark_on_kafka: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
+def test_an_audit_of_a_topic_publishes_findings_on_another(
+    spark_on_kafka: SparkSession, kafka: Kafka, tmp_path: Path
+) -> None:
     topic = kafka.topic("audit")
     kafka.topics.append(f"{topic}-findings")
     url, said = f"kafka://{kafka.address}/{topic}", Said()
@@ -90,7 +104,9 @@ def test_an_audit_of_a_topic_publishes_findings_on_another(spark_on_kafka: Spark
         stream = WrittenStream(log)
         stream.go_on(300)
         injected = stream.garbage()
-    assert 1 == run_audit(AuditOptions(log_url=url, archive=tmp_path / "archive", to_end=True), said.screen())
+    assert 1 == run_audit(
+        AuditOptions(log_url=url, archive=tmp_path / "archive", to_end=True), said.screen()
+    )
     [(_, key, value)] = read_all(kafka.address, f"{topic}-findings")
     assert (b"log:", [injected]) == (key, orjson.loads(value or b"")["offsets"])
     assert [injected] == [row["offset"] for row in findings(tmp_path / "archive")]
@@ -98,26 +114,38 @@ def test_an_audit_of_a_topic_publishes_findings_on_another(spark_on_kafka: Spark
 
 @pytest.mark.repeats
 @pytest.mark.soak
-def test_findings_after_kills_are_those_of_an_undisturbed_audit(spark: SparkSession, tmp_path: Path) -> None:
+def test_findings_after_kills_are_those_of_an_undisturbed_audit(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     kills = times(1, many=10)
     url = f"sqlite:{tmp_path}/log"
     injected = write_log(url, records=times(1_000, many=15_000))
     assert injected == audit(url, tmp_path / "whole")
-    assert kills == run_with_kills("audit", url, tmp_path / "cut", kills=kills, chance=random.Random(1))
+    assert kills == run_with_kills(
+        "audit", url, tmp_path / "cut", kills=kills, chance=random.Random(1)
+    )
     assert findings(tmp_path / "whole") == findings(tmp_path / "cut")
     assert injected == len(kept(tmp_path / "log.observations"))
 
 
-def test_an_archive_of_another_process_or_log_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_archive_of_another_process_or_log_is_refused(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     url, archive = f"sqlite:{tmp_path}/log", tmp_path / "archive"
     write_log(url, records=100)
     options = AuditOptions(log_url=url, archive=archive, to_end=True)
-    with closing(open_log(url)) as log, open_sink(archive, writer="audit", log=log.identity, url=url), pytest.raises(ArchiveInUse):
+    with (
+        closing(open_log(url)) as log,
+        open_sink(archive, writer="audit", log=log.identity, url=url),
+        pytest.raises(ArchiveInUse),
+    ):
         run_audit(options, Said().screen())
     with open_sink(tmp_path / "other", writer="audit", log="another", url=url):
         pass
     with pytest.raises(OperatorError, match="belongs to the log another"):
-        run_audit(AuditOptions(log_url=url, archive=tmp_path / "other", to_end=True), Said().screen())
+        run_audit(
+            AuditOptions(log_url=url, archive=tmp_path / "other", to_end=True), Said().screen()
+        )
 
 
 def test_a_checkpoint_of_another_version_is_refused(spark: SparkSession, tmp_path: Path) -> None:

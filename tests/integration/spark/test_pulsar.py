@@ -1,4 +1,6 @@
-"""Test `equipoise spark pulsar`: the recording of a real Pulsar cluster becomes an archive, and its faults become findings."""
+"""Test `equipoise spark pulsar`: the recording of a real Pulsar cluster becomes an archive, and its
+faults become findings.
+"""
 
 from __future__ import annotations
 
@@ -33,18 +35,26 @@ def load_reports() -> list[Report]:
         for line in (GOLDEN / f"{name}.jsonl").read_text(encoding="utf-8").splitlines():
             message = json.loads(line)
             value = None if message["value"] is None else json.dumps(message["value"]).encode()
-            found.append(Report(message["published_ms"], topic.rpartition("/")[2], message["key"], value))
+            found.append(
+                Report(message["published_ms"], topic.rpartition("/")[2], message["key"], value)
+            )
     return sorted(found, key=lambda report: report.at_ms)
 
 
 def audited(recording: Path) -> tuple[int, list[str]]:
     said: list[str] = []
-    options = PulsarOptions(recording=recording, archive=recording.with_suffix(".archive"), as_json=True)
+    options = PulsarOptions(
+        recording=recording, archive=recording.with_suffix(".archive"), as_json=True
+    )
     return run_pulsar(options, Screen(result=said.append, note=lambda _line: None)), said
 
 
-def test_a_recording_becomes_an_archive_and_a_page(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second run, of a recording that goes on with two faults, replaces what the first one wrote."""
+def test_a_recording_becomes_an_archive_and_a_page(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second run, of a recording that goes on with two faults, replaces what the first one
+    wrote.
+    """
     recording, page = tmp_path / "pulsar.db", tmp_path / "report.html"
     reads = golden_reads()
     with open_archive(recording, create_for=URL) as opened:
@@ -52,7 +62,10 @@ def test_a_recording_becomes_an_archive_and_a_page(spark: SparkSession, tmp_path
         opened.add_reports(load_reports())
     assert (0, []) == audited(recording)
 
-    old, ghost = FAULTS["a record with an old version"], FAULTS["a record of a broker that was gone"]
+    old, ghost = (
+        FAULTS["a record with an old version"],
+        FAULTS["a record of a broker that was gone"],
+    )
     with open_archive(recording) as opened:
         opened.append([old.message(reads), ghost.message(reads)])
     found, said = audited(recording)
@@ -60,20 +73,30 @@ def test_a_recording_becomes_an_archive_and_a_page(spark: SparkSession, tmp_path
     assert [("pulsar_old_version", 469), ("pulsar_gone_broker", 470)] == [
         (finding["rule"], finding["offsets"][-1]) for finding in map(orjson.loads, said)
     ]
-    assert all("PIP-192" in finding["source"] and finding["advice"] for finding in map(orjson.loads, said))
+    assert all(
+        "PIP-192" in finding["source"] and finding["advice"] for finding in map(orjson.loads, said)
+    )
 
     archive = Archive(recording.with_suffix(".archive"))
     assert list(range(471)) == archive.table(Table.RECORDS)["offset"].to_pylist()
     report = made_report(archive, spark, ReportOptions(out=page, archive=archive.path))
-    monkeypatch.setattr("equipoise.spark_jobs.report.job.made_report", lambda *_: report)  # Spark needs 10 s for it.
-    assert 0 == run_report(ReportOptions(out=page, archive=archive.path), Screen(result=lambda _line: None, note=lambda _line: None))
+    # Spark needs 10 s for it.
+    monkeypatch.setattr("equipoise.spark_jobs.report.job.made_report", lambda *_: report)
+    assert 0 == run_report(
+        ReportOptions(out=page, archive=archive.path),
+        Screen(result=lambda _line: None, note=lambda _line: None),
+    )
     assert 2 == report.findings.count
     assert 32 == sum(each.count for each in report.records if each.verdict != "accepted")
     assert (99, 22) == (report.moves.results["done"], report.moves.results["unloaded"])
     assert 175 == report.moves.pause_max_ms
     assert 4 == report.splits_and_merges.count
-    assert {(1, 2)} == {(each.before_count, each.after_count) for each in report.splits_and_merges.shown}
-    assert [("127.0.0.1:19043", 4), ("127.0.0.1:12088", 3)] == [(each.broker, each.bundles) for each in report.deaths.shown]
+    assert {(1, 2)} == {
+        (each.before_count, each.after_count) for each in report.splits_and_merges.shown
+    }
+    assert [("127.0.0.1:19043", 4), ("127.0.0.1:12088", 3)] == [
+        (each.broker, each.bundles) for each in report.deaths.shown
+    ]
     assert 6 == len(report.cpu.brokers)
     assert {*report.owned.brokers} <= {*report.cpu.brokers}
     assert report.unserved_ms < 10_000

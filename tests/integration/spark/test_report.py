@@ -1,4 +1,6 @@
-"""Test `equipoise spark report`: the figures of a small archive with a known story, and the files that it writes."""
+"""Test `equipoise spark report`: the figures of a small archive with a known story, and the files
+that it writes.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,16 @@ from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.schema import ARCHIVED
 from equipoise.spark_jobs.archive.tables.sink import open_sink
 from equipoise.spark_jobs.archive.tables.small_files import run_compact
-from equipoise.spark_jobs.report.figures import BINS, Broken, BrokerMoves, Counted, Decided, Period, Report, SplitOrMerge
+from equipoise.spark_jobs.report.figures import (
+    BINS,
+    Broken,
+    BrokerMoves,
+    Counted,
+    Decided,
+    Period,
+    Report,
+    SplitOrMerge,
+)
 from equipoise.spark_jobs.report.job import made_report, run_report
 from equipoise.spark_jobs.report.queries import Queries
 from equipoise.spark_jobs.rules.rule import Finding
@@ -53,7 +64,12 @@ SAMPLE = Sample(
     at_ms=BEGAN_MS,
     resources=Resources(cpu=Use(used=50, limit=200)),
     used=0.25,
-    traffic=Traffic(bytes_in_per_second=10, bytes_out_per_second=20, messages_in_per_second=1, messages_out_per_second=2),
+    traffic=Traffic(
+        bytes_in_per_second=10,
+        bytes_out_per_second=20,
+        messages_in_per_second=1,
+        messages_out_per_second=2,
+    ),
     bundle_count=2,
     topics=4,
     cost=3.5,
@@ -66,18 +82,31 @@ def at(offset: int) -> int:
 
 
 def story() -> Channel:
-    """Two brokers and two bundles: one is moved (9 to 11) and split (16), the owner of the other dies (12); 17 is no record."""
+    """Two brokers and two bundles: one is moved (9 to 11) and split (16), the owner of the other
+    dies (12); 17 is no record.
+    """
     channel = channel_with("b1", "b2", bundles=2)
     channel.own("b1")
     channel.own("b1", RIGHT)
-    moved = propose.transfer(channel.author("b1"), channel.bundle(), destination=channel.incarnation("b2"), reason="transfer: 59 % used")
+    moved = propose.transfer(
+        channel.author("b1"),
+        channel.bundle(),
+        destination=channel.incarnation("b2"),
+        reason="transfer: 59 % used",
+    )
     channel.accept(moved)
     channel.accept(propose.prepared(channel.author("b2"), channel.bundle()))
     channel.accept(propose.hand_over(channel.author("b1"), channel.bundle()))
     channel.die("b1")
     channel.own("b2", RIGHT)
-    channel.accept(propose.start_split(channel.author("b2"), channel.bundle(), algorithm="range_equally_divide"))
-    channel.accept(propose.split(channel.author("b2"), channel.bundle(), cuts=[RIGHT // 2], reason="hot"))
+    channel.accept(
+        propose.start_split(
+            channel.author("b2"), channel.bundle(), algorithm="range_equally_divide"
+        )
+    )
+    channel.accept(
+        propose.split(channel.author("b2"), channel.bundle(), cuts=[RIGHT // 2], reason="hot")
+    )
     channel.put_bytes(b"no record")
     assert LAST == channel.entries[-1][0]
     return channel
@@ -85,22 +114,39 @@ def story() -> Channel:
 
 def decision(result: str, kind: str = "unload") -> bytes:
     """Return a decision with the fields that tables read."""
-    return orjson.dumps({"broker": "b1", "kind": kind, "strategy": "transfer", "result": result, "cause": "Overloaded"})
+    return orjson.dumps(
+        {
+            "broker": "b1",
+            "kind": kind,
+            "strategy": "transfer",
+            "result": result,
+            "cause": "Overloaded",
+        }
+    )
 
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the archive of the story, with a load report, decisions, and a finding that two generations of the audit made."""
+    """Write the archive of the story, with a load report, decisions, and a finding that two
+    generations of the audit made.
+    """
     folder = tmp_path_factory.mktemp("report") / "archive"
     sequence = Sequence(ARCHIVED)
     beside = [
         Arrival(Source.LOADS, 1, at(2), encode_summary(summarized(None, SAMPLE))),
-        *(Arrival(Source.DECISIONS, number, at(3), decision(result)) for number, result in enumerate(("Success", "Skip", "Skip"))),
-        Arrival(Source.DECISIONS, 3, at(3), decision("Success", "outcome")),  # It is no round, and does not count.
+        *(
+            Arrival(Source.DECISIONS, number, at(3), decision(result))
+            for number, result in enumerate(("Success", "Skip", "Skip"))
+        ),
+        # It is no round, and does not count.
+        Arrival(Source.DECISIONS, 3, at(3), decision("Success", "outcome")),
     ]
     with open_sink(folder, writer="archive", log=LOG, url=URL) as sink:
         for number, (offset, data) in enumerate(story().entries):
-            arrivals = [Arrival(Source.CHANNEL, offset, at(offset), data), *(beside if offset == LAST // 2 else ())]
+            arrivals = [
+                Arrival(Source.CHANNEL, offset, at(offset), data),
+                *(beside if offset == LAST // 2 else ()),
+            ]
             sink.write(number, as_rows(sequence.feed(arrivals)))
     found = Finding(
         rule="token_fell",
@@ -120,21 +166,30 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def report(spark: SparkSession, archive: Path) -> Report:
     """Return the figures of the whole story."""
-    return made_report(Archive(archive), spark, ReportOptions(out=Path("unused.html"), archive=archive))
+    return made_report(
+        Archive(archive), spark, ReportOptions(out=Path("unused.html"), archive=archive)
+    )
 
 
 def test_ownerships_and_time_without_a_server(report: Report) -> None:
     assert PERIOD == report.period
-    lanes = {lane.bundle: [(each.broker, each.from_ms, each.to_ms, each.how) for each in lane.ownerships] for lane in report.lanes.shown}
+    lanes = {
+        lane.bundle: [(each.broker, each.from_ms, each.to_ms, each.how) for each in lane.ownerships]
+        for lane in report.lanes.shown
+    }
     assert {
         LEFT_HALF: [("b1", at(6), at(11), "transferred"), ("b2", at(11), at(16), "split")],
-        f"{NAMESPACE}/0x80000000_0xffffffff": [("b1", at(8), at(12), "died"), ("b2", at(14), PERIOD.to_ms, None)],
+        f"{NAMESPACE}/0x80000000_0xffffffff": [
+            ("b1", at(8), at(12), "died"),
+            ("b2", at(14), PERIOD.to_ms, None),
+        ],
         **{quarter: [("b2", at(16), PERIOD.to_ms, None)] for quarter in QUARTERS},
     } == lanes
     assert sorted(lanes) == list(lanes)
     assert 4 == report.lanes.count
     served_ms = {
-        broker: sum(cell or 0 for cell in row) * PERIOD.bin_ms for broker, row in zip(report.owned.brokers, report.owned.rows, strict=True)
+        broker: sum(cell or 0 for cell in row) * PERIOD.bin_ms
+        for broker, row in zip(report.owned.brokers, report.owned.rows, strict=True)
     }
     assert pytest.approx({"b1": 500 + 400, "b2": 500 + 301 + 2 * 101}) == served_ms
     assert 200 + 400 + 200 == report.unserved_ms
@@ -142,12 +197,20 @@ def test_ownerships_and_time_without_a_server(report: Report) -> None:
 
 def test_the_move_its_pause_and_its_reason(report: Report) -> None:
     moves = report.moves
-    assert [{"done": 1}, 1, 1, 100, 100] == [moves.results, sum(moves.bins["done"]), moves.pauses, moves.pause_p50_ms, moves.pause_sum_ms]
+    assert [{"done": 1}, 1, 1, 100, 100] == [
+        moves.results,
+        sum(moves.bins["done"]),
+        moves.pauses,
+        moves.pause_p50_ms,
+        moves.pause_sum_ms,
+    ]
     assert {16: 1} == moves.pause_bars
     assert [("transfer: # % used", "transfer: 59 % used", 1, 1)] == [
         (each.text, each.example, each.count, each.done) for each in report.reasons.shown
     ]
-    assert [(LEFT_HALF, (("transfer: # % used", 1),))] == [(each.bundle, each.reasons) for each in report.bundle_moves.shown]
+    assert [(LEFT_HALF, (("transfer: # % used", 1),))] == [
+        (each.bundle, each.reasons) for each in report.bundle_moves.shown
+    ]
     assert (
         BrokerMoves(broker="b1", gave=1, got=0, failed=0),
         BrokerMoves(broker="b2", gave=0, got=1, failed=0),
@@ -157,7 +220,8 @@ def test_the_move_its_pause_and_its_reason(report: Report) -> None:
 def test_deaths_splits_decisions_loads_records_and_findings(report: Report) -> None:
     """The finding counts once."""
     assert [("b1", "down", at(12), 1, 0, 200)] == [
-        (death.broker, death.kind, death.at_ms, death.bundles, death.waiting, death.healed_ms) for death in report.deaths.shown
+        (death.broker, death.kind, death.at_ms, death.bundles, death.waiting, death.healed_ms)
+        for death in report.deaths.shown
     ]
     split = SplitOrMerge(
         kind="split",
@@ -171,38 +235,64 @@ def test_deaths_splits_decisions_loads_records_and_findings(report: Report) -> N
         after_count=2,
     )
     assert (split,) == report.splits_and_merges.shown
-    assert [("Skip", 2), ("Success", 1)] == [(each.result, each.count) for each in report.decisions.shown]
+    assert [("Skip", 2), ("Success", 1)] == [
+        (each.result, each.count) for each in report.decisions.shown
+    ]
     assert isinstance(report.decisions.shown[0], Decided)
-    assert [("b1",), {0.25, None}, BINS] == [report.cpu.brokers, set(report.cpu.rows[0]), len(report.cpu.rows[0])]
+    assert [("b1",), {0.25, None}, BINS] == [
+        report.cpu.brokers,
+        set(report.cpu.rows[0]),
+        len(report.cpu.rows[0]),
+    ]
     assert LAST == sum(each.count for each in report.records)
     assert Counted(kind=None, verdict="malformed", count=1) in report.records
-    assert [(Broken(rule="token_fell", count=1),), 1, (9, 11)] == [report.broken, report.findings.count, report.findings.shown[0].offsets]
+    assert [(Broken(rule="token_fell", count=1),), 1, (9, 11)] == [
+        report.broken,
+        report.findings.count,
+        report.findings.shown[0].offsets,
+    ]
 
 
 def test_a_broker_that_reports_in_time_is_not_silent(spark: SparkSession, tmp_path: Path) -> None:
     """Two brokers report every 5 s for 2 minutes. One of them is silent for 60 s."""
-    times = {"b1": [at_s for at_s in range(0, 120, 5) if not 30 < at_s < 90], "b2": list(range(2, 120, 5))}
+    times = {
+        "b1": [at_s for at_s in range(0, 120, 5) if not 30 < at_s < 90],
+        "b2": list(range(2, 120, 5)),
+    }
     reports = sorted((at_s, broker) for broker, heard in times.items() for at_s in heard)
     sequence = Sequence(ARCHIVED)
     loads = [
-        Arrival(Source.LOADS, number, BEGAN_MS + 1_000 * at_s, encode_summary(replace(summarized(None, SAMPLE), broker=broker)))
+        Arrival(
+            Source.LOADS,
+            number,
+            BEGAN_MS + 1_000 * at_s,
+            encode_summary(replace(summarized(None, SAMPLE), broker=broker)),
+        )
         for number, (at_s, broker) in enumerate(reports, 1)
     ]
     with open_sink(tmp_path / "archive", writer="archive", log=LOG, url=URL) as sink:
         sink.write(0, as_rows(sequence.feed(loads)))
-    with closing(Queries(Archive(tmp_path / "archive"), spark, Period(from_ms=BEGAN_MS, to_ms=BEGAN_MS + 117_001))) as queries:
+    with closing(
+        Queries(
+            Archive(tmp_path / "archive"), spark, Period(from_ms=BEGAN_MS, to_ms=BEGAN_MS + 117_001)
+        )
+    ) as queries:
         cpu = queries.cpu()
     assert ("b1", "b2") == cpu.brokers
     (silent, healthy), columns = cpu.rows, 117_001 // 5_000
     assert [columns] * 2 == [len(silent), len(healthy)]
     assert None not in healthy
-    assert [(number < 9 or number >= 17) for number in range(columns)] == [cell is not None for cell in silent]
+    assert [(number < 9 or number >= 17) for number in range(columns)] == [
+        cell is not None for cell in silent
+    ]
 
 
 class CompactedMeanwhile(Archive):
     """An archive that is compacted after Spark planned to read its files."""
 
-    def frame(self, spark: SparkSession, table: Table, *, first_day: str = "", last_day: str = "9") -> DataFrame:
+    def frame(
+        self, spark: SparkSession, table: Table, *, first_day: str = "", last_day: str = "9"
+    ) -> DataFrame:
         """Return a frame of files that are gone."""
         frame = super().frame(spark, table, first_day=first_day, last_day=last_day)
         if table is Table.TRANSITIONS:
@@ -210,11 +300,15 @@ class CompactedMeanwhile(Archive):
         return frame
 
 
-def test_an_archive_may_be_compacted_during_a_report(spark: SparkSession, archive: Path, report: Report, tmp_path: Path) -> None:
+def test_an_archive_may_be_compacted_during_a_report(
+    spark: SparkSession, archive: Path, report: Report, tmp_path: Path
+) -> None:
     """The figures stay the same."""
     path = copytree(archive, tmp_path / "archive")
     files = len(Archive(path).files(Table.TRANSITIONS))
-    made = made_report(CompactedMeanwhile(path), spark, ReportOptions(out=Path("unused.html"), archive=path))
+    made = made_report(
+        CompactedMeanwhile(path), spark, ReportOptions(out=Path("unused.html"), archive=path)
+    )
     assert len(Archive(path).files(Table.TRANSITIONS)) < files
     assert replace(report, archive=str(path)) == made
 
@@ -224,29 +318,41 @@ class Lost(Archive):
 
     def files(self, table: Table, *, first_day: str = "", last_day: str = "9") -> tuple[Path, ...]:
         """Return the files, each with another name."""
-        return tuple(path.with_stem("lost") for path in super().files(table, first_day=first_day, last_day=last_day))
+        return tuple(
+            path.with_stem("lost")
+            for path in super().files(table, first_day=first_day, last_day=last_day)
+        )
 
 
 def test_an_unreadable_file_is_named(spark: SparkSession, archive: Path, tmp_path: Path) -> None:
     """So is a missing one. The error states what to do."""
     path = copytree(archive, tmp_path / "an archive")
     options = ReportOptions(out=Path("unused.html"), archive=path)
-    with pytest.raises(ArchiveFileGone, match=r"an archive/records/.*lost\.parquet no longer exists"):
+    with pytest.raises(
+        ArchiveFileGone, match=r"an archive/records/.*lost\.parquet no longer exists"
+    ):
         made_report(Lost(path), spark, options)
     file = Archive(path).files(Table.RECORDS)[0]  # The first table that a report reads.
     file.write_bytes(file.read_bytes()[:-4])
-    with pytest.raises(ArchiveDamaged, match=rf"its file {file} cannot be read: .*; restore it from a copy"):
+    with pytest.raises(
+        ArchiveDamaged, match=rf"its file {file} cannot be read: .*; restore it from a copy"
+    ):
         made_report(Archive(path), spark, options)
     file.write_bytes(b"")
-    with pytest.raises(ArchiveDamaged, match=rf"its file {file} has no bytes; restore it from a copy"):
+    with pytest.raises(
+        ArchiveDamaged, match=rf"its file {file} has no bytes; restore it from a copy"
+    ):
         made_report(Archive(path), spark, options)
 
 
 def test_an_ownership_whose_beginning_was_not_archived(spark: SparkSession, tmp_path: Path) -> None:
-    """It begins where the one before it ended: the checkpoint was lost between two steps of a move."""
+    """It begins where the one before it ended: the checkpoint was lost between two steps of a
+    move.
+    """
     entries = story().entries[:16]
     fold = Channel()
-    for offset, data in entries[:11]:  # After the move the archive continues from a snapshot, which has no beginnings of ownerships.
+    # After the move the archive continues from a snapshot, which has no beginnings of ownerships.
+    for offset, data in entries[:11]:
         fold.put_bytes(data, offset=offset)
     parts = ((None, entries[:11]), (canonical(fold.view), entries[11:]))
     for begin, some in parts:
@@ -256,7 +362,9 @@ def test_an_ownership_whose_beginning_was_not_archived(spark: SparkSession, tmp_
             sink.write(0, as_rows(sequence.feed(arrivals)))
     with closing(Queries(Archive(tmp_path), spark, PERIOD)) as queries:
         served = next(lane for lane in queries.lanes().shown if lane.bundle == LEFT_HALF)
-    assert [("b1", at(6), at(11)), ("b2", at(11), at(16))] == [(each.broker, each.from_ms, each.to_ms) for each in served.ownerships]
+    assert [("b1", at(6), at(11)), ("b2", at(11), at(16))] == [
+        (each.broker, each.from_ms, each.to_ms) for each in served.ownerships
+    ]
 
 
 def test_a_page_of_a_part(spark: SparkSession, archive: Path, tmp_path: Path) -> None:
@@ -266,12 +374,16 @@ def test_a_page_of_a_part(spark: SparkSession, archive: Path, tmp_path: Path) ->
     options = ReportOptions(out=out, archive=archive, from_ms=at(12), to_ms=at(15), as_json=True)
     assert 0 == run_report(options, Screen(result=printed.append, note=list[str]().append))
     about = orjson.loads(printed[0])
-    assert [3, 0, 0, 1, 200] == [about[name] for name in ("records", "moves", "findings", "deaths", "unserved_ms")]
+    assert [3, 0, 0, 1, 200] == [
+        about[name] for name in ("records", "moves", "findings", "deaths", "unserved_ms")
+    ]
     pictures = [tmp_path / "page-plots" / name for name in ("ownership.png", "owned.png")]
     assert [str(path) for path in pictures] == about["pictures"]
     assert [b"\x89PNG"] * 2 == [path.read_bytes()[:4] for path in pictures]
     page = out.read_text(encoding="utf-8")
-    assert [True] * 3 == [words in page for words in ("No findings", "No move ended in this period.", "declared dead")]
+    assert [True] * 3 == [
+        words in page for words in ("No findings", "No move ended in this period.", "declared dead")
+    ]
 
 
 def test_a_report_of_nothing(spark: SparkSession, archive: Path, tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""The first operator in a real query: stopped in the middle of batches, it goes on from what was committed, and no row differs."""
+"""The first operator in a real query: stopped in the middle of batches, it goes on from what was
+committed, and no row differs.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ class StoppedError(Exception):
 def arrivals() -> list[Arrival]:
     """A walk without gaps, with garbage and an entry without a value in it, and notes beside it."""
     walk = Walk(11)
-    entries = [Arrival("channel", place + 1, FIRST_MS + 7 * place, walk.step()[1]) for place in range(RECORDS)]
+    entries = [
+        Arrival("channel", place + 1, FIRST_MS + 7 * place, walk.step()[1])
+        for place in range(RECORDS)
+    ]
     entries[70] = entries[70]._replace(value=None)
     notes = [Arrival("decisions", place, FIRST_MS, b'{"kind":"shed"}') for place in range(3)]
     return [*entries[: BATCH - len(notes)], *notes, *entries[BATCH - len(notes) :]]
@@ -45,7 +50,8 @@ def write(folder: Path, batch: list[Arrival], number: int) -> None:
     """One batch as a file for Spark to read; the later rows stand first."""
     file = folder / f"{number}.parquet"
     pq.write_table(pa.Table.from_batches([record_batch(batch[::-1])]), file)
-    os.utime(file, (FIRST_MS // 1_000 + number,) * 2)  # Spark reads the oldest first, and in any order what is of one millisecond.
+    # Spark reads the oldest first, and in any order what is of one millisecond.
+    os.utime(file, (FIRST_MS // 1_000 + number,) * 2)
 
 
 def emitted(row: dict[str, Any]) -> Emitted:
@@ -73,11 +79,22 @@ def test_a_query_that_dies_continues_without_a_trace(spark: SparkSession, tmp_pa
                 raise StoppedError
             told[batch] = [emitted(row) for row in found]
 
-        frame = spark.readStream.schema(FRAME_DDL).option("maxFilesPerTrigger", 1).parquet(str(source))
-        rows = sequence_operator(
-            frame, SequentialProcessor(wants=WANTS, begin=None, run_id=f"run {dies_at}", log_url=log_url, snapshot_records=SNAPSHOT_RECORDS)
+        frame = (
+            spark.readStream.schema(FRAME_DDL).option("maxFilesPerTrigger", 1).parquet(str(source))
         )
-        writer = rows.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        rows = sequence_operator(
+            frame,
+            SequentialProcessor(
+                wants=WANTS,
+                begin=None,
+                run_id=f"run {dies_at}",
+                log_url=log_url,
+                snapshot_records=SNAPSHOT_RECORDS,
+            ),
+        )
+        writer = rows.writeStream.foreachBatch(take).option(
+            "checkpointLocation", str(tmp_path / "checkpoint")
+        )
         query = writer.trigger(availableNow=True).start()
         try:
             query.awaitTermination(timeout=900)

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
 
 RECORDS = tuple(b'{"kind":"%d"}' % number for number in range(25))
-LINES = {Source.SERVING: ((b"a", b'{"token":1}'), (b"b", b'{"token":2}')), Source.LOADS: ((b"a", b'{"cpu":0.5}'),)}
+LINES = {
+    Source.SERVING: ((b"a", b'{"token":1}'), (b"b", b'{"token":2}')),
+    Source.LOADS: ((b"a", b'{"cpu":0.5}'),),
+}
 DEADLINE_S = 300.0
 
 Seen = tuple[str, bytes]
@@ -39,10 +42,16 @@ def observe(path: Path) -> None:
     """Write to the observations file of the log at `path` what brokers would."""
     with closing(sqlite3.connect(f"{path}.observations")) as connection, connection:
         for source, lines in LINES.items():
-            columns = "id INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER, broker TEXT, document TEXT"
+            columns = (
+                "id INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER, broker TEXT, document TEXT"
+            )
             connection.execute(f"CREATE TABLE {source} ({columns})")
             rows = [(AT_MS, broker.decode(), document.decode()) for broker, document in lines]
-            connection.executemany(f"INSERT INTO {source} (at_ms, broker, document) VALUES (?, ?, ?)", rows)  # noqa: S608 - a name of ours
+            # A name of ours.
+            connection.executemany(
+                f"INSERT INTO {source} (at_ms, broker, document) VALUES (?, ?, ?)",  # noqa: S608
+                rows,
+            )
 
 
 def decide(url: str) -> None:
@@ -68,7 +77,8 @@ def filled_topic(kafka: Kafka) -> str:
     url = f"kafka://{kafka.address}/{topic}"
     with closing(open_log(url)) as log:
         log.append(RECORDS, timeout_ms=20_000)
-    Writer(kafka.address).append(topic, [(HEADER_KEY, HEADER)])  # As a handle appends it that has to prove the log's end.
+    # As a handle appends it that has to prove the log's end.
+    Writer(kafka.address).append(topic, [(HEADER_KEY, HEADER)])
     decide(url)
     for source, lines in LINES.items():
         create_topic(kafka.address, f"{topic}-{source}")
@@ -78,8 +88,13 @@ def filled_topic(kafka: Kafka) -> str:
 
 
 def by_source(rows: Sequence[Any]) -> list[Seen]:
-    """What a frame holds of each source in its order, without times and offsets, which are each storage's own."""
-    return [(row.source, bytes(row.value)) for row in sorted(rows, key=lambda row: (row.source, row.offset))]
+    """What a frame holds of each source in its order, without times and offsets, which are each
+    storage's own.
+    """
+    return [
+        (row.source, bytes(row.value))
+        for row in sorted(rows, key=lambda row: (row.source, row.offset))
+    ]
 
 
 class Sink:
@@ -99,7 +114,12 @@ class Sink:
 def until_end(frame: DataFrame, checkpoint: Path) -> Sink:
     """Run a stream over what is there now, to its end."""
     sink = Sink()
-    query = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query = (
+        frame.writeStream.foreachBatch(sink)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
     assert query.awaitTermination(int(DEADLINE_S)), "it ends by itself"
     return sink
 
@@ -113,32 +133,53 @@ def wait_until(condition: Callable[[], bool], query: StreamingQuery) -> None:
         time.sleep(0.05)
 
 
-def test_a_file_and_a_topic_give_the_same_frame(spark_on_kafka: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
+def test_a_file_and_a_topic_give_the_same_frame(
+    spark_on_kafka: SparkSession, kafka: Kafka, tmp_path: Path
+) -> None:
     streams = [
-        until_end(channel_frame(spark_on_kafka, url, start={}, per_trigger=100), tmp_path / f"checkpoint-{number}").rows
+        until_end(
+            channel_frame(spark_on_kafka, url, start={}, per_trigger=100),
+            tmp_path / f"checkpoint-{number}",
+        ).rows
         for number, url in enumerate((filled_file(tmp_path), filled_topic(kafka)))
     ]
     expected, found = map(by_source, streams)
-    assert [(Source.CHANNEL.value, record) for record in RECORDS] == [seen for seen in expected if seen[0] == Source.CHANNEL]
+    assert [(Source.CHANNEL.value, record) for record in RECORDS] == [
+        seen for seen in expected if seen[0] == Source.CHANNEL
+    ]
     assert 2 == len([seen for seen in expected if seen[0] == Source.DECISIONS])
     assert expected == found
     for rows in streams:
-        assert list(range(1, len(RECORDS) + 1)) == sorted(row.offset for row in rows if row.source == Source.CHANNEL)
+        assert list(range(1, len(RECORDS) + 1)) == sorted(
+            row.offset for row in rows if row.source == Source.CHANNEL
+        )
         assert all(row.at_ms > 0 for row in rows)
 
 
-def test_a_topic_is_read_from_given_positions(spark_on_kafka: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
+def test_a_topic_is_read_from_given_positions(
+    spark_on_kafka: SparkSession, kafka: Kafka, tmp_path: Path
+) -> None:
     """Sources without a position are read from their beginning."""
-    frame = channel_frame(spark_on_kafka, filled_topic(kafka), start={"channel": 20, "serving": 1}, per_trigger=100)
+    frame = channel_frame(
+        spark_on_kafka, filled_topic(kafka), start={"channel": 20, "serving": 1}, per_trigger=100
+    )
     rows = until_end(frame, tmp_path / "checkpoint").rows
     assert list(range(20, 26)) == sorted(row.offset for row in rows if row.source == Source.CHANNEL)
-    assert [1, 1, 2] == [len([row for row in rows if row.source == source]) for source in ("serving", "loads", "decisions")]
+    assert [1, 1, 2] == [
+        len([row for row in rows if row.source == source])
+        for source in ("serving", "loads", "decisions")
+    ]
 
 
-def test_an_unwanted_source_is_not_read(spark_on_kafka: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
+def test_an_unwanted_source_is_not_read(
+    spark_on_kafka: SparkSession, kafka: Kafka, tmp_path: Path
+) -> None:
     wanted = frozenset({Source.CHANNEL, Source.DECISIONS})
     for number, url in enumerate((filled_file(tmp_path), filled_topic(kafka))):
-        frame, checkpoint = channel_frame(spark_on_kafka, url, sources=wanted, start={}, per_trigger=10), tmp_path / f"checkpoint-{number}"
+        frame, checkpoint = (
+            channel_frame(spark_on_kafka, url, sources=wanted, start={}, per_trigger=10),
+            tmp_path / f"checkpoint-{number}",
+        )
         assert wanted == {row.source for row in until_end(frame, checkpoint).rows}
         with closing(open_log(url)) as log:
             log.append([b"later"], timeout_ms=5_000)
@@ -151,13 +192,17 @@ def test_load_reports_on_a_topic_have_a_lower_bound(
     monkeypatch.setattr(kafka_source, "LOADS_PER_TRIGGER", 2)
     url = filled_topic(kafka)
     Writer(kafka.address).append(f"{address_of(url).topic}-{Source.LOADS}", 5 * LINES[Source.LOADS])
-    read = until_end(channel_frame(spark_on_kafka, url, start={}, per_trigger=100), tmp_path / "checkpoint")
+    read = until_end(
+        channel_frame(spark_on_kafka, url, start={}, per_trigger=100), tmp_path / "checkpoint"
+    )
     sizes = [len([row for row in batch if row.source == Source.LOADS]) for batch in read.batches]
     assert [2, 2, 2] == [size for size in sizes if size]
     assert len(RECORDS) == len([row for row in read.batches[0] if row.source == Source.CHANNEL])
 
 
-def test_a_stream_of_a_file_has_bounded_batches_and_continues(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_stream_of_a_file_has_bounded_batches_and_continues(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     url = filled_file(tmp_path)
     frame = channel_frame(spark, url, start={}, per_trigger=10)
     first = until_end(frame, tmp_path / "checkpoint")
@@ -166,7 +211,9 @@ def test_a_stream_of_a_file_has_bounded_batches_and_continues(spark: SparkSessio
     with closing(open_log(url)) as log:
         log.append([b"later"], timeout_ms=5_000)
     again = until_end(channel_frame(spark, url, start={}, per_trigger=10), tmp_path / "checkpoint")
-    assert [("channel", 26, b"later")] == [(row.source, row.offset, bytes(row.value)) for row in again.rows]
+    assert [("channel", 26, b"later")] == [
+        (row.source, row.offset, bytes(row.value)) for row in again.rows
+    ]
 
 
 def test_a_stream_outlives_a_file_that_goes_away(spark: SparkSession, tmp_path: Path) -> None:
@@ -174,7 +221,11 @@ def test_a_stream_outlives_a_file_that_goes_away(spark: SparkSession, tmp_path: 
     path, away = tmp_path / "channel.db", tmp_path / "away"
     sink = Sink()
     frame = channel_frame(spark, url, start={}, per_trigger=100)
-    query = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    query = (
+        frame.writeStream.foreachBatch(sink)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .start()
+    )
     try:
         wait_until(lambda: len(sink.rows) == len(RECORDS) + 5, query)
         away.mkdir()
@@ -189,4 +240,6 @@ def test_a_stream_outlives_a_file_that_goes_away(spark: SparkSession, tmp_path: 
         wait_until(lambda: len(sink.rows) == len(RECORDS) + 6, query)
     finally:
         query.stop()
-    assert [b"later"] == [bytes(row.value) for row in sink.rows if row.source == Source.CHANNEL][len(RECORDS) :]
+    assert [b"later"] == [bytes(row.value) for row in sink.rows if row.source == Source.CHANNEL][
+        len(RECORDS) :
+    ]

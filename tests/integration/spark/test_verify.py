@@ -29,14 +29,18 @@ SEGMENTS = RECORDS // SNAPSHOT_RECORDS + 1
 def verify(options: VerifyOptions, *, is_live: bool = False) -> tuple[int, list[str]]:
     """Run the job. Return its result and its output."""
     printed: list[str] = []
-    return run_verify(options, Screen(result=printed.append, note=printed.append, is_live=is_live)), printed
+    return run_verify(
+        options, Screen(result=printed.append, note=printed.append, is_live=is_live)
+    ), printed
 
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     """Write an archive of a busy channel."""
     entries = islice(BusyChannel(seed=3).steps(), RECORDS)
-    archive_entries(entries, tmp_path / "archive", snapshot_records=SNAPSHOT_RECORDS, batch_records=400)
+    archive_entries(
+        entries, tmp_path / "archive", snapshot_records=SNAPSHOT_RECORDS, batch_records=400
+    )
     return tmp_path / "archive"
 
 
@@ -49,12 +53,18 @@ def test_an_archive_in_order_and_one_that_is_not(spark: SparkSession, archive: P
     assert printed[1].startswith(f"{SEGMENTS} segments in ")
     path = sorted((archive / "records").glob("day=*/*.parquet"))[4]
     rows = pq.read_table(path, partitioning=None)
-    changed = [{**row, "verdict": "foreign_genesis"} if number == 1 else row for number, row in enumerate(rows.to_pylist())]
+    changed = [
+        {**row, "verdict": "foreign_genesis"} if number == 1 else row
+        for number, row in enumerate(rows.to_pylist())
+    ]
     pq.write_table(pa.Table.from_pylist(changed, schema=rows.schema), path)
     found, printed = verify(VerifyOptions(archive=archive, as_json=True))
     result = orjson.loads(printed[0])
     assert [1, False, SEGMENTS] == [found, result["in_order"], result["segments"]]
-    assert [changed[1]["offset"], "verdict"] == [result["differences"][0]["last"], result["differences"][0]["kind"]]
+    assert [changed[1]["offset"], "verdict"] == [
+        result["differences"][0]["last"],
+        result["differences"][0]["kind"],
+    ]
 
 
 def test_a_folder_without_an_archive(tmp_path: Path) -> None:

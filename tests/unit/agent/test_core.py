@@ -48,7 +48,9 @@ def assign(core: Core, index: int, *, ticket: int | None = None) -> bool:
     """Propose that the broker itself takes a bundle."""
     owner = core.incarnation
     assert owner is not None
-    return core.propose(partial(propose.assign, bundle=bundle_of(core, index), owner=owner), ticket=ticket)
+    return core.propose(
+        partial(propose.assign, bundle=bundle_of(core, index), owner=owner), ticket=ticket
+    )
 
 
 def renew(core: Core) -> bool:
@@ -56,7 +58,11 @@ def renew(core: Core) -> bool:
 
 
 def appended(core: Core) -> list[AnyRecord]:
-    return [record for effect in core.effects if isinstance(effect, Append) and isinstance(record := decode(effect.data), AnyRecord)]
+    return [
+        record
+        for effect in core.effects
+        if isinstance(effect, Append) and isinstance(record := decode(effect.data), AnyRecord)
+    ]
 
 
 def answers(core: Core) -> list[Answered]:
@@ -93,7 +99,9 @@ def test_a_failed_append_may_be_tried_again_at_once(in_doubt: bool) -> None:
     """Under a new number."""
     core = core_of("a")
     assign(core, 0)
-    core.append_failed(1, LogUnavailable(log="test", problem="away", in_doubt=in_doubt), in_doubt=in_doubt)
+    core.append_failed(
+        1, LogUnavailable(log="test", problem="away", in_doubt=in_doubt), in_doubt=in_doubt
+    )
     assert assign(core, 0)
     assert [1, 2] == [record.sequence for record in appended(core)]
 
@@ -117,7 +125,10 @@ def test_a_failure_in_doubt_answers_nothing() -> None:
     core.append_failed(1, LogUnavailable(log="test", problem="no answer"), in_doubt=True)
     assert [] == answers(core)
     read_back(core, next(effect for effect in core.effects if isinstance(effect, Append)))
-    assert [(7, True)] == [(answer.ticket, answer.verdict is not None and answer.verdict.accepted) for answer in answers(core)]
+    assert [(7, True)] == [
+        (answer.ticket, answer.verdict is not None and answer.verdict.accepted)
+        for answer in answers(core)
+    ]
 
 
 def test_a_changed_state_allows_another_proposal() -> None:
@@ -167,11 +178,15 @@ def test_a_resync_over_the_own_death_settles_everything() -> None:
     assign(core, 0, ticket=1)
     ahead = Reader(log="test", cluster=CLUSTER, view=from_bytes(to_bytes(core.view)))
     died = propose.down(
-        Author(publisher="b", incarnation=ahead.view.brokers["b"].incarnation, sequence=1), ahead.view.brokers["a"], reason="silent"
+        Author(publisher="b", incarnation=ahead.view.brokers["b"].incarnation, sequence=1),
+        ahead.view.brokers["a"],
+        reason="silent",
     )
     assert ahead.feed(Entry(ahead.position, encode(died))).verdict.accepted
     core.resynced(ahead)
-    assert [(1, True)] == [(answer.ticket, isinstance(answer.error, OutcomeUnknown)) for answer in answers(core)]
+    assert [(1, True)] == [
+        (answer.ticket, isinstance(answer.error, OutcomeUnknown)) for answer in answers(core)
+    ]
 
 
 def test_the_end_of_an_incarnation_settles_everything() -> None:
@@ -215,12 +230,20 @@ MISFITS: dict[str, tuple[dict[str, Any], str]] = {
     "an address that is no text": ({"addresses": {"http": 80}}, "addresses"),
     "a protocol that is no text": ({"addresses": {80: "http"}}, "JSON"),
     "what no encoding knows": ({"addresses": {"http": "http://\udcff"}}, "JSON"),
-    "too many addresses": ({"addresses": {str(number): "a" for number in range(DOCUMENT_ENTRIES_MAX + 1)}}, "addresses"),
+    "too many addresses": (
+        {"addresses": {str(number): "a" for number in range(DOCUMENT_ENTRIES_MAX + 1)}},
+        "addresses",
+    ),
     "a label that is no text": ({"labels": {"zone": True}}, "labels"),
     "no capacity": ({"capacity": 0}, "capacity"),
     "more than a record holds": (
         {"labels": {f"{number}{LONG[8:]}": "a" for number in range(DOCUMENT_ENTRIES_MAX)}}
-        | {"addresses": {f"{number}{LONG[8:]}": "\U0001f600" * TEXT_CHARACTERS_MAX for number in range(DOCUMENT_ENTRIES_MAX)}},
+        | {
+            "addresses": {
+                f"{number}{LONG[8:]}": "\U0001f600" * TEXT_CHARACTERS_MAX
+                for number in range(DOCUMENT_ENTRIES_MAX)
+            }
+        },
         "bytes",
     ),
 }
@@ -239,9 +262,13 @@ def test_a_profile_that_no_record_can_carry_is_refused(name: str) -> None:
     failure_domain=st.none() | st.text(),
     labels=st.dictionaries(st.text(), st.text()),
 )
-def test_any_profile_can_be_read_back(addresses: dict[str, str], capacity: int, failure_domain: str | None, labels: dict[str, str]) -> None:
+def test_any_profile_can_be_read_back(
+    addresses: dict[str, str], capacity: int, failure_domain: str | None, labels: dict[str, str]
+) -> None:
     try:
-        profile = Profile(addresses=addresses, capacity=capacity, failure_domain=failure_domain, labels=labels)
+        profile = Profile(
+            addresses=addresses, capacity=capacity, failure_domain=failure_domain, labels=labels
+        )
     except InvalidConfig:
         return
     joined = profile.joined(key="a", based_on=0, nonce="n", timestamp_ms=0, timing=Timing())

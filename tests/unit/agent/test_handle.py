@@ -25,14 +25,27 @@ def lease_until(deadline_ms: int) -> Lease:
 
 def handle_under(lease: Lease, *, is_open: bool = True, serves_on: bool = False) -> Handle:
     name = "t/n/0x00000000_0xffffffff"
-    return Handle(bundle=name, namespace="t/n", low=0, high=0xFFFFFFFF, token=9, lease=lease, is_open=is_open, serves_on=serves_on)
+    return Handle(
+        bundle=name,
+        namespace="t/n",
+        low=0,
+        high=0xFFFFFFFF,
+        token=9,
+        lease=lease,
+        is_open=is_open,
+        serves_on=serves_on,
+    )
 
 
 def test_a_lease_counts_from_the_decision() -> None:
     """Its end is exclusive."""
     lease = lease_until(10_000)
-    assert [True, True, False, False] == [lease.good(instant(at_ms)) for at_ms in (7_000, 9_999, 10_000, 10_001)]
-    assert [3_000, 1, 0, 0] == [lease.left_ms(instant(at_ms)) for at_ms in (7_000, 9_999, 10_000, 20_000)]
+    assert [True, True, False, False] == [
+        lease.good(instant(at_ms)) for at_ms in (7_000, 9_999, 10_000, 10_001)
+    ]
+    assert [3_000, 1, 0, 0] == [
+        lease.left_ms(instant(at_ms)) for at_ms in (7_000, 9_999, 10_000, 20_000)
+    ]
 
 
 def test_a_wall_clock_that_jumps_ahead_ends_a_lease() -> None:
@@ -72,7 +85,9 @@ def test_a_handle_that_serves_on_outlasts_its_lease() -> None:
     serving_on, fenced = handle_under(lease, serves_on=True), handle_under(lease)
     for at_ms in (9_000, 10_000, 11_400, 60_000):
         lease.attend(instant(at_ms))
-        assert [True, at_ms < 10_000] == [handle.passes(instant(at_ms)) for handle in (serving_on, fenced)]
+        assert [True, at_ms < 10_000] == [
+            handle.passes(instant(at_ms)) for handle in (serving_on, fenced)
+        ]
 
 
 def test_a_broker_that_has_slept_does_not_serve_on() -> None:
@@ -81,6 +96,8 @@ def test_a_broker_that_has_slept_does_not_serve_on() -> None:
     handle = handle_under(lease, serves_on=True)
     lease.attend(instant(11_000))
     assert [True, False] == [handle.passes(instant(at_ms)) for at_ms in (12_400, 12_401)]
-    assert [True, False] == [handle.passes(instant(11_000, ahead_ms=ahead_ms)) for ahead_ms in (1_650, 1_651)]
+    assert [True, False] == [
+        handle.passes(instant(11_000, ahead_ms=ahead_ms)) for ahead_ms in (1_650, 1_651)
+    ]
     lease.attend(instant(13_000, ahead_ms=60_000))
     assert handle.passes(instant(13_000, ahead_ms=60_000))

@@ -7,7 +7,14 @@ import pytest
 from equipoise.brokers.agent.agent import Agent
 from equipoise.brokers.agent.core import Profile
 from equipoise.brokers.agent.effects import Append, Effect, ForgetNonces, Stop, WriteNonce
-from equipoise.brokers.agent.events import AppendFailed, DrainRequested, Instant, NonceWritten, Read, Tick
+from equipoise.brokers.agent.events import (
+    AppendFailed,
+    DrainRequested,
+    Instant,
+    NonceWritten,
+    Read,
+    Tick,
+)
 from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.errors import InvalidConfig
 from equipoise.channel.core.codec import decode
@@ -22,7 +29,9 @@ from tests.scenarios.stage import Stage
 class Lone:
     """One agent on a log of its own. `land` puts its appends on the log."""
 
-    def __init__(self, *, timing: Timing | None = None, nonces: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, *, timing: Timing | None = None, nonces: frozenset[str] = frozenset()
+    ) -> None:
         self.now_ms = 10_000
         self.made = 0
         self.entries: list[Entry] = []
@@ -65,7 +74,11 @@ def records(effects: list[Effect]) -> list[object]:
 
 def deaths(stage: Stage) -> list[str]:
     """Return the accepted declarations of death: which broker declared which."""
-    words = [line.splitlines()[0].split() for line in stage.records if "  down  " in line and "rejected" not in line]
+    words = [
+        line.splitlines()[0].split()
+        for line in stage.records
+        if "  down  " in line and "rejected" not in line
+    ]
     return [f"{line[-1]} declares {line[2]} down" for line in words]
 
 
@@ -137,7 +150,9 @@ def test_a_renewal_that_failed_is_tried_again_soon() -> None:
     lone.land(*lone.step(NonceWritten(nonce=lone.begin())))
     lone.now_ms += 1_000
     (append,) = [effect for effect in lone.step(Tick()) if isinstance(effect, Append)]
-    lone.step(AppendFailed(attempt=append.attempt, error=LogStorageFull(log="test"), in_doubt=False))
+    lone.step(
+        AppendFailed(attempt=append.attempt, error=LogStorageFull(log="test"), in_doubt=False)
+    )
     assert lone.now_ms + 250 == lone.agent.wake_at_ms
     lone.now_ms += 250
     assert [Renewed] == [type(record) for record in records(lone.step(Tick()))]
@@ -164,13 +179,22 @@ def test_replayed_renewals_of_a_predecessor_do_not_prevent_joining() -> None:
 
 
 def test_a_stranger_that_died_is_forgotten() -> None:
-    stage = play("brokers a b", "start x as a", "advance 3500ms", "crash a", "declare dead a", "advance 1s")
+    stage = play(
+        "brokers a b", "start x as a", "advance 3500ms", "crash a", "declare dead a", "advance 1s"
+    )
     assert stage.process("x").agent.is_ready
 
 
 # Commands, and between them who has declared whom dead so far.
 DEATHS: dict[str, tuple[str | list[str], ...]] = {
-    "the eldest, after lease and margin": ("brokers a b", "crash b", "advance 3499ms", [], "advance 1ms", ["a declares b down"]),
+    "the eldest, after lease and margin": (
+        "brokers a b",
+        "crash b",
+        "advance 3499ms",
+        [],
+        "advance 1ms",
+        ["a declares b down"],
+    ),
     "the next by age, a margin later": (
         *("brokers a b c d", "crash d", "advance 3400ms", "hold a", "hold b", "advance 1099ms"),
         *([], "advance 1ms", ["c declares d down"]),
@@ -210,11 +234,17 @@ def test_which_broker_declares_a_silent_one_dead_and_when(name: str) -> None:
     ],
     ids=["no lease", "no own renewal", "a late copy of its joined"],
 )
-def test_a_broker_that_may_have_been_away_accuses_none(commands: tuple[str, ...], lease_is_good: bool) -> None:
+def test_a_broker_that_may_have_been_away_accuses_none(
+    commands: tuple[str, ...], lease_is_good: bool
+) -> None:
     """It has no lease, or has read no own renewal for half a lease."""
     stage = play("brokers a b", "crash b", *commands)
     assert lease_is_good == stage.process("a").agent.lease.good(stage.hosts["a"].now())
-    assert [] == [record for _, data in stage.hosts["a"].link.in_flight if isinstance(record := decode(data), BrokerRecord)]
+    assert [] == [
+        record
+        for _, data in stage.hosts["a"].link.in_flight
+        if isinstance(record := decode(data), BrokerRecord)
+    ]
 
 
 # Commands, and between them whom b suspects; then whom it suspects if its log cannot be read.
@@ -223,10 +253,35 @@ SUSPECTS: dict[str, tuple[str | set[str], ...]] = {
         *("brokers a b", "snapshot b", "crash a", "restart b from snapshot", "advance 1500ms"),
         *(set(), "advance 1ms", {"a"}),
     ),
-    "late by time alone": ("brokers a b c", "advance 1s", "crash a", "advance 1500ms", set(), "advance 1ms", {"a"}),
-    "a log that refuses is no silence": ("brokers a", "advance 500ms", "brokers b", "advance 1s", "outage", "advance 1200ms", set()),
+    "late by time alone": (
+        "brokers a b c",
+        "advance 1s",
+        "crash a",
+        "advance 1500ms",
+        set(),
+        "advance 1ms",
+        {"a"},
+    ),
+    "a log that refuses is no silence": (
+        "brokers a",
+        "advance 500ms",
+        "brokers b",
+        "advance 1s",
+        "outage",
+        "advance 1200ms",
+        set(),
+    ),
     "each has an interval after an outage, but a lease ends": (
-        *("timing lease_ms 10s", "timing margin_ms 1s", "brokers a b c", "advance 1s", "outage", "crash c", "advance 6s", "hold a"),
+        *(
+            "timing lease_ms 10s",
+            "timing margin_ms 1s",
+            "brokers a b c",
+            "advance 1s",
+            "outage",
+            "crash c",
+            "advance 6s",
+            "hold a",
+        ),
         *("outage over", "advance 2s", set(), "advance 1s", {"a", "c"}),
     ),
     "never itself": ("brokers a b", "advance 1s", "hold b", "advance 2s", set()),
@@ -254,18 +309,30 @@ def test_which_brokers_are_suspect_and_when(name: str) -> None:
         if isinstance(step, str):
             perform(stage, step)
         else:
-            assert step == {broker for broker in stage.view.brokers if is_suspect(stage, broker, at="b")}
+            assert step == {
+                broker for broker in stage.view.brokers if is_suspect(stage, broker, at="b")
+            }
 
 
 @pytest.mark.parametrize(
     ("commands", "by_what_it_read", "unreadable"),
     [
-        (("advance 500ms", "brokers b", "advance 1s", "hold a", "hold b", "advance 1200ms"), True, False),
-        (("brokers b", "advance 500ms", "crash a", "advance 1700ms", "outage", "advance 200ms"), True, True),
+        (
+            ("advance 500ms", "brokers b", "advance 1s", "hold a", "hold b", "advance 1200ms"),
+            True,
+            False,
+        ),
+        (
+            ("brokers b", "advance 500ms", "crash a", "advance 1700ms", "outage", "advance 200ms"),
+            True,
+            True,
+        ),
     ],
     ids=["an outage that only the log shows", "an outage after a death was noticed"],
 )
-def test_an_unreadable_log_shows_no_silence(commands: tuple[str, ...], by_what_it_read: bool, unreadable: bool) -> None:
+def test_an_unreadable_log_shows_no_silence(
+    commands: tuple[str, ...], by_what_it_read: bool, unreadable: bool
+) -> None:
     """Silence that was noticed before stays."""
     stage = play("brokers a", *commands)
     assert by_what_it_read == is_suspect(stage, "a", at="b")
@@ -292,7 +359,9 @@ def test_durations_grow_with_the_membership() -> None:
         stage.start(f"broker{number}")
         stage.settle()
     timings = [stage.process(f"broker{number}").agent.timing for number in (9, 10)]
-    assert [(3_000, 1_000, 500), (3_300, 1_100, 550)] == [(timing.lease_ms, timing.renew_ms, timing.margin_ms) for timing in timings]
+    assert [(3_000, 1_000, 500), (3_300, 1_100, 550)] == [
+        (timing.lease_ms, timing.renew_ms, timing.margin_ms) for timing in timings
+    ]
     assert 3_300 == stage.process("broker10").agent.lease.left_ms(stage.hosts["broker10"].now())
 
 
@@ -305,7 +374,9 @@ def test_a_stop_waits_for_a_joined_that_is_under_way() -> None:
     for _ in range(5):
         sent = lone.land(*sent)
         seen += sent
-    assert ["draining", "left"] == [entry.status for entry in map(_decoded, lone.entries) if isinstance(entry, BrokerRecord)]
+    assert ["draining", "left"] == [
+        entry.status for entry in map(_decoded, lone.entries) if isinstance(entry, BrokerRecord)
+    ]
     assert Stop(error=None) in seen
 
 

@@ -55,18 +55,29 @@ def test_a_handle_passes_only_once_the_service_has_opened() -> None:
     """Not from the record that makes the broker the owner."""
     stage = play("brokers a", "service a waits open", "namespace t/n with 1 bundle by admin")
     handle = stage.process("a").agent.handles[WHOLE]
-    assert ("owned", False) == (stage.view.bundles[WHOLE].phase, handle.passes(stage.hosts["a"].now()))
+    assert ("owned", False) == (
+        stage.view.bundles[WHOLE].phase,
+        handle.passes(stage.hosts["a"].now()),
+    )
     perform(stage, "service a answers")
     assert handle.passes(stage.hosts["a"].now())
 
 
-def test_a_bundle_opens_once_the_data_directory_notes_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens that are read during a write share the next one. A bundle that the log takes away meanwhile is not opened."""
+def test_a_bundle_opens_once_the_data_directory_notes_its_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tokens that are read during a write share the next one. A bundle that the log takes away
+    meanwhile is not opened.
+    """
     stage = play("cluster a b with 8 bundles")
     process = stage.process("b")
     writes: list[Callable[[], None]] = []
     monkeypatch.setattr(process, "after_sync", writes.append)
-    given = [shortened(bundle.name) for bundle in stage.view.bundles.values() if bundle.owner != process.agent.incarnation]
+    given = [
+        shortened(bundle.name)
+        for bundle in stage.view.bundles.values()
+        if bundle.owner != process.agent.incarnation
+    ]
     for bundle in given:
         lines = perform(stage, f"transfer {bundle} to b by admin")
         assert [] == [line for line in lines if line.startswith("b opens")]
@@ -75,38 +86,59 @@ def test_a_bundle_opens_once_the_data_directory_notes_its_token(monkeypatch: pyt
     for _ in range(2):
         (write,) = writes
         writes.clear()
-        opened.append([line.split()[2] for line in finish(stage, write) if line.startswith("b opens")])
+        opened.append(
+            [line.split()[2] for line in finish(stage, write) if line.startswith("b opens")]
+        )
     assert [given[:1], [given[1], *given[3:]]] == opened
 
 
-def test_the_state_of_a_source_that_leaves_meanwhile_is_fetched_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_of_a_source_that_leaves_meanwhile_is_fetched_from_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It waits for that, at its end."""
     stage = play("cluster a b with 1 bundle")
     writes: list[Callable[[], None]] = []
     monkeypatch.setattr(stage.process("b"), "after_sync", writes.append)
     perform(stage, "leave a")
     assert "left" == stage.view.brokers["a"].status
-    assert any(line.startswith("b opens 00_ff") and line.endswith("from a") for line in finish(stage, writes.pop()))
+    assert any(
+        line.startswith("b opens 00_ff") and line.endswith("from a")
+        for line in finish(stage, writes.pop())
+    )
 
 
-def test_a_bundle_that_is_merged_meanwhile_opens_for_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The union opens after it has closed, with what it has left. Otherwise the handover would be lost."""
+def test_a_bundle_that_is_merged_meanwhile_opens_for_its_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The union opens after it has closed, with what it has left. Otherwise the handover would be
+    lost.
+    """
     stage = play("cluster a b with 2 bundles")
     process = stage.process("b")
-    moved = next(name for name in ("00_80", "80_ff") if stage.view.bundles[full_name(name)].owner != process.agent.incarnation)
+    moved = next(
+        name
+        for name in ("00_80", "80_ff")
+        if stage.view.bundles[full_name(name)].owner != process.agent.incarnation
+    )
     writes: list[Callable[[], None]] = []
     monkeypatch.setattr(process, "after_sync", writes.append)
     perform(stage, f"transfer {moved} to b by admin")
     perform(stage, "merge 00_80 by admin")
     (write,) = writes
     lines = [*finish(stage, write), *perform(stage, "advance 1s")]
-    steps = [" ".join(line.split()[:3]) for line in lines if line.startswith(("b opens", "b closes"))]
-    assert [f"b opens {moved}", f"b closes {moved}", "b opens 00_ff"] == [step for step in steps if step.split()[2] in (moved, "00_ff")]
+    steps = [
+        " ".join(line.split()[:3]) for line in lines if line.startswith(("b opens", "b closes"))
+    ]
+    assert [f"b opens {moved}", f"b closes {moved}", "b opens 00_ff"] == [
+        step for step in steps if step.split()[2] in (moved, "00_ff")
+    ]
 
 
 def test_an_opening_that_continues_has_its_deadline_again() -> None:
     """Only while it opens, and not once the log has taken the bundle away."""
-    stage = play("cluster a b with 1 bundle", "service b waits open", "transfer 00_ff to b by admin")
+    stage = play(
+        "cluster a b with 1 bundle", "service b waits open", "transfer 00_ff to b by admin"
+    )
     for _ in range(3):
         perform(stage, "advance 6s")
         assert [] == say(stage, "b", OpenContinues(bundle=WHOLE))
@@ -136,7 +168,9 @@ def test_a_handle_settles_until_the_service_has_closed(end: str) -> None:
 
 def test_a_bundle_that_is_opened_too_late_is_closed_again() -> None:
     """The log has given it to another broker. Its handle never passes."""
-    stage = play("cluster a b with 1 bundle", "service b waits open", "transfer 00_ff to b by admin")
+    stage = play(
+        "cluster a b with 1 bundle", "service b waits open", "transfer 00_ff to b by admin"
+    )
     late = stage.process("b").agent.handles[WHOLE]
     perform(stage, "pause b")
     perform(stage, "advance 3500ms")
@@ -146,16 +180,26 @@ def test_a_bundle_that_is_opened_too_late_is_closed_again() -> None:
 
 
 def test_a_bundle_that_comes_back_waits_for_its_closing() -> None:
-    stage = play("cluster a b with 1 bundle", "service a waits close", "unload 00_ff by admin", "declare dead a", "leave b")
+    stage = play(
+        "cluster a b with 1 bundle",
+        "service a waits close",
+        "unload 00_ff by admin",
+        "declare dead a",
+        "leave b",
+    )
     assert [] == [line for line in perform(stage, "advance 3s") if line.startswith("a ")]
     assert ["a prepares 00_ff", "a opens 00_ff under token"] == [
-        line.rsplit(" ", 1)[0] if "token" in line else line for line in perform(stage, "service a answers") if line.startswith("a ")
+        line.rsplit(" ", 1)[0] if "token" in line else line
+        for line in perform(stage, "service a answers")
+        if line.startswith("a ")
     ]
 
 
 @pytest.mark.parametrize("by", ["a", "b"])
 def test_a_cancel_by_an_operator_is_no_refusal(by: str) -> None:
-    """Even if the destination proposes it. The destination still gets the bundle when the owner dies."""
+    """Even if the destination proposes it. The destination still gets the bundle when the owner
+    dies.
+    """
     stage = play("cluster a b with 1 bundle", "service b waits prepare")
     for _ in range(8):
         perform(stage, "transfer 00_ff to b by admin")
@@ -179,9 +223,19 @@ def test_a_refusal_of_the_destination_delays_its_next_assignment() -> None:
 
 def test_a_union_waits_for_an_old_preparation_of_its_name() -> None:
     """It opens once that has ended and is discarded."""
-    stage = play("cluster a b with 1 bundle", "service b waits prepare", "transfer 00_ff to b by admin", "cancel 00_ff by admin")
+    stage = play(
+        "cluster a b with 1 bundle",
+        "service b waits prepare",
+        "transfer 00_ff to b by admin",
+        "cancel 00_ff by admin",
+    )
     _, old = stage.process("b").service.waiting.pop(0)
-    for command in ("service b is well", "split 00_ff at 80 by admin", "transfer 00_80 to b by admin", "transfer 80_ff to b by admin"):
+    for command in (
+        "service b is well",
+        "split 00_ff at 80 by admin",
+        "transfer 00_80 to b by admin",
+        "transfer 80_ff to b by admin",
+    ):
         perform(stage, command)
     lines = perform(stage, "merge 00_80 by admin")
     assert ["b closes 00_80", "b closes 80_ff"] == [line for line in lines if line.startswith("b ")]
@@ -206,14 +260,20 @@ NONSENSE = {
 def test_invalid_cuts_cancel_the_split(name: str) -> None:
     """The fold would refuse them."""
     stage = play("cluster a b with 1 bundle", "service a hangs cut", "split 00_ff by admin")
-    line, _ = say(stage, "a", CutsFound(bundle=WHOLE, asked_at=stage.view.offset, cuts=NONSENSE[name]))
+    line, _ = say(
+        stage, "a", CutsFound(bundle=WHOLE, asked_at=stage.view.offset, cuts=NONSENSE[name])
+    )
     assert line.endswith("cancel     00_ff  split  by a")
     assert "owned" == stage.view.bundles[WHOLE].phase
 
 
 def test_the_maximum_of_cuts_is_made() -> None:
     stage = play("cluster a b with 1 bundle", "service a hangs cut", "split 00_ff by admin")
-    say(stage, "a", CutsFound(bundle=WHOLE, asked_at=stage.view.offset, cuts=tuple(range(1, CUTS_MAX + 1))))
+    say(
+        stage,
+        "a",
+        CutsFound(bundle=WHOLE, asked_at=stage.view.offset, cuts=tuple(range(1, CUTS_MAX + 1))),
+    )
     assert CUTS_MAX + 1 == len(stage.view.bundles) == len(stage.process("a").agent.handles)
 
 
@@ -228,7 +288,9 @@ def test_an_answer_to_an_older_split_cuts_nothing() -> None:
     assert list(HALVES) == sorted(stage.process("a").agent.handles)
 
 
-@pytest.mark.parametrize("problem", ["", "x" * 5_000, "caf\u00e9\n\u001b[31m", "file \udcff is gone"])
+@pytest.mark.parametrize(
+    "problem", ["", "x" * 5_000, "caf\u00e9\n\u001b[31m", "file \udcff is gone"]
+)
 def test_any_text_of_a_refusal_fits_into_a_record(problem: str) -> None:
     """Lone surrogates and long texts, too."""
     stage = play("brokers a b", "service a waits prepare", "namespace t/n with 1 bundle by admin")
@@ -257,7 +319,12 @@ def test_refused_proposals_are_retried_rarely_until_the_outage_ends() -> None:
     """Then all are proposed at once."""
     stage = FullStage()
     halves = ("00_80", "80_ff")
-    for command in ("cluster a with 2 bundles", "service a waits close", *(f"unload {half} by admin" for half in halves), "outage"):
+    for command in (
+        "cluster a with 2 bundles",
+        "service a waits close",
+        *(f"unload {half} by admin" for half in halves),
+        "outage",
+    ):
         perform(stage, command)
     for _ in halves:
         perform(stage, "service a answers")
@@ -272,8 +339,12 @@ def test_refused_proposals_are_retried_rarely_until_the_outage_ends() -> None:
 
 def test_a_split_waits_until_the_bundle_is_open() -> None:
     stage = play("brokers a", "service a waits open", "namespace t/n with 1 bundle by admin")
-    assert ["6  splitting  00_ff  on a  by admin:ops"] == [line for line in perform(stage, "split 00_ff at 80 by admin") if line[0] != " "]
-    assert "a goes on with 00_80 under token 5 and 80_ff under token 5" in perform(stage, "service a answers")
+    assert ["6  splitting  00_ff  on a  by admin:ops"] == [
+        line for line in perform(stage, "split 00_ff at 80 by admin") if line[0] != " "
+    ]
+    assert "a goes on with 00_80 under token 5 and 80_ff under token 5" in perform(
+        stage, "service a answers"
+    )
     assert list(HALVES) == sorted(stage.process("a").agent.handles)
 
 

@@ -9,7 +9,11 @@ BUNDLE = "t/n/0x00000000_0xffffffff"
 
 def rest_ms(refusals: Refusals, now_ms: int) -> int:
     """Return how long from `now_ms` on broker 7 is not asked."""
-    return next(ms for ms in range(0, 2 * ASK_AGAIN_MS_MAX, 50) if BUNDLE not in refusals.to_avoid([BUNDLE], now_ms + ms))
+    return next(
+        ms
+        for ms in range(0, 2 * ASK_AGAIN_MS_MAX, 50)
+        if BUNDLE not in refusals.to_avoid([BUNDLE], now_ms + ms)
+    )
 
 
 def test_each_refusal_in_a_row_doubles_the_back_off() -> None:
@@ -38,14 +42,18 @@ def test_a_refusal_long_ago_is_forgotten() -> None:
     refusals.note(BUNDLE, 7, much_later_ms)
     assert ASK_AGAIN_MS == rest_ms(refusals, much_later_ms)
     assert {} == refusals.to_avoid([BUNDLE], much_later_ms + 10 * ASK_AGAIN_MS_MAX)
-    assert {} == refusals._refused  # noqa: SLF001 - that nothing is kept cannot be seen from outside
+    # That nothing is kept cannot be seen from outside.
+    assert {} == refusals._refused  # noqa: SLF001
 
 
 def test_each_broker_has_its_own_back_off() -> None:
     refusals = Refusals()
     refusals.note(BUNDLE, 7, 0)
     refusals.note(BUNDLE, 8, 500)
-    resting = {at_ms: refusals.to_avoid([BUNDLE], at_ms).get(BUNDLE) for at_ms in (500, 749, 750, 1_249, 1_250)}
+    resting = {
+        at_ms: refusals.to_avoid([BUNDLE], at_ms).get(BUNDLE)
+        for at_ms in (500, 749, 750, 1_249, 1_250)
+    }
     assert {500: {7, 8}, 749: {7, 8}, 750: {8}, 1_249: {8}, 1_250: None} == resting
     refusals.note(BUNDLE, 7, 1_250)
     assert {BUNDLE: frozenset({7})} == refusals.to_avoid([BUNDLE], 1_250)

@@ -55,7 +55,10 @@ def refusal(channel: Channel, intent: Intent) -> tuple[Reason | None, str]:
 PHASES: tuple[tuple[Intent, list[str | None]], ...] = (
     (Transfer(bundle=LEFT, destination="b", reason="load"), ["transferring", "owned"]),
     (Unload(bundle=LEFT, reason="load"), ["unloading", "owned"]),
-    (SplitBundle(bundle=RIGHT, algorithm="range_equally_divide", reason="load"), ["owned", "splitting"]),
+    (
+        SplitBundle(bundle=RIGHT, algorithm="range_equally_divide", reason="load"),
+        ["owned", "splitting"],
+    ),
     (MergeBundles(left=LEFT, reason="load"), [None, None]),
     (CreateNamespace(name="tenant/other", boundaries=even_boundaries(4)), ["owned", "owned"]),
     (StartDeletingNamespace(name=NAMESPACE), ["owned", "owned"]),
@@ -66,17 +69,25 @@ PHASES: tuple[tuple[Intent, list[str | None]], ...] = (
 def test_an_intent_becomes_its_record(intent: Intent, phases: list[str | None]) -> None:
     channel = owned_pair()
     accept(channel, intent)
-    assert phases == [bundle.phase if (bundle := channel.view.bundles.get(name)) else None for name in (LEFT, RIGHT)]
+    assert phases == [
+        bundle.phase if (bundle := channel.view.bundles.get(name)) else None
+        for name in (LEFT, RIGHT)
+    ]
 
 
 def test_the_record_has_the_details_of_the_intent() -> None:
     channel = owned_pair()
     accept(
         channel,
-        SplitBundle(bundle=LEFT, algorithm="specified_positions_divide", positions=(5, 9), reason="hot"),
+        SplitBundle(
+            bundle=LEFT, algorithm="specified_positions_divide", positions=(5, 9), reason="hot"
+        ),
         CreateNamespace(name="tenant/new", boundaries=(0, 7, HASH_MAX), policies={"limit": 3}),
     )
-    assert ("specified_positions_divide", (5, 9)) == (channel.view.bundles[LEFT].algorithm, channel.view.bundles[LEFT].positions)
+    assert ("specified_positions_divide", (5, 9)) == (
+        channel.view.bundles[LEFT].algorithm,
+        channel.view.bundles[LEFT].positions,
+    )
     assert {"limit": 3} == channel.view.namespaces["tenant/new"].policies
     assert [0, 7] == [bundle.low for bundle in channel.view.bundles_of("tenant/new")]
 
@@ -92,7 +103,13 @@ def test_a_policy_is_set_and_removed_alone() -> None:
 def test_a_namespace_has_a_bounded_number_of_policies() -> None:
     """At the maximum, set ones can still be changed."""
     channel = owned_pair()
-    accept(channel, *(SetPolicy(name=NAMESPACE, policy=f"p{number}", value=number) for number in range(DOCUMENT_ENTRIES_MAX)))
+    accept(
+        channel,
+        *(
+            SetPolicy(name=NAMESPACE, policy=f"p{number}", value=number)
+            for number in range(DOCUMENT_ENTRIES_MAX)
+        ),
+    )
     reason, problem = refusal(channel, SetPolicy(name=NAMESPACE, policy="one more", value=1))
     assert (Reason.ILLEGAL_TRANSITION, True) == (reason, str(DOCUMENT_ENTRIES_MAX) in problem)
     accept(channel, SetPolicy(name=NAMESPACE, policy="p0", value=7))
@@ -105,7 +122,10 @@ def pin(*brokers: str) -> SetClusterPolicy:
 
 
 def pin_document(*brokers: str) -> Document:
-    return {"namespace": NAMESPACE, **{f"brokers.{number}": broker for number, broker in enumerate(brokers)}}
+    return {
+        "namespace": NAMESPACE,
+        **{f"brokers.{number}": broker for number, broker in enumerate(brokers)},
+    }
 
 
 def test_a_cluster_policy_is_set_and_removed() -> None:
@@ -127,7 +147,12 @@ def test_an_invalid_cluster_policy_is_refused() -> None:
     for key, document, reason, problem in (
         ("isolation/x", pattern, Reason.MALFORMED, "no regular expression"),
         ("pins/p", old, Reason.MALFORMED, "no such kind"),
-        ("pin/p", pin_document("nobody"), Reason.ILLEGAL_TRANSITION, "none of the brokers that it names is up"),
+        (
+            "pin/p",
+            pin_document("nobody"),
+            Reason.ILLEGAL_TRANSITION,
+            "none of the brokers that it names is up",
+        ),
         ("pin/q", None, Reason.UNKNOWN_POLICY, ""),
     ):
         refused = refusal(channel, SetClusterPolicy(policy=key, document=document))
@@ -141,7 +166,12 @@ def test_a_bundle_moves_away_to_an_allowed_broker() -> None:
     accept(channel, pin("a", "c"), MoveAway(bundle=LEFT, reason="drill"))
     left = channel.view.bundles[LEFT]
     assert ("transferring", channel.incarnation("c")) == (left.phase, left.owner)
-    accept(channel, Cancel(bundle=LEFT, reason="again"), pin("a"), MoveAway(bundle=LEFT, reason="drill"))
+    accept(
+        channel,
+        Cancel(bundle=LEFT, reason="again"),
+        pin("a"),
+        MoveAway(bundle=LEFT, reason="drill"),
+    )
     assert "unloading" == channel.view.bundles[LEFT].phase
 
 
@@ -151,12 +181,16 @@ def test_or_stay_keeps_a_bundle_that_no_other_broker_may_own() -> None:
     accept(channel, pin("a"))
     wish = MoveAway(bundle=LEFT, reason="shed", or_stay=True)
     stays = "it stays at a: no other broker may own it: "
-    assert (Reason.ILLEGAL_TRANSITION, f"{stays}pin/p keeps this bundle at a") == refusal(channel, wish)
+    assert (Reason.ILLEGAL_TRANSITION, f"{stays}pin/p keeps this bundle at a") == refusal(
+        channel, wish
+    )
     accept(channel, pin())
     assert not isinstance(record_of(channel.view, wish), Verdict)
     channel.die("b")
     channel.die("c")
-    assert (Reason.ILLEGAL_TRANSITION, f"{stays}no other broker accepts bundles") == refusal(channel, wish)
+    assert (Reason.ILLEGAL_TRANSITION, f"{stays}no other broker accepts bundles") == refusal(
+        channel, wish
+    )
 
 
 def test_a_deleting_namespace_can_be_deleted() -> None:
@@ -175,15 +209,27 @@ REFUSED: tuple[tuple[Intent, Reason, str], ...] = (
     (DeleteNamespace(name="tenant/none"), Reason.UNKNOWN_NAMESPACE, ""),
     (SetPolicy(name="tenant/none", policy="p", value=1), Reason.UNKNOWN_NAMESPACE, ""),
     (SetPolicy(name=NAMESPACE, policy="on_channel_loss", value="sometimes"), Reason.MALFORMED, ""),
-    (CreateNamespace(name="tenant/new", boundaries=(0, HASH_MAX), policies={"on_channel_loss": 1}), Reason.MALFORMED, ""),
-    (Transfer(bundle=LEFT, destination="a", reason="x"), Reason.ILLEGAL_TRANSITION, "a already owns it, so there is nothing to move"),
+    (
+        CreateNamespace(
+            name="tenant/new", boundaries=(0, HASH_MAX), policies={"on_channel_loss": 1}
+        ),
+        Reason.MALFORMED,
+        "",
+    ),
+    (
+        Transfer(bundle=LEFT, destination="a", reason="x"),
+        Reason.ILLEGAL_TRANSITION,
+        "a already owns it, so there is nothing to move",
+    ),
     (Cancel(bundle=LEFT, reason="enough"), Reason.ILLEGAL_TRANSITION, "owned and does not move"),
     (MergeBundles(left=LEFT, right=NOWHERE, reason="cold"), Reason.NOT_ADJACENT, RIGHT),
 )
 
 
 @pytest.mark.parametrize(("intent", "reason", "problem"), REFUSED)
-def test_an_intent_without_a_record_is_refused(intent: Intent, reason: Reason, problem: str) -> None:
+def test_an_intent_without_a_record_is_refused(
+    intent: Intent, reason: Reason, problem: str
+) -> None:
     """With the reason that the log would give."""
     refused = refusal(owned_pair(), intent)
     assert (reason, True) == (refused[0], problem in refused[1])
@@ -191,7 +237,9 @@ def test_an_intent_without_a_record_is_refused(intent: Intent, reason: Reason, p
 
 def test_a_free_bundle_cannot_be_moved() -> None:
     channel = channel_with("a", "b")
-    verdict = record_of(channel.view, Transfer(bundle=channel.bundle().name, destination="b", reason="x"))
+    verdict = record_of(
+        channel.view, Transfer(bundle=channel.bundle().name, destination="b", reason="x")
+    )
     assert Verdict(reason=Reason.ILLEGAL_TRANSITION, problem="it is free, not owned") == verdict
 
 
@@ -206,7 +254,11 @@ def test_a_transfer_to_a_dead_broker_is_rejected_by_the_log() -> None:
 
 def test_a_transfer_can_be_cancelled_until_its_source_releases() -> None:
     channel = owned_pair()
-    accept(channel, Transfer(bundle=LEFT, destination="b", reason="load"), Cancel(bundle=LEFT, reason="enough"))
+    accept(
+        channel,
+        Transfer(bundle=LEFT, destination="b", reason="load"),
+        Cancel(bundle=LEFT, reason="enough"),
+    )
     left = channel.view.bundles[LEFT]
     assert ("owned", "a") == (left.phase, channel.view.live[left.owner or 0].broker)
     accept(channel, Unload(bundle=LEFT, reason="load"))

@@ -15,13 +15,21 @@ from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.testing.simulation.clock import Clock
 
 # 2 x 1 % x 3,000 ms + 400 ms of stall = 460 ms of margin at least; half a lease is 1,500 ms.
-TIGHT = Timing(lease_ms=3_000, renew_ms=1_000, margin_ms=460, round_trip_ms=500, reconnect_ms=960, stall_ms=400)
+TIGHT = Timing(
+    lease_ms=3_000, renew_ms=1_000, margin_ms=460, round_trip_ms=500, reconnect_ms=960, stall_ms=400
+)
 
 
 # Changes by which `TIGHT` becomes unsafe, and the setting that the error names.
 EDGES: dict[str, tuple[str, Timing]] = {
-    "margin below rate error and stall": ("margin_ms", replace(TIGHT, margin_ms=459, reconnect_ms=900)),
-    "half the margin does not cover the clocks": ("margin_ms", replace(TIGHT, margin_ms=145, stall_ms=1, reconnect_ms=600)),
+    "margin below rate error and stall": (
+        "margin_ms",
+        replace(TIGHT, margin_ms=459, reconnect_ms=900),
+    ),
+    "half the margin does not cover the clocks": (
+        "margin_ms",
+        replace(TIGHT, margin_ms=145, stall_ms=1, reconnect_ms=600),
+    ),
     "longer stall": ("margin_ms", replace(TIGHT, stall_ms=401)),
     "worse clocks": ("margin_ms", replace(TIGHT, clock_rate_error_ppm=10_200)),
     "renewal too late in the lease": ("lease_ms", replace(TIGHT, renew_ms=1_001, reconnect_ms=900)),
@@ -35,13 +43,20 @@ EDGES: dict[str, tuple[str, Timing]] = {
 def test_durations_just_beyond_a_limit_are_refused(setting: str, timing: Timing) -> None:
     """The error names the setting, its value, and a value that is safe."""
     TIGHT.check()
-    with pytest.raises(InvalidConfig, match=f"{setting} is {getattr(timing, setting)} ms, which is not safe: it must be at least "):
+    with pytest.raises(
+        InvalidConfig,
+        match=(
+            f"{setting} is {getattr(timing, setting)} ms, which is not safe: it must be at least "
+        ),
+    ):
         timing.check()
     followed(timing).check()
 
 
 def followed(timing: Timing) -> Timing:
-    """Return durations after each error was followed: lease and margin are then just long enough."""
+    """Return durations after each error was followed: lease and margin are then just long
+    enough.
+    """
     for _ in range(6):  # One rule may hand over to the next.
         try:
             timing.check()
@@ -51,29 +66,40 @@ def followed(timing: Timing) -> Timing:
     return timing
 
 
-@pytest.mark.parametrize("log_url", ["sqlite:channel.db", "memory:here", "kafka://localhost:9092/channel"])
+@pytest.mark.parametrize(
+    "log_url", ["sqlite:channel.db", "memory:here", "kafka://localhost:9092/channel"]
+)
 def test_the_defaults_are_safe(log_url: str) -> None:
     timing_of(log_url).check()
 
 
 def test_the_defaults_depend_on_the_kind_of_log() -> None:
     """On Kafka the lease outlasts a session timeout and an election."""
-    embedded, kafka = (timing_of(url) for url in ("sqlite:channel.db", "kafka://localhost:9092/channel"))
-    assert [(3_000, 1_000, 500), (15_000, 3_000, 1_000)] == [(each.lease_ms, each.renew_ms, each.margin_ms) for each in (embedded, kafka)]
+    embedded, kafka = (
+        timing_of(url) for url in ("sqlite:channel.db", "kafka://localhost:9092/channel")
+    )
+    assert [(3_000, 1_000, 500), (15_000, 3_000, 1_000)] == [
+        (each.lease_ms, each.renew_ms, each.margin_ms) for each in (embedded, kafka)
+    ]
     assert kafka.lease_ms >= 9_000 + 1_000 + kafka.renew_ms
     assert Timing() == embedded == timing_of("") == timing_of("kafkaesque://x/y")
 
 
 def test_a_lease_that_ends_during_a_failover_is_refused() -> None:
     kafka = timing_of("kafka://localhost:9092/channel")
-    with pytest.raises(InvalidConfig, match=r"lease_ms is 14749 ms, .* it must be at least 14750 \(renewal \+ failover_ms"):
+    with pytest.raises(
+        InvalidConfig,
+        match=r"lease_ms is 14749 ms, .* it must be at least 14750 \(renewal \+ failover_ms",
+    ):
         replace(kafka, lease_ms=14_749).check()
 
 
 def test_small_clusters_keep_their_pace() -> None:
     """From 10 members on the promises grow in proportion. Deadlines of the service do not."""
     assert Timing() == Timing().for_members(1) == Timing().for_members(10)
-    assert replace(Timing(), lease_ms=30_000, renew_ms=10_000, margin_ms=5_000) == Timing().for_members(100)
+    assert replace(
+        Timing(), lease_ms=30_000, renew_ms=10_000, margin_ms=5_000
+    ) == Timing().for_members(100)
 
 
 @given(members=st.integers(1, 10_000))
@@ -107,13 +133,22 @@ KAFKA = timing_of("kafka://localhost:9092/channel")
 )
 @example(timing=Timing(), began_us=999, slept_permille=1_000, errors_permille=(-1_000, 1_000))
 @example(timing=KAFKA, began_us=999, slept_permille=1_000, errors_permille=(-1_000, 1_000))
-@example(timing=followed(replace(KAFKA, margin_ms=1, stall_ms=1)), began_us=999, slept_permille=1_000, errors_permille=(-1_000, 1_000))
+@example(
+    timing=followed(replace(KAFKA, margin_ms=1, stall_ms=1)),
+    began_us=999,
+    slept_permille=1_000,
+    errors_permille=(-1_000, 1_000),
+)
 def test_a_lease_ends_before_any_broker_may_accuse(
     timing: Timing, began_us: int, slept_permille: int, errors_permille: tuple[int, int]
 ) -> None:
     """However wrong the clocks run, and with an unseen sleep."""
     slow, fast = (
-        Clock(boot_start_us=began_us % 7_777, wall_start_us=0, rate_error_ppm=timing.clock_rate_error_ppm * error // 1_000)
+        Clock(
+            boot_start_us=began_us % 7_777,
+            wall_start_us=0,
+            rate_error_ppm=timing.clock_rate_error_ppm * error // 1_000,
+        )
         for error in errors_permille
     )
     lease = Lease(incarnation=1, skew_max_ms=timing.skew_max_ms)

@@ -17,7 +17,9 @@ from tests.decisions import decisions, idle, move, shed
 
 def test_a_plan_becomes_a_decision() -> None:
     """Moves, figures and counts are those of the plan. A bounded number of stays is kept."""
-    stays = tuple(Stay(subject=f"{number:03}", reason="it may stay") for number in range(STAYS_MAX + 5))
+    stays = tuple(
+        Stay(subject=f"{number:03}", reason="it may stay") for number in range(STAYS_MAX + 5)
+    )
     plan = Plan(moves=(move(0), move(1)), stays=stays, mean=0.5, deviation=0.4, deviation_after=0.1)
     decided = decision_of(plan, at_ms=7, broker="a", strategy="BalancedShedder", kind="shed")
     assert (stays[:STAYS_MAX], 5) == (decided.stays, decided.stays_left_out)
@@ -37,7 +39,9 @@ def test_a_round_has_one_reason() -> None:
     """Why it was idle, else the reason of its first move, else of its first stay."""
     assert "the load is even" == idle().reason
     assert move(0).reason == shed().reason
-    assert "it rests" == replace(shed(moves=0), stays=(Stay(subject="x", reason="it rests"),)).reason
+    assert (
+        "it rests" == replace(shed(moves=0), stays=(Stay(subject="x", reason="it rests"),)).reason
+    )
     assert shed(moves=0).reason is None
 
 
@@ -54,10 +58,19 @@ def test_a_figure_that_is_not_finite_is_left_out() -> None:
 
 def test_the_document_repeats_result_cause_and_reason() -> None:
     document = json.loads(encode(idle()))
-    assert ("Skip", "HitCount", "the load is even") == (document["result"], document["cause"], document["reason"])
+    assert ("Skip", "HitCount", "the load is even") == (
+        document["result"],
+        document["cause"],
+        document["reason"],
+    )
 
 
-@given(st.binary(max_size=300) | st.sampled_from([b"{}", b"[]", b"null", encode(shed())[:-1], encode(shed()).replace(b"shed", b"sing")]))
+@given(
+    st.binary(max_size=300)
+    | st.sampled_from(
+        [b"{}", b"[]", b"null", encode(shed())[:-1], encode(shed()).replace(b"shed", b"sing")]
+    )
+)
 def test_garbage_decodes_to_none(data: bytes) -> None:
     assert decode(data) is None
 
@@ -79,5 +92,11 @@ def test_no_document_is_too_long(moves: int, stays: int, length: int) -> None:
     assert len(data) <= DOCUMENT_BYTES_MAX
     found = decode(data)
     assert found is not None
-    assert (moves, stays) == (len(found.moves) + found.moves_left_out, len(found.stays) + found.stays_left_out)
-    assert (decision.moves[: len(found.moves)], decision.stays[: len(found.stays)]) == (found.moves, found.stays)
+    assert (moves, stays) == (
+        len(found.moves) + found.moves_left_out,
+        len(found.stays) + found.stays_left_out,
+    )
+    assert (decision.moves[: len(found.moves)], decision.stays[: len(found.stays)]) == (
+        found.moves,
+        found.stays,
+    )

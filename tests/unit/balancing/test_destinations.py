@@ -23,10 +23,18 @@ EXACT = PlacementRules(pulsar_exact=True)
 
 
 def allowed(
-    channel: Channel, namespace: str = NS, *, rules: PlacementRules | None = None, loads: dict[str, BrokerLoad] | None = None
+    channel: Channel,
+    namespace: str = NS,
+    *,
+    rules: PlacementRules | None = None,
+    loads: dict[str, BrokerLoad] | None = None,
 ) -> str:
     """The brokers that may have the first bundle of a namespace, as one text."""
-    return " ".join(Destinations(channel.view, rules=rules, loads=loads).of(bundle_of(channel, namespace)).allowed)
+    return " ".join(
+        Destinations(channel.view, rules=rules, loads=loads)
+        .of(bundle_of(channel, namespace))
+        .allowed
+    )
 
 
 def test_without_any_rule_all_that_are_up_may_have_it() -> None:
@@ -57,8 +65,14 @@ def test_brokers_in_maintenance_are_refused(key: str) -> None:
     channel = ruled_channel(["a", "b"], {NS: None})
     set_policy(channel, "failure-domain/rack", {"brokers.0": "b"})
     set_policy(channel, key, {"reason": "new disks"})
-    destinations, why = Destinations(channel.view), {"b": f"it is in maintenance ({key}: new disks)"}
-    for found in (destinations.of(bundle_of(channel, NS)), destinations.bound(bundle_of(channel, NS))):
+    destinations, why = (
+        Destinations(channel.view),
+        {"b": f"it is in maintenance ({key}: new disks)"},
+    )
+    for found in (
+        destinations.of(bundle_of(channel, NS)),
+        destinations.bound(bundle_of(channel, NS)),
+    ):
         assert (("a",), why) == (found.allowed, found.refused)
 
 
@@ -94,10 +108,18 @@ VERSIONS = (
 @pytest.mark.parametrize("case", VERSIONS, ids=lambda case: str(case.versions))
 def test_later_versions_are_preferred_if_configured(case: Versions) -> None:
     """An unreadable version counts as the oldest. In Pulsar it disables the filter."""
-    channel = ruled_channel([Member(broker=name, version=version) for name, version in zip("abc", case.versions, strict=True)], {NS: None})
+    channel = ruled_channel(
+        [
+            Member(broker=name, version=version)
+            for name, version in zip("abc", case.versions, strict=True)
+        ],
+        {NS: None},
+    )
     assert "a b c" == allowed(channel)
     assert case.latest == allowed(channel, rules=PlacementRules(prefer_later_versions=True))
-    assert case.in_pulsar == allowed(channel, rules=PlacementRules(prefer_later_versions=True, pulsar_exact=True))
+    assert case.in_pulsar == allowed(
+        channel, rules=PlacementRules(prefer_later_versions=True, pulsar_exact=True)
+    )
 
 
 def test_versions_have_one_order() -> None:
@@ -150,21 +172,43 @@ ISOLATED = (
         gold="p1 p2 s1 s2",
         gold_in_pulsar="p1 p2",
     ),
-    Isolated(name="a primary below it is", document={"min_limit": 2, "usage_threshold": 80}, used={"p1": 0.79}, gold="p1 p2"),
-    Isolated(name="one of which nothing is known is", document={"min_limit": 2, "usage_threshold": 1}, gold="p1 p2"),
     Isolated(
-        name="what is no number is full", document={"min_limit": 2}, used={"p1": math.nan}, gold="p1 p2 s1 s2", gold_in_pulsar="p1 p2"
+        name="a primary below it is",
+        document={"min_limit": 2, "usage_threshold": 80},
+        used={"p1": 0.79},
+        gold="p1 p2",
+    ),
+    Isolated(
+        name="one of which nothing is known is",
+        document={"min_limit": 2, "usage_threshold": 1},
+        gold="p1 p2",
+    ),
+    Isolated(
+        name="what is no number is full",
+        document={"min_limit": 2},
+        used={"p1": math.nan},
+        gold="p1 p2 s1 s2",
+        gold_in_pulsar="p1 p2",
     ),
 )
 
 
 @pytest.mark.parametrize("case", ISOLATED, ids=lambda case: case.name)
 def test_an_isolation_policy_keeps_a_namespace_to_its_brokers(case: Isolated) -> None:
-    """Its primaries take no other namespaces. Secondaries are shared, and help while too few primaries are available."""
+    """Its primaries take no other namespaces. Secondaries are shared, and help while too few
+    primaries are available.
+    """
     channel = ruled_channel(case.up.split(), {"t/gold": None, "t/iron": None})
-    set_policy(channel, "isolation/gold", {"namespaces.0": "t/gold", "primary.0": "p.", "secondary.0": "s.", **case.document})
+    set_policy(
+        channel,
+        "isolation/gold",
+        {"namespaces.0": "t/gold", "primary.0": "p.", "secondary.0": "s.", **case.document},
+    )
     loads = {name: load(used) for name, used in case.used.items()}
-    assert (case.gold, case.iron) == (allowed(channel, "t/gold", loads=loads), allowed(channel, "t/iron", loads=loads))
+    assert (case.gold, case.iron) == (
+        allowed(channel, "t/gold", loads=loads),
+        allowed(channel, "t/iron", loads=loads),
+    )
     in_pulsar = case.gold if case.gold_in_pulsar is None else case.gold_in_pulsar
     assert (in_pulsar, case.iron) == (
         allowed(channel, "t/gold", loads=loads, rules=EXACT),
@@ -174,13 +218,17 @@ def test_an_isolation_policy_keeps_a_namespace_to_its_brokers(case: Isolated) ->
 
 def test_each_refused_broker_has_a_reason() -> None:
     channel = ruled_channel(["p", "s", "x"], {"t/gold": None, "t/iron": None})
-    set_policy(channel, "isolation/gold", {"namespaces.0": "t/gold", "primary.0": "p", "secondary.0": "s"})
+    set_policy(
+        channel, "isolation/gold", {"namespaces.0": "t/gold", "primary.0": "p", "secondary.0": "s"}
+    )
     destinations = Destinations(channel.view)
     assert {
         "s": "isolation/gold has 1 primaries available, and needs 1",
         "x": "isolation/gold gives this namespace other brokers",
     } == destinations.of(bundle_of(channel, "t/gold")).refused
-    assert {"p": "isolation/gold keeps it for other namespaces"} == destinations.of(bundle_of(channel, "t/iron")).refused
+    assert {"p": "isolation/gold keeps it for other namespaces"} == destinations.of(
+        bundle_of(channel, "t/iron")
+    ).refused
 
 
 def test_of_several_isolation_policies_each_must_allow_it() -> None:
@@ -195,7 +243,11 @@ def test_no_broker_may_have_the_namespaces_of_an_unreadable_policy() -> None:
     """Pulsar ignores an unreadable policy."""
     channel = ruled_channel(["a", "b"], {NS: None, "t/other": None})
     set_policy(channel, "isolation/bad", {"namespaces.0": NS, "primary.0": "("})
-    assert ("", "a b", "a b") == (allowed(channel), allowed(channel, "t/other"), allowed(channel, rules=EXACT))
+    assert ("", "a b", "a b") == (
+        allowed(channel),
+        allowed(channel, "t/other"),
+        allowed(channel, rules=EXACT),
+    )
     assert "cannot be read" in Destinations(channel.view).of(bundle_of(channel, NS)).refused["a"]
 
 
@@ -205,7 +257,11 @@ def test_no_broker_may_have_the_namespaces_of_an_unreadable_policy() -> None:
 def test_a_pinned_bundle_waits_for_its_brokers() -> None:
     """Other brokers may be idle. Bundles outside the pin go anywhere."""
     channel = ruled_channel(["a", "b", "c"], {NS: None}, bundles=2)
-    set_policy(channel, "pin/p", {"namespace": NS, "range": "0x00000000_0x80000000", "brokers.0": "a", "brokers.1": "b"})
+    set_policy(
+        channel,
+        "pin/p",
+        {"namespace": NS, "range": "0x00000000_0x80000000", "brokers.0": "a", "brokers.1": "b"},
+    )
     assert "a b" == allowed(channel)
     channel.die("a")
     channel.die("b")
@@ -217,20 +273,32 @@ def test_a_pinned_bundle_waits_for_its_brokers() -> None:
 def test_of_several_pins_each_must_name_the_broker() -> None:
     """A merged bundle may be covered by two."""
     channel = ruled_channel(["a", "b", "c"], {NS: None})
-    set_policy(channel, "pin/left", {"namespace": NS, "range": "0x00000000_0x80000000", "brokers.0": "a", "brokers.1": "b"})
-    set_policy(channel, "pin/right", {"namespace": NS, "range": "0x80000000_0xffffffff", "brokers.0": "b", "brokers.1": "c"})
+    set_policy(
+        channel,
+        "pin/left",
+        {"namespace": NS, "range": "0x00000000_0x80000000", "brokers.0": "a", "brokers.1": "b"},
+    )
+    set_policy(
+        channel,
+        "pin/right",
+        {"namespace": NS, "range": "0x80000000_0xffffffff", "brokers.0": "b", "brokers.1": "c"},
+    )
     assert "b" == allowed(channel)
 
 
 # --- anti-affinity ---
 
 GROUPED = {f"t/ns{number}": "group" for number in range(1, 5)}
-DOMAINS = [Member(broker=f"broker{number}", domain=f"domain{(number + 1) // 2}") for number in range(1, 5)]
+DOMAINS = [
+    Member(broker=f"broker{number}", domain=f"domain{(number + 1) // 2}") for number in range(1, 5)
+]
 
 
 @pytest.mark.parametrize("rules", [PlacementRules(), EXACT], ids=["ours", "Pulsar's"])
 def test_the_worked_table_of_the_documents(rules: PlacementRules) -> None:
-    """Four namespaces over two domains of two brokers: the candidates and choices of Pulsar's page on anti-affinity."""
+    """Four namespaces over two domains of two brokers: the candidates and choices of Pulsar's page
+    on anti-affinity.
+    """
     channel = ruled_channel(DOMAINS, GROUPED)
     table = (
         ("t/ns1", "broker1 broker2 broker3 broker4", "broker1"),
@@ -245,8 +313,12 @@ def test_the_worked_table_of_the_documents(rules: PlacementRules) -> None:
 
 @pytest.mark.parametrize("declared", [None, "elsewhere"])
 def test_a_policy_sets_what_a_broker_could_declare(declared: str | None) -> None:
-    """With policies, and whatever brokers declare, the choices are those of brokers that declare the same domains."""
-    spaces: dict[str, str | None] = dict.fromkeys((f"t/ns{number}" for number in range(1, 5)), "group")
+    """With policies, and whatever brokers declare, the choices are those of brokers that declare
+    the same domains.
+    """
+    spaces: dict[str, str | None] = dict.fromkeys(
+        (f"t/ns{number}" for number in range(1, 5)), "group"
+    )
     by_policy = ruled_channel([replace(member, domain=declared) for member in DOMAINS], spaces)
     set_policy(by_policy, "failure-domain/domain1", failure_domain_document(["broker1", "broker2"]))
     set_policy(by_policy, "failure-domain/domain2", failure_domain_document(["broker3", "broker4"]))
@@ -278,14 +350,19 @@ def test_of_two_domains_of_a_broker_the_first_counts() -> None:
     for name in ("rack2", "rack1"):
         set_policy(channel, f"failure-domain/{name}", failure_domain_document(["a"]))
     domains = domains_in(channel.view)
-    assert [("rack1", "failure-domain/rack1"), (None, None)] == [domain_of(channel.broker(name), domains) for name in "ab"]
+    assert [("rack1", "failure-domain/rack1"), (None, None)] == [
+        domain_of(channel.broker(name), domains) for name in "ab"
+    ]
     assert ("mine", "broker") == domain_of(channel.broker("a"), {})
 
 
 def test_without_failure_domains_namespaces_keep_apart_by_broker() -> None:
     """They may be switched off, or no broker declares one."""
     switched_off = PlacementRules(failure_domains=False)
-    for members, rules in ((DOMAINS, switched_off), ([member.broker for member in DOMAINS], PlacementRules())):
+    for members, rules in (
+        (DOMAINS, switched_off),
+        ([member.broker for member in DOMAINS], PlacementRules()),
+    ):
         channel = ruled_channel(members, GROUPED)
         give(channel, bundle_of(channel, "t/ns1").name, "broker1")
         assert "broker2 broker3 broker4" == allowed(channel, "t/ns2", rules=rules)
@@ -293,13 +370,21 @@ def test_without_failure_domains_namespaces_keep_apart_by_broker() -> None:
 
 def test_groups_are_compared_as_pulsar_compares_them() -> None:
     """Upper and lower case are equal. Namespaces without a group go anywhere."""
-    channel = ruled_channel(["a", "b"], {"t/x": "Group", "t/y": "gROUP", "t/z": "other", "t/none": None})
+    channel = ruled_channel(
+        ["a", "b"], {"t/x": "Group", "t/y": "gROUP", "t/z": "other", "t/none": None}
+    )
     give(channel, bundle_of(channel, "t/x").name, "a")
-    assert ("b", "a b", "a b") == (allowed(channel, "t/y"), allowed(channel, "t/z"), allowed(channel, "t/none"))
+    assert ("b", "a b", "a b") == (
+        allowed(channel, "t/y"),
+        allowed(channel, "t/z"),
+        allowed(channel, "t/none"),
+    )
 
 
 def test_a_namespace_keeps_together_in_one_domain() -> None:
-    """A domain that fails then affects no other namespace. Pulsar counts bundles, and spreads them over all domains."""
+    """A domain that fails then affects no other namespace. Pulsar counts bundles, and spreads them
+    over all domains.
+    """
     channel = ruled_channel(DOMAINS, {"t/ns1": "group", "t/ns2": "group"}, bundles=2)
     give(channel, bundle_of(channel, "t/ns1").name, "broker1")
     second = bundle_of(channel, "t/ns1", 1)
@@ -310,7 +395,9 @@ def test_a_namespace_keeps_together_in_one_domain() -> None:
 
 
 def test_a_namespace_prefers_its_own_broker_to_that_of_another() -> None:
-    """If each broker has a namespace of the group, the next bundle goes to its own. Pulsar takes any of them."""
+    """If each broker has a namespace of the group, the next bundle goes to its own. Pulsar takes
+    any of them.
+    """
     channel = ruled_channel(["a", "b"], {"t/ns1": "group", "t/ns2": "group"}, bundles=2)
     give(channel, bundle_of(channel, "t/ns1").name, "a")
     give(channel, bundle_of(channel, "t/ns2").name, "b")
@@ -327,7 +414,11 @@ def test_anti_affinity_chooses_among_those_that_hard_rules_leave() -> None:
         give(channel, bundle_of(channel, f"t/ns{number}").name, broker)
     channel.accept(
         propose.create_namespace(
-            channel.admin(), channel.view, name="t/ns3", boundaries=(0, 0xFFFFFFFF), policies={"anti_affinity_group": "group"}
+            channel.admin(),
+            channel.view,
+            name="t/ns3",
+            boundaries=(0, 0xFFFFFFFF),
+            policies={"anti_affinity_group": "group"},
         )
     )
     assert ("a b", "") == (allowed(channel, "t/ns3"), allowed(channel, "t/ns3", rules=EXACT))
@@ -365,20 +456,41 @@ def test_anti_affinity_gives_reasons() -> None:
     give(channel, bundle_of(channel, "t/ns1").name, "broker1")
     found = Destinations(channel.view)
     assert (
-        "its failure domain has 1 other namespaces of the anti-affinity group group, and another has 0"
-        == found.of(bundle_of(channel, "t/ns2")).refused["broker2"]
+        "its failure domain has 1 other namespaces of the anti-affinity group group, and another"
+        " has 0" == found.of(bundle_of(channel, "t/ns2")).refused["broker2"]
     )
     refused = found.of(bundle_of(channel, "t/ns1", 1)).refused
-    assert "it has 1 bundles of the anti-affinity group group, and another has 0" == refused["broker1"]
-    assert "its failure domain is not the one where this namespace is, and group is a group of anti-affinity" == refused["broker3"]
+    assert (
+        "it has 1 bundles of the anti-affinity group group, and another has 0" == refused["broker1"]
+    )
+    assert (
+        "its failure domain is not the one where this namespace is, and group is a group of"
+        " anti-affinity" == refused["broker3"]
+    )
 
 
 def test_bound_namespaces_have_an_isolation_policy_or_a_group() -> None:
     """By an isolation policy, readable or not, or by a group. Pins bind only bundles."""
-    groups = {"t/both": "group", "t/closed": None, "t/free": None, "t/grouped": "group", "t/isolated": None, "t/pinned": None}
+    groups = {
+        "t/both": "group",
+        "t/closed": None,
+        "t/free": None,
+        "t/grouped": "group",
+        "t/isolated": None,
+        "t/pinned": None,
+    }
     channel = ruled_channel(["a"], groups)
-    set_policy(channel, "isolation/good", {"namespaces.0": "t/isolated", "namespaces.1": "t/both", "primary.0": "a"})
+    set_policy(
+        channel,
+        "isolation/good",
+        {"namespaces.0": "t/isolated", "namespaces.1": "t/both", "primary.0": "a"},
+    )
     set_policy(channel, "isolation/bad", {"namespaces.0": "t/closed"})
     set_policy(channel, "pin/p", {"namespace": "t/pinned", "brokers.0": "a"})
-    expected = {"t/both": "isolation", "t/closed": "isolation", "t/grouped": "anti-affinity", "t/isolated": "isolation"}
+    expected = {
+        "t/both": "isolation",
+        "t/closed": "isolation",
+        "t/grouped": "anti-affinity",
+        "t/isolated": "isolation",
+    }
     assert expected == Destinations(channel.view).bound_namespaces

@@ -35,7 +35,9 @@ class Story:
         self._now_ns += 10**9
         verdict = self.channel.put(record)
         assert verdict.accepted, verdict
-        self.ended += self._moves.folded(Folded(offset=self.channel.view.offset, record=record, verdict=verdict), self._now_ns)
+        self.ended += self._moves.folded(
+            Folded(offset=self.channel.view.offset, record=record, verdict=verdict), self._now_ns
+        )
 
     def resync(self, before: View) -> None:
         """Resync after records that were not read since `before`."""
@@ -47,7 +49,10 @@ class Story:
     def transfer(self, destination: str = "target") -> None:
         """Start to move the first bundle."""
         incarnation = self.channel.incarnation(destination)
-        self.about("owner", lambda author, bundle: propose.transfer(author, bundle, destination=incarnation))
+        self.about(
+            "owner",
+            lambda author, bundle: propose.transfer(author, bundle, destination=incarnation),
+        )
 
     def assign(self, owner: str) -> None:
         """Give the first bundle to a broker, which opens it."""
@@ -87,7 +92,10 @@ def test_a_transfer_may_be_cancelled(story: Story) -> None:
     story.transfer()
     story.about("target", lambda author, bundle: propose.cancel(author, bundle, reason="cold feet"))
     assert [(MoveKind.TRANSFER, MoveResult.CANCELLED, 1)] == story.outcome()
-    assert ("cold feet", story.channel.incarnation("target")) == (story.ended[0].reason, story.ended[0].destination)
+    assert ("cold feet", story.channel.incarnation("target")) == (
+        story.ended[0].reason,
+        story.ended[0].destination,
+    )
 
 
 @pytest.mark.parametrize("warm", [False, True])
@@ -106,7 +114,10 @@ def test_the_death_of_a_source_begins_another_move(story: Story) -> None:
     story.transfer()
     story.die("owner")
     story.about("target", propose.opened)
-    assert [(MoveKind.TRANSFER, MoveResult.CUT_SHORT, 1), (MoveKind.DEATH, MoveResult.DONE, 1)] == story.outcome()
+    assert [
+        (MoveKind.TRANSFER, MoveResult.CUT_SHORT, 1),
+        (MoveKind.DEATH, MoveResult.DONE, 1),
+    ] == story.outcome()
     assert [dead, dead] == [move.source for move in story.ended]
 
 
@@ -136,7 +147,9 @@ def test_a_death_counts_until_the_bundle_is_owned_again(story: Story) -> None:
 
 
 def test_a_deleted_namespace_ends_what_was_under_way(story: Story) -> None:
-    story.tell(propose.start_deleting_namespace(story.channel.admin(), story.channel.view, name=NAMESPACE))
+    story.tell(
+        propose.start_deleting_namespace(story.channel.admin(), story.channel.view, name=NAMESPACE)
+    )
     story.about("owner", propose.unload)
     story.about("owner", propose.released)
     story.tell(propose.delete_namespace(story.channel.admin(), story.channel.view, name=NAMESPACE))
@@ -144,7 +157,12 @@ def test_a_deleted_namespace_ends_what_was_under_way(story: Story) -> None:
 
 
 def test_a_split_is_done_with_its_record(story: Story) -> None:
-    story.about("target", lambda author, bundle: propose.start_split(author, bundle, algorithm="range_equally_divide"))
+    story.about(
+        "target",
+        lambda author, bundle: propose.start_split(
+            author, bundle, algorithm="range_equally_divide"
+        ),
+    )
     story.about("owner", lambda author, bundle: propose.split(author, bundle, cuts=(MIDDLE,)))
     assert [(MoveKind.SPLIT, MoveResult.DONE, 1)] == story.outcome()
 
@@ -152,11 +170,22 @@ def test_a_split_is_done_with_its_record(story: Story) -> None:
 def test_a_split_may_be_cancelled_or_cut_short(story: Story) -> None:
     """By an owner that cancels, or dies."""
     for _ in range(2):
-        story.about("target", lambda author, bundle: propose.start_split(author, bundle, algorithm="range_equally_divide"))
+        story.about(
+            "target",
+            lambda author, bundle: propose.start_split(
+                author, bundle, algorithm="range_equally_divide"
+            ),
+        )
         if not story.ended:
-            story.about("owner", lambda author, bundle: propose.cancel(author, bundle, reason="nowhere to cut"))
+            story.about(
+                "owner",
+                lambda author, bundle: propose.cancel(author, bundle, reason="nowhere to cut"),
+            )
     story.die("owner")
-    assert [(MoveKind.SPLIT, MoveResult.CANCELLED, 1), (MoveKind.SPLIT, MoveResult.CUT_SHORT, 1)] == story.outcome()
+    assert [
+        (MoveKind.SPLIT, MoveResult.CANCELLED, 1),
+        (MoveKind.SPLIT, MoveResult.CUT_SHORT, 1),
+    ] == story.outcome()
 
 
 def test_a_merge_takes_one_record() -> None:
@@ -164,7 +193,9 @@ def test_a_merge_takes_one_record() -> None:
     for low in even_boundaries(2)[:2]:
         channel.own("owner", low)
     story = Story(channel)
-    story.about("owner", lambda author, bundle: propose.merge(author, bundle, channel.bundle(MIDDLE)))
+    story.about(
+        "owner", lambda author, bundle: propose.merge(author, bundle, channel.bundle(MIDDLE))
+    )
     assert [(MoveKind.MERGE, MoveResult.DONE, 0)] == story.outcome()
 
 
@@ -188,22 +219,38 @@ def test_a_move_that_went_on_unread_is_not_counted() -> None:
 
 def moved_by(channel: Channel, *records: AnyRecord) -> list[str]:
     """The ranges that moved, one record after the other."""
-    return [name.rpartition("/")[2] for record in records for name in moved_in(channel.put(record).changes)]
+    return [
+        name.rpartition("/")[2]
+        for record in records
+        for name in moved_in(channel.put(record).changes)
+    ]
 
 
 @pytest.mark.parametrize("low", [0, MIDDLE])
 def test_a_bundle_that_its_owner_released_has_moved(low: int) -> None:
-    """A transfer moves its bundle when the source has closed it, an unload when it is free. A cancelled transfer moves nothing."""
+    """A transfer moves its bundle when the source has closed it, an unload when it is free. A
+    cancelled transfer moves nothing.
+    """
     channel = channel_with("owner", "target", bundles=2)
     channel.own("owner", low)
     target, bundle = channel.incarnation("target"), channel.bundle(low).name.rpartition("/")[2]
-    assert [] == moved_by(channel, propose.transfer(channel.author("owner"), channel.bundle(low), destination=target))
-    assert [] == moved_by(channel, propose.cancel(channel.author("owner"), channel.bundle(low), reason="cold feet"))
-    assert [] == moved_by(channel, propose.transfer(channel.author("owner"), channel.bundle(low), destination=target))
+    assert [] == moved_by(
+        channel, propose.transfer(channel.author("owner"), channel.bundle(low), destination=target)
+    )
+    assert [] == moved_by(
+        channel, propose.cancel(channel.author("owner"), channel.bundle(low), reason="cold feet")
+    )
+    assert [] == moved_by(
+        channel, propose.transfer(channel.author("owner"), channel.bundle(low), destination=target)
+    )
     assert [] == moved_by(channel, propose.prepared(channel.author("target"), channel.bundle(low)))
-    assert [bundle] == moved_by(channel, propose.hand_over(channel.author("owner"), channel.bundle(low)))
+    assert [bundle] == moved_by(
+        channel, propose.hand_over(channel.author("owner"), channel.bundle(low))
+    )
     assert [] == moved_by(channel, propose.unload(channel.admin(), channel.bundle(low)))
-    assert [bundle] == moved_by(channel, propose.released(channel.author("target"), channel.bundle(low)))
+    assert [bundle] == moved_by(
+        channel, propose.released(channel.author("target"), channel.bundle(low))
+    )
 
 
 def test_results_of_splits_and_merges_have_moved() -> None:
@@ -212,20 +259,31 @@ def test_results_of_splits_and_merges_have_moved() -> None:
     assert ["0x00000000_0x80000000", "0x80000000_0xffffffff"] == moved_by(
         channel, propose.split(channel.author("owner"), channel.bundle(), cuts=(MIDDLE,))
     )
-    assert ["0x00000000_0xffffffff"] == moved_by(channel, propose.merge(channel.author("owner"), channel.bundle(), channel.bundle(MIDDLE)))
+    assert ["0x00000000_0xffffffff"] == moved_by(
+        channel, propose.merge(channel.author("owner"), channel.bundle(), channel.bundle(MIDDLE))
+    )
 
 
 def test_new_and_lost_bundles_have_not_moved() -> None:
-    """Neither the bundles of a new namespace, nor a first placement, nor a placement after a death."""
+    """Neither the bundles of a new namespace, nor a first placement, nor a placement after a
+    death.
+    """
     channel = channel_with("owner", "target")
-    made = propose.create_namespace(channel.admin(), channel.view, name="tenant/new", boundaries=even_boundaries(2))
+    made = propose.create_namespace(
+        channel.admin(), channel.view, name="tenant/new", boundaries=even_boundaries(2)
+    )
     assert [] == moved_by(channel, made)
     before = channel.view.offset
     for broker in ("owner", "target"):
-        assert [] == moved_by(channel, propose.assign(channel.admin(), channel.bundle(), owner=channel.incarnation(broker)))
+        assert [] == moved_by(
+            channel,
+            propose.assign(channel.admin(), channel.bundle(), owner=channel.incarnation(broker)),
+        )
         assert [] == moved_by(channel, propose.opened(channel.author(broker), channel.bundle()))
         entry = channel.broker(broker)
-        assert [] == moved_by(channel, propose.down(channel.admin(), entry, nonce=entry.joined.nonce))
+        assert [] == moved_by(
+            channel, propose.down(channel.admin(), entry, nonce=entry.joined.nonce)
+        )
     assert before + 6 == channel.view.offset
 
 
@@ -233,7 +291,11 @@ def test_a_resync_shows_which_bundles_have_moved() -> None:
     """The owners in the views on both sides of the gap show it."""
     channel = channel_in("owned", "target")
     before = from_bytes(to_bytes(channel.view))
-    channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("target")))
+    channel.accept(
+        propose.transfer(
+            channel.admin(), channel.bundle(), destination=channel.incarnation("target")
+        )
+    )
     channel.accept(propose.prepared(channel.author("target"), channel.bundle()))
     channel.accept(propose.hand_over(channel.author("owner"), channel.bundle()))
     channel.create(even_boundaries(2), namespace="tenant/new")

@@ -41,14 +41,23 @@ def test_without_the_policy_a_namespace_fences() -> None:
 def test_a_view_knows_whether_a_namespace_keeps_serving() -> None:
     """The newest policies count. A missing namespace does not keep serving."""
     channel = channel_with("a")
-    assert (False, False) == (serves_on(channel.view, NAMESPACE), serves_on(channel.view, "tenant/nowhere"))
+    assert (False, False) == (
+        serves_on(channel.view, NAMESPACE),
+        serves_on(channel.view, "tenant/nowhere"),
+    )
     for value, expected in (("serve", True), ("fence", False)):
         policies = {ON_CHANNEL_LOSS: value}
-        channel.accept(propose.set_namespace_policies(channel.admin(), channel.view, name=NAMESPACE, policies=policies))
+        channel.accept(
+            propose.set_namespace_policies(
+                channel.admin(), channel.view, name=NAMESPACE, policies=policies
+            )
+        )
         assert expected == serves_on(channel.view, NAMESPACE)
 
 
-@pytest.mark.parametrize(("value", "group"), [("g", "g"), ("Group-1", "group-1"), ("a b", "a b"), ("x" * 255, "x" * 255)])
+@pytest.mark.parametrize(
+    ("value", "group"), [("g", "g"), ("Group-1", "group-1"), ("a b", "a b"), ("x" * 255, "x" * 255)]
+)
 def test_a_group_is_a_name_in_any_case(value: str, group: str) -> None:
     policies = {ANTI_AFFINITY_GROUP: value, ON_CHANNEL_LOSS: "serve"}
     assert (None, group) == (misfit(policies), anti_affinity_group(policies))
@@ -57,7 +66,9 @@ def test_a_group_is_a_name_in_any_case(value: str, group: str) -> None:
 @pytest.mark.parametrize("value", ["", " ", " g", "x" * 256, 7, True])
 def test_an_invalid_group_is_refused_and_ignored(value: Scalar) -> None:
     assert None is anti_affinity_group({ANTI_AFFINITY_GROUP: value})
-    assert f"anti_affinity_group is {value!r:.80}" in str(misfit({ON_CHANNEL_LOSS: "serve", ANTI_AFFINITY_GROUP: value}))
+    assert f"anti_affinity_group is {value!r:.80}" in str(
+        misfit({ON_CHANNEL_LOSS: "serve", ANTI_AFFINITY_GROUP: value})
+    )
 
 
 @pytest.mark.parametrize("policy", [ON_CHANNEL_LOSS, ANTI_AFFINITY_GROUP])

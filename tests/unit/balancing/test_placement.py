@@ -37,18 +37,35 @@ NS = "t/ns"
 EXACT = PlacementRules(pulsar_exact=True)
 
 
-def placed(channel: Channel, placement: Placement, bundles: list[BundleEntry] | None = None, *, at_most: int = 99) -> dict[str, str]:
-    """The broker that gets each free bundle of the namespace, by the start of its range, in the order of placement."""
-    free = [bundle for bundle in channel.view.bundles_of(NS) if bundle.phase == "free"] if bundles is None else bundles
+def placed(
+    channel: Channel,
+    placement: Placement,
+    bundles: list[BundleEntry] | None = None,
+    *,
+    at_most: int = 99,
+) -> dict[str, str]:
+    """The broker that gets each free bundle of the namespace, by the start of its range, in the
+    order of placement.
+    """
+    free = (
+        [bundle for bundle in channel.view.bundles_of(NS) if bundle.phase == "free"]
+        if bundles is None
+        else bundles
+    )
     incarnations = placement.place(channel.view, free, avoid={}, at_most=at_most)
     names = {channel.incarnation(name): name for name in channel.view.brokers}
-    return {name.rpartition("/")[2][2:6]: names[incarnation] for name, incarnation in incarnations.items()}
+    return {
+        name.rpartition("/")[2][2:6]: names[incarnation]
+        for name, incarnation in incarnations.items()
+    }
 
 
 def summary(broker: str, *, cost: float, costs: Mapping[str, float] | None = None) -> Summary:
     """A report of the cost of the bundles of a broker, in total and one by one."""
     bundles = tuple(BundleTraffic(bundle=name, cost=each) for name, each in (costs or {}).items())
-    return Summary(broker=broker, load=replace(load(), bundle_count=len(bundles), bundles=bundles), cost=cost)
+    return Summary(
+        broker=broker, load=replace(load(), bundle_count=len(bundles), bundles=bundles), cost=cost
+    )
 
 
 def names(channel: Channel) -> list[str]:
@@ -67,8 +84,12 @@ def names(channel: Channel) -> list[str]:
         ({"a": 1, "b": 15, "c": 15, "d": 15}, {"a": 12, "b": 12, "c": 11, "d": 11}),
     ],
 )
-def test_bundles_that_leave_their_owners_together_are_spread(strategy: Placement, before: dict[str, int], after: dict[str, int]) -> None:
-    """None stays. One by one, those that leave first would fill the brokers that others leave next."""
+def test_bundles_that_leave_their_owners_together_are_spread(
+    strategy: Placement, before: dict[str, int], after: dict[str, int]
+) -> None:
+    """None stays. One by one, those that leave first would fill the brokers that others leave
+    next.
+    """
     owners = [broker for broker, number in before.items() for _ in range(number)]
     channel = ruled_channel(before, {NS: None}, bundles=len(owners))
     for name, owner in zip(names(channel), owners, strict=True):
@@ -78,7 +99,9 @@ def test_bundles_that_leave_their_owners_together_are_spread(strategy: Placement
     assert len(owners) == len(found)
     assert not [bundle.name for bundle in bundles if found[bundle.name] == bundle.owner]
     assert sorted(after.values()) == sorted(
-        Counter({channel.incarnation(broker): 0 for broker in before} | Counter(found.values())).values()
+        Counter(
+            {channel.incarnation(broker): 0 for broker in before} | Counter(found.values())
+        ).values()
     )
 
 
@@ -94,7 +117,13 @@ def test_every_strategy_goes_by_the_rules() -> None:
     """A pinned bundle goes to its one broker, although all others are idle."""
     channel = ruled_channel(["a", "b", "c"], {NS: None}, bundles=8)
     set_policy(channel, "pin/p", {"namespace": NS, "brokers.0": "b"})
-    strategies = (FewestBundles(), LeastCost(), LeastLongTermMessageRate(), LeastResourceUsageWithWeight(), RoundRobin())
+    strategies = (
+        FewestBundles(),
+        LeastCost(),
+        LeastLongTermMessageRate(),
+        LeastResourceUsageWithWeight(),
+        RoundRobin(),
+    )
     exact = (LeastLongTermMessageRate(rules=EXACT), LeastResourceUsageWithWeight(rules=EXACT))
     for strategy in (*strategies, *exact):
         assert {"b": 8} == Counter(placed(channel, strategy).values())
@@ -103,7 +132,9 @@ def test_every_strategy_goes_by_the_rules() -> None:
 def test_a_bundle_that_waits_for_its_broker_does_not_block_others() -> None:
     """Four bundles are pinned to a broker that is away. The others are placed."""
     channel = ruled_channel(["a", "b"], {NS: None}, bundles=8)
-    set_policy(channel, "pin/p", {"namespace": NS, "range": "0x00000000_0x80000000", "brokers.0": "gone"})
+    set_policy(
+        channel, "pin/p", {"namespace": NS, "range": "0x00000000_0x80000000", "brokers.0": "gone"}
+    )
     assert {"8000": "a", "a000": "b", "c000": "a"} == placed(channel, FewestBundles(), at_most=3)
 
 
@@ -120,7 +151,9 @@ def test_round_robin_continues_with_the_next_broker() -> None:
 
 
 def test_the_fewest_messages_decide() -> None:
-    """A placed bundle counts at once, with the rate that its last broker reported. The heaviest is placed first."""
+    """A placed bundle counts at once, with the rate that its last broker reported. The heaviest is
+    placed first.
+    """
     channel = ruled_channel(["a", "b", "dead"], {NS: None}, bundles=4)
     first, second, third, fourth = names(channel)
     loads = {
@@ -129,7 +162,9 @@ def test_the_fewest_messages_decide() -> None:
         "dead": load(messages=100, bundles={first: 10, second: 60, third: 20, fourth: 10}),
     }
     channel.die("dead")
-    assert {"4000": "a", "8000": "b", "0000": "b", "c000": "a"} == placed(channel, LeastLongTermMessageRate(loads=loads))
+    assert {"4000": "a", "8000": "b", "0000": "b", "c000": "a"} == placed(
+        channel, LeastLongTermMessageRate(loads=loads)
+    )
 
 
 def test_an_overloaded_broker_comes_last() -> None:
@@ -147,7 +182,10 @@ def test_pulsar_draws_among_equals() -> None:
     calm = {"a": load(0.1, messages=5), "b": load(0.1, messages=5), "c": load(0.1, messages=6)}
     full = {name: load(0.9, messages=number) for number, name in enumerate("abc")}
     for loads, expected in ((calm, {"a", "b"}), (full, {"a", "b", "c"})):
-        chosen = [placed(channel, LeastLongTermMessageRate(loads=loads, rules=EXACT), [bundle]) for bundle in channel.view.bundles_of(NS)]
+        chosen = [
+            placed(channel, LeastLongTermMessageRate(loads=loads, rules=EXACT), [bundle])
+            for bundle in channel.view.bundles_of(NS)
+        ]
         drawn = Counter(broker for each in chosen for broker in each.values())
         assert expected == set(drawn)
         assert min(drawn.values()) >= 10
@@ -159,7 +197,9 @@ USED = {"a": 0.1, "b": 0.3, "c": 0.8}
 
 
 def test_the_worked_example_of_pulsars_settings() -> None:
-    """Brokers at 10, 30 and 80 % have a mean of 40 %. With a margin of 10 % the first two are the candidates."""
+    """Brokers at 10, 30 and 80 % have a mean of 40 %. With a margin of 10 % the first two are the
+    candidates.
+    """
     assert ["a", "b"] == choose_among("abc", USED, 10)
 
 
@@ -183,16 +223,24 @@ def test_the_least_used_broker_is_chosen_for_each_bundle() -> None:
     """Each bundle adds its share of its last broker's use, so that a batch ends even."""
     channel = ruled_channel(["a", "b", "dead"], {NS: None}, bundles=4)
     bundles = dict.fromkeys(names(channel), 100.0)
-    loads = {"a": load(0.1, throughput=1), "b": load(0.3, throughput=9), "dead": load(0.8, throughput=400, bundles=bundles)}
+    loads = {
+        "a": load(0.1, throughput=1),
+        "b": load(0.3, throughput=9),
+        "dead": load(0.8, throughput=400, bundles=bundles),
+    }
     channel.die("dead")
-    assert ["a", "b", "a", "b"] == list(placed(channel, LeastResourceUsageWithWeight(loads=loads)).values())
+    assert ["a", "b", "a", "b"] == list(
+        placed(channel, LeastResourceUsageWithWeight(loads=loads)).values()
+    )
 
 
 def test_pulsar_uses_its_last_reports_only() -> None:
     """The whole batch goes to the idle broker."""
     channel = ruled_channel(["a", "b", "c"], {NS: None}, bundles=16)
     loads = {"a": load(0.1), "b": load(0.8), "c": load(0.9)}
-    assert {"a": 16} == Counter(placed(channel, LeastResourceUsageWithWeight(loads=loads, rules=EXACT)).values())
+    assert {"a": 16} == Counter(
+        placed(channel, LeastResourceUsageWithWeight(loads=loads, rules=EXACT)).values()
+    )
 
 
 def test_a_broker_without_a_report_counts_as_the_mean() -> None:
@@ -200,7 +248,11 @@ def test_a_broker_without_a_report_counts_as_the_mean() -> None:
     channel = ruled_channel(["a", "b", "new"], {NS: None}, bundles=4)
     bundles = dict.fromkeys(names(channel), 100.0)
     loads = {"a": load(0.5, throughput=400, bundles=bundles), "b": load(0.5)}
-    assert 1 <= Counter(placed(channel, LeastResourceUsageWithWeight(loads=loads)).values())["new"] <= 2
+    assert (
+        1
+        <= Counter(placed(channel, LeastResourceUsageWithWeight(loads=loads)).values())["new"]
+        <= 2
+    )
 
 
 def test_an_implausible_report_does_not_count() -> None:
@@ -218,9 +270,15 @@ def test_hardly_any_throughput_makes_no_infinite_weight() -> None:
     channel = ruled_channel(["a", "b"], {NS: None})
     (name,) = names(channel)
     for throughput in (0.0, 5e-324, 1e-300, 0.5, 1.0, 1e18):
-        loads = {"a": load(1e3, throughput=throughput, bundles={name: 0.0}), "b": load(0.5, throughput=throughput)}
+        loads = {
+            "a": load(1e3, throughput=throughput, bundles={name: 0.0}),
+            "b": load(0.5, throughput=throughput),
+        }
         scale = by_use(loads).scale(channel.view)
-        assert all(0 <= figure < float("inf") for figure in (*scale.carried.values(), *scale.weights.values(), scale.usual))
+        assert all(
+            0 <= figure < float("inf")
+            for figure in (*scale.carried.values(), *scale.weights.values(), scale.usual)
+        )
         assert ["b"] == list(placed(channel, LeastResourceUsageWithWeight(loads=loads)).values())
 
 
@@ -236,20 +294,28 @@ def test_a_bundle_that_moved_after_the_reports_counts_at_its_new_broker() -> Non
     give(channel, first, "b")
     give(channel, third, "b")
     assert {"a": 180.0, "b": 50.0 + 60.0 + 60.0} == by_messages(loads).scale(channel.view).carried
-    assert {"a": pytest.approx(0.3), "b": pytest.approx(0.1 + 0.1 + 0.1)} == by_use(loads).scale(channel.view).carried
+    assert {"a": pytest.approx(0.3), "b": pytest.approx(0.1 + 0.1 + 0.1)} == by_use(loads).scale(
+        channel.view
+    ).carried
     scale = by_messages({**loads, "a": replace(told, bundle_count=5)}).scale(channel.view)
     assert ({"a": 180.0, "b": 50.0 + 60.0 + 40.0}, 40.0) == (scale.carried, scale.weight(fourth))
 
 
 def test_least_cost_places_by_the_cost_of_the_balanced_shedder() -> None:
     """The heaviest goes first, by capacity. A bundle of unknown cost counts as the mean."""
-    channel = ruled_channel([Member(broker="small"), Member(broker="large", capacity=300)], {NS: None}, bundles=4)
+    channel = ruled_channel(
+        [Member(broker="small"), Member(broker="large", capacity=300)], {NS: None}, bundles=4
+    )
     summaries = {
         "small": summary("small", cost=0),
         "large": summary("large", cost=0),
-        "dead": summary("dead", cost=60, costs=dict(zip(names(channel)[:3], (10.0, 40.0, 10.0), strict=True))),
+        "dead": summary(
+            "dead", cost=60, costs=dict(zip(names(channel)[:3], (10.0, 40.0, 10.0), strict=True))
+        ),
     }
-    assert {"4000": "large", "c000": "large", "0000": "small", "8000": "small"} == placed(channel, LeastCost(summaries=summaries))
+    assert {"4000": "large", "c000": "large", "0000": "small", "8000": "small"} == placed(
+        channel, LeastCost(summaries=summaries)
+    )
 
 
 def test_an_impossible_cost_attracts_no_bundles() -> None:
@@ -290,7 +356,9 @@ def test_reports_are_read_once_when_a_placement_is_made(monkeypatch: pytest.Monk
     )
     monkeypatch.setattr(placement, "fault_of", None)
     monkeypatch.setattr(placement, "fault_of_summary", None)
-    assert ["b", "a", "b", "b"] == [placed(channel, strategy, at_most=1)["0000"] for strategy in strategies]
+    assert ["b", "a", "b", "b"] == [
+        placed(channel, strategy, at_most=1)["0000"] for strategy in strategies
+    ]
 
 
 @given(
@@ -299,13 +367,24 @@ def test_reports_are_read_once_when_a_placement_is_made(monkeypatch: pytest.Monk
     used=st.lists(st.floats(0, 0.04), min_size=5, max_size=5),
     exclude=st.booleans(),
 )
-def test_a_new_namespace_is_spread_over_idle_brokers(capacities: list[int], bundles: int, used: list[float], *, exclude: bool) -> None:
-    """In proportion to capacity, whatever an idle process uses, and over the brokers that the rules allow."""
-    members = [Member(broker=f"b{number}", capacity=capacity) for number, capacity in enumerate(capacities)]
+def test_a_new_namespace_is_spread_over_idle_brokers(
+    capacities: list[int], bundles: int, used: list[float], *, exclude: bool
+) -> None:
+    """In proportion to capacity, whatever an idle process uses, and over the brokers that the rules
+    allow.
+    """
+    members = [
+        Member(broker=f"b{number}", capacity=capacity) for number, capacity in enumerate(capacities)
+    ]
     channel = ruled_channel(members, {NS: None}, bundles=bundles)
     allowed = members[1:] if exclude else members
     if exclude:
-        set_policy(channel, "pin/p", {"namespace": NS} | {f"brokers.{place}": member.broker for place, member in enumerate(allowed)})
+        set_policy(
+            channel,
+            "pin/p",
+            {"namespace": NS}
+            | {f"brokers.{place}": member.broker for place, member in enumerate(allowed)},
+        )
     loads = {member.broker: load(use) for member, use in zip(members, used, strict=False)}
     summaries = {name: summary(name, cost=0.0) for name in loads}
     for strategy in (
@@ -320,7 +399,9 @@ def test_a_new_namespace_is_spread_over_idle_brokers(capacities: list[int], bund
         for one in allowed:
             for other in allowed:
                 # Moving one more bundle from `one` to `other` would not be more even.
-                assert counts[one.broker] == 0 or (counts[one.broker] / one.capacity <= (counts[other.broker] + 1) / other.capacity)
+                assert counts[one.broker] == 0 or (
+                    counts[one.broker] / one.capacity <= (counts[other.broker] + 1) / other.capacity
+                )
         if len({member.capacity for member in allowed}) == 1:
             numbers = [counts[member.broker] for member in allowed]
             assert max(numbers) - min(numbers) <= 1

@@ -23,7 +23,12 @@ from equipoise.brokers.balancing.planning import (
     stale_moves,
 )
 from equipoise.brokers.balancing.policies import Isolation, Pattern, control_document, is_named
-from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, ReportRules, RoundSettings, placement_of
+from equipoise.brokers.balancing.settings.balancing_settings import (
+    BalancingSettings,
+    ReportRules,
+    RoundSettings,
+    placement_of,
+)
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.view import View
@@ -43,7 +48,10 @@ PERCENTS = {"a": 90.0, "b": 35.0, "c": 5.0}
 
 def summaries(channel: Channel, percents: Mapping[str, float], *, age_ms: int = 0) -> list[Summary]:
     """The summaries of brokers that have reported once."""
-    return [summarized(None, replace(sample(channel, broker, percents[broker]), at_ms=NOW_MS - age_ms)) for broker in percents]
+    return [
+        summarized(None, replace(sample(channel, broker, percents[broker]), at_ms=NOW_MS - age_ms))
+        for broker in percents
+    ]
 
 
 def seen(channel: Channel, settings: BalancingSettings = SETTINGS) -> ClusterSnapshot:
@@ -67,25 +75,42 @@ def test_a_snapshot_combines_load_and_view() -> None:
     memory = Memory(hits=2)
     channel = uneven_channel()
     snapshot = cluster_snapshot_of(
-        channel.view, summaries(channel, PERCENTS), SETTINGS, now_ms=NOW_MS, memory=memory, resting={FIRST}
+        channel.view,
+        summaries(channel, PERCENTS),
+        SETTINGS,
+        now_ms=NOW_MS,
+        memory=memory,
+        resting={FIRST},
     ).snapshot
     assert ("a", "b", "c") == snapshot.live
-    assert {"a": 0.9, "b": 0.35, "c": 0.05} == {name: load.averages.weighted_max for name, load in snapshot.loads.items()}
+    assert {"a": 0.9, "b": 0.35, "c": 0.05} == {
+        name: load.averages.weighted_max for name, load in snapshot.loads.items()
+    }
     assert [6, 2, 0] == [len(broker.bundles) for broker in snapshot.brokers]
-    assert ({FIRST: "it has moved lately"}, memory, {}) == (snapshot.resting, snapshot.memory, snapshot.policies)
+    assert ({FIRST: "it has moved lately"}, memory, {}) == (
+        snapshot.resting,
+        snapshot.memory,
+        snapshot.policies,
+    )
 
 
 def test_rules_are_those_of_placement() -> None:
-    channel = with_policy(uneven_channel(), "isolation/first", namespaces__0="tenant/ns", primary__0="[ab]")
+    channel = with_policy(
+        uneven_channel(), "isolation/first", namespaces__0="tenant/ns", primary__0="[ab]"
+    )
     snapshot = taken(channel)
     assert {"tenant/ns": "isolation"} == snapshot.policies
-    expected = Candidates(allowed=("a", "b"), refused={"c": "isolation/first gives this namespace other brokers"})
+    expected = Candidates(
+        allowed=("a", "b"), refused={"c": "isolation/first gives this namespace other brokers"}
+    )
     assert expected == snapshot.candidates(FIRST)
 
 
 def test_no_broker_may_have_a_bundle_that_is_gone() -> None:
     """A report may name a bundle that was split since."""
-    assert Candidates(allowed=()) == taken(uneven_channel()).candidates("tenant/ns/0x00000000_0x10000000")
+    assert Candidates(allowed=()) == taken(uneven_channel()).candidates(
+        "tenant/ns/0x00000000_0x10000000"
+    )
 
 
 def test_the_topic_limit_uses_the_reports() -> None:
@@ -94,25 +119,36 @@ def test_the_topic_limit_uses_the_reports() -> None:
     few = replace(SETTINGS, placement=replace(SETTINGS.placement, topics_max=6))
     assert ("b", "c") == taken(channel, few).candidates(FIRST).allowed
     liars = summaries(channel, {**PERCENTS, "a": math.nan})
-    assert ("a", "b", "c") == cluster_snapshot_of(channel.view, liars, few, now_ms=NOW_MS).snapshot.candidates(FIRST).allowed
+    assert ("a", "b", "c") == cluster_snapshot_of(
+        channel.view, liars, few, now_ms=NOW_MS
+    ).snapshot.candidates(FIRST).allowed
 
 
-@pytest.mark.parametrize(("age_ms", "is_apart"), [(15_000, False), (15_001, True), (-15_000, False), (-15_001, True)])
+@pytest.mark.parametrize(
+    ("age_ms", "is_apart"), [(15_000, False), (15_001, True), (-15_000, False), (-15_001, True)]
+)
 def test_a_broker_that_stopped_reporting_takes_no_part(age_ms: int, is_apart: bool) -> None:
     """After three intervals without a report, or with a report from as far in the future."""
     channel = uneven_channel()
-    known = [*summaries(channel, {"a": 90.0}, age_ms=age_ms), *summaries(channel, {"b": 35.0, "c": 5.0})]
+    known = [
+        *summaries(channel, {"a": 90.0}, age_ms=age_ms),
+        *summaries(channel, {"b": 35.0, "c": 5.0}),
+    ]
     settings = replace(SETTINGS, reports=ReportRules(interval_max_ms=5_000))
     apart = cluster_snapshot_of(channel.view, known, settings, now_ms=NOW_MS).snapshot.apart
     assert is_apart == ("a" in apart)
     assert set() == set(apart) - {"a"}
 
 
-@pytest.mark.parametrize(("age_ms", "told"), [(20_000, "20 s ago"), (-20_000, "20 s ahead of this clock")])
+@pytest.mark.parametrize(
+    ("age_ms", "told"), [(20_000, "20 s ago"), (-20_000, "20 s ahead of this clock")]
+)
 def test_a_report_from_the_future_has_its_own_message(age_ms: int, told: str) -> None:
     settings = replace(SETTINGS, reports=ReportRules(interval_max_ms=5_000))
     known = summaries(uneven_channel(), {"a": 90.0}, age_ms=age_ms)
-    apart = cluster_snapshot_of(uneven_channel().view, known, settings, now_ms=NOW_MS).snapshot.apart
+    apart = cluster_snapshot_of(
+        uneven_channel().view, known, settings, now_ms=NOW_MS
+    ).snapshot.apart
     assert {"a": f"its last load report was made {told} (limit: 15 s)"} == apart
 
 
@@ -121,15 +157,26 @@ def test_a_draining_broker_takes_no_part_because_it_drains() -> None:
     channel = uneven_channel()
     channel.accept(propose.draining(channel.author("a"), channel.view.brokers["a"]))
     known = summaries(channel, PERCENTS, age_ms=10**9)
-    assert "it drains" in cluster_snapshot_of(channel.view, known, SETTINGS, now_ms=NOW_MS).snapshot.apart["a"]
+    assert (
+        "it drains"
+        in cluster_snapshot_of(channel.view, known, SETTINGS, now_ms=NOW_MS).snapshot.apart["a"]
+    )
 
 
 @pytest.mark.parametrize(
     ("shedder", "group", "measure"),
-    [("BalancedShedder", "balanced", "cost"), ("TransferShedder", "transfer", "use"), ("AvgShedder", "average", "use")],
+    [
+        ("BalancedShedder", "balanced", "cost"),
+        ("TransferShedder", "transfer", "use"),
+        ("AvgShedder", "average", "use"),
+    ],
 )
-def test_each_shedder_has_its_settings_and_its_measure(shedder: str, group: str, measure: str) -> None:
-    """A forecast shows the groups of settings that affect a round, and compares brokers as the shedder does."""
+def test_each_shedder_has_its_settings_and_its_measure(
+    shedder: str, group: str, measure: str
+) -> None:
+    """A forecast shows the groups of settings that affect a round, and compares brokers as the
+    shedder does.
+    """
     settings = BalancingSettings(balancing=RoundSettings(shedder=shedder))
     assert ("balancing", group, "weights", "placement") == groups_in_play(settings)
     _, forecast = foreseen(seen(uneven_channel(), settings), settings, LeastCost())
@@ -137,7 +184,9 @@ def test_each_shedder_has_its_settings_and_its_measure(shedder: str, group: str,
 
 
 def test_a_forecast_acts_where_the_leader_would_wait() -> None:
-    """A strategy that waits for several rounds plans as if they had passed, and keeps its memory of moves."""
+    """A strategy that waits for several rounds plans as if they had passed, and keeps its memory of
+    moves.
+    """
     cluster = seen(uneven_channel())
     snapshot = replace(cluster.snapshot, memory=Memory(gave_ms={"x": 5}))
     assert () == TransferShedder().plan(snapshot).moves
@@ -147,14 +196,20 @@ def test_a_forecast_acts_where_the_leader_would_wait() -> None:
 
 
 def test_placement_chooses_another_broker_than_the_owner() -> None:
-    """A bundle without a destination goes to another broker than its owner, by the configured placement."""
+    """A bundle without a destination goes to another broker than its owner, by the configured
+    placement.
+    """
     settings = replace(
         SETTINGS,
-        balancing=RoundSettings(shedder="ThresholdShedder", placement="LeastResourceUsageWithWeight"),
+        balancing=RoundSettings(
+            shedder="ThresholdShedder", placement="LeastResourceUsageWithWeight"
+        ),
         threshold=ThresholdShedder(bytes_min=0),
     )
     channel = uneven_channel()
-    placement = placement_of(settings, {summary.broker: summary for summary in summaries(channel, PERCENTS)})
+    placement = placement_of(
+        settings, {summary.broker: summary for summary in summaries(channel, PERCENTS)}
+    )
     _, forecast = foreseen(seen(channel, settings), settings, placement)
     assert forecast.moves
     assert {"c"} == {move.destination for move in forecast.moves}
@@ -162,7 +217,9 @@ def test_placement_chooses_another_broker_than_the_owner() -> None:
 
 
 def test_a_round_asks_each_policy_once_about_each_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Snapshot and plan share their answers: no pattern is matched twice with a namespace or a broker."""
+    """Snapshot and plan share their answers: no pattern is matched twice with a namespace or a
+    broker.
+    """
     asked: list[tuple[object, str]] = []
     covers = Isolation.covers
 
@@ -176,29 +233,58 @@ def test_a_round_asks_each_policy_once_about_each_name(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Isolation, "covers", noted_covers)
     monkeypatch.setattr(destinations, "is_named", noted_named)
-    channel = with_policy(uneven_channel(), "isolation/first", namespaces__0="tenant/ns", primary__0="[ab]", secondary__0="c")
+    channel = with_policy(
+        uneven_channel(),
+        "isolation/first",
+        namespaces__0="tenant/ns",
+        primary__0="[ab]",
+        secondary__0="c",
+    )
     planned = plan_round(seen(channel), SETTINGS, Unasked())
     assert "TransferShedder" == planned.strategy
-    assert 1 + 2 * 3 == len(set(asked)) == len(asked)  # One namespace, and three brokers as primaries and secondaries.
+    # One namespace, and three brokers as primaries and secondaries.
+    assert 1 + 2 * 3 == len(set(asked)) == len(asked)
 
 
 class Unasked:
     """A placement that must not be called."""
 
-    def place(self, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]], at_most: int) -> dict[str, int]:
+    def place(
+        self,
+        view: View,
+        bundles: Sequence[BundleEntry],
+        *,
+        avoid: Mapping[str, frozenset[int]],
+        at_most: int,
+    ) -> dict[str, int]:
         raise AssertionError((view, bundles, avoid, at_most))
 
 
 def test_policy_violations_come_first() -> None:
     """Policy violations are the whole round, whatever the load. Without them the shedder plans."""
     channel = uneven_channel()
-    bundle = next(bundle for bundle in channel.view.bundles.values() if bundle.owner == channel.incarnation("a"))
-    with_policy(channel, "pin/p", namespace=bundle.namespace, range=bundle.name.rpartition("/")[2], brokers__0="b")
+    bundle = next(
+        bundle
+        for bundle in channel.view.bundles.values()
+        if bundle.owner == channel.incarnation("a")
+    )
+    with_policy(
+        channel,
+        "pin/p",
+        namespace=bundle.namespace,
+        range=bundle.name.rpartition("/")[2],
+        brokers__0="b",
+    )
     planned = plan_round(seen(channel), SETTINGS, LeastCost())
     assert (OF_POLICIES, "misplaced") == (planned.strategy, planned.kind)
-    assert [(bundle.name, "a", "b")] == [(move.bundle, move.source, move.destination) for move in planned.plan.moves]
+    assert [(bundle.name, "a", "b")] == [
+        (move.bundle, move.source, move.destination) for move in planned.plan.moves
+    ]
     resting = plan_round(seen(channel), SETTINGS, LeastCost(), resting=(bundle.name,))
-    assert ("TransferShedder", True) == (resting.strategy, bundle.name in {stay.subject for stay in resting.plan.stays})
+    assert ("TransferShedder", True) == (
+        resting.strategy,
+        bundle.name in {stay.subject for stay in resting.plan.stays},
+    )
 
 
 @pytest.mark.parametrize(
@@ -206,13 +292,26 @@ def test_policy_violations_come_first() -> None:
     [
         (Move(bundle=FIRST, source="a", destination="b", reason="test"), None),
         (Move(bundle=FIRST, source="a", destination=None, reason="test"), None),
-        (Move(bundle=FIRST, source="b", destination="c", reason="test"), "it is not at its source any more"),
-        (Move(bundle="tenant/ns/0x00000000_0x00000001", source="a", destination="b", reason="test"), "it is not at its source any more"),
-        (Move(bundle=FIRST, source="a", destination="gone", reason="test"), "gone takes nothing now"),
+        (
+            Move(bundle=FIRST, source="b", destination="c", reason="test"),
+            "it is not at its source any more",
+        ),
+        (
+            Move(
+                bundle="tenant/ns/0x00000000_0x00000001", source="a", destination="b", reason="test"
+            ),
+            "it is not at its source any more",
+        ),
+        (
+            Move(bundle=FIRST, source="a", destination="gone", reason="test"),
+            "gone takes nothing now",
+        ),
     ],
     ids=["named", "to-whoever", "elsewhere", "gone", "nobody"],
 )
-def test_a_move_is_stale_once_its_ends_are_not_what_they_were(move: Move, problem: str | None) -> None:
+def test_a_move_is_stale_once_its_ends_are_not_what_they_were(
+    move: Move, problem: str | None
+) -> None:
     told = stale_moves(uneven_channel().view, [move], PlacementRules(), now_ms=NOW_MS)
     assert ({} if problem is None else {move.bundle: problem}) == told
 
@@ -238,14 +337,20 @@ def frozen_channel() -> Channel:
     """The uneven channel with a namespace that is frozen until 1 s after `NOW_MS`."""
     channel = uneven_channel()
     document = control_document("a sale", until_ms=NOW_MS + 1_000)
-    channel.accept(propose.set_policy(channel.admin(), channel.view, name="freeze/tenant/ns", document=document))
+    channel.accept(
+        propose.set_policy(
+            channel.admin(), channel.view, name="freeze/tenant/ns", document=document
+        )
+    )
     return channel
 
 
 def test_nothing_of_a_frozen_namespace_moves_for_load() -> None:
     """The reason of each stay is that of the operator."""
     cluster = seen(frozen_channel(), BalancingSettings())
-    assert {FROZEN} == {bundle.barred for broker in cluster.snapshot.brokers for bundle in broker.bundles}
+    assert {FROZEN} == {
+        bundle.barred for broker in cluster.snapshot.brokers for bundle in broker.bundles
+    }
     strategy, forecast = foreseen(cluster, BalancingSettings(), LeastCost())
     assert ("BalancedShedder", ()) == (strategy, forecast.moves)
 
@@ -253,12 +358,16 @@ def test_nothing_of_a_frozen_namespace_moves_for_load() -> None:
 def test_a_freeze_that_has_ended_does_not_count() -> None:
     channel = frozen_channel()
     cluster = cluster_snapshot_of(channel.view, (), SETTINGS, now_ms=NOW_MS + 1_000)
-    assert {None} == {bundle.barred for broker in cluster.snapshot.brokers for bundle in broker.bundles}
+    assert {None} == {
+        bundle.barred for broker in cluster.snapshot.brokers for bundle in broker.bundles
+    }
 
 
 def test_a_move_is_stale_once_its_namespace_is_frozen() -> None:
     move = Move(bundle=FIRST, source="a", destination="b", reason="test")
-    assert {FIRST: FROZEN} == stale_moves(frozen_channel().view, [move], PlacementRules(), now_ms=NOW_MS)
+    assert {FIRST: FROZEN} == stale_moves(
+        frozen_channel().view, [move], PlacementRules(), now_ms=NOW_MS
+    )
 
 
 def test_a_policy_moves_a_frozen_bundle() -> None:
@@ -270,7 +379,9 @@ def test_a_policy_moves_a_frozen_bundle() -> None:
     assert {} == stale_moves(channel.view, planned.plan.moves, PlacementRules(), now_ms=NOW_MS)
 
 
-@pytest.mark.parametrize(("age_ms", "is_known"), [(15_000, True), (15_001, False), (-15_000, True), (-15_001, False)])
+@pytest.mark.parametrize(
+    ("age_ms", "is_known"), [(15_000, True), (15_001, False), (-15_000, True), (-15_001, False)]
+)
 def test_placement_ignores_old_reports(age_ms: int, is_known: bool) -> None:
     """Placement forgets a broker when the shedder does."""
     channel = uneven_channel()

@@ -42,14 +42,22 @@ def test_an_isolation_policy_is_read_with_its_defaults() -> None:
 def test_a_document_is_read_as_it_was_made() -> None:
     """Also with more than nine items."""
     primary = [f"a{number}" for number in range(12)]
-    document = isolation_document(namespaces=["gold/.*", "x"], primary=primary, secondary=["b"], min_limit=3, usage_threshold=80)
+    document = isolation_document(
+        namespaces=["gold/.*", "x"],
+        primary=primary,
+        secondary=["b"],
+        min_limit=3,
+        usage_threshold=80,
+    )
     assert (["gold/.*", "x"], primary, ["b"], []) == tuple(
         items_of(document, name) for name in ("namespaces", "primary", "secondary", "brokers")
     )
     policy = parse_policy("isolation/gold", document)
     assert isinstance(policy, Isolation)
     assert (12, 3, 80) == (len(policy.primary), policy.min_limit, policy.usage_threshold)
-    pin = parse_policy("pin/p", pin_document(namespace="t/ns", brokers=["b", "a"], range_="0x00000000_0x80000000"))
+    pin = parse_policy(
+        "pin/p", pin_document(namespace="t/ns", brokers=["b", "a"], range_="0x00000000_0x80000000")
+    )
     assert Pin(name="pin/p", namespace="t/ns", low=0, high=0x80000000, brokers=("a", "b")) == pin
     assert parse_policy("pin/p", pin_document(namespace="t/ns", brokers=["a"])) == parse_policy(
         "pin/p", {"namespace": "t/ns", "brokers.0": "a"}
@@ -58,23 +66,34 @@ def test_a_document_is_read_as_it_was_made() -> None:
 
 def test_items_that_are_not_text_are_skipped() -> None:
     """An unreadable document is shown as far as possible."""
-    assert ["a", "b"] == items_of({"primary.1": "b", "primary.0": "a", "primary.2": 7, "primary": "c", "primary.x": "d"}, "primary")
+    assert ["a", "b"] == items_of(
+        {"primary.1": "b", "primary.0": "a", "primary.2": 7, "primary": "c", "primary.x": "d"},
+        "primary",
+    )
 
 
 def test_a_policy_fits_into_a_record() -> None:
     """Too many entries, and texts that a record cannot hold, are refused."""
     primary = [f"b{number}" for number in range(DOCUMENT_ENTRIES_MAX - 3)]
-    assert parse_policy("isolation/x", isolation_document(namespaces=["x"], primary=primary)) is not None
+    assert (
+        parse_policy("isolation/x", isolation_document(namespaces=["x"], primary=primary))
+        is not None
+    )
     with pytest.raises(InvalidPolicy, match="it has 257 entries, and may have 256"):
         parse_policy("isolation/x", isolation_document(namespaces=["x"], primary=[*primary, "b"]))
     for text in ("\udc80", "a\nb", ""):
         with pytest.raises(InvalidPolicy, match="must be a text of printable characters"):
             parse_policy("isolation/x", isolation_document(namespaces=["x"], primary=[text]))
     longest = "r" * TEXT_CHARACTERS_MAX
-    assert parse_policy("tenant/acme", tenant_document(admin_roles=[longest], allowed_clusters=["c"])) is not None
+    assert (
+        parse_policy("tenant/acme", tenant_document(admin_roles=[longest], allowed_clusters=["c"]))
+        is not None
+    )
     for roles, clusters in (([f"{longest}r"], ["c"]), (["r"], [f"{longest}r"])):
         with pytest.raises(InvalidPolicy, match="has 1025 characters, and may have 1024"):
-            parse_policy("tenant/acme", tenant_document(admin_roles=roles, allowed_clusters=clusters))
+            parse_policy(
+                "tenant/acme", tenant_document(admin_roles=roles, allowed_clusters=clusters)
+            )
 
 
 def test_a_policy_is_found_by_its_key() -> None:
@@ -88,7 +107,10 @@ def test_a_policy_is_found_by_its_key() -> None:
             policy_named(channel.view, key)
 
 
-@pytest.mark.parametrize(("namespace", "covered"), [("gold/a", True), ("xgold/a", False), ("gold", False), ("golda/x", False)])
+@pytest.mark.parametrize(
+    ("namespace", "covered"),
+    [("gold/a", True), ("xgold/a", False), ("gold", False), ("golda/x", False)],
+)
 def test_a_pattern_matches_the_whole_name(namespace: str, covered: bool) -> None:
     policy = parse_policy("isolation/gold", GOLD)
     assert isinstance(policy, Isolation)
@@ -106,28 +128,44 @@ def test_a_pattern_matches_the_whole_name(namespace: str, covered: bool) -> None
         ("x", False, False),
     ],
 )
-def test_a_broker_is_named_by_its_host_or_by_its_id(broker: str, named: bool, in_pulsar: bool) -> None:
+def test_a_broker_is_named_by_its_host_or_by_its_id(
+    broker: str, named: bool, in_pulsar: bool
+) -> None:
     """Pulsar matches the host alone, and cannot tell the brokers of one machine apart."""
-    policy = parse_policy("isolation/gold", {"namespaces.0": ".*", "primary.0": "h[0-9]", "primary.1": "x:9"})
+    policy = parse_policy(
+        "isolation/gold", {"namespaces.0": ".*", "primary.0": "h[0-9]", "primary.1": "x:9"}
+    )
     assert isinstance(policy, Isolation)
-    assert (named, in_pulsar) == (is_named(policy.primary, broker), is_named(policy.primary, broker, host_only=True))
+    assert (named, in_pulsar) == (
+        is_named(policy.primary, broker),
+        is_named(policy.primary, broker, host_only=True),
+    )
 
 
-@pytest.mark.parametrize(("broker", "host"), [("h:80", "h"), ("h", "h"), ("[::1]:80", "[::1]"), ("h:x", "h:x"), (":80", "")])
+@pytest.mark.parametrize(
+    ("broker", "host"),
+    [("h:80", "h"), ("h", "h"), ("[::1]:80", "[::1]"), ("h:x", "h:x"), (":80", "")],
+)
 def test_the_host_is_the_id_without_a_port(broker: str, host: str) -> None:
     assert host == host_of(broker)
 
 
 def test_a_pin_is_read() -> None:
     whole = parse_policy("pin/p", {"namespace": "t/ns", "brokers.1": "b", "brokers.0": "c"})
-    part = parse_policy("pin/p", {"namespace": "t/ns", "range": "0x40000000_0x80000000", "brokers.0": "b"})
+    part = parse_policy(
+        "pin/p", {"namespace": "t/ns", "range": "0x40000000_0x80000000", "brokers.0": "b"}
+    )
     assert whole == Pin(name="pin/p", namespace="t/ns", low=0, high=HASH_MAX, brokers=("b", "c"))
-    assert part == Pin(name="pin/p", namespace="t/ns", low=0x40000000, high=0x80000000, brokers=("b",))
+    assert part == Pin(
+        name="pin/p", namespace="t/ns", low=0x40000000, high=0x80000000, brokers=("b",)
+    )
 
 
 def test_a_pin_is_about_every_bundle_that_shares_a_point_with_it() -> None:
     """So it survives splits and merges."""
-    pin = parse_policy("pin/p", {"namespace": "t/ns", "range": "0x40000000_0x80000000", "brokers.0": "b"})
+    pin = parse_policy(
+        "pin/p", {"namespace": "t/ns", "range": "0x40000000_0x80000000", "brokers.0": "b"}
+    )
     assert isinstance(pin, Pin)
     for bundles, covered in ((1, [True]), (2, [True, False]), (4, [False, True, False, False])):
         channel = ruled_channel(["b"], {"t/ns": None, "t/other": None}, bundles=bundles)
@@ -150,11 +188,14 @@ WRONG = (
     Wrong(document={}, problem="needs at least one of namespaces"),
     Wrong(document={"namespaces.0": ".*"}, problem="needs at least one of primary"),
     Wrong(
-        document={**GOLD, "primary.1": "a("}, problem=r"primary\.1 is 'a\(', which is no regular expression that can be used: missing \)"
+        document={**GOLD, "primary.1": "a("},
+        problem=r"primary\.1 is 'a\(', which is no regular expression that can be used: missing \)",
     ),
     Wrong(document={**GOLD, "primary.1": "a{1001}"}, problem="no regular expression"),
     Wrong(document={**GOLD, "primary.1": "(" * 120 + ")" * 119}, problem="no regular expression"),
-    Wrong(document={**GOLD, "primary.1": "a" * 256}, problem="has 256 characters, and may have 255"),
+    Wrong(
+        document={**GOLD, "primary.1": "a" * 256}, problem="has 256 characters, and may have 255"
+    ),
     Wrong(document={**GOLD, "primary.1": ""}, problem="must be a text"),
     Wrong(document={**GOLD, "primary.1": 7}, problem="must be a text"),
     Wrong(document={**GOLD, "primary.01": "a"}, problem=r"it has no field 'primary\.01'"),
@@ -167,11 +208,23 @@ WRONG = (
     Wrong(key="isolation/a b", document=GOLD, problem="its name must be"),
     Wrong(key="isolation", document=GOLD, problem="its name must be"),
     Wrong(key="pin/p", document={"brokers.0": "b"}, problem="namespace must be the name"),
-    Wrong(key="pin/p", document={"namespace": "nothing", "brokers.0": "b"}, problem="TENANT/NAMESPACE"),
+    Wrong(
+        key="pin/p", document={"namespace": "nothing", "brokers.0": "b"}, problem="TENANT/NAMESPACE"
+    ),
     Wrong(key="pin/p", document={"namespace": "t/ns"}, problem="needs at least one of brokers"),
-    Wrong(key="pin/p", document={"namespace": "t/ns", "brokers.0": "admin:x"}, problem=r"brokers\.0"),
-    Wrong(key="pin/p", document={"namespace": "t/ns", "brokers.0": "b", "range": "half"}, problem="0xLOW_0xHIGH"),
-    Wrong(key="pin/p", document={"namespace": "t/ns", "brokers.0": "b", "range": 3}, problem="must be a range"),
+    Wrong(
+        key="pin/p", document={"namespace": "t/ns", "brokers.0": "admin:x"}, problem=r"brokers\.0"
+    ),
+    Wrong(
+        key="pin/p",
+        document={"namespace": "t/ns", "brokers.0": "b", "range": "half"},
+        problem="0xLOW_0xHIGH",
+    ),
+    Wrong(
+        key="pin/p",
+        document={"namespace": "t/ns", "brokers.0": "b", "range": 3},
+        problem="must be a range",
+    ),
 )
 
 
@@ -184,23 +237,41 @@ def test_an_invalid_document_is_refused(case: Wrong) -> None:
     assert "what was set before stays" in str(caught.value)
 
 
-@pytest.mark.parametrize("pattern", ["(a|a)*b", "([a-z]+-?)+", "(a*)*b", "(a|b|ab)*c", "(.*.*)*x", "(" * 60 + "a*" + ")*" * 60 + "b"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(a|a)*b",
+        "([a-z]+-?)+",
+        "(a*)*b",
+        "(a|b|ab)*c",
+        "(.*.*)*x",
+        "(" * 60 + "a*" + ")*" * 60 + "b",
+    ],
+)
 def test_no_pattern_takes_long(pattern: str) -> None:
-    """Every broker matches it, and a match that takes long costs all of them their leases. In Python's `re` each takes for ever."""
+    """Every broker matches it, and a match that takes long costs all of them their leases. In
+    Python's `re` each takes for ever.
+    """
     policy = parse_policy("isolation/gold", {**GOLD, "namespaces.0": f"t/{pattern}"})
     assert isinstance(policy, Isolation)
     assert not policy.covers(f"t/{'a' * 250}!")
 
 
-@pytest.mark.parametrize("pattern", [r"(a)\1", "(?!gold).*", "(?<=a)b", "(.{0,1000})" * 20, "((a{100}){100}){100}"])
+@pytest.mark.parametrize(
+    "pattern", [r"(a)\1", "(?!gold).*", "(?<=a)b", "(.{0,1000})" * 20, "((a{100}){100}){100}"]
+)
 def test_a_pattern_that_needs_more_than_linear_time_is_refused(pattern: str) -> None:
     with pytest.raises(InvalidPolicy, match="which is no regular expression that can be used: "):
         parse_policy("isolation/gold", {**GOLD, "primary.1": pattern})
 
 
-def test_a_pattern_on_the_log_that_cannot_be_used_closes_only_the_namespaces_that_can_be_read() -> None:
+def test_a_pattern_on_the_log_that_cannot_be_used_closes_only_the_namespaces_that_can_be_read() -> (
+    None
+):
     """The log may hold what no broker of ours would have written."""
-    documents: dict[str, Document] = {"isolation/hostile": {**GOLD, "namespaces.0": "t/(?=a)a*", "namespaces.1": "t/(a|a)*b"}}
+    documents: dict[str, Document] = {
+        "isolation/hostile": {**GOLD, "namespaces.0": "t/(?=a)a*", "namespaces.1": "t/(a|a)*b"}
+    }
     (closed,) = policies_in(documents).closed
     assert [True, False] == [closed.covers(namespace) for namespace in ("t/aab", "t/" + "a" * 200)]
 
@@ -220,7 +291,9 @@ def test_an_unreadable_policy_does_not_affect_others() -> None:
         "isolation/bad": [True, False, False, False],
         "isolation/unknown": [False, False, False, False],
         "pin/bad": [False, True, False, False],
-    } == {closed.name: [closed.covers(namespace) for namespace in asked] for closed in policies.closed}
+    } == {
+        closed.name: [closed.covers(namespace) for namespace in asked] for closed in policies.closed
+    }
 
 
 NO_BROKER = "no broker"
@@ -232,14 +305,35 @@ class Change:
     key: str
     document: Document | None
     nobody_for: str | None
-    """The namespace or bundle that is left without a broker; `NO_BROKER` if the policy names no broker that is up."""
+    """The namespace or bundle that is left without a broker; `NO_BROKER` if the policy names no
+    broker that is up."""
 
 
 CHANGES = (
-    Change(name="fits", key="isolation/gold", document={"namespaces.0": "t/gold", "primary.0": "a"}, nobody_for=None),
-    Change(name="keeps all brokers", key="isolation/gold", document={"namespaces.0": "t/gold", "primary.0": ".*"}, nobody_for="t/iron"),
-    Change(name="all for all", key="isolation/gold", document={"namespaces.0": ".*", "primary.0": ".*"}, nobody_for=None),
-    Change(name="names nobody", key="isolation/gold", document={"namespaces.0": "t/gold", "primary.0": "x"}, nobody_for=NO_BROKER),
+    Change(
+        name="fits",
+        key="isolation/gold",
+        document={"namespaces.0": "t/gold", "primary.0": "a"},
+        nobody_for=None,
+    ),
+    Change(
+        name="keeps all brokers",
+        key="isolation/gold",
+        document={"namespaces.0": "t/gold", "primary.0": ".*"},
+        nobody_for="t/iron",
+    ),
+    Change(
+        name="all for all",
+        key="isolation/gold",
+        document={"namespaces.0": ".*", "primary.0": ".*"},
+        nobody_for=None,
+    ),
+    Change(
+        name="names nobody",
+        key="isolation/gold",
+        document={"namespaces.0": "t/gold", "primary.0": "x"},
+        nobody_for=NO_BROKER,
+    ),
     Change(
         name="names a secondary only",
         key="isolation/gold",
@@ -253,25 +347,49 @@ CHANGES = (
         nobody_for=NO_BROKER,
     ),
     Change(
-        name="takes the last shared one", key="isolation/second", document={"namespaces.0": "t/new", "primary.0": "b"}, nobody_for="t/iron"
+        name="takes the last shared one",
+        key="isolation/second",
+        document={"namespaces.0": "t/new", "primary.0": "b"},
+        nobody_for="t/iron",
     ),
-    Change(name="pin to one who is there", key="pin/p", document={"namespace": "t/iron", "brokers.0": "b"}, nobody_for=None),
-    Change(name="pin to one who is not", key="pin/p", document={"namespace": "t/iron", "brokers.0": "x"}, nobody_for=NO_BROKER),
+    Change(
+        name="pin to one who is there",
+        key="pin/p",
+        document={"namespace": "t/iron", "brokers.0": "b"},
+        nobody_for=None,
+    ),
+    Change(
+        name="pin to one who is not",
+        key="pin/p",
+        document={"namespace": "t/iron", "brokers.0": "x"},
+        nobody_for=NO_BROKER,
+    ),
     Change(
         name="pin to one who is kept for others",
         key="pin/p",
         document={"namespace": "t/iron", "range": "0x00000000_0x80000000", "brokers.0": "a"},
         nobody_for="t/iron/0x00000000_0x80000000",
     ),
-    Change(name="taking away what keeps nobody off", key="isolation/first", document=None, nobody_for=None),
+    Change(
+        name="taking away what keeps nobody off",
+        key="isolation/first",
+        document=None,
+        nobody_for=None,
+    ),
 )
 
 
 @pytest.mark.parametrize("case", CHANGES, ids=lambda case: case.name)
 def test_a_change_must_leave_an_allowed_broker(case: Change) -> None:
-    """A change after which no broker may have a bundle is refused, with the first such bundle or namespace."""
+    """A change after which no broker may have a bundle is refused, with the first such bundle or
+    namespace.
+    """
     channel = ruled_channel(["a", "b"], {"t/gold": None, "t/iron": None}, bundles=2)
-    if case.name in ("takes the last shared one", "pin to one who is kept for others", "taking away what keeps nobody off"):
+    if case.name in (
+        "takes the last shared one",
+        "pin to one who is kept for others",
+        "taking away what keeps nobody off",
+    ):
         set_policy(channel, "isolation/first", {"namespaces.0": "t/gold", "primary.0": "a"})
     if case.nobody_for is None:
         check_policy_change(channel.view, case.key, case.document)

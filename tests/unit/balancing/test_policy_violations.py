@@ -34,10 +34,16 @@ def spread(*members: Member | str, bundles: int = 1) -> Channel:
 
 
 def found(
-    channel: Channel, *, at_most: int = 9, resting: tuple[str, ...] = (), loads: dict[str, BrokerLoad] | None = None
+    channel: Channel,
+    *,
+    at_most: int = 9,
+    resting: tuple[str, ...] = (),
+    loads: dict[str, BrokerLoad] | None = None,
 ) -> tuple[tuple[Move, ...], tuple[Stay, ...]]:
     destinations = Destinations(channel.view, loads=loads)
-    return policy_violations(destinations, placement=FewestBundles(), at_most=at_most, resting=resting)
+    return policy_violations(
+        destinations, placement=FewestBundles(), at_most=at_most, resting=resting
+    )
 
 
 def test_an_isolation_policy_moves_the_bundles_of_its_namespaces() -> None:
@@ -47,7 +53,10 @@ def test_an_isolation_policy_moves_the_bundles_of_its_namespaces() -> None:
     set_policy(channel, "isolation/x", TO_B)
     bundle = bundle_of(channel, NS).name
     reason = "a may not have it: isolation/x gives this namespace other brokers"
-    assert ((Move(bundle=bundle, source="a", destination="b", reason=reason, cause="Unknown"),), ()) == found(channel)
+    assert (
+        (Move(bundle=bundle, source="a", destination="b", reason=reason, cause="Unknown"),),
+        (),
+    ) == found(channel)
 
 
 def test_a_primary_gives_away_bundles_of_other_namespaces() -> None:
@@ -60,9 +69,14 @@ def test_a_primary_gives_away_bundles_of_other_namespaces() -> None:
 
 def test_a_pin_moves_what_it_covers() -> None:
     channel = spread("a", "b", bundles=4)
-    set_policy(channel, "pin/x", {"namespace": NS, "range": "0x40000000_0x80000001", "brokers.0": "b"})
+    set_policy(
+        channel, "pin/x", {"namespace": NS, "range": "0x40000000_0x80000001", "brokers.0": "b"}
+    )
     moves, stays = found(channel)
-    assert ([bundle_of(channel, NS, place).name for place in (1, 2)], ()) == ([move.bundle for move in moves], stays)
+    assert ([bundle_of(channel, NS, place).name for place in (1, 2)], ()) == (
+        [move.bundle for move in moves],
+        stays,
+    )
 
 
 def test_pins_of_a_missing_namespace_move_nothing() -> None:
@@ -80,7 +94,10 @@ def test_a_bundle_that_no_other_broker_may_have_stays() -> None:
     assert (
         Stay(
             subject=bundle_of(channel, NS).name,
-            reason="a may not have it: isolation/x gives this namespace other brokers; but no other broker may have it",
+            reason=(
+                "a may not have it: isolation/x gives this namespace other brokers; but no other"
+                " broker may have it"
+            ),
         )
         == stays[0]
     )
@@ -100,14 +117,21 @@ def test_a_bundle_rests_after_a_move() -> None:
     set_policy(channel, "isolation/x", TO_B)
     first, second = (bundle_of(channel, NS, place).name for place in (0, 1))
     (move,), (stay,) = found(channel, resting=(first,), at_most=1)
-    assert (second, first, True) == (move.bundle, stay.subject, stay.reason.endswith("; but it has just moved"))
+    assert (second, first, True) == (
+        move.bundle,
+        stay.subject,
+        stay.reason.endswith("; but it has just moved"),
+    )
 
 
 def test_at_most_so_many_bundles_move() -> None:
     channel = spread("a", "b", bundles=8)
     set_policy(channel, "isolation/x", TO_B)
     moves, stays = found(channel, at_most=3)
-    assert ([bundle_of(channel, NS, place).name for place in range(3)], ()) == ([move.bundle for move in moves], stays)
+    assert ([bundle_of(channel, NS, place).name for place in range(3)], ()) == (
+        [move.bundle for move in moves],
+        stays,
+    )
     assert ((), ()) == found(channel, at_most=0)
 
 
@@ -124,14 +148,19 @@ def test_a_draining_broker_is_skipped() -> None:
 
 def test_preferences_move_nothing() -> None:
     """Versions, anti-affinity and the topic limit count only when a bundle is placed."""
-    channel = ruled_channel([Member(broker="a", version="1.0"), Member(broker="b", version="2.0")], {NS: "group", OTHER: "group"})
+    channel = ruled_channel(
+        [Member(broker="a", version="1.0"), Member(broker="b", version="2.0")],
+        {NS: "group", OTHER: "group"},
+    )
     for namespace in (NS, OTHER):
         give(channel, bundle_of(channel, namespace).name, "a")
     set_policy(channel, "isolation/x", {"namespaces.0": ".*", "primary.0": ".*"})
     rules = PlacementRules(prefer_later_versions=True, topics_max=1)
     destinations = Destinations(channel.view, loads={"a": load(topics=5)}, rules=rules)
     assert ("b",) == destinations.of(bundle_of(channel, NS)).allowed
-    assert ((), ()) == policy_violations(destinations, placement=FewestBundles(rules=rules), at_most=9)
+    assert ((), ()) == policy_violations(
+        destinations, placement=FewestBundles(rules=rules), at_most=9
+    )
 
 
 def test_preferences_that_come_first_may_leave_no_broker() -> None:
@@ -140,13 +169,19 @@ def test_preferences_that_come_first_may_leave_no_broker() -> None:
     set_policy(channel, "isolation/x", TO_B)
     rules = PlacementRules(pulsar_exact=True, prefer_later_versions=True)
     destinations = Destinations(channel.view, rules=rules)
-    moves, (stay,) = policy_violations(destinations, placement=FewestBundles(rules=rules), at_most=1)
+    moves, (stay,) = policy_violations(
+        destinations, placement=FewestBundles(rules=rules), at_most=1
+    )
     assert ((), True) == (moves, stay.reason.endswith("; but no other broker may have it"))
 
 
 def test_a_secondary_gives_a_bundle_back_when_its_primary_has_room() -> None:
     channel = spread("s", "p")
-    set_policy(channel, "isolation/x", {"namespaces.0": NS, "primary.0": "p", "secondary.0": "s", "usage_threshold": 80})
+    set_policy(
+        channel,
+        "isolation/x",
+        {"namespaces.0": NS, "primary.0": "p", "secondary.0": "s", "usage_threshold": 80},
+    )
     assert ((), ()) == found(channel, loads={"p": load(0.9)})
     (move,), _ = found(channel, loads={"p": load(0.7)})
     assert "s may not have it: isolation/x has 1 primaries available, and needs 1" == move.reason
@@ -158,7 +193,14 @@ class Stubborn:
     def __init__(self, incarnation: int) -> None:
         self._incarnation = incarnation
 
-    def place(self, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]], at_most: int) -> dict[str, int]:
+    def place(
+        self,
+        view: View,
+        bundles: Sequence[BundleEntry],
+        *,
+        avoid: Mapping[str, frozenset[int]],
+        at_most: int,
+    ) -> dict[str, int]:
         """See `Placement.place`."""
         return {bundle.name: self._incarnation for bundle in bundles}
 
@@ -170,7 +212,10 @@ def test_a_forbidden_choice_of_placement_is_not_followed(broker: str) -> None:
     set_policy(channel, "isolation/x", TO_B)
     placement = Stubborn(channel.incarnation(broker))
     moves, (stay,) = policy_violations(Destinations(channel.view), placement=placement, at_most=9)
-    assert ((), True) == (moves, stay.reason.endswith("; but placement finds no place among the allowed brokers"))
+    assert ((), True) == (
+        moves,
+        stay.reason.endswith("; but placement finds no place among the allowed brokers"),
+    )
 
 
 def test_bound_covers_live_brokers() -> None:

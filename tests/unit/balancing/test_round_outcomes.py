@@ -1,4 +1,6 @@
-"""Outcomes of rounds: what is predicted, when it is measured, and what keeps it from being measured."""
+"""Outcomes of rounds: what is predicted, when it is measured, and what keeps it from being
+measured.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.brokers.balancing.decisions import Decision
-from equipoise.brokers.balancing.round_outcomes import ROUNDS_MAX, WAIT_MS, RoundOutcomes, ends_of, plausible, predicted_loads
+from equipoise.brokers.balancing.round_outcomes import (
+    ROUNDS_MAX,
+    WAIT_MS,
+    RoundOutcomes,
+    ends_of,
+    plausible,
+    predicted_loads,
+)
 from equipoise.channel.core import propose
 from equipoise.channel.core.ranges import HASH_MAX, even_boundaries
 from equipoise.channel.core.records import AnyRecord
@@ -22,9 +31,20 @@ CAPACITIES = {"a": 100, "b": 100, "c": 200}
 END_MS = 1_000_000
 
 
-def move(name: str = "t/n/0", *, source: tuple[float, float] = (1.6, 1.2), destination: tuple[float, float] = (0.4, 0.8)) -> Move:
+def move(
+    name: str = "t/n/0",
+    *,
+    source: tuple[float, float] = (1.6, 1.2),
+    destination: tuple[float, float] = (0.4, 0.8),
+) -> Move:
     """A move from a to b."""
-    return Move(bundle=name, source="a", destination="b", reason="why", predicted=Predicted(source=source, destination=destination))
+    return Move(
+        bundle=name,
+        source="a",
+        destination="b",
+        reason="why",
+        predicted=Predicted(source=source, destination=destination),
+    )
 
 
 class Watched:
@@ -44,7 +64,10 @@ class Watched:
     def measure(self, *, after_ms: int) -> list[Decision]:
         """Let all brokers report so long after the end, and measure."""
         at_ms = END_MS + after_ms
-        summaries = [summarized(None, Sample(broker=broker, at_ms=at_ms, cost=cost)) for broker, cost in self.costs.items()]
+        summaries = [
+            summarized(None, Sample(broker=broker, at_ms=at_ms, cost=cost))
+            for broker, cost in self.costs.items()
+        ]
         return list(self.outcomes.measured(plausible(summaries), broker="a", now_ms=at_ms))
 
     def measure_twice(self) -> list[Decision]:
@@ -63,13 +86,21 @@ def test_a_broker_is_measured_by_its_second_report_after_its_last_move(watched: 
     watched.plan(move())
     assert [] == watched.measure(after_ms=-1)
     watched.end("t/n/0")
-    assert [] == watched.measure(after_ms=-1) + watched.measure(after_ms=0) + watched.measure(after_ms=1) + watched.measure(after_ms=1)
+    assert [] == watched.measure(after_ms=-1) + watched.measure(after_ms=0) + watched.measure(
+        after_ms=1
+    ) + watched.measure(after_ms=1)
     watched.costs = {"a": 130.0, "b": 70.0, "c": 200.0, "not in the plan": 1e9}
     (outcome,) = watched.measure(after_ms=2_500)
-    assert ("outcome", "BalancedShedder", "a", END_MS + 2_500) == (outcome.kind, outcome.strategy, outcome.broker, outcome.at_ms)
+    assert ("outcome", "BalancedShedder", "a", END_MS + 2_500) == (
+        outcome.kind,
+        outcome.strategy,
+        outcome.broker,
+        outcome.at_ms,
+    )
     assert ((move(),), (), {"t/n/0": 12}) == (outcome.moves, outcome.stays, outcome.durations_ms)
     assert [("a", 1.6, 1.2, 1.3), ("b", 0.4, pytest.approx(0.8), 0.7)] == [
-        (each.broker, each.before, pytest.approx(each.predicted), each.measured) for each in outcome.brokers
+        (each.broker, each.before, pytest.approx(each.predicted), each.measured)
+        for each in outcome.brokers
     ]
     assert not watched.outcomes
     assert "a had 160 % of the mean load, 120 % was predicted, 130 % was measured" == outcome.reason
@@ -84,14 +115,21 @@ def test_a_later_move_of_the_round_starts_the_wait_again(watched: Watched) -> No
 
 
 def test_moves_of_one_broker_add_up_and_a_failed_move_changes_nothing(watched: Watched) -> None:
-    """The first move was to bring a from 160 % to 140 %; the prediction of the second counts from there, whatever came of the first."""
+    """The first move was to bring a from 160 % to 140 %; the prediction of the second counts from
+    there, whatever came of the first.
+    """
     first = move("t/n/0", source=(1.6, 1.4), destination=(0.4, 0.6))
     watched.plan(first, move("t/n/1", source=(1.4, 1.1), destination=(0.6, 0.9)))
     watched.outcomes.ended("t/n/0", at_ms=END_MS, problem="b refused it")
     watched.end("t/n/1")
     (outcome,) = watched.measure_twice()
-    assert (["t/n/1"], (Stay(subject="t/n/0", reason="b refused it"),)) == ([each.bundle for each in outcome.moves], outcome.stays)
-    assert [1.6, 1.3, 0.4, 0.7] == pytest.approx([figure for each in outcome.brokers for figure in (each.before, each.predicted)])
+    assert (["t/n/1"], (Stay(subject="t/n/0", reason="b refused it"),)) == (
+        [each.bundle for each in outcome.moves],
+        outcome.stays,
+    )
+    assert [1.6, 1.3, 0.4, 0.7] == pytest.approx(
+        [figure for each in outcome.brokers for figure in (each.before, each.predicted)]
+    )
     assert ("Success", "Unknown") == outcome.outcome
 
 
@@ -99,7 +137,12 @@ def test_a_round_whose_moves_all_failed_is_not_awaited(watched: Watched) -> None
     watched.plan(move())
     watched.outcomes.ended("t/n/0", at_ms=END_MS, problem="b refused it")
     (outcome,) = watched.measure(after_ms=0)
-    assert ((), (), "b refused it", ("Failure", "Unknown")) == (outcome.moves, outcome.brokers, outcome.reason, outcome.outcome)
+    assert ((), (), "b refused it", ("Failure", "Unknown")) == (
+        outcome.moves,
+        outcome.brokers,
+        outcome.reason,
+        outcome.outcome,
+    )
 
 
 def test_moves_without_predictions_are_not_awaited(watched: Watched) -> None:
@@ -116,8 +159,12 @@ def test_the_wait_is_bounded(watched: Watched, cost: float) -> None:
     watched.costs["b"] = cost
     assert [] == watched.measure(after_ms=1) + watched.measure(after_ms=WAIT_MS - 1)
     (outcome,) = watched.measure(after_ms=WAIT_MS)
-    assert [("a", None), ("b", "it has not reported its load twice since")] == [(each.broker, each.reason) for each in outcome.brokers]
-    assert "b had 40 % of the mean load, 80 % was predicted, not measured: it has not reported" in (outcome.outcome_line("t/n/0") or "")
+    assert [("a", None), ("b", "it has not reported its load twice since")] == [
+        (each.broker, each.reason) for each in outcome.brokers
+    ]
+    assert "b had 40 % of the mean load, 80 % was predicted, not measured: it has not reported" in (
+        outcome.outcome_line("t/n/0") or ""
+    )
     assert outcome.outcome_line("t/n/1") is None
 
 
@@ -134,7 +181,9 @@ def test_the_number_of_rounds_is_bounded(watched: Watched) -> None:
     for number in range(ROUNDS_MAX + 2):
         watched.plan(move(f"t/n/{number}"))
     watched.end("t/n/0")
-    assert [["t/n/0"], []] == [[each.bundle for each in outcome.moves] for outcome in watched.measure(after_ms=1)]
+    assert [["t/n/0"], []] == [
+        [each.bundle for each in outcome.moves] for outcome in watched.measure(after_ms=1)
+    ]
 
 
 def test_a_broker_that_does_not_lead_any_more_forgets(watched: Watched) -> None:
@@ -165,7 +214,13 @@ class Told(Watched):
     def transfer(self, source: str, destination: str) -> str:
         """Move the bundle of `source`. Return its name."""
         point, channel = self.points[source], self.channel
-        self.tell(propose.transfer(channel.author(source), channel.bundle(point), destination=channel.incarnation(destination)))
+        self.tell(
+            propose.transfer(
+                channel.author(source),
+                channel.bundle(point),
+                destination=channel.incarnation(destination),
+            )
+        )
         self.tell(propose.prepared(channel.author(destination), channel.bundle(point)))
         self.tell(propose.hand_over(channel.author(source), channel.bundle(point)))
         return channel.bundle(point).name
@@ -202,7 +257,11 @@ def test_a_move_back_is_named(told: Told) -> None:
     name = told.transfer("a", "b")
     told.end(name)
     channel, point = told.channel, told.points["a"]
-    told.tell(propose.transfer(channel.author("b"), channel.bundle(point), destination=channel.incarnation("a")))
+    told.tell(
+        propose.transfer(
+            channel.author("b"), channel.bundle(point), destination=channel.incarnation("a")
+        )
+    )
     told.tell(propose.prepared(channel.author("a"), channel.bundle(point)))
     told.tell(propose.hand_over(channel.author("b"), channel.bundle(point)))
     assert dict.fromkeys("ab", f"{name} moved, too") == told.reasons()
@@ -223,7 +282,11 @@ def test_a_death_is_named(told: Told) -> None:
 
 def test_a_new_namespace_disturbs_nothing(told: Told) -> None:
     told.end(told.transfer("a", "b"))
-    told.tell(propose.create_namespace(told.channel.admin(), told.channel.view, name="t/new", boundaries=(0, HASH_MAX)))
+    told.tell(
+        propose.create_namespace(
+            told.channel.admin(), told.channel.view, name="t/new", boundaries=(0, HASH_MAX)
+        )
+    )
     assert {"a": None, "b": None} == told.reasons()
 
 
@@ -237,7 +300,9 @@ _plans = st.lists(
         source=st.sampled_from("abc"),
         destination=st.sampled_from("def"),
         reason=st.just("why"),
-        predicted=st.builds(Predicted, source=st.tuples(_shares, _shares), destination=st.tuples(_shares, _shares)),
+        predicted=st.builds(
+            Predicted, source=st.tuples(_shares, _shares), destination=st.tuples(_shares, _shares)
+        ),
     ),
     max_size=6,
     unique_by=lambda each: each.bundle,
@@ -245,19 +310,34 @@ _plans = st.lists(
 
 
 @given(_plans, st.sets(st.sampled_from("uvwxyz")), st.data())
-def test_every_round_ends_and_only_done_moves_count(moves: list[Move], failed: set[str], data: st.DataObject) -> None:
-    """Whatever is reported, each round gives one outcome within the wait, about the ends of the moves that were done."""
+def test_every_round_ends_and_only_done_moves_count(
+    moves: list[Move], failed: set[str], data: st.DataObject
+) -> None:
+    """Whatever is reported, each round gives one outcome within the wait, about the ends of the
+    moves that were done.
+    """
     watched = Watched()
     watched.plan(*moves)
-    watched.costs = {broker: data.draw(st.floats(allow_nan=True)) for broker in data.draw(st.sets(st.sampled_from("abcdef")))}
+    watched.costs = {
+        broker: data.draw(st.floats(allow_nan=True))
+        for broker in data.draw(st.sets(st.sampled_from("abcdef")))
+    }
     done = [each for each in moves if each.bundle not in failed]
     for each in moves:
-        watched.outcomes.ended(each.bundle, at_ms=END_MS, problem="refused" if each.bundle in failed else None)
-    found = [*watched.measure(after_ms=1), *watched.measure(after_ms=2), *watched.measure(after_ms=WAIT_MS)]
+        watched.outcomes.ended(
+            each.bundle, at_ms=END_MS, problem="refused" if each.bundle in failed else None
+        )
+    found = [
+        *watched.measure(after_ms=1),
+        *watched.measure(after_ms=2),
+        *watched.measure(after_ms=WAIT_MS),
+    ]
     assert (len(found), bool(watched.outcomes)) == (1 if moves else 0, False)
     for outcome in found:
         assert done == list(outcome.moves)
-        assert sorted({broker for each in done for broker in ends_of(each)}) == [each.broker for each in outcome.brokers]
+        assert sorted({broker for each in done for broker in ends_of(each)}) == [
+            each.broker for each in outcome.brokers
+        ]
         assert all((each.measured is None) != (each.reason is None) for each in outcome.brokers)
     assert {each.broker for outcome in found for each in outcome.brokers} == set(
         predicted_loads(moves, done={each.bundle for each in done})

@@ -8,7 +8,9 @@ from equipoise.shedder.plan import Move
 
 def plan(*moves: str, moves_max: int = 64, broker_moves_max: int = 16) -> SavedPlan:
     """Return a plan with moves such as `1ab`: bundle 1 from a to b."""
-    made = [Move(bundle=move[0], source=move[1], destination=move[2], reason="test") for move in moves]
+    made = [
+        Move(bundle=move[0], source=move[1], destination=move[2], reason="test") for move in moves
+    ]
     return SavedPlan(moves=made, moves_max=moves_max, broker_moves_max=broker_moves_max, facts={})
 
 
@@ -34,7 +36,9 @@ def test_moves_of_others_count() -> None:
     saved = plan("1ab", "2cd", broker_moves_max=1)
     assert ["2"] == [move.bundle for move in saved.next_batch(saved.moves, {"9": ("e", "b")})]
     assert () == saved.next_batch(saved.moves, {"9": ("a", "c")})
-    assert ["2"] == [move.bundle for move in plan("1ab", "2cd").next_batch(saved.moves, {"1": ("a", "e")})]
+    assert ["2"] == [
+        move.bundle for move in plan("1ab", "2cd").next_batch(saved.moves, {"1": ("a", "e")})
+    ]
 
 
 def test_a_file_keeps_the_bounds() -> None:

@@ -1,4 +1,6 @@
-"""Policies for topics on the channel: which values are refused, and what a value means that an unchecked writer set."""
+"""Policies for topics on the channel: which values are refused, and what a value means that an
+unchecked writer set.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from equipoise.brokers.balancing.topic_policies import (
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX, Scalar
 
 CREATION = '{"allowAutoTopicCreation":false,"defaultNumPartitions":%s}'
-DISPATCH = '{"dispatchThrottlingRateInMsg":%s,"dispatchThrottlingRateInByte":%s,"ratePeriodInSecond":%s}'
+DISPATCH = (
+    '{"dispatchThrottlingRateInMsg":%s,"dispatchThrottlingRateInByte":%s,"ratePeriodInSecond":%s}'
+)
 HUGE = 10**23
 
 IMPOSSIBLE: dict[str, Scalar] = {
@@ -49,4 +53,6 @@ def test_an_impossible_number_of_partitions_is_refused(partitions: object) -> No
 def test_a_text_that_no_record_can_hold_is_refused(name: str) -> None:
     text = CREATION % 3
     assert None is misfit(name, text.ljust(TEXT_CHARACTERS_MAX))
-    assert f"the value of {name} has 1025 characters, and may have 1024" == misfit(name, text.ljust(TEXT_CHARACTERS_MAX + 1))
+    assert f"the value of {name} has 1025 characters, and may have 1024" == misfit(
+        name, text.ljust(TEXT_CHARACTERS_MAX + 1)
+    )

@@ -1,4 +1,6 @@
-"""Channels made for tests of the command line, as SQLite logs, without any broker: their records are fabricated."""
+"""Channels made for tests of the command line, as SQLite logs, without any broker: their records
+are fabricated.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,14 @@ BY_THE_BOOK: Final[dict[Phase, Play]] = {
         author, bundle, cuts=bundle.positions or (bundle.low + (bundle.high - bundle.low) // 2,)
     ),
 }
-"""The record that completes each phase of a bundle if all goes well, by the broker whose turn it is."""
+"""The record that completes each phase of a bundle if all goes well, by the broker whose turn it
+is."""
 
 
 def owned_channel() -> Channel:
-    """Brokers a, b, c; the namespace `NAMESPACE` of two bundles, of which a owns `LEFT` and b `RIGHT`."""
+    """Brokers a, b, c; the namespace `NAMESPACE` of two bundles, of which a owns `LEFT` and b
+    `RIGHT`.
+    """
     channel = Channel()
     channel.genesis()
     channel.join("a", "b", "c")
@@ -59,13 +64,17 @@ def write(entries: Iterable[tuple[int, bytes]], folder: Path) -> str:
     """The URL of a new log that holds the data of `entries`, at the offsets that they have."""
     url = f"sqlite:{folder}/channel.db"
     log = open_log(url)
-    assert [offset for offset, _ in entries] == list(log.append([data for _, data in entries], timeout_ms=1_000))
+    assert [offset for offset, _ in entries] == list(
+        log.append([data for _, data in entries], timeout_ms=1_000)
+    )
     log.close()
     return url
 
 
 def run(*arguments: str, log: str | None = None) -> Result:
-    """Run a command in this process, on a log if one is given, as a user without a terminal would."""
+    """Run a command in this process, on a log if one is given, as a user without a terminal
+    would.
+    """
     environment = {LOG_VARIABLE: log, "NO_COLOR": "1"}
     return CliRunner().invoke(app, arguments, env=environment, prog_name="equipoise")
 
@@ -81,10 +90,16 @@ def view_of(url: str) -> View:
 
 
 class Actors:
-    """A thread that plays all brokers of a channel inside `with`: it appends what `script` has for the phase of each bundle."""
+    """A thread that plays all brokers of a channel inside `with`: it appends what `script` has for
+    the phase of each bundle.
+    """
 
     def __init__(
-        self, url: str, script: dict[Phase, Play] | None = None, *, also: Callable[[View], AnyRecord | None] = lambda _: None
+        self,
+        url: str,
+        script: dict[Phase, Play] | None = None,
+        *,
+        also: Callable[[View], AnyRecord | None] = lambda _: None,
     ) -> None:
         """`also` returns a further record where the script has none."""
         self._url = url
@@ -98,7 +113,12 @@ class Actors:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._ending = True
         self._log.wake()
         self._thread.join()
@@ -129,4 +149,6 @@ class Actors:
 
 def author_of(broker: BrokerEntry) -> Author:
     """The author of the next record of a broker."""
-    return Author(publisher=broker.broker, incarnation=broker.incarnation, sequence=broker.sequence + 1)
+    return Author(
+        publisher=broker.broker, incarnation=broker.incarnation, sequence=broker.sequence + 1
+    )

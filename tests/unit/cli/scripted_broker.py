@@ -13,7 +13,9 @@ Script = Callable[[socket.socket, threading.Event], None]
 
 
 class Broker:
-    """A port where the script answers every connection, one after another, until the end of `with`. `asked`: the requests so far."""
+    """A port where the script answers every connection, one after another, until the end of `with`.
+    `asked`: the requests so far.
+    """
 
     def __init__(self, script: Script) -> None:
         self._script = script
@@ -27,7 +29,12 @@ class Broker:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._over.set()
         socket.create_connection(self._listening.getsockname()).close()
         self._thread.join()

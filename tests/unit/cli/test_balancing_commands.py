@@ -11,8 +11,18 @@ import pytest
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.setting_meanings import GROUPS
 from equipoise.brokers.balancing.settings.setting_values import SETTINGS
-from equipoise.brokers.balancing.settings.settings_records import CHANGED_BY, KEY, document_of, settings_in
-from equipoise.brokers.cli.broker_conf import FILE_BYTES_MAX, log_entries, read_broker_conf, settings_over
+from equipoise.brokers.balancing.settings.settings_records import (
+    CHANGED_BY,
+    KEY,
+    document_of,
+    settings_in,
+)
+from equipoise.brokers.cli.broker_conf import (
+    FILE_BYTES_MAX,
+    log_entries,
+    read_broker_conf,
+    settings_over,
+)
 from equipoise.brokers.cli.moments import local_time
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.channel.core import propose
@@ -56,10 +66,18 @@ def balancing(log: str, *arguments: str) -> str:
 
 
 def test_balancing_is_turned_off_and_on(log: str) -> None:
-    assert ["accepted at offset 10: 1 setting changed", "balancing.enabled: true (default) -> false"] == balancing(log, "off").splitlines()
+    assert [
+        "accepted at offset 10: 1 setting changed",
+        "balancing.enabled: true (default) -> false",
+    ] == balancing(log, "off").splitlines()
     assert False is settings_in(view_of(log), BalancingSettings()).balancing.enabled
-    assert ["accepted at offset 11: 1 setting changed", "balancing.enabled: false -> true"] == balancing(log, "on").splitlines()
-    assert "accepted at offset 12: nothing changed, the channel had this already\n" == balancing(log, "on")
+    assert [
+        "accepted at offset 11: 1 setting changed",
+        "balancing.enabled: false -> true",
+    ] == balancing(log, "on").splitlines()
+    assert "accepted at offset 12: nothing changed, the channel had this already\n" == balancing(
+        log, "on"
+    )
     assert True is settings_in(view_of(log), BalancingSettings()).balancing.enabled
 
 
@@ -72,23 +90,36 @@ def test_balancing_on_says_what_stays_off(log: str) -> None:
     assert "balancing.enabled: false -> true" == made
     assert (
         "balancing.shedding stays off: the channel has balancing.shedding=false; "
-        "turn it on: equipoise balancing set balancing.shedding=true"
-    ) == shedding
-    assert (True, f"still {NAMESPACE} is frozen: a sale") == (paused.startswith("still balancing is paused until "), frozen)
+        "turn it on: equipoise balancing set balancing.shedding=true" == shedding
+    )
+    assert (True, f"still {NAMESPACE} is frozen: a sale") == (
+        paused.startswith("still balancing is paused until "),
+        frozen,
+    )
     document = json.loads(balancing(log, "on", "--json"))
     assert (["balancing.shedding"], 2) == (document["still_off"], len(document["controls"]))
 
 
 def test_settings_are_set_and_removed_together(log: str) -> None:
-    told = balancing(log, "set", "transfer.target_deviation=0.1", "balancing.shedder=TransferShedder", "--as", "erin", "--json")
+    told = balancing(
+        log,
+        "set",
+        "transfer.target_deviation=0.1",
+        "balancing.shedder=TransferShedder",
+        "--as",
+        "erin",
+        "--json",
+    )
     changes = {
         "balancing.shedder": {"before": None, "after": "TransferShedder"},
         "transfer.target_deviation": {"before": None, "after": "0.1"},
     }
     assert {"offset": 10, "changes": changes} == json.loads(told)
-    assert {"balancing.shedder": "TransferShedder", "transfer.target_deviation": "0.1", CHANGED_BY: "admin:erin"} == document_of(
-        view_of(log)
-    )
+    assert {
+        "balancing.shedder": "TransferShedder",
+        "transfer.target_deviation": "0.1",
+        CHANGED_BY: "admin:erin",
+    } == document_of(view_of(log))
     told = balancing(log, "unset", "balancing.shedder", "transfer.sources_max")
     assert [
         "accepted at offset 11: 1 setting changed",
@@ -101,18 +132,35 @@ def test_settings_are_set_and_removed_together(log: str) -> None:
     [
         (
             ("set", "balanced.moves_max=0"),
-            "error: balanced.moves_max cannot be '0': it must be an integer, at least 1; the old setting stays",
+            (
+                "error: balanced.moves_max cannot be '0': it must be an integer, at least 1; the"
+                " old setting stays"
+            ),
         ),
         (
             ("set", "balancing.shedder=Mine", "balanced.moves_max=9"),
             "balancing.shedder cannot be 'Mine': it must be one of BalancedShedder, ",
         ),
-        (("set", "balanced.move_max=9"), "error: there is no setting 'balanced.move_max' of balancing; did you mean balanced.moves_max?"),
-        (("unset", "nonsense"), "error: there is no setting 'nonsense' of balancing; see which there are: equipoise balancing show --all"),
+        (
+            ("set", "balanced.move_max=9"),
+            (
+                "error: there is no setting 'balanced.move_max' of balancing; did you mean"
+                " balanced.moves_max?"
+            ),
+        ),
+        (
+            ("unset", "nonsense"),
+            (
+                "error: there is no setting 'nonsense' of balancing; see which there are: equipoise"
+                " balancing show --all"
+            ),
+        ),
         (("set", "balanced.moves_max"), "balancing set takes NAME=VALUE, not 'balanced.moves_max'"),
     ],
 )
-def test_an_invalid_setting_is_refused_and_nothing_changes(log: str, arguments: tuple[str, ...], told: str) -> None:
+def test_an_invalid_setting_is_refused_and_nothing_changes(
+    log: str, arguments: tuple[str, ...], told: str
+) -> None:
     result = run("balancing", *arguments, log=log)
     assert (2, "") == (result.exit_code, result.stdout)
     assert told in " ".join(result.stderr.split())
@@ -124,7 +172,9 @@ def test_an_invalid_setting_is_refused_and_nothing_changes(log: str, arguments: 
 
 def test_the_settings_of_the_channel_are_shown(log: str) -> None:
     assert balancing(log, "show").startswith("the channel has no settings")
-    balancing(log, "set", "balanced.moves_max=4", "transfer.excluded_namespaces=b/b,a/a", "--as", "erin")
+    balancing(
+        log, "set", "balanced.moves_max=4", "transfer.excluded_namespaces=b/b,a/a", "--as", "erin"
+    )
     assert [
         ["setting", "value", "default"],
         ["balanced.moves_max", "4", "4"],
@@ -139,14 +189,36 @@ def test_all_settings_are_shown_with_who_set_each(log: str) -> None:
     balancing(log, "off", "--as", "bob")
     shown = json.loads(balancing(log, "show", "--all", "--json"))
     assert list(SETTINGS) == [row["setting"] for row in shown["settings"]]
-    held = {row["setting"]: (row["value"], row["by"], row["offset"]) for row in shown["settings"] if row["is_set"]}
-    assert {"balancing.enabled": ("false", "admin:bob", 12), "balanced.moves_max": ("7", "admin:erin", 10)} == held
+    held = {
+        row["setting"]: (row["value"], row["by"], row["offset"])
+        for row in shown["settings"]
+        if row["is_set"]
+    }
+    assert {
+        "balancing.enabled": ("false", "admin:bob", 12),
+        "balanced.moves_max": ("7", "admin:erin", 10),
+    } == held
     assert ({"offset": 12, "by": "admin:bob"}, []) == (shown["changed"], shown["problems"])
-    assert [] == [row for row in shown["settings"] if not row["is_set"] and (row["by"] or row["offset"] or row["value"] != row["default"])]
+    assert [] == [
+        row
+        for row in shown["settings"]
+        if not row["is_set"] and (row["by"] or row["offset"] or row["value"] != row["default"])
+    ]
     table = [line.split() for line in balancing(log, "show", "--all").splitlines()]
     assert len(GROUPS) + len(SETTINGS) + 1 == len(table)
     group = table.index(["balanced"])
-    assert ["moves_max", "7", "default", "4;", "set", "by", "admin:erin", "at", "offset", "10"] == table[group + 1]
+    assert [
+        "moves_max",
+        "7",
+        "default",
+        "4;",
+        "set",
+        "by",
+        "admin:erin",
+        "at",
+        "offset",
+        "10",
+    ] == table[group + 1]
     assert ["start_ratio", "0.083"] == table[group + 2]
 
 
@@ -161,9 +233,13 @@ def test_the_history_lists_every_change(log: str) -> None:
         (12, "admin:bob", "balanced.start_ratio", None, "0.5"),
     ]
     rows = json.loads(balancing(log, "history", "--json"))
-    assert expected == [(row["offset"], row["by"], row["setting"], row["before"], row["after"]) for row in rows]
+    assert expected == [
+        (row["offset"], row["by"], row["setting"], row["before"], row["after"]) for row in rows
+    ]
     assert [["10", "admin:erin", "balanced.moves_max", "-", "7"]] == [
-        [line.split()[0], *line.split()[3:]] for line in balancing(log, "history").splitlines() if " 7" in line and "admin:erin" in line
+        [line.split()[0], *line.split()[3:]]
+        for line in balancing(log, "history").splitlines()
+        if " 7" in line and "admin:erin" in line
     ]
 
 
@@ -175,8 +251,13 @@ def test_an_unreadable_setting_is_shown_and_can_be_removed(tmp_path: Path) -> No
     lines = balancing(log, "show").splitlines()
     assert 2 == len([line for line in lines if line.startswith("cannot be read: ")])
     assert ["balanced.start_ratio", "0.5", "0.083"] in [line.split() for line in lines]
-    assert "later.thing: 1 -> not set" in balancing(log, "unset", "later.thing", "balanced.moves_max").splitlines()
-    assert [] == [line for line in balancing(log, "show").splitlines() if line.startswith("cannot be read: ")]
+    assert (
+        "later.thing: 1 -> not set"
+        in balancing(log, "unset", "later.thing", "balanced.moves_max").splitlines()
+    )
+    assert [] == [
+        line for line in balancing(log, "show").splitlines() if line.startswith("cannot be read: ")
+    ]
 
 
 # --- a broker.conf ---
@@ -188,9 +269,14 @@ def test_read_lists_the_entries_of_a_broker_conf(conf: Path) -> None:
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
     assert f"{conf}: 8 taken, 3 without meaning here, 0 not understood" == lines[0]
     assert "6 loadBalancerSheddingIntervalMinutes=1: balancing.shed_interval_ms=60000" in lines
-    namespaces = "public/default, public/functions: transfer.excluded_namespaces=public/default,public/functions"
+    namespaces = (
+        "public/default, public/functions:"
+        " transfer.excluded_namespaces=public/default,public/functions"
+    )
     assert f"11 loadBalancerSheddingExcludedNamespaces={namespaces}" in lines
-    assert "3 clusterName=: it is a setting of the broker's own, not of balancing: --cluster" in lines
+    assert (
+        "3 clusterName=: it is a setting of the broker's own, not of balancing: --cluster" in lines
+    )
     assert "not about balancing: metadataStoreUrl, managedLedgerDefaultEnsembleSize" in lines
 
 
@@ -199,7 +285,9 @@ def test_read_fails_if_an_entry_is_not_understood(conf: Path) -> None:
     result = run("balancing", "read", str(conf))
     assert 1 == result.exit_code
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert "13 loadBalancerEnabledd=true: Pulsar has no such key; it has loadBalancerEnabled" in lines
+    assert (
+        "13 loadBalancerEnabledd=true: Pulsar has no such key; it has loadBalancerEnabled" in lines
+    )
     document = json.loads(run("balancing", "read", str(conf), "--json").stdout)
     assert [13, 14] == [entry["line"] for entry in document["not_understood"]]
     assert (7, 4) == (len(document["taken"]), len(document["without_meaning"]))
@@ -207,7 +295,10 @@ def test_read_fails_if_an_entry_is_not_understood(conf: Path) -> None:
 
 @pytest.mark.parametrize(
     ("data", "code", "told"),
-    [(b"x" * (FILE_BYTES_MAX + 1), 2, "has more than 1048576 bytes"), (b"a=\\uzzzz", 4, "the settings cannot be read: line 1")],
+    [
+        (b"x" * (FILE_BYTES_MAX + 1), 2, "has more than 1048576 bytes"),
+        (b"a=\\uzzzz", 4, "the settings cannot be read: line 1"),
+    ],
 )
 def test_an_invalid_broker_conf_is_refused(conf: Path, data: bytes, code: int, told: str) -> None:
     conf.write_bytes(data)
@@ -216,7 +307,14 @@ def test_an_invalid_broker_conf_is_refused(conf: Path, data: bytes, code: int, t
 
 
 def test_set_overrides_a_broker_conf(log: str, conf: Path, tmp_path: Path) -> None:
-    arguments = ("broker", "--data", str(tmp_path / "b"), "--broker-conf", str(conf), "--print-config")
+    arguments = (
+        "broker",
+        "--data",
+        str(tmp_path / "b"),
+        "--broker-conf",
+        str(conf),
+        "--print-config",
+    )
     plain = config_of(run(*arguments, log=log).stdout)
     assert ("ThresholdShedder", 60_000, 900_000, 60_000) == (
         plain.balancing.shedder,
@@ -224,8 +322,18 @@ def test_set_overrides_a_broker_conf(log: str, conf: Path, tmp_path: Path) -> No
         plain.reports.interval_max_ms,
         plain.balancing.rest_ms,
     )
-    assert (frozenset({"public/default", "public/functions"}), None) == (plain.transfer.excluded_namespaces, plain.limits.sessions_max)
-    given = ("--set", "balance_interval_ms=900", "--set", "balance=false", "--set", "balancing.shedder=AvgShedder")
+    assert (frozenset({"public/default", "public/functions"}), None) == (
+        plain.transfer.excluded_namespaces,
+        plain.limits.sessions_max,
+    )
+    given = (
+        "--set",
+        "balance_interval_ms=900",
+        "--set",
+        "balance=false",
+        "--set",
+        "balancing.shedder=AvgShedder",
+    )
     settings = config_of(run(*arguments, *given, log=log).stdout)
     assert ("AvgShedder", 900, 900, False) == (
         settings.balancing.shedder,
@@ -235,18 +343,38 @@ def test_set_overrides_a_broker_conf(log: str, conf: Path, tmp_path: Path) -> No
     )
 
 
-def test_the_entries_about_tls_are_settings_of_a_broker(log: str, conf: Path, tmp_path: Path) -> None:
+def test_the_entries_about_tls_are_settings_of_a_broker(
+    log: str, conf: Path, tmp_path: Path
+) -> None:
     """Empty ones are not set. A dry run of the balancer does without them."""
-    conf.write_text("tlsCertificateFilePath=/etc/b.pem\ntlsKeyFilePath=/etc/b.key\ntlsTrustCertsFilePath=\n", encoding="iso-8859-1")
+    conf.write_text(
+        "tlsCertificateFilePath=/etc/b.pem\ntlsKeyFilePath=/etc/b.key\ntlsTrustCertsFilePath=\n",
+        encoding="iso-8859-1",
+    )
     read = json.loads(run("balancing", "read", str(conf), "--json").stdout)
-    assert [{"tls_certificate": "/etc/b.pem"}, {"tls_key": "/etc/b.key"}] == [entry["settings"] for entry in read["taken"]]
+    assert [{"tls_certificate": "/etc/b.pem"}, {"tls_key": "/etc/b.key"}] == [
+        entry["settings"] for entry in read["taken"]
+    ]
     assert ["tlsTrustCertsFilePath"] == [entry["key"] for entry in read["without_meaning"]]
-    arguments = ("broker", "--data", str(tmp_path / "b"), "--broker-conf", str(conf), "--print-config")
+    arguments = (
+        "broker",
+        "--data",
+        str(tmp_path / "b"),
+        "--broker-conf",
+        str(conf),
+        "--print-config",
+    )
     document = json.loads(run(*arguments, log=log).stdout)
-    assert ("/etc/b.pem", "/etc/b.key", None) == (document["tls_certificate"], document["tls_key"], document["tls_ca"])
+    assert ("/etc/b.pem", "/etc/b.key", None) == (
+        document["tls_certificate"],
+        document["tls_key"],
+        document["tls_ca"],
+    )
     conf.write_text("tlsRequireTrustedClientCertOnConnect=true\n", encoding="iso-8859-1")
     refused = run(*arguments, log=log)
-    assert "tls_certificate: it is missing, but clients must present a certificate" in refused.stderr
+    assert (
+        "tls_certificate: it is missing, but clients must present a certificate" in refused.stderr
+    )
 
 
 def config_of(printed: str) -> BalancingSettings:
@@ -266,7 +394,9 @@ bookkeeperClientAuthenticationParameters=hushhush
 """
 
 
-def test_a_broker_takes_authentication_from_a_broker_conf(log: str, conf: Path, tmp_path: Path) -> None:
+def test_a_broker_takes_authentication_from_a_broker_conf(
+    log: str, conf: Path, tmp_path: Path
+) -> None:
     conf.write_text(AUTHENTICATION, encoding="iso-8859-1")
     expected = {
         "authentication": "true",
@@ -275,27 +405,46 @@ def test_a_broker_takes_authentication_from_a_broker_conf(log: str, conf: Path, 
         "broker_token": "token:hushhush",
     }
     assert expected == settings_over(read_broker_conf(conf), {})
-    assert "broker_token" not in settings_over(read_broker_conf(_without(conf, "AuthenticationToken")), {})
+    assert "broker_token" not in settings_over(
+        read_broker_conf(_without(conf, "AuthenticationToken")), {}
+    )
     assert {} == settings_over(read_broker_conf(_without(conf, "authenticationEnabled")), {})
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("authorizationEnabled=true\nsuperUserRoles=admin, root ,\n", {"authorization": "true", "super_roles": "admin,root"}),
+        (
+            "authorizationEnabled=true\nsuperUserRoles=admin, root ,\n",
+            {"authorization": "true", "super_roles": "admin,root"},
+        ),
         ("authorizationEnabled=false\nsuperUserRoles=\n", {"authorization": "false"}),
     ],
 )
-def test_a_broker_takes_authorization_from_a_broker_conf(conf: Path, text: str, expected: dict[str, str]) -> None:
+def test_a_broker_takes_authorization_from_a_broker_conf(
+    conf: Path, text: str, expected: dict[str, str]
+) -> None:
     conf.write_text(AUTHENTICATION + text, encoding="iso-8859-1")
     taken = settings_over(read_broker_conf(conf), {})
-    assert expected == {name: value for name, value in taken.items() if name in {"authorization", "super_roles"}}
+    assert expected == {
+        name: value for name, value in taken.items() if name in {"authorization", "super_roles"}
+    }
 
 
-def test_a_broker_conf_with_authorization_but_no_authentication_is_refused(log: str, conf: Path, tmp_path: Path) -> None:
+def test_a_broker_conf_with_authorization_but_no_authentication_is_refused(
+    log: str, conf: Path, tmp_path: Path
+) -> None:
     """Otherwise its broker would let everyone do everything."""
     conf.write_text("authorizationEnabled=true\nsuperUserRoles=admin\n", encoding="iso-8859-1")
-    result = run("broker", "--data", str(tmp_path / "b"), "--broker-conf", str(conf), "--print-config", log=log)
+    result = run(
+        "broker",
+        "--data",
+        str(tmp_path / "b"),
+        "--broker-conf",
+        str(conf),
+        "--print-config",
+        log=log,
+    )
     assert (2, True) == (result.exit_code, "set authentication=true, too" in result.stderr)
 
 
@@ -306,14 +455,26 @@ def _without(conf: Path, word: str) -> Path:
     return conf
 
 
-def test_a_broker_conf_with_authentication_but_no_key_is_refused(log: str, conf: Path, tmp_path: Path) -> None:
+def test_a_broker_conf_with_authentication_but_no_key_is_refused(
+    log: str, conf: Path, tmp_path: Path
+) -> None:
     """Otherwise its broker would let everyone in."""
     conf.write_text("authenticationEnabled=true\n", encoding="iso-8859-1")
-    result = run("broker", "--data", str(tmp_path / "b"), "--broker-conf", str(conf), "--print-config", log=log)
+    result = run(
+        "broker",
+        "--data",
+        str(tmp_path / "b"),
+        "--broker-conf",
+        str(conf),
+        "--print-config",
+        log=log,
+    )
     assert (2, True) == (result.exit_code, "token_secret_key" in result.stderr)
 
 
-def test_no_command_prints_a_secret_of_a_broker_conf(log: str, conf: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_command_prints_a_secret_of_a_broker_conf(
+    log: str, conf: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     conf.write_text(AUTHENTICATION, encoding="iso-8859-1")
     data = ("--data", str(tmp_path / "b"), "--broker-conf", str(conf), "--print-config")
     results = [run("broker", *data, log=log), run("up", *data, "--service", "counter")]
@@ -322,22 +483,44 @@ def test_no_command_prints_a_secret_of_a_broker_conf(log: str, conf: Path, tmp_p
     with caplog.at_level(logging.DEBUG):
         log_entries(read_broker_conf(conf))
     logged = [str(record.__dict__) for record in caplog.records]
-    assert not [text for text in (*(result.output for result in results), *logged, repr(read_broker_conf(conf))) if "hush" in text]
+    assert not [
+        text
+        for text in (*(result.output for result in results), *logged, repr(read_broker_conf(conf)))
+        if "hush" in text
+    ]
     assert "tokenSecretKey=***: token_secret_key=***" in results[2].stdout
 
 
 def test_up_passes_a_broker_conf_on_as_settings(conf: Path, tmp_path: Path) -> None:
     """So each broker restarts with the same."""
-    arguments = ("up", "--data", str(tmp_path / "up"), "--service", "counter", "--broker-conf", str(conf), "--set", "lookup_ms=900")
+    arguments = (
+        "up",
+        "--data",
+        str(tmp_path / "up"),
+        "--service",
+        "counter",
+        "--broker-conf",
+        str(conf),
+        "--set",
+        "lookup_ms=900",
+    )
     shown = json.loads(run(*arguments, "--print-config").stdout)["settings"]
-    assert ("900", "ThresholdShedder", "none") == (shown["lookup_ms"], shown["balancing.shedder"], shown["limits.sessions_max"])
+    assert ("900", "ThresholdShedder", "none") == (
+        shown["lookup_ms"],
+        shown["balancing.shedder"],
+        shown["limits.sessions_max"],
+    )
 
 
-def test_a_broker_logs_each_entry_of_its_broker_conf(conf: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broker_logs_each_entry_of_its_broker_conf(
+    conf: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     conf.write_text(BROKER_CONF + MISTAKES, encoding="iso-8859-1")
     with caplog.at_level(logging.DEBUG):
         log_entries(read_broker_conf(conf))
-    told = [(record.levelname, record.msg, getattr(record, "key", None)) for record in caplog.records]
+    told = [
+        (record.levelname, record.msg, getattr(record, "key", None)) for record in caplog.records
+    ]
     assert [("INFO", "a broker.conf was read", None)] == told[:1]
     assert (7, 2, 2, 2) == tuple(
         len([line for line in told[1:] if line[:2] == (level, message)])
@@ -357,7 +540,9 @@ def test_balancing_is_paused_shown_and_resumed(log: str) -> None:
     assert "balancing is paused" in balancing(log, "pause", "--reason", "upgrade", "--for", "30m")
     (shown,) = json.loads(balancing(log, "show", "--json"))["controls"]
     assert ("pause/balancing", "upgrade") == (shown["name"], shown["reason"])
-    assert f"balancing is paused until {local_time(shown['until_ms'])}: upgrade\n" in balancing(log, "show")
+    assert f"balancing is paused until {local_time(shown['until_ms'])}: upgrade\n" in balancing(
+        log, "show"
+    )
     assert "balancing is not paused any more" in balancing(log, "resume")
     assert [] == json.loads(balancing(log, "show", "--json"))["controls"]
 
@@ -373,12 +558,22 @@ def test_a_namespace_is_frozen_shown_and_unfrozen(log: str) -> None:
     ("arguments", "exit_code", "problem"),
     [
         (("balancing", "resume"), 2, "balancing is not paused"),
-        (("balancing", "pause", "--reason", "", "--for", "30m"), 2, "reason is '', and must be a text"),
-        (("balancing", "pause", "--reason", "upgrade", "--for", "soon"), 2, "'soon' is no duration above 0"),
+        (
+            ("balancing", "pause", "--reason", "", "--for", "30m"),
+            2,
+            "reason is '', and must be a text",
+        ),
+        (
+            ("balancing", "pause", "--reason", "upgrade", "--for", "soon"),
+            2,
+            "'soon' is no duration above 0",
+        ),
         (("namespaces", "freeze", "no/where", "--reason", "a sale"), 2, "no/where"),
         (("namespaces", "unfreeze", "no/where"), 2, "namespace 'no/where' is not frozen"),
     ],
 )
-def test_a_control_of_nothing_or_without_a_reason_is_refused(arguments: tuple[str, ...], exit_code: int, problem: str, log: str) -> None:
+def test_a_control_of_nothing_or_without_a_reason_is_refused(
+    arguments: tuple[str, ...], exit_code: int, problem: str, log: str
+) -> None:
     result = run(*arguments, log=log)
     assert (exit_code, True) == (result.exit_code, problem in result.stderr)

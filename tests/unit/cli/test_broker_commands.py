@@ -60,8 +60,13 @@ def test_list_fails_for_another_cluster(log: str) -> None:
 
 
 def test_the_leader_is_shown_in_pulsars_form(log: str, tmp_path: Path) -> None:
-    assert "a at http://a, the oldest, since offset 2\n" == run("brokers", "leader-broker", log=log).stdout
-    assert {"brokerId": "a", "serviceUrl": "http://a"} == json.loads(run("brokers", "leader-broker", "--json", log=log).stdout)
+    assert (
+        "a at http://a, the oldest, since offset 2\n"
+        == run("brokers", "leader-broker", log=log).stdout
+    )
+    assert {"brokerId": "a", "serviceUrl": "http://a"} == json.loads(
+        run("brokers", "leader-broker", "--json", log=log).stdout
+    )
     channel = Channel()
     channel.genesis()
     (tmp_path / "empty").mkdir()
@@ -74,7 +79,12 @@ def test_the_leader_is_shown_in_pulsars_form(log: str, tmp_path: Path) -> None:
 # --- status ---
 
 
-LOSS = {"since": "2026-01-31T12:34:56.000Z", "lost_ms": 7_000, "problem": "it is away", "serving_on": ["shop/orders"]}
+LOSS = {
+    "since": "2026-01-31T12:34:56.000Z",
+    "lost_ms": 7_000,
+    "problem": "it is away",
+    "serving_on": ["shop/orders"],
+}
 
 
 def saying(status: int, document: object) -> Broker:
@@ -83,10 +93,28 @@ def saying(status: int, document: object) -> Broker:
 
 
 def test_status_needs_no_log_if_addresses_are_given() -> None:
-    ready: dict[str, object] = {"status": "ready", "broker": "a", "problems": [], "channel_loss": None}
-    losing = {"status": "serving on", "broker": "b", "problems": ["its lease has run out"], "channel_loss": LOSS}
+    ready: dict[str, object] = {
+        "status": "ready",
+        "broker": "a",
+        "problems": [],
+        "channel_loss": None,
+    }
+    losing = {
+        "status": "serving on",
+        "broker": "b",
+        "problems": ["its lease has run out"],
+        "channel_loss": LOSS,
+    }
     with saying(200, ready) as one, saying(200, losing) as other:
-        result = run("brokers", "status", "--url", one.url, "--url", f"{other.url}/", log="sqlite:nowhere/at/all.db")
+        result = run(
+            "brokers",
+            "status",
+            "--url",
+            one.url,
+            "--url",
+            f"{other.url}/",
+            log="sqlite:nowhere/at/all.db",
+        )
         rows = json.loads(run("brokers", "status", "--url", other.url, "--json").stdout)
     assert ["GET /ready", "GET /ready"] == other.asked
     assert ("", 0) == (result.stderr, result.exit_code)
@@ -101,17 +129,29 @@ def test_status_needs_no_log_if_addresses_are_given() -> None:
 
 
 def test_status_shows_the_reason_of_a_maintenance() -> None:
-    document: dict[str, object] = {"status": "ready", "broker": "a", "problems": [], "channel_loss": None, "maintenance": "new disks"}
+    document: dict[str, object] = {
+        "status": "ready",
+        "broker": "a",
+        "problems": [],
+        "channel_loss": None,
+        "maintenance": "new disks",
+    }
     with saying(200, document) as broker:
         header, row = run("brokers", "status", "--url", broker.url).stdout.splitlines()
     assert (True, True) == (header.endswith("problems  maintenance"), row.endswith("new disks"))
 
 
 def test_status_asks_the_brokers_of_the_log(tmp_path: Path) -> None:
-    with saying(503, {"status": "not ready", "broker": "a", "problems": ["it drains"], "channel_loss": None}) as broker:
+    with saying(
+        503, {"status": "not ready", "broker": "a", "problems": ["it drains"], "channel_loss": None}
+    ) as broker:
         result = run("brokers", "status", log=log_with_address(tmp_path, broker.url))
-    (_, first, second) = result.stdout.splitlines()
-    assert (3, True, True) == (result.exit_code, first.startswith("a       not ready"), second.startswith("b       unreachable"))
+    _, first, second = result.stdout.splitlines()
+    assert (3, True, True) == (
+        result.exit_code,
+        first.startswith("a       not ready"),
+        second.startswith("b       unreachable"),
+    )
 
 
 @pytest.mark.parametrize("document", [[], {}, {"status": "ok"}, "ok"])
@@ -141,13 +181,20 @@ def test_maintenance_is_started_listed_and_ended(tmp_path: Path) -> None:
     log = log_with_address(tmp_path, "")
     set_domain = run("policies", "set-failure-domain", "rack", "--brokers", "b", log=log)
     assert 0 == set_domain.exit_code
-    started = run("brokers", "maintenance", "start", "a", "--reason", "new disks", "--no-wait", log=log)
+    started = run(
+        "brokers", "maintenance", "start", "a", "--reason", "new disks", "--no-wait", log=log
+    )
     assert ("a is in maintenance: 1 bundle of 1 broker will move away\n", "", 0) == (
         started.stdout.partition(": ")[2],
         started.stderr,
         started.exit_code,
     )
-    append(log, lambda a, _: propose.set_policy(author_of(a), view_of(log), name="domain-maintenance/rack", document=POWER))
+    append(
+        log,
+        lambda a, _: propose.set_policy(
+            author_of(a), view_of(log), name="domain-maintenance/rack", document=POWER
+        ),
+    )
     assert LISTED == run("brokers", "maintenance", "list", log=log).stdout
     for arguments in (("a",), ("rack", "--domain")):
         assert 0 == run("brokers", "maintenance", "end", *arguments, log=log).exit_code
@@ -157,7 +204,18 @@ def test_maintenance_is_started_listed_and_ended(tmp_path: Path) -> None:
 def test_maintenance_has_an_end(tmp_path: Path) -> None:
     log = log_with_address(tmp_path, "")
     before_ms = time.time_ns() // 1_000_000
-    run("brokers", "maintenance", "start", "a", "--reason", "new disks", "--for", "2h", "--no-wait", log=log)
+    run(
+        "brokers",
+        "maintenance",
+        "start",
+        "a",
+        "--reason",
+        "new disks",
+        "--for",
+        "2h",
+        "--no-wait",
+        log=log,
+    )
     until_ms = view_of(log).policies["maintenance/a"].document["until_ms"]
     assert isinstance(until_ms, int)
     assert before_ms + 7_200_000 <= until_ms <= time.time_ns() // 1_000_000 + 7_200_000
@@ -166,12 +224,26 @@ def test_maintenance_has_an_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("start", "z"), "no broker 'z' has ever joined; see the brokers: equipoise brokers list --all --json"),
-        (("start", "z", "--domain"), "no broker is in the failure domain 'z'; see the brokers: equipoise brokers list --all --json"),
-        (("end", "a"), "'a' is not in maintenance; see what is: equipoise brokers maintenance list"),
+        (
+            ("start", "z"),
+            "no broker 'z' has ever joined; see the brokers: equipoise brokers list --all --json",
+        ),
+        (
+            ("start", "z", "--domain"),
+            (
+                "no broker is in the failure domain 'z'; see the brokers: equipoise brokers list"
+                " --all --json"
+            ),
+        ),
+        (
+            ("end", "a"),
+            "'a' is not in maintenance; see what is: equipoise brokers maintenance list",
+        ),
     ],
 )
-def test_maintenance_of_nothing_is_refused(arguments: tuple[str, ...], problem: str, tmp_path: Path) -> None:
+def test_maintenance_of_nothing_is_refused(
+    arguments: tuple[str, ...], problem: str, tmp_path: Path
+) -> None:
     reason = ("--reason", "new disks") if arguments[0] == "start" else ()
     result = run("brokers", "maintenance", *arguments, *reason, log=log_with_address(tmp_path, ""))
     assert (2, f"error: {problem}\n") == (result.exit_code, result.stderr)
@@ -179,9 +251,19 @@ def test_maintenance_of_nothing_is_refused(arguments: tuple[str, ...], problem: 
 
 def test_the_last_broker_cannot_be_in_maintenance(tmp_path: Path) -> None:
     log = log_with_address(tmp_path, "")
-    assert 0 == run("brokers", "maintenance", "start", "a", "--reason", "new disks", "--no-wait", log=log).exit_code
-    result = run("brokers", "maintenance", "start", "b", "--reason", "new disks", "--no-wait", log=log)
-    assert (1, True) == (result.exit_code, "start another broker, or end another maintenance first" in result.stderr)
+    assert (
+        0
+        == run(
+            "brokers", "maintenance", "start", "a", "--reason", "new disks", "--no-wait", log=log
+        ).exit_code
+    )
+    result = run(
+        "brokers", "maintenance", "start", "b", "--reason", "new disks", "--no-wait", log=log
+    )
+    assert (1, True) == (
+        result.exit_code,
+        "start another broker, or end another maintenance first" in result.stderr,
+    )
 
 
 # --- drain ---
@@ -192,7 +274,10 @@ def log_with_address(folder: Path, address: str, protocol: str = "http") -> str:
     channel = Channel()
     channel.genesis()
     channel.accept(
-        replace(joined("a", channel.view, nonce="nonce of a"), addresses={"http": "http://program", protocol: address} if address else {})
+        replace(
+            joined("a", channel.view, nonce="nonce of a"),
+            addresses={"http": "http://program", protocol: address} if address else {},
+        )
     )
     channel.join("b")
     channel.create(even_boundaries(2))
@@ -203,7 +288,9 @@ def log_with_address(folder: Path, address: str, protocol: str = "http") -> str:
 
 @contextmanager
 def standing_in(folder: Path) -> Iterator[tuple[Broker, str]]:
-    """A stand-in for a, and the log on which a advertises it. When asked, a drains, and gives its only bundle away."""
+    """A stand-in for a, and the log on which a advertises it. When asked, a drains, and gives its
+    only bundle away.
+    """
 
     def drain(connection: socket.socket, over: threading.Event) -> None:
         append(url, lambda a, _: propose.draining(author_of(a), a))
@@ -227,7 +314,11 @@ def append(url: str, make: Callable[[BrokerEntry, BundleEntry], AnyRecord]) -> N
 def test_drain_asks_the_broker_and_waits(tmp_path: Path) -> None:
     with standing_in(tmp_path) as (broker, log):
         result = run("brokers", "drain", "a", log=log)
-    assert ("a is drained: it had 1 bundle\n", "", 0) == (result.stdout, result.stderr, result.exit_code)
+    assert ("a is drained: it had 1 bundle\n", "", 0) == (
+        result.stdout,
+        result.stderr,
+        result.exit_code,
+    )
     assert ["POST /admin/v2/brokers/drain"] == broker.asked
     assert "draining" == view_of(log).brokers["a"].status
 
@@ -250,23 +341,47 @@ def test_drain_waits_only_if_asked_to(tmp_path: Path) -> None:
     with Broker(answering(200)) as idle:
         log = log_with_address(tmp_path, idle.url)
         result = run("brokers", "drain", "a", "--no-wait", "--json", log=log)
-        assert {"broker": "a", "incarnation": 2, "bundles": 1, "done": False} == json.loads(result.stdout)
+        assert {"broker": "a", "incarnation": 2, "bundles": 1, "done": False} == json.loads(
+            result.stdout
+        )
         late = run("brokers", "drain", "a", "--timeout", "1", log=log)
-    assert (3, "error: the draining of a did not happen within 1000 ms; ask again, it may still happen\n") == (late.exit_code, late.stderr)
+    assert (
+        3,
+        "error: the draining of a did not happen within 1000 ms; ask again, it may still happen\n",
+    ) == (late.exit_code, late.stderr)
 
 
 def test_drain_reports_the_refusal_of_a_broker(tmp_path: Path) -> None:
     with Broker(answering(503, "not me")) as broker:
         result = run("brokers", "drain", "a", log=log_with_address(tmp_path, broker.url))
-    assert (3, True) == (result.exit_code, "cannot be asked" in result.stderr and "it answers 503 not me" in result.stderr)
+    assert (3, True) == (
+        result.exit_code,
+        "cannot be asked" in result.stderr and "it answers 503 not me" in result.stderr,
+    )
 
 
-@pytest.mark.parametrize("address", ["", "nonsense", "https://127.0.0.1:1", "http://", "http://127.0.0.1:99999", "http://a b:1", "closed"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "nonsense",
+        "https://127.0.0.1:1",
+        "http://",
+        "http://127.0.0.1:99999",
+        "http://a b:1",
+        "closed",
+    ],
+)
 def test_drain_reports_an_unreachable_broker_in_one_line(address: str, tmp_path: Path) -> None:
-    log = log_with_address(tmp_path, f"http://127.0.0.1:{closed_port()}" if address == "closed" else address)
+    log = log_with_address(
+        tmp_path, f"http://127.0.0.1:{closed_port()}" if address == "closed" else address
+    )
     result = run("brokers", "drain", "a", log=log)
     assert ("", 3) == (result.stdout, result.exit_code)
-    assert (1, True) == (result.stderr.count("\n"), result.stderr.startswith("error: the broker a cannot be asked at"))
+    assert (1, True) == (
+        result.stderr.count("\n"),
+        result.stderr.startswith("error: the broker a cannot be asked at"),
+    )
 
 
 def test_drain_refuses_a_dead_or_unknown_broker(log: str) -> None:
@@ -280,7 +395,9 @@ def test_drain_refuses_a_dead_or_unknown_broker(log: str) -> None:
 
 
 def log_of_directory(folder: Path) -> str:
-    """A log on which a, with the nonce `a-1`, owns `LEFT`, and b `RIGHT`; a's directory `broker` knows that nonce, and is free."""
+    """A log on which a, with the nonce `a-1`, owns `LEFT`, and b `RIGHT`; a's directory `broker`
+    knows that nonce, and is free.
+    """
     channel = Channel()
     channel.genesis()
     channel.accept(joined("a", channel.view, nonce="a-1"))
@@ -297,18 +414,31 @@ def log_of_directory(folder: Path) -> str:
 def test_declare_dead_needs_the_lock_of_the_data_directory(tmp_path: Path) -> None:
     url, data = log_of_directory(tmp_path), str(tmp_path / "broker")
     result = run("brokers", "declare-dead", "--data", data, log=url)
-    assert ("accepted at offset 9: a#2 is down, it held 1 bundle\n", "", 0) == (result.stdout, result.stderr, result.exit_code)
+    assert ("accepted at offset 9: a#2 is down, it held 1 bundle\n", "", 0) == (
+        result.stdout,
+        result.stderr,
+        result.exit_code,
+    )
     view = view_of(url)
-    assert ("down", "free", "owned") == (view.brokers["a"].status, view.bundles[LEFT].phase, view.bundles[RIGHT].phase)
+    assert ("down", "free", "owned") == (
+        view.brokers["a"].status,
+        view.bundles[LEFT].phase,
+        view.bundles[RIGHT].phase,
+    )
     again = run("brokers", "declare-dead", "--data", data, log=url)
-    assert (f"no broker to declare dead: no live broker has an instance id of {data}\n", 0) == (again.stdout, again.exit_code)
+    assert (f"no broker to declare dead: no live broker has an instance id of {data}\n", 0) == (
+        again.stdout,
+        again.exit_code,
+    )
     assert "[]\n" == run("brokers", "declare-dead", "--data", data, "--json", log=url).stdout
 
 
 def test_declare_dead_prints_json(tmp_path: Path) -> None:
     url = log_of_directory(tmp_path)
     result = run("brokers", "declare-dead", "--data", str(tmp_path / "broker"), "--json", log=url)
-    assert [{"broker": "a", "incarnation": 2, "offset": 9, "bundles": 1}] == json.loads(result.stdout)
+    assert [{"broker": "a", "incarnation": 2, "offset": 9, "bundles": 1}] == json.loads(
+        result.stdout
+    )
 
 
 def test_declare_dead_refuses_a_running_broker(log: str, tmp_path: Path) -> None:

@@ -24,9 +24,18 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 def page_faults(call: str) -> int:
     """Run the program, and return what it counted."""
-    return int(subprocess.run([sys.executable, "-c", PROGRAM.format(call=call)], check=True, capture_output=True, text=True).stdout)
+    return int(
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM.format(call=call)],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+    )
 
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="only glibc returns freed memory so eagerly")
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallopt"), reason="only glibc returns freed memory so eagerly"
+)
 def test_the_memory_of_freed_messages_is_used_again() -> None:
     assert page_faults("keep_freed_memory()") < page_faults("") / 10

@@ -1,4 +1,6 @@
-"""Test `equipoise channel` on whole logs: the full output of each command. Damaged files are in test_damaged_logs.py."""
+"""Test `equipoise channel` on whole logs: the full output of each command. Damaged files are in
+test_damaged_logs.py.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +41,23 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def eventful_channel() -> Channel:
-    """A bundle goes from a to b; c dies, and a transfer to it is refused; a renews; and some bytes are no record."""
+    """A bundle goes from a to b; c dies, and a transfer to it is refused; a renews; and some bytes
+    are no record.
+    """
     channel = owned_channel()
-    transfer = propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("b"), reason="to spread the load")
+    transfer = propose.transfer(
+        channel.admin(),
+        channel.bundle(),
+        destination=channel.incarnation("b"),
+        reason="to spread the load",
+    )
     channel.accept(replace(transfer, timestamp_ms=TIMESTAMP_MS))
     channel.accept(propose.prepared(channel.author("b"), channel.bundle()))
     channel.accept(propose.hand_over(channel.author("a"), channel.bundle()))
     channel.die("c")
-    channel.put(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("c")))
+    channel.put(
+        propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("c"))
+    )
     channel.accept(propose.renewed(channel.author("a"), channel.broker("a")))
     channel.put_bytes(NO_RECORD)
     return channel
@@ -87,9 +98,13 @@ def test_tail_prints_all_records_from_an_offset(log: str) -> None:
 def test_tail_prints_twenty_records_by_default(tmp_path: Path) -> None:
     channel = owned_channel()
     for number in range(30):
-        channel.put(propose.set_policy(channel.admin(), channel.view, name=f"policy-{number}", document={}))
+        channel.put(
+            propose.set_policy(channel.admin(), channel.view, name=f"policy-{number}", document={})
+        )
     url = write(channel.entries, tmp_path)
-    assert [*map(str, range(20, 40))] == [line.split()[0] for line in run("channel", "tail", log=url).stdout.splitlines()]
+    assert [*map(str, range(20, 40))] == [
+        line.split()[0] for line in run("channel", "tail", log=url).stdout.splitlines()
+    ]
     assert "" == run("channel", "tail", "-n", "0", log=url).stdout
 
 
@@ -97,8 +112,13 @@ def test_tail_prints_json(log: str) -> None:
     result = run("channel", "tail", "--from", "14", "--json", log=log)
     first, second = (json.loads(line) for line in result.stdout.splitlines())
     assert (14, False, "dead_target") == (first["offset"], first["accepted"], first["reason"])
-    assert ("bundle", LEFT, 4, 3) == tuple(first["record"][name] for name in ("kind", "key", "owner", "source"))
-    assert [f"transfer   {LEFT}  b -> c  by admin:ops  rejected as dead_target", "dead_target: c is not alive"] == first["text"]
+    assert ("bundle", LEFT, 4, 3) == tuple(
+        first["record"][name] for name in ("kind", "key", "owner", "source")
+    )
+    assert [
+        f"transfer   {LEFT}  b -> c  by admin:ops  rejected as dead_target",
+        "dead_target: c is not alive",
+    ] == first["text"]
     assert (16, None, "malformed") == (second["offset"], second["record"], second["reason"])
 
 
@@ -147,7 +167,10 @@ def test_show_prints_at_most_a_hundred_changes(tmp_path: Path) -> None:
 def test_an_offset_without_a_record_is_a_usage_error(command: str, log: str) -> None:
     for offset in (0, 17):
         result = run("channel", command, str(offset), log=log)
-        problem = f"the log {log} has no record at offset {offset}; its last record is at 16, and gaps are normal"
+        problem = (
+            f"the log {log} has no record at offset {offset}; its last record is at 16, and gaps"
+            " are normal"
+        )
         told = f"error: {problem}; list its records: equipoise channel tail\n"
         assert ("", told, 2) == (result.stdout, result.stderr, result.exit_code)
 
@@ -177,12 +200,28 @@ def test_why_prints_what_came_of_the_last_move_by_the_balancer(log: str) -> None
     """Decisions that cannot be read leave it out."""
     (moved,) = outcome().moves
     decisions = open_decision_log(log)
-    decisions.write(replace(outcome(), moves=(replace(moved, bundle=LEFT),), durations_ms={LEFT: 12}))
+    decisions.write(
+        replace(outcome(), moves=(replace(moved, bundle=LEFT),), durations_ms={LEFT: 12})
+    )
     decisions.write(outcome())
-    loads = "a had 160 % of the mean load, 120 % was predicted, 125 % was measured; b had 40 % of the mean load"
-    line = f"{LEFT}: a -> b; took 12 ms, 10 ms was predicted; {loads}, 80 % was predicted, not measured: t/n/7 moved, too"
-    assert f"{WHY}its last move by the balancer: {line}\n" == run("channel", "why", LEFT, log=log).stdout
-    assert line == json.loads(run("channel", "why", LEFT, "--json", log=log).stdout.splitlines()[-1])["outcome"]
+    loads = (
+        "a had 160 % of the mean load, 120 % was predicted, 125 % was measured; b had 40 % of the"
+        " mean load"
+    )
+    line = (
+        f"{LEFT}: a -> b; took 12 ms, 10 ms was predicted; {loads}, 80 % was predicted, not"
+        " measured: t/n/7 moved, too"
+    )
+    assert (
+        f"{WHY}its last move by the balancer: {line}\n"
+        == run("channel", "why", LEFT, log=log).stdout
+    )
+    assert (
+        line
+        == json.loads(run("channel", "why", LEFT, "--json", log=log).stdout.splitlines()[-1])[
+            "outcome"
+        ]
+    )
     with closing(sqlite3.connect(log_path(log) or "")) as connection:
         connection.execute("ALTER TABLE decisions RENAME COLUMN document TO other")
         connection.commit()
@@ -190,19 +229,37 @@ def test_why_prints_what_came_of_the_last_move_by_the_balancer(log: str) -> None
 
 
 def test_why_prints_json(log: str) -> None:
-    *records, ending = (json.loads(line) for line in run("channel", "why", LEFT, "--json", log=log).stdout.splitlines())
+    *records, ending = (
+        json.loads(line)
+        for line in run("channel", "why", LEFT, "--json", log=log).stdout.splitlines()
+    )
     assert [5, 6, 7, 10, 11, 12, 14] == [record["offset"] for record in records]
-    assert {"ending": [f"{LEFT} is owned by b, token 12, last changed at offset 12"], "outcome": None} == ending
+    assert {
+        "ending": [f"{LEFT} is owned by b, token 12, last changed at offset 12"],
+        "outcome": None,
+    } == ending
 
 
 @pytest.mark.parametrize(
     ("what", "point"),
-    [(("tenant/ns", "alice"), key_hash("alice")), (("persistent://tenant/ns/t",), topic_hash("persistent://tenant/ns/t"))],
+    [
+        (("tenant/ns", "alice"), key_hash("alice")),
+        (("persistent://tenant/ns/t",), topic_hash("persistent://tenant/ns/t")),
+    ],
 )
-def test_why_finds_the_bundle_of_a_key_or_a_topic(what: tuple[str, ...], point: int, log: str) -> None:
+def test_why_finds_the_bundle_of_a_key_or_a_topic(
+    what: tuple[str, ...], point: int, log: str
+) -> None:
     of_point = run("channel", "why", *what, log=log)
     of_bundle = run(
-        "channel", "why", next(bundle for bundle in BUNDLES if parse_bundle(bundle).low <= point < parse_bundle(bundle).high), log=log
+        "channel",
+        "why",
+        next(
+            bundle
+            for bundle in BUNDLES
+            if parse_bundle(bundle).low <= point < parse_bundle(bundle).high
+        ),
+        log=log,
     )
     assert (of_bundle.stdout, "", 0) == (of_point.stdout, of_point.stderr, of_point.exit_code)
     unknown = run("channel", "why", "other/ns", "alice", log=log)
@@ -214,7 +271,10 @@ def test_why_refuses_an_unknown_bundle(log: str) -> None:
     unknown = run("channel", "why", "other/ns/0x00000000_0xffffffff", log=log)
     assert ("", 2) == (unknown.stdout, unknown.exit_code)
     assert unknown.stderr.startswith("error: there is no bundle 'other/ns/0x00000000_0xffffffff'")
-    assert (2, "") == (run("channel", "why", "nonsense", log=log).exit_code, run("channel", "why", "nonsense", log=log).stdout)
+    assert (2, "") == (
+        run("channel", "why", "nonsense", log=log).exit_code,
+        run("channel", "why", "nonsense", log=log).stdout,
+    )
 
 
 AT = f"""\
@@ -244,7 +304,10 @@ def test_at_shows_a_past_view(log: str) -> None:
     for _, data in eventful_channel().entries[:10]:
         channel.put_bytes(data)
     result = run("channel", "at", "10", log=log)
-    assert (AT.format(digest=f"0x{channel.view.digest():016x}"), 0) == (result.stdout, result.exit_code)
+    assert (AT.format(digest=f"0x{channel.view.digest():016x}"), 0) == (
+        result.stdout,
+        result.exit_code,
+    )
 
 
 def test_at_prints_json(log: str) -> None:
@@ -253,7 +316,9 @@ def test_at_prints_json(log: str) -> None:
         document[name] for name in ("offset", "cluster", "leader", "digest")
     )
     assert ["up", "up", "down"] == [broker["status"] for broker in document["brokers"]]
-    assert [("owned", "b", "b")] * 2 == [(bundle["state"], bundle["owner"], bundle["serves"]) for bundle in document["bundles"]]
+    assert [("owned", "b", "b")] * 2 == [
+        (bundle["state"], bundle["owner"], bundle["serves"]) for bundle in document["bundles"]
+    ]
     assert [NAMESPACE] == [namespace["namespace"] for namespace in document["namespaces"]]
 
 
@@ -265,14 +330,20 @@ def test_at_accepts_an_offset_in_a_gap(tmp_path: Path) -> None:
     log.close()
     assert 9 == json.loads(run("channel", "at", "99", "--json", log=url).stdout)["offset"]
     assert 100 == json.loads(run("channel", "at", "100", "--json", log=url).stdout)["offset"]
-    assert (2, 2) == (run("channel", "at", "0", log=url).exit_code, run("channel", "at", "101", log=url).exit_code)
+    assert (2, 2) == (
+        run("channel", "at", "0", log=url).exit_code,
+        run("channel", "at", "101", log=url).exit_code,
+    )
 
 
 def test_verify_reports_that_all_is_in_order(tmp_path: Path) -> None:
     channel = eventful_channel()
     url = write(channel.entries[:-1], tmp_path)
     result = run("channel", "verify", log=url)
-    told = "15 records up to offset 15: 14 accepted; rejected: 1 dead_target\ndigests of brokers that agree: 1\nall is in order\n"
+    told = (
+        "15 records up to offset 15: 14 accepted; rejected: 1 dead_target\ndigests of brokers that"
+        " agree: 1\nall is in order\n"
+    )
     assert (told, 0) == (result.stdout, result.exit_code)
 
 
@@ -311,16 +382,32 @@ def write_sound(log: str) -> str:
 def test_an_empty_log_has_no_records(tmp_path: Path) -> None:
     url = f"sqlite:{tmp_path}/channel.db"
     open_log(url).close()
-    assert ("", 0) == (run("channel", "tail", log=url).stdout, run("channel", "tail", log=url).exit_code)
+    assert ("", 0) == (
+        run("channel", "tail", log=url).stdout,
+        run("channel", "tail", log=url).exit_code,
+    )
     assert 0 == run("channel", "verify", log=url).exit_code
     assert 2 == run("channel", "at", "0", log=url).exit_code
 
 
 @pytest.mark.parametrize(
-    "command", [("tail",), ("show", "1"), ("why", LEFT), ("at", "1"), ("diff", "1", "now"), ("verify",), ("export",), ("compact",)]
+    "command",
+    [
+        ("tail",),
+        ("show", "1"),
+        ("why", LEFT),
+        ("at", "1"),
+        ("diff", "1", "now"),
+        ("verify",),
+        ("export",),
+        ("compact",),
+    ],
 )
 def test_reading_creates_no_log(command: tuple[str, ...], tmp_path: Path) -> None:
     result = run("channel", *command, log=f"sqlite:{tmp_path}/channel.db")
     assert 2 == result.exit_code
-    assert f"error: the log sqlite:{tmp_path}/channel.db has not begun: there is no file" in result.stderr
+    assert (
+        f"error: the log sqlite:{tmp_path}/channel.db has not begun: there is no file"
+        in result.stderr
+    )
     assert [] == list(tmp_path.iterdir())

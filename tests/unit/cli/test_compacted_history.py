@@ -1,4 +1,6 @@
-"""The commands that show the past, on compacted logs: they print what they print of a whole log, from the first offset on."""
+"""The commands that show the past, on compacted logs: they print what they print of a whole log,
+from the first offset on.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def renew(url: str, times: int) -> None:
         for _ in range(times):
             view = restored_to_end(log)
             broker = view.brokers["a"]
-            author = Author(publisher="a", incarnation=broker.incarnation, sequence=broker.sequence + 1)
+            author = Author(
+                publisher="a", incarnation=broker.incarnation, sequence=broker.sequence + 1
+            )
             log.append([encode(propose.renewed(author, broker))], timeout_ms=TIMEOUT_MS)
 
 
@@ -61,7 +65,10 @@ def digests_in(url: str) -> dict[int, str]:
 def test_every_offset_on_the_log_can_be_shown(log: str, whole: str) -> None:
     expected = digests_in(whole)
     for offset in range(18, 25):
-        assert expected[offset] == json.loads(run("channel", "at", str(offset), "--json", log=log).stdout)["digest"]
+        assert (
+            expected[offset]
+            == json.loads(run("channel", "at", str(offset), "--json", log=log).stdout)["digest"]
+        )
     for command in ("at", "show"):
         result = run("channel", command, "17", log=log)
         assert ("", 2) == (result.stdout, result.exit_code)
@@ -69,8 +76,12 @@ def test_every_offset_on_the_log_can_be_shown(log: str, whole: str) -> None:
         assert "the records before offset 18 have been compacted" in result.stderr
 
 
-@pytest.mark.parametrize("command", [["show", "20"], ["diff", "18", "24"], ["tail", "--from", "19", "--renewals"]])
-def test_a_compacted_log_prints_what_the_whole_log_prints(log: str, whole: str, command: list[str]) -> None:
+@pytest.mark.parametrize(
+    "command", [["show", "20"], ["diff", "18", "24"], ["tail", "--from", "19", "--renewals"]]
+)
+def test_a_compacted_log_prints_what_the_whole_log_prints(
+    log: str, whole: str, command: list[str]
+) -> None:
     result = run("channel", *command, log=log)
     assert (run("channel", *command, log=whole).stdout, 0) == (result.stdout, result.exit_code)
 
@@ -86,27 +97,49 @@ def test_an_export_includes_the_history_snapshot(log: str, whole: str, tmp_path:
     second = f"sqlite:{tmp_path}/second.db"
     assert 0 == run("channel", "import", file, second).exit_code
     for offset in (18, 21, 24):
-        assert digests_in(whole)[offset] == json.loads(run("channel", "at", str(offset), "--json", log=second).stdout)["digest"]
+        assert (
+            digests_in(whole)[offset]
+            == json.loads(run("channel", "at", str(offset), "--json", log=second).stdout)["digest"]
+        )
     assert 0 == run("channel", "verify", log=second).exit_code
     with closing(open_log(second)) as opened:
         compacted(opened, retain=Retention(unit="offsets", amount=3))
         assert 22 == opened.start()
-    assert digests_in(whole)[21] == json.loads(run("channel", "at", "21", "--json", log=second).stdout)["digest"]
+    assert (
+        digests_in(whole)[21]
+        == json.loads(run("channel", "at", "21", "--json", log=second).stdout)["digest"]
+    )
 
 
 def test_a_compacted_copy_is_shown_from_its_beginning(whole: str, tmp_path: Path) -> None:
     with closing(open_log(whole)) as opened:
         view = restored_to_end(opened)
         for name in ("a", "b", "c"):
-            opened.append([encode(propose.left(Author(publisher=name, incarnation=view.brokers[name].incarnation,
-                sequence=view.brokers[name].sequence + 1), view.brokers[name]))], timeout_ms=TIMEOUT_MS)  # fmt: skip
+            opened.append(
+                [
+                    encode(
+                        propose.left(
+                            Author(
+                                publisher=name,
+                                incarnation=view.brokers[name].incarnation,
+                                sequence=view.brokers[name].sequence + 1,
+                            ),
+                            view.brokers[name],
+                        )
+                    )
+                ],
+                timeout_ms=TIMEOUT_MS,
+            )
     copy = f"sqlite:{tmp_path}/copy.db"
     assert 0 == run("channel", "copy", whole, copy).exit_code
     with closing(open_log(copy)) as opened:
         base = restored(opened).view.offset
         for retain in (Retention(unit="offsets", amount=100), Retention(unit="offsets", amount=50)):
             policy = propose.set_policy(
-                Author(publisher="admin:ops", as_of=opened.end() + base), restored_to_end(opened), name="p", document={}
+                Author(publisher="admin:ops", as_of=opened.end() + base),
+                restored_to_end(opened),
+                name="p",
+                document={},
             )
             opened.append([encode(policy)], timeout_ms=TIMEOUT_MS)
             compacted(opened, retain=retain)
@@ -127,7 +160,8 @@ def test_a_tail_from_an_offset_that_is_not_on_the_log_is_refused(log: str) -> No
         assert words in result.stderr
     assert 2 == run("channel", "at", "25", log=log).exit_code
     assert 2 == run("channel", "tail", "--from", "26", "--follow", log=log).exit_code
-    assert "" == run("channel", "tail", "--from", "24", log=log).stdout  # A renewal, which is not shown.
+    # A renewal, which is not shown.
+    assert "" == run("channel", "tail", "--from", "24", log=log).stdout
 
 
 def test_without_its_history_snapshot_a_log_starts_at_the_snapshot(log: str) -> None:
@@ -135,12 +169,15 @@ def test_without_its_history_snapshot_a_log_starts_at_the_snapshot(log: str) -> 
         image = opened.history_snapshot().load()
         assert image is not None
         opened.history_snapshot().claim(timeout_ms=TIMEOUT_MS)
-        opened.history_snapshot().replace([SnapshotRow("broker:a", b"{}")], image.marker, timeout_ms=TIMEOUT_MS)
+        opened.history_snapshot().replace(
+            [SnapshotRow("broker:a", b"{}")], image.marker, timeout_ms=TIMEOUT_MS
+        )
     assert 2 == run("channel", "at", "20", log=log).exit_code
     result = run("channel", "at", "24", log=log)
     assert 0 == result.exit_code
     verified = run("channel", "verify", log=log)
     assert 1 == verified.exit_code
     assert (
-        "offset 0: history_snapshot: the history snapshot up to there: its row 'broker:a' does not match its checksum\n" in verified.stdout
+        "offset 0: history_snapshot: the history snapshot up to there: its row 'broker:a' does not"
+        " match its checksum\n" in verified.stdout
     )

@@ -1,4 +1,6 @@
-"""The command line on files that are damaged, foreign, or no logs: one line names the damaged record."""
+"""The command line on files that are damaged, foreign, or no logs: one line names the damaged
+record.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ import pytest
 
 from tests.unit.cli.fabricated import owned_channel, run, write
 
-READERS = [("tail",), ("show", "3"), ("why", "tenant/ns/0x00000000_0x80000000"), ("at", "9"), ("export",)]
+READERS = [
+    ("tail",),
+    ("show", "3"),
+    ("why", "tenant/ns/0x00000000_0x80000000"),
+    ("at", "9"),
+    ("export",),
+]
 
 
 def damaged_copy(folder: Path) -> str:
@@ -29,7 +37,10 @@ def test_verify_names_the_damaged_record(tmp_path: Path) -> None:
     assert (1, "") == (result.exit_code, result.stderr)
     lines = result.stdout.splitlines()
     assert "6 records up to offset 6: 6 accepted; rejected: none" == lines[0]
-    assert (True, "findings: 1") == (lines[2].startswith("offset 7: damaged: the entry at offset 7 does not match its checksum"), lines[3])
+    assert (True, "findings: 1") == (
+        lines[2].startswith("offset 7: damaged: the entry at offset 7 does not match its checksum"),
+        lines[3],
+    )
     (finding,) = json.loads(run("channel", "verify", "--json", log=url).stdout)["findings"]
     assert ("damaged", 7, 7) == (finding["kind"], finding["first"], finding["last"])
 
@@ -41,9 +52,15 @@ def test_other_commands_name_the_damaged_record(command: tuple[str, ...], tmp_pa
     assert "the entry at offset 7 does not match its checksum" in result.stderr
 
 
-@pytest.mark.parametrize("content", [b"no database at all" * 100, b"SQLite format 3\0" + b"\xff" * 5_000], ids=["text", "header"])
+@pytest.mark.parametrize(
+    "content",
+    [b"no database at all" * 100, b"SQLite format 3\0" + b"\xff" * 5_000],
+    ids=["text", "header"],
+)
 @pytest.mark.parametrize("command", [("tail",), ("verify",)], ids=" ".join)
-def test_a_file_that_is_no_log_is_refused_unchanged(command: tuple[str, ...], content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_no_log_is_refused_unchanged(
+    command: tuple[str, ...], content: bytes, tmp_path: Path
+) -> None:
     path = tmp_path / "channel.db"
     path.write_bytes(content)
     result = run("channel", *command, log=f"sqlite:{path}")

@@ -17,11 +17,15 @@ def test_decisions_are_printed_with_their_reasons(log: str) -> None:
     now_ms = time.time_ns() // 1_000_000
     decisions = open_decision_log(log)
     stays = (Stay(subject="c", reason="it drains"),)
-    decisions.write(replace(shed(now_ms - 7_260_000), stays=stays, stays_left_out=2, moves_left_out=1))
+    decisions.write(
+        replace(shed(now_ms - 7_260_000), stays=stays, stays_left_out=2, moves_left_out=1)
+    )
     decisions.write(idle(now_ms - 61_000))
     result = run("decisions", log=log)
     assert 0 == result.exit_code
-    told = [line.partition(", ")[2] if line[0] == "2" else line for line in result.stdout.splitlines()]
+    told = [
+        line.partition(", ")[2] if line[0] == "2" else line for line in result.stdout.splitlines()
+    ]
     assert told == [
         "2 h ago: shed by a (TransferShedder): Success, Overloaded",
         "  mean 50 %, deviation 40 % -> 10 %",
@@ -51,7 +55,9 @@ def test_an_outcome_has_what_was_predicted_and_what_was_measured(log: str) -> No
 
 def test_a_planned_move_has_the_time_that_moves_take(log: str) -> None:
     open_decision_log(log).write(replace(shed(), moves=outcome().moves))
-    assert f"  t/n/0: a -> b; {move(0).reason}; moves take 10 ms\n" in run("decisions", log=log).stdout
+    assert (
+        f"  t/n/0: a -> b; {move(0).reason}; moves take 10 ms\n" in run("decisions", log=log).stdout
+    )
 
 
 def test_decisions_prints_json(log: str) -> None:
@@ -59,7 +65,9 @@ def test_decisions_prints_json(log: str) -> None:
     for number in range(3):
         decisions.write(idle(AT_MS + number))
     told = json.loads(run("decisions", "--limit", "2", "--json", log=log).stdout)
-    assert [(AT_MS + 1, "HitCount"), (AT_MS + 2, "HitCount")] == [(each["at_ms"], each["cause"]) for each in told]
+    assert [(AT_MS + 1, "HitCount"), (AT_MS + 2, "HitCount")] == [
+        (each["at_ms"], each["cause"]) for each in told
+    ]
 
 
 def test_a_move_without_a_destination_is_left_to_placement(log: str) -> None:
@@ -68,7 +76,10 @@ def test_a_move_without_a_destination_is_left_to_placement(log: str) -> None:
 
 
 def test_without_decisions_a_sentence_is_printed(log: str) -> None:
-    assert ("nothing has been decided yet\n", "[]\n") == (run("decisions", log=log).stdout, run("decisions", "--json", log=log).stdout)
+    assert ("nothing has been decided yet\n", "[]\n") == (
+        run("decisions", log=log).stdout,
+        run("decisions", "--json", log=log).stdout,
+    )
 
 
 def test_decisions_refuses_a_channel_that_does_not_exist(tmp_path: Path) -> None:
@@ -78,11 +89,16 @@ def test_decisions_refuses_a_channel_that_does_not_exist(tmp_path: Path) -> None
     assert [] == list(tmp_path.iterdir())
 
 
-def test_a_channel_with_decisions_can_be_verified_compacted_and_copied(log: str, tmp_path: Path) -> None:
+def test_a_channel_with_decisions_can_be_verified_compacted_and_copied(
+    log: str, tmp_path: Path
+) -> None:
     """The copy begins without decisions."""
     open_decision_log(log).write(shed())
     copy = f"sqlite:{tmp_path}/copy.db"
     for command in (("verify",), ("compact",), ("verify",), ("copy", log, copy)):
         result = run("channel", *command, log=log)
         assert 0 == result.exit_code, result.stderr
-    assert ([shed()], []) == (list(open_decision_log(log).newest(1)), list(open_decision_log(copy).newest(1)))
+    assert ([shed()], []) == (
+        list(open_decision_log(log).newest(1)),
+        list(open_decision_log(copy).newest(1)),
+    )

@@ -13,7 +13,8 @@ import pytest
 from equipoise.brokers.cli.commands.up import _signals
 from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster, StartCancelled
 
-# A process that sends itself a SIGINT when it comes to import `module`, or at its very end, and then runs a command line.
+# A process that sends itself a SIGINT when it comes to import `module`, or at its very end, and
+# then runs a command line.
 PROGRAM = """
 import atexit, os, signal, sys
 
@@ -35,7 +36,9 @@ main()
 
 
 def interrupted_at(module: str, *, ignoring: bool = False) -> subprocess.CompletedProcess[str]:
-    """How a process ended that was interrupted there; `ignoring` signals as a shell has it for what runs in its background."""
+    """How a process ended that was interrupted there; `ignoring` signals as a shell has it for what
+    runs in its background.
+    """
     shell = "trap '' INT; exec \"$@\"" if ignoring else 'exec "$@"'
     command = ["sh", "-c", shell, "sh", sys.executable, "-c", PROGRAM.format(module=module)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -51,16 +54,24 @@ def interrupted_at(module: str, *, ignoring: bool = False) -> subprocess.Complet
         ("the end", -signal.SIGINT, True),
     ],
 )
-def test_ctrl_c_is_quiet_while_modules_are_imported_and_at_the_end(module: str, code: int, has_output: bool) -> None:
+def test_ctrl_c_is_quiet_while_modules_are_imported_and_at_the_end(
+    module: str, code: int, has_output: bool
+) -> None:
     ended = interrupted_at(module)
     assert (code, "", has_output) == (ended.returncode, ended.stderr, bool(ended.stdout))
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("module", ["typer", "equipoise.brokers.cli.commands.namespaces", "the end"])
+@pytest.mark.parametrize(
+    "module", ["typer", "equipoise.brokers.cli.commands.namespaces", "the end"]
+)
 def test_a_command_that_ignores_sigint_ends_by_itself(module: str) -> None:
     ended = interrupted_at(module, ignoring=True)
-    assert (0, "", True) == (ended.returncode, ended.stderr, ended.stdout.startswith("Usage: equipoise namespaces"))
+    assert (0, "", True) == (
+        ended.returncode,
+        ended.stderr,
+        ended.stdout.startswith("Usage: equipoise namespaces"),
+    )
 
 
 class Uneasy(LocalCluster):

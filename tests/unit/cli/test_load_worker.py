@@ -41,7 +41,10 @@ def test_print_config_masks_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unsupported_sasl_mechanism_is_refused() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "equipoise.brokers.cli", "load-worker", "--log", LOG],
-        env={**os.environ, "EQUIPOISE_KAFKA_CONFIG": "security.protocol=sasl_ssl;sasl.mechanism=GSSAPI"},
+        env={
+            **os.environ,
+            "EQUIPOISE_KAFKA_CONFIG": "security.protocol=sasl_ssl;sasl.mechanism=GSSAPI",
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -51,16 +51,35 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.text)
 def test_a_time_is_parsed(case: Case) -> None:
-    assert (None, case.time_ms) == (moment(case.text, now_ms=NOW_MS).offset, moment(case.text, now_ms=NOW_MS).time_ms)
+    assert (None, case.time_ms) == (
+        moment(case.text, now_ms=NOW_MS).offset,
+        moment(case.text, now_ms=NOW_MS).time_ms,
+    )
 
 
 def test_a_number_is_an_offset() -> None:
-    assert (2026, None) == (moment("2026", now_ms=NOW_MS).offset, moment("2026", now_ms=NOW_MS).time_ms)
+    assert (2026, None) == (
+        moment("2026", now_ms=NOW_MS).offset,
+        moment("2026", now_ms=NOW_MS).time_ms,
+    )
     assert 2**63 - 1 == moment(str(2**63 - 1), now_ms=NOW_MS).offset
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "-10", "10m", "-10y", "-1234567890s", str(2**63), "25:00", "2026-13-01", "²", "9999-12-31T23:59-23:59"]
+    "text",
+    [
+        "",
+        "x",
+        "-10",
+        "10m",
+        "-10y",
+        "-1234567890s",
+        str(2**63),
+        "25:00",
+        "2026-13-01",
+        "²",
+        "9999-12-31T23:59-23:59",
+    ],
 )
 def test_an_invalid_moment_is_a_usage_error(text: str) -> None:
     with pytest.raises(typer.BadParameter, match=r"is not a moment|greatest offset"):

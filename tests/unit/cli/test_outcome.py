@@ -1,4 +1,6 @@
-"""How commands end: one line and one exit code for each error, and neither for Ctrl-C and a closed pipe."""
+"""How commands end: one line and one exit code for each error, and neither for Ctrl-C and a closed
+pipe.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,15 @@ from equipoise.brokers.cli.options import publisher
 from equipoise.brokers.cli.outcome import Commands, ExitCode, exit_code_of, output_failed, printable
 from equipoise.brokers.errors import Cancelled, InvalidConfig, Rejected
 from equipoise.channel.core import errors, propose
-from equipoise.channel.core.errors import Bug, DeadlineExceeded, EquipoiseError, InvalidName, LogUnavailable, OperatorError, OutcomeUnknown
+from equipoise.channel.core.errors import (
+    Bug,
+    DeadlineExceeded,
+    EquipoiseError,
+    InvalidName,
+    LogUnavailable,
+    OperatorError,
+    OutcomeUnknown,
+)
 from tests.unit.cli.fabricated import owned_channel, run, write
 
 CASES = {
@@ -61,38 +71,57 @@ def test_each_error_is_a_line_and_a_code(case: str) -> None:
 
 
 def test_every_error_has_a_code() -> None:
-    found = [*inspect.getmembers(errors, inspect.isclass), *inspect.getmembers(equipoise.brokers.errors, inspect.isclass)]
+    found = [
+        *inspect.getmembers(errors, inspect.isclass),
+        *inspect.getmembers(equipoise.brokers.errors, inspect.isclass),
+    ]
     kinds = [kind for _, kind in found if issubclass(kind, EquipoiseError)]
     codes = {kind.__name__: exit_code_of(kind.__new__(kind)) for kind in kinds}
     assert {} == {name: code for name, code in codes.items() if code not in {1, 2, 3, 4}}
-    assert (ExitCode.REFUSED, ExitCode.USAGE, ExitCode.OPERATOR) == (codes["Rejected"], codes["NotFound"], codes["LogDamaged"])
+    assert (ExitCode.REFUSED, ExitCode.USAGE, ExitCode.OPERATOR) == (
+        codes["Rejected"],
+        codes["NotFound"],
+        codes["LogDamaged"],
+    )
 
 
 def test_an_error_is_printed_as_json_with_its_attributes(tmp_path: Path) -> None:
     url = write(owned_channel().entries, tmp_path)
     result = run("channel", "why", "nonsense", "--json", log=url)
     document = json.loads(result.stderr)
-    assert ("InvalidName", "bundle name", "nonsense") == tuple(document[name] for name in ("error", "what", "name"))
+    assert ("InvalidName", "bundle name", "nonsense") == tuple(
+        document[name] for name in ("error", "what", "name")
+    )
     assert ("", 2) == (result.stdout, result.exit_code)
 
 
 def test_a_full_disk_under_the_output_is_reported() -> None:
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     result = CliRunner().invoke(failing(error), ["fail"])
-    told = "error: the standard output cannot be written: No space left on device; free space on its disk"
+    told = (
+        "error: the standard output cannot be written: No space left on device; free space on its"
+        " disk"
+    )
     assert ("", told, 4) == (result.stdout, result.stderr.partition(",")[0], result.exit_code)
     named = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "file")
     assert f"error: {named}\n" == CliRunner().invoke(failing(named), ["fail"]).stderr
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("arguments", [("channel", "export"), ("channel", "export", "--zstd"), ("channel", "tail"), ("--help",)])
-def test_a_full_disk_ends_any_command_with_one_line(arguments: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [("channel", "export"), ("channel", "export", "--zstd"), ("channel", "tail"), ("--help",)],
+)
+def test_a_full_disk_ends_any_command_with_one_line(
+    arguments: tuple[str, ...], tmp_path: Path
+) -> None:
     url = write(owned_channel().entries, tmp_path)
     command = [sys.executable, "-m", "equipoise.brokers.cli", *arguments]
     with Path("/dev/full").open("wb") as full:
         environment = {**os.environ, "EQUIPOISE_LOG": url}
-        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment)
+        result = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment
+        )
     assert (4, 1) == (result.returncode, result.stderr.count("\n")), result.stderr
     assert "the standard output cannot be written: No space left on device" in result.stderr
 
@@ -106,9 +135,21 @@ def test_ctrl_c_is_quiet() -> None:
 def test_a_closed_pipe_is_quiet(tmp_path: Path) -> None:
     channel = owned_channel()
     for number in range(3_000):
-        channel.put(propose.set_policy(channel.admin(), channel.view, name=f"policy-{number}", document={}))
-    command = [sys.executable, "-m", "equipoise.brokers.cli", "channel", "export", "--log", write(channel.entries, tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        channel.put(
+            propose.set_policy(channel.admin(), channel.view, name=f"policy-{number}", document={})
+        )
+    command = [
+        sys.executable,
+        "-m",
+        "equipoise.brokers.cli",
+        "channel",
+        "export",
+        "--log",
+        write(channel.entries, tmp_path),
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert '{"equipoise":"channel",' in process.stdout.readline()
@@ -120,25 +161,59 @@ def test_a_closed_pipe_is_quiet(tmp_path: Path) -> None:
 def test_tail_follow_ends_with_ctrl_c(tmp_path: Path) -> None:
     channel = owned_channel()
     url = write(channel.entries, tmp_path)
-    command = [sys.executable, "-m", "equipoise.brokers.cli", "channel", "tail", "-f", "-n", "1", "--log", url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "equipoise.brokers.cli",
+        "channel",
+        "tail",
+        "-f",
+        "-n",
+        "1",
+        "--log",
+        url,
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert "open       tenant/ns/0x80000000_0xffffffff" in process.stdout.readline()
         assert 0 == run("namespaces", "create", "shop/orders", log=url).exit_code
-        day, record = process.stdout.readline(), process.stdout.readline()  # The first record has no time.
+        # The first record has no time.
+        day, record = process.stdout.readline(), process.stdout.readline()
         assert (10, True) == (len(day.strip()), "create     shop/orders  4 bundles" in record)
         process.send_signal(signal.SIGINT)
-        assert (130, "", "") == (process.wait(timeout=60), process.stdout.read(), process.stderr.read())
+        assert (130, "", "") == (
+            process.wait(timeout=60),
+            process.stdout.read(),
+            process.stderr.read(),
+        )
 
 
 @pytest.mark.integration
 def test_characters_missing_from_the_encoding_are_escaped(tmp_path: Path) -> None:
     channel = owned_channel()
     channel.accept(propose.unload(channel.admin(), channel.bundle(), reason="Grüße, 漢字"))
-    command = [sys.executable, "-m", "equipoise.brokers.cli", "channel", "tail", "-n", "1", "--log", write(channel.entries, tmp_path)]
-    result = subprocess.run(command, capture_output=True, check=False, env={**os.environ, "PYTHONIOENCODING": "latin-1"})
-    assert (0, b"", True) == (result.returncode, result.stderr, b"Gr\xfc\xdfe, \\u6f22\\u5b57" in result.stdout), result.stdout
+    command = [
+        sys.executable,
+        "-m",
+        "equipoise.brokers.cli",
+        "channel",
+        "tail",
+        "-n",
+        "1",
+        "--log",
+        write(channel.entries, tmp_path),
+    ]
+    result = subprocess.run(
+        command, capture_output=True, check=False, env={**os.environ, "PYTHONIOENCODING": "latin-1"}
+    )
+    assert (0, b"", True) == (
+        result.returncode,
+        result.stderr,
+        b"Gr\xfc\xdfe, \\u6f22\\u5b57" in result.stdout,
+    ), result.stdout
 
 
 @pytest.mark.parametrize(
@@ -187,8 +262,13 @@ def test_the_version_is_printed() -> None:
 
 
 def test_help_lists_every_group_without_importing_it() -> None:
-    program = "import sys; from equipoise.brokers.cli.main import app; app(['--help'], standalone_mode=False); print(sorted(sys.modules))"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    program = (
+        "import sys; from equipoise.brokers.cli.main import app; app(['--help'],"
+        " standalone_mode=False); print(sorted(sys.modules))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     *lines, loaded = result.stdout.splitlines()
     assert len(lines) <= 30
     begin = lines.index("Commands:") + 1
@@ -211,4 +291,8 @@ def test_help_lists_every_group_without_importing_it() -> None:
         "tokens",
         "spark",
     ] == [line.split()[0] for line in lines[begin:]]
-    assert [] == [name for name in ("aiohttp", "pydantic", "rich", "sqlite3", "equipoise.channel.core.view") if f"'{name}'" in loaded]
+    assert [] == [
+        name
+        for name in ("aiohttp", "pydantic", "rich", "sqlite3", "equipoise.channel.core.view")
+        if f"'{name}'" in loaded
+    ]

@@ -34,40 +34,72 @@ def archive(tmp_path: Path) -> Path:
 
 
 def recorded(path: Path, now_ms: int) -> Path:
-    """Record eight bundles on one of three brokers, of which the first has a quarter of the load."""
+    """Record eight bundles on one of three brokers, of which the first has a quarter of the
+    load.
+    """
     written = Written()
     for bundle in BUNDLES:
         written.assign(bundle, BROKERS[0])
     rates = {bundle: 60.0 if bundle == BUNDLES[0] else 25.0 for bundle in BUNDLES}
     reports = [top_bundles(BROKERS[0], rates)]
-    reports += [broker_load(broker, rate=235.0 * (broker == BROKERS[0]), bundles=8, taken_ms=now_ms) for broker in BROKERS]
+    reports += [
+        broker_load(broker, rate=235.0 * (broker == BROKERS[0]), bundles=8, taken_ms=now_ms)
+        for broker in BROKERS
+    ]
     with open_archive(path, create_for=SOURCE) as opened:
         opened.append(written.reads)
         opened.add_members(Members(now_ms, BROKERS[0], BROKERS))
-        opened.add_reports([Report(now_ms, each.topic.rpartition("/")[2], each.broker, each.value) for each in reports])
+        opened.add_reports(
+            [
+                Report(now_ms, each.topic.rpartition("/")[2], each.broker, each.value)
+                for each in reports
+            ]
+        )
     return path
 
 
 def test_a_plan_from_an_archive_shows_moves_and_commands(archive: Path, tmp_path: Path) -> None:
-    result = run("pulsar", "plan", "--source", str(archive), "--output", str(tmp_path / "even.plan"))
+    result = run(
+        "pulsar", "plan", "--source", str(archive), "--output", str(tmp_path / "even.plan")
+    )
     assert 0 == result.exit_code, result.output
     saved = read_plan((tmp_path / "even.plan").read_bytes())
     assert {"b:8080", "c:8080"} == {move.destination for move in saved.moves}
     assert f"plan {saved.id}" in result.stdout
     assert "isolation policies and anti-affinity groups are not known" in result.stdout
-    assert f"pulsar-admin namespaces unload --bundle {BUNDLES[0].rpartition('/')[2]} --destinationBroker" in result.stdout
+    assert (
+        f"pulsar-admin namespaces unload --bundle {BUNDLES[0].rpartition('/')[2]}"
+        " --destinationBroker" in result.stdout
+    )
     assert "the deviation would fall from" in result.stdout
 
 
-def test_a_plan_by_pulsars_policy_and_the_settings_of_its_brokers(archive: Path, tmp_path: Path) -> None:
+def test_a_plan_by_pulsars_policy_and_the_settings_of_its_brokers(
+    archive: Path, tmp_path: Path
+) -> None:
     """A cluster whose own shedding is off can be planned for all the same."""
     conf = tmp_path / "broker.conf"
     conf.write_text("loadBalancerBrokerLoadTargetStd=0.07\nloadBalancerSheddingEnabled=false\n")
-    words = ("--source", str(archive), "--shedder", "TransferShedder", "--broker-conf", str(conf), "--json")
+    words = (
+        "--source",
+        str(archive),
+        "--shedder",
+        "TransferShedder",
+        "--broker-conf",
+        str(conf),
+        "--json",
+    )
     found = json.loads(run("pulsar", "plan", *words).stdout)
-    assert ("TransferShedder", "0.07") == (found["shedder"], found["settings"]["transfer.target_deviation"]["value"])
+    assert ("TransferShedder", "0.07") == (
+        found["shedder"],
+        found["settings"]["transfer.target_deviation"]["value"],
+    )
     assert "the balancer moves nothing" not in found["conclusion"]
-    assert {"bundle", "source", "destination", "reason"} <= set(found["moves"][0]) if found["moves"] else True
+    assert (
+        {"bundle", "source", "destination", "reason"} <= set(found["moves"][0])
+        if found["moves"]
+        else True
+    )
 
 
 def test_an_old_archive_is_planned_for_as_of_its_last_report(tmp_path: Path) -> None:
@@ -108,7 +140,11 @@ class FakeLive:
         self.reports = LoadReports()
         self._cluster = cluster
         for number, bundle in enumerate(BUNDLES):
-            self.table.fold(owned(bundle, cluster.owners[bundle], version=cluster.versions[bundle], offset=number))
+            self.table.fold(
+                owned(
+                    bundle, cluster.owners[bundle], version=cluster.versions[bundle], offset=number
+                )
+            )
 
     def read(self) -> list[Message]:
         found: list[Message] = []
@@ -128,7 +164,9 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCluster:
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("equipoise.pulsar_cluster.gathering.live_cluster", live)
-    monkeypatch.setattr("equipoise.pulsar_cluster.admin.PulsarAdmin", lambda *_, **__: cluster.new_admin())
+    monkeypatch.setattr(
+        "equipoise.pulsar_cluster.admin.PulsarAdmin", lambda *_, **__: cluster.new_admin()
+    )
     monkeypatch.setattr("equipoise.pulsar_cluster.applying._LOOK_S", 0.0)
     cluster.settings[SHEDDING] = "false"
     return cluster
@@ -136,13 +174,18 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeCluster:
 
 def apply(*words: str, plan: SavedPlan | None = None) -> Result:
     Path("even.plan").write_text((plan or plan_of()).text())
-    return run("pulsar", "apply", "even.plan", "--source", SOURCE, "--admin", "http://a:8080", *words)
+    return run(
+        "pulsar", "apply", "even.plan", "--source", SOURCE, "--admin", "http://a:8080", *words
+    )
 
 
 def test_without_send_nothing_is_sent(cluster: FakeCluster) -> None:
     result = apply()
     assert 0 == result.exit_code
-    assert f"This is a dry run of plan {plan_of().id} with 4 moves: --send sends them." in result.stdout
+    assert (
+        f"This is a dry run of plan {plan_of().id} with 4 moves: --send sends them."
+        in result.stdout
+    )
     assert ([], False) == (cluster.sent, Path("pulsar-moves.jsonl").exists())
 
 
@@ -156,17 +199,26 @@ def test_with_send_the_plan_is_carried_out(cluster: FakeCluster) -> None:
 
 def test_the_last_line_of_an_apply_is_its_sum(cluster: FakeCluster) -> None:
     result = apply("--send")
-    assert "4 of 4 moves done; each request and its outcome is a line of pulsar-moves.jsonl" == result.stdout.splitlines()[-1]
+    assert (
+        "4 of 4 moves done; each request and its outcome is a line of pulsar-moves.jsonl"
+        == result.stdout.splitlines()[-1]
+    )
 
 
-def test_a_plan_names_the_brokers_whose_figures_cannot_be_read(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_names_the_brokers_whose_figures_cannot_be_read(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is made from their reports."""
     cluster = FakeCluster()
 
     def answer(request: httpx.Request) -> httpx.Response:
         if request.url.host == "b":
             raise httpx.ConnectError("refused")
-        return httpx.Response(200, json={}) if "/broker-stats/" in request.url.path else cluster.answer(request)
+        return (
+            httpx.Response(200, json={})
+            if "/broker-stats/" in request.url.path
+            else cluster.answer(request)
+        )
 
     found = PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer))
     monkeypatch.setattr("equipoise.pulsar_cluster.admin.PulsarAdmin", lambda *_, **__: found)
@@ -175,21 +227,31 @@ def test_a_plan_names_the_brokers_whose_figures_cannot_be_read(archive: Path, mo
     document = json.loads(result.stdout)
     assert document["moves"]
     told = " ".join(document["notes"])
-    assert "the figures of the topics of b:8080 are not known, so the plan uses their load reports: http://b:8080 cannot be reached" in told
+    assert (
+        "the figures of the topics of b:8080 are not known, so the plan uses their load reports:"
+        " http://b:8080 cannot be reached" in told
+    )
 
 
 def test_it_is_refused_while_pulsar_sheds_unless_that_is_switched_off(cluster: FakeCluster) -> None:
     cluster.settings[SHEDDING] = "true"
     result = apply("--send")
     assert (1, []) == (result.exit_code, cluster.sent)
-    assert "nothing was sent: Pulsar's own shedding is on (loadBalancerSheddingEnabled), and two balancers would fight" in result.stdout
+    assert (
+        "nothing was sent: Pulsar's own shedding is on (loadBalancerSheddingEnabled), and two"
+        " balancers would fight" in result.stdout
+    )
     assert "It would be refused now: Pulsar's own shedding is on" in apply().stdout
     assert 0 == apply("--send", "--switch-shedding-off").exit_code
-    switches = [request.rpartition("/")[2] for request in cluster.sent if not request.startswith("PUT ")]
+    switches = [
+        request.rpartition("/")[2] for request in cluster.sent if not request.startswith("PUT ")
+    ]
     assert ["false", "true", SHEDDING] == switches
 
 
-def test_a_cluster_that_has_changed_is_refused_before_anything_is_sent(cluster: FakeCluster) -> None:
+def test_a_cluster_that_has_changed_is_refused_before_anything_is_sent(
+    cluster: FakeCluster,
+) -> None:
     cluster.leader = "c:8080"
     result = apply("--send")
     assert (1, []) == (result.exit_code, cluster.sent)
@@ -207,26 +269,47 @@ def test_a_plan_that_stops_says_why_and_its_exit_code_is_1(cluster: FakeCluster)
 def test_shedding_that_a_killed_apply_left_off_is_told(cluster: FakeCluster) -> None:
     line = {"at_ms": 0, "event": "shedding switched off", "dynamic": None, "value": "true"}
     Path("pulsar-moves.jsonl").write_text(json.dumps(line) + "\n")
-    assert "Pulsar's own shedding is still off, because an earlier apply was killed" in apply("--send").stdout
+    assert (
+        "Pulsar's own shedding is still off, because an earlier apply was killed"
+        in apply("--send").stdout
+    )
 
 
 def sent_again(cluster: FakeCluster, *words: str) -> list[str]:
     """Return what one more run sends."""
     begin = len(cluster.sent)
-    result = run("pulsar", "apply", *words, "--source", SOURCE, "--admin", "http://a:8080", "--send", "--at-once", "1")
+    result = run(
+        "pulsar",
+        "apply",
+        *words,
+        "--source",
+        SOURCE,
+        "--admin",
+        "http://a:8080",
+        "--send",
+        "--at-once",
+        "1",
+    )
     assert 0 == result.exit_code, result.output
-    return [request.rpartition("/unload?destinationBroker=")[0].rpartition("namespaces/")[2] for request in cluster.sent[begin:]]
+    return [
+        request.rpartition("/unload?destinationBroker=")[0].rpartition("namespaces/")[2]
+        for request in cluster.sent[begin:]
+    ]
 
 
 def test_a_plan_that_stopped_goes_on_with_what_was_not_moved(cluster: FakeCluster) -> None:
-    """Also with another leader: the operator has seen it. What a killed run had requested counts as it is found."""
+    """Also with another leader: the operator has seen it. What a killed run had requested counts as
+    it is found.
+    """
     cluster.faults = {BUNDLES[2]: "leader"}
     assert 1 == apply("--send", "--at-once", "1").exit_code
     assert (3, "b:8080") == (len(cluster.sent), cluster.leader)
     cluster.faults = {}
     assert [BUNDLES[3]] == sent_again(cluster, "even.plan", "--resume")
     assert [] == sent_again(cluster, "even.plan", "--resume")
-    plans = {json.loads(line).get("plan") for line in Path("pulsar-moves.jsonl").read_text().splitlines()}
+    plans = {
+        json.loads(line).get("plan") for line in Path("pulsar-moves.jsonl").read_text().splitlines()
+    }
     assert {plan_of().id} == plans
 
 
@@ -237,16 +320,36 @@ def test_what_a_plan_moved_is_moved_back_newest_first(cluster: FakeCluster) -> N
     cluster.faults = {}
     sent_again(cluster, "even.plan", "--resume")
     cluster.owners[BUNDLES[1]] = "c:8080"
-    result = run("pulsar", "apply", "--undo", "pulsar-moves.jsonl", "--source", SOURCE, "--admin", "http://a:8080")
-    assert f"{BUNDLES[1]} is left out: plan {plan_of().id} moved it to b:8080, and now c:8080 owns it" in result.stdout
-    assert [BUNDLES[3], BUNDLES[2], BUNDLES[0]] == sent_again(cluster, "--undo", "pulsar-moves.jsonl")
-    assert ["a:8080", "c:8080", "a:8080", "a:8080"] == [cluster.owners[bundle] for bundle in BUNDLES[:4]]
-    assert [BUNDLES[0], BUNDLES[2], BUNDLES[3]] == sent_again(cluster, "--undo", "pulsar-moves.jsonl")
+    result = run(
+        "pulsar",
+        "apply",
+        "--undo",
+        "pulsar-moves.jsonl",
+        "--source",
+        SOURCE,
+        "--admin",
+        "http://a:8080",
+    )
+    assert (
+        f"{BUNDLES[1]} is left out: plan {plan_of().id} moved it to b:8080, and now c:8080 owns it"
+        in result.stdout
+    )
+    assert [BUNDLES[3], BUNDLES[2], BUNDLES[0]] == sent_again(
+        cluster, "--undo", "pulsar-moves.jsonl"
+    )
+    assert ["a:8080", "c:8080", "a:8080", "a:8080"] == [
+        cluster.owners[bundle] for bundle in BUNDLES[:4]
+    ]
+    assert [BUNDLES[0], BUNDLES[2], BUNDLES[3]] == sent_again(
+        cluster, "--undo", "pulsar-moves.jsonl"
+    )
 
 
 def test_without_a_request_there_is_nothing_to_undo(cluster: FakeCluster) -> None:
     Path("empty.jsonl").touch()
-    result = run("pulsar", "apply", "--undo", "empty.jsonl", "--source", SOURCE, "--admin", "http://a:8080")
+    result = run(
+        "pulsar", "apply", "--undo", "empty.jsonl", "--source", SOURCE, "--admin", "http://a:8080"
+    )
     assert (2, True) == (result.exit_code, "there is nothing to undo" in result.stderr)
     for words in ((), ("x", "--undo", "empty.jsonl"), ("--resume", "--undo", "empty.jsonl")):
         result = run("pulsar", "apply", *words, "--source", SOURCE, "--admin", "http://a:8080")
@@ -258,13 +361,21 @@ def test_addresses_and_credentials_come_from_client_conf(cluster: FakeCluster) -
     Path("even.plan").write_text(plan_of().text())
     assert 0 == run("pulsar", "apply", "even.plan", "--client-conf", "client.conf").exit_code
     result = run("pulsar", "apply", "even.plan", "--admin", "http://a:8080")
-    assert (2, True) == (result.exit_code, "brokerServiceUrl in --client-conf" in result.stderr.replace("\n", " "))
+    assert (2, True) == (
+        result.exit_code,
+        "brokerServiceUrl in --client-conf" in result.stderr.replace("\n", " "),
+    )
 
 
-def test_a_file_that_is_no_plan_and_a_missing_admin_url_are_usage_errors(cluster: FakeCluster) -> None:
+def test_a_file_that_is_no_plan_and_a_missing_admin_url_are_usage_errors(
+    cluster: FakeCluster,
+) -> None:
     Path("x").write_text("{}")
     result = run("pulsar", "apply", "x", "--source", SOURCE, "--admin", "http://a:8080")
-    assert (2, True) == (result.exit_code, "it is no file that `equipoise pulsar plan --output` wrote" in result.stderr)
+    assert (2, True) == (
+        result.exit_code,
+        "it is no file that `equipoise pulsar plan --output` wrote" in result.stderr,
+    )
     result = run("pulsar", "apply", "x", "--source", SOURCE)
     assert (2, True) == (result.exit_code, "--admin" in result.stderr)
     result = run("pulsar", "apply", "gone", "--source", SOURCE, "--admin", "http://a:8080")

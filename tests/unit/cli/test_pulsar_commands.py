@@ -60,12 +60,17 @@ def test_why_tells_the_story_through_splits(archive: Path) -> None:
 def test_why_of_a_topic_is_that_of_its_bundle(archive: Path) -> None:
     assert "2 bundles" != pulsar(archive, "why", "persistent://public/default/orders").stdout
     lines = pulsar(archive, "why", BUNDLE, "--json").stdout.splitlines()
-    assert ["assign", "forget"] == [json.loads(line)["text"][0].split()[0] for line in (lines[0], lines[-2])]
+    assert ["assign", "forget"] == [
+        json.loads(line)["text"][0].split()[0] for line in (lines[0], lines[-2])
+    ]
     assert 2 == len(json.loads(lines[-1])["ending"])
 
 
 def test_why_takes_a_topic_as_pulsars_tools_do(archive: Path) -> None:
-    short, full = (pulsar(archive, "why", topic) for topic in ("public/default/t10", "persistent://public/default/t10"))
+    short, full = (
+        pulsar(archive, "why", topic)
+        for topic in ("public/default/t10", "persistent://public/default/t10")
+    )
     assert (0, full.stdout) == (short.exit_code, short.stdout)
     assert CHILD in short.stdout
 
@@ -97,13 +102,18 @@ def test_a_time_before_the_first_record_is_not_known(archive: Path) -> None:
 
 
 def test_tail_prints_the_newest(archive: Path) -> None:
-    assert ["forget"] == [line.split()[2] for line in pulsar(archive, "tail", "-n", "1").stdout.splitlines()[1:]]
+    assert ["forget"] == [
+        line.split()[2] for line in pulsar(archive, "tail", "-n", "1").stdout.splitlines()[1:]
+    ]
 
 
 def test_verify_finds_nothing_in_a_healthy_channel(archive: Path) -> None:
     result = pulsar(archive, "verify")
     assert (0, "all is in order") == (result.exit_code, result.stdout.splitlines()[-1])
-    assert "transfers, from Releasing to Owned: 1 (p50 2000 ms, p95 2000 ms, max 2000 ms)" in result.stdout
+    assert (
+        "transfers, from Releasing to Owned: 1 (p50 2000 ms, p95 2000 ms, max 2000 ms)"
+        in result.stdout
+    )
     assert "\nbundles without an owner now: 0\n" in result.stdout
 
 
@@ -123,7 +133,10 @@ def test_verify_names_findings_with_advice(tmp_path: Path) -> None:
 def test_another_url_is_no_name_of_an_archive() -> None:
     result = run("pulsar", "status", "--source", "http://broker:8080")
     assert 2 == result.exit_code
-    assert "'http://broker:8080' is not the service URL of a Pulsar cluster: write pulsar://HOST:PORT" in result.stderr
+    assert (
+        "'http://broker:8080' is not the service URL of a Pulsar cluster: write pulsar://HOST:PORT"
+        in result.stderr
+    )
 
 
 def test_a_source_that_is_no_archive_is_told(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""`equipoise rights`, and the permissions of `equipoise namespaces`: what is granted, listed and refused."""
+"""`equipoise rights`, and the permissions of `equipoise namespaces`: what is granted, listed and
+refused.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ checkout     consume,produce  namespace tenant/ns
 @pytest.fixture
 def log(tmp_path: Path) -> str:
     channel = owned_channel()
-    set_policy(channel, "tenant/tenant", tenant_document(admin_roles=["tenant-boss"], allowed_clusters=["test"]))
+    set_policy(
+        channel,
+        "tenant/tenant",
+        tenant_document(admin_roles=["tenant-boss"], allowed_clusters=["test"]),
+    )
     return write(channel.entries, tmp_path)
 
 
@@ -39,13 +45,25 @@ def test_rights_are_granted_listed_and_revoked(log: str) -> None:
     for arguments in (
         ("rights", "grant", "viewer", "read"),
         ("rights", "grant", "on call/é", "operate"),
-        ("namespaces", "grant-permission", NAMESPACE, "--role", "checkout", "--actions", "produce,consume"),
+        (
+            "namespaces",
+            "grant-permission",
+            NAMESPACE,
+            "--role",
+            "checkout",
+            "--actions",
+            "produce,consume",
+        ),
     ):
         assert 0 == said(log, *arguments)[2]
     assert (LIST, "", 0) == said(log, "rights", "list")
-    assert ("role      actions\ncheckout  consume,produce\n", "", 0) == said(log, "namespaces", "permissions", NAMESPACE)
+    assert ("role      actions\ncheckout  consume,produce\n", "", 0) == said(
+        log, "namespaces", "permissions", NAMESPACE
+    )
     assert 0 == said(log, "namespaces", "revoke-permission", NAMESPACE, "--role", "checkout")[2]
-    assert (f"no role may produce or consume in {NAMESPACE}\n", "", 0) == said(log, "namespaces", "permissions", NAMESPACE)
+    assert (f"no role may produce or consume in {NAMESPACE}\n", "", 0) == said(
+        log, "namespaces", "permissions", NAMESPACE
+    )
     assert 0 == said(log, "rights", "revoke", "viewer")[2]
     assert "viewer" not in said(log, "rights", "list")[0]
 
@@ -53,12 +71,29 @@ def test_rights_are_granted_listed_and_revoked(log: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("rights", "revoke", "nobody"), "role 'nobody' has no right in the cluster; list those that have one: equipoise rights list"),
-        (("rights", "grant", " x", "read"), "the role cannot be used: ' x' must be 1 to 255 printable characters"),
-        (("namespaces", "grant-permission", NAMESPACE, "--role", "x", "--actions", "sources"), "'sources' is none of consume, produce"),
-        (("namespaces", "grant-permission", "a/b", "--role", "x", "--actions", "produce"), "there is no namespace 'a/b'"),
+        (
+            ("rights", "revoke", "nobody"),
+            (
+                "role 'nobody' has no right in the cluster; list those that have one: equipoise"
+                " rights list"
+            ),
+        ),
+        (
+            ("rights", "grant", " x", "read"),
+            "the role cannot be used: ' x' must be 1 to 255 printable characters",
+        ),
+        (
+            ("namespaces", "grant-permission", NAMESPACE, "--role", "x", "--actions", "sources"),
+            "'sources' is none of consume, produce",
+        ),
+        (
+            ("namespaces", "grant-permission", "a/b", "--role", "x", "--actions", "produce"),
+            "there is no namespace 'a/b'",
+        ),
     ],
 )
-def test_what_cannot_be_granted_is_refused_with_a_sentence(log: str, arguments: tuple[str, ...], problem: str) -> None:
+def test_what_cannot_be_granted_is_refused_with_a_sentence(
+    log: str, arguments: tuple[str, ...], problem: str
+) -> None:
     out, error, code = said(log, *arguments)
     assert ("", 2, True) == (out, code, problem in error)

@@ -69,23 +69,37 @@ bookkeeperClientAuthenticationPlugin=org.example.Plugin
 replicationTlsEnabled=false
 tlsEnabled=false
 """
-TLS = {"tlsCertificateFilePath": "/b.pem", "tlsKeyFilePath": "/b.key", "tlsTrustCertsFilePath": "/ca.pem"}
+TLS = {
+    "tlsCertificateFilePath": "/b.pem",
+    "tlsKeyFilePath": "/b.key",
+    "tlsTrustCertsFilePath": "/ca.pem",
+}
 ON = {"authenticationEnabled": "true"}
 PACKAGE = "org.apache.pulsar.broker.authentication."
 CLIENT = "org.apache.pulsar.client.impl.auth."
 
 
 def providers(*names: str) -> dict[str, str]:
-    return ON | {"authenticationProviders": ", ".join(f"{PACKAGE}AuthenticationProvider{name}" for name in names)}
+    return ON | {
+        "authenticationProviders": ", ".join(
+            f"{PACKAGE}AuthenticationProvider{name}" for name in names
+        )
+    }
 
 
 def plugin(name: str, parameters: str) -> dict[str, str]:
-    return ON | {"brokerClientAuthenticationPlugin": f"{CLIENT}{name}", "brokerClientAuthenticationParameters": parameters}
+    return ON | {
+        "brokerClientAuthenticationPlugin": f"{CLIENT}{name}",
+        "brokerClientAuthenticationParameters": parameters,
+    }
 
 
 def test_what_pulsar_ships_sets_nothing_and_is_no_problem() -> None:
     read = read_security_entries(dict(line.split("=", 1) for line in SHIPPED.splitlines()))
-    assert ({}, {"tls_require_client_certificate": "false", "authorization": "false"}) == (read.problems, read.settings)
+    assert ({}, {"tls_require_client_certificate": "false", "authorization": "false"}) == (
+        read.problems,
+        read.settings,
+    )
 
 
 IS_ON = {"authentication": "true"}
@@ -98,16 +112,29 @@ TLS_SETTINGS = {"tls_certificate": "/b.pem", "tls_key": "/b.key", "tls_ca": "/ca
         (TLS, TLS_SETTINGS),
         ({"tokenSecretKey": "hush"}, {}),
         (ON | {"tokenSecretKey": "hush"}, IS_ON | {"token_secret_key": "hush"}),
-        (ON | {"tokenSecretKey": "hush", "tokenPublicKey": "/p"}, IS_ON | {"token_secret_key": "hush"}),
-        (providers("Token") | {"tokenPublicKey": "/p", "basicAuthConf": "/u"}, IS_ON | {"token_public_key": "/p"}),
-        (providers("Basic") | {"tokenPublicKey": "/p", "basicAuthConf": "/u"}, IS_ON | {"basic_passwords": "/u"}),
+        (
+            ON | {"tokenSecretKey": "hush", "tokenPublicKey": "/p"},
+            IS_ON | {"token_secret_key": "hush"},
+        ),
+        (
+            providers("Token") | {"tokenPublicKey": "/p", "basicAuthConf": "/u"},
+            IS_ON | {"token_public_key": "/p"},
+        ),
+        (
+            providers("Basic") | {"tokenPublicKey": "/p", "basicAuthConf": "/u"},
+            IS_ON | {"basic_passwords": "/u"},
+        ),
         (providers("Tls"), IS_ON | {"certificate_roles": "true"}),
         (
             providers("Basic", "Tls", "Token") | {"tokenSecretKey": "/s", "basicAuthConf": "/u"},
-            IS_ON | {"certificate_roles": "true", "basic_passwords": "/u", "token_secret_key": "/s"},
+            IS_ON
+            | {"certificate_roles": "true", "basic_passwords": "/u", "token_secret_key": "/s"},
         ),
         (plugin("AuthenticationToken", "token:x"), IS_ON | {"broker_token": "token:x"}),
-        (plugin("AuthenticationBasic", '{"userId":"broker","password":"a:b"}'), IS_ON | {"broker_token": "basic:broker:a:b"}),
+        (
+            plugin("AuthenticationBasic", '{"userId":"broker","password":"a:b"}'),
+            IS_ON | {"broker_token": "basic:broker:a:b"},
+        ),
         (plugin("AuthenticationDisabled", "x"), IS_ON),
         ({"proxyRoles": "proxy"}, {}),
         (ON | {"proxyRoles": "proxy, gateway ,"}, IS_ON | {"proxy_roles": "proxy,gateway"}),
@@ -144,13 +171,32 @@ def test_entries_become_settings(values: dict[str, str], settings: dict[str, str
         ({"authenticationEnabled": "yes"}, "must be true or false"),
         ({"authenticationProviders": "x.AuthenticationProviderSasl"} | ON, "brokers know only"),
         ({"authenticationProviders": "x.AuthenticationProviderBasic"} | ON, "needs basicAuthConf"),
-        ({"authenticationProviders": "x.AuthenticationProviderToken"} | ON, "needs tokenSecretKey or tokenPublicKey"),
+        (
+            {"authenticationProviders": "x.AuthenticationProviderToken"} | ON,
+            "needs tokenSecretKey or tokenPublicKey",
+        ),
         ({"brokerClientAuthenticationPlugin": "x.Hush"} | ON, "brokers know only"),
-        ({"brokerClientAuthenticationParameters": "hush", "brokerClientAuthenticationPlugin": "AuthenticationBasic"} | ON, "Basic takes"),
-        ({"brokerClientAuthenticationParameters": "hush:x", "brokerClientAuthenticationPlugin": "AuthenticationTls"} | ON, "other files"),
+        (
+            {
+                "brokerClientAuthenticationParameters": "hush",
+                "brokerClientAuthenticationPlugin": "AuthenticationBasic",
+            }
+            | ON,
+            "Basic takes",
+        ),
+        (
+            {
+                "brokerClientAuthenticationParameters": "hush:x",
+                "brokerClientAuthenticationPlugin": "AuthenticationTls",
+            }
+            | ON,
+            "other files",
+        ),
     ],
 )
-def test_what_cannot_be_taken_is_a_problem_that_does_not_show_its_value(values: dict[str, str], problem: str) -> None:
+def test_what_cannot_be_taken_is_a_problem_that_does_not_show_its_value(
+    values: dict[str, str], problem: str
+) -> None:
     read = read_security_entries(values)
     key = next(iter(values))
     assert [key] == list(read.problems)
@@ -160,15 +206,24 @@ def test_what_cannot_be_taken_is_a_problem_that_does_not_show_its_value(values: 
 
 @given(
     st.dictionaries(
-        st.sampled_from([line.partition("=")[0] for line in SHIPPED.splitlines()] + ["basicAuthConf", "fooTlsBar", "unrelated"]),
-        st.sampled_from(["", "true", "false", "x", f"{PACKAGE}AuthenticationProviderTls", "/b.pem"]),
+        st.sampled_from(
+            [line.partition("=")[0] for line in SHIPPED.splitlines()]
+            + ["basicAuthConf", "fooTlsBar", "unrelated"]
+        ),
+        st.sampled_from(
+            ["", "true", "false", "x", f"{PACKAGE}AuthenticationProviderTls", "/b.pem"]
+        ),
     )
 )
 def test_nothing_about_security_is_dropped_silently(values: dict[str, str]) -> None:
     """Each entry is in exactly one of the lists, and each setting comes from one that is taken."""
     read = read_security_entries(values)
     lists = (set(read.taken), set(read.ignored), set(read.problems))
-    about = set(values) - {"unrelated", "bookkeeperTLSClientAuthentication", "bookkeeperClientAuthenticationPlugin"}
+    about = set(values) - {
+        "unrelated",
+        "bookkeeperTLSClientAuthentication",
+        "bookkeeperClientAuthenticationPlugin",
+    }
     assert about == set[str]().union(*lists)
     assert len(about) == sum(map(len, lists))
     assert set(read.settings) == set(read.taken.values())
@@ -178,9 +233,22 @@ def test_no_broker_starts_with_an_entry_that_cannot_be_taken(tmp_path: Path) -> 
     """A command that only shows the file lists it."""
     conf = tmp_path / "broker.conf"
     conf.write_text("tlsCiphers=x\nanonymousUserRole=guest\nclusterName=\n", encoding="iso-8859-1")
-    with pytest.raises(InvalidConfig, match=r"--broker-conf: tlsCiphers: .*--broker-conf: anonymousUserRole: "):
+    with pytest.raises(
+        InvalidConfig, match=r"--broker-conf: tlsCiphers: .*--broker-conf: anonymousUserRole: "
+    ):
         settings_over(read_broker_conf(conf), {})
     shown = run("balancing", "read", str(conf))
-    assert (1, True) == (shown.exit_code, "0 taken, 1 without meaning here, 2 not understood" in shown.stdout)
-    started = run("broker", "--data", str(tmp_path / "b"), "--broker-conf", str(conf), "--print-config", log="sqlite:x.db")
+    assert (1, True) == (
+        shown.exit_code,
+        "0 taken, 1 without meaning here, 2 not understood" in shown.stdout,
+    )
+    started = run(
+        "broker",
+        "--data",
+        str(tmp_path / "b"),
+        "--broker-conf",
+        str(conf),
+        "--print-config",
+        log="sqlite:x.db",
+    )
     assert (2, True) == (started.exit_code, "anonymousUserRole" in started.stderr)

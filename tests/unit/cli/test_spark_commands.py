@@ -62,21 +62,58 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 def test_each_option_reaches_its_job(asked: Asked, log: str, tmp_path: Path) -> None:
     archive = tmp_path / "tables"
     lines = {
-        ("audit", "--log", log): AuditOptions(log_url=log, archive=Path(f"{log.removeprefix('sqlite:')}.archive")),
-        ("audit", "--log", log, "--archive", str(archive), "--to-end", "--in-flight-max", "9", "--master", "local[1]"): AuditOptions(
+        ("audit", "--log", log): AuditOptions(
+            log_url=log, archive=Path(f"{log.removeprefix('sqlite:')}.archive")
+        ),
+        (
+            "audit",
+            "--log",
+            log,
+            "--archive",
+            str(archive),
+            "--to-end",
+            "--in-flight-max",
+            "9",
+            "--master",
+            "local[1]",
+        ): AuditOptions(
             log_url=log, archive=archive, to_end=True, in_flight_max_s=9, master="local[1]"
         ),
-        ("archive", "--log", log, "--archive", str(archive), "--hold", "main", "--metrics-port", "9"): ArchiveOptions(
-            log_url=log, archive=archive, hold="main", metrics_port=9
-        ),
-        ("verify", "--archive", str(archive), "--from", "1970-01-01T00:00:01Z", "--json"): VerifyOptions(
-            archive=archive, from_ms=1_000, as_json=True
-        ),
+        (
+            "archive",
+            "--log",
+            log,
+            "--archive",
+            str(archive),
+            "--hold",
+            "main",
+            "--metrics-port",
+            "9",
+        ): ArchiveOptions(log_url=log, archive=archive, hold="main", metrics_port=9),
+        (
+            "verify",
+            "--archive",
+            str(archive),
+            "--from",
+            "1970-01-01T00:00:01Z",
+            "--json",
+        ): VerifyOptions(archive=archive, from_ms=1_000, as_json=True),
         ("report", "--log", log, "--to", "1970-01-01T00:00:02Z", "--out", "x.html"): ReportOptions(
             out=Path("x.html"), log_url=log, to_ms=2_000
         ),
         ("compact", "--archive", str(archive)): CompactOptions(archive=archive),
-        ("lab", "steady", "--output", "s3a://lab/one", "--set", "balanced.moves_max=4, 8", "--seeds", "3", "--for", "30m"): LabOptions(
+        (
+            "lab",
+            "steady",
+            "--output",
+            "s3a://lab/one",
+            "--set",
+            "balanced.moves_max=4, 8",
+            "--seeds",
+            "3",
+            "--for",
+            "30m",
+        ): LabOptions(
             traces=("steady",),
             shape=Shape(duration_s=1_800.0),
             policies=("BalancedShedder",),
@@ -91,7 +128,10 @@ def test_each_option_reaches_its_job(asked: Asked, log: str, tmp_path: Path) -> 
 
 
 def test_report_takes_the_log_of_the_environment(asked: Asked, log: str) -> None:
-    codes = [run("spark", "report", log=log).exit_code, run("spark", "report", "--archive", "tables", log=log).exit_code]
+    codes = [
+        run("spark", "report", log=log).exit_code,
+        run("spark", "report", "--archive", "tables", log=log).exit_code,
+    ]
     assert [ExitCode.OK, ExitCode.OK] == codes
     assert [(log, None), (None, Path("tables"))] == [
         (each.log_url, each.archive) for each in asked.options if isinstance(each, ReportOptions)
@@ -101,7 +141,11 @@ def test_report_takes_the_log_of_the_environment(asked: Asked, log: str) -> None
 def test_findings_end_with_exit_code_1(asked: Asked, log: str) -> None:
     asked.found = 3
     result = run("spark", "audit", "--log", log, "--to-end")
-    assert (ExitCode.REFUSED, "a result\n", "a note\n") == (result.exit_code, result.stdout, result.stderr)
+    assert (ExitCode.REFUSED, "a result\n", "a note\n") == (
+        result.exit_code,
+        result.stdout,
+        result.stderr,
+    )
 
 
 def test_a_missing_java_ends_with_exit_code_4(asked: Asked, log: str) -> None:
@@ -123,16 +167,20 @@ HIDDEN = {"matplotlib", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}
 sys.meta_path[sys.meta_path.index(PathFinder)] = Bare
 from equipoise.brokers.cli.__main__ import main
 main()
-"""
+"""  # noqa: E501
 """The program, on a machine on which nothing of the extra `spark` is installed."""
 
 
 @pytest.mark.parametrize("job", JOBS)
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
-def test_each_job_names_the_extra_that_it_needs(job: str, as_json: bool, log: str, tmp_path: Path) -> None:
-    where = {"audit": ("--log", log), "archive": ("--log", log), "lab": ("steady", "--output", "lab")}.get(
-        job, ("--archive", str(tmp_path))
-    )
+def test_each_job_names_the_extra_that_it_needs(
+    job: str, as_json: bool, log: str, tmp_path: Path
+) -> None:
+    where = {
+        "audit": ("--log", log),
+        "archive": ("--log", log),
+        "lab": ("steady", "--output", "lab"),
+    }.get(job, ("--archive", str(tmp_path)))
     line = [sys.executable, "-c", BARE, "spark", job, *where, *(["--json"] if as_json else [])]
     done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=ROOT)
     message = "a Spark job needs the extra `spark`: pip install 'equipoise[spark]'"
@@ -149,16 +197,27 @@ def test_each_job_names_the_extra_that_it_needs(job: str, as_json: bool, log: st
         (("report", "--archive", "a", "--log", "sqlite:b"), "give one of --archive and --log"),
         (("verify", "--archive", "a", "--from", "7"), "7 is an offset"),
         (("verify", "--archive", "a", "--from", "-1h", "--to", "-2h"), "not after --from"),
-        (("archive", "--log", "{log}", "--hold", "a", "--release", "a"), "give --hold or --release, not both"),
+        (
+            ("archive", "--log", "{log}", "--hold", "a", "--release", "a"),
+            "give --hold or --release, not both",
+        ),
         (("audit", "--log", "sqlite:nowhere.db"), "has not begun"),
         (("audit", "--log", "memory:x"), "known only to the process"),
         (("compact",), "--archive"),
         (("lab", "steady", "--output", ""), "the name is empty"),
-        (("lab", "steady", "--output", "lab", "--set", "balanced.moves_max"), "--set takes NAME=VALUE"),
-        (("lab", "steady", "--output", "lab", "--set", "balanced.moves_max=4,x"), "balanced.moves_max"),
+        (
+            ("lab", "steady", "--output", "lab", "--set", "balanced.moves_max"),
+            "--set takes NAME=VALUE",
+        ),
+        (
+            ("lab", "steady", "--output", "lab", "--set", "balanced.moves_max=4,x"),
+            "balanced.moves_max",
+        ),
     ],
 )
-def test_a_wrong_command_line_starts_no_job(asked: Asked, log: str, line: tuple[str, ...], named: str) -> None:
+def test_a_wrong_command_line_starts_no_job(
+    asked: Asked, log: str, line: tuple[str, ...], named: str
+) -> None:
     result = run("spark", *(word.replace("{log}", log) for word in line))
     assert (ExitCode.USAGE, True) == (result.exit_code, named in " ".join(result.stderr.split()))
     assert [] == asked.options

@@ -31,14 +31,24 @@ class Unspeakable:
 
 def event(message: object, *arguments: object, **fields: object) -> logging.LogRecord:
     """An event of the logger `brokers.runtime.worker` with these fields."""
-    record = logging.LogRecord("equipoise.brokers.runtime.worker", logging.WARNING, "worker.py", 1, message, arguments, None)
+    record = logging.LogRecord(
+        "equipoise.brokers.runtime.worker",
+        logging.WARNING,
+        "worker.py",
+        1,
+        message,
+        arguments,
+        None,
+    )
     record.created = 1_700_000_000.25
     record.__dict__.update(fields)
     return record
 
 
 def test_an_event_is_one_json_object() -> None:
-    line = JsonLines().format(event("append of %s failed", "x", bundle="t/n/0x0_0x1", offset=7, reason=None))
+    line = JsonLines().format(
+        event("append of %s failed", "x", bundle="t/n/0x0_0x1", offset=7, reason=None)
+    )
     assert {
         "time": "2023-11-14T22:13:20.250+00:00",
         "level": "warning",
@@ -71,7 +81,9 @@ def test_fields_do_not_hide_the_envelope() -> None:
     assert "warning" == json.loads(JsonLines().format(event("x", level="none at all")))["level"]
 
 
-@pytest.mark.parametrize("value", [2**70, "\ud800", Unspeakable(), {1: {2: (3,)}}, b"\xff", float("nan"), object()])
+@pytest.mark.parametrize(
+    "value", [2**70, "\ud800", Unspeakable(), {1: {2: (3,)}}, b"\xff", float("nan"), object()]
+)
 def test_a_field_of_any_type_is_logged(value: object) -> None:
     json.loads(JsonLines().format(event("x", value=value)))
     assert "value=" in PlainLines().format(event("x", value=value))
@@ -89,7 +101,10 @@ def test_a_message_with_wrong_arguments_is_logged(arguments: tuple[object, ...])
         assert "to %s" in formatter.format(event("to %s", *arguments))
 
 
-@given(st.text(), st.dictionaries(st.text(), st.text() | st.integers() | st.binary() | st.floats() | st.none()))
+@given(
+    st.text(),
+    st.dictionaries(st.text(), st.text() | st.integers() | st.binary() | st.floats() | st.none()),
+)
 def test_any_event_is_one_line(message: str, fields: dict[str, object]) -> None:
     record = event(message)
     record.__dict__.update((f"field {name}", value) for name, value in fields.items())

@@ -1,4 +1,6 @@
-"""`equipoise channel at`, `diff` and `why` on logs whose history has times, was cut off, or was ended."""
+"""`equipoise channel at`, `diff` and `why` on logs whose history has times, was cut off, or was
+ended.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,20 @@ POLICY = "groups"
 
 
 def moved_channel() -> Channel:
-    """After nine records, at which a owns `LEFT`: it goes to b, c dies, d joins, and a policy comes."""
+    """After nine records, at which a owns `LEFT`: it goes to b, c dies, d joins, and a policy
+    comes.
+    """
     channel = owned_channel()
-    channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("b")))
+    channel.accept(
+        propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("b"))
+    )
     channel.accept(propose.prepared(channel.author("b"), channel.bundle()))
     channel.accept(propose.hand_over(channel.author("a"), channel.bundle()))
     channel.die("c")
     channel.accept(joined("d", channel.view, nonce="nonce of d"))
-    channel.accept(propose.set_policy(channel.admin(), channel.view, name=POLICY, document={"limit": 1}))
+    channel.accept(
+        propose.set_policy(channel.admin(), channel.view, name=POLICY, document={"limit": 1})
+    )
     channel.accept(propose.renewed(channel.author("a"), channel.broker("a")))
     return channel
 
@@ -70,14 +78,20 @@ def test_diff_prints_json(log: str) -> None:
     assert (9, 16) == (document["before"]["offset"], document["after"]["offset"])
     assert ["d"] == [row["broker"] for row in document["brokers"]["added"]]
     [bundle] = document["bundles"]["changed"]
-    assert (LEFT, {"owner": "a", "serves": "a", "token": 7, "last": 7}) == (bundle["bundle"], bundle["before"])
+    assert (LEFT, {"owner": "a", "serves": "a", "token": 7, "last": 7}) == (
+        bundle["bundle"],
+        bundle["before"],
+    )
     assert {"added": [], "removed": [], "changed": []} == document["namespaces"]
     assert [{"policy": POLICY, "document": {"limit": 1}}] == document["policies"]["added"]
 
 
 def test_diff_ignores_renewals(log: str) -> None:
     result = run("channel", "diff", "15", "16", log=log)
-    assert ["offset: 15 -> 16", "nothing changed except renewals"] == [result.stdout.splitlines()[0], result.stdout.splitlines()[-1]]
+    assert ["offset: 15 -> 16", "nothing changed except renewals"] == [
+        result.stdout.splitlines()[0],
+        result.stdout.splitlines()[-1],
+    ]
     assert "~" not in result.stdout
 
 
@@ -85,7 +99,9 @@ def test_diff_needs_the_earlier_moment_first(log: str) -> None:
     for moments in (("16", "9"), ("now", "-1h")):
         result = run("channel", "diff", *moments, log=log)
         assert ("", 2) == (result.stdout, result.exit_code)
-        assert f"{moments[1]} is before {moments[0]}; give the earlier moment first" in result.stderr
+        assert (
+            f"{moments[1]} is before {moments[0]}; give the earlier moment first" in result.stderr
+        )
 
 
 def test_a_time_is_compared_with_the_clock_of_the_log(tmp_path: Path) -> None:
@@ -120,7 +136,8 @@ def test_the_past_begins_at_the_snapshot_of_a_truncated_log(log: str) -> None:
     for moment in ("8", "-1h"):
         result = run("channel", "at", moment, log=log)
         told = (
-            f"error: the log {log} no longer has the view at {'now' if moment.startswith('-') else ''}{moment}: the records before offset 9"
+            f"error: the log {log} no longer has the view at"
+            f" {'now' if moment.startswith('-') else ''}{moment}: the records before offset 9"
         )
         assert ("", 2, True) == (result.stdout, result.exit_code, result.stderr.startswith(told))
 
@@ -128,10 +145,16 @@ def test_the_past_begins_at_the_snapshot_of_a_truncated_log(log: str) -> None:
 def test_a_record_before_the_snapshot_is_not_shown(log: str) -> None:
     truncated(log)
     result = run("channel", "show", "8", log=log)
-    told = f"error: the log {log} no longer has the view at offset 8: the records before offset 9 have been compacted"
+    told = (
+        f"error: the log {log} no longer has the view at offset 8: the records before offset 9 have"
+        " been compacted"
+    )
     assert ("", 2, True) == (result.stdout, result.exit_code, result.stderr.startswith(told))
     assert 0 == run("channel", "show", "10", log=log).exit_code
-    assert ["10"] == [line.split()[0] for line in run("channel", "tail", "--from", "10", log=log).stdout.splitlines()][:1]
+    assert ["10"] == [
+        line.split()[0]
+        for line in run("channel", "tail", "--from", "10", log=log).stdout.splitlines()
+    ][:1]
 
 
 def test_why_begins_at_the_snapshot_of_a_truncated_log(log: str) -> None:
@@ -143,8 +166,14 @@ def test_why_begins_at_the_snapshot_of_a_truncated_log(log: str) -> None:
         f"then {LEFT} is owned by a, token 7, last changed at offset 7",
         *story[-4:],
     ] == result.stdout.splitlines()
-    first, *_, last = (json.loads(line) for line in run("channel", "why", RIGHT, "--json", log=log).stdout.splitlines())
-    assert {"known_from": 9, "beginning": [f"{RIGHT} is owned by b, token 9, last changed at offset 9"]} == first
+    first, *_, last = (
+        json.loads(line)
+        for line in run("channel", "why", RIGHT, "--json", log=log).stdout.splitlines()
+    )
+    assert {
+        "known_from": 9,
+        "beginning": [f"{RIGHT} is owned by b, token 9, last changed at offset 9"],
+    } == first
     assert {"ending", "outcome"} == set(last)
     assert 2 == run("channel", "why", "other/ns/0x00000000_0xffffffff", log=log).exit_code
 
@@ -161,7 +190,10 @@ def test_the_history_of_a_closed_log_can_be_read(tmp_path: Path) -> None:
     assert 19 == json.loads(run("channel", "at", "19", "--json", log=url).stdout)["offset"]
     assert 0 == run("channel", "diff", "9", "19", log=url).exit_code
     refused = run("bundles", "list", log=url)
-    assert (4, True) == (refused.exit_code, refused.stderr.startswith(f"error: the log {url} was closed at offset 20"))
+    assert (4, True) == (
+        refused.exit_code,
+        refused.stderr.startswith(f"error: the log {url} was closed at offset 20"),
+    )
 
 
 @pytest.mark.parametrize("command", [("at", "now"), ("diff", "9", "now")])
@@ -169,7 +201,9 @@ def test_a_time_after_a_log_was_closed_is_refused(tmp_path: Path, command: tuple
     channel = moved_channel()
     for broker in ("a", "b", "d"):
         channel.die(broker)
-    url = write([*channel.entries, (20, encode(propose.close_log(channel.admin(), channel.view)))], tmp_path)
+    url = write(
+        [*channel.entries, (20, encode(propose.close_log(channel.admin(), channel.view)))], tmp_path
+    )
     result = run("channel", *command, log=url)
     assert ("", 4) == (result.stdout, result.exit_code)
     assert "was closed at offset 20, when its channel was copied to another log" in result.stderr
@@ -182,7 +216,9 @@ def test_a_time_in_the_future_is_refused(log: str, command: tuple[str, ...]) -> 
     assert "2999-01-01T00:00 is in the future" in " ".join(result.stderr.split())
 
 
-@pytest.mark.parametrize("command", [("at", "-1h"), ("diff", "-1h", "now"), ("at", "1970-01-01T00:00:01Z")])
+@pytest.mark.parametrize(
+    "command", [("at", "-1h"), ("diff", "-1h", "now"), ("at", "1970-01-01T00:00:01Z")]
+)
 def test_a_time_before_the_log_is_refused(log: str, command: tuple[str, ...]) -> None:
     result = run("channel", *command, log=log)
     assert ("", 2) == (result.stdout, result.exit_code)
@@ -192,7 +228,10 @@ def test_a_time_before_the_log_is_refused(log: str, command: tuple[str, ...]) ->
 
 def test_a_moment_before_an_import_is_refused(log: str, tmp_path: Path) -> None:
     made, export = f"sqlite:{tmp_path / 'imported.db'}", str(tmp_path / "export.jsonl")
-    assert (0, 0) == (run("channel", "export", export, log=log).exit_code, run("channel", "import", export, made).exit_code)
+    assert (0, 0) == (
+        run("channel", "export", export, log=log).exit_code,
+        run("channel", "import", export, made).exit_code,
+    )
     for command in (("at", "-1h"), ("diff", "-1h", "now")):
         result = run("channel", *command, log=made)
         assert ("", 2) == (result.stdout, result.exit_code)

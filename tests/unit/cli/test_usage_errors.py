@@ -15,47 +15,126 @@ from tests.unit.cli.fabricated import LEFT_RANGE, owned_channel, run, write
 USAGE_ERRORS = {
     "no command": (("bogus",), "UsageError", "No such command 'bogus'"),
     "no option": (("namespaces", "list", "--bogus"), "NoSuchOption", "No such option: --bogus"),
-    "no argument": (("namespaces", "create"), "MissingParameter", "Missing argument 'TENANT/NAMESPACE'"),
+    "no argument": (
+        ("namespaces", "create"),
+        "MissingParameter",
+        "Missing argument 'TENANT/NAMESPACE'",
+    ),
     "no log": (("namespaces", "list"), "MissingParameter", "Missing option '--log'"),
-    "no number": (("channel", "show", "1.5", "--log", "{log}"), "BadParameter", "Input should be a valid integer"),
-    "a number below zero": (("channel", "at", "-1", "--log", "{log}"), "NoSuchOption", "-1 (negative numbers are not allowed)"),
+    "no number": (
+        ("channel", "show", "1.5", "--log", "{log}"),
+        "BadParameter",
+        "Input should be a valid integer",
+    ),
+    "a number below zero": (
+        ("channel", "at", "-1", "--log", "{log}"),
+        "NoSuchOption",
+        "-1 (negative numbers are not allowed)",
+    ),
     "too great a number": (
         ("channel", "at", "9" * 20, "--log", "{log}"),
         "BadParameter",
         "beyond the greatest offset, 9223372036854775807",
     ),
-    "too much": (("brokers", "leader-broker", "x", "--log", "{log}"), "UsageError", "Got unexpected extra argument(s) (x)"),
-    "a check of a command": (("up", "--data", "x", "--http-port", "65534"), "BadParameter", "the last of 3 ports would be above 65535"),
+    "too much": (
+        ("brokers", "leader-broker", "x", "--log", "{log}"),
+        "UsageError",
+        "Got unexpected extra argument(s) (x)",
+    ),
+    "a check of a command": (
+        ("up", "--data", "x", "--http-port", "65534"),
+        "BadParameter",
+        "the last of 3 ports would be above 65535",
+    ),
     "a file for a folder": (("up", "--data", "{file}"), "BadParameter", "is a file"),
     "a namespace that no path can name": (
         ("namespaces", "create", "shop/..", "--log", "{log}"),
         "InvalidName",
         "neither of them '.' or '..'",
     ),
-    "an empty directory of a broker": (("broker", "--data", "", "--log", "{log}"), "BadParameter", "the name is empty"),
+    "an empty directory of a broker": (
+        ("broker", "--data", "", "--log", "{log}"),
+        "BadParameter",
+        "the name is empty",
+    ),
     "an empty directory of a cluster": (("up", "--data="), "BadParameter", "the name is empty"),
-    "an empty directory of the dead": (("brokers", "declare-dead", "--data", "", "--log", "{log}"), "BadParameter", "the name is empty"),
+    "an empty directory of the dead": (
+        ("brokers", "declare-dead", "--data", "", "--log", "{log}"),
+        "BadParameter",
+        "the name is empty",
+    ),
     "an empty archive": (("spark", "verify", "--archive", ""), "BadParameter", "the name is empty"),
-    "an empty file of evidence": (("broker", "--data", "x", "--evidence", "", "--log", "{log}"), "BadParameter", "the name is empty"),
-    "a folder for a file": (("broker", "--data", "x", "--evidence", "..", "--log", "{log}"), "BadParameter", "'..' is a directory"),
+    "an empty file of evidence": (
+        ("broker", "--data", "x", "--evidence", "", "--log", "{log}"),
+        "BadParameter",
+        "the name is empty",
+    ),
+    "a folder for a file": (
+        ("broker", "--data", "x", "--evidence", "..", "--log", "{log}"),
+        "BadParameter",
+        "'..' is a directory",
+    ),
     "an empty log of a cluster": (("up", "--data", "x", "--log", ""), "InvalidConfig", "log_url"),
     "an empty log": (("brokers", "list", "--log", "sqlite:"), "CallerError", "it has no path"),
-    "a log in memory": (("brokers", "list", "--log", "memory:x"), "CallerError", "known only to the process that made it"),
-    "a cluster in memory": (("up", "--data", "x", "--log", "memory:x"), "CallerError", "the processes of a cluster cannot share memory"),
-    "an empty file": (("brokers", "list", "--log", "sqlite:{file}"), "LogNotBegun", "is empty; start a broker on it"),
-    "no service": (("up", "--data", "x", "--service", "nowhere:Nothing"), "CallerError", "there is no module nowhere"),
-    "an unknown setting": (("up", "--data", "x", "--set", "bogus=1"), "InvalidConfig", "bogus: there is no such setting"),
-    "a setting of another": (("up", "--data", "x", "--set", "http_port=1"), "InvalidConfig", "it is each broker's own in a local cluster"),
+    "a log in memory": (
+        ("brokers", "list", "--log", "memory:x"),
+        "CallerError",
+        "known only to the process that made it",
+    ),
+    "a cluster in memory": (
+        ("up", "--data", "x", "--log", "memory:x"),
+        "CallerError",
+        "the processes of a cluster cannot share memory",
+    ),
+    "an empty file": (
+        ("brokers", "list", "--log", "sqlite:{file}"),
+        "LogNotBegun",
+        "is empty; start a broker on it",
+    ),
+    "no service": (
+        ("up", "--data", "x", "--service", "nowhere:Nothing"),
+        "CallerError",
+        "there is no module nowhere",
+    ),
+    "an unknown setting": (
+        ("up", "--data", "x", "--set", "bogus=1"),
+        "InvalidConfig",
+        "bogus: there is no such setting",
+    ),
+    "a setting of another": (
+        ("up", "--data", "x", "--set", "http_port=1"),
+        "InvalidConfig",
+        "it is each broker's own in a local cluster",
+    ),
     "a broker's settings": (
         ("broker", "--data", "x", "--log", "{log}", "--set", "lease_ms=1"),
         "InvalidConfig",
         "lease_ms is 1 ms, which is not safe",
     ),
-    "unsafe settings": (("up", "--data", "x", "--set", "lease_ms=1"), "InvalidConfig", "lease_ms is 1 ms, which is not safe"),
+    "unsafe settings": (
+        ("up", "--data", "x", "--set", "lease_ms=1"),
+        "InvalidConfig",
+        "lease_ms is 1 ms, which is not safe",
+    ),
     "positions nobody takes": (
-        ("namespaces", "split-bundle", NAMESPACE, "-b", LEFT_RANGE, "-san", "range_equally_divide", "-sb", "5", "--log", "{log}"),
+        (
+            "namespaces",
+            "split-bundle",
+            NAMESPACE,
+            "-b",
+            LEFT_RANGE,
+            "-san",
+            "range_equally_divide",
+            "-sb",
+            "5",
+            "--log",
+            "{log}",
+        ),
         "CallerError",
-        "range_equally_divide finds its positions itself; use specified_positions_divide to give them",
+        (
+            "range_equally_divide finds its positions itself; use specified_positions_divide to"
+            " give them"
+        ),
     ),
 }
 
@@ -75,7 +154,11 @@ def test_a_usage_error_is_printed_once_and_nothing_is_created(case: str, log: st
     line, kind, message = USAGE_ERRORS[case]
     arguments = [word.replace("{log}", log).replace("{file}", "empty") for word in line]
     told = run(*arguments)
-    assert (2, "", 1) == (told.exit_code, told.stdout, told.stderr.lower().count("error:")), told.stderr
+    assert (2, "", 1) == (
+        told.exit_code,
+        told.stdout,
+        told.stderr.lower().count("error:"),
+    ), told.stderr
     assert message in told.stderr
 
     told = run(*arguments, "--json")
@@ -94,17 +177,29 @@ def test_json_after_a_double_dash_is_a_word(log: str) -> None:
 
 def test_a_usage_error_as_json_has_the_usage_line(log: str) -> None:
     document = json.loads(run("channel", "show", "--json", "--log", log).stderr)
-    assert ("equipoise channel show [OPTIONS] {OFFSET}", "Missing argument 'OFFSET'.") == (document["usage"], document["message"])
+    assert ("equipoise channel show [OPTIONS] {OFFSET}", "Missing argument 'OFFSET'.") == (
+        document["usage"],
+        document["message"],
+    )
 
 
 @pytest.mark.parametrize("command", [("verify",), ("export",), ("tail",), ("show", "1")])
-def test_reading_ends_at_the_deadline(command: tuple[str, ...], log: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_ends_at_the_deadline(
+    command: tuple[str, ...], log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Deadline, "remaining_ms", lambda _: 0)
     told = run("channel", *command, "--timeout", "7", "--json", log=log)
     document = json.loads(told.stderr)
-    assert (3, "DeadlineExceeded", 7_000) == (told.exit_code, document["error"], document["waited_ms"])
+    assert (3, "DeadlineExceeded", 7_000) == (
+        told.exit_code,
+        document["error"],
+        document["waited_ms"],
+    )
 
 
 def test_show_on_an_empty_log(tmp_path: Path) -> None:
     told = run("channel", "show", "1", log=write((), tmp_path))
-    assert (2, True) == (told.exit_code, "has no record at offset 1; it has no records yet" in told.stderr)
+    assert (2, True) == (
+        told.exit_code,
+        "has no record at offset 1; it has no records yet" in told.stderr,
+    )

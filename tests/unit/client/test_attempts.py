@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.brokers.client import attempts
-from equipoise.brokers.client.attempts import FAILURES_MAX, OPEN_MS, PAUSES_MS, Breakers, Outcome, may_repeat, outcome_of, pause_ms, peer_in
+from equipoise.brokers.client.attempts import (
+    FAILURES_MAX,
+    OPEN_MS,
+    PAUSES_MS,
+    Breakers,
+    Outcome,
+    may_repeat,
+    outcome_of,
+    pause_ms,
+    peer_in,
+)
 
 ADDRESS = "http://a"
 
@@ -30,13 +40,19 @@ ADDRESS = "http://a"
         (503, "a foreign word", False, None),
     ],
 )
-def test_an_answer_says_what_is_known(status: int, mark: str | None, is_to_peer: bool, outcome: Outcome | None) -> None:
+def test_an_answer_says_what_is_known(
+    status: int, mark: str | None, is_to_peer: bool, outcome: Outcome | None
+) -> None:
     assert outcome is outcome_of(status, mark, is_to_peer=is_to_peer)
 
 
 def test_what_may_have_been_executed_is_repeated_only_where_that_does_no_harm() -> None:
-    assert [True, True] == [may_repeat(Outcome.NOT_STARTED, is_idempotent=either) for either in (False, True)]
-    assert [False, True] == [may_repeat(Outcome.UNKNOWN, is_idempotent=either) for either in (False, True)]
+    assert [True, True] == [
+        may_repeat(Outcome.NOT_STARTED, is_idempotent=either) for either in (False, True)
+    ]
+    assert [False, True] == [
+        may_repeat(Outcome.UNKNOWN, is_idempotent=either) for either in (False, True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +80,9 @@ def test_pauses_grow_to_a_bound(failures: int, chance: float) -> None:
 
 
 class Model:
-    """A breaker written down event by event: the failures in a row, and when an address was last tried or failed."""
+    """A breaker written down event by event: the failures in a row, and when an address was last
+    tried or failed.
+    """
 
     def __init__(self) -> None:
         self.row = 0
@@ -79,7 +97,12 @@ class Model:
         return True
 
 
-@given(events=st.lists(st.tuples(st.sampled_from(["send", "fail", "succeed"]), st.integers(0, OPEN_MS)), max_size=60))
+@given(
+    events=st.lists(
+        st.tuples(st.sampled_from(["send", "fail", "succeed"]), st.integers(0, OPEN_MS)),
+        max_size=60,
+    )
+)
 def test_a_breaker_is_its_model(events: list[tuple[str, int]]) -> None:
     """It opens after failures in a row, and lets one caller try in each period."""
     breakers, model, now_ms = Breakers(), Model(), 0

@@ -1,4 +1,6 @@
-"""Requests for a key over a scripted network: what is sent again, where to, and what the caller gets."""
+"""Requests for a key over a scripted network: what is sent again, where to, and what the caller
+gets.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,13 @@ from equipoise.brokers.client.attempts import OUTCOME, Breakers, Call
 from equipoise.brokers.client.calls import Calls, Response
 from equipoise.brokers.errors import BrokerUnreachable
 from equipoise.brokers.runtime.service import Peer
-from equipoise.channel.core.errors import CallerError, DeadlineExceeded, InvalidName, Overloaded, PeerError
+from equipoise.channel.core.errors import (
+    CallerError,
+    DeadlineExceeded,
+    InvalidName,
+    Overloaded,
+    PeerError,
+)
 
 NAMESPACE, KEY = "web/pages", "home"
 A, B = "http://a", "http://b"
@@ -70,7 +78,9 @@ class Table:
 
 
 class Network:
-    """Brokers that do the next step of a script, and then answer. `seen` are the addresses; `executed` counts what had an effect."""
+    """Brokers that do the next step of a script, and then answer. `seen` are the addresses;
+    `executed` counts what had an effect.
+    """
 
     def __init__(self, steps: Sequence[str]) -> None:
         self.steps = list(steps)
@@ -78,7 +88,14 @@ class Network:
         self.requests: list[Request] = []
         self.executed = 0
 
-    async def __call__(self, method: str, url: URL, headers: Mapping[str, str], body: bytes | None, _connect_s: float) -> Response:
+    async def __call__(
+        self,
+        method: str,
+        url: URL,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        _connect_s: float,
+    ) -> Response:
         request = Request(method=method, url=url, headers=headers, body=body)
         self.seen.append(f"{request.url.scheme}://{request.url.host}")
         self.requests.append(request)
@@ -104,7 +121,10 @@ def answering(status: int, *, to: str | None = None, mark: str | None = None) ->
 
     async def answer(request: Request) -> Response:
         address = {OTHER: A if request.url.host == "b" else B}.get(to or "", to)
-        headers = {"Location": None if address is None else address + request.url.raw_path_qs, OUTCOME: mark}
+        headers = {
+            "Location": None if address is None else address + request.url.raw_path_qs,
+            OUTCOME: mark,
+        }
         known = {name: value for name, value in headers.items() if value is not None}
         return Response(status_code=status, headers=known, content=b"text")
 
@@ -143,7 +163,13 @@ def call(method: str = "POST", path: str = "/visits/home", *, idempotent: bool =
     )
 
 
-async def outcome(network: Network, table: Table | None = None, *, request: Call | None = None, timeout_ms: int = PATIENCE_MS) -> Response:
+async def outcome(
+    network: Network,
+    table: Table | None = None,
+    *,
+    request: Call | None = None,
+    timeout_ms: int = PATIENCE_MS,
+) -> Response:
     """Return the answer, over a scripted network."""
     calls = Calls(table or Table(peers=[peer("a", A)]), send=network)
     try:
@@ -160,7 +186,11 @@ async def test_the_answer_of_the_owner_is_returned() -> None:
     network = Network(["answer"])
     assert 200 == (await outcome(network)).status_code
     (request,) = network.requests
-    assert ("POST", "http://a/visits/home", b'{"a":1}') == (request.method, str(request.url), request.body)
+    assert ("POST", "http://a/visits/home", b'{"a":1}') == (
+        request.method,
+        str(request.url),
+        request.body,
+    )
     assert {"X-Mine": "1", "Content-Type": "application/json"} == request.headers
 
 
@@ -176,14 +206,21 @@ async def test_two_brokers_that_name_each_other_do_not_hold_a_request_forever() 
     """After one redirect the table is asked again, so the pauses grow."""
     network = Network(["redirect"] * 100_000)
     with pytest.raises(
-        DeadlineExceeded, match=r"an answer to POST /visits/home for web/pages/home \(the last attempt, at http://b: it answered 307"
+        DeadlineExceeded,
+        match=(
+            r"an answer to POST /visits/home for web/pages/home \(the last attempt, at http://b: it"
+            r" answered 307"
+        ),
     ):
         await outcome(network, timeout_ms=50)
     assert {A, B} == set(network.seen[:4])
 
 
 async def test_no_redirect_leads_out_of_tls() -> None:
-    network, table = Network(["redirect"]), Table(peers=[peer("a", "https://a"), peer("c", "https://c")])
+    network, table = (
+        Network(["redirect"]),
+        Table(peers=[peer("a", "https://a"), peer("c", "https://c")]),
+    )
     assert 200 == (await outcome(network, table)).status_code
     assert ["https://a", "https://c"] == network.seen
 
@@ -205,8 +242,12 @@ async def test_a_request_that_may_have_been_executed_is_not_repeated() -> None:
     assert (503, 1) == ((await outcome(network)).status_code, network.executed)
 
 
-async def test_an_address_that_takes_no_connection_is_spared_after_three_failures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By all requests of the client, also of other keys. Then the table is asked for another owner."""
+async def test_an_address_that_takes_no_connection_is_spared_after_three_failures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By all requests of the client, also of other keys. Then the table is asked for another
+    owner.
+    """
     network, table = Network(["refused"] * 3), Table(peers=[peer("a", A), peer("b", B)])
     now_ms = 5_000
     monkeypatch.setattr(module, "_now_ms", lambda: now_ms)
@@ -236,7 +277,9 @@ async def test_the_last_problem_is_in_the_error() -> None:
         (call(path="/\x00"), InvalidName, "is printable"),
     ],
 )
-async def test_what_cannot_be_sent_is_refused(request_: Call, error: type[Exception], text: str) -> None:
+async def test_what_cannot_be_sent_is_refused(
+    request_: Call, error: type[Exception], text: str
+) -> None:
     with pytest.raises(error, match=text):
         await outcome(Network([]), request=request_)
 
@@ -247,7 +290,9 @@ async def test_an_owner_without_an_address_is_an_error() -> None:
 
 
 @given(steps=st.lists(st.sampled_from(sorted(STEPS)), max_size=12), is_idempotent=st.booleans())
-def test_whatever_happens_a_request_has_at_most_one_effect(steps: list[str], is_idempotent: bool) -> None:
+def test_whatever_happens_a_request_has_at_most_one_effect(
+    steps: list[str], is_idempotent: bool
+) -> None:
     """Unless it may be repeated. It ends at the first answer, or at the first doubt."""
     ends = [step in FINAL or (step in UNKNOWN and not is_idempotent) for step in steps]
     last = ends.index(True) if True in ends else len(steps)
@@ -257,7 +302,9 @@ def test_whatever_happens_a_request_has_at_most_one_effect(steps: list[str], is_
         patched.setattr(module, "pause_ms", lambda _failures, _chance: 0)
         patched.setattr(Breakers, "wait_ms", lambda *_: 0)
         try:
-            status = asyncio.run(outcome(network, request=call(idempotent=is_idempotent))).status_code
+            status = asyncio.run(
+                outcome(network, request=call(idempotent=is_idempotent))
+            ).status_code
         except BrokerUnreachable:
             status = 0
     assert len(expected) == len(network.seen)
@@ -270,7 +317,9 @@ def test_whatever_happens_a_request_has_at_most_one_effect(steps: list[str], is_
 
 
 @asynccontextmanager
-async def served(handle: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[Calls]:
+async def served(
+    handle: Callable[[web.Request], Awaitable[web.StreamResponse]],
+) -> AsyncIterator[Calls]:
     """Yield calls whose owner is a server with one handler."""
     app = web.Application()
     app.add_routes([web.route("*", "/{path:.*}", handle)])
@@ -297,21 +346,33 @@ async def test_json_in_an_answer_is_read() -> None:
     assert {"a": [1]} == Response(status_code=200, headers={}, content=b'{"a": [1]}').json()
     with pytest.raises(ValueError, match="invalid literal"):
         Response(status_code=200, headers={}, content=b"no").json()
-    assert "\ufffd" == Response(status_code=200, headers={"Content-Type": "text/plain; charset=none"}, content=b"\xff").text
+    assert (
+        "\ufffd"
+        == Response(
+            status_code=200, headers={"Content-Type": "text/plain; charset=none"}, content=b"\xff"
+        ).text
+    )
 
 
 async def test_cookies_and_redirects_are_the_callers() -> None:
     async def handle(request: web.Request) -> web.Response:
         assert "Cookie" not in request.headers
-        return web.Response(status=302, headers={"Set-Cookie": "session=1", "Location": "/elsewhere"})
+        return web.Response(
+            status=302, headers={"Set-Cookie": "session=1", "Location": "/elsewhere"}
+        )
 
     async with served(handle) as calls:
         for _ in range(2):
             assert 302 == (await calls.request(call(), timeout_ms=PATIENCE_MS)).status_code
 
 
-@pytest.mark.parametrize(("method", "idempotent", "times"), [("GET", False, 1), ("GET", True, 2), ("POST", False, 1), ("POST", True, 2)])
-async def test_only_the_caller_decides_whether_a_request_is_sent_again(method: str, *, idempotent: bool, times: int) -> None:
+@pytest.mark.parametrize(
+    ("method", "idempotent", "times"),
+    [("GET", False, 1), ("GET", True, 2), ("POST", False, 1), ("POST", True, 2)],
+)
+async def test_only_the_caller_decides_whether_a_request_is_sent_again(
+    method: str, *, idempotent: bool, times: int
+) -> None:
     """Not the HTTP library, when a kept connection breaks."""
     asked = 0
 
@@ -326,7 +387,9 @@ async def test_only_the_caller_decides_whether_a_request_is_sent_again(method: s
     async with served(handle) as calls:
         await calls.request(call("GET", "/keeps"), timeout_ms=PATIENCE_MS)
         with suppress(BrokerUnreachable):
-            await calls.request(call(method, "/breaks", idempotent=idempotent), timeout_ms=PATIENCE_MS)
+            await calls.request(
+                call(method, "/breaks", idempotent=idempotent), timeout_ms=PATIENCE_MS
+            )
     assert times == asked
 
 
@@ -350,14 +413,23 @@ class Slow:
         self.begun: list[str] = []
         self.goes_on = asyncio.Event()
 
-    async def __call__(self, _method: str, url: URL, _headers: Mapping[str, str], _body: bytes | None, _connect_s: float) -> Response:
+    async def __call__(
+        self,
+        _method: str,
+        url: URL,
+        _headers: Mapping[str, str],
+        _body: bytes | None,
+        _connect_s: float,
+    ) -> Response:
         self.begun.append(str(url.origin()))
         if url.host == "a":
             await self.goes_on.wait()
         return Response(status_code=200, headers={}, content=b"")
 
 
-async def test_requests_to_an_address_are_bounded_and_the_others_wait_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_to_an_address_are_bounded_and_the_others_wait_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Until their deadline, and no more than the queue takes. Other addresses are not affected."""
     monkeypatch.setattr(module, "UNANSWERED_MAX", 2)
     monkeypatch.setattr(module, "QUEUED_MAX", 1)
@@ -373,7 +445,9 @@ async def test_requests_to_an_address_are_bounded_and_the_others_wait_in_order(m
         await request(timeout_ms=10)
     queued = request()
     await asyncio.sleep(0)
-    with pytest.raises(Overloaded, match="the queue of requests of this client is full: it holds 1"):
+    with pytest.raises(
+        Overloaded, match="the queue of requests of this client is full: it holds 1"
+    ):
         await request()
     assert [A, A] == slow.begun
     table.peers = [peer("b", B)]

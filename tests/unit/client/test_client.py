@@ -11,7 +11,14 @@ from equipoise.brokers.client import client as client_module
 from equipoise.brokers.client.client import Client
 from equipoise.brokers.errors import UnknownNamespace
 from equipoise.channel.core import propose
-from equipoise.channel.core.errors import CallerError, DeadlineExceeded, InvalidName, LevelTooNew, LogNotBegun, Overloaded
+from equipoise.channel.core.errors import (
+    CallerError,
+    DeadlineExceeded,
+    InvalidName,
+    LevelTooNew,
+    LogNotBegun,
+    Overloaded,
+)
 from equipoise.channel.log.memory_log import MemoryLog
 from tests.channels.folding import NAMESPACE, Channel, channel_in, joined, raise_level
 
@@ -19,7 +26,9 @@ TIMEOUT_MS = 20_000
 
 
 class Shown:
-    """A channel whose records can be shown to readers of a log in memory, up to now or one by one."""
+    """A channel whose records can be shown to readers of a log in memory, up to now or one by
+    one.
+    """
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -107,7 +116,9 @@ async def test_a_misrouted_owner_is_not_returned_until_the_bundle_changes() -> N
         assert (await waiting).broker == "other"
 
 
-async def test_a_misrouted_owner_is_returned_again_after_distrust_ms(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_misrouted_owner_is_returned_again_after_distrust_ms(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(client_module, "DISTRUST_MS", 30)
     log = shown(channel_in("owned"))
     async with Client(log.url) as client:
@@ -129,11 +140,17 @@ async def test_a_report_about_a_former_owner_changes_nothing() -> None:
         assert (await client.owner(NAMESPACE, "key", timeout_ms=0)).broker == "other"
 
 
-async def test_distrusted_owners_and_waiting_callers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_distrusted_owners_and_waiting_callers_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(client_module, "DISTRUSTED_MAX", 1)
     monkeypatch.setattr(client_module, "WAITERS_MAX", 1)
     channel = channel_in("owned")
-    channel.accept(propose.create_namespace(channel.admin(), channel.view, name="tenant/two", boundaries=(0, 0xFFFFFFFF)))
+    channel.accept(
+        propose.create_namespace(
+            channel.admin(), channel.view, name="tenant/two", boundaries=(0, 0xFFFFFFFF)
+        )
+    )
     bundle = channel.bundle(namespace="tenant/two")
     channel.accept(propose.assign(channel.admin(), bundle, owner=channel.incarnation("owner")))
     channel.accept(propose.opened(channel.author("owner"), channel.bundle(namespace="tenant/two")))
@@ -169,7 +186,10 @@ def test_a_client_has_one_kind_of_source(sources: tuple[str, ...]) -> None:
 
 
 def test_a_log_that_does_not_exist_ends_the_start(tmp_path: object) -> None:
-    with pytest.raises(LogNotBegun, match="there is no file"), Client(f"sqlite:{tmp_path}/log.db").in_thread():
+    with (
+        pytest.raises(LogNotBegun, match="there is no file"),
+        Client(f"sqlite:{tmp_path}/log.db").in_thread(),
+    ):
         pass
 
 

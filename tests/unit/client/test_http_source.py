@@ -1,4 +1,6 @@
-"""The client's streams over HTTP, against servers that misbehave: each wait has an end, each row has a bound."""
+"""The client's streams over HTTP, against servers that misbehave: each wait has an end, each row
+has a bound.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from equipoise.channel.core.errors import CallerError, DeadlineExceeded, Invalid
 pytestmark = pytest.mark.integration
 
 TIMEOUT_MS = 20_000
-ROW = '{"bundle": "tenant/ns/%s", "low": 0, "high": 4294967295, "state": "owned", "broker": "good", "addresses": {"http": "x"}, "token": 1}'
+ROW = (
+    '{"bundle": "tenant/ns/%s", "low": 0, "high": 4294967295, "state": "owned", "broker": "good",'
+    ' "addresses": {"http": "x"}, "token": 1}'
+)
 TABLE = f'event: table\ndata: {{"offset": 1, "bundles": [{ROW % "all"}]}}\n\n'.encode()
 DELETED = b"event: deleted\ndata: {}\n\n"
 HEARTBEAT = b":\n\n"
@@ -30,7 +35,9 @@ Behave = Callable[[web.Request, web.StreamResponse], Awaitable[None]]
 
 @asynccontextmanager
 async def serving(behave: Behave) -> AsyncIterator[str]:
-    """A made-up broker, to which every namespace is there that does not end with `not`; its address."""
+    """A made-up broker, to which every namespace is there that does not end with `not`; its
+    address.
+    """
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.path.endswith("not"):
@@ -90,7 +97,9 @@ async def test_a_stream_without_a_table_is_replaced(monkeypatch: pytest.MonkeyPa
         assert "good" == await owner(client)
 
 
-async def test_streams_that_break_at_once_lengthen_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_that_break_at_once_lengthen_the_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pauses: list[float] = []
 
     def at_once(_: float, longest: float) -> float:
@@ -104,14 +113,21 @@ async def test_streams_that_break_at_once_lengthen_the_pause(monkeypatch: pytest
 
     async with serving(hang_up) as address, Client(address) as client:
         assert "good" == await owner(client)
-        while len(pauses) <= len(http_source.BACK_OFF_SECONDS):  # noqa: ASYNC110 - what is watched has no event
+        # What is watched has no event.
+        while len(pauses) <= len(http_source.BACK_OFF_SECONDS):  # noqa: ASYNC110
             await asyncio.sleep(0.002)
     longest = http_source.BACK_OFF_SECONDS[-1]
-    assert [*http_source.BACK_OFF_SECONDS[1:], longest, longest] == pauses[: len(http_source.BACK_OFF_SECONDS) + 1]
+    assert [*http_source.BACK_OFF_SECONDS[1:], longest, longest] == pauses[
+        : len(http_source.BACK_OFF_SECONDS) + 1
+    ]
 
 
-@pytest.mark.parametrize(("distrust_ms", "pause_s"), [(20, 0), (1, 0.005)], ids=["distrusted", "trusted again"])
-async def test_reports_of_a_wrong_owner_replace_a_stale_stream(distrust_ms: int, pause_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("distrust_ms", "pause_s"), [(20, 0), (1, 0.005)], ids=["distrusted", "trusted again"]
+)
+async def test_reports_of_a_wrong_owner_replace_a_stale_stream(
+    distrust_ms: int, pause_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether the caller asks again while the owner is distrusted, or only later."""
     monkeypatch.setattr("equipoise.brokers.client.client.DISTRUST_MS", distrust_ms)
     monkeypatch.setattr(http_source, "REFRESH_SECONDS", 0.01)
@@ -121,7 +137,9 @@ async def test_reports_of_a_wrong_owner_replace_a_stale_stream(distrust_ms: int,
         await asyncio.Event().wait()
 
     async with serving(stale) as bad, serving(well) as good, Client(bad, good) as client:
-        while (peer := await client.owner("tenant/ns", "key", timeout_ms=TIMEOUT_MS)).broker != "good":
+        while (
+            peer := await client.owner("tenant/ns", "key", timeout_ms=TIMEOUT_MS)
+        ).broker != "good":
             client.misrouted("tenant/ns", "key", peer)
             await asyncio.sleep(pause_s)
 
@@ -140,13 +158,21 @@ async def test_a_server_that_is_no_broker_is_skipped(garbage: bytes) -> None:
     async def answer(_request: web.Request, response: web.StreamResponse) -> None:
         await response.write(garbage)
 
-    async with serving(answer) as stranger, serving(well) as good, Client("http://127.0.0.1:9", stranger, good) as client:
+    async with (
+        serving(answer) as stranger,
+        serving(well) as good,
+        Client("http://127.0.0.1:9", stranger, good) as client,
+    ):
         assert "good" == await owner(client)
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_a_refused_token_is_an_error_until_a_broker_accepts_it(tmp_path: Path, status: int) -> None:
-    """Also one of a role without the right. The caller learns why at once, and a file with another token helps without a restart."""
+async def test_a_refused_token_is_an_error_until_a_broker_accepts_it(
+    tmp_path: Path, status: int
+) -> None:
+    """Also one of a role without the right. The caller learns why at once, and a file with another
+    token helps without a restart.
+    """
     file = tmp_path / "token"
     file.write_text("old", encoding="ascii")
 
@@ -189,14 +215,18 @@ async def test_the_stream_of_a_deleted_namespace_is_closed() -> None:
             await owner(client)
 
 
-async def test_unknown_and_idle_namespaces_make_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unknown_and_idle_namespaces_make_room_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(http_source, "NAMESPACES_MAX", 2)
 
     async with serving(well) as address, Client(address) as client:
         for name in ("tenant/a-not", "tenant/b-not", "tenant/c-not"):
             with pytest.raises(UnknownNamespace):
                 await owner(client, name)
-        assert ["good", "good"] == [await owner(client, name) for name in ("tenant/one", "tenant/two")]
+        assert ["good", "good"] == [
+            await owner(client, name) for name in ("tenant/one", "tenant/two")
+        ]
         with pytest.raises(Overloaded):
             await owner(client, "tenant/three")
         monkeypatch.setattr(http_source, "IDLE_SECONDS", 0.0)
@@ -212,7 +242,9 @@ async def test_a_stream_with_too_many_bundles_is_replaced(monkeypatch: pytest.Mo
         while True:
             told.append(len(told))
             row = (ROW % len(told)).replace("good", "flood")
-            await response.write(f'event: change\ndata: {{"offset": 1, "bundles": [{row}], "gone": []}}\n\n'.encode())
+            await response.write(
+                f'event: change\ndata: {{"offset": 1, "bundles": [{row}], "gone": []}}\n\n'.encode()
+            )
             await asyncio.sleep(0.002)
 
     async with serving(flood) as bad, serving(well) as good, Client(bad, good) as client:
@@ -236,7 +268,9 @@ async def test_callers_outside_the_context_get_an_error_at_once() -> None:
         async with client:
             with pytest.raises(DeadlineExceeded):
                 await client.owner("tenant/ns", "key", timeout_ms=0)
-            waiting = asyncio.ensure_future(client.owner("tenant/ns", "key", timeout_ms=24 * 3_600_000))
+            waiting = asyncio.ensure_future(
+                client.owner("tenant/ns", "key", timeout_ms=24 * 3_600_000)
+            )
             await asyncio.sleep(0)
         with pytest.raises(CallerError, match="it has ended"):
             await waiting

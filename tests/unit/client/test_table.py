@@ -21,7 +21,13 @@ MIDDLE = 0x80000000
 
 
 def row(name: str, low: int, high: int, broker: str | None = "a") -> Assigned:
-    return Assigned(bundle=name, low=low, high=high, token=1, peer=None if broker is None else Peer(broker=broker))
+    return Assigned(
+        bundle=name,
+        low=low,
+        high=high,
+        token=1,
+        peer=None if broker is None else Peer(broker=broker),
+    )
 
 
 def names(table: Table, *points: int) -> list[str | None]:
@@ -66,7 +72,10 @@ def parsed(*chunks: bytes) -> list[tuple[str, bytes]]:
     return asyncio.run(collect())
 
 
-TEXT = b': hello\n\nid: 5\nevent: table\ndata: {"a": 1}\n\n:\n\nid: 6\nevent: change\ndata: {"b: c": ": "}\n\nevent: cut'
+TEXT = (
+    b': hello\n\nid: 5\nevent: table\ndata: {"a": 1}\n\n:\n\nid: 6\nevent: change\ndata: {"b: c":'
+    b' ": "}\n\nevent: cut'
+)
 
 
 def test_comments_and_incomplete_events_are_skipped() -> None:

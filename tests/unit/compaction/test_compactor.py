@@ -11,7 +11,14 @@ from types import SimpleNamespace
 import pytest
 
 from equipoise.channel.core import propose
-from equipoise.channel.core.errors import ChannelIncomplete, CompactionRefused, ForeignLog, LogTruncated, LogWentBack, SnapshotFenced
+from equipoise.channel.core.errors import (
+    ChannelIncomplete,
+    CompactionRefused,
+    ForeignLog,
+    LogTruncated,
+    LogWentBack,
+    SnapshotFenced,
+)
 from equipoise.channel.core.snapshot_store import SnapshotRow
 from equipoise.compaction.compactor import compact
 from equipoise.compaction.retention import Retention, parse_retention
@@ -47,7 +54,15 @@ def test_a_log_becomes_short(log: GapLog) -> None:
     """All is in the snapshot, nothing is left on the log, and the view is what it was."""
     channel = written(log, channel_with("a:1", "b:1", bundles=4))
     done = compacted(log)
-    assert (4, 9, 9, 0, 1, 5, 4) == (done.records, done.keys, done.rows, done.tombstones, done.start_before, done.start, done.end)
+    assert (4, 9, 9, 0, 1, 5, 4) == (
+        done.records,
+        done.keys,
+        done.rows,
+        done.tombstones,
+        done.start_before,
+        done.start,
+        done.end,
+    )
     assert (channel.view.offset, channel.view.digest()) == (done.horizon, done.digest)
     assert [] == list(log.read(log.start(), limit=10))
     assert all_of(channel.view) == all_of(restored_to_end(log))
@@ -63,11 +78,15 @@ def test_a_second_one_finds_nothing_to_do(log: GapLog) -> None:
 
 
 def test_only_what_changed_is_written(log: GapLog) -> None:
-    """The next compaction writes the keys that were changed since, and tombstones for those that went."""
+    """The next compaction writes the keys that were changed since, and tombstones for those that
+    went.
+    """
     channel = written(log, channel_with("a:1", "b:1", bundles=4))
     compacted(log)
     channel.own("a:1")
-    channel.accept(propose.start_split(channel.admin(), channel.bundle(), algorithm="x", positions=(7,)))
+    channel.accept(
+        propose.start_split(channel.admin(), channel.bundle(), algorithm="x", positions=(7,))
+    )
     channel.accept(propose.split(channel.author("a:1"), channel.bundle(), cuts=(7,)))
     written(log, channel)
     done = compacted(log)
@@ -76,7 +95,9 @@ def test_only_what_changed_is_written(log: GapLog) -> None:
 
 
 def test_a_dry_run_changes_nothing(log: GapLog) -> None:
-    """A dry run says what a compaction would say, fences nobody, writes nothing and removes nothing."""
+    """A dry run says what a compaction would say, fences nobody, writes nothing and removes
+    nothing.
+    """
     written(log, channel_with("a:1"))
     log.compacted_snapshot().claim(timeout_ms=TIMEOUT_MS)
     other = GapLog(name=log.name)
@@ -90,7 +111,12 @@ def test_a_dry_run_changes_nothing(log: GapLog) -> None:
 def test_a_log_that_nobody_has_begun_is_left_alone(log: GapLog) -> None:
     """Without a genesis there is nothing to hold, and what stands there stays."""
     log.put((1, b"garbage"))
-    assert (None, None, 1, 1) == (compacted(log).horizon, compacted(log).digest, compacted(log).start, log.start())
+    assert (None, None, 1, 1) == (
+        compacted(log).horizon,
+        compacted(log).digest,
+        compacted(log).start,
+        log.start(),
+    )
     assert log.compacted_snapshot().load() is None
 
 
@@ -103,19 +129,27 @@ def test_the_newest_ten_minutes_stay(log: GapLog) -> None:
 
 @pytest.mark.parametrize("text", ["10 offsets", "64MiB", "3h", "600B"])
 def test_a_retention_keeps_the_newest(log: GapLog, text: str) -> None:
-    """What the retention asks for stays on the log, and what the compaction before kept for it goes when it may."""
+    """What the retention asks for stays on the log, and what the compaction before kept for it goes
+    when it may.
+    """
     channel = written(log, channel_with("a:1", bundles=16))
     for _ in range(20):
         channel.accept(propose.renewed(channel.author("a:1"), channel.broker("a:1")))
     written(log, channel)
     done = compacted(log, retain=parse_retention(text))
     left = [entry.data for entry in log.read(log.start(), limit=100)]
-    assert {"10 offsets": 10, "64MiB": log.end(), "3h": log.end(), "600B": log.end()}[text] == len(left) == log.end() - done.start + 1
+    assert (
+        {"10 offsets": 10, "64MiB": log.end(), "3h": log.end(), "600B": log.end()}[text]
+        == len(left)
+        == log.end() - done.start + 1
+    )
     assert 1 == compacted(log, retain=replace(NOTHING, amount=1)).end - log.start() + 1
 
 
 def test_a_size_keeps_as_many_bytes(log: GapLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By size the log is cut at the checkpoint from which at least so many bytes are left, and those are remembered."""
+    """By size the log is cut at the checkpoint from which at least so many bytes are left, and
+    those are remembered.
+    """
     monkeypatch.setattr("equipoise.compaction.compactor.RECORDS_BETWEEN", 5)
     channel = written(log, channel_with("a:1"))
     for _ in range(3):
@@ -128,7 +162,9 @@ def test_a_size_keeps_as_many_bytes(log: GapLog, monkeypatch: pytest.MonkeyPatch
 
 
 def test_steps_are_told_in_order(log: GapLog) -> None:
-    """A whole compaction takes every step once, in the order in which they are listed; one that keeps nothing needs no history snapshot."""
+    """A whole compaction takes every step once, in the order in which they are listed; one that
+    keeps nothing needs no history snapshot.
+    """
     channel = written(log, channel_with("a:1"))
     told: list[str] = []
     compacted(log, retain=ONE_OFFSET, step=told.append)
@@ -152,7 +188,9 @@ def die_at(step: Step, told: str) -> None:
 
 @pytest.mark.parametrize("step", list(Step))
 def test_another_one_goes_on_where_one_died(log: GapLog, step: Step) -> None:
-    """Wherever a compactor dies, what is left is the same channel, and the next one makes it short."""
+    """Wherever a compactor dies, what is left is the same channel, and the next one makes it
+    short.
+    """
     channel = written(log, channel_with("a:1", "b:1", bundles=4))
     compacted(log)
     channel.own("a:1")
@@ -169,7 +207,9 @@ def test_another_one_goes_on_where_one_died(log: GapLog, step: Step) -> None:
 
 @pytest.mark.parametrize("step", list(Step))
 def test_two_at_once_do_no_harm(log: GapLog, step: Step) -> None:
-    """Whenever another compactor comes and goes, with more to write even, one is fenced or finds nothing to do."""
+    """Whenever another compactor comes and goes, with more to write even, one is fenced or finds
+    nothing to do.
+    """
     channel = written(log, channel_with("a:1", "b:1", bundles=4))
     other = GapLog(name=log.name)
 
@@ -181,7 +221,10 @@ def test_two_at_once_do_no_harm(log: GapLog, step: Step) -> None:
 
     with suppress(SnapshotFenced, LogTruncated):
         compacted(log, retain=ONE_OFFSET, step=overtake)
-    assert (all_rows(channel.view), channel.view.offset) == (image_of(log).rows, marker_in(log).horizon)
+    assert (all_rows(channel.view), channel.view.offset) == (
+        image_of(log).rows,
+        marker_in(log).horizon,
+    )
     assert all_of(channel.view) == all_of(restored_to_end(log))
     other.close()
 
@@ -203,7 +246,9 @@ def test_an_older_one_is_fenced(log: GapLog) -> None:
 
 def parted(channel: Channel, broker: str) -> None:
     """Let a broker say that its view is another one."""
-    verdict = channel.put(propose.renewed(channel.author(broker), replace(channel.broker(broker), digest_after=1)))
+    verdict = channel.put(
+        propose.renewed(channel.author(broker), replace(channel.broker(broker), digest_after=1))
+    )
     assert verdict.diverged
 
 
@@ -215,7 +260,9 @@ def renew(channel: Channel, broker: str) -> None:
 
 
 def test_a_view_that_somebody_parted_from_is_not_written(log: GapLog) -> None:
-    """While a broker says that its view is another, nothing is written and nothing is removed, and it is named."""
+    """While a broker says that its view is another, nothing is written and nothing is removed, and
+    it is named.
+    """
     channel = channel_with("a:1", "b:1")
     parted(channel, "a:1")
     renew(channel, "b:1")
@@ -230,7 +277,9 @@ def test_a_view_that_somebody_parted_from_is_not_written(log: GapLog) -> None:
 
 
 def test_who_died_of_its_view_is_outlived(log: GapLog) -> None:
-    """A broker that parted and died is in the way until another one, alive, has said that it agrees."""
+    """A broker that parted and died is in the way until another one, alive, has said that it
+    agrees.
+    """
     channel = channel_with("a:1", "b:1")
     parted(channel, "a:1")
     channel.die("a:1")
@@ -243,7 +292,9 @@ def test_who_died_of_its_view_is_outlived(log: GapLog) -> None:
 
 
 def test_a_digest_is_compared_across_a_horizon(log: GapLog) -> None:
-    """What a broker must say after a horizon is in the snapshot, so that the first renewal after it is judged as any other."""
+    """What a broker must say after a horizon is in the snapshot, so that the first renewal after it
+    is judged as any other.
+    """
     channel = written(log, channel_with("a:1"))
     compacted(log)
     renew(channel, "a:1")
@@ -255,14 +306,18 @@ def test_a_digest_is_compared_across_a_horizon(log: GapLog) -> None:
         compacted(log)
 
 
-def test_what_is_not_read_back_as_it_was_meant_removes_nothing(log: GapLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_read_back_as_it_was_meant_removes_nothing(
+    log: GapLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A snapshot that does not hold what was written to it is found out before the log is cut."""
     written(log, channel_with("a:1"))
     compacted_snapshot = log.compacted_snapshot()
     replace_rows = compacted_snapshot.replace
 
     def lose_one(rows: Iterable[SnapshotRow], marker: bytes, *, timeout_ms: int) -> None:
-        replace_rows([row for row in rows if row.key != "broker:a:1"], marker, timeout_ms=timeout_ms)
+        replace_rows(
+            [row for row in rows if row.key != "broker:a:1"], marker, timeout_ms=timeout_ms
+        )
 
     monkeypatch.setattr(compacted_snapshot, "replace", lose_one)
     with pytest.raises(CompactionRefused, match="is not what was written"):
@@ -270,7 +325,9 @@ def test_what_is_not_read_back_as_it_was_meant_removes_nothing(log: GapLog, monk
     assert 1 == log.start()
 
 
-def test_a_truncation_that_did_nothing_is_told(log: GapLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_truncation_that_did_nothing_is_told(
+    log: GapLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A log that does not begin where it was cut is not called compacted."""
     written(log, channel_with("a:1"))
     monkeypatch.setattr(log, "truncate", lambda below, *, timeout_ms: None)
@@ -279,17 +336,23 @@ def test_a_truncation_that_did_nothing_is_told(log: GapLog, monkeypatch: pytest.
 
 
 def test_a_damaged_snapshot_is_written_anew(log: GapLog) -> None:
-    """While the log is whole a damaged snapshot is replaced whole: its keys too, whose rows nobody needs."""
+    """While the log is whole a damaged snapshot is replaced whole: its keys too, whose rows nobody
+    needs.
+    """
     channel = written(log, channel_with("a:1"))
     write_snapshot(log, channel.view)
-    log.compacted_snapshot().replace([SnapshotRow("broker:ghost", b"{}")], image_of(log).marker, timeout_ms=TIMEOUT_MS)
+    log.compacted_snapshot().replace(
+        [SnapshotRow("broker:ghost", b"{}")], image_of(log).marker, timeout_ms=TIMEOUT_MS
+    )
     done = compacted(log)
     assert (5, 1) == (done.rows, done.tombstones)
     assert all_rows(channel.view) == image_of(log).rows
 
 
 def test_a_channel_that_is_incomplete_is_left_alone(log: GapLog) -> None:
-    """Where the beginning is gone without a snapshot, nothing is written that would make it look whole."""
+    """Where the beginning is gone without a snapshot, nothing is written that would make it look
+    whole.
+    """
     written(log, channel_with("a:1"))
     log.truncate(2, timeout_ms=TIMEOUT_MS)
     with pytest.raises(ChannelIncomplete):
@@ -304,11 +367,19 @@ def test_the_log_of_another_cluster_is_refused(log: GapLog) -> None:
         with pytest.raises(ForeignLog):
             compact(log, retain=NOTHING, timeout_ms=TIMEOUT_MS, cluster="mine", now_ms=in_an_hour)
         assert 1 == log.start()
-        compact(log, retain=parse_retention("9 offsets"), timeout_ms=TIMEOUT_MS, cluster="test", now_ms=in_an_hour)
+        compact(
+            log,
+            retain=parse_retention("9 offsets"),
+            timeout_ms=TIMEOUT_MS,
+            cluster="test",
+            now_ms=in_an_hour,
+        )
 
 
 def test_a_log_that_lost_its_end_is_refused(log: GapLog) -> None:
-    """A snapshot that is ahead of its log shows that records are gone, which no compaction may paper over."""
+    """A snapshot that is ahead of its log shows that records are gone, which no compaction may
+    paper over.
+    """
     channel = channel_with("a:1", "b:1")
     log.put(*channel.entries[:2])
     write_snapshot(log, channel.view)
@@ -342,13 +413,24 @@ def test_progress_counts_the_records(log: GapLog) -> None:
     """The records that are folded are counted, up to as many as there are."""
     written(log, channel_with("a:1", "b:1"))
     told: list[tuple[int, int | None]] = []
-    compact(log, retain=NOTHING, timeout_ms=TIMEOUT_MS, progress=lambda done, total: told.append((done, total)))
+    compact(
+        log,
+        retain=NOTHING,
+        timeout_ms=TIMEOUT_MS,
+        progress=lambda done, total: told.append((done, total)),
+    )
     assert (4, 4) == told[-1]
 
 
-def test_a_clock_that_is_ahead_does_not_cut_what_was_just_written(log: GapLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The newest ten minutes are those of the clock that gave the entries their times, whatever time this machine has."""
+def test_a_clock_that_is_ahead_does_not_cut_what_was_just_written(
+    log: GapLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest ten minutes are those of the clock that gave the entries their times, whatever
+    time this machine has.
+    """
     written(log, channel_with("a:1", bundles=4))
     later_ns = in_an_hour() * 1_000_000
-    monkeypatch.setattr("equipoise.compaction.compactor.time", SimpleNamespace(time_ns=lambda: later_ns))
+    monkeypatch.setattr(
+        "equipoise.compaction.compactor.time", SimpleNamespace(time_ns=lambda: later_ns)
+    )
     assert 1 == compact(log, retain=NOTHING, timeout_ms=TIMEOUT_MS).start

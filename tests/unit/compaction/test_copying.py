@@ -40,7 +40,9 @@ LEASE_MS = 20
 
 
 class TroubledLog(MemoryLog):
-    """A log in memory to which something happens just before the append of a record that `trouble` waits for."""
+    """A log in memory to which something happens just before the append of a record that `trouble`
+    waits for.
+    """
 
     def __init__(self, *, name: str) -> None:
         super().__init__(name=name)
@@ -75,22 +77,38 @@ def write(log: Log, channel: Channel) -> None:
 
 
 def working_channel() -> Channel:
-    """A channel at whose brokers work is under way: a transfer, an unload, a split, a deleted policy, a namespace that goes."""
+    """A channel at whose brokers work is under way: a transfer, an unload, a split, a deleted
+    policy, a namespace that goes.
+    """
     channel = Channel()
     channel.genesis()
     for broker in ("a", "b"):
-        channel.accept(replace(joined(broker, channel.view, nonce=f"nonce of {broker}"), lease_ms=LEASE_MS, margin_ms=LEASE_MS))
+        channel.accept(
+            replace(
+                joined(broker, channel.view, nonce=f"nonce of {broker}"),
+                lease_ms=LEASE_MS,
+                margin_ms=LEASE_MS,
+            )
+        )
     channel.create((0, 100, 200, 300, HASH_MAX))
     for point in (0, 100, 200):
         channel.own("a", point)
-    channel.accept(propose.transfer(channel.admin(), channel.bundle(0), destination=channel.incarnation("b")))
+    channel.accept(
+        propose.transfer(channel.admin(), channel.bundle(0), destination=channel.incarnation("b"))
+    )
     channel.accept(propose.unload(channel.admin(), channel.bundle(100)))
-    channel.accept(propose.start_split(channel.admin(), channel.bundle(200), algorithm="x", positions=(250,)))
-    channel.accept(propose.set_policy(channel.admin(), channel.view, name="kept", document={"limit": 1}))
+    channel.accept(
+        propose.start_split(channel.admin(), channel.bundle(200), algorithm="x", positions=(250,))
+    )
+    channel.accept(
+        propose.set_policy(channel.admin(), channel.view, name="kept", document={"limit": 1})
+    )
     channel.accept(propose.set_policy(channel.admin(), channel.view, name="gone", document={}))
     channel.accept(propose.remove_policy(channel.admin(), channel.view, name="gone"))
     channel.create(namespace="tenant/going")
-    channel.accept(propose.start_deleting_namespace(channel.admin(), channel.view, name="tenant/going"))
+    channel.accept(
+        propose.start_deleting_namespace(channel.admin(), channel.view, name="tenant/going")
+    )
     return channel
 
 
@@ -106,12 +124,21 @@ def left_channel() -> Channel:
 def copied(old: Log, new: Log, *, again: bool = False, other_is_lost: bool = False) -> Copied:
     """Copy one log to the other."""
     deadline = Deadline.after(timeout_ms=TIMEOUT_MS)
-    return copy(old, new, publisher="admin:ops", deadline=deadline, again=again, other_is_lost=other_is_lost)
+    return copy(
+        old, new, publisher="admin:ops", deadline=deadline, again=again, other_is_lost=other_is_lost
+    )
 
 
 def held(view: View) -> dict[str, object]:
-    """What a view says of its keys, but for the brokers, whose deaths a copy may have written down."""
-    return {"bundles": view.bundles, "namespaces": view.namespaces, "policies": view.policies, "removed_at": view.removed_at}
+    """What a view says of its keys, but for the brokers, whose deaths a copy may have written
+    down.
+    """
+    return {
+        "bundles": view.bundles,
+        "namespaces": view.namespaces,
+        "policies": view.policies,
+        "removed_at": view.removed_at,
+    }
 
 
 def before_closing(log: Log) -> View:
@@ -126,7 +153,9 @@ def before_closing(log: Log) -> View:
 
 
 def check_copy(old: Log, new: Log, done: Copied) -> None:
-    """The new log comes to the view of the old one above its end, and the old one cannot be gone on with."""
+    """The new log comes to the view of the old one above its end, and the old one cannot be gone on
+    with.
+    """
     there, here = before_closing(old), restored_to_end(new)
     assert held(there) == held(here)
     assert {name: (b.status, b.incarnation, b.last) for name, b in there.brokers.items()} == {
@@ -144,13 +173,22 @@ def test_a_channel_that_all_have_left_is_copied(old: TroubledLog, new: TroubledL
     write(old, left_channel())
     done = copied(old, new)
     check_copy(old, new, done)
-    assert (CLUSTER, old.end(), 2, 1, 4, ()) == (done.cluster, done.base, done.brokers, done.namespaces, done.bundles, done.declared_dead)
+    assert (CLUSTER, old.end(), 2, 1, 4, ()) == (
+        done.cluster,
+        done.base,
+        done.brokers,
+        done.namespaces,
+        done.bundles,
+        done.declared_dead,
+    )
     first, *_ = entries_of(new)
     assert isinstance(decode(first.data), Genesis)
 
 
 def test_no_token_falls(old: TroubledLog, new: TroubledLog) -> None:
-    """Whoever joins the copy gets an incarnation, and for each bundle a token, above all that the old log ever issued."""
+    """Whoever joins the copy gets an incarnation, and for each bundle a token, above all that the
+    old log ever issued.
+    """
     write(old, left_channel())
     copied(old, new)
     reader = restored(new)
@@ -169,7 +207,15 @@ def test_no_token_falls(old: TroubledLog, new: TroubledLog) -> None:
     assert incarnation == old.end() + position
     for sequence, point in enumerate((0, 0x40000000), start=1):
         bundle = taken(reader.view, point)
-        put(encode(propose.assign(Author(publisher="admin:ops", as_of=reader.view.offset), bundle, owner=incarnation)))
+        put(
+            encode(
+                propose.assign(
+                    Author(publisher="admin:ops", as_of=reader.view.offset),
+                    bundle,
+                    owner=incarnation,
+                )
+            )
+        )
         read()
         author = Author(publisher="a", incarnation=incarnation, sequence=sequence)
         put(encode(propose.opened(author, taken(reader.view, point))))
@@ -191,7 +237,9 @@ def test_brokers_that_are_silent_are_declared_down(old: TroubledLog, new: Troubl
     check_copy(old, new, done)
     assert {"free"} == {bundle.phase for bundle in restored_to_end(new).bundles.values()}
     publishers = {
-        record.publisher.partition("/")[0] for record in map(decode, (entry.data for entry in entries_of(old)[-3:])) if record.publisher
+        record.publisher.partition("/")[0]
+        for record in map(decode, (entry.data for entry in entries_of(old)[-3:]))
+        if record.publisher
     }
     assert {"admin:ops"} == publishers
 
@@ -201,14 +249,20 @@ def renewal(channel: Channel, broker: str) -> bytes:
     return encode(propose.renewed(channel.author(broker), channel.broker(broker)))
 
 
-def test_a_broker_that_renews_is_not_copied_away_from(old: TroubledLog, new: TroubledLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While anybody says anything, also what is rejected, the copy is refused, and both logs are as they were."""
+def test_a_broker_that_renews_is_not_copied_away_from(
+    old: TroubledLog, new: TroubledLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While anybody says anything, also what is rejected, the copy is refused, and both logs are as
+    they were.
+    """
     channel = working_channel()
     write(old, channel)
     words = [renewal(channel, "a"), b'{"kind":"?","publisher":"b","incarnation":3,"sequence":99}']
     for word in words:
         before = old.end() + 1
-        monkeypatch.setattr(old, "wait", lambda *_, word=word, **__: old.append([word], timeout_ms=TIMEOUT_MS))
+        monkeypatch.setattr(
+            old, "wait", lambda *_, word=word, **__: old.append([word], timeout_ms=TIMEOUT_MS)
+        )
         with pytest.raises(OperatorError, match="in use by"):
             copied(old, new)
         assert [word] == [entry.data for entry in old.read(before, limit=10)][:1]
@@ -217,8 +271,12 @@ def test_a_broker_that_renews_is_not_copied_away_from(old: TroubledLog, new: Tro
 
 
 @pytest.mark.parametrize("word", ["renewal", "join"])
-def test_a_broker_that_speaks_at_the_last_moment_is_heard(word: str, old: TroubledLog, new: TroubledLog) -> None:
-    """A renewal just before the record of a death, or a broker that joins before the log is closed: both make it refused."""
+def test_a_broker_that_speaks_at_the_last_moment_is_heard(
+    word: str, old: TroubledLog, new: TroubledLog
+) -> None:
+    """A renewal just before the record of a death, or a broker that joins before the log is closed:
+    both make it refused.
+    """
     channel = working_channel()
     write(old, channel)
 
@@ -227,7 +285,9 @@ def test_a_broker_that_speaks_at_the_last_moment_is_heard(word: str, old: Troubl
         if word == "renewal":
             old.append([renewal(channel, "a")], timeout_ms=TIMEOUT_MS)
         elif b'"level"' in data:
-            old.append([encode(joined("c", restored_to_end(old), nonce="new"))], timeout_ms=TIMEOUT_MS)
+            old.append(
+                [encode(joined("c", restored_to_end(old), nonce="new"))], timeout_ms=TIMEOUT_MS
+            )
         else:
             old.trouble = speak
 
@@ -256,14 +316,17 @@ def test_of_two_copies_one_is_made(old: TroubledLog, new: TroubledLog) -> None:
 
 
 def test_a_copied_log_is_copied_again_only_on_demand(old: TroubledLog, new: TroubledLog) -> None:
-    """Where the first copy is lost for good, the same one can be made anew on another log, above the same base."""
+    """Where the first copy is lost for good, the same one can be made anew on another log, above
+    the same base.
+    """
     write(old, left_channel())
     first = copied(old, new)
     with closing(MemoryLog(name="memory:other")) as other:
         with pytest.raises(LogClosed):
             copied(old, other)
         refusal = (
-            f"{old.name} was closed at offset {old.end()} for its copy to memory:new, and memory:other is not that log.*--other-is-lost"
+            f"{old.name} was closed at offset {old.end()} for its copy to memory:new, and"
+            " memory:other is not that log.*--other-is-lost"
         )
         with pytest.raises(OperatorError, match=refusal):
             copied(old, other, again=True)
@@ -273,16 +336,25 @@ def test_a_copied_log_is_copied_again_only_on_demand(old: TroubledLog, new: Trou
         check_copy(old, other, second)
 
 
-def test_a_log_that_was_made_anew_under_the_same_name_is_another_one(old: TroubledLog, new: TroubledLog) -> None:
-    """The copy may have been moved away and be in use: what tells logs apart is not how they are called."""
+def test_a_log_that_was_made_anew_under_the_same_name_is_another_one(
+    old: TroubledLog, new: TroubledLog
+) -> None:
+    """The copy may have been moved away and be in use: what tells logs apart is not how they are
+    called.
+    """
     write(old, left_channel())
     copied(old, new)
     new.close()
-    with closing(TroubledLog(name="memory:new")) as anew, pytest.raises(OperatorError, match="two copies would issue the same tokens"):
+    with (
+        closing(TroubledLog(name="memory:new")) as anew,
+        pytest.raises(OperatorError, match="two copies would issue the same tokens"),
+    ):
         copied(old, anew, again=True)
 
 
-def test_a_log_that_an_earlier_version_closed_is_copied_again(old: TroubledLog, new: TroubledLog) -> None:
+def test_a_log_that_an_earlier_version_closed_is_copied_again(
+    old: TroubledLog, new: TroubledLog
+) -> None:
     """Its last record names no log, and a form of that name which nobody knows is none."""
     channel = left_channel()
     closed = encode(propose.close_log(channel.admin(), channel.view))
@@ -292,14 +364,22 @@ def test_a_log_that_an_earlier_version_closed_is_copied_again(old: TroubledLog, 
 
 
 def test_a_name_that_is_no_text_is_told_as_far_as_it_can_be(old: TroubledLog) -> None:
-    """A path may hold bytes that are no text, which no record can carry; the identity tells the copy all the same."""
+    """A path may hold bytes that are no text, which no record can carry; the identity tells the
+    copy all the same.
+    """
     write(old, channel := left_channel())
-    record = propose.close_log(channel.admin(), channel.view, copied_to="sqlite:new\udcff.db", identity="an identity")
+    record = propose.close_log(
+        channel.admin(), channel.view, copied_to="sqlite:new\udcff.db", identity="an identity"
+    )
     assert b'"copied_to":"sqlite:new?.db"' in encode(record)
 
 
-def test_a_target_takes_its_name_before_the_log_is_closed(old: TroubledLog, new: TroubledLog) -> None:
-    """So that a copy which dies then is finished on the log that the closed one names; if it cannot, nothing is closed."""
+def test_a_target_takes_its_name_before_the_log_is_closed(
+    old: TroubledLog, new: TroubledLog
+) -> None:
+    """So that a copy which dies then is finished on the log that the closed one names; if it
+    cannot, nothing is closed.
+    """
     write(old, left_channel())
     end = old.end()
     third = MemoryLog(name="memory:third")
@@ -312,7 +392,13 @@ def test_a_target_takes_its_name_before_the_log_is_closed(old: TroubledLog, new:
         return new
 
     def copied_with(named: Callable[[], Log]) -> Copied:
-        return copy(old, third, publisher="admin:ops", deadline=Deadline.after(timeout_ms=TIMEOUT_MS), name_target=named)
+        return copy(
+            old,
+            third,
+            publisher="admin:ops",
+            deadline=Deadline.after(timeout_ms=TIMEOUT_MS),
+            name_target=named,
+        )
 
     with pytest.raises(LogUnavailable):
         copied_with(fail)
@@ -323,7 +409,9 @@ def test_a_target_takes_its_name_before_the_log_is_closed(old: TroubledLog, new:
 
 
 @pytest.mark.parametrize("step", ["genesis", "twin", "answer"])
-def test_a_copy_that_died_is_finished(step: str, old: TroubledLog, new: TroubledLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_died_is_finished(
+    step: str, old: TroubledLog, new: TroubledLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Wherever it died, it is made again, and comes to the same view."""
     write(old, left_channel())
 
@@ -358,7 +446,9 @@ def test_a_target_that_holds_anything_is_refused(old: TroubledLog, new: Troubled
     view = restored_to_end(old)
     compacted_snapshot = new.compacted_snapshot()
     compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)
-    compacted_snapshot.replace(rows_of(view, -1), encode_marker(marker_of(view, log=new.identity)), timeout_ms=TIMEOUT_MS)
+    compacted_snapshot.replace(
+        rows_of(view, -1), encode_marker(marker_of(view, log=new.identity)), timeout_ms=TIMEOUT_MS
+    )
     with pytest.raises(CallerError, match="it has a snapshot already"):
         copied(old, new)
     new.append([b"x"], timeout_ms=TIMEOUT_MS)
@@ -370,13 +460,19 @@ def test_a_target_that_holds_anything_is_refused(old: TroubledLog, new: Troubled
     assert end == old.end()
 
 
-def test_an_unfinished_copy_of_another_channel_is_refused(old: TroubledLog, new: TroubledLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unfinished_copy_of_another_channel_is_refused(
+    old: TroubledLog, new: TroubledLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A target is finished only with what it was begun with."""
     other = TroubledLog(name="memory:other")
     write(other, left_channel())
     write(old, channel_with(bundles=2))
     with monkeypatch.context() as dying:
-        dying.setattr(type(new.compacted_snapshot()), "replace", lambda *_, **__: pytest.fail("the snapshot is not to be written"))
+        dying.setattr(
+            type(new.compacted_snapshot()),
+            "replace",
+            lambda *_, **__: pytest.fail("the snapshot is not to be written"),
+        )
         with pytest.raises(pytest.fail.Exception):
             copied(other, new)
     end = old.end()
@@ -394,7 +490,9 @@ def test_an_unfinished_copy_of_another_channel_is_refused(old: TroubledLog, new:
 
 
 def test_a_log_that_has_not_begun_is_not_copied(old: TroubledLog, new: TroubledLog) -> None:
-    """Where there is nothing but garbage there is no channel, and nothing is appended to either log."""
+    """Where there is nothing but garbage there is no channel, and nothing is appended to either
+    log.
+    """
     old.append([b"garbage"], timeout_ms=TIMEOUT_MS)
     with pytest.raises(LogNotBegun):
         copied(old, new)
@@ -402,12 +500,16 @@ def test_a_log_that_has_not_begun_is_not_copied(old: TroubledLog, new: TroubledL
 
 
 def test_somebody_else_begins_the_target_meanwhile(old: TroubledLog, new: TroubledLog) -> None:
-    """A broker that was pointed at the new log too early is noticed, and the copy not taken for one."""
+    """A broker that was pointed at the new log too early is noticed, and the copy not taken for
+    one.
+    """
     write(old, left_channel())
     stranger = MemoryLog(name="memory:new")
 
     def begin(_: bytes) -> None:
-        stranger.append([encode(propose.genesis(Author(publisher="b"), cluster=CLUSTER))], timeout_ms=TIMEOUT_MS)
+        stranger.append(
+            [encode(propose.genesis(Author(publisher="b"), cluster=CLUSTER))], timeout_ms=TIMEOUT_MS
+        )
 
     new.trouble = begin
     with pytest.raises(CallerError, match="somebody began it while the copy was made"):
@@ -419,11 +521,16 @@ def test_somebody_else_begins_the_target_meanwhile(old: TroubledLog, new: Troubl
     stranger.close()
 
 
-def test_a_target_that_was_begun_leaves_the_old_log_open(old: TroubledLog, new: TroubledLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While brokers are listened for somebody may begin the new log; that is seen before the old one is closed."""
+def test_a_target_that_was_begun_leaves_the_old_log_open(
+    old: TroubledLog, new: TroubledLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While brokers are listened for somebody may begin the new log; that is seen before the old
+    one is closed.
+    """
     write(old, left_channel())
     monkeypatch.setattr(
-        "equipoise.compaction.copying._Copier.declare_silent_dead", lambda _: new.append([b"garbage"], timeout_ms=TIMEOUT_MS) and ()
+        "equipoise.compaction.copying._Copier.declare_silent_dead",
+        lambda _: new.append([b"garbage"], timeout_ms=TIMEOUT_MS) and (),
     )
     end = old.end()
     with pytest.raises(CallerError, match="nothing can be copied to"):
@@ -431,18 +538,28 @@ def test_a_target_that_was_begun_leaves_the_old_log_open(old: TroubledLog, new: 
     assert end == old.end()
 
 
-def test_all_who_speak_are_named(old: TroubledLog, new: TroubledLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once one broker was heard the others get the time of a renewal, so that the operator learns of all at once."""
+def test_all_who_speak_are_named(
+    old: TroubledLog, new: TroubledLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once one broker was heard the others get the time of a renewal, so that the operator learns
+    of all at once.
+    """
     channel = working_channel()
     write(old, channel)
     words = iter([renewal(channel, "b"), renewal(channel, "a")])
-    monkeypatch.setattr(old, "wait", lambda *_, **__: old.append([next(words)], timeout_ms=TIMEOUT_MS))
+    monkeypatch.setattr(
+        old, "wait", lambda *_, **__: old.append([next(words)], timeout_ms=TIMEOUT_MS)
+    )
     with pytest.raises(OperatorError, match="in use by a, b: stop"):
         copied(old, new)
 
 
-def test_who_followed_the_empty_log_does_not_fold_the_copy_from_nothing(old: TroubledLog, new: TroubledLog) -> None:
-    """A reader that was there before the copy does not come to another view than one that starts after it."""
+def test_who_followed_the_empty_log_does_not_fold_the_copy_from_nothing(
+    old: TroubledLog, new: TroubledLog
+) -> None:
+    """A reader that was there before the copy does not come to another view than one that starts
+    after it.
+    """
     write(old, left_channel())
     early = restored(new)
     copied(old, new)
@@ -482,7 +599,9 @@ def test_without_its_snapshot_a_copy_says_nothing(old: TroubledLog, new: Trouble
 
 
 def test_who_sleeps_through_a_copy_stops_when_it_wakes(old: TroubledLog, new: TroubledLog) -> None:
-    """A reader of the old log, of whatever version, folds nothing behind the record that closed it."""
+    """A reader of the old log, of whatever version, folds nothing behind the record that closed
+    it.
+    """
     write(old, left_channel())
     sleeper = Reader(log=old.name)
     for entry in entries_of(old):

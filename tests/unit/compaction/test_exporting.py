@@ -16,7 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.channel.core import propose
-from equipoise.channel.core.errors import CallerError, DeadlineExceeded, LogClosed, LogNotBegun, LogTruncated, OperatorError
+from equipoise.channel.core.errors import (
+    CallerError,
+    DeadlineExceeded,
+    LogClosed,
+    LogNotBegun,
+    LogTruncated,
+    OperatorError,
+)
 from equipoise.channel.core.log import Log
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.snapshot_store import SnapshotRow
@@ -54,7 +61,9 @@ def odd_channel() -> Channel:
     for data in ODD:
         channel.put_bytes(data)
     channel.accept(propose.renewed(channel.author("a"), channel.broker("a")))
-    channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("b")))
+    channel.accept(
+        propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("b"))
+    )
     return channel
 
 
@@ -84,7 +93,9 @@ def sqlite(path: Path) -> SqliteLog:
     return OPEN.enter_context(closing(SqliteLog(str(path), name=f"sqlite:{path}")))
 
 
-def imported(export: bytes | list[bytes], path: Path, *, ahead: int = AHEAD) -> tuple[Imported, SqliteLog]:
+def imported(
+    export: bytes | list[bytes], path: Path, *, ahead: int = AHEAD
+) -> tuple[Imported, SqliteLog]:
     """What was said of an import into a new file, and the log that it made."""
     source = io.BytesIO(export if isinstance(export, bytes) else b"".join(export))
     done = import_to(f"sqlite:{path}", lines(source), file="the file", deadline=soon(), ahead=ahead)
@@ -92,7 +103,9 @@ def imported(export: bytes | list[bytes], path: Path, *, ahead: int = AHEAD) -> 
 
 
 def test_an_import_gives_the_same_log(tmp_path: Path) -> None:
-    """Each entry stands at its offset with its bytes, gaps are where they were, and offsets go on far above."""
+    """Each entry stands at its offset with its bytes, gaps are where they were, and offsets go on
+    far above.
+    """
     channel = odd_channel()
     first = written_to(sqlite(tmp_path / "one.db"), channel)
     assert isinstance(first, SqliteLog)
@@ -116,7 +129,9 @@ def test_an_import_leaves_out_as_many_offsets_as_it_is_told(tmp_path: Path) -> N
 
 
 def test_a_log_that_was_cut_off_is_carried_with_its_snapshot(tmp_path: Path) -> None:
-    """Its verdicts begin at the snapshot's horizon; entries that are left from before are carried too."""
+    """Its verdicts begin at the snapshot's horizon; entries that are left from before are carried
+    too.
+    """
     first = written_to(memory("cut"), odd_channel())
     whole = restored_to_end(first)
     cut_off(first, horizon=8, below=5)
@@ -153,7 +168,9 @@ def test_a_part_is_no_export(tmp_path: Path) -> None:
 
 
 def test_what_is_no_json_object_comes_in_base64() -> None:
-    """A record stands as JSON where that gives the same bytes back, and in base64 where it would not."""
+    """A record stands as JSON where that gives the same bytes back, and in base64 where it would
+    not.
+    """
     first = written_to(memory("base64"), odd_channel())
     found = {orjson.loads(line)["data"] for line in exported(first) if "data" in orjson.loads(line)}
     assert set(ODD) - {'{"ä":1}'.encode()} == {b64decode(data) for data in found}
@@ -163,7 +180,9 @@ def test_a_copy_is_made_where_offsets_cannot_be_left_out() -> None:
     """There the new log begins with the view at the end of the export, above it."""
     first = written_to(memory("from"), odd_channel())
     second = memory("to")
-    done = import_to("memory:to", iter(list(exported(first))), file="the file", deadline=soon(), ahead=7)
+    done = import_to(
+        "memory:to", iter(list(exported(first))), file="the file", deadline=soon(), ahead=7
+    )
     assert (False, first.end(), first.end() + 7) == (done.same, done.offset, done.base)
     assert digest_text(restored_to_end(first).digest()) == done.digest
     view = restored_to_end(second)
@@ -171,15 +190,21 @@ def test_a_copy_is_made_where_offsets_cannot_be_left_out() -> None:
     assert restored_to_end(first).bundles == view.bundles
 
 
-def test_no_copy_is_made_of_a_closed_or_empty_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A closed log goes on in the copy that it was closed for, and no empty one is made; as a file it can be looked at."""
+def test_no_copy_is_made_of_a_closed_or_empty_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A closed log goes on in the copy that it was closed for, and no empty one is made; as a file
+    it can be looked at.
+    """
     channel = Channel()
     channel.genesis()
     channel.put(propose.close_log(channel.admin(), channel.view))
     first, empty = written_to(memory("closed"), channel), memory("empty")
     _, second = imported(list(exported(first)), tmp_path / "two.db")
     assert entries_of(first) == entries_of(second)
-    monkeypatch.setattr("equipoise.compaction.importing.open_log", lambda _: pytest.fail("no log is to be made"))
+    monkeypatch.setattr(
+        "equipoise.compaction.importing.open_log", lambda _: pytest.fail("no log is to be made")
+    )
     with pytest.raises(LogClosed):
         import_to("memory:to", iter(list(exported(first))), file="the file", deadline=soon())
     with pytest.raises(LogNotBegun):
@@ -188,7 +213,9 @@ def test_no_copy_is_made_of_a_closed_or_empty_log(tmp_path: Path, monkeypatch: p
 
 @dataclass(frozen=True)
 class Damage:
-    """One way in which an export may be spoiled: `line` (from 0) has `old` replaced by `new`, or `cut` lines are left."""
+    """One way in which an export may be spoiled: `line` (from 0) has `old` replaced by `new`, or
+    `cut` lines are left.
+    """
 
     name: str
     problem: str
@@ -202,29 +229,88 @@ ALTERED = "the checksum of the lines above is another one"
 
 DAMAGES = [
     Damage("empty", "line 1: the file ends here", cut=0),
-    Damage("cut off", "line 9: the file ends here, without the tail of an export: it was cut off", cut=8),
+    Damage(
+        "cut off",
+        "line 9: the file ends here, without the tail of an export: it was cut off",
+        cut=8,
+    ),
     Damage("no export", "line 1: it is no export of a channel", old=b'"channel"', new=b'"else"'),
-    Damage("another format", "line 1: it is of format 3, and this version reads formats 1 and 2", old=b'"format":2', new=b'"format":3'),
+    Damage(
+        "another format",
+        "line 1: it is of format 3, and this version reads formats 1 and 2",
+        old=b'"format":2',
+        new=b'"format":3',
+    ),
     Damage("no offsets", "line 1: it does not name its log", old=b'"end"', new=b'"and"'),
     Damage("no JSON", "line 4: it cannot be read", line=3, old=b"{", new=b"\xff{"),
-    Damage("no object", "line 4: it is no JSON object", line=3, old=b'{"position":3', new=b'[]\n{"position":3'),
+    Damage(
+        "no object",
+        "line 4: it is no JSON object",
+        line=3,
+        old=b'{"position":3',
+        new=b'[]\n{"position":3',
+    ),
     Damage("no position", "line 4: it is no entry", line=3, old=b"position", new=b"location"),
-    Damage("out of order", "line 4: position 2 is out of order", line=3, old=b'"position":3', new=b'"position":2'),
-    Damage("beyond the end", "line 4: position 99 is out of order", line=3, old=b'"position":3', new=b'"position":99'),
-    Damage("no record", "line 4: it has neither record nor data", line=3, old=b'"record"', new=b'"recall"'),
+    Damage(
+        "out of order",
+        "line 4: position 2 is out of order",
+        line=3,
+        old=b'"position":3',
+        new=b'"position":2',
+    ),
+    Damage(
+        "beyond the end",
+        "line 4: position 99 is out of order",
+        line=3,
+        old=b'"position":3',
+        new=b'"position":99',
+    ),
+    Damage(
+        "no record",
+        "line 4: it has neither record nor data",
+        line=3,
+        old=b'"record"',
+        new=b'"recall"',
+    ),
     Damage("no base64", "its data are not base64", line=9, old=b'"data":"', new=b'"data":"*'),
-    Damage("another verdict", "line 4: it promises accepted False", line=3, old=b'"accepted":true', new=b'"accepted":false'),
-    Damage("another record", "line 3: it promises accepted True", line=2, old=b'"key":"a"', new=b'"key":"b"'),
-    Damage("another offset", "line 4: it promises offset 4", line=3, old=b'"offset":3', new=b'"offset":4'),
-    Damage("another number", "but its content has", line=-1, old=b'"entries":1', new=b'"entries":2'),
-    Damage("another digest", "it promises digest", line=-1, old=b'"digest":"0x', new=b'"digest":"0x0'),
+    Damage(
+        "another verdict",
+        "line 4: it promises accepted False",
+        line=3,
+        old=b'"accepted":true',
+        new=b'"accepted":false',
+    ),
+    Damage(
+        "another record",
+        "line 3: it promises accepted True",
+        line=2,
+        old=b'"key":"a"',
+        new=b'"key":"b"',
+    ),
+    Damage(
+        "another offset",
+        "line 4: it promises offset 4",
+        line=3,
+        old=b'"offset":3',
+        new=b'"offset":4',
+    ),
+    Damage(
+        "another number", "but its content has", line=-1, old=b'"entries":1', new=b'"entries":2'
+    ),
+    Damage(
+        "another digest", "it promises digest", line=-1, old=b'"digest":"0x', new=b'"digest":"0x0'
+    ),
     Damage("another lease", ALTERED, line=2, old=b'"lease_ms":', new=b'"lease_ms":1'),
     Damage("another time", ALTERED, line=3, old=b'"record":{', new=b'"record":{"timestamp_ms":1,'),
     Damage("another cluster's log", ALTERED, old=b'"log":"memory:', new=b'"log":"kafka://'),
     Damage("another checksum", ALTERED, line=-1, old=b'"sha256":"', new=b'"sha256":"0'),
     Damage("no checksum", ALTERED, line=-1, old=b'"sha256":', new=b'"sha512":'),
     Damage(
-        "snapshot without marker", "the snapshot has no marker", line=1, old=b'{"position":1', new=b'{"twin":"level","row":{},"position":1'
+        "snapshot without marker",
+        "the snapshot has no marker",
+        line=1,
+        old=b'{"position":1',
+        new=b'{"twin":"level","row":{},"position":1',
     ),
 ]
 
@@ -254,10 +340,15 @@ def test_what_stands_behind_the_end_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("below", [5, 1], ids=["cut", "whole"])
 def test_an_altered_snapshot_is_refused(below: int, tmp_path: Path) -> None:
-    """What a log is folded from is proven before; of a whole one, too, since whoever starts on the new log begins with it."""
+    """What a log is folded from is proven before; of a whole one, too, since whoever starts on the
+    new log begins with it.
+    """
     log = written_to(memory(f"twin-{below}"), odd_channel())
     cut_off(log, horizon=8, below=below)
-    export = [line.replace(b'"status":"up"', b'"status":"left"') if b'"twin"' in line else line for line in exported(log)]
+    export = [
+        line.replace(b'"status":"up"', b'"status":"left"') if b'"twin"' in line else line
+        for line in exported(log)
+    ]
     with pytest.raises(OperatorError, match="does not match its checksum"):
         imported(export, tmp_path / "two.db")
 
@@ -270,14 +361,20 @@ def test_a_damaged_snapshot_of_a_whole_log_is_left_out(tmp_path: Path) -> None:
     assert image is not None
     assert "broker:a" in image.rows
     first.compacted_snapshot().claim(timeout_ms=TIMEOUT_MS)
-    first.compacted_snapshot().replace([SnapshotRow("broker:a", b"{}")], image.marker, timeout_ms=TIMEOUT_MS)
+    first.compacted_snapshot().replace(
+        [SnapshotRow("broker:a", b"{}")], image.marker, timeout_ms=TIMEOUT_MS
+    )
     _, second = imported(list(exported(first)), tmp_path / "two.db")
     assert second.compacted_snapshot().load() is None
     assert restored_to_end(first).digest() == restored_to_end(second).digest()
 
 
-def test_a_log_that_is_cut_while_its_export_begins_is_not_exported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the verdicts were to begin with is gone by then; the next try begins with what is there."""
+def test_a_log_that_is_cut_while_its_export_begins_is_not_exported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the verdicts were to begin with is gone by then; the next try begins with what is
+    there.
+    """
     log = written_to(memory("meanwhile"), odd_channel())
     begun = beginning(log)
     with monkeypatch.context() as meanwhile:
@@ -289,7 +386,9 @@ def test_a_log_that_is_cut_while_its_export_begins_is_not_exported(monkeypatch: 
 
 
 def test_an_export_without_a_checksum_is_read(tmp_path: Path) -> None:
-    """Backups that an earlier version made are still good; one that has a checksum is held to it."""
+    """Backups that an earlier version made are still good; one that has a checksum is held to
+    it.
+    """
     log = written_to(memory("format-1"), odd_channel())
     export = [orjson.loads(line) for line in exported(log)]
     export[0]["format"] = 1
@@ -301,13 +400,18 @@ def test_an_export_without_a_checksum_is_read(tmp_path: Path) -> None:
 
 
 def test_digests_are_compared_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every so many entries a line has the digest there, so that damage is known near to where it is."""
+    """Every so many entries a line has the digest there, so that damage is known near to where it
+    is.
+    """
     monkeypatch.setattr(exporting, "DIGEST_INTERVAL", 4)
     log = written_to(memory("digests"), odd_channel())
     export = list(exported(log))
     assert b'"digest"' in export[4]
     with pytest.raises(OperatorError, match="line 5: it promises digest"):
-        imported([*export[:4], export[4].replace(b'"digest":"0x', b'"digest":"0x1', 1), *export[5:]], tmp_path / "two.db")
+        imported(
+            [*export[:4], export[4].replace(b'"digest":"0x', b'"digest":"0x1', 1), *export[5:]],
+            tmp_path / "two.db",
+        )
 
 
 def test_nothing_is_imported_over_a_log(tmp_path: Path) -> None:
@@ -326,12 +430,19 @@ def test_an_import_has_a_deadline(tmp_path: Path) -> None:
     log = written_to(memory("late"), odd_channel())
     export = iter(list(exported(log)))
     with pytest.raises(DeadlineExceeded):
-        import_to(f"sqlite:{tmp_path}/two.db", export, file="the file", deadline=Deadline.after(timeout_ms=0))
+        import_to(
+            f"sqlite:{tmp_path}/two.db",
+            export,
+            file="the file",
+            deadline=Deadline.after(timeout_ms=0),
+        )
     assert [] == list(tmp_path.iterdir())
 
 
 def test_compressed_lines_are_the_same_lines() -> None:
-    """Whether a file is compressed is told by its first bytes, also of one that is read piece by piece."""
+    """Whether a file is compressed is told by its first bytes, also of one that is read piece by
+    piece.
+    """
     export = [b"%d %s\n" % (number, b"x" * (number % 100)) for number in range(5_000)]
     file = io.BytesIO()
     with written(file, compressed=True) as stream:
@@ -354,7 +465,8 @@ class Pipe(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # Of all buffers only this one is ever given.
+    # Of all buffers only this one is ever given.
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         piece, self._rest = self._rest[: min(3, len(buffer))], self._rest[min(3, len(buffer)) :]
         buffer[: len(piece)] = piece
         return len(piece)
@@ -380,8 +492,12 @@ def test_a_damaged_compressed_file_is_refused(spoil: str, tmp_path: Path) -> Non
 
 @given(st.integers(0, 2**32), st.integers(1, 120), st.data())
 @settings(deadline=None, max_examples=25)
-def test_any_log_comes_back_as_it_was(tmp_path_factory: pytest.TempPathFactory, seed: int, length: int, data: st.DataObject) -> None:
-    """Whatever stands on a log, whole or cut off, an import has all of it, and comes to the same view."""
+def test_any_log_comes_back_as_it_was(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, length: int, data: st.DataObject
+) -> None:
+    """Whatever stands on a log, whole or cut off, an import has all of it, and comes to the same
+    view.
+    """
     folder = tmp_path_factory.mktemp("any")
     walk = Walk(seed)
     records = [walk.step()[1] for _ in range(length)]

@@ -1,4 +1,6 @@
-"""Test when a compaction moves the history snapshot, conflicts with other compactors, and damage."""
+"""Test when a compaction moves the history snapshot, conflicts with other compactors, and
+damage.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,16 @@ from equipoise.channel.snapshots.history_snapshot import history_snapshot_of
 from equipoise.channel.snapshots.restore import earliest
 from equipoise.compaction.retention import Retention
 from equipoise.compaction.writing import Step
-from tests.channels.compacting import TIMEOUT_MS, compacted, fold, renewed, told_by, untold, write_snapshot, written
+from tests.channels.compacting import (
+    TIMEOUT_MS,
+    compacted,
+    fold,
+    renewed,
+    told_by,
+    untold,
+    write_snapshot,
+    written,
+)
 from tests.channels.folding import Channel, channel_with
 from tests.channels.gap_log import GapLog
 from tests.unit.sqlite.sqlite_files import edit, open_at
@@ -49,7 +60,9 @@ def history_position(log: GapLog) -> int | None:
     return None if marker is None else marker.position
 
 
-def test_where_zero_or_the_snapshot_tells_all_there_is_no_history(log: GapLog, channel: Channel) -> None:
+def test_where_zero_or_the_snapshot_tells_all_there_is_no_history(
+    log: GapLog, channel: Channel
+) -> None:
     """No history snapshot is written while nothing is cut, nor where nothing is kept."""
     written(log, channel)
     compacted(log, retain=Retention(unit="offsets", amount=100))
@@ -59,11 +72,18 @@ def test_where_zero_or_the_snapshot_tells_all_there_is_no_history(log: GapLog, c
 
 
 def test_a_history_that_the_log_has_passed_is_none(log: GapLog, channel: Channel) -> None:
-    """One that is left below the log's beginning is no damage, and the next that is needed takes its place."""
+    """One that is left below the log's beginning is no damage, and the next that is needed takes
+    its place.
+    """
     written(log, channel)
     compacted(log, retain=KEPT)
     compacted(log)
-    assert (11, None, None, 10) == (log.start(), history_position(log), history_snapshot_of(log).problem, earliest(log).view.offset)
+    assert (11, None, None, 10) == (
+        log.start(),
+        history_position(log),
+        history_snapshot_of(log).problem,
+        earliest(log).view.offset,
+    )
     assert verify(log).in_order
     written(log, renewed(channel, 7))
     compacted(log, retain=KEPT)
@@ -71,7 +91,9 @@ def test_a_history_that_the_log_has_passed_is_none(log: GapLog, channel: Channel
 
 
 def test_a_history_is_not_lowered(log: GapLog, channel: Channel) -> None:
-    """A longer retention leaves the history snapshot where it is: what lies below can be told no more, and what lies above still can."""
+    """A longer retention leaves the history snapshot where it is: what lies below can be told no
+    more, and what lies above still can.
+    """
     written(log, channel)
     compacted(log, retain=Retention(unit="offsets", amount=2))
     before = log.history_snapshot().load()
@@ -82,7 +104,9 @@ def test_a_history_is_not_lowered(log: GapLog, channel: Channel) -> None:
 
 
 def test_a_cut_in_a_gap_is_lowered_to_the_record_before(log: GapLog, channel: Channel) -> None:
-    """Without a record just below the cut, the log begins right after the history snapshot's last record and keeps nothing more."""
+    """Without a record just below the cut, the log begins right after the history snapshot's last
+    record and keeps nothing more.
+    """
     written(log, channel)
     log.leap(50)
     log.put(*(((offset + 50), data) for offset, data in channel.entries[-1:]))  # A late duplicate.
@@ -106,8 +130,12 @@ def test_a_dry_run_tells_where_the_log_would_begin(log: GapLog, channel: Channel
     other.close()
 
 
-def test_who_comes_between_look_and_claim_is_seen(log: GapLog, channel: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A history snapshot that another compactor has moved meanwhile is not put lower by one that looked at it before."""
+def test_who_comes_between_look_and_claim_is_seen(
+    log: GapLog, channel: Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A history snapshot that another compactor has moved meanwhile is not put lower by one that
+    looked at it before.
+    """
     written(log, channel)
     other, history_snapshot = GapLog(name=log.name), log.history_snapshot()
     claim = history_snapshot.claim
@@ -129,19 +157,25 @@ def spoil(log: GapLog) -> None:
     image = log.history_snapshot().load()
     assert image is not None
     log.history_snapshot().claim(timeout_ms=TIMEOUT_MS)
-    log.history_snapshot().replace([SnapshotRow("broker:ghost", b"{}")], image.marker, timeout_ms=TIMEOUT_MS)
+    log.history_snapshot().replace(
+        [SnapshotRow("broker:ghost", b"{}")], image.marker, timeout_ms=TIMEOUT_MS
+    )
 
 
-def test_a_damaged_history_costs_the_past_alone(log: GapLog, channel: Channel, caplog: pytest.LogCaptureFixture) -> None:
-    """It is a finding and a warning; the log is told from its snapshot on, which the next compaction makes the history snapshot."""
+def test_a_damaged_history_costs_the_past_alone(
+    log: GapLog, channel: Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is a finding and a warning; the log is told from its snapshot on, which the next
+    compaction makes the history snapshot.
+    """
     written(log, channel)
     compacted(log, retain=KEPT)
     spoil(log)
     with caplog.at_level(logging.WARNING):
         assert 10 == earliest(log).view.offset
     assert (
-        f"the history of the log {log.name} begins at its snapshot, because its history snapshot cannot be used: its row 'broker:ghost'"
-        in caplog.text
+        f"the history of the log {log.name} begins at its snapshot, because its history snapshot"
+        " cannot be used: its row 'broker:ghost'" in caplog.text
     )
     findings = verify(log)
     assert [Kind.HISTORY] == [finding.kind for finding in findings.findings]
@@ -155,7 +189,9 @@ def test_a_damaged_history_costs_the_past_alone(log: GapLog, channel: Channel, c
 def test_a_history_that_cannot_be_had_costs_the_past_alone(
     log: GapLog, channel: Channel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where a right is missing on its topic, tools look back as far as the snapshot goes; whoever would move it says what is missing."""
+    """Where a right is missing on its topic, tools look back as far as the snapshot goes; whoever
+    would move it says what is missing.
+    """
     written(log, channel)
     compacted(log, retain=KEPT)
 
@@ -172,9 +208,19 @@ def test_a_history_that_cannot_be_had_costs_the_past_alone(
         compacted(log, retain=KEPT)
 
 
-@pytest.mark.parametrize("damage", ["UPDATE entries SET checksum = 0 WHERE offset = 1", "UPDATE entries SET checksum = 0 WHERE offset = 3"])
-def test_a_damaged_record_of_the_past_is_in_nobodys_way(channel: Channel, tmp_path: Path, damage: str) -> None:
-    """What only the past needs, and cannot be read, is cut off as anything else: the story is then known from the snapshot on."""
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE entries SET checksum = 0 WHERE offset = 1",
+        "UPDATE entries SET checksum = 0 WHERE offset = 3",
+    ],
+)
+def test_a_damaged_record_of_the_past_is_in_nobodys_way(
+    channel: Channel, tmp_path: Path, damage: str
+) -> None:
+    """What only the past needs, and cannot be read, is cut off as anything else: the story is then
+    known from the snapshot on.
+    """
     with closing(open_at(tmp_path / "log.db")) as log:
         log.append([data for _, data in channel.entries], timeout_ms=TIMEOUT_MS)
         compacted(log, retain=Retention(unit="offsets", amount=100))
@@ -190,30 +236,52 @@ def test_an_audit_begins_with_the_history(log: GapLog, channel: Channel) -> None
     written(log, channel)
     compacted(log, retain=KEPT)
     findings = verify(log)
-    assert (5, True, 10, False) == (findings.history_to, findings.from_history_snapshot, findings.snapshot_to, findings.from_snapshot)
+    assert (5, True, 10, False) == (
+        findings.history_to,
+        findings.from_history_snapshot,
+        findings.snapshot_to,
+        findings.from_snapshot,
+    )
     assert (True, 5) == (findings.in_order, findings.records)
 
 
 def test_an_audit_compares_snapshot_and_history(log: GapLog, channel: Channel) -> None:
-    """A snapshot that agrees with the history snapshot passes; one that leads to another view than the log is a finding."""
+    """A snapshot that agrees with the history snapshot passes; one that leads to another view than
+    the log is a finding.
+    """
     written(log, channel)
     compacted(log, retain=KEPT)
     write_snapshot(log, fold(channel.entries[:5]), clear=True)
-    assert (5, 5, True) == ((findings := verify(log)).snapshot_to, findings.history_to, findings.in_order)
+    assert (5, 5, True) == (
+        (findings := verify(log)).snapshot_to,
+        findings.history_to,
+        findings.in_order,
+    )
     other = channel_with("b:1", bundles=2)
     write_snapshot(log, renewed(other, 7, broker="b:1").view, clear=True)
-    assert [(Kind.SNAPSHOT, 10)] == [(finding.kind, finding.first) for finding in verify(log).findings]
+    assert [(Kind.SNAPSHOT, 10)] == [
+        (finding.kind, finding.first) for finding in verify(log).findings
+    ]
 
 
-def test_an_audit_begins_with_the_snapshot_where_that_is_lower(log: GapLog, channel: Channel) -> None:
-    """A compactor that died after moving the history snapshot past the snapshot leaves both logs in order."""
+def test_an_audit_begins_with_the_snapshot_where_that_is_lower(
+    log: GapLog, channel: Channel
+) -> None:
+    """A compactor that died after moving the history snapshot past the snapshot leaves both logs in
+    order.
+    """
     written(log, channel)
     compacted(log)
     written(log, renewed(channel, 10))
     with pytest.raises(DiedError):
         compacted(log, retain=KEPT, step=die_with_the_history)
     findings = verify(log)
-    assert (10, True, 15, True) == (findings.snapshot_to, findings.from_snapshot, findings.history_to, findings.in_order)
+    assert (10, True, 15, True) == (
+        findings.snapshot_to,
+        findings.from_snapshot,
+        findings.history_to,
+        findings.in_order,
+    )
 
 
 class DiedError(Exception):

@@ -23,7 +23,15 @@ from equipoise.channel.core.view import View
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.system.deadline import Deadline
 from equipoise.compaction.holds import DAYS_LIMIT, DAYS_MAX, Held, hold_document, hold_key, holds_in
-from equipoise.spark_jobs.archive.holding import AT_LEAST_EVERY_S, EVERY_S, OPEN_MS, OPEN_MS_MAX, READ_MS, Hold, release_hold
+from equipoise.spark_jobs.archive.holding import (
+    AT_LEAST_EVERY_S,
+    EVERY_S,
+    OPEN_MS,
+    OPEN_MS_MAX,
+    READ_MS,
+    Hold,
+    release_hold,
+)
 from equipoise.spark_jobs.archive.job import run_archive
 from equipoise.spark_jobs.archive.tables.manifest import Manifest
 from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen
@@ -39,14 +47,19 @@ FRESH: Document = hold_document(archived_to=7, at_ms=NOW_MS, days_max=DAYS_MAX)
 
 def policies(**documents: Document) -> dict[str, PolicyEntry]:
     """Holds by their names."""
-    return {f"archives/{name}": PolicyEntry(name=f"archives/{name}", last=1, document=document) for name, document in documents.items()}
+    return {
+        f"archives/{name}": PolicyEntry(name=f"archives/{name}", last=1, document=document)
+        for name, document in documents.items()
+    }
 
 
 def held(channel: Channel, archived_to: int, *, name: str = "main", days_old: int = 0) -> Channel:
     """Let an archive hold the log from what follows this offset on."""
     at_ms = time.time_ns() // 1_000_000 - days_old * DAY_MS
     document = hold_document(archived_to=archived_to, at_ms=at_ms, days_max=DAYS_MAX)
-    channel.accept(propose.set_policy(channel.admin(), channel.view, name=hold_key(name), document=document))
+    channel.accept(
+        propose.set_policy(channel.admin(), channel.view, name=hold_key(name), document=document)
+    )
     return channel
 
 
@@ -60,18 +73,27 @@ def log() -> Iterator[GapLog]:
 
 def test_the_lowest_hold_counts() -> None:
     """Of several archives the one that has read least is waited for, by its name."""
-    found = holds_in(policies(one=FRESH, two={**FRESH, "archived_to": 3}, three={**FRESH, "archived_to": 5}), now_ms=NOW_MS)
+    found = holds_in(
+        policies(one=FRESH, two={**FRESH, "archived_to": 3}, three={**FRESH, "archived_to": 5}),
+        now_ms=NOW_MS,
+    )
     assert Held(archived_to=3, by="two") == found
     assert (4, 1, 0) == (found.position(0), found.position(3), found.position(99))
 
 
 def test_a_hold_lapses() -> None:
-    """An archive that has not moved for longer than its hold is good for is told, and not waited for."""
+    """An archive that has not moved for longer than its hold is good for is told, and not waited
+    for.
+    """
     old = {**FRESH, "at_ms": NOW_MS - DAYS_MAX * DAY_MS - 1}
-    assert Held(archived_to=7, by="two", lapsed=("one",)) == holds_in(policies(one=old, two=FRESH), now_ms=NOW_MS)
+    assert Held(archived_to=7, by="two", lapsed=("one",)) == holds_in(
+        policies(one=old, two=FRESH), now_ms=NOW_MS
+    )
     found = holds_in(policies(one=old), now_ms=NOW_MS)
     assert (None, ("one",)) == (found.position(0), found.lapsed)
-    assert Held(archived_to=7, by="one") == holds_in(policies(one={**old, "days_max": 60}), now_ms=NOW_MS)
+    assert Held(archived_to=7, by="one") == holds_in(
+        policies(one={**old, "days_max": 60}), now_ms=NOW_MS
+    )
     ancient = {**FRESH, "at_ms": NOW_MS - DAYS_LIMIT * DAY_MS - 1, "days_max": 10**15}
     assert Held(lapsed=("one",)) == holds_in(policies(one=ancient), now_ms=NOW_MS)
 
@@ -91,7 +113,9 @@ def test_a_name_is_checked() -> None:
 
 
 def test_what_is_not_archived_stays(log: GapLog) -> None:
-    """A compaction that would remove all keeps what an archive has not read, says for whom, and removes it once it has been read."""
+    """A compaction that would remove all keeps what an archive has not read, says for whom, and
+    removes it once it has been read.
+    """
     channel = written(log, held(renewed(channel_with("a:1"), 10), 5))
     done = compacted(log)
     assert (6, "main", ()) == (done.start, done.held_by, done.lapsed)
@@ -122,7 +146,12 @@ def view_of(url: str) -> View:
 
 def manifest_at(position: int | None) -> Manifest:
     """Return the manifest of an archive that continues at a position."""
-    return Manifest(writer="archive", log="", url="", positions={} if position is None else {"channel": position})
+    return Manifest(
+        writer="archive",
+        log="",
+        url="",
+        positions={} if position is None else {"channel": position},
+    )
 
 
 class Clock:
@@ -138,18 +167,25 @@ class Clock:
 def say(url: str) -> int:
     """Let somebody write a record that is no hold, and be accepted at this offset."""
     with opened(url, timeout_ms=10_000, publisher="admin:alice") as access:
-        return submit(access, lambda view, author: propose.set_policy(author, view, name="pin/main", document={})).offset
+        return submit(
+            access,
+            lambda view, author: propose.set_policy(author, view, name="pin/main", document={}),
+        ).offset
 
 
 def reach(hold: Hold, url: str) -> int:
-    """Let an archive come to the log's end, and say so if it is time; where the log ends after it."""
+    """Let an archive come to the log's end, and say so if it is time; where the log ends after
+    it.
+    """
     with closing(open_log(url)) as log:
         hold.archived(manifest_at(log.end() + 1))
         return log.end()
 
 
 def test_an_archive_moves_its_hold(tmp_path: Path) -> None:
-    """The hold is written at once, then no sooner than every so often, not for its own record, and in any case once a day."""
+    """The hold is written at once, then no sooner than every so often, not for its own record, and
+    in any case once a day.
+    """
     channel = channel_with("a:1")
     url, told, clock = write(channel.entries, tmp_path), list[str](), Clock()
     hold = Hold(url, "main", note=told.append, now_s=clock)
@@ -184,16 +220,23 @@ def test_a_hold_that_is_lifted_is_told(tmp_path: Path) -> None:
         hold = Hold(url, name, note=told.append)
         hold.archived(manifest_at(1), at_once=True)
         hold.close()
-        options = ArchiveOptions(log_url=url, archive=tmp_path / "unused", release=name, as_json=as_json)
+        options = ArchiveOptions(
+            log_url=url, archive=tmp_path / "unused", release=name, as_json=as_json
+        )
         assert 0 == run_archive(options, screen)
     text, document = told
     said = orjson.loads(document)
     assert ("archives/two", say(url) - 1) == (said["policy"], said["offset"])
-    assert f"accepted at offset {said['offset'] - 2}: released the hold archives/one; compaction no longer waits" in text
+    assert (
+        f"accepted at offset {said['offset'] - 2}: released the hold archives/one; compaction no"
+        " longer waits" in text
+    )
 
 
 def test_archives_do_not_follow_one_another(tmp_path: Path) -> None:
-    """Two archives that hold a log on which nobody else writes fall silent, both follow what is said then, and write once a day."""
+    """Two archives that hold a log on which nobody else writes fall silent, both follow what is
+    said then, and write once a day.
+    """
     url, told, clock = write(channel_with("a:1").entries, tmp_path), list[str](), Clock()
     holds = [Hold(url, name, note=told.append, now_s=clock) for name in ("one", "two")]
 
@@ -216,7 +259,9 @@ def test_archives_do_not_follow_one_another(tmp_path: Path) -> None:
 
 
 def test_what_a_hold_has_not_read_itself_counts(tmp_path: Path) -> None:
-    """An archive that is behind the snapshot from which its hold began to read moves the hold all the same, record by record."""
+    """An archive that is behind the snapshot from which its hold began to read moves the hold all
+    the same, record by record.
+    """
     channel = renewed(channel_with("a:1"), 20)
     url, told, clock = write(channel.entries, tmp_path), list[str](), Clock()
     with closing(open_log(url)) as log:
@@ -230,8 +275,12 @@ def test_what_a_hold_has_not_read_itself_counts(tmp_path: Path) -> None:
     assert [] == told
 
 
-def test_a_snapshot_that_loads_slowly_is_given_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the view was not there in time the next try waits twice as long, up to a bound, so that one comes to the end of it."""
+def test_a_snapshot_that_loads_slowly_is_given_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the view was not there in time the next try waits twice as long, up to a bound, so that
+    one comes to the end of it.
+    """
     waited, told, clock = list[int](), list[str](), Clock()
 
     def slowly(*_: object, **__: object) -> Reader:
@@ -262,8 +311,12 @@ def test_a_snapshot_that_loads_slowly_is_given_longer(tmp_path: Path, monkeypatc
     assert "archives/main" in view_of(url).policies
 
 
-def test_a_batch_does_not_wait_for_a_long_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a channel that takes long to read each batch reads a part, and the hold is written by the one that comes to the end of it."""
+def test_a_batch_does_not_wait_for_a_long_channel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a channel that takes long to read each batch reads a part, and the hold is written by the
+    one that comes to the end of it.
+    """
 
     class Impatient(Deadline):
         """Comes after the first part of the channel."""
@@ -294,12 +347,15 @@ def test_a_batch_does_not_wait_for_a_long_channel(tmp_path: Path, monkeypatch: p
 
 
 def test_a_hold_is_dated_by_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An archive whose machine is a month behind, or a year ahead, writes the time of the log's newest entry all the same."""
+    """An archive whose machine is a month behind, or a year ahead, writes the time of the log's
+    newest entry all the same.
+    """
     channel = channel_with("a:1")
     told = list[str]()
     now_ns = time.time_ns()
     for wrong_ns in (-31 * DAY_MS * 1_000_000, 365 * DAY_MS * 1_000_000):
-        (folder := tmp_path / str(wrong_ns)).mkdir()  # A log of its own: the record of a hold gets its time from the wrong clock, too.
+        # A log of its own: the record of a hold gets its time from the wrong clock, too.
+        (folder := tmp_path / str(wrong_ns)).mkdir()
         url = write(channel.entries, folder)
         monkeypatch.setattr(time, "time_ns", lambda wrong_ns=wrong_ns: now_ns + wrong_ns)
         hold = Hold(url, "main", note=told.append)
@@ -313,7 +369,9 @@ def test_a_hold_is_dated_by_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_failed_write_is_tried_again_soon(tmp_path: Path) -> None:
-    """A failure does not stop the archive: it is reported, and the next try comes after the time in the message."""
+    """A failure does not stop the archive: it is reported, and the next try comes after the time in
+    the message.
+    """
     told, clock = list[str](), Clock()
     hold = Hold(f"sqlite:{tmp_path}/nowhere.db", "main", note=told.append, now_s=clock)
     for after_s in (0, EVERY_S - 1, 1):
@@ -325,8 +383,16 @@ def test_a_failed_write_is_tried_again_soon(tmp_path: Path) -> None:
 
 def test_the_command_names_who_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever compacts by hand is told for whom more is kept, and for whom no longer."""
-    monkeypatch.setattr("equipoise.compaction.compactor.newest_ms", lambda *_, **__: time.time_ns() // 1_000_000 + 3_600_000)
+    monkeypatch.setattr(
+        "equipoise.compaction.compactor.newest_ms",
+        lambda *_, **__: time.time_ns() // 1_000_000 + 3_600_000,
+    )
     channel = held(held(renewed(channel_with("a:1"), 10), 5), 3, name="old", days_old=DAYS_MAX + 1)
-    result = run("channel", "compact", "--retain", "0 offsets", log=write(channel.entries, tmp_path))
-    assert "the log now begins at offset 6, instead of 1; more is kept for the archive main, which has not read it" in result.stdout
+    result = run(
+        "channel", "compact", "--retain", "0 offsets", log=write(channel.entries, tmp_path)
+    )
+    assert (
+        "the log now begins at offset 6, instead of 1; more is kept for the archive main, which has"
+        " not read it" in result.stdout
+    )
     assert result.stdout.endswith("; nothing is kept any longer for old, whose hold has lapsed\n")

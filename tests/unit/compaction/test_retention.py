@@ -26,9 +26,19 @@ from equipoise.compaction.retention import (
 
 DAY_MS = 86_400_000
 MARKER = Marker(
-    log="x", cluster="c", base=1_000, horizon=1_500, digest=1, genesis=1_001, level=1, level_last=1_001, removed_at=1_001, sequences={},
-    bytes_below=5_000, checkpoints=((1_100, 1_000), (1_200, 2_000), (1_400, 4_000)),
-)  # fmt: skip
+    log="x",
+    cluster="c",
+    base=1_000,
+    horizon=1_500,
+    digest=1,
+    genesis=1_001,
+    level=1,
+    level_last=1_001,
+    removed_at=1_001,
+    sequences={},
+    bytes_below=5_000,
+    checkpoints=((1_100, 1_000), (1_200, 2_000), (1_400, 4_000)),
+)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +62,20 @@ def test_a_retention_is_a_number_and_a_unit(text: str, unit: str, amount: int) -
     assert (unit, amount) == (parse_retention(text).unit, parse_retention(text).amount)
 
 
-NONE = ("", "7", "d", "-7d", "7.5d", "7D", "7mb", "1e3 offsets", "7d 3h", "\N{ARABIC-INDIC DIGIT SEVEN}d", "9" * 17 + "d", "9" * 15 + "d")
+NONE = (
+    "",
+    "7",
+    "d",
+    "-7d",
+    "7.5d",
+    "7D",
+    "7mb",
+    "1e3 offsets",
+    "7d 3h",
+    "\N{ARABIC-INDIC DIGIT SEVEN}d",
+    "9" * 17 + "d",
+    "9" * 15 + "d",
+)
 
 
 @pytest.mark.parametrize("text", NONE)
@@ -87,28 +110,45 @@ CUTS = (
 
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: cut.id)
 def test_a_log_is_cut_no_further_than_everybody_allows(cut: Cut) -> None:
-    """The snapshot, the retention and the newest ten minutes all have their say; and a cut never goes back."""
+    """The snapshot, the retention and the newest ten minutes all have their say; and a cut never
+    goes back.
+    """
 
     def position_at(time_ms: int) -> int:
         return {10 * DAY_MS - NEWEST_MS: cut.newest, 10 * DAY_MS - 3_600_000: 300}[time_ms]
 
     assert cut.expected == cut_position(
-        MARKER, start=cut.start, retain=parse_retention(cut.retain), position_at=position_at, now_ms=10 * DAY_MS
+        MARKER,
+        start=cut.start,
+        retain=parse_retention(cut.retain),
+        position_at=position_at,
+        now_ms=10 * DAY_MS,
     )
 
 
 @given(
-    retain=st.builds(Retention, unit=st.sampled_from(["ms", "bytes", "offsets"]), amount=st.integers(0, 10_000)),
+    retain=st.builds(
+        Retention, unit=st.sampled_from(["ms", "bytes", "offsets"]), amount=st.integers(0, 10_000)
+    ),
     now_ms=st.integers(0, 10**7),
 )
 def test_no_retention_cuts_what_the_snapshot_does_not_hold(retain: Retention, now_ms: int) -> None:
-    """Whatever is asked for, and whenever, nothing above the horizon is removed, and enough bytes stay."""
+    """Whatever is asked for, and whenever, nothing above the horizon is removed, and enough bytes
+    stay.
+    """
     cut = cut_position(
-        MARKER, start=1, retain=retain, position_at=lambda time_ms: 1 + bisect_left(range(0, 10**7, 10**4), time_ms), now_ms=now_ms
+        MARKER,
+        start=1,
+        retain=retain,
+        position_at=lambda time_ms: 1 + bisect_left(range(0, 10**7, 10**4), time_ms),
+        now_ms=now_ms,
     )
     assert cut <= MARKER.horizon - MARKER.base + 1
     if retain.unit == "bytes":
-        below = next((size for horizon, size in reversed(MARKER.checkpoints) if horizon - MARKER.base < cut), 0)
+        below = next(
+            (size for horizon, size in reversed(MARKER.checkpoints) if horizon - MARKER.base < cut),
+            0,
+        )
         assert cut == 1 or MARKER.bytes_below - below >= retain.amount or cut == MARKER.position
 
 
@@ -117,7 +157,9 @@ def test_no_retention_cuts_what_the_snapshot_does_not_hold(retain: Retention, no
     now_ms=st.integers(DAY_MS, 10 * DAY_MS),
 )
 def test_the_time_is_not_after_the_newest_entry(times_ms: list[int], now_ms: int) -> None:
-    """A clock that is ahead of the storage's is not believed, by more than a second; one that is behind is."""
+    """A clock that is ahead of the storage's is not believed, by more than a second; one that is
+    behind is.
+    """
     asked: list[int] = []
 
     def position_at(time_ms: int) -> int:
@@ -136,7 +178,9 @@ def test_a_log_without_entries_tells_no_time() -> None:
 
 
 def test_a_cut_above_the_horizon_is_refused() -> None:
-    """Whatever reckoned it, a cut that would remove what the snapshot does not hold is refused, by one offset even."""
+    """Whatever reckoned it, a cut that would remove what the snapshot does not hold is refused, by
+    one offset even.
+    """
     check_cut(MARKER, MARKER.position, log="memory:x")
     with pytest.raises(CompactionRefused, match="from 501 on"):
         check_cut(MARKER, MARKER.position + 1, log="memory:x")
@@ -150,7 +194,9 @@ def test_checkpoints_below_the_log_are_dropped() -> None:
 
 
 def test_checkpoints_are_bounded() -> None:
-    """Of too many every second is kept, the newest among them, so that they still reach as far back."""
+    """Of too many every second is kept, the newest among them, so that they still reach as far
+    back.
+    """
     many: list[Checkpoint] = [(offset, 10 * offset) for offset in range(1, 4 * CHECKPOINTS_MAX)]
     left = kept_checkpoints(many, first=0)
     assert CHECKPOINTS_MAX // 2 < len(left) <= CHECKPOINTS_MAX

@@ -1,4 +1,6 @@
-"""Check the files for docker compose without Docker: everything that they name exists, and versions and ports agree."""
+"""Check the files for docker compose without Docker: everything that they name exists, and versions
+and ports agree.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,16 @@ Service = Mapping[str, object]
 
 def loaded(name: str) -> dict[str, dict[str, dict[str, object]]]:
     """Read a file of `compose`."""
-    return cast("dict[str, dict[str, dict[str, object]]]", yaml.safe_load((COMPOSE / name).read_text(encoding="utf-8")))
+    return cast(
+        "dict[str, dict[str, dict[str, object]]]",
+        yaml.safe_load((COMPOSE / name).read_text(encoding="utf-8")),
+    )
 
 
 def services(name: str) -> dict[str, Service]:
-    """Return the services of a file. `extends` joins lists and merges mappings, as in docker compose."""
+    """Return the services of a file. `extends` joins lists and merges mappings, as in docker
+    compose.
+    """
     found: dict[str, Service] = {}
     for service, own in loaded(name)["services"].items():
         extended = cast("dict[str, str]", own.pop("extends"))
@@ -57,7 +64,9 @@ def services(name: str) -> dict[str, Service]:
 
 
 def environment(service: Service) -> dict[str, str]:
-    """Return the variables of a service. All must be strings, because compose refuses YAML's booleans."""
+    """Return the variables of a service. All must be strings, because compose refuses YAML's
+    booleans.
+    """
     found = cast("dict[str, object]", service.get("environment", {}))
     assert [] == [name for name, value in found.items() if not isinstance(value, str)]
     return cast("dict[str, str]", found)
@@ -75,10 +84,17 @@ def kind(name: str, file: str) -> dict[str, Service]:
 
 @pytest.mark.parametrize("file", FILES)
 def test_every_image_has_one_version(file: str) -> None:
-    """Every image has a full version: ours that of the project, and Kafka's that of the local Kafka."""
-    images = {name.rstrip("-123"): cast("str", service["image"]) for name, service in services(file).items()}
+    """Every image has a full version: ours that of the project, and Kafka's that of the local
+    Kafka.
+    """
+    images = {
+        name.rstrip("-123"): cast("str", service["image"])
+        for name, service in services(file).items()
+    }
     assert {"kafka", "broker", "load-worker", "prometheus", "grafana"} == images.keys()
-    assert [] == [image for image in images.values() if not re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+", image)]
+    assert [] == [
+        image for image in images.values() if not re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+", image)
+    ]
     assert f"apache/kafka:{kafka_version()}" == images["kafka"]
     assert f"equipoise:{PROJECT['project']['version']}" == images["broker"] == images["load-worker"]
 
@@ -86,8 +102,14 @@ def test_every_image_has_one_version(file: str) -> None:
 @pytest.mark.parametrize("file", FILES)
 def test_every_volume_exists_and_is_used(file: str) -> None:
     """A service mounts files of the project, or volumes that its file declares."""
-    mounted = [mount.split(":")[0] for service in services(file).values() for mount in texts(service, "volumes")]
-    assert [] == [source for source in mounted if source.startswith(".") and not (COMPOSE / source).exists()]
+    mounted = [
+        mount.split(":")[0]
+        for service in services(file).values()
+        for mount in texts(service, "volumes")
+    ]
+    assert [] == [
+        source for source in mounted if source.startswith(".") and not (COMPOSE / source).exists()
+    ]
     named = [source for source in mounted if not source.startswith(".")]
     assert sorted(loaded(file)["volumes"]) == sorted(named)
 
@@ -109,7 +131,8 @@ def test_brokers_find_their_channel(file: str) -> None:
     (url,) = {environment(broker)["EQUIPOISE_LOG"] for broker in kind("broker", file).values()}
     address = address_of(url)
     listening = [
-        re.findall(r"CLIENT://([^,]+)", environment(kafka)["KAFKA_ADVERTISED_LISTENERS"]) for kafka in kind("kafka", file).values()
+        re.findall(r"CLIENT://([^,]+)", environment(kafka)["KAFKA_ADVERTISED_LISTENERS"])
+        for kafka in kind("kafka", file).values()
     ]
     assert address.servers.split(",") == [one for found in listening for one in found]
     assert (3 if FILES[file] == 3 else None) == address.replication
@@ -117,10 +140,15 @@ def test_brokers_find_their_channel(file: str) -> None:
 
 @pytest.mark.parametrize("file", FILES)
 def test_load_workers_work_for_the_brokers(file: str) -> None:
-    """They wait for the same Kafka nodes, use the same log, and start with a command of the product."""
+    """They wait for the same Kafka nodes, use the same log, and start with a command of the
+    product.
+    """
     workers = kind("load-worker", file)
     assert 2 == len(workers)
-    (url,) = {environment(it)["EQUIPOISE_LOG"] for it in [*kind("broker", file).values(), *workers.values()]}
+    (url,) = {
+        environment(it)["EQUIPOISE_LOG"]
+        for it in [*kind("broker", file).values(), *workers.values()]
+    }
     assert url
     for worker in workers.values():
         assert kind("broker", file)["broker-1"]["depends_on"] == worker["depends_on"]
@@ -130,15 +158,23 @@ def test_load_workers_work_for_the_brokers(file: str) -> None:
 
 @pytest.mark.parametrize("file", FILES)
 def test_nodes_of_kafka_know_one_another(file: str) -> None:
-    """Each node has its own number, advertises its service's name, and knows all voters. There are as many replicas as nodes."""
+    """Each node has its own number, advertises its service's name, and knows all voters. There are
+    as many replicas as nodes.
+    """
     kafkas = kind("kafka", file)
-    voters = ",".join(f"{environment(service)['KAFKA_NODE_ID']}@{name}:9094" for name, service in kafkas.items())
-    assert [str(number) for number in range(1, FILES[file] + 1)] == [environment(service)["KAFKA_NODE_ID"] for service in kafkas.values()]
+    voters = ",".join(
+        f"{environment(service)['KAFKA_NODE_ID']}@{name}:9094" for name, service in kafkas.items()
+    )
+    assert [str(number) for number in range(1, FILES[file] + 1)] == [
+        environment(service)["KAFKA_NODE_ID"] for service in kafkas.values()
+    ]
     for name, service in kafkas.items():
         known = environment(service)
         assert voters == known["KAFKA_CONTROLLER_QUORUM_VOTERS"]
         assert f"CLIENT://{name}:9092" == known["KAFKA_ADVERTISED_LISTENERS"].split(",")[0]
-        assert {str(FILES[file])} == {value for key, value in known.items() if key.endswith("REPLICATION_FACTOR")}
+        assert {str(FILES[file])} == {
+            value for key, value in known.items() if key.endswith("REPLICATION_FACTOR")
+        }
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -146,22 +182,39 @@ def test_kafka_has_only_settings_of_the_local_kafka(file: str) -> None:
     """Tests run the local Kafka, so its settings are known to be valid."""
     ports = (Ports(client=1, controller=2, proxied=3),)
     known = server_properties(1, ports=ports, proxies=(), data=Path("data"), extra={})
-    variables = {name for service in kind("kafka", file).values() for name in environment(service) if name.startswith("KAFKA_")}
-    assert set() == {name.removeprefix("KAFKA_").lower().replace("_", ".") for name in variables} - known.keys()
+    variables = {
+        name
+        for service in kind("kafka", file).values()
+        for name in environment(service)
+        if name.startswith("KAFKA_")
+    }
+    assert (
+        set()
+        == {name.removeprefix("KAFKA_").lower().replace("_", ".") for name in variables}
+        - known.keys()
+    )
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_ports_agree(file: str) -> None:
-    """The port that a container listens on and advertises is published under the same number, once."""
-    published: list[str] = [port for service in services(file).values() for port in texts(service, "ports")]
+    """The port that a container listens on and advertises is published under the same number,
+    once.
+    """
+    published: list[str] = [
+        port for service in services(file).values() for port in texts(service, "ports")
+    ]
     assert [] == [port for port in published if not re.fullmatch(r"127\.0\.0\.1:(\d+):\1", port)]
     assert len(published) == len(set(published))
     for name, broker in kind("broker", file).items():
         known = environment(broker)
         assert name == known["ADVERTISED_HOST"] == broker["hostname"]
-        assert [f"127.0.0.1:{known[port]}:{known[port]}" for port in ("HTTP_PORT", "PULSAR_PORT")] == texts(broker, "ports")
+        assert [
+            f"127.0.0.1:{known[port]}:{known[port]}" for port in ("HTTP_PORT", "PULSAR_PORT")
+        ] == texts(broker, "ports")
     for kafka in kind("kafka", file).values():
-        (told,) = re.findall(r"HOST://localhost:(\d+)", environment(kafka)["KAFKA_ADVERTISED_LISTENERS"])
+        (told,) = re.findall(
+            r"HOST://localhost:(\d+)", environment(kafka)["KAFKA_ADVERTISED_LISTENERS"]
+        )
         assert [f"127.0.0.1:{told}:{told}"] == texts(kafka, "ports")
         assert f"HOST://:{told}" in environment(kafka)["KAFKA_LISTENERS"].split(",")
 
@@ -169,15 +222,25 @@ def test_ports_agree(file: str) -> None:
 @pytest.mark.parametrize("file", FILES)
 def test_prometheus_scrapes_every_broker(file: str) -> None:
     """Its targets are the HTTP ports of the brokers."""
-    (job,) = cast("Sequence[dict[str, object]]", loaded("prometheus/prometheus.yaml")["scrape_configs"])
+    (job,) = cast(
+        "Sequence[dict[str, object]]", loaded("prometheus/prometheus.yaml")["scrape_configs"]
+    )
     assert ("equipoise", "/metrics") == (job["job_name"], job["metrics_path"])
     (targets,) = cast("Sequence[dict[str, object]]", job["static_configs"])
-    assert [f"{name}:{environment(it)['HTTP_PORT']}" for name, it in kind("broker", file).items()] == targets["targets"]
+    assert [
+        f"{name}:{environment(it)['HTTP_PORT']}" for name, it in kind("broker", file).items()
+    ] == targets["targets"]
 
 
 def test_every_variable_is_read_and_set() -> None:
-    """The product, or the script that starts it, reads each variable of the brokers. Each variable of the script has a default."""
-    source = "".join(path.read_text(encoding="utf-8") for folder in ("brokers", "channel") for path in (ROOT / folder).rglob("*.py"))
+    """The product, or the script that starts it, reads each variable of the brokers. Each variable
+    of the script has a default.
+    """
+    source = "".join(
+        path.read_text(encoding="utf-8")
+        for folder in ("brokers", "channel")
+        for path in (ROOT / folder).rglob("*.py")
+    )
     script = (COMPOSE / "broker.sh").read_text(encoding="utf-8")
     for file in FILES:
         for broker in kind("broker", file).values():
@@ -192,8 +255,16 @@ def test_the_script_starts_a_broker_as_the_command_line_has_it() -> None:
     command = typer.main.get_command(app)
     options = {option for parameter in command.params for option in parameter.opts}
     if not options:  # A group with one command.
-        options = {option for each in getattr(command, "commands", {}).values() for parameter in each.params for option in parameter.opts}
-    given = re.findall(r"(?<= )--[a-z-]+(?= )", (COMPOSE / "broker.sh").read_text(encoding="utf-8").split("exec ")[1])
+        options = {
+            option
+            for each in getattr(command, "commands", {}).values()
+            for parameter in each.params
+            for option in parameter.opts
+        }
+    given = re.findall(
+        r"(?<= )--[a-z-]+(?= )",
+        (COMPOSE / "broker.sh").read_text(encoding="utf-8").split("exec ")[1],
+    )
     assert "--advertised-host" in given
     assert [] == [option for option in given if option not in options]
 
@@ -209,7 +280,9 @@ def test_the_script_starts_a_broker_as_the_command_line_has_it() -> None:
         (["--set", "authentication=true", "--set", "token_public_key=/run/key"], False),
     ],
 )
-def test_the_script_passes_insecure_only_without_tls_and_says_so(tmp_path: Path, given: list[str], *, is_insecure: bool) -> None:
+def test_the_script_passes_insecure_only_without_tls_and_says_so(
+    tmp_path: Path, given: list[str], *, is_insecure: bool
+) -> None:
     command = tmp_path / "equipoise"
     command.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n', encoding="utf-8")
     command.chmod(0o755)
@@ -238,12 +311,19 @@ def test_the_image_holds_the_whole_product() -> None:
 
 
 def test_the_image_is_built_from_named_versions() -> None:
-    """Both stages use one image with a full version. The version of uv is that of the Makefile, and the extras exist."""
+    """Both stages use one image with a full version. The version of uv is that of the Makefile, and
+    the extras exist.
+    """
     (image,) = set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE))
     assert re.fullmatch(r"python:3\.\d+\.\d+-slim-[a-z]+", image)
-    (makefile,) = re.findall(r"^UV_VERSION := (\S+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    (makefile,) = re.findall(
+        r"^UV_VERSION := (\S+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert [makefile] == re.findall(r"uv==(\S+)", DOCKERFILE)
-    assert set(re.findall(r"--extra (\S+)", DOCKERFILE)) <= PROJECT["project"]["optional-dependencies"].keys()
+    assert (
+        set(re.findall(r"--extra (\S+)", DOCKERFILE))
+        <= PROJECT["project"]["optional-dependencies"].keys()
+    )
     assert "USER equipoise" in DOCKERFILE
     assert "/ready" in DOCKERFILE
 
@@ -251,19 +331,35 @@ def test_the_image_is_built_from_named_versions() -> None:
 @pytest.mark.parametrize("file", FILES)
 def test_brokers_have_time_to_leave(file: str) -> None:
     """A broker may need a minute to move its bundles away."""
-    assert {"75s"} == {cast("str", broker["stop_grace_period"]) for broker in kind("broker", file).values()}
+    assert {"75s"} == {
+        cast("str", broker["stop_grace_period"]) for broker in kind("broker", file).values()
+    }
 
 
 def test_grafana_finds_its_dashboard_and_prometheus() -> None:
-    """The dashboards are mounted in the provider's folder, and the panels query the provisioned source."""
-    mounts = dict(mount.split(":")[:2] for mount in texts(services("laptop.yaml")["grafana"], "volumes"))
-    (provider,) = cast("Sequence[dict[str, dict[str, str]]]", loaded("grafana/provisioning/dashboards/equipoise.yaml")["providers"])
+    """The dashboards are mounted in the provider's folder, and the panels query the provisioned
+    source.
+    """
+    mounts = dict(
+        mount.split(":")[:2] for mount in texts(services("laptop.yaml")["grafana"], "volumes")
+    )
+    (provider,) = cast(
+        "Sequence[dict[str, dict[str, str]]]",
+        loaded("grafana/provisioning/dashboards/equipoise.yaml")["providers"],
+    )
     assert mounts["./grafana/dashboards"] == provider["options"]["path"]
-    (source,) = cast("Sequence[dict[str, str]]", loaded("grafana/provisioning/datasources/prometheus.yaml")["datasources"])
+    (source,) = cast(
+        "Sequence[dict[str, str]]",
+        loaded("grafana/provisioning/datasources/prometheus.yaml")["datasources"],
+    )
     assert ("prometheus", "http://prometheus:9090") == (source["uid"], source["url"])
     panels = orjson.loads(WRITTEN.read_bytes())["panels"]
-    assert {"prometheus"} == {target["datasource"]["uid"] for panel in panels for target in panel.get("targets", ())}
-    assert environment(services("laptop.yaml")["grafana"])["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"].endswith(f"/{WRITTEN.name}")
+    assert {"prometheus"} == {
+        target["datasource"]["uid"] for panel in panels for target in panel.get("targets", ())
+    }
+    assert environment(services("laptop.yaml")["grafana"])[
+        "GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"
+    ].endswith(f"/{WRITTEN.name}")
 
 
 def test_the_json_of_the_dashboard_is_current() -> None:
@@ -277,6 +373,8 @@ def test_no_two_panels_overlap() -> None:
     for panel in orjson.loads(WRITTEN.read_bytes())["panels"]:
         place = panel["gridPos"]
         assert place["x"] + place["w"] <= 24
-        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        cells = {
+            (place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])
+        }
         assert set() == cells & taken, panel["title"]
         taken |= cells

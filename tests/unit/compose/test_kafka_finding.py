@@ -16,10 +16,15 @@ from tests.kafka.fixtures import fresh_topic, or_skipped
 
 
 @pytest.mark.parametrize(
-    ("given", "has_engine", "expected"), [(None, False, "local:1"), (None, True, "container:1"), ("given:1", True, "given:1")]
+    ("given", "has_engine", "expected"),
+    [(None, False, "local:1"), (None, True, "container:1"), ("given:1", True, "given:1")],
 )
 def test_tests_take_the_given_kafka_then_a_container_then_a_local_one(
-    given: str | None, has_engine: bool, expected: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    given: str | None,
+    has_engine: bool,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     @contextmanager
     def local_kafka(folder: Path, *, extra: Mapping[str, str]) -> Iterator[SimpleNamespace]:
@@ -62,5 +67,8 @@ def test_a_container_has_only_settings_of_the_local_kafka() -> None:
     """It advertises the chosen address."""
     settings = container.image_settings("host:1234")
     ports = (Ports(client=1, controller=2, proxied=3),)
-    assert settings.keys() <= server_properties(1, ports=ports, proxies=(), data=Path("data"), extra={}).keys()
+    assert (
+        settings.keys()
+        <= server_properties(1, ports=ports, proxies=(), data=Path("data"), extra={}).keys()
+    )
     assert "CLIENT://host:1234" in settings["advertised.listeners"].split(",")

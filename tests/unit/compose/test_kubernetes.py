@@ -1,4 +1,6 @@
-"""Check the manifests for Kubernetes without a cluster: against its own schemas, and against the product that they run."""
+"""Check the manifests for Kubernetes without a cluster: against its own schemas, and against the
+product that they run.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,18 @@ from tests.unit.compose.test_compose_files import COMPOSE, DOCKERFILE, PROJECT, 
 # Parsed YAML of the manifests, whose shape their schemas check.
 Manifest = dict[str, Any]
 
-MANIFESTS: Final[list[Manifest]] = list(yaml.safe_load_all((COMPOSE / "kubernetes.yaml").read_text(encoding="utf-8")))
+MANIFESTS: Final[list[Manifest]] = list(
+    yaml.safe_load_all((COMPOSE / "kubernetes.yaml").read_text(encoding="utf-8"))
+)
 # Older versions have no access mode ReadWriteOncePod (stable since 1.29).
 VERSIONS: Final = [version for version in all_versions() if int(version.split(".")[1]) >= 29]
 
 
 def of_kind(kind: str) -> Mapping[str, Manifest]:
     """Return the manifests of a kind by name."""
-    return {manifest["metadata"]["name"]: manifest for manifest in MANIFESTS if manifest["kind"] == kind}
+    return {
+        manifest["metadata"]["name"]: manifest for manifest in MANIFESTS if manifest["kind"] == kind
+    }
 
 
 BROKERS: Final[Manifest] = of_kind("StatefulSet")["equipoise"]
@@ -57,9 +63,15 @@ def test_everything_selects_the_brokers() -> None:
     selectors += [of_kind("PodDisruptionBudget")["equipoise"]["spec"]["selector"]["matchLabels"]]
     selectors += [of_kind("NetworkPolicy")["equipoise"]["spec"]["podSelector"]["matchLabels"]]
     selectors += [BROKERS["spec"]["selector"]["matchLabels"]]
-    selectors += [each["labelSelector"]["matchLabels"] for each in POD["spec"]["topologySpreadConstraints"]]
+    selectors += [
+        each["labelSelector"]["matchLabels"] for each in POD["spec"]["topologySpreadConstraints"]
+    ]
     assert [labels] * 6 == selectors
-    assert WORKERS["spec"]["template"]["metadata"]["labels"] == WORKERS["spec"]["selector"]["matchLabels"] != labels
+    assert (
+        WORKERS["spec"]["template"]["metadata"]["labels"]
+        == WORKERS["spec"]["selector"]["matchLabels"]
+        != labels
+    )
 
 
 def test_ports_are_those_of_the_image() -> None:
@@ -68,7 +80,10 @@ def test_ports_are_those_of_the_image() -> None:
     assert {"http": int(defaults["HTTP_PORT"]), "pulsar": int(defaults["PULSAR_PORT"])} == ports
     for service in of_kind("Service").values():
         assert ports == {port["targetPort"]: port["port"] for port in service["spec"]["ports"]}
-    assert {"http", "pulsar"} == {port["port"] for port in of_kind("NetworkPolicy")["equipoise"]["spec"]["ingress"][0]["ports"]}
+    assert {"http", "pulsar"} == {
+        port["port"]
+        for port in of_kind("NetworkPolicy")["equipoise"]["spec"]["ingress"][0]["ports"]
+    }
     assert str(ports["http"]) == POD["metadata"]["annotations"]["prometheus.io/port"]
 
 
@@ -80,7 +95,9 @@ def test_the_image_is_ours_with_its_user_and_its_folder() -> None:
     for manifest in (BROKERS, WORKERS):
         assert int(user) == manifest["spec"]["template"]["spec"]["securityContext"]["runAsUser"]
     mounts = {mount["name"]: mount["mountPath"] for mount in BROKER["volumeMounts"]}
-    assert {claim["metadata"]["name"] for claim in BROKERS["spec"]["volumeClaimTemplates"]} == {"data"}
+    assert {claim["metadata"]["name"] for claim in BROKERS["spec"]["volumeClaimTemplates"]} == {
+        "data"
+    }
     assert home == mounts["data"]
 
 
@@ -89,7 +106,10 @@ def test_a_broker_advertises_its_own_name() -> None:
     environment = {each["name"]: each.get("value") for each in BROKER["env"]}
     service = of_kind("Service")[BROKERS["spec"]["serviceName"]]
     assert "None" == service["spec"]["clusterIP"]
-    assert f"$(POD_NAME).{service['metadata']['name']}.$(POD_NAMESPACE).svc.cluster.local" == environment["ADVERTISED_HOST"]
+    assert (
+        f"$(POD_NAME).{service['metadata']['name']}.$(POD_NAMESPACE).svc.cluster.local"
+        == environment["ADVERTISED_HOST"]
+    )
     assert environment["EQUIPOISE_LOG"] == WORKER["env"][0]["value"]
     # Kubernetes expands a variable only if it is defined above.
     names = list(environment)
@@ -98,7 +118,11 @@ def test_a_broker_advertises_its_own_name() -> None:
 
 def test_commands_and_options_exist() -> None:
     command = typer.main.get_command(broker_app)
-    parameters = [parameter for each in getattr(command, "commands", {"": command}).values() for parameter in each.params]
+    parameters = [
+        parameter
+        for each in getattr(command, "commands", {"": command}).values()
+        for parameter in each.params
+    ]
     options = {option for parameter in parameters for option in parameter.opts}
     assert {"--id", "--set"} <= options
     assert ["--id", "$(POD_NAME)", "--set"] == BROKER["args"][:3]
@@ -109,7 +133,13 @@ def test_commands_and_options_exist() -> None:
 def test_brokers_know_the_names_of_the_service_for_clients() -> None:
     """A broker refuses a request for a host that it does not know."""
     setting, _, names = BROKER["args"][3].partition("=")
-    config = WorkerConfig.model_validate({"log_url": "sqlite:x.db", "data_dir": "x", setting: names.replace("$(POD_NAMESPACE)", "shop")})
+    config = WorkerConfig.model_validate(
+        {
+            "log_url": "sqlite:x.db",
+            "data_dir": "x",
+            setting: names.replace("$(POD_NAMESPACE)", "shop"),
+        }
+    )
     (service,) = of_kind("Service").keys() - {BROKERS["spec"]["serviceName"]}
     suffixes = ("", ".shop", ".shop.svc", ".shop.svc.cluster.local")
     assert [f"{service}{suffix}" for suffix in suffixes] == list(config.http_hosts)
@@ -120,7 +150,13 @@ def test_the_stop_has_time_for_the_hook_and_for_the_broker() -> None:
     *_, script = BROKER["lifecycle"]["preStop"]["exec"]["command"]
     drain, wait = script.split("; ")
     program, group, verb, pod, option, seconds = shlex.split(drain)
-    assert ("equipoise", "brokers", "drain", "$POD_NAME", "--timeout") == (program, group, verb, pod, option)
+    assert ("equipoise", "brokers", "drain", "$POD_NAME", "--timeout") == (
+        program,
+        group,
+        verb,
+        pod,
+        option,
+    )
     config = WorkerConfig.model_validate({"log_url": "sqlite:x.db", "data_dir": Path("x")})
     hook_s = int(seconds) + int(wait.removeprefix("sleep "))
     assert hook_s * 1_000 + config.stop_ms < POD["spec"]["terminationGracePeriodSeconds"] * 1_000

@@ -1,4 +1,6 @@
-"""The spelling of records: what round trips, what is refused and why, and what is kept of a record that is refused."""
+"""The spelling of records: what round trips, what is refused and why, and what is kept of a record
+that is refused.
+"""
 
 from __future__ import annotations
 
@@ -46,13 +48,27 @@ def transition(**changes: object) -> bytes:
 
 def join(**changes: object) -> bytes:
     """A `joined` with fields set."""
-    fields = {"kind": "broker", "status": "joined", "key": "a:1", "based_on": 1, "publisher": "a:1", "nonce": "n"}
+    fields = {
+        "kind": "broker",
+        "status": "joined",
+        "key": "a:1",
+        "based_on": 1,
+        "publisher": "a:1",
+        "nonce": "n",
+    }
     return orjson.dumps(fields | {"lease_ms": 3, "margin_ms": 2, "renew_ms": 1} | changes)
 
 
 def policy(document: object) -> bytes:
     """A policy with any document."""
-    fields = {"kind": "policy", "status": "set", "key": "p", "based_on": 1, "publisher": "admin:ops", "as_of": 3}
+    fields = {
+        "kind": "policy",
+        "status": "set",
+        "key": "p",
+        "based_on": 1,
+        "publisher": "admin:ops",
+        "as_of": 3,
+    }
     return orjson.dumps(fields | {"document": document})
 
 
@@ -71,70 +87,225 @@ REFUSALS = (
     Refusal(id="no object", data=b"[]", says="a record is a JSON object, not list"),
     Refusal(id="no kind", data=b"{}", says="there is no kind None"),
     Refusal(id="unknown kind", data=b'{"kind": "bundles"}', says="there is no kind 'bundles'"),
-    Refusal(id="a nested kind", data=b'{"kind": ' + NESTED + b"}", says="there is no kind of type list"),
-    Refusal(id="a nested state", data=transition()[:-1] + b', "state": ' + NESTED + b"}", says="state must be a text"),
+    Refusal(
+        id="a nested kind", data=b'{"kind": ' + NESTED + b"}", says="there is no kind of type list"
+    ),
+    Refusal(
+        id="a nested state",
+        data=transition()[:-1] + b', "state": ' + NESTED + b"}",
+        says="state must be a text",
+    ),
     Refusal(id="no key", data=transition(key=None), says="key must be a text"),
     Refusal(id="an empty key", data=transition(key=""), says="key must be a text"),
-    Refusal(id="a long key", data=transition(key="k" * (KEY_CHARACTERS_MAX + 1)), says="key must be a text"),
+    Refusal(
+        id="a long key",
+        data=transition(key="k" * (KEY_CHARACTERS_MAX + 1)),
+        says="key must be a text",
+    ),
     Refusal(id="a number for a key", data=transition(key=1), says="key must be a text"),
-    Refusal(id="true for an integer", data=transition(based_on=True), says="based_on must be an integer"),
-    Refusal(id="a float for an integer", data=transition(based_on=1.0), says="based_on must be an integer"),
-    Refusal(id="a text for an integer", data=transition(based_on="1"), says="based_on must be an integer"),
-    Refusal(id="a negative integer", data=transition(sequence=-1), says="sequence must be an integer"),
-    Refusal(id="an integer of 64 bits", data=transition(incarnation=INTEGER_MAX + 1), says="incarnation must be an integer"),
-    Refusal(id="an integer of 65 bits", data=transition()[:-1] + b', "owner": 36893488147419103232}', says="owner must be an integer"),
-    Refusal(id="a negative timestamp", data=transition(timestamp_ms=-1), says="timestamp_ms must be an integer"),
-    Refusal(id="a broker without incarnation", data=transition(incarnation=None), says="incarnation must be an integer"),
-    Refusal(id="a broker without sequence", data=transition(sequence=None), says="sequence must be an integer"),
-    Refusal(id="an admin with sequence", data=transition(publisher="admin:x", incarnation=None, as_of=1), says="neither incarnation nor"),
-    Refusal(id="an admin with incarnation", data=transition(publisher="admin:x", sequence=None, as_of=1), says="neither incarnation nor"),
-    Refusal(id="an admin with both", data=transition(publisher="admin:x"), says="neither incarnation nor"),
+    Refusal(
+        id="true for an integer", data=transition(based_on=True), says="based_on must be an integer"
+    ),
+    Refusal(
+        id="a float for an integer",
+        data=transition(based_on=1.0),
+        says="based_on must be an integer",
+    ),
+    Refusal(
+        id="a text for an integer",
+        data=transition(based_on="1"),
+        says="based_on must be an integer",
+    ),
+    Refusal(
+        id="a negative integer", data=transition(sequence=-1), says="sequence must be an integer"
+    ),
+    Refusal(
+        id="an integer of 64 bits",
+        data=transition(incarnation=INTEGER_MAX + 1),
+        says="incarnation must be an integer",
+    ),
+    Refusal(
+        id="an integer of 65 bits",
+        data=transition()[:-1] + b', "owner": 36893488147419103232}',
+        says="owner must be an integer",
+    ),
+    Refusal(
+        id="a negative timestamp",
+        data=transition(timestamp_ms=-1),
+        says="timestamp_ms must be an integer",
+    ),
+    Refusal(
+        id="a broker without incarnation",
+        data=transition(incarnation=None),
+        says="incarnation must be an integer",
+    ),
+    Refusal(
+        id="a broker without sequence",
+        data=transition(sequence=None),
+        says="sequence must be an integer",
+    ),
+    Refusal(
+        id="an admin with sequence",
+        data=transition(publisher="admin:x", incarnation=None, as_of=1),
+        says="neither incarnation nor",
+    ),
+    Refusal(
+        id="an admin with incarnation",
+        data=transition(publisher="admin:x", sequence=None, as_of=1),
+        says="neither incarnation nor",
+    ),
+    Refusal(
+        id="an admin with both",
+        data=transition(publisher="admin:x"),
+        says="neither incarnation nor",
+    ),
     Refusal(id="a text for as_of", data=transition(as_of="x"), says="as_of must be an integer"),
-    Refusal(id="an admin without view", data=transition(publisher="admin:x", incarnation=None, sequence=None), says="as_of must be"),
+    Refusal(
+        id="an admin without view",
+        data=transition(publisher="admin:x", incarnation=None, sequence=None),
+        says="as_of must be",
+    ),
     Refusal(id="level 0", data=transition(level=0), says="level starts at 1"),
     Refusal(id="a text for a level", data=transition(level="1"), says="level must be an integer"),
-    Refusal(id="unknown state", data=transition(state="lost"), says="state 'lost' does not go with owner 2 and source None"),
-    Refusal(id="owned by nobody", data=transition(owner=None), says="state 'owned' does not go with owner None and source None"),
-    Refusal(id="owned with source", data=transition(source=1), says="state 'owned' does not go with owner 2 and source 1"),
-    Refusal(id="free with owner", data=transition(state="free"), says="state 'free' does not go with"),
     Refusal(
-        id="too many positions", data=transition(positions=[1] * (CUTS_MAX + 1)), says=f"positions must be a list of at most {CUTS_MAX}"
+        id="unknown state",
+        data=transition(state="lost"),
+        says="state 'lost' does not go with owner 2 and source None",
     ),
-    Refusal(id="true for a position", data=transition(positions=[True]), says="positions must hold integers"),
-    Refusal(id="a long reason", data=transition(reason="r" * (TEXT_CHARACTERS_MAX + 1)), says="reason must be a text"),
-    Refusal(id="handover not base64", data=transition(handover="a"), says="handover must be base64"),
-    Refusal(id="handover with blanks", data=transition(handover="YWJj\n"), says="handover must be base64"),
-    Refusal(id="handover with stray bits", data=transition(handover="YR=="), says="handover must be base64"),
-    Refusal(id="handover of other letters", data=transition(handover="\u00e4\u00e4=="), says="handover must be base64"),
-    Refusal(id="a long handover", data=transition(handover=b64encode(bytes(HANDOVER_BYTES_MAX + 1)).decode()), says="at most 16384 bytes"),
-    Refusal(id="a longer handover", data=transition(handover="A" * 4 * HANDOVER_BYTES_MAX), says="at most 16384 bytes"),
+    Refusal(
+        id="owned by nobody",
+        data=transition(owner=None),
+        says="state 'owned' does not go with owner None and source None",
+    ),
+    Refusal(
+        id="owned with source",
+        data=transition(source=1),
+        says="state 'owned' does not go with owner 2 and source 1",
+    ),
+    Refusal(
+        id="free with owner", data=transition(state="free"), says="state 'free' does not go with"
+    ),
+    Refusal(
+        id="too many positions",
+        data=transition(positions=[1] * (CUTS_MAX + 1)),
+        says=f"positions must be a list of at most {CUTS_MAX}",
+    ),
+    Refusal(
+        id="true for a position",
+        data=transition(positions=[True]),
+        says="positions must hold integers",
+    ),
+    Refusal(
+        id="a long reason",
+        data=transition(reason="r" * (TEXT_CHARACTERS_MAX + 1)),
+        says="reason must be a text",
+    ),
+    Refusal(
+        id="handover not base64", data=transition(handover="a"), says="handover must be base64"
+    ),
+    Refusal(
+        id="handover with blanks",
+        data=transition(handover="YWJj\n"),
+        says="handover must be base64",
+    ),
+    Refusal(
+        id="handover with stray bits",
+        data=transition(handover="YR=="),
+        says="handover must be base64",
+    ),
+    Refusal(
+        id="handover of other letters",
+        data=transition(handover="\u00e4\u00e4=="),
+        says="handover must be base64",
+    ),
+    Refusal(
+        id="a long handover",
+        data=transition(handover=b64encode(bytes(HANDOVER_BYTES_MAX + 1)).decode()),
+        says="at most 16384 bytes",
+    ),
+    Refusal(
+        id="a longer handover",
+        data=transition(handover="A" * 4 * HANDOVER_BYTES_MAX),
+        says="at most 16384 bytes",
+    ),
     Refusal(id="a number for a handover", data=transition(handover=1), says="at most 16384 bytes"),
     Refusal(
         id="too many boundaries",
         data=orjson.dumps(
-            {"kind": "namespace", "status": "created", "key": "t/n", "based_on": 0, "publisher": "admin:x", "as_of": 0}
+            {
+                "kind": "namespace",
+                "status": "created",
+                "key": "t/n",
+                "based_on": 0,
+                "publisher": "admin:x",
+                "as_of": 0,
+            }
             | {"boundaries": list(range(BOUNDARIES_MAX + 1))}
         ),
         says="boundaries must be a list of at most",
     ),
     Refusal(id="joining for another", data=join(publisher="b:1"), says="publisher must equal key"),
-    Refusal(id="an admin that joins", data=join(key="admin:x", publisher="admin:x"), says="publisher must equal key"),
-    Refusal(id="joining with sequence", data=join(sequence=1), says="a genesis or joined record has no sequence"),
+    Refusal(
+        id="an admin that joins",
+        data=join(key="admin:x", publisher="admin:x"),
+        says="publisher must equal key",
+    ),
+    Refusal(
+        id="joining with sequence",
+        data=join(sequence=1),
+        says="a genesis or joined record has no sequence",
+    ),
     Refusal(id="no lease", data=join(lease_ms=0), says="must be above 0"),
     Refusal(id="no capacity", data=join(capacity=0), says="capacity must be above 0"),
-    Refusal(id="no level supported", data=join(supported_level=0), says="supported_level starts at 1"),
-    Refusal(id="numbers for addresses", data=join(addresses={"http": 1}), says="addresses must map names to texts"),
-    Refusal(id="a number for a flag", data=join(after_silence=1), says="after_silence must be true or false"),
-    Refusal(id="unknown status", data=join(status="lost", sequence=1, incarnation=1), says="status must be one of"),
-    Refusal(id="genesis based on something", data=encode(replace(RECORDS[0], based_on=1)), says="genesis is based on 0"),
-    Refusal(id="genesis of another key", data=encode(replace(RECORDS[0], key="g")), says="the key of a genesis record is 'genesis'"),
-    Refusal(id="level of another key", data=encode(replace(RECORDS[-1], key="l")), says="the key of a level record is 'level'"),
+    Refusal(
+        id="no level supported", data=join(supported_level=0), says="supported_level starts at 1"
+    ),
+    Refusal(
+        id="numbers for addresses",
+        data=join(addresses={"http": 1}),
+        says="addresses must map names to texts",
+    ),
+    Refusal(
+        id="a number for a flag",
+        data=join(after_silence=1),
+        says="after_silence must be true or false",
+    ),
+    Refusal(
+        id="unknown status",
+        data=join(status="lost", sequence=1, incarnation=1),
+        says="status must be one of",
+    ),
+    Refusal(
+        id="genesis based on something",
+        data=encode(replace(RECORDS[0], based_on=1)),
+        says="genesis is based on 0",
+    ),
+    Refusal(
+        id="genesis of another key",
+        data=encode(replace(RECORDS[0], key="g")),
+        says="the key of a genesis record is 'genesis'",
+    ),
+    Refusal(
+        id="level of another key",
+        data=encode(replace(RECORDS[-1], key="l")),
+        says="the key of a level record is 'level'",
+    ),
     Refusal(id="a nested document", data=policy({"a": {}}), says="document['a'] must be a text"),
-    Refusal(id="a float in a document", data=policy({"a": 0.5}), says="document['a'] must be a text"),
+    Refusal(
+        id="a float in a document", data=policy({"a": 0.5}), says="document['a'] must be a text"
+    ),
     Refusal(id="null in a document", data=policy({"a": None}), says="document['a'] must be a text"),
     Refusal(id="a list for a document", data=policy([]), says="document must be an object"),
-    Refusal(id="a wide document", data=policy({str(n): 1 for n in range(DOCUMENT_ENTRIES_MAX + 1)}), says="document must be an object"),
-    Refusal(id="a long name in a document", data=policy({"n" * (TEXT_CHARACTERS_MAX + 1): 1}), says="document has a field name"),
+    Refusal(
+        id="a wide document",
+        data=policy({str(n): 1 for n in range(DOCUMENT_ENTRIES_MAX + 1)}),
+        says="document must be an object",
+    ),
+    Refusal(
+        id="a long name in a document",
+        data=policy({"n" * (TEXT_CHARACTERS_MAX + 1): 1}),
+        says="document has a field name",
+    ),
 )
 
 
@@ -163,7 +334,9 @@ def test_what_is_no_record_is_unreadable_with_its_problem(refusal: Refusal) -> N
 def test_null_is_the_same_as_absent() -> None:
     """A field that is null gives the record that it gives when it is not there."""
     absent = orjson.loads(transition())
-    nulls = dict.fromkeys(("source", "as_of", "level", "reason", "algorithm", "positions", "handover"))
+    nulls = dict.fromkeys(
+        ("source", "as_of", "level", "reason", "algorithm", "positions", "handover")
+    )
     assert decode(transition()) == decode(orjson.dumps(absent | nulls))
 
 
@@ -181,7 +354,15 @@ def test_no_requester_makes_a_record_malformed(record: AnyRecord, value: object)
 
 
 def test_who_wanted_a_record_is_its_requester_or_its_publisher() -> None:
-    drain = BrokerRecord(key="a", based_on=1, publisher="a", incarnation=2, sequence=3, status="draining", requested_by="admin:alice")
+    drain = BrokerRecord(
+        key="a",
+        based_on=1,
+        publisher="a",
+        incarnation=2,
+        sequence=3,
+        status="draining",
+        requested_by="admin:alice",
+    )
     assert ("admin:alice", "a") == (drain.requester, replace(drain, requested_by=None).requester)
 
 
@@ -222,7 +403,9 @@ def test_an_unreadable_record_still_settles_its_attempt(broken: dict[str, object
 
 @pytest.mark.parametrize("level", [0, -1, "1", True, INTEGER_MAX + 1])
 def test_an_unreadable_level_still_settles_the_attempt(level: object) -> None:
-    """The envelope is publisher, incarnation and sequence; a level that cannot be read takes nothing from it."""
+    """The envelope is publisher, incarnation and sequence; a level that cannot be read takes
+    nothing from it.
+    """
     record = decode(transition(level=level))
     assert isinstance(record, Unreadable)
     assert ("a:1", 2, 3, 1) == (record.publisher, record.incarnation, record.sequence, record.level)
@@ -230,10 +413,19 @@ def test_an_unreadable_level_still_settles_the_attempt(level: object) -> None:
 
 @pytest.mark.parametrize(
     "broken",
-    [{"publisher": None}, {"publisher": 1}, {"publisher": "admin:x"}, {"incarnation": None}, {"sequence": True}, {"sequence": -1}],
+    [
+        {"publisher": None},
+        {"publisher": 1},
+        {"publisher": "admin:x"},
+        {"incarnation": None},
+        {"sequence": True},
+        {"sequence": -1},
+    ],
     ids=str,
 )
-def test_without_its_envelope_an_unreadable_record_settles_nothing(broken: dict[str, object]) -> None:
+def test_without_its_envelope_an_unreadable_record_settles_nothing(
+    broken: dict[str, object],
+) -> None:
     """If one field of the envelope cannot be read, none is kept."""
     record = decode(transition(**{"state": "lost"} | broken))
     assert isinstance(record, Unreadable)

@@ -70,29 +70,59 @@ def channel() -> Channel:
     return channel_with("a", "b")
 
 
-def founded(*, cluster: str = CLUSTER, base: int = 0, offset: int = 1, nonce: str = "n", supports: int = 1) -> int:
+def founded(
+    *, cluster: str = CLUSTER, base: int = 0, offset: int = 1, nonce: str = "n", supports: int = 1
+) -> int:
     """The digest of a channel with one broker."""
     channel = Channel()
-    channel.put(propose.genesis(Author(publisher="admin:ops"), cluster=cluster, base=base), offset=offset)
+    channel.put(
+        propose.genesis(Author(publisher="admin:ops"), cluster=cluster, base=base), offset=offset
+    )
     channel.put(joined("a", channel.view, nonce=nonce, supports=supports), offset=9)
     return channel.view.digest()
 
 
 def test_genesis_nonce_and_supported_level_move_the_digest() -> None:
-    """Cluster, base, the genesis' offset, and what a broker said of itself as far as a verdict asks for it."""
-    digests = [founded(), founded(cluster="x"), founded(base=1), founded(offset=2), founded(nonce="m"), founded(supports=2)]
+    """Cluster, base, the genesis' offset, and what a broker said of itself as far as a verdict asks
+    for it.
+    """
+    digests = [
+        founded(),
+        founded(cluster="x"),
+        founded(base=1),
+        founded(offset=2),
+        founded(nonce="m"),
+        founded(supports=2),
+    ]
     assert len(digests) == len(set(digests))
 
 
 def test_what_no_verdict_asks_for_is_not_in_the_digest(channel: Channel) -> None:
-    """Neither documents, nor reasons, nor promises on joining, nor rejected records move it apart."""
+    """Neither documents, nor reasons, nor promises on joining, nor rejected records move it
+    apart.
+    """
     other = channel_with("a", "b")
     assert channel.view.digest() == other.view.digest()
     for each, limit, reason, lease_ms in ((channel, 1, "x", 3_000), (other, 2, None, 4_000)):
-        each.accept(propose.set_namespace_policies(each.admin(), each.view, name=NAMESPACE, policies={"limit": limit}))
-        each.accept(propose.set_policy(each.admin(), each.view, name="p", document={"limit": limit}))
-        each.accept(propose.assign(each.admin(), each.bundle(), owner=each.incarnation("a"), reason=reason))
-        each.accept(replace(joined("c", each.view, nonce="n"), lease_ms=lease_ms, capacity=lease_ms, labels={"zone": str(limit)}))
+        each.accept(
+            propose.set_namespace_policies(
+                each.admin(), each.view, name=NAMESPACE, policies={"limit": limit}
+            )
+        )
+        each.accept(
+            propose.set_policy(each.admin(), each.view, name="p", document={"limit": limit})
+        )
+        each.accept(
+            propose.assign(each.admin(), each.bundle(), owner=each.incarnation("a"), reason=reason)
+        )
+        each.accept(
+            replace(
+                joined("c", each.view, nonce="n"),
+                lease_ms=lease_ms,
+                capacity=lease_ms,
+                labels={"zone": str(limit)},
+            )
+        )
         each.put_bytes(str(reason).encode())
     assert channel.view.digest() == other.view.digest()
 
@@ -110,7 +140,9 @@ def test_the_sequence_of_a_dead_incarnation_is_not_in_the_digest(channel: Channe
 
 
 def test_weights_are_fixed() -> None:
-    """Weights are part of the protocol: brokers of two versions, and the golden logs, compare digests."""
+    """Weights are part of the protocol: brokers of two versions, and the golden logs, compare
+    digests.
+    """
     assert 1_785_166_608_231_958_933 == weight("bundle", "tenant/ns/0x00000000_0xffffffff")
     assert 1_548_786_519_723_990_482 == weight("coefficient", "owner")
 

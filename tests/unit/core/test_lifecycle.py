@@ -1,11 +1,23 @@
-"""The tables of the life of a bundle: that they are whole, and that each can be read as what it stands for."""
+"""The tables of the life of a bundle: that they are whole, and that each can be read as what it
+stands for.
+"""
 
 from __future__ import annotations
 
 from typing import get_args
 
 from equipoise.channel.core.digest import bundle_part
-from equipoise.channel.core.lifecycle import DEATH_ROWS, DEATHS, PHASE_OF_SHAPE, ROWS, STATE_OF_PHASE, TRANSITIONS, Actor, Holder, Phase
+from equipoise.channel.core.lifecycle import (
+    DEATH_ROWS,
+    DEATHS,
+    PHASE_OF_SHAPE,
+    ROWS,
+    STATE_OF_PHASE,
+    TRANSITIONS,
+    Actor,
+    Holder,
+    Phase,
+)
 from equipoise.channel.core.records import State
 
 # Whether a bundle in this phase names an owner, and a source.
@@ -13,10 +25,14 @@ NAMED = {phase: (owner, source) for (_, owner, source), phase in PHASE_OF_SHAPE.
 
 
 def test_every_phase_is_spelled_in_one_way() -> None:
-    """Each phase has one shape, each shape one phase, and each state is the spelling of at least one."""
+    """Each phase has one shape, each shape one phase, and each state is the spelling of at least
+    one.
+    """
     assert set(get_args(Phase)) == set(PHASE_OF_SHAPE.values()) == set(STATE_OF_PHASE)
     assert len(PHASE_OF_SHAPE) == len(set(PHASE_OF_SHAPE.values()))
-    assert {phase: STATE_OF_PHASE[phase] for phase in NAMED} == {phase: state for (state, _, _), phase in PHASE_OF_SHAPE.items()}
+    assert {phase: STATE_OF_PHASE[phase] for phase in NAMED} == {
+        phase: state for (state, _, _), phase in PHASE_OF_SHAPE.items()
+    }
     assert set(get_args(State)) == set(STATE_OF_PHASE.values())
 
 
@@ -29,7 +45,10 @@ def test_no_row_stands_twice() -> None:
 def test_a_row_names_whom_its_phase_names() -> None:
     """Owner and source of a row are there exactly if the phase after it has them."""
     for row in TRANSITIONS:
-        assert NAMED[row.after] == (row.owner is not Holder.NOBODY, row.source is not Holder.NOBODY), row
+        assert NAMED[row.after] == (
+            row.owner is not Holder.NOBODY,
+            row.source is not Holder.NOBODY,
+        ), row
     for death in DEATHS:
         assert NAMED[death.after] == (death.owner is not Holder.NOBODY, False), death
 
@@ -49,27 +68,40 @@ def test_every_phase_can_be_left_and_reached() -> None:
     """From each phase a way leads to `owned`, and from `free` a way leads to each."""
     reached: list[Phase] = ["free"]
     for phase in reached:  # Grows while it is walked.
-        reached += [row.after for row in TRANSITIONS if row.before == phase and row.after not in reached]
+        reached += [
+            row.after for row in TRANSITIONS if row.before == phase and row.after not in reached
+        ]
     assert set(get_args(Phase)) == set(reached)
     for phase in get_args(Phase):
         ways = [phase]
         for step in ways:
-            ways += [row.after for row in TRANSITIONS if row.before == step and row.after not in ways]
+            ways += [
+                row.after for row in TRANSITIONS if row.before == step and row.after not in ways
+            ]
         assert "owned" in ways
 
 
 def test_a_death_is_foreseen_for_each_who_is_named() -> None:
     """For each phase and each of the two that it may name there is a row."""
-    named = {(phase, role) for phase, pair in NAMED.items() for role, there in zip(("owner", "source"), pair, strict=True) if there}
+    named = {
+        (phase, role)
+        for phase, pair in NAMED.items()
+        for role, there in zip(("owner", "source"), pair, strict=True)
+        if there
+    }
     assert named == set(DEATH_ROWS)
 
 
 def test_a_new_token_comes_with_a_new_server() -> None:
-    """A transition begins an ownership exactly if it makes somebody serve who did not serve before it."""
+    """A transition begins an ownership exactly if it makes somebody serve who did not serve before
+    it.
+    """
     serves = {"owned": Holder.OWNER, "splitting": Holder.OWNER}
     served = serves | dict.fromkeys(("transferring", "handing_over", "unloading"), Holder.SOURCE)
     for row in TRANSITIONS:
-        server = {Holder.OWNER: row.owner, Holder.SOURCE: row.source, None: None}[served.get(row.after)]
+        server = {Holder.OWNER: row.owner, Holder.SOURCE: row.source, None: None}[
+            served.get(row.after)
+        ]
         assert row.new_token == (server is not None and server is not served.get(row.before)), row
 
 

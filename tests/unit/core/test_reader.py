@@ -52,7 +52,9 @@ def view_of_a_copy() -> View:
 
 
 def test_offsets_in_a_view_are_counted_from_the_base() -> None:
-    """On a copy each offset is the log's own plus its base, also of what stands before its genesis."""
+    """On a copy each offset is the log's own plus its base, also of what stands before its
+    genesis.
+    """
     reader = Reader(log="memory:x", view=view_of_a_copy())
     assert 1 == reader.position
     assert BASE + 1 == reader.feed(Entry(1, b"")).offset
@@ -64,7 +66,9 @@ def test_offsets_in_a_view_are_counted_from_the_base() -> None:
 
 
 def test_the_genesis_of_a_copy_is_not_folded_from_nothing() -> None:
-    """Whoever followed the log while it was empty does not have what it goes on above, and must not go on."""
+    """Whoever followed the log while it was empty does not have what it goes on above, and must not
+    go on.
+    """
     reader = Reader(log="memory:x")
     reader.feed(Entry(1, b""))
     before = to_bytes(reader.view)
@@ -77,7 +81,9 @@ def test_the_genesis_of_a_copy_is_not_folded_from_nothing() -> None:
 
 @pytest.mark.parametrize("fed", [0, 1, 2, 3])
 def test_a_reader_goes_on_from_a_snapshot(fed: int) -> None:
-    """Before, at and after a genesis with a base, a reader of a restored view wants the entry that the first one wants."""
+    """Before, at and after a genesis with a base, a reader of a restored view wants the entry that
+    the first one wants.
+    """
     log = [Entry(2, b""), Entry(3, genesis(base=BASE)), Entry(9, b"")]
     first = Reader(log="memory:x", view=view_of_a_copy())
     for entry in log[:fed]:
@@ -90,9 +96,15 @@ def test_a_reader_goes_on_from_a_snapshot(fed: int) -> None:
 
 
 def test_a_refused_genesis_moves_no_offset() -> None:
-    """A genesis that is no record, and a second one, leave offsets as they are counted, whatever base they name."""
+    """A genesis that is no record, and a second one, leave offsets as they are counted, whatever
+    base they name.
+    """
     reader = Reader(log="memory:x")
-    broken = encode(replace(propose.genesis(Author(publisher="admin:ops"), cluster=CLUSTER, base=BASE), based_on=1))
+    broken = encode(
+        replace(
+            propose.genesis(Author(publisher="admin:ops"), cluster=CLUSTER, base=BASE), based_on=1
+        )
+    )
     assert 1 == reader.feed(Entry(1, broken)).offset
     assert 2 == reader.feed(Entry(2, genesis())).offset
     second = reader.feed(Entry(3, genesis(base=BASE)))
@@ -101,7 +113,9 @@ def test_a_refused_genesis_moves_no_offset() -> None:
 
 
 def test_an_entry_below_the_position_is_a_log_that_went_back() -> None:
-    """An offset that was folded already, or lies below, stops the reader, and nothing is folded twice."""
+    """An offset that was folded already, or lies below, stops the reader, and nothing is folded
+    twice.
+    """
     channel = channel_with("a")
     reader = Reader(log="memory:x")
     for entry in entries(channel):
@@ -109,7 +123,11 @@ def test_an_entry_below_the_position_is_a_log_that_went_back() -> None:
     for offset in (1, channel.view.offset):
         with pytest.raises(LogWentBack) as caught:
             reader.feed(Entry(offset, b""))
-        assert ("memory:x", channel.view.offset + 1, offset) == (caught.value.log, caught.value.position, caught.value.end)
+        assert ("memory:x", channel.view.offset + 1, offset) == (
+            caught.value.log,
+            caught.value.position,
+            caught.value.end,
+        )
     assert to_bytes(channel.view) == to_bytes(reader.view)
 
 
@@ -118,14 +136,20 @@ def test_the_log_of_another_cluster_is_refused() -> None:
     reader = Reader(log="memory:x", cluster="ours")
     with pytest.raises(ForeignLog) as caught:
         reader.feed(Entry(1, genesis()))
-    assert ("memory:x", "ours", CLUSTER) == (caught.value.log, caught.value.expected, caught.value.found)
+    assert ("memory:x", "ours", CLUSTER) == (
+        caught.value.log,
+        caught.value.expected,
+        caught.value.found,
+    )
     assert to_bytes(View()) == to_bytes(reader.view)
     with pytest.raises(ForeignLog):
         Reader(log="memory:x", cluster="ours", view=channel_with("a").view)
 
 
 def test_a_reader_stops_for_good_at_a_level_that_it_does_not_know() -> None:
-    """The record that raises the level is the last that is folded, also after a restart from a snapshot."""
+    """The record that raises the level is the last that is folded, also after a restart from a
+    snapshot.
+    """
     channel = Channel()
     channel.genesis()
     channel.accept(raise_level(channel.admin(), channel.view, level=2))

@@ -21,12 +21,25 @@ def crowded() -> Channel:
     channel = channel_in("splitting", "left", "dead")
     channel.accept(propose.left(channel.author("left"), channel.broker("left")))
     channel.die("dead")
-    channel.accept(propose.set_policy(channel.author("owner"), channel.view, name="p", document={"limit": 1, "strict": True, "name": "x"}))
+    channel.accept(
+        propose.set_policy(
+            channel.author("owner"),
+            channel.view,
+            name="p",
+            document={"limit": 1, "strict": True, "name": "x"},
+        )
+    )
     channel.accept(propose.set_policy(channel.admin(), channel.view, name="gone", document={}))
     channel.accept(propose.remove_policy(channel.admin(), channel.view, name="gone"))
-    channel.accept(propose.set_namespace_policies(channel.admin(), channel.view, name=NAMESPACE, policies={"on_channel_loss": "serve"}))
+    channel.accept(
+        propose.set_namespace_policies(
+            channel.admin(), channel.view, name=NAMESPACE, policies={"on_channel_loss": "serve"}
+        )
+    )
     channel.create((0, 7, 0xFFFFFFFF), namespace="tenant/other")
-    channel.accept(propose.start_deleting_namespace(channel.admin(), channel.view, name="tenant/other"))
+    channel.accept(
+        propose.start_deleting_namespace(channel.admin(), channel.view, name="tenant/other")
+    )
     channel.accept(propose.draining(channel.author("source"), channel.broker("source")))
     channel.put_bytes(b"garbage")
     return channel
@@ -75,7 +88,10 @@ DAMAGES = (
     Damage(id="another level", data=forged(level=2)),
     Damage(id="no bundles", data=forged(bundles=[])),
     Damage(id="bundles that are numbers", data=forged(bundles=[1])),
-    Damage(id="a bundle in no phase", data=forged(bundles=[["t/n", 0, 1, "lost", None, None, 1, 1, None, None]])),
+    Damage(
+        id="a bundle in no phase",
+        data=forged(bundles=[["t/n", 0, 1, "lost", None, None, 1, 1, None, None]]),
+    ),
     Damage(id="a broker that did not join", data=forged(brokers=[[1, "up", 1, 0, 0, "{}"]])),
 )
 

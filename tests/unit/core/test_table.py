@@ -36,7 +36,9 @@ def test_nobody_leads_an_empty_cluster() -> None:
 
 
 def test_the_oldest_broker_that_does_not_drain_leads() -> None:
-    """Age is the incarnation's; if all drain, the oldest leads; a death makes the next one leader in the same record."""
+    """Age is the incarnation's; if all drain, the oldest leads; a death makes the next one leader
+    in the same record.
+    """
     channel = channel_with("b", "a", "c")
 
     def leader() -> str:
@@ -76,11 +78,17 @@ def test_a_bundle_tells_who_serves_it(phase: Phase) -> None:
 
 
 def test_the_bundles_of_a_namespace_are_counted() -> None:
-    """The count follows a split, is 0 for a namespace that is not there, and says the same as the bundles themselves."""
+    """The count follows a split, is 0 for a namespace that is not there, and says the same as the
+    bundles themselves.
+    """
     channel = channel_in("splitting")
     counts = [channel.view.bundle_count("tenant/none"), channel.view.bundle_count(NAMESPACE)]
     channel.accept(propose.split(channel.author("owner"), channel.bundle(), cuts=(MIDDLE,)))
-    assert [0, 1, 2, 2] == [*counts, channel.view.bundle_count(NAMESPACE), len(channel.view.bundles_of(NAMESPACE))]
+    assert [0, 1, 2, 2] == [
+        *counts,
+        channel.view.bundle_count(NAMESPACE),
+        len(channel.view.bundles_of(NAMESPACE)),
+    ]
 
 
 def test_an_absent_broker_is_based_on_the_last_removal() -> None:

@@ -1,4 +1,6 @@
-"""The fold's rules that its model does not know or a small cluster does not meet: tests/property/test_view_by_model.py has all others."""
+"""The fold's rules that its model does not know or a small cluster does not meet:
+tests/property/test_view_by_model.py has all others.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,16 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import HASH_MAX, even_boundaries
 from equipoise.channel.core.records import ADMIN_WINDOW_OFFSETS, Reason
 from equipoise.channel.core.view import View
-from tests.channels.folding import CLUSTER, MIDDLE, NAMESPACE, Channel, channel_in, channel_with, joined, raise_level
+from tests.channels.folding import (
+    CLUSTER,
+    MIDDLE,
+    NAMESPACE,
+    Channel,
+    channel_in,
+    channel_with,
+    joined,
+    raise_level,
+)
 
 # --- genesis and level ---
 
@@ -25,7 +36,12 @@ def test_before_the_genesis_nothing_is_accepted() -> None:
     """Every other record, readable or not, waits for a genesis, and leaves an empty view."""
     channel = Channel()
     empty = channel.view.digest()
-    for data in b"", b"{}", encode(joined("a", channel.view, nonce="n")), encode(raise_level(channel.admin(), View(), level=2)):
+    for data in (
+        b"",
+        b"{}",
+        encode(joined("a", channel.view, nonce="n")),
+        encode(raise_level(channel.admin(), View(), level=2)),
+    ):
         assert Reason.NO_GENESIS == channel.put_bytes(data).reason
     assert empty == channel.view.digest()
     channel.genesis()
@@ -35,10 +51,19 @@ def test_before_the_genesis_nothing_is_accepted() -> None:
 def test_a_genesis_gives_the_view_its_cluster_base_and_level() -> None:
     """The first genesis is accepted; its offset is what absent keys and the level are based on."""
     channel = Channel()
-    verdict = channel.put(propose.genesis(Author(publisher="admin:ops"), cluster=CLUSTER, base=1_000), offset=1_001)
+    verdict = channel.put(
+        propose.genesis(Author(publisher="admin:ops"), cluster=CLUSTER, base=1_000), offset=1_001
+    )
     view = channel.view
     assert (LevelChanged(before=0, after=1),) == verdict.changes
-    assert (CLUSTER, 1_000, 1_001, 1, 1_001, 1_001) == (view.cluster, view.base, view.genesis, view.level, view.level_last, view.removed_at)
+    assert (CLUSTER, 1_000, 1_001, 1, 1_001, 1_001) == (
+        view.cluster,
+        view.base,
+        view.genesis,
+        view.level,
+        view.level_last,
+        view.removed_at,
+    )
     channel.check()
 
 
@@ -56,10 +81,16 @@ def test_a_broker_that_supports_less_than_the_level_does_not_join() -> None:
 
 
 @pytest.mark.parametrize("name", ["t/..", "./n", "../."])
-def test_a_record_of_an_older_version_may_name_a_namespace_that_nobody_may_ask_for(name: str) -> None:
-    """The fold takes `.` and `..` as it always did, so that a namespace of such a name can be found and deleted; no other one is."""
+def test_a_record_of_an_older_version_may_name_a_namespace_that_nobody_may_ask_for(
+    name: str,
+) -> None:
+    """The fold takes `.` and `..` as it always did, so that a namespace of such a name can be found
+    and deleted; no other one is.
+    """
     channel = channel_with("a")
-    channel.accept(propose.create_namespace(channel.admin(), channel.view, name=name, boundaries=(0, HASH_MAX)))
+    channel.accept(
+        propose.create_namespace(channel.admin(), channel.view, name=name, boundaries=(0, HASH_MAX))
+    )
     assert name == namespace_named(channel.view, name).name
     with pytest.raises(InvalidName, match="neither of them"):
         namespace_named(channel.view, "other/..")
@@ -76,9 +107,14 @@ def test_the_largest_namespace_comes_and_goes() -> None:
 
 
 def test_the_way_to_a_split_is_kept_with_the_bundle_while_it_splits() -> None:
-    """Algorithm and positions stand in the entry from `splitting` on, and are gone when it is cancelled."""
+    """Algorithm and positions stand in the entry from `splitting` on, and are gone when it is
+    cancelled.
+    """
     channel = channel_in("splitting")
-    assert ("specified_positions_divide", (MIDDLE,)) == (channel.bundle().algorithm, channel.bundle().positions)
+    assert ("specified_positions_divide", (MIDDLE,)) == (
+        channel.bundle().algorithm,
+        channel.bundle().positions,
+    )
     channel.accept(propose.cancel(channel.admin(), channel.bundle(), reason="too long"))
     assert (None, None) == (channel.bundle().algorithm, channel.bundle().positions)
 
@@ -99,13 +135,18 @@ def test_one_death_changes_all_its_bundles_in_order_of_their_names() -> None:
 
 
 def test_a_renewal_moves_last_and_digest_and_nothing_else() -> None:
-    """The next renewal is based on this one, and says the digest that the view had just after it."""
+    """The next renewal is based on this one, and says the digest that the view had just after
+    it.
+    """
     channel = channel_with("a", "b")
     before = channel.broker("a")
     verdict = channel.put(propose.renewed(channel.author("a"), before))
     after = channel.view.brokers["a"]
     assert (True, False, ()) == (verdict.accepted, verdict.diverged, verdict.changes)
-    assert replace(before, last=channel.view.offset, sequence=1, digest_after=channel.view.digest()) == after
+    assert (
+        replace(before, last=channel.view.offset, sequence=1, digest_after=channel.view.digest())
+        == after
+    )
     channel.accept(propose.assign(channel.admin(), channel.bundle(), owner=after.incarnation))
     assert not channel.put(propose.renewed(channel.author("a"), channel.broker("a"))).diverged
     channel.check()
@@ -114,7 +155,9 @@ def test_a_renewal_moves_last_and_digest_and_nothing_else() -> None:
 def test_a_renewal_with_another_digest_is_accepted_and_shown_as_divergence() -> None:
     """Two views that have parted are told apart, and the lease goes on."""
     channel = channel_with("a")
-    verdict = channel.put(replace(propose.renewed(channel.author("a"), channel.broker("a")), digest=5))
+    verdict = channel.put(
+        replace(propose.renewed(channel.author("a"), channel.broker("a")), digest=5)
+    )
     assert (True, True) == (verdict.accepted, verdict.diverged)
     channel.check()
 
@@ -128,11 +171,23 @@ def policy(author: Author, channel: Channel) -> bytes:
 
 
 def test_a_sequence_that_does_not_rise_is_late() -> None:
-    """An attempt at or below the last one that was read is settled: it is never accepted. The first one is number 1."""
+    """An attempt at or below the last one that was read is settled: it is never accepted. The first
+    one is number 1.
+    """
     channel = channel_with("a")
     author = channel.author("a")
-    for sequence, reason in ((0, Reason.LATE), (1, None), (5, None), (0, Reason.LATE), (4, Reason.LATE), (5, Reason.LATE), (6, None)):
-        assert reason == channel.put_bytes(policy(replace(author, sequence=sequence), channel)).reason
+    for sequence, reason in (
+        (0, Reason.LATE),
+        (1, None),
+        (5, None),
+        (0, Reason.LATE),
+        (4, Reason.LATE),
+        (5, Reason.LATE),
+        (6, None),
+    ):
+        assert (
+            reason == channel.put_bytes(policy(replace(author, sequence=sequence), channel)).reason
+        )
     channel.check()
 
 
@@ -157,7 +212,9 @@ REJECTED = (
 
 @pytest.mark.parametrize("case", REJECTED, ids=str)
 def test_a_rejected_record_settles_its_attempt_and_changes_nothing_else(case: Rejected) -> None:
-    """Whatever the verdict, the publisher's sequence rises, and with it the digest; nothing else moves."""
+    """Whatever the verdict, the publisher's sequence rises, and with it the digest; nothing else
+    moves.
+    """
     channel = channel_with("a")
     before = replace(channel.view.brokers["a"], sequence=7)
     record = orjson.loads(policy(replace(channel.author("a"), sequence=7), channel)) | case.fields
@@ -169,15 +226,25 @@ def test_a_rejected_record_settles_its_attempt_and_changes_nothing_else(case: Re
     channel.check()
 
 
-AGES = {1: None, ADMIN_WINDOW_OFFSETS: None, ADMIN_WINDOW_OFFSETS + 1: Reason.LATE, 0: Reason.MALFORMED, -1: Reason.MALFORMED}
+AGES = {
+    1: None,
+    ADMIN_WINDOW_OFFSETS: None,
+    ADMIN_WINDOW_OFFSETS + 1: Reason.LATE,
+    0: Reason.MALFORMED,
+    -1: Reason.MALFORMED,
+}
 
 
 @pytest.mark.parametrize("behind", AGES)
 def test_an_admins_record_dies_of_old_age(behind: int) -> None:
-    """More than the window behind is late; a view of the future is none, or it would never grow old."""
+    """More than the window behind is late; a view of the future is none, or it would never grow
+    old.
+    """
     channel = channel_with("a")
     offset = channel.view.offset + 2 * ADMIN_WINDOW_OFFSETS
-    record = propose.set_policy(Author(publisher="admin:ops", as_of=offset - behind), channel.view, name="p", document={})
+    record = propose.set_policy(
+        Author(publisher="admin:ops", as_of=offset - behind), channel.view, name="p", document={}
+    )
     assert AGES[behind] == channel.put(record, offset=offset).reason
     channel.check()
 

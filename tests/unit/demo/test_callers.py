@@ -16,7 +16,14 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from equipoise.brokers.local.demo.callers import Answer, Caller, Client, History, StubbornCaller, Tally
+from equipoise.brokers.local.demo.callers import (
+    Answer,
+    Caller,
+    Client,
+    History,
+    StubbornCaller,
+    Tally,
+)
 
 A, B, C = "http://a", "http://b", "http://c"
 DONE = Answer(status=200, broker="a", token=1, value=1)
@@ -57,14 +64,20 @@ class Script:
 def call(*answers: Answer, owner: str | None = A, brokers: Sequence[str] = (A, B)) -> Script:
     """Let a caller make one call."""
     script = Script(answers=list(answers), brokers=brokers)
-    caller = Caller(client=cast("Client", script), name="c", key="t/n/k", random=Random(0), owner=owner)
+    caller = Caller(
+        client=cast("Client", script), name="c", key="t/n/k", random=Random(0), owner=owner
+    )
     asyncio.run(caller.increment())
     return script
 
 
 # The answers to one call, the brokers that it asks, and the number of requests that it makes.
 CALLS: dict[str, tuple[list[Answer], list[str], int]] = {
-    "a redirect is followed with the same request": ([redirect(B), redirect(A), DONE], [A, B, A], 1),
+    "a redirect is followed with the same request": (
+        [redirect(B), redirect(A), DONE],
+        [A, B, A],
+        1,
+    ),
     "after a broken connection another broker is asked": ([BROKEN, DONE], [A, B], 1),
     "after a failure the same broker is asked": ([FAILED, DONE], [A, A], 1),
     "after 503 a new request goes to another broker": ([REFUSED, DONE], [A, B], 2),
@@ -81,7 +94,9 @@ def test_what_follows_an_answer(case: str) -> None:
 
 
 def test_a_call_goes_on_until_it_is_acknowledged() -> None:
-    """A call ends with an acknowledgement, however often it fails. Its pause is its whole duration."""
+    """A call ends with an acknowledgement, however often it fails. Its pause is its whole
+    duration.
+    """
     script = call(*[BROKEN] * 3, REFUSED, redirect(C), FAILED, DONE, brokers=(A, B, C))
     assert 2 == script.requests
     assert not script.answers
@@ -131,7 +146,9 @@ async def test_a_redirect_names_the_owner(owner: str, tmp_path: Path) -> None:
         async with TestServer(app) as server, aiohttp.ClientSession() as http:
             address = str(server.make_url("")).rstrip("/")
             client = Client(http=http, brokers=(address,), history=history, tally=Tally())
-            assert redirect(owner) == await client.attempt("t/n/k", broker=address, request="r", caller="c")
+            assert redirect(owner) == await client.attempt(
+                "t/n/k", broker=address, request="r", caller="c"
+            )
 
 
 def test_a_history_has_one_line_per_attempt(tmp_path: Path) -> None:
@@ -167,7 +184,9 @@ def test_attempts_are_counted_by_outcome(answer: Answer, field_name: str) -> Non
 
 
 async def test_a_call_without_an_answer_is_a_pause(tmp_path: Path) -> None:
-    """Its pause grows while it waits, and does not begin with its answer. An answered call no longer waits."""
+    """Its pause grows while it waits, and does not begin with its answer. An answered call no
+    longer waits.
+    """
     answering = asyncio.Event()
 
     async def held(_: web.Request) -> web.Response:
@@ -182,7 +201,11 @@ async def test_a_call_without_an_answer_is_a_pause(tmp_path: Path) -> None:
             client = Client(http=http, brokers=[broker], history=history, tally=tally)
             client.note_waiting()
             assert 0.0 == tally.recent_pause_ms
-            calling = asyncio.ensure_future(Caller(client=client, name="c", key="t/n/k", random=Random(0), owner=broker).increment())
+            calling = asyncio.ensure_future(
+                Caller(
+                    client=client, name="c", key="t/n/k", random=Random(0), owner=broker
+                ).increment()
+            )
             await asyncio.sleep(0)
             client.waiting["c"] -= 62_000_000_000
             client.note_waiting()

@@ -14,10 +14,21 @@ from equipoise.brokers.local.demo import checker
 from equipoise.brokers.local.demo.checker import Verdict, check_calls, check_messages
 
 SCHEMA = """
-CREATE TABLE writes(position INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT, value INTEGER, token INTEGER, broker TEXT, request TEXT UNIQUE);
-CREATE TABLE refusals(position INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT, token INTEGER, highest INTEGER, broker TEXT, request TEXT);
-"""
-CALL = {"request": "r", "key": "t/n/k", "broker": "a", "token": 7, "value": 1, "status": 200, "call_ns": 1, "return_ns": 2}
+CREATE TABLE writes(position INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT, value INTEGER, token INTEGER,
+    broker TEXT, request TEXT UNIQUE);
+CREATE TABLE refusals(position INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT, token INTEGER, highest INTEGER,
+    broker TEXT, request TEXT);
+"""  # noqa: E501
+CALL = {
+    "request": "r",
+    "key": "t/n/k",
+    "broker": "a",
+    "token": 7,
+    "value": 1,
+    "status": 200,
+    "call_ns": 1,
+    "return_ns": 2,
+}
 
 
 def checked_calls(folder: Path, *, written: bool, calls: int = 1) -> Verdict:
@@ -27,7 +38,10 @@ def checked_calls(folder: Path, *, written: bool, calls: int = 1) -> Verdict:
     with closing(sqlite3.connect(store)) as connection:
         connection.executescript(SCHEMA)
         if written:
-            connection.execute("INSERT INTO writes(key, value, token, broker, request) VALUES ('t/n/k', 1, 7, 'a', 'r')")
+            connection.execute(
+                "INSERT INTO writes(key, value, token, broker, request) VALUES ('t/n/k', 1, 7, 'a',"
+                " 'r')"
+            )
         connection.commit()
     return check_calls([history], store=store)
 
@@ -35,7 +49,12 @@ def checked_calls(folder: Path, *, written: bool, calls: int = 1) -> Verdict:
 def test_clean_calls_are_clean(tmp_path: Path) -> None:
     """The verdict has the number of double owners and the totals."""
     verdict = checked_calls(tmp_path, written=True)
-    assert (True, 0, {}, None) == (verdict.is_clean, verdict.double_owners, verdict.violations, verdict.problem)
+    assert (True, 0, {}, None) == (
+        verdict.is_clean,
+        verdict.double_owners,
+        verdict.violations,
+        verdict.problem,
+    )
     assert (1, "clean, no violation") == (verdict.totals["acknowledged"], verdict.text)
 
 
@@ -43,7 +62,11 @@ def test_a_lost_write_is_a_violation(tmp_path: Path) -> None:
     """The verdict has the rule, its messages and their number."""
     verdict = checked_calls(tmp_path, written=False)
     rule = "acknowledged_writes_are_stored"
-    assert (False, [rule], {rule: 1}) == (verdict.is_clean, list(verdict.violations), verdict.counts)
+    assert (False, [rule], {rule: 1}) == (
+        verdict.is_clean,
+        list(verdict.violations),
+        verdict.counts,
+    )
     assert f"violations of {rule}" == verdict.text
 
 
@@ -55,21 +78,47 @@ def test_files_without_calls_get_no_verdict(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("windows", "violations"), [([], {"receipted_messages_are_delivered": 1}), ([(0, 5), (13, 30)], {})], ids=["lost", "excused by a kill"]
+    ("windows", "violations"),
+    [([], {"receipted_messages_are_delivered": 1}), ([(0, 5), (13, 30)], {})],
+    ids=["lost", "excused by a kill"],
 )
-def test_a_lost_message_is_counted(windows: Sequence[tuple[int, int]], violations: dict[str, int], tmp_path: Path) -> None:
-    """A message with a receipt that is never delivered is a violation, except in the window of a kill."""
+def test_a_lost_message_is_counted(
+    windows: Sequence[tuple[int, int]], violations: dict[str, int], tmp_path: Path
+) -> None:
+    """A message with a receipt that is never delivered is a violation, except in the window of a
+    kill.
+    """
     history = tmp_path / "messages.jsonl"
-    lines: list[dict[str, object]] = [{"event": "ready", "subscription": "s", "consumer": "c", "topics": ["t"], "at_ns": 1}]
+    lines: list[dict[str, object]] = [
+        {"event": "ready", "subscription": "s", "consumer": "c", "topics": ["t"], "at_ns": 1}
+    ]
     for n, event in ((0, "sent"), (0, "receipted"), (1, "sent"), (1, "receipted")):
-        lines.append({"event": event, "topic": "t", "producer": "p", "n": n, "at_ns": 10 + len(lines)})
-    lines.append({"event": "received", "topic": "t", "subscription": "s", "consumer": "c", "producer": "p", "n": 0, "at_ns": 20})
+        lines.append(
+            {"event": event, "topic": "t", "producer": "p", "n": n, "at_ns": 10 + len(lines)}
+        )
+    lines.append(
+        {
+            "event": "received",
+            "topic": "t",
+            "subscription": "s",
+            "consumer": "c",
+            "producer": "p",
+            "n": 0,
+            "at_ns": 20,
+        }
+    )
     history.write_text("".join(json.dumps(line) + "\n" for line in lines))
     verdict = check_messages([history], windows=windows)
-    assert (not violations, violations, 1) == (verdict.is_clean, verdict.counts, verdict.totals["lost"])
+    assert (not violations, violations, 1) == (
+        verdict.is_clean,
+        verdict.counts,
+        verdict.totals["lost"],
+    )
 
 
-def test_a_checker_that_fails_gives_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checker_that_fails_gives_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The problem has the error of the checker."""
     broken = tmp_path / "checker.py"
     broken.write_text("raise SystemExit('out of order')")

@@ -27,16 +27,24 @@ def test_moves_are_counted_when_they_are_done() -> None:
     """A transfer, a split and a merge count once each; a cancelled transfer counts as cancelled."""
     channel = channel_with("a", "b")
     channel.own("a")
-    channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("b")))
+    channel.accept(
+        propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("b"))
+    )
     channel.accept(propose.prepared(channel.author("b"), channel.bundle()))
     channel.accept(propose.hand_over(channel.author("a"), channel.bundle(), handover=None))
-    channel.accept(propose.start_split(channel.admin(), channel.bundle(), algorithm="range_equally_divide"))
+    channel.accept(
+        propose.start_split(channel.admin(), channel.bundle(), algorithm="range_equally_divide")
+    )
     channel.accept(propose.split(channel.author("b"), channel.bundle(), cuts=[MIDDLE]))
     channel.accept(propose.merge(channel.admin(), channel.bundle(), channel.bundle(MIDDLE)))
-    channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("a")))
+    channel.accept(
+        propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("a"))
+    )
     channel.accept(propose.cancel(channel.author("a"), channel.bundle(), reason="not now"))
     counts = counts_of(channel)
-    assert (1, 1, 1) == tuple(counts.done[kind] for kind in (MoveKind.TRANSFER, MoveKind.SPLIT, MoveKind.MERGE))
+    assert (1, 1, 1) == tuple(
+        counts.done[kind] for kind in (MoveKind.TRANSFER, MoveKind.SPLIT, MoveKind.MERGE)
+    )
     assert (1, 0) == (counts.cancelled, counts.deaths)
     assert ["14", "cancel"] == counts.newest[-1].split()[:2]
 
@@ -57,7 +65,9 @@ def test_renewals_are_not_shown_and_rejections_are() -> None:
     before = counts_of(channel).newest
     channel.accept(propose.renewed(channel.author("a"), channel.broker("a")))
     assert before == counts_of(channel).newest
-    channel.put(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("a")))
+    channel.put(
+        propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("a"))
+    )
     assert "rejected" in counts_of(channel).newest[-1]
 
 
@@ -74,13 +84,17 @@ def test_skipped_records_are_shown_as_one_line() -> None:
 
 def summary(broker: str, used: float, *bundles: BundleTraffic, taken_ms: int = 0) -> Summary:
     """Return the load report of a broker with this average use."""
-    load = BrokerLoad(taken_ms=taken_ms, averages=Averages(weighted_max=used, bytes_per_second=0), bundles=bundles)
+    load = BrokerLoad(
+        taken_ms=taken_ms, averages=Averages(weighted_max=used, bytes_per_second=0), bundles=bundles
+    )
     return Summary(broker=broker, load=load, cost=0)
 
 
 def bundle(name: str, messages: float, *, topics: int = 0) -> BundleTraffic:
     """Return the reported load of a bundle."""
-    return BundleTraffic(bundle=name, topics=topics, traffic=Traffic(messages_in_per_second=messages))
+    return BundleTraffic(
+        bundle=name, topics=topics, traffic=Traffic(messages_in_per_second=messages)
+    )
 
 
 def test_the_deviation_is_over_all_live_brokers() -> None:
@@ -96,7 +110,11 @@ def test_without_all_reports_the_deviation_is_unknown() -> None:
     """The text names the brokers that have not reported."""
     view = channel_with("a", "b").view
     found = utilization(view, [summary("a", 0.5)])
-    assert (None, False, "a 50%; no report from b") == (found.deviation, found.within(1.0), found.text)
+    assert (None, False, "a 50%; no report from b") == (
+        found.deviation,
+        found.within(1.0),
+        found.text,
+    )
     assert "no broker reports; no report from a, b" == utilization(view, ()).text
 
 
@@ -107,7 +125,14 @@ def test_the_busiest_bundle_is_one_that_can_be_split() -> None:
     for place, broker in enumerate("aabb"):
         channel.own(broker, place << 30)
     reports = [
-        summary("a", 0.1, bundle(first, 10.0, topics=2), bundle(second, 90.0, topics=1), bundle(third, 99.0), bundle("t/gone/x", 99.0)),
+        summary(
+            "a",
+            0.1,
+            bundle(first, 10.0, topics=2),
+            bundle(second, 90.0, topics=1),
+            bundle(third, 99.0),
+            bundle("t/gone/x", 99.0),
+        ),
         summary("b", 0.1, bundle(third, 30.0), bundle(fourth, 20.0)),
     ]
     found = busiest(channel.view, reports, NAMESPACE)

@@ -22,17 +22,39 @@ PICTURE = Picture(
     elapsed_s=12.3,
     headlines=["1 brokers up, 2 bundles; counter: 120 calls/s", "Pulsar: 320 messages/s"],
     brokers=[
-        BrokerRow(broker="a:1", status="up", leads=True, incarnation=2, bundles=2, work_per_second=120.4, used=0.432),
-        BrokerRow(broker="b:1", status="down", leads=False, incarnation=3, bundles=0, work_per_second=0.0),
+        BrokerRow(
+            broker="a:1",
+            status="up",
+            leads=True,
+            incarnation=2,
+            bundles=2,
+            work_per_second=120.4,
+            used=0.432,
+        ),
+        BrokerRow(
+            broker="b:1", status="down", leads=False, incarnation=3, bundles=0, work_per_second=0.0
+        ),
     ],
-    bundles=[BundleRow(bundle="t/n/0x00000000_0x80000000", phase="transferring", owner="a:1", token=17, work_per_second=99.6)],
+    bundles=[
+        BundleRow(
+            bundle="t/n/0x00000000_0x80000000",
+            phase="transferring",
+            owner="a:1",
+            token=17,
+            work_per_second=99.6,
+        )
+    ],
     bundles_count=2,
     newest=["23 a:1#2 [bold]does[/bold] something"],
 )
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "live"])
-def screen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Screen:
+def screen(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Screen:
     """Return a screen in a pipe, or on a terminal."""
     del capsys  # Its stream is the one to be patched.
     monkeypatch.setattr(sys.stdout, "isatty", lambda: request.param)
@@ -40,7 +62,9 @@ def screen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, caps
 
 
 def test_the_live_screen_shows_everything() -> None:
-    """Headlines, brokers, bundles, loads, records and steps are shown, and records are no markup."""
+    """Headlines, brokers, bundles, loads, records and steps are shown, and records are no
+    markup.
+    """
     console = Console(width=120, file=io.StringIO(), highlight=False)
     with console.capture() as captured:
         console.print(draw(PICTURE, ["   1.0 s  kill -9 of b:1"]))
@@ -79,7 +103,9 @@ def test_a_quotation_is_shown_unchanged(screen: Screen, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("screen", [True], indirect=True, ids=["live"])
-def test_the_live_screen_keeps_the_newest_lines(screen: Screen, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_live_screen_keeps_the_newest_lines(
+    screen: Screen, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of many actions the last few stay on the screen."""
     with screen:
         for number in range(10):
@@ -90,7 +116,9 @@ def test_the_live_screen_keeps_the_newest_lines(screen: Screen, capsys: pytest.C
     assert "action 3" not in text
 
 
-NOTHING_FOUND = Findings(folded_to=0, records=1, accepted=1, rejected={}, agreements=0, findings_count=0, findings=())
+NOTHING_FOUND = Findings(
+    folded_to=0, records=1, accepted=1, rejected={}, agreements=0, findings_count=0, findings=()
+)
 
 
 def test_the_verdict_is_printed_although_files_cannot_be_removed(
@@ -101,7 +129,9 @@ def test_the_verdict_is_printed_although_files_cannot_be_removed(
 
     async def play(options: Options, _screen: Screen) -> Result:
         played.append(options.directory)
-        return Result(summary=["double owners: 0"], findings=NOTHING_FOUND, verdicts={}, problem=None)
+        return Result(
+            summary=["double owners: 0"], findings=NOTHING_FOUND, verdicts={}, problem=None
+        )
 
     def rmdir(path: str, **_: object) -> None:
         raise OSError(errno.ENOTEMPTY, "Directory not empty", path)

@@ -1,4 +1,6 @@
-"""The steps in which the cluster balances itself, where that fails or cannot begin. `tests/integration/test_demo.py` plays all steps."""
+"""The steps in which the cluster balances itself, where that fails or cannot begin.
+`tests/integration/test_demo.py` plays all steps.
+"""
 
 from __future__ import annotations
 
@@ -69,14 +71,22 @@ class Setup:
     @property
     def settings(self) -> dict[str, object]:
         """The settings on the channel."""
-        return {name: value for name, value in document_of(self.cluster.view).items() if name != CHANGED_BY}
+        return {
+            name: value
+            for name, value in document_of(self.cluster.view).items()
+            if name != CHANGED_BY
+        }
 
     @property
     def demo(self) -> Demo:
         """The demo, as far as these steps use it."""
         made = _FakeDemo(
             setup=self,
-            cluster=SimpleNamespace(broker_ids=self.ids, addresses=[broker.url for broker in self.cluster.brokers], log_url=self.log_url),
+            cluster=SimpleNamespace(
+                broker_ids=self.ids,
+                addresses=[broker.url for broker in self.cluster.brokers],
+                log_url=self.log_url,
+            ),
             table=SimpleNamespace(view=self.cluster.view),
             http=self.cluster.brokers[0].session,
             pulsar=None,
@@ -125,7 +135,11 @@ async def test_a_busy_machine_ends_no_demo(tmp_path: Path) -> None:
         setup.uses(0.1, 0.9)
         await even_out(setup.demo)
         assert [f"a plan for {setup.log_url}", "two moves"] == setup.quoted
-        (line,) = [line for line in setup.said if line.startswith("the load after moves has not been measured yet")]
+        (line,) = [
+            line
+            for line in setup.said
+            if line.startswith("the load after moves has not been measured yet")
+        ]
         assert "deviation 40.0%" in line
         await until(lambda: not setup.settings)
 
@@ -134,7 +148,9 @@ async def test_without_reports_nothing_is_set(tmp_path: Path) -> None:
     """The step says why no bundle can be split."""
     async with set_up(tmp_path) as setup:
         await split_hot_bundles(setup.demo)
-        assert ["no broker reports the load of its bundles, so the balancer cannot split any"] == setup.said
+        assert [
+            "no broker reports the load of its bundles, so the balancer cannot split any"
+        ] == setup.said
         await until(lambda: not setup.settings)
 
 
@@ -157,7 +173,9 @@ class Workers:
 
 
 @pytest.mark.parametrize("report_at_ms", [0, 1_000], ids=["silent", "back"])
-async def test_killed_load_workers_come_back(report_at_ms: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_killed_load_workers_come_back(
+    report_at_ms: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The step counts the moves meanwhile, and waits for a newer report."""
     monkeypatch.setattr("compose.demo._UNKNOWN_S", 0.01)
     monkeypatch.setattr("compose.demo._WORKERS_BACK_MS", 50)
@@ -172,7 +190,10 @@ async def test_killed_load_workers_come_back(report_at_ms: int, tmp_path: Path, 
         await kill_load_workers(demo)
         assert ["kill", "start"] == workers.deeds
         assert "kill -9 of all 2 load workers" in setup.said[0]
-        assert "balancing waited for fresh reports and moved 0 bundles meanwhile; the load workers are restarted" == setup.said[2]
+        assert (
+            "balancing waited for fresh reports and moved 0 bundles meanwhile; the load workers are"
+            " restarted" == setup.said[2]
+        )
         state = "are back after 0.0 s" if report_at_ms else "are NOT BACK"
         assert setup.said[3].startswith(f"they {state}, and continue their averages: brokers use")
 

@@ -1,4 +1,6 @@
-"""A program that uses each public name, for type checkers. `make check` has mypy and basedpyright look at it; nobody runs it."""
+"""A program that uses each public name, for type checkers. `make check` has mypy and basedpyright
+look at it; nobody runs it.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ class Notes(Service):
         if ownership.fetch is not None:
             assert_type(await ownership.fetch(), bytes | None)
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None:
         """Use what a bundle, a peer and a deadline have."""
         assert_type(bundle.contains(bundle.namespace, bundle.name), bool)
         assert_type(key_hash(bundle.name), int)
@@ -98,7 +102,10 @@ class Notes(Service):
 
 async def serve() -> None:
     """Run a worker and a client on a loop."""
-    async with Worker("memory:notes", {"shop/*": Notes()}, lease_ms=3_000) as worker, Client("memory:notes") as client:
+    async with (
+        Worker("memory:notes", {"shop/*": Notes()}, lease_ms=3_000) as worker,
+        Client("memory:notes") as client,
+    ):
         await worker.create_namespace("shop/carts", on_channel_loss="serve")
         assert_type(worker.ownership("shop/carts", "key"), Ownership | None)
         assert_type(await worker.route("shop/carts", "key"), Ownership | Peer)
@@ -110,7 +117,9 @@ def program(worker: Worker) -> FastAPI:
     """Return a program behind a worker, with two kinds of keys."""
     app = FastAPI()
     app.add_middleware(worker.by_key, namespace="shop/carts", key="/carts/{key}")
-    app.add_middleware(worker.by_key, namespace="shop/users", key=lambda scope: str(scope["path"]), forward=True)
+    app.add_middleware(
+        worker.by_key, namespace="shop/users", key=lambda scope: str(scope["path"]), forward=True
+    )
 
     @app.get("/carts/{cart}")
     async def cart(cart: str) -> int:
@@ -121,7 +130,10 @@ def program(worker: Worker) -> FastAPI:
 
 def serve_in_threads() -> None:
     """Run the same in threads."""
-    with Worker("memory:notes", Notes()).in_thread() as worker, Client("memory:notes").in_thread() as client:
+    with (
+        Worker("memory:notes", Notes()).in_thread() as worker,
+        Client("memory:notes").in_thread() as client,
+    ):
         assert_type(worker, WorkerInThread)
         assert_type(client, ClientInThread)
         assert_type(worker.route("shop/carts", "key"), Ownership | Peer)

@@ -34,18 +34,28 @@ class Counters:
         (self.bundle,) = cluster.create(NAMESPACE, bundles=1)
         assert cluster.owner(self.bundle) == "a"
 
-    def post(self, broker: str, *, namespace: str = NAMESPACE, within_ms: int = 0, **headers: str) -> Response:
+    def post(
+        self, broker: str, *, namespace: str = NAMESPACE, within_ms: int = 0, **headers: str
+    ) -> Response:
         """Call one broker."""
         tenant, _, rest = namespace.partition("/")
         match = {"tenant": tenant, "namespace": rest, "key": KEY}
-        request = make_mocked_request("POST", PATH, {name.replace("_", "-"): value for name, value in headers.items()}, match_info=match)
-        return self.cluster.call(self.cluster.service(broker).increment(request), within_ms=within_ms)
+        request = make_mocked_request(
+            "POST",
+            PATH,
+            {name.replace("_", "-"): value for name, value in headers.items()},
+            match_info=match,
+        )
+        return self.cluster.call(
+            self.cluster.service(broker).increment(request), within_ms=within_ms
+        )
 
     def rows(self, table: str) -> list[tuple[object, ...]]:
         """Return the requests in one table of the store."""
         connection = sqlite3.connect(self.path)
         try:
-            return connection.execute(f"SELECT request FROM {table} ORDER BY position").fetchall()  # noqa: S608 - a test's own words
+            # A test's own words.
+            return connection.execute(f"SELECT request FROM {table} ORDER BY position").fetchall()  # noqa: S608
         finally:
             connection.close()
 
@@ -148,7 +158,9 @@ async def counted(cluster: Cluster[Counter], request_id: str) -> int:
             broker = response.headers["Location"].removesuffix(PATH).removeprefix("http://")
 
 
-def test_each_call_counts_once_wherever_its_bundle_moves(equipoise_moves: MovesAtEveryAwait, tmp_path: Path) -> None:
+def test_each_call_counts_once_wherever_its_bundle_moves(
+    equipoise_moves: MovesAtEveryAwait, tmp_path: Path
+) -> None:
     """Each run has a new store, which both brokers write to."""
     stores: list[CounterStore] = []
 
@@ -158,7 +170,9 @@ def test_each_call_counts_once_wherever_its_bundle_moves(equipoise_moves: MovesA
 
     for cluster in equipoise_moves(counter, NAMESPACE, KEY, brokers=("a", "b"), patience_ms=20_000):
         cluster.create(NAMESPACE, bundles=1)
-        assert [1, 2, 3] == [cluster.call(counted(cluster, request_id)) for request_id in ("r1", "r2", "r3")]
+        assert [1, 2, 3] == [
+            cluster.call(counted(cluster, request_id)) for request_id in ("r1", "r2", "r3")
+        ]
     for store in stores:
         store.close()
     assert len(stores) // 2 == 4  # One run without a move, and one for each write.
@@ -168,14 +182,22 @@ def test_each_call_counts_once_wherever_its_bundle_moves(equipoise_moves: MovesA
 
 
 class Believer:
-    """A host that believes to own every key, as a broker does that has stalled after its first check."""
+    """A host that believes to own every key, as a broker does that has stalled after its first
+    check.
+    """
 
     broker_id = "a"
 
     def __init__(self, token: int) -> None:
         lease = Lease(incarnation=1, skew_max_ms=2**62, deadline_ms=2**62)
         self.handle = Handle(
-            bundle=f"{NAMESPACE}/0x0_0x1", namespace=NAMESPACE, low=0, high=HASH_MAX, token=token, lease=lease, is_open=True
+            bundle=f"{NAMESPACE}/0x0_0x1",
+            namespace=NAMESPACE,
+            low=0,
+            high=HASH_MAX,
+            token=token,
+            lease=lease,
+            is_open=True,
         )
 
     async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
@@ -212,7 +234,12 @@ def test_a_loss_of_ownership_during_the_write_is_500(counters: Counters, tmp_pat
     store = Interrupted(tmp_path / "counter.db", host)
     counter = Counter(store)
     counter.host = host
-    request = make_mocked_request("POST", PATH, {"X-Request-Id": "r1"}, match_info={"tenant": "shop", "namespace": "orders", "key": KEY})
+    request = make_mocked_request(
+        "POST",
+        PATH,
+        {"X-Request-Id": "r1"},
+        match_info={"tenant": "shop", "namespace": "orders", "key": KEY},
+    )
     counters.cluster.call(counter.open(counters.cluster.ownership(NAMESPACE, KEY), None))
     response = counters.cluster.call(counter.increment(request))
     store.close()
@@ -224,14 +251,18 @@ def test_a_namespace_of_another_service_is_404(counters: Counters) -> None:
     host = Believer(token=5)
     counter = Counter(CounterStore(counters.path))
     counter.host = host
-    request = make_mocked_request("POST", PATH, match_info={"tenant": "shop", "namespace": "orders", "key": KEY})
+    request = make_mocked_request(
+        "POST", PATH, match_info={"tenant": "shop", "namespace": "orders", "key": KEY}
+    )
     assert 404 == counters.cluster.call(counter.increment(request)).status
     assert [] == counters.rows("writes")
 
 
 def test_a_store_that_fails_is_500(counters: Counters) -> None:
     spoiler = sqlite3.connect(counters.path, isolation_level=None)
-    spoiler.execute("CREATE TRIGGER spoil BEFORE INSERT ON writes BEGIN SELECT RAISE(ABORT, 'spoilt'); END")
+    spoiler.execute(
+        "CREATE TRIGGER spoil BEFORE INSERT ON writes BEGIN SELECT RAISE(ABORT, 'spoilt'); END"
+    )
     spoiler.close()
     response = counters.post("a")
     assert 500 == response.status
@@ -240,12 +271,17 @@ def test_a_store_that_fails_is_500(counters: Counters) -> None:
 
 def test_an_id_that_was_used_for_another_key_is_409(counters: Counters) -> None:
     spoiler = sqlite3.connect(counters.path, isolation_level=None)
-    spoiler.execute("INSERT INTO writes(key, value, token, broker, request) VALUES ('shop/orders/other', 1, 1, 'a', 'r1')")
+    spoiler.execute(
+        "INSERT INTO writes(key, value, token, broker, request) VALUES ('shop/orders/other', 1, 1,"
+        " 'a', 'r1')"
+    )
     spoiler.close()
     assert 409 == counters.post("a", X_Request_Id="r1").status
 
 
-def test_an_owner_without_an_address_is_503(counters: Counters, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_owner_without_an_address_is_503(
+    counters: Counters, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def route(*_arguments: object, **_named: object) -> Peer:
         return Peer(broker="a", addresses={})
 

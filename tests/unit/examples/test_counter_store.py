@@ -59,11 +59,23 @@ def rows(folder: Path, query: str) -> list[tuple[object, ...]]:
 
 def test_values_count_up_by_key(store: CounterStore, tmp_path: Path) -> None:
     """Each write has a row, in order."""
-    made = outcomes(store, increment("r1"), increment("r2", broker="b"), increment("r3", key="shop/orders/l"))
-    expected = [Stored(value=1, token=5, broker="a"), Stored(value=2, token=5, broker="b"), Stored(value=1, token=5, broker="a")]
+    made = outcomes(
+        store, increment("r1"), increment("r2", broker="b"), increment("r3", key="shop/orders/l")
+    )
+    expected = [
+        Stored(value=1, token=5, broker="a"),
+        Stored(value=2, token=5, broker="b"),
+        Stored(value=1, token=5, broker="a"),
+    ]
     assert expected == made
-    expected_rows = [(1, KEY, 1, 5, "a", "r1"), (2, KEY, 2, 5, "b", "r2"), (3, "shop/orders/l", 1, 5, "a", "r3")]
-    assert expected_rows == rows(tmp_path, "SELECT position, key, value, token, broker, request FROM writes")
+    expected_rows = [
+        (1, KEY, 1, 5, "a", "r1"),
+        (2, KEY, 2, 5, "b", "r2"),
+        (3, "shop/orders/l", 1, 5, "a", "r3"),
+    ]
+    assert expected_rows == rows(
+        tmp_path, "SELECT position, key, value, token, broker, request FROM writes"
+    )
 
 
 def test_a_request_is_applied_once(store: CounterStore, tmp_path: Path) -> None:
@@ -77,10 +89,17 @@ def test_a_request_is_applied_once(store: CounterStore, tmp_path: Path) -> None:
 
 def test_an_older_token_is_refused(store: CounterStore, tmp_path: Path) -> None:
     """For its key only. The refusal is recorded."""
-    made = outcomes(store, increment("r1", token=7), increment("r2", token=6, broker="b"), increment("r3", token=6, key="shop/orders/l"))
+    made = outcomes(
+        store,
+        increment("r1", token=7),
+        increment("r2", token=6, broker="b"),
+        increment("r3", token=6, key="shop/orders/l"),
+    )
     assert isinstance(made[1], StaleToken)
     assert Stored(value=1, token=6, broker="a") == made[2]
-    assert [(KEY, 6, 7, "b", "r2")] == rows(tmp_path, "SELECT key, token, highest, broker, request FROM refusals")
+    assert [(KEY, 6, 7, "b", "r2")] == rows(
+        tmp_path, "SELECT key, token, highest, broker, request FROM refusals"
+    )
     assert [("r1",), ("r3",)] == rows(tmp_path, "SELECT request FROM writes ORDER BY position")
 
 
@@ -90,7 +109,12 @@ def test_a_refused_request_may_be_repeated_under_a_good_token(store: CounterStor
 
 
 def test_a_request_id_belongs_to_one_key(store: CounterStore) -> None:
-    made = outcomes(store, increment("r1"), increment("r1", key="shop/orders/l"), increment("r2", key="shop/orders/l"))
+    made = outcomes(
+        store,
+        increment("r1"),
+        increment("r1", key="shop/orders/l"),
+        increment("r2", key="shop/orders/l"),
+    )
     assert isinstance(made[1], RequestReused)
     assert Stored(value=1, token=5, broker="a") == made[2]
 
@@ -102,7 +126,9 @@ async def test_brokers_share_the_file(store: CounterStore, tmp_path: Path) -> No
     theirs = [other.increment(increment(f"b{number}")) for number in range(300)]
     await asyncio.gather(*mine, *theirs)
     other.close()
-    assert [(600, 600, 600)] == rows(tmp_path, "SELECT count(*), max(value), count(DISTINCT value) FROM writes")
+    assert [(600, 600, 600)] == rows(
+        tmp_path, "SELECT count(*), max(value), count(DISTINCT value) FROM writes"
+    )
 
 
 def test_the_counters_outlive_the_handle(store: CounterStore, tmp_path: Path) -> None:
@@ -139,7 +165,10 @@ def test_a_file_that_cannot_be_a_store_is_refused(tmp_path: Path) -> None:
 def test_a_failure_of_the_file_reaches_every_caller(store: CounterStore, tmp_path: Path) -> None:
     """Nothing of the failed transaction is stored, and the store goes on."""
     spoiler = sqlite3.connect(tmp_path / "counter.db", isolation_level=None)
-    spoiler.execute("CREATE TRIGGER spoil BEFORE INSERT ON writes WHEN NEW.request = 'bad' BEGIN SELECT RAISE(ABORT, 'spoilt'); END")
+    spoiler.execute(
+        "CREATE TRIGGER spoil BEFORE INSERT ON writes WHEN NEW.request = 'bad' BEGIN SELECT"
+        " RAISE(ABORT, 'spoilt'); END"
+    )
     made = outcomes(store, *(increment(f"r{number}") for number in range(5)), increment("bad"))
     failed = [each for each in made if isinstance(each, EquipoiseError)]
     assert {StoreFailed} == {type(each) for each in failed}
@@ -147,7 +176,9 @@ def test_a_failure_of_the_file_reaches_every_caller(store: CounterStore, tmp_pat
     assert [(6 - len(failed),)] == rows(tmp_path, "SELECT count(*) FROM writes")
     spoiler.execute("DROP TRIGGER spoil")
     spoiler.close()
-    assert [Stored(value=7 - len(failed), token=5, broker="a")] == outcomes(store, increment("good"))
+    assert [Stored(value=7 - len(failed), token=5, broker="a")] == outcomes(
+        store, increment("good")
+    )
 
 
 def test_a_text_that_utf8_cannot_express_is_an_error(store: CounterStore) -> None:
@@ -168,9 +199,12 @@ async def test_a_closed_store_takes_nothing(tmp_path: Path) -> None:
         await store.increment(increment("r2"))
 
 
-def test_a_cancelled_increment_is_not_made(store: CounterStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_increment_is_not_made(
+    store: CounterStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If the store has not begun it."""
-    begun, go_on, begin = threading.Event(), threading.Event(), store._begin  # noqa: SLF001 - the moment between two batches
+    # The moment between two batches.
+    begun, go_on, begin = threading.Event(), threading.Event(), store._begin  # noqa: SLF001
 
     def begin_slowly() -> None:
         begun.set()

@@ -10,7 +10,19 @@ from pathlib import Path
 import pytest
 
 import equipoise
-from equipoise import BundleLoad, Client, Cluster, Deadline, Identity, Messaging, Ownership, Peer, Response, Worker, errors
+from equipoise import (
+    BundleLoad,
+    Client,
+    Cluster,
+    Deadline,
+    Identity,
+    Messaging,
+    Ownership,
+    Peer,
+    Response,
+    Worker,
+    errors,
+)
 from equipoise.examples.fastapi_app import Visits
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -22,19 +34,30 @@ USE = "import channel; assert channel.mine; from equipoise import Client, Cluste
 def imported(folder: Path) -> subprocess.CompletedProcess[str]:
     """Import equipoise in a program whose own folder is `folder`."""
     program = f"import sys; sys.path[:0] = [{str(folder)!r}, {str(ROOT)!r}]; {USE}"
-    return subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-I", "-c", program], capture_output=True, text=True, check=False
+    )
 
 
 def test_every_public_name_is_documented() -> None:
     """Every public error descends from `EquipoiseError`."""
     assert [] == [name for name in equipoise.__all__ if not getattr(equipoise, name).__doc__]
-    assert [] == [name for name in errors.__all__ if not issubclass(getattr(errors, name), errors.EquipoiseError)]
+    assert [] == [
+        name
+        for name in errors.__all__
+        if not issubclass(getattr(errors, name), errors.EquipoiseError)
+    ]
 
 
 def test_every_public_name_is_declared_for_type_checkers() -> None:
     """They are imported at first use."""
     tree = ast.parse((ROOT / "equipoise" / "__init__.py").read_text(encoding="utf-8"))
-    declared = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
+    declared = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
     assert set(equipoise.__all__) <= declared
     assert set(equipoise.__all__) == set(dir(equipoise))
 
@@ -55,12 +78,24 @@ def shown() -> dict[str, tuple[object, str]]:
     worker = Worker(f"kafka://me:{PLANTED}@host:9092/channel", Visits())
     named = Worker("sqlite:visits.db", Visits(), broker_id="a")
     client = Client(f"http://me:{PLANTED}@one:8080", "http://two:8080")
-    numbers = "messages_in_per_second=0.0, bytes_in_per_second=0.0, messages_out_per_second=0.0, bytes_out_per_second=0.0, producers=2"
+    numbers = (
+        "messages_in_per_second=0.0, bytes_in_per_second=0.0, messages_out_per_second=0.0,"
+        " bytes_out_per_second=0.0, producers=2"
+    )
     return {
-        "Bundle": (ownership.bundle, f"Bundle(name='{BUNDLE}', namespace='{NAMESPACE}', low=0, high=4294967295)"),
-        "BundleLoad": (BundleLoad(sessions=2), "BundleLoad(calls_per_second=0.0, bytes_per_second=0.0, sessions=2, messaging=None)"),
+        "Bundle": (
+            ownership.bundle,
+            f"Bundle(name='{BUNDLE}', namespace='{NAMESPACE}', low=0, high=4294967295)",
+        ),
+        "BundleLoad": (
+            BundleLoad(sessions=2),
+            "BundleLoad(calls_per_second=0.0, bytes_per_second=0.0, sessions=2, messaging=None)",
+        ),
         "Client": (client, "<Client of http://***@one:8080, http://two:8080, not running>"),
-        "ClientInThread": (client.in_thread(), "<ClientInThread of <Client of http://***@one:8080, http://two:8080, not running>>"),
+        "ClientInThread": (
+            client.in_thread(),
+            "<ClientInThread of <Client of http://***@one:8080, http://two:8080, not running>>",
+        ),
         "Cluster": (Cluster(Visits), "<Cluster of no broker at 1000000 ms>"),
         "Deadline": (Deadline(started_ns=0, timeout_ms=0), "<Deadline: 0 of 0 ms left>"),
         "Identity": (
@@ -69,8 +104,14 @@ def shown() -> dict[str, tuple[object, str]]:
         ),
         "Messaging": (Messaging(producers=2), f"Messaging({numbers}, consumers=0, topics=0)"),
         "Ownership": (ownership, f"<Ownership of {BUNDLE}, token {ownership.token}, good>"),
-        "Peer": (Peer(broker="a", addresses={"http": "http://a"}), "Peer(broker='a', addresses={'http': 'http://a'})"),
-        "Response": (Response(status_code=200, headers={"Cookie": PLANTED}, content=PLANTED.encode()), "<Response 200, 14 bytes>"),
+        "Peer": (
+            Peer(broker="a", addresses={"http": "http://a"}),
+            "Peer(broker='a', addresses={'http': 'http://a'})",
+        ),
+        "Response": (
+            Response(status_code=200, headers={"Cookie": PLANTED}, content=PLANTED.encode()),
+            "<Response 200, 14 bytes>",
+        ),
         "Work": (work, f"<Work on 'homehomehome...ehomehomehome' of {BUNDLE}, token {work.token}>"),
         "Worker": (named, "<Worker a on sqlite:visits.db, not running>"),
         "WorkerInThread": (worker.in_thread(), f"<WorkerInThread of {worker!r}>"),
@@ -78,7 +119,9 @@ def shown() -> dict[str, tuple[object, str]]:
 
 
 def test_a_debugger_shows_what_an_object_stands_for() -> None:
-    """Shortly, and without secrets. Of the classes that users implement, theirs does. Functions show themselves."""
+    """Shortly, and without secrets. Of the classes that users implement, theirs does. Functions
+    show themselves.
+    """
     found = shown()
     others = {"Service", "ServiceHost", "current_work", "identity_of", "key_hash"}
     assert set(equipoise.__all__) - others == set(found)
@@ -93,7 +136,11 @@ async def test_a_debugger_shows_the_state_of_a_worker_and_a_client() -> None:
     worker = Worker("memory:shown", Visits())
     before = repr(worker)
     async with worker, Client("memory:shown") as client:
-        assert repr(worker) == f"<Worker {worker.broker_id} on memory:shown, running>" == before.replace("not running", "running")
+        assert (
+            repr(worker)
+            == f"<Worker {worker.broker_id} on memory:shown, running>"
+            == before.replace("not running", "running")
+        )
         assert repr(client) == "<Client of memory:shown, running>"
         await worker.create_namespace(NAMESPACE, bundles=1)
         ownership = await worker.route(NAMESPACE, "home")
@@ -111,7 +158,9 @@ def test_a_wrong_address_is_refused_without_its_password() -> None:
 
 def test_type_checkers_see_each_public_name_used() -> None:
     """In the program that `make check` has them look at."""
-    tree = ast.parse((ROOT / "tests" / "unit" / "examples" / "public_names.py").read_text(encoding="utf-8"))
+    tree = ast.parse(
+        (ROOT / "tests" / "unit" / "examples" / "public_names.py").read_text(encoding="utf-8")
+    )
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     assert {*equipoise.__all__, *errors.__all__} <= used
 
@@ -124,9 +173,16 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_examples_import_public_names_only() -> None:
     for path in sorted((ROOT / "equipoise" / "examples").glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        found = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+        found = {
+            node.module
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module
+        }
         assert [] == [
-            name for name in found if name.startswith("equipoise.") and not name.startswith(("equipoise.errors", "equipoise.examples"))
+            name
+            for name in found
+            if name.startswith("equipoise.")
+            and not name.startswith(("equipoise.errors", "equipoise.examples"))
         ], path
 
 

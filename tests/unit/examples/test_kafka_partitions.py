@@ -25,25 +25,32 @@ def results(tmp_path: Path) -> Iterator[Results]:
 def rows(path: Path) -> list[tuple[int, int, str]]:
     """The results, by partition and offset."""
     with closing(sqlite3.connect(path)) as connection:
-        return connection.execute("SELECT partition, offset, result FROM results ORDER BY partition, offset").fetchall()
+        return connection.execute(
+            "SELECT partition, offset, result FROM results ORDER BY partition, offset"
+        ).fetchall()
 
 
 def test_the_next_owner_continues_after_the_last_commit(results: Results, tmp_path: Path) -> None:
     """Each partition on its own."""
     assert results.claim(0, 5) is None
-    results.put(0, 5, {0: "a", 1: "b", 7: "c"})  # Kafka leaves gaps, where it compacted or a transaction ended.
+    # Kafka leaves gaps, where it compacted or a transaction ended.
+    results.put(0, 5, {0: "a", 1: "b", 7: "c"})
     assert (8, None) == (results.claim(0, 6), results.claim(1, 5))
     assert [(0, 0, "a"), (0, 1, "b"), (0, 7, "c")] == rows(tmp_path / "results.db")
 
 
 def test_a_former_owner_is_refused_from_the_claim_on(results: Results, tmp_path: Path) -> None:
-    """Also before the next owner has written anything; an owner that opens again under its token is not."""
+    """Also before the next owner has written anything; an owner that opens again under its token is
+    not.
+    """
     results.claim(0, 5)
     results.put(0, 5, {0: "a"})
     assert 1 == results.claim(0, 5)
     with closing(Results(tmp_path / "results.db")) as next_owner:
         assert 1 == next_owner.claim(0, 6)
-        with pytest.raises(StaleOwner, match="partition 0 has been claimed under token 6, and 5 is older"):
+        with pytest.raises(
+            StaleOwner, match="partition 0 has been claimed under token 6, and 5 is older"
+        ):
             results.put(0, 5, {1: "stale"})
         with pytest.raises(StaleOwner):
             results.claim(0, 5)
@@ -64,9 +71,16 @@ def test_a_commit_that_fails_leaves_nothing(results: Results, tmp_path: Path) ->
 OWNERS = 3
 
 
-@given(st.lists(st.tuples(st.integers(0, OWNERS - 1), st.sampled_from(["claim", "put"]), st.integers(1, 3)), max_size=30))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, OWNERS - 1), st.sampled_from(["claim", "put"]), st.integers(1, 3)),
+        max_size=30,
+    )
+)
 def test_whoever_is_stale_each_record_has_one_result(steps: list[tuple[int, str, int]]) -> None:
-    """Owners claim with rising tokens, and write what follows their own last commit. The results have no gap and no second writer."""
+    """Owners claim with rising tokens, and write what follows their own last commit. The results
+    have no gap and no second writer.
+    """
     with TemporaryDirectory() as folder, closing(Results(Path(folder) / "results.db")) as results:
         results.connection.execute("PRAGMA synchronous = OFF")  # Nobody cuts the power.
         play(results, steps)
@@ -74,7 +88,8 @@ def test_whoever_is_stale_each_record_has_one_result(steps: list[tuple[int, str,
 
 def play(results: Results, steps: list[tuple[int, str, int]]) -> None:
     """Take the steps, and compare each with what must come of it."""
-    owners: list[tuple[int, int]] = [(0, 0)] * OWNERS  # Token, and the next offset, as each owner knows them.
+    # Token, and the next offset, as each owner knows them.
+    owners: list[tuple[int, int]] = [(0, 0)] * OWNERS
     expected: list[str] = []
     newest = 0
     for owner, step, count in steps:
@@ -92,4 +107,6 @@ def play(results: Results, steps: list[tuple[int, str, int]]) -> None:
             else:
                 with pytest.raises(StaleOwner):
                     results.put(0, token, batch)
-    assert expected == [text for (text,) in results.connection.execute("SELECT result FROM results ORDER BY offset")]
+    assert expected == [
+        text for (text,) in results.connection.execute("SELECT result FROM results ORDER BY offset")
+    ]

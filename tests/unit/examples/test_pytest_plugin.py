@@ -72,7 +72,9 @@ def test_no_sale_is_lost(equipoise_moves):
 
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """Return a project with a service, and with the plugin in its conftest.py. Its sessions have no other plugin."""
+    """Return a project with a service, and with the plugin in its conftest.py. Its sessions have no
+    other plugin.
+    """
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makeini("[pytest]\npythonpath = .")
     pytester.makeconftest(CONFTEST)
@@ -81,7 +83,9 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
 
 
 def test_a_cluster_runs_until_its_test_ends(project: pytest.Pytester) -> None:
-    """Also with warnings as errors, and where conftest.py imports the types of the plugin before pytest sees it."""
+    """Also with warnings as errors, and where conftest.py imports the types of the plugin before
+    pytest sees it.
+    """
     project.makepyfile("""
         import pytest
         from equipoise.errors import CallerError
@@ -154,8 +158,12 @@ def test_a_right_service_passes_with_a_move_at_each_await(project: pytest.Pytest
     project.runpytest_subprocess("-W", "error").assert_outcomes(passed=1)
 
 
-def test_a_wrong_service_fails_with_the_place_and_a_command_that_repeats_it(project: pytest.Pytester) -> None:
-    """The service does not check its ownership, so the former owner counts a sale that nobody sees."""
+def test_a_wrong_service_fails_with_the_place_and_a_command_that_repeats_it(
+    project: pytest.Pytester,
+) -> None:
+    """The service does not check its ownership, so the former owner counts a sale that nobody
+    sees.
+    """
     project.makepyfile(stock=STOCK.replace('with ownership.begin("tea"):', "if True:"))
     project.makepyfile(MOVES)
     result = project.runpytest_subprocess()
@@ -163,7 +171,10 @@ def test_a_wrong_service_fails_with_the_place_and_a_command_that_repeats_it(proj
     result.stdout.fnmatch_lines(
         [
             "*- equipoise: move 1 -*",
-            "shop/stock/0x* moved from broker-1 to broker-2 while this code waited at stock.py:18 in Stock.sell:",
+            (
+                "shop/stock/0x* moved from broker-1 to broker-2 while this code waited at"
+                " stock.py:18 in Stock.sell:"
+            ),
             '  File "*", line *, in sell',
             "    return await cluster.service(broker).sell(served)",
             '  File "*stock.py", line 18, in Stock.sell',
@@ -193,17 +204,23 @@ def test_one_move_can_be_asked_for(project: pytest.Pytester) -> None:
     project.runpytest_subprocess("--equipoise-move=3").assert_outcomes(passed=1)
     beyond = project.runpytest_subprocess("--equipoise-move=4")
     beyond.assert_outcomes(failed=1)
-    beyond.stdout.fnmatch_lines(["*CallerError: the scenario has not reached its await point 4: it has 3.*"])
+    beyond.stdout.fnmatch_lines(
+        ["*CallerError: the scenario has not reached its await point 4: it has 3.*"]
+    )
     refused = project.runpytest_subprocess("--equipoise-move=0")
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
-    refused.stderr.fnmatch_lines(["*--equipoise-move: '0' is no await point; they are counted from 1*"])
+    refused.stderr.fnmatch_lines(
+        ["*--equipoise-move: '0' is no await point; they are counted from 1*"]
+    )
 
 
 def test_a_scenario_that_fails_without_a_move_says_so(project: pytest.Pytester) -> None:
     project.makepyfile(MOVES.replace("[1, 2, 3]", "[1, 2]"))
     result = project.runpytest_subprocess()
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*- equipoise: no move -*", "No bundle moved in this run before the test failed."])
+    result.stdout.fnmatch_lines(
+        ["*- equipoise: no move -*", "No bundle moved in this run before the test failed."]
+    )
 
 
 def test_a_failure_after_the_scenario_shows_no_move(project: pytest.Pytester) -> None:
@@ -221,7 +238,7 @@ def test_a_session_imports_nothing_that_its_tests_do_not_need(project: pytest.Py
         def test_it():
             assert "equipoise.pytest" in sys.modules
             assert not {"aiohttp.web", "equipoise.brokers.testing", "equipoise.brokers.local", "pydantic"} & sys.modules.keys()
-    """)
+    """)  # noqa: E501
     project.runpytest_subprocess().assert_outcomes(passed=1)
 
 
@@ -237,7 +254,7 @@ def test_processes_run_until_their_test_ends(project: pytest.Pytester) -> None:
             print("PIDS", *(cluster.pid(number) for number in range(3)))
             cluster.kill(1)
             assert False
-    """)
+    """)  # noqa: E501
     result = project.runpytest_subprocess()
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(

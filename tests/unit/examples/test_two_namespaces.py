@@ -1,4 +1,6 @@
-"""Every example with two namespaces on the same brokers: no answered write is lost, whichever bundles move, split or merge."""
+"""Every example with two namespaces on the same brokers: no answered write is lost, whichever
+bundles move, split or merge.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,18 @@ NAMESPACES: Final = ("web/pages", "web_pages/pages", "web/pages_pages")
 
 def tutorial_service(page: str) -> type[Service]:
     """Return the service that a page has its reader save."""
-    (text,) = [block.text for block in BLOCKS if block.place.startswith(page) and block.save and "(Service)" in block.text]
+    (text,) = [
+        block.text
+        for block in BLOCKS
+        if block.place.startswith(page) and block.save and "(Service)" in block.text
+    ]
     names: dict[str, Any] = {"__name__": "saved"}
     exec(text, names)  # noqa: S102 - it is our own page
-    (service,) = [each for each in names.values() if inspect.isclass(each) and issubclass(each, Service) and each is not Service]
+    (service,) = [
+        each
+        for each in names.values()
+        if inspect.isclass(each) and issubclass(each, Service) and each is not Service
+    ]
     return service
 
 
@@ -53,7 +63,8 @@ Saved: Final = tutorial_service("docs/tutorial/first-service.md")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """How to run one example. `write` writes to a key at its owner, and returns how many writes to the key the service then has.
+    """How to run one example. `write` writes to a key at its owner, and returns how many writes to
+    the key the service then has.
 
     `serves`: the namespaces that it takes calls for. Its brokers serve the bundles of all.
     """
@@ -151,7 +162,9 @@ class Record:
 
 
 class StandInConsumer:
-    """A consumer of a topic that all of them share: of each partition, only the number of its records."""
+    """A consumer of a topic that all of them share: of each partition, only the number of its
+    records.
+    """
 
     topic: ClassVar = Tally[int]()
 
@@ -159,7 +172,9 @@ class StandInConsumer:
         self.places: dict[int, int] = {}
 
     def incremental_assign(self, places: Sequence[Place]) -> None:
-        assert self.places.keys().isdisjoint(place.partition for place in places), "Kafka refuses a partition that is assigned already"
+        assert self.places.keys().isdisjoint(place.partition for place in places), (
+            "Kafka refuses a partition that is assigned already"
+        )
         self.places.update({place.partition: max(place.offset, 0) for place in places})
 
     def incremental_unassign(self, places: Sequence[Place]) -> None:
@@ -167,7 +182,11 @@ class StandInConsumer:
             del self.places[place.partition]
 
     def consume(self, _records_max: int, _seconds: float) -> Sequence[Record]:
-        come = [Record(at, number) for at, begin in self.places.items() for number in range(begin, self.topic[at])]
+        come = [
+            Record(at, number)
+            for at, begin in self.places.items()
+            for number in range(begin, self.topic[at])
+        ]
         self.places.update({at: self.topic[at] for at in self.places})
         return come
 
@@ -185,7 +204,12 @@ def made_partitions(folder: Path, ending: ExitStack) -> Partitions:
         StandInConsumer.topic.clear()
     with patch.object(kafka_partitions, "Consumer", StandInConsumer):
         service = StepwisePartitions(
-            NAMESPACES[0], "orders", len(KEYS), kafka={}, results=folder / "results.db", process=lambda _record: "done"
+            NAMESPACES[0],
+            "orders",
+            len(KEYS),
+            kafka={},
+            results=folder / "results.db",
+            process=lambda _record: "done",
         )
     ending.callback(service.stop)
     return service
@@ -193,8 +217,11 @@ def made_partitions(folder: Path, ending: ExitStack) -> Partitions:
 
 def process(cluster: Cluster[Any], service: StepwisePartitions, _namespace: str, key: str) -> int:
     StandInConsumer.topic[int(key)] += 1
-    cluster.call(service._in_thread(service._round))  # noqa: SLF001 - the loop of rounds would never rest
-    (place,) = service._results.connection.execute("SELECT count(*) FROM results WHERE partition = ?", (int(key),)).fetchone()  # noqa: SLF001
+    # The loop of rounds would never rest.
+    cluster.call(service._in_thread(service._round))  # noqa: SLF001
+    (place,) = service._results.connection.execute(  # noqa: SLF001
+        "SELECT count(*) FROM results WHERE partition = ?", (int(key),)
+    ).fetchone()
     assert isinstance(place, int)
     return place
 
@@ -215,7 +242,11 @@ def services_of_examples() -> Iterator[type[Service]]:
     for module in pkgutil.iter_modules(equipoise.examples.__path__, "equipoise.examples."):
         loaded = importlib.import_module(module.name)
         yield from (
-            each for each in vars(loaded).values() if inspect.isclass(each) and issubclass(each, Service) and each.__module__ == module.name
+            each
+            for each in vars(loaded).values()
+            if inspect.isclass(each)
+            and issubclass(each, Service)
+            and each.__module__ == module.name
         )
 
 
@@ -223,11 +254,18 @@ def test_every_example_is_tried() -> None:
     """Also those that pages show without a file, except the one that keeps nothing."""
     assert set(services_of_examples()) <= EXAMPLES.keys()
     inline = [block.place for block in BLOCKS if "(Service)" in block.text and not block.file]
-    assert [place.partition(":")[0] for place in inline] == ["README.md", "docs/tutorial/first-service.md"]
+    assert [place.partition(":")[0] for place in inline] == [
+        "README.md",
+        "docs/tutorial/first-service.md",
+    ]
 
 
 Step = tuple[str, str, str]
-STEPS: Final = st.tuples(st.sampled_from(("write", "write", "move", "split", "merge")), st.sampled_from(NAMESPACES), st.sampled_from(KEYS))
+STEPS: Final = st.tuples(
+    st.sampled_from(("write", "write", "move", "split", "merge")),
+    st.sampled_from(NAMESPACES),
+    st.sampled_from(KEYS),
+)
 
 
 def make_step(cluster: Cluster[Any], step: str, namespace: str, key: str) -> None:
@@ -247,14 +285,24 @@ def make_step(cluster: Cluster[Any], step: str, namespace: str, key: str) -> Non
 @pytest.mark.parametrize("service", EXAMPLES, ids=lambda service: service.__name__)
 @settings(max_examples=12)
 @given(steps=st.lists(STEPS, max_size=16))
-@example(steps=[("write", NAMESPACES[0], "0")] * 5 + [("move", namespace, "0") for namespace in NAMESPACES[1:]])
-@example(steps=[("write", namespace, "0") for namespace in NAMESPACES] + [("move", NAMESPACES[2], "0")])
+@example(
+    steps=[("write", NAMESPACES[0], "0")] * 5
+    + [("move", namespace, "0") for namespace in NAMESPACES[1:]]
+)
+@example(
+    steps=[("write", namespace, "0") for namespace in NAMESPACES] + [("move", NAMESPACES[2], "0")]
+)
 def test_no_answered_write_is_lost(service: type[Service], steps: Sequence[Step]) -> None:
     tried, written = EXAMPLES[service], defaultdict[tuple[str, str], int](int)
     with (
         TemporaryDirectory() as folder,
         ExitStack() as ending,
-        Cluster(lambda: tried.make(Path(folder), ending), brokers=BROKERS, patience_ms=20_000, serves_peers=True) as cluster,
+        Cluster(
+            lambda: tried.make(Path(folder), ending),
+            brokers=BROKERS,
+            patience_ms=20_000,
+            serves_peers=True,
+        ) as cluster,
     ):
         for namespace in NAMESPACES:
             for bundle in cluster.create(namespace, bundles=2):
@@ -264,7 +312,9 @@ def test_no_answered_write_is_lost(service: type[Service], steps: Sequence[Step]
             owner = cluster.owner(cluster.bundle(namespace, key))
             assert owner is not None
             written[namespace, key] += 1
-            assert written[namespace, key] == tried.write(cluster, cluster.service(owner), namespace, key)
+            assert written[namespace, key] == tried.write(
+                cluster, cluster.service(owner), namespace, key
+            )
 
         for step, namespace, key in steps:
             if step == "write":

@@ -39,7 +39,9 @@ Test = Callable[..., Awaitable[None]]
 
 @dataclass(eq=False)
 class Gate(Service):
-    """A service that prepares, opens, closes and hands over bundles while its gates are open, and refuses or fails chosen ones."""
+    """A service that prepares, opens, closes and hands over bundles while its gates are open, and
+    refuses or fails chosen ones.
+    """
 
     taking: asyncio.Event = field(default_factory=asyncio.Event)
     opening: asyncio.Event = field(default_factory=asyncio.Event)
@@ -66,7 +68,9 @@ class Gate(Service):
             raise RuntimeError("no disk")
         await self.opening.wait()
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None:
         await self.closing.wait()
         return None
 
@@ -112,14 +116,30 @@ class Broker:
     def id(self) -> str:
         return self.worker.broker_id
 
-    async def ask(self, method: str, path: str, *, data: bytes | None = None, headers: Mapping[str, str] | None = None) -> Answer:
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        data: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
         """One request. The path is sent as it stands."""
         url = URL(self.url + path, encoded=True)
-        headers = {**({} if data is None else {"Content-Type": "application/json"}), **(headers or {})}
+        headers = {
+            **({} if data is None else {"Content-Type": "application/json"}),
+            **(headers or {}),
+        }
         async with self.session.request(
-            method, url, data=None if data is None else io.BytesIO(data), headers=headers, allow_redirects=False
+            method,
+            url,
+            data=None if data is None else io.BytesIO(data),
+            headers=headers,
+            allow_redirects=False,
         ) as response:
-            return Answer(status=response.status, body=await response.read(), headers=response.headers)
+            return Answer(
+                status=response.status, body=await response.read(), headers=response.headers
+            )
 
     async def get(self, path: str) -> Answer:
         return await self.ask("GET", path)
@@ -169,14 +189,23 @@ class Cluster:
     async def give(self, bundle: str, target: Broker) -> None:
         """Have a broker own a bundle."""
         if self.owner_of(bundle) is not target:
-            assert 204 == (await target.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")).status
+            assert (
+                204
+                == (
+                    await target.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
+                ).status
+            )
 
     async def settled(self) -> None:
         """Wait until all bundles are owned, and all views stand at one offset."""
         offset = max(broker.worker.view.offset for broker in self.brokers)
         for broker in self.brokers:
             await broker.worker.reached(offset, timeout_ms=PATIENCE_MS)
-            await broker.worker.until(partial(_all_open, broker.worker), timeout_ms=PATIENCE_MS, what="all bundles being open")
+            await broker.worker.until(
+                partial(_all_open, broker.worker),
+                timeout_ms=PATIENCE_MS,
+                what="all bundles being open",
+            )
 
     def bundles(self, namespace: str = NAMESPACE) -> list[str]:
         """The bundles of a namespace by name, in order of the hash space."""
@@ -188,7 +217,10 @@ def path_of(bundle: str) -> str:
 
 
 def _all_open(worker: Worker, view: View) -> bool | None:
-    return (_all_owned(view) and len(worker.open_bundles) == view.held_count(worker.agent.incarnation or 0)) or None
+    return (
+        _all_owned(view)
+        and len(worker.open_bundles) == view.held_count(worker.agent.incarnation or 0)
+    ) or None
 
 
 def _all_owned(view: View) -> bool | None:
@@ -196,16 +228,26 @@ def _all_owned(view: View) -> bool | None:
 
 
 @asynccontextmanager
-async def started(folder: Path, log_url: str, settings: Mapping[str, object]) -> AsyncIterator[Broker]:
+async def started(
+    folder: Path, log_url: str, settings: Mapping[str, object]
+) -> AsyncIterator[Broker]:
     """One broker that serves HTTP; it may not be ready yet."""
     service = Gate()
     async with AsyncExitStack() as parts:
-        session = await parts.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        session = await parts.enter_async_context(
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        )
         listening = parts.enter_context(socket.create_server(("127.0.0.1", 0)))
         listening.setblocking(False)  # noqa: FBT003 - a method of sockets
         port = listening.getsockname()[1]
         config = WorkerConfig.model_validate(
-            {"log_url": log_url, "data_dir": folder / str(port), "http_port": port, "drain_ms": 1_000, **settings}
+            {
+                "log_url": log_url,
+                "data_dir": folder / str(port),
+                "http_port": port,
+                "drain_ms": 1_000,
+                **settings,
+            }
         )
         worker = Worker(config, {"*": service}, addresses={"http": config.http_url})
         await worker.start()
@@ -216,11 +258,21 @@ async def started(folder: Path, log_url: str, settings: Mapping[str, object]) ->
         await serving.enter_async_context(served(app, listening, worker))
         # The last to be entered is the first to be left: HTTP answers while the broker drains.
         parts.push_async_callback(worker.stop)
-        yield Broker(worker=worker, service=service, url=config.http_url, session=session, app=app, lookups=lookups, shut=serving.aclose)
+        yield Broker(
+            worker=worker,
+            service=service,
+            url=config.http_url,
+            session=session,
+            app=app,
+            lookups=lookups,
+            shut=serving.aclose,
+        )
 
 
 @asynccontextmanager
-async def cluster(folder: Path, *, brokers: int = 1, bundles: int = 4, **settings: object) -> AsyncIterator[Cluster]:
+async def cluster(
+    folder: Path, *, brokers: int = 1, bundles: int = 4, **settings: object
+) -> AsyncIterator[Cluster]:
     """Brokers, and a namespace whose bundles are all owned."""
     log_url = f"memory:{uuid.uuid4()}"
     async with AsyncExitStack() as parts:
@@ -247,12 +299,18 @@ def run(story: Callable[[], Awaitable[None]]) -> None:
 
 
 def story(opened: Callable[[Path], AbstractAsyncContextManager[object]]) -> Callable[[Test], Test]:
-    """Return a decorator that makes a test of an async function, whose first parameter is what `opened` opens in `tmp_path`."""
+    """Return a decorator that makes a test of an async function, whose first parameter is what
+    `opened` opens in `tmp_path`.
+    """
 
     def decorate(test: Test) -> Test:
         parameters = list(inspect.signature(test).parameters.values())[1:]
         folder = inspect.Parameter("tmp_path", inspect.Parameter.KEYWORD_ONLY)
-        others = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters if each.name != "tmp_path"]
+        others = [
+            each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for each in parameters
+            if each.name != "tmp_path"
+        ]
 
         @wraps(test)
         async def played(*, tmp_path: Path, **fixtures: object) -> None:

@@ -14,7 +14,11 @@ from tests.unit.http.cluster import NAMESPACE, Broker, cluster
 def concrete(feature: Feature) -> str:
     """The path of a feature in the namespace of the tests. Of alternatives it has the first one."""
     tenant, _, namespace = NAMESPACE.partition("/")
-    path = feature.path.replace("{tenant}", tenant).replace("{namespace}", namespace).replace("{cluster}", "equipoise")
+    path = (
+        feature.path.replace("{tenant}", tenant)
+        .replace("{namespace}", namespace)
+        .replace("{cluster}", "equipoise")
+    )
     return re.sub(r"{\w+}", "x", re.sub(r"{\w+:(\w+)[^}]*}", r"\1", path))
 
 
@@ -29,9 +33,15 @@ async def test_a_question_gets_the_default_and_a_change_a_sentence(tmp_path: Pat
 async def check(broker: Broker, feature: Feature, method: str) -> None:
     answer = await broker.ask(method, concrete(feature))
     if method == "GET" and feature.default is not NOTHING:
-        assert (204, None) == (answer.status, feature.default) or (200, feature.default) == (answer.status, answer.json())
+        assert (204, None) == (answer.status, feature.default) or (200, feature.default) == (
+            answer.status,
+            answer.json(),
+        )
     else:
-        assert (405, {"reason": feature.why, "error": "NotSupported"}) == (answer.status, answer.json())
+        assert (405, {"reason": feature.why, "error": "NotSupported"}) == (
+            answer.status,
+            answer.json(),
+        )
         has_answer = "GET" in feature.methods.split() and feature.default is not NOTHING
         assert ("GET" if has_answer else "") == answer.headers["Allow"]
 

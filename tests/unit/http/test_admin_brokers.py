@@ -26,21 +26,31 @@ async def test_brokers_are_listed_as_in_pulsar(tmp_path: Path) -> None:
             assert sorted([one.id, other.id]) == (await other.get(path)).json()
         answer = await other.get("/admin/v2/brokers/elsewhere")
         assert (404, True) == (answer.status, "'elsewhere'" in answer.reason)
-        assert {"brokerId": one.id, "serviceUrl": one.url} == (await other.get("/admin/v2/brokers/leaderBroker")).json()
+        assert {"brokerId": one.id, "serviceUrl": one.url} == (
+            await other.get("/admin/v2/brokers/leaderBroker")
+        ).json()
         await one.worker.stop()
         await until(lambda: not other.worker.view.brokers[one.id].live)
         assert [other.id] == (await other.get("/admin/v2/brokers")).json()
-        assert {"brokerId": other.id, "serviceUrl": other.url} == (await other.get("/admin/v2/brokers/leaderBroker")).json()
+        assert {"brokerId": other.id, "serviceUrl": other.url} == (
+            await other.get("/admin/v2/brokers/leaderBroker")
+        ).json()
 
 
 async def test_the_load_report_names_every_open_bundle_with_its_load(tmp_path: Path) -> None:
     async with cluster(tmp_path) as brokers:
         (broker,), (busy, *idle) = brokers.brokers, brokers.bundles()
-        broker.service.loads[busy] = BundleLoad(calls_per_second=2.5, bytes_per_second=100.0, sessions=3)
+        broker.service.loads[busy] = BundleLoad(
+            calls_per_second=2.5, bytes_per_second=100.0, sessions=3
+        )
         report = (await broker.get("/admin/v2/broker-stats/load-report")).json()
         assert isinstance(report, dict)
-        assert {busy: 2.5, **dict.fromkeys(idle, 0.0)} == {name: load["calls_per_second"] for name, load in report["lastStats"].items()}
-        assert (broker.id, broker.url, 4, 100) == tuple(report[name] for name in ("brokerId", "webServiceUrl", "numBundles", "capacity"))
+        assert {busy: 2.5, **dict.fromkeys(idle, 0.0)} == {
+            name: load["calls_per_second"] for name, load in report["lastStats"].items()
+        }
+        assert (broker.id, broker.url, 4, 100) == tuple(
+            report[name] for name in ("brokerId", "webServiceUrl", "numBundles", "capacity")
+        )
         assert sorted([busy, *idle]) == report["bundles"]
 
 
@@ -51,7 +61,12 @@ async def test_a_drained_broker_is_not_ready_and_moves_its_bundles_away(tmp_path
         assert "draining" == brokers.view.brokers[drained.id].status
         answer = await drained.get("/ready")
         assert (503, True) == (answer.status, b"it drains" in answer.body)
-        await until(lambda: {other.worker.agent.incarnation} == {bundle.owner for bundle in brokers.view.bundles.values()})
+        await until(
+            lambda: (
+                {other.worker.agent.incarnation}
+                == {bundle.owner for bundle in brokers.view.bundles.values()}
+            )
+        )
 
 
 async def test_a_drained_broker_is_undrained(tmp_path: Path) -> None:
@@ -88,12 +103,23 @@ async def test_all_fields_of_bundles_and_brokers_are_returned(tmp_path: Path) ->
         }
         assert isinstance(told, dict)
         assert expected == {name: value for name, value in told.items() if name != "offset"}
-        for wrong, status in ((f"{NAMESPACE}/0x00000000_0x00000001", 404), (f"{NAMESPACE}/x", 412), ("a/b/0x00000000_0xffffffff", 404)):
+        for wrong, status in (
+            (f"{NAMESPACE}/0x00000000_0x00000001", 404),
+            (f"{NAMESPACE}/x", 412),
+            ("a/b/0x00000000_0xffffffff", 404),
+        ):
             assert status == (await brokers.brokers[0].get(f"/v1/bundle/{wrong}")).status
         documents = (await brokers.brokers[1].get("/v1/brokers")).json()
         assert isinstance(documents, list)
-        one = next(document for document in documents if document["broker"] == brokers.brokers[0].id)
-        assert (True, False, "up", {"zone": "a"}) == (one["leader"], one["suspect"], one["status"], one["labels"])
+        one = next(
+            document for document in documents if document["broker"] == brokers.brokers[0].id
+        )
+        assert (True, False, "up", {"zone": "a"}) == (
+            one["leader"],
+            one["suspect"],
+            one["status"],
+            one["labels"],
+        )
         assert 4 == sum(document["bundles"] for document in documents)
 
 
@@ -107,14 +133,19 @@ async def test_a_former_owner_returns_the_state_of_a_closed_bundle(tmp_path: Pat
         assert (200, b"\x00state\xff") == (answer.status, answer.body)
         checksum = sha256(b"\x00state\xff").digest()
         answer = await source.get(f"/v1/handover/{bundle}?offset=4")
-        assert (b"te\xff" + checksum, "application/vnd.equipoise.state") == (answer.body, answer.headers["Content-Type"])
+        assert (b"te\xff" + checksum, "application/vnd.equipoise.state") == (
+            answer.body,
+            answer.headers["Content-Type"],
+        )
         assert 503 == (await source.get(f"/v1/handover/{bundle}?offset=8")).status
         assert 400 == (await source.get(f"/v1/handover/{bundle}?offset=-1")).status
         assert 204 == (await target.get(f"/v1/handover/{bundle}")).status
         assert 412 == (await source.get(f"/v1/handover/{NAMESPACE}/x")).status
 
 
-async def test_a_handover_that_takes_too_long_is_answered_504(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_handover_that_takes_too_long_is_answered_504(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(service_runner, "_QUESTION_MS", 10)
     async with cluster(tmp_path, brokers=2) as brokers:
         bundle, source, target = brokers.first()
@@ -127,8 +158,16 @@ async def test_a_handover_that_takes_too_long_is_answered_504(tmp_path: Path, mo
 async def test_a_ready_broker_reports_itself_ready_on_each_path(tmp_path: Path) -> None:
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
-        assert {"status": "ok", "broker": broker.id, "channel_loss": None} == (await broker.get("/health")).json()
-        ready: dict[str, object] = {"status": "ready", "broker": broker.id, "problems": [], "channel_loss": None, "maintenance": None}
+        assert {"status": "ok", "broker": broker.id, "channel_loss": None} == (
+            await broker.get("/health")
+        ).json()
+        ready: dict[str, object] = {
+            "status": "ready",
+            "broker": broker.id,
+            "problems": [],
+            "channel_loss": None,
+            "maintenance": None,
+        }
         assert ready == (await broker.get("/ready")).json()
         assert b"ok" == (await broker.get("/admin/v2/brokers/health")).body
 
@@ -144,7 +183,9 @@ READING = (
 )
 
 
-async def test_a_broker_that_is_not_ready_answers_503_instead_of_404(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broker_that_is_not_ready_answers_503_instead_of_404(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with started(tmp_path, f"memory:{uuid.uuid4()}", {"lookup_ms": 100}) as broker:
         monkeypatch.setattr(type(broker.worker.agent), "is_ready", False)
         for path in READING:
@@ -155,7 +196,10 @@ async def test_a_broker_that_is_not_ready_answers_503_instead_of_404(tmp_path: P
         broker.worker.replay_progress.read(0, 3_000)
         for path in ("/ready", READING[0]):
             answer = await broker.get(path)
-            assert (503, b"still reading the channel: 3,000 left" in answer.body) == (answer.status, True)
+            assert (503, b"still reading the channel: 3,000 left" in answer.body) == (
+                answer.status,
+                True,
+            )
         assert 200 == (await broker.get("/health")).status
         held = await broker.get(f"/lookup/v2/topic/persistent/{NAMESPACE}/orders")
         assert (503, True) == (held.status, "becoming ready" in held.reason)
@@ -164,7 +208,9 @@ async def test_a_broker_that_is_not_ready_answers_503_instead_of_404(tmp_path: P
         assert 404 == (await broker.get(f"/lookup/v2/topic/persistent/{NAMESPACE}/orders")).status
 
 
-async def test_a_broker_without_a_lease_or_without_the_log_is_alive_but_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broker_without_a_lease_or_without_the_log_is_alive_but_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
         with monkeypatch.context() as patched:
@@ -174,7 +220,13 @@ async def test_a_broker_without_a_lease_or_without_the_log_is_alive_but_not_read
         answer = await broker.get("/ready")
         assert (503, True) == (answer.status, b"its lease has run out" in answer.body)
         answer = await broker.get("/admin/v2/brokers/health")
-        assert (503, f"broker {broker.id} is not ready: its lease has run out; ask again soon, or ask another") == (
+        assert (
+            503,
+            (
+                f"broker {broker.id} is not ready: its lease has run out; ask again soon, or ask"
+                " another"
+            ),
+        ) == (
             answer.status,
             answer.reason,
         )
@@ -187,7 +239,11 @@ async def metric(broker: Broker, series: str) -> float:
     start = f'{name}{{broker="{broker.id}"{"," if labels else ""}{labels or "}"} '
     answer = await broker.get("/metrics")
     assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-    return next(float(line.removeprefix(start)) for line in answer.body.decode().splitlines() if line.startswith(start))
+    return next(
+        float(line.removeprefix(start))
+        for line in answer.body.decode().splitlines()
+        if line.startswith(start)
+    )
 
 
 async def test_metrics_show_the_state_of_the_broker(tmp_path: Path) -> None:
@@ -195,17 +251,24 @@ async def test_metrics_show_the_state_of_the_broker(tmp_path: Path) -> None:
         bundle, source, target = brokers.first()
         await source.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
         await brokers.settled()
-        assert 4 == sum([await metric(broker, "equipoise_bundles_owned") for broker in brokers.brokers])
-        assert 1 == await metric(source, 'equipoise_move_duration_seconds_count{kind="transfer",result="done"}')
+        assert 4 == sum(
+            [await metric(broker, "equipoise_bundles_owned") for broker in brokers.brokers]
+        )
+        assert 1 == await metric(
+            source, 'equipoise_move_duration_seconds_count{kind="transfer",result="done"}'
+        )
         assert 0 < await metric(source, "equipoise_lease_left_seconds") <= 3
-        while await metric(source, "equipoise_reader_lag_records"):  # noqa: ASYNC110 - a renewal may just have been appended
+        # A renewal may just have been appended.
+        while await metric(source, "equipoise_reader_lag_records"):  # noqa: ASYNC110
             await asyncio.sleep(0.002)
         assert 1 == await metric(source, "equipoise_log_available")
         assert 0 == await metric(source, 'equipoise_bundles_in_flight{state="releasing"}')
         assert 0 < await metric(source, "equipoise_records_accepted_total")
 
 
-async def test_a_broker_that_cannot_propose_answers_503(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broker_that_cannot_propose_answers_503(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
 
@@ -214,7 +277,11 @@ async def test_a_broker_that_cannot_propose_answers_503(tmp_path: Path, monkeypa
 
         monkeypatch.setattr(broker.worker, "request", refuse)
         answer = await broker.put("/admin/v2/namespaces/acme/new")
-        assert (503, "1", True) == (answer.status, answer.headers["Retry-After"], "nobody answers" in answer.reason)
+        assert (503, "1", True) == (
+            answer.status,
+            answer.headers["Retry-After"],
+            "nobody answers" in answer.reason,
+        )
 
 
 async def test_the_bundles_of_a_broker_are_listed_as_in_pulsar(tmp_path: Path) -> None:
@@ -223,13 +290,26 @@ async def test_the_bundles_of_a_broker_are_listed_as_in_pulsar(tmp_path: Path) -
         shared = {"broker_assignment": "shared", "is_controlled": False, "is_active": True}
         for broker in brokers.brokers:
             owned = {name for name in brokers.bundles() if brokers.owner_of(name) is broker}
-            assert dict.fromkeys(owned, shared) == (await one.get(f"/admin/v2/brokers/equipoise/{broker.id}/ownedNamespaces")).json()
-        document = isolation_document(namespaces=["acme/.*"], primary=[one.id], secondary=[other.id], min_limit=2)
-        await one.worker.request(SetClusterPolicy(policy="isolation/gold", document=document), timeout_ms=PATIENCE_MS)
+            assert (
+                dict.fromkeys(owned, shared)
+                == (
+                    await one.get(f"/admin/v2/brokers/equipoise/{broker.id}/ownedNamespaces")
+                ).json()
+            )
+        document = isolation_document(
+            namespaces=["acme/.*"], primary=[one.id], secondary=[other.id], min_limit=2
+        )
+        await one.worker.request(
+            SetClusterPolicy(policy="isolation/gold", document=document), timeout_ms=PATIENCE_MS
+        )
         for broker, kind in ((one, "primary"), (other, "secondary")):
-            listed = (await one.get(f"/admin/v2/brokers/equipoise/{broker.id}/ownedNamespaces")).json()
+            listed = (
+                await one.get(f"/admin/v2/brokers/equipoise/{broker.id}/ownedNamespaces")
+            ).json()
             assert isinstance(listed, dict)
-            assert [{"broker_assignment": kind, "is_controlled": True, "is_active": True}] * len(listed) == list(listed.values())
+            assert [{"broker_assignment": kind, "is_controlled": True, "is_active": True}] * len(
+                listed
+            ) == list(listed.values())
         await other.worker.stop()
         await until(lambda: not one.worker.view.brokers[other.id].live)
         for path in (f"equipoise/{other.id}", "equipoise/nobody", f"west/{one.id}"):
@@ -239,16 +319,25 @@ async def test_the_bundles_of_a_broker_are_listed_as_in_pulsar(tmp_path: Path) -
 async def test_a_broker_returns_its_version_and_its_log(tmp_path: Path) -> None:
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
-        assert broker.worker.profile.version.encode() == (await broker.get("/admin/v2/brokers/version")).body
+        assert (
+            broker.worker.profile.version.encode()
+            == (await broker.get("/admin/v2/brokers/version")).body
+        )
         told = (await broker.get("/admin/v2/brokers/internal-configuration")).json()
         assert isinstance(told, dict)
         log = broker.worker.config.log_url
-        assert (log, log, None) == tuple(told[name] for name in ("metadataStoreUrl", "configurationMetadataStoreUrl", "ledgersRootPath"))
+        assert (log, log, None) == tuple(
+            told[name]
+            for name in ("metadataStoreUrl", "configurationMetadataStoreUrl", "ledgersRootPath")
+        )
 
 
 async def test_a_broker_inside_another_program_is_not_shut_down(tmp_path: Path) -> None:
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
-        refused = await broker.ask("POST", "/admin/v2/brokers/shutdown?maxConcurrentUnloadPerSec=0&forcedTerminateTopic=false")
+        refused = await broker.ask(
+            "POST",
+            "/admin/v2/brokers/shutdown?maxConcurrentUnloadPerSec=0&forcedTerminateTopic=false",
+        )
         assert (405, True) == (refused.status, "runs inside another program" in refused.reason)
         assert "up" == brokers.view.brokers[broker.id].status

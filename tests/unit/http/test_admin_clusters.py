@@ -21,7 +21,9 @@ async def test_the_only_cluster_is_this_one(tmp_path: Path) -> None:
         one, other = brokers.brokers
         assert ["equipoise"] == (await one.get(CLUSTERS)).json()
         hosts = sorted(broker.url.removeprefix("http://") for broker in brokers.brokers)
-        assert {"serviceUrl": f"http://{','.join(hosts)}", "brokerServiceUrl": ""} == (await one.get(OURS)).json()
+        assert {"serviceUrl": f"http://{','.join(hosts)}", "brokerServiceUrl": ""} == (
+            await one.get(OURS)
+        ).json()
         assert 204 == (await other.ask("POST", "/admin/v2/brokers/drain")).status
         await one.worker.reached(brokers.view.offset, timeout_ms=10_000)
         assert {"serviceUrl": one.url, "brokerServiceUrl": ""} == (await one.get(OURS)).json()
@@ -33,11 +35,20 @@ async def test_a_cluster_cannot_be_changed(tmp_path: Path) -> None:
         (broker,) = brokers.brokers
         urls = {"serviceUrl": "http://localhost:8080"}
         exists = await broker.put(OURS, urls)
-        assert (409, True) == (exists.status, exists.reason.startswith("cannot create cluster equipoise: it already exists; "))
+        assert (409, True) == (
+            exists.status,
+            exists.reason.startswith("cannot create cluster equipoise: it already exists; "),
+        )
         for refused in (await broker.put(f"{CLUSTERS}/west", urls), await post(broker, OURS, urls)):
-            assert (405, "NotSupported", "GET, DELETE") == (*told(refused), refused.headers["Allow"])
+            assert (405, "NotSupported", "GET, DELETE") == (
+                *told(refused),
+                refused.headers["Allow"],
+            )
         in_use = await broker.ask("DELETE", OURS)
-        assert (412, "cluster 'equipoise' is in use by 1 broker; stop them all, and delete its log") == (in_use.status, in_use.reason)
+        assert (
+            412,
+            "cluster 'equipoise' is in use by 1 broker; stop them all, and delete its log",
+        ) == (in_use.status, in_use.reason)
         assert 204 == (await post(broker, f"{OURS}/peers", [])).status
         assert (412, "CallerError") == told(await post(broker, f"{OURS}/peers", ["west"]))
         assert 400 == (await post(broker, f"{OURS}/peers", {"west": 1})).status
@@ -49,11 +60,22 @@ async def test_another_cluster_is_answered_404(tmp_path: Path) -> None:
         (broker,) = brokers.brokers
         west = f"{CLUSTERS}/west"
         for method, path in (
-            *(("GET", path) for path in (west, f"{west}/peers", f"{west}/failureDomains", f"{west}/failureDomains/rack")),
+            *(
+                ("GET", path)
+                for path in (
+                    west,
+                    f"{west}/peers",
+                    f"{west}/failureDomains",
+                    f"{west}/failureDomains/rack",
+                )
+            ),
             *(("POST", path) for path in (west, f"{west}/peers", f"{west}/failureDomains/rack")),
             *(("DELETE", path) for path in (west, f"{west}/failureDomains/rack")),
         ):
-            assert (404, "NotFound") == told(await broker.ask(method, path, data=b"{}")), (method, path)
+            assert (404, "NotFound") == told(await broker.ask(method, path, data=b"{}")), (
+                method,
+                path,
+            )
 
 
 async def test_a_failure_domain_is_set_in_pulsars_form(tmp_path: Path) -> None:
@@ -68,13 +90,21 @@ async def test_a_failure_domain_is_set_in_pulsars_form(tmp_path: Path) -> None:
             assert 204 == (await post(one, f"{DOMAINS}/rack-a", body)).status
             await brokers.settled()
             assert {"brokers": ids} == (await other.get(f"{DOMAINS}/rack-a")).json()
-        assert 204 == (await post(other, f"{DOMAINS}/rack-b", {"brokers": [other.id, "yet-to-come:8080"]})).status
+        assert (
+            204
+            == (
+                await post(other, f"{DOMAINS}/rack-b", {"brokers": [other.id, "yet-to-come:8080"]})
+            ).status
+        )
         assert {"rack-a", "rack-b"} == set(json.loads((await other.get(DOMAINS)).body))
         domains = {
             row["broker"]: (row["failure_domain"], row["failure_domain_source"])
             for row in json.loads((await other.get("/v1/brokers")).body)
         }
-        assert {broker: (name, f"failure-domain/{name}") for broker, name in ((one.id, "rack-a"), (other.id, "rack-b"))} == domains
+        assert {
+            broker: (name, f"failure-domain/{name}")
+            for broker, name in ((one.id, "rack-a"), (other.id, "rack-b"))
+        } == domains
         assert 204 == (await other.ask("DELETE", f"{DOMAINS}/rack-b")).status
         for method in ("GET", "DELETE"):
             assert (404, "NotFound") == told(await other.ask(method, f"{DOMAINS}/rack-b"))
@@ -85,8 +115,14 @@ async def test_a_broker_is_in_one_failure_domain(tmp_path: Path) -> None:
         (broker,) = brokers.brokers
         assert 204 == (await post(broker, f"{DOMAINS}/rack-a", {"brokers": ["b:1", "c:1"]})).status
         refused = await post(broker, f"{DOMAINS}/rack-b", {"brokers": ["a:1", "c:1"]})
-        sentence = "cannot set failure domain rack-b: broker c:1 is in the failure domain rack-a; remove it there first"
-        assert (409, {"reason": sentence, "error": "illegal_transition"}) == (refused.status, refused.json())
+        sentence = (
+            "cannot set failure domain rack-b: broker c:1 is in the failure domain rack-a; remove"
+            " it there first"
+        )
+        assert (409, {"reason": sentence, "error": "illegal_transition"}) == (
+            refused.status,
+            refused.json(),
+        )
         for body, status in (({"brokers": ["a b"]}, 412), ({"brokers": "a"}, 400), (None, 400)):
             assert status == (await post(broker, f"{DOMAINS}/rack-a", body)).status
         assert 412 == (await post(broker, f"{DOMAINS}/a%20b", {"brokers": []})).status
@@ -94,18 +130,29 @@ async def test_a_broker_is_in_one_failure_domain(tmp_path: Path) -> None:
 
 
 async def test_an_unloaded_bundle_goes_to_another_failure_domain(tmp_path: Path) -> None:
-    """Two namespaces keep apart. Their brokers and a third one become one domain, so one of them moves to the fourth broker."""
+    """Two namespaces keep apart. Their brokers and a third one become one domain, so one of them
+    moves to the fourth broker.
+    """
     async with cluster(tmp_path, brokers=4) as brokers:
         one = brokers.brokers[0]
         for name in ("acme/x", "acme/y"):
-            assert 204 == (await one.put(f"/admin/v2/namespaces/{name}", {"bundles": {"numBundles": 1}})).status
-            assert 204 == (await post(one, f"/admin/v2/namespaces/{name}/antiAffinity", "apart")).status
+            assert (
+                204
+                == (
+                    await one.put(f"/admin/v2/namespaces/{name}", {"bundles": {"numBundles": 1}})
+                ).status
+            )
+            assert (
+                204
+                == (await post(one, f"/admin/v2/namespaces/{name}/antiAffinity", "apart")).status
+            )
         await brokers.settled()
         (x,), (y,) = brokers.bundles("acme/x"), brokers.bundles("acme/y")
         await brokers.give(x, brokers.brokers[0])
         await brokers.give(y, brokers.brokers[1])
         fourth = brokers.brokers[3]
-        for bundle in brokers.bundles():  # By the number of bundles alone, the third one would get it.
+        # By the number of bundles alone, the third one would get it.
+        for bundle in brokers.bundles():
             await brokers.give(bundle, fourth)
         await brokers.settled()
         rack = [broker.id for broker in brokers.brokers if broker is not fourth]

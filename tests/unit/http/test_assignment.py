@@ -71,18 +71,27 @@ async def test_a_poll_waits_for_a_change_of_its_namespace(tmp_path: Path) -> Non
         one, _ = brokers.brokers
         (bundle,) = brokers.bundles()
         before = await table(one)
-        polls = [asyncio.ensure_future(table(broker, f"?after={before['offset']}")) for broker in brokers.brokers for _ in range(3)]
+        polls = [
+            asyncio.ensure_future(table(broker, f"?after={before['offset']}"))
+            for broker in brokers.brokers
+            for _ in range(3)
+        ]
         assert 204 == (await one.put("/admin/v2/namespaces/acme/unrelated")).status
         assert not any(poll.done() for poll in polls)
         source = brokers.owner_of(bundle)
         source.service.closing.clear()
-        move = asyncio.ensure_future(one.put(f"{path_of(bundle)}/unload?destinationBroker={brokers.other_than(source).id}"))
+        move = asyncio.ensure_future(
+            one.put(f"{path_of(bundle)}/unload?destinationBroker={brokers.other_than(source).id}")
+        )
         answers = await asyncio.gather(*polls)
         assert {"assigning", "releasing"} >= {answer["bundles"][0]["state"] for answer in answers}
         assert all(answer["offset"] > before["offset"] for answer in answers)
         await until(lambda: one.worker.view.bundles[bundle].phase == "handing_over")
         handed_over = await table(one)
-        assert (None, {}) == (handed_over["bundles"][0]["broker"], handed_over["bundles"][0]["addresses"])
+        assert (None, {}) == (
+            handed_over["bundles"][0]["broker"],
+            handed_over["bundles"][0]["addresses"],
+        )
         source.service.closing.set()
         await move
         after = await table(one, f"?after={handed_over['offset']}")
@@ -103,7 +112,14 @@ async def test_an_unknown_namespace_has_no_assignment(tmp_path: Path) -> None:
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
         assert 404 == (await broker.get("/v1/assignment/acme/nowhere")).status
-        assert 404 == (await broker.ask("GET", "/v1/assignment/acme/nowhere", headers={"Accept": "text/event-stream"})).status
+        assert (
+            404
+            == (
+                await broker.ask(
+                    "GET", "/v1/assignment/acme/nowhere", headers={"Accept": "text/event-stream"}
+                )
+            ).status
+        )
         assert 412 == (await broker.get("/v1/assignment/acme/a%20b")).status
         poll = asyncio.ensure_future(broker.get(f"{PATH}?after=1000000"))
         assert 204 == (await broker.ask("DELETE", f"/admin/v2/namespaces/{NAMESPACE}")).status
@@ -143,7 +159,9 @@ class Stream:
 
 @asynccontextmanager
 async def stream(broker: Broker) -> AsyncIterator[Stream]:
-    async with broker.session.get(f"{broker.url}{PATH}", headers={"Accept": "text/event-stream"}) as response:
+    async with broker.session.get(
+        f"{broker.url}{PATH}", headers={"Accept": "text/event-stream"}
+    ) as response:
         assert (200, "text/event-stream") == (response.status, response.content_type)
         yield Stream(response)
 
@@ -175,9 +193,14 @@ async def test_a_stream_sends_the_table_and_then_each_change(tmp_path: Path) -> 
             follower.take(await events.event())
             first, second, *_ = brokers.bundles()
             target = brokers.other_than(brokers.owner_of(first))
-            assert 204 == (await one.put(f"{path_of(first)}/unload?destinationBroker={target.id}")).status
+            assert (
+                204
+                == (await one.put(f"{path_of(first)}/unload?destinationBroker={target.id}")).status
+            )
             assert 204 == (await one.put(f"{path_of(second)}/split")).status
-            left = next(name for name in brokers.bundles() if name.startswith(f"{NAMESPACE}/0x40000000"))
+            left = next(
+                name for name in brokers.bundles() if name.startswith(f"{NAMESPACE}/0x40000000")
+            )
             assert 204 == (await one.put(f"{path_of(left)}/merge")).status
             assert brokers.bundles()[1] == second
             while (await table(one)) != {
@@ -196,14 +219,21 @@ async def test_changes_that_a_slow_follower_missed_are_combined(tmp_path: Path) 
         with feed.follower(NAMESPACE) as follower:
             for _ in range(3):
                 target = brokers.other_than(brokers.owner_of(bundle))
-                assert 204 == (await one.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")).status
+                assert (
+                    204
+                    == (
+                        await one.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
+                    ).status
+                )
             assert await follower.wait(timeout_ms=0)
             assert [bundle] == follower.take()
             assert not await follower.wait(timeout_ms=0)
         feed.close()
 
 
-async def test_a_silent_stream_sends_heartbeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_stream_sends_heartbeats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(assignment, "HEARTBEAT_MS", 20)
 
     async with cluster(tmp_path) as brokers, stream(brokers.brokers[0]) as events:
@@ -216,7 +246,9 @@ async def test_a_stream_ends_with_its_namespace(tmp_path: Path) -> None:
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
         async with stream(broker) as events:
-            deletion = asyncio.ensure_future(broker.ask("DELETE", f"/admin/v2/namespaces/{NAMESPACE}"))
+            deletion = asyncio.ensure_future(
+                broker.ask("DELETE", f"/admin/v2/namespaces/{NAMESPACE}")
+            )
             names = []
             while (event := await events.event()) is not None:
                 names.append(event["name"])
@@ -237,7 +269,9 @@ async def test_polls_and_streams_end_with_the_broker(tmp_path: Path) -> None:
         assert 204 == (await poll).status
 
 
-async def test_followers_beyond_the_bound_are_answered_503(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_followers_beyond_the_bound_are_answered_503(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(assignment, "FOLLOWERS_MAX", 1)
 
     async with cluster(tmp_path) as brokers:
@@ -249,7 +283,9 @@ async def test_followers_beyond_the_bound_are_answered_503(tmp_path: Path, monke
                 assert (503, True) == (answer.status, "is full" in answer.reason)
 
 
-async def test_a_stream_that_nobody_reads_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_that_nobody_reads_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its place is free again."""
     monkeypatch.setattr(assignment, "WRITE_S_MAX", 0.05)
     monkeypatch.setattr(assignment, "HEARTBEAT_MS", 1)
@@ -261,18 +297,23 @@ async def test_a_stream_that_nobody_reads_is_ended(tmp_path: Path, monkeypatch: 
         (broker,) = brokers.brokers
         host, port = broker.url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port), limit=1)
-        writer.write(f"GET {PATH} HTTP/1.1\r\nHost: {host}\r\nAccept: text/event-stream\r\n\r\n".encode())
+        writer.write(
+            f"GET {PATH} HTTP/1.1\r\nHost: {host}\r\nAccept: text/event-stream\r\n\r\n".encode()
+        )
         await until_answered(broker, 503)
         await until_answered(broker, 200)
         writer.close()
 
 
 async def until_answered(broker: Broker, status: int) -> None:
-    while (await broker.get(f"{PATH}?after=0")).status != status:  # noqa: ASYNC110 - what is watched is on the other side
+    # What is watched is on the other side.
+    while (await broker.get(f"{PATH}?after=0")).status != status:  # noqa: ASYNC110
         await asyncio.sleep(0.002)
 
 
-async def test_a_poll_ends_when_its_client_disconnects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_poll_ends_when_its_client_disconnects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its place is free again long before the timeout."""
     monkeypatch.setattr(assignment, "HEARTBEAT_MS", 10)
     monkeypatch.setattr(assignment, "FOLLOWERS_MAX", 1)
@@ -287,7 +328,9 @@ async def test_a_poll_ends_when_its_client_disconnects(tmp_path: Path, monkeypat
         await until_answered(broker, 200)
 
 
-async def test_a_table_is_the_same_after_it_left_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_table_is_the_same_after_it_left_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(assignment, "TABLES_REMEMBERED_MAX", 1)
 
     async with cluster(tmp_path) as brokers:

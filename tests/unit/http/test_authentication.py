@@ -1,4 +1,6 @@
-"""A broker with authentication answers only to valid tokens, on every path, and sends its own token to other brokers."""
+"""A broker with authentication answers only to valid tokens, on every path, and sends its own token
+to other brokers.
+"""
 
 from __future__ import annotations
 
@@ -24,26 +26,41 @@ TENANTS = "/admin/v2/tenants"
 def refusals(text: str, reason: str) -> float:
     """How many credentials HTTP refused for a reason, by the broker's metrics."""
     line = next(
-        line for line in text.splitlines() if "authentications_refused_total{" in line and f'reason="{reason}",surface="http"' in line
+        line
+        for line in text.splitlines()
+        if "authentications_refused_total{" in line and f'reason="{reason}",surface="http"' in line
     )
     return float(line.rpartition(" ")[2])
 
 
 async def test_the_probes_need_no_token(tmp_path: Path) -> None:
-    """Only their GET is open. The test of brokers with Pulsar's service walks over all other paths."""
+    """Only their GET is open. The test of brokers with Pulsar's service walks over all other
+    paths.
+    """
     async with cluster(tmp_path, **SETTINGS) as made:
         (broker,) = made.brokers
-        found = {(path, method): (await broker.ask(method, path)).status for path in OPEN_PATHS for method in ("GET", "HEAD", "POST")}
+        found = {
+            (path, method): (await broker.ask(method, path)).status
+            for path in OPEN_PATHS
+            for method in ("GET", "HEAD", "POST")
+        }
         assert found == {(path, method): 401 if method == "POST" else 200 for path, method in found}
         assert 401 == (await broker.get("/health/x")).status
 
 
-@pytest.mark.parametrize("headers", [{}, bearer(token(exp=1)), {"Authorization": "Basic bWU6c2VjcmV0"}])
-async def test_probes_without_a_valid_token_get_only_the_status(tmp_path: Path, headers: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "headers", [{}, bearer(token(exp=1)), {"Authorization": "Basic bWU6c2VjcmV0"}]
+)
+async def test_probes_without_a_valid_token_get_only_the_status(
+    tmp_path: Path, headers: dict[str, str]
+) -> None:
     async with cluster(tmp_path, **SETTINGS) as made:
         (broker,) = made.brokers
         broker.worker.client_problems["x"] = "a problem for insiders"
-        for path, status, shown in (("/health", 200, {"status": "ok"}), ("/ready", 503, {"status": "not ready"})):
+        for path, status, shown in (
+            ("/health", 200, {"status": "ok"}),
+            ("/ready", 503, {"status": "not ready"}),
+        ):
             answer = await broker.ask("GET", path, headers=headers)
             assert (status, shown) == (answer.status, answer.json())
         await broker.worker.stop()
@@ -63,16 +80,25 @@ async def test_probes_with_a_token_get_everything(tmp_path: Path) -> None:
 async def test_the_status_of_a_broker_without_a_token_says_how_to_see_more(tmp_path: Path) -> None:
     async with cluster(tmp_path, **SETTINGS) as made:
         (broker,) = made.brokers
-        row = await asyncio.to_thread(_status, broker.id, broker.url, Deadline.after(timeout_ms=20_000))
-        assert ("ready", [f"it says more only with valid credentials; set {TOKEN_VARIABLE}"]) == (row["status"], row["problems"])
+        row = await asyncio.to_thread(
+            _status, broker.id, broker.url, Deadline.after(timeout_ms=20_000)
+        )
+        assert ("ready", [f"it says more only with valid credentials; set {TOKEN_VARIABLE}"]) == (
+            row["status"],
+            row["problems"],
+        )
 
 
 async def test_a_token_opens_all_paths(tmp_path: Path) -> None:
     async with cluster(tmp_path, **SETTINGS) as made:
         (broker,) = made.brokers
         for header in (f"Bearer {token()}", f"bearer  {token()} "):
-            assert 200 == (await broker.ask("GET", TENANTS, headers={"Authorization": header})).status
-        assert (404, "UnknownPath") == told(await broker.ask("GET", "/nowhere", headers=bearer(token())))
+            assert (
+                200 == (await broker.ask("GET", TENANTS, headers={"Authorization": header})).status
+            )
+        assert (404, "UnknownPath") == told(
+            await broker.ask("GET", "/nowhere", headers=bearer(token()))
+        )
 
 
 @pytest.mark.parametrize(
@@ -89,14 +115,20 @@ async def test_a_token_opens_all_paths(tmp_path: Path) -> None:
         ("Bearer \xe9", "malformed"),
     ],
 )
-async def test_other_credentials_are_refused_with_a_sentence_and_counted(tmp_path: Path, header: str, reason: str) -> None:
+async def test_other_credentials_are_refused_with_a_sentence_and_counted(
+    tmp_path: Path, header: str, reason: str
+) -> None:
     async with cluster(tmp_path, **SETTINGS) as made:
         (broker,) = made.brokers
         answer = await broker.ask("GET", TENANTS, headers={"Authorization": header})
         assert (401, "NotAuthenticated") == told(answer)
         assert answer.reason.startswith("the request is not authenticated: ")
-        assert not [part for part in header.removeprefix("Bearer").split()[-1:] if part in answer.reason]
-        assert ('error="invalid_token"' in answer.headers["WWW-Authenticate"]) == (reason != "missing")
+        assert not [
+            part for part in header.removeprefix("Bearer").split()[-1:] if part in answer.reason
+        ]
+        assert ('error="invalid_token"' in answer.headers["WWW-Authenticate"]) == (
+            reason != "missing"
+        )
         metrics = (await broker.ask("GET", "/metrics", headers=bearer(token()))).body.decode()
         assert 1 == refusals(metrics, reason)
 
@@ -104,16 +136,25 @@ async def test_other_credentials_are_refused_with_a_sentence_and_counted(tmp_pat
 async def test_without_authentication_any_header_is_ignored(tmp_path: Path) -> None:
     async with cluster(tmp_path) as made:
         (broker,) = made.brokers
-        assert 200 == (await broker.ask("GET", TENANTS, headers={"Authorization": "Bearer nonsense"})).status
+        assert (
+            200
+            == (
+                await broker.ask("GET", TENANTS, headers={"Authorization": "Bearer nonsense"})
+            ).status
+        )
         assert 0 == refusals((await broker.get("/metrics")).body.decode(), "malformed")
 
 
-async def test_a_command_takes_its_token_or_password_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_command_takes_its_token_or_password_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with cluster(tmp_path, **PASSWORDS) as made:
         (broker,) = made.brokers
 
         def ask() -> asking.Answer:
-            return asking.ask_at(broker.id, broker.url, "GET", TENANTS, deadline=Deadline.after(timeout_ms=20_000))
+            return asking.ask_at(
+                broker.id, broker.url, "GET", TENANTS, deadline=Deadline.after(timeout_ms=20_000)
+            )
 
         assert 401 == (await asyncio.to_thread(ask)).status
         for given in (token(), "basic:me:secret"):
@@ -127,7 +168,10 @@ async def test_a_password_opens_all_paths_beside_tokens(tmp_path: Path) -> None:
         for header in (basic("me", "secret"), basic("me", "secret"), bearer(token())):
             assert 200 == (await broker.ask("GET", TENANTS, headers=header)).status
         refused = await broker.ask("GET", TENANTS)
-        assert "there are no credentials; send a token, or send a user and a password" in refused.reason
+        assert (
+            "there are no credentials; send a token, or send a user and a password"
+            in refused.reason
+        )
         assert "Basic realm=" in ", ".join(refused.headers.values())
 
 
@@ -142,22 +186,29 @@ async def test_a_password_opens_all_paths_beside_tokens(tmp_path: Path) -> None:
         ("basic bWU6c2VjcmV0 more", "malformed"),
     ],
 )
-async def test_other_passwords_are_refused_and_counted(tmp_path: Path, header: str, reason: str) -> None:
+async def test_other_passwords_are_refused_and_counted(
+    tmp_path: Path, header: str, reason: str
+) -> None:
     async with cluster(tmp_path, **PASSWORDS) as made:
         (broker,) = made.brokers
-        assert (401, "NotAuthenticated") == told(await broker.ask("GET", TENANTS, headers={"Authorization": header}))
+        assert (401, "NotAuthenticated") == told(
+            await broker.ask("GET", TENANTS, headers={"Authorization": header})
+        )
         metrics = (await broker.ask("GET", "/metrics", headers=bearer(token()))).body.decode()
         assert 1 == refusals(metrics, reason)
 
 
-async def test_a_broker_sends_its_token_to_no_address_that_a_forged_record_names(tmp_path: Path) -> None:
+async def test_a_broker_sends_its_token_to_no_address_that_a_forged_record_names(
+    tmp_path: Path,
+) -> None:
     async with cluster(tmp_path, **SETTINGS) as made:
         (broker,) = made.brokers
         assert broker.worker.own_token.headers(broker.url)
         for url in ("http://evil.example", "https://evil.example", "http://10.0.0.9:8080"):
             forged = Peer(broker="b", addresses={"http": url})
             with pytest.raises(PeerError, match="the token is not sent to"):
-                await broker.worker._arrival(forged, made.bundles()[0]).whole()  # noqa: SLF001 - what an ownership calls
+                # What an ownership calls.
+                await broker.worker._arrival(forged, made.bundles()[0]).whole()  # noqa: SLF001
 
 
 async def test_the_longest_token_fits_into_a_request(tmp_path: Path) -> None:
@@ -165,8 +216,13 @@ async def test_the_longest_token_fits_into_a_request(tmp_path: Path) -> None:
     shortest = len(token(x=""))
     async with cluster(tmp_path, **SETTINGS) as made:
         (broker,) = made.brokers
-        for size, statuses in ((TOKEN_BYTES_MAX - shortest - 8, {200}), (TOKEN_BYTES_MAX, {400, 401})):
+        for size, statuses in (
+            (TOKEN_BYTES_MAX - shortest - 8, {200}),
+            (TOKEN_BYTES_MAX, {400, 401}),
+        ):
             sent = token(x="x" * (size * 3 // 4))
             assert (len(sent) <= TOKEN_BYTES_MAX) == (statuses == {200})
             assert (await broker.ask("GET", TENANTS, headers=bearer(sent))).status in statuses
-        assert TOKEN_BYTES_MAX - 700 < len(token(x="x" * ((TOKEN_BYTES_MAX - shortest - 8) * 3 // 4)))
+        assert TOKEN_BYTES_MAX - 700 < len(
+            token(x="x" * ((TOKEN_BYTES_MAX - shortest - 8) * 3 // 4))
+        )

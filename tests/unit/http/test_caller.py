@@ -1,4 +1,6 @@
-"""Each record that a request makes names its caller: the role, or without authentication the address."""
+"""Each record that a request makes names its caller: the role, or without authentication the
+address.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,27 @@ ALICE = bearer(token("alice"))
 def noted(broker: Broker) -> list[Folded]:
     """The records that a broker reads from now on, without renewals."""
     found = list[Folded]()
-    broker.worker.listen(lambda folded: None if type(folded.record).__name__ == "Renewed" else found.append(folded))
+    broker.worker.listen(
+        lambda folded: None if type(folded.record).__name__ == "Renewed" else found.append(folded)
+    )
     return found
 
 
 def requesters(found: list[Folded]) -> list[tuple[str, str | None]]:
-    return [(type(folded.record).__name__, folded.record.requested_by) for folded in found if isinstance(folded.record, Record)]
+    return [
+        (type(folded.record).__name__, folded.record.requested_by)
+        for folded in found
+        if isinstance(folded.record, Record)
+    ]
 
 
-async def done(broker: Broker, method: str, path: str, body: object = None, headers: Mapping[str, str] = ALICE) -> None:
+async def done(
+    broker: Broker, method: str, path: str, body: object = None, headers: Mapping[str, str] = ALICE
+) -> None:
     data = None if body is None else json.dumps(body).encode()
-    answer = await broker.ask(method, path, data=data, headers={"Content-Type": "application/json", **headers})
+    answer = await broker.ask(
+        method, path, data=data, headers={"Content-Type": "application/json", **headers}
+    )
     assert answer.status in {200, 204}, answer.body
 
 
@@ -40,13 +52,21 @@ async def test_records_name_the_role_of_the_caller(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2, **SETTINGS) as made:
         bundle, owner, other = made.first()
         found = noted(other)
-        await done(other, "PUT", f"/admin/v2/namespaces/{NAMESPACE}-2", {"bundles": {"numBundles": 1}})
+        await done(
+            other, "PUT", f"/admin/v2/namespaces/{NAMESPACE}-2", {"bundles": {"numBundles": 1}}
+        )
         await done(other, "POST", f"/admin/v2/namespaces/{NAMESPACE}/antiAffinity", "group")
         await done(other, "PATCH", "/admin/v2/balancing", {"changes": {"balancing.enabled": False}})
         await done(other, "PUT", "/admin/v2/tenants/new", {"allowedClusters": []})
         await done(other, "PUT", f"{path_of(bundle)}/unload?destinationBroker={other.id}")
         asked = [each for each in requesters(found) if each[1] is not None]
-        names = ["NamespaceRecord", "NamespaceRecord", "PolicyRecord", "PolicyRecord", "BundleTransition"]
+        names = [
+            "NamespaceRecord",
+            "NamespaceRecord",
+            "PolicyRecord",
+            "PolicyRecord",
+            "BundleTransition",
+        ]
         assert [(name, "admin:alice") for name in names] == asked
         document = other.worker.view.policies["balancing/settings"].document
         assert "admin:alice" == document["changed_by"]
@@ -60,9 +80,12 @@ async def test_a_story_shows_who_asked_and_which_broker_wrote_it_down(tmp_path: 
         bundle, _, other = made.first()
         found = noted(other)
         await done(other, "PUT", f"{path_of(bundle)}/unload?destinationBroker={other.id}")
-        story = [describe(folded, other.worker.view, Names(other.worker.view))[0] for folded in found]
+        story = [
+            describe(folded, other.worker.view, Names(other.worker.view))[0] for folded in found
+        ]
         assert [line for line in story if line.endswith(f"by admin:alice via {other.id}")], story
-        assert ["alice" in line for line in story].count(True) == 1  # What brokers did to carry it out is theirs.
+        # What brokers did to carry it out is theirs.
+        assert ["alice" in line for line in story].count(True) == 1
 
 
 async def test_without_authentication_records_name_the_address(tmp_path: Path) -> None:
@@ -77,16 +100,30 @@ async def test_without_authentication_records_name_the_address(tmp_path: Path) -
 async def test_a_role_that_no_record_can_carry_is_refused(tmp_path: Path) -> None:
     async with cluster(tmp_path, **SETTINGS) as made:
         (broker,) = made.brokers
-        answer = await broker.ask("POST", "/admin/v2/brokers/drain", headers=bearer(token("r" * 1_024)))
+        answer = await broker.ask(
+            "POST", "/admin/v2/brokers/drain", headers=bearer(token("r" * 1_024))
+        )
         assert (412, "InvalidName") == told(answer)
         assert "1 to 1018 printable characters" in answer.reason
 
 
-async def test_a_refusal_is_logged_with_the_path_and_without_the_query(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refusal_is_logged_with_the_path_and_without_the_query(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with cluster(tmp_path, **SETTINGS) as made:
         (broker,) = made.brokers
         for _ in range(3):
             assert 401 == (await broker.get("/admin/v2/tenants%0Ax?token=shh")).status
-        (line,) = (each for each in caplog.records if each.levelno == logging.WARNING and "refused a client" in each.msg)
-        about = (line.__dict__["surface"], line.__dict__["role"], line.__dict__["client"], line.__dict__["what"], line.__dict__["fault"])
+        (line,) = (
+            each
+            for each in caplog.records
+            if each.levelno == logging.WARNING and "refused a client" in each.msg
+        )
+        about = (
+            line.__dict__["surface"],
+            line.__dict__["role"],
+            line.__dict__["client"],
+            line.__dict__["what"],
+            line.__dict__["fault"],
+        )
         assert ("http", "-", "127.0.0.1", "GET /admin/v2/tenants%0Ax", "missing") == about

@@ -1,4 +1,6 @@
-"""All brokers lose the channel: what stops, what goes on, how it is reported, and the state after the outage."""
+"""All brokers lose the channel: what stops, what goes on, how it is reported, and the state after
+the outage.
+"""
 
 from __future__ import annotations
 
@@ -23,25 +25,37 @@ KEY = "orders"
 POLICY = f"/admin/v2/namespaces/{SERVING}/onChannelLoss"
 
 # A lease of a second, with the margin that clocks and a stall of 200 ms take.
-QUICK = {"lease_ms": 1_000, "renew_ms": 200, "margin_ms": 400, "round_trip_ms": 100, "reconnect_ms": 500, "stall_ms": 200}
+QUICK = {
+    "lease_ms": 1_000,
+    "renew_ms": 200,
+    "margin_ms": 400,
+    "round_trip_ms": 100,
+    "reconnect_ms": 500,
+    "stall_ms": 200,
+}
 
 
 class Logs:
-    """All handles of the log, one for each broker in their order, and the one switch of its outage."""
+    """All handles of the log, one for each broker in their order, and the one switch of its
+    outage.
+    """
 
     def __init__(self) -> None:
         self._handles: list[TroubledLog] = []
 
     def open(self, url: str, *, create: bool = True) -> TroubledLog:
         handle = TroubledLog(name=url)
-        handle.name = f"{url}/{len(self._handles)}"  # Otherwise the brokers of one loop would share one handle.
+        # Otherwise the brokers of one loop would share one handle.
+        handle.name = f"{url}/{len(self._handles)}"
         self._handles.append(handle)
         return handle
 
     def go(self, *, first: int = 0) -> None:
         """Cut off the brokers from index `first` on: they read and append nothing."""
         for handle in self._handles[first:]:
-            handle.read_error = handle.append_error = LogUnavailable(log="memory:away", problem="it is away", in_doubt=False)
+            handle.read_error = handle.append_error = LogUnavailable(
+                log="memory:away", problem="it is away", in_doubt=False
+            )
             handle.wake()
 
     def come_back(self) -> None:
@@ -50,11 +64,15 @@ class Logs:
 
 
 @asynccontextmanager
-async def losing(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> AsyncIterator[tuple[Cluster, Logs]]:
+async def losing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: object
+) -> AsyncIterator[tuple[Cluster, Logs]]:
     """Two brokers, a namespace that fences and one that serves on."""
     logs = Logs()
     monkeypatch.setattr(snapshots, "open_log", logs.open)
-    async with cluster(folder, brokers=2, bundles=2, **{**QUICK, "lookup_ms": 200, **settings}) as brokers:
+    async with cluster(
+        folder, brokers=2, bundles=2, **{**QUICK, "lookup_ms": 200, **settings}
+    ) as brokers:
         body = {"bundles": {"numBundles": 2}, "on_channel_loss": "serve"}
         assert 204 == (await brokers.brokers[0].put(f"/admin/v2/namespaces/{SERVING}", body)).status
         await brokers.settled()
@@ -72,12 +90,18 @@ def lookup(namespace: str) -> str:
     return f"/lookup/v2/topic/persistent/{namespace}/{KEY}"
 
 
-async def test_only_namespaces_with_the_policy_serve_on_without_a_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_namespaces_with_the_policy_serve_on_without_a_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with losing(tmp_path, monkeypatch) as (brokers, logs):
         keys = [f"key-{number}" for number in range(20)]
 
         def good(namespace: str) -> int:
-            return sum(broker.worker.ownership(namespace, key) is not None for broker in brokers.brokers for key in keys)
+            return sum(
+                broker.worker.ownership(namespace, key) is not None
+                for broker in brokers.brokers
+                for key in keys
+            )
 
         tokens = {bundle.name: bundle.token for bundle in brokers.view.bundles.values()}
         incarnations = [broker.worker.agent.incarnation for broker in brokers.brokers]
@@ -93,7 +117,9 @@ async def test_only_namespaces_with_the_policy_serve_on_without_a_lease(tmp_path
         assert tokens == {bundle.name: bundle.token for bundle in brokers.view.bundles.values()}
 
 
-async def test_without_a_lease_lookups_are_held_or_answered_by_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_lease_lookups_are_held_or_answered_by_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with losing(tmp_path, monkeypatch) as (brokers, logs):
         before = [(await broker.get(lookup(SERVING))).body for broker in brokers.brokers]
         logs.go()
@@ -103,7 +129,11 @@ async def test_without_a_lease_lookups_are_held_or_answered_by_policy(tmp_path: 
             assert (200, body) == (answer.status, answer.body)
             assert int(answer.headers[CHANNEL_LOST_MS]) >= 500
             answer = await broker.get(lookup(NAMESPACE))
-            assert (503, "1", "ChannelLost") == (answer.status, answer.headers["Retry-After"], answer.json()["error"])  # type: ignore[index]
+            assert (503, "1", "ChannelLost") == (
+                answer.status,
+                answer.headers["Retry-After"],
+                answer.json()["error"],  # type: ignore[index]
+            )
             assert f"broker {broker.id} lost the channel" in answer.reason
         logs.come_back()
         await until(lambda: not any(map(is_fenced, brokers.brokers)))
@@ -113,7 +143,9 @@ async def test_without_a_lease_lookups_are_held_or_answered_by_policy(tmp_path: 
                 assert (200, False) == (answer.status, CHANNEL_LOST_MS in answer.headers)
 
 
-async def test_lookups_are_answered_while_the_lease_of_the_owner_may_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lookups_are_answered_while_the_lease_of_the_owner_may_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with losing(tmp_path, monkeypatch, lease_ms=6_000) as (brokers, logs):
         before = [(await broker.get(lookup(NAMESPACE))).body for broker in brokers.brokers]
         logs.go()
@@ -128,7 +160,9 @@ async def test_lookups_are_answered_while_the_lease_of_the_owner_may_run(tmp_pat
             assert [False, False] == [document["suspect"] for document in documents]
 
 
-async def test_a_held_lookup_is_answered_once_the_channel_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_held_lookup_is_answered_once_the_channel_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with losing(tmp_path, monkeypatch, lookup_ms=PATIENCE_MS) as (brokers, logs):
         logs.go()
         await until(lambda: all(map(is_fenced, brokers.brokers)))
@@ -144,17 +178,27 @@ def is_out_of_touch(broker: Broker) -> bool:
 
 
 async def created_unseen(brokers: Cluster, logs: Logs) -> Broker:
-    """Cut the second broker off, and create a namespace at the first. Return the second, which knows nothing of that."""
+    """Cut the second broker off, and create a namespace at the first. Return the second, which
+    knows nothing of that.
+    """
     seeing, cut_off = brokers.brokers
     logs.go(first=1)
     await until(lambda: is_out_of_touch(cut_off))
-    assert 204 == (await seeing.put(f"/admin/v2/namespaces/{NEW}", {"bundles": {"numBundles": 1}})).status
+    assert (
+        204
+        == (await seeing.put(f"/admin/v2/namespaces/{NEW}", {"bundles": {"numBundles": 1}})).status
+    )
     return cut_off
 
 
 @pytest.mark.parametrize("lease_ms", [1_000, 6_000])
-async def test_a_lookup_in_a_namespace_that_may_be_new_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lease_ms: int) -> None:
-    async with losing(tmp_path, monkeypatch, lookup_ms=PATIENCE_MS, lease_ms=lease_ms) as (brokers, logs):
+async def test_a_lookup_in_a_namespace_that_may_be_new_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lease_ms: int
+) -> None:
+    async with losing(tmp_path, monkeypatch, lookup_ms=PATIENCE_MS, lease_ms=lease_ms) as (
+        brokers,
+        logs,
+    ):
         cut_off = await created_unseen(brokers, logs)
         asked = [asyncio.ensure_future(cut_off.get(lookup(NEW))) for _ in range(3)]
         await until(lambda: cut_off.lookups.held == 3 or asked[0].done())
@@ -163,7 +207,9 @@ async def test_a_lookup_in_a_namespace_that_may_be_new_is_held(tmp_path: Path, m
         assert {200} == {answer.status for answer in await asyncio.gather(*asked)}
 
 
-async def test_a_broker_without_the_channel_answers_503_instead_of_404(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broker_without_the_channel_answers_503_instead_of_404(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with losing(tmp_path, monkeypatch) as (brokers, logs):
         paths = (
             f"/admin/v2/namespaces/{NEW}",
@@ -171,7 +217,10 @@ async def test_a_broker_without_the_channel_answers_503_instead_of_404(tmp_path:
             f"/v1/assignment/{NEW}",
             "/admin/v2/policies/pin/unknown",
         )
-        assert {404} == {(await brokers.brokers[1].get(path)).status for path in (*paths, lookup(NEW), f"{lookup(NEW)}/bundle")}
+        assert {404} == {
+            (await brokers.brokers[1].get(path)).status
+            for path in (*paths, lookup(NEW), f"{lookup(NEW)}/bundle")
+        }
         cut_off = await created_unseen(brokers, logs)
         for path in (lookup(NEW), f"{lookup(NEW)}/bundle"):
             answer = await cut_off.get(path)
@@ -189,13 +238,21 @@ async def test_a_broker_without_the_channel_answers_503_instead_of_404(tmp_path:
 
 
 def series(name: str, answer: bytes) -> list[float]:
-    return [float(line.rpartition(" ")[2]) for line in answer.decode().splitlines() if line.startswith(f"{name}{{")]
+    return [
+        float(line.rpartition(" ")[2])
+        for line in answer.decode().splitlines()
+        if line.startswith(f"{name}{{")
+    ]
 
 
-async def test_health_readiness_and_metrics_report_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_health_readiness_and_metrics_report_the_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with losing(tmp_path, monkeypatch) as (brokers, logs):
         broker = brokers.brokers[0]
-        assert [0.0] == series("equipoise_channel_lost_seconds", (await broker.get("/metrics")).body)
+        assert [0.0] == series(
+            "equipoise_channel_lost_seconds", (await broker.get("/metrics")).body
+        )
         logs.go()
         await until(lambda: is_fenced(broker))
         for path, status in (("/health", "ok"), ("/ready", "serving on")):
@@ -216,22 +273,39 @@ async def test_health_readiness_and_metrics_report_the_loss(tmp_path: Path, monk
         scraped = (await broker.get("/metrics")).body
         (lost_s,) = series("equipoise_channel_lost_seconds", scraped)
         assert lost_s >= 0.5
-        mine = [bundle for bundle in brokers.view.bundles_of(SERVING) if bundle.owner == broker.worker.agent.incarnation]
+        mine = [
+            bundle
+            for bundle in brokers.view.bundles_of(SERVING)
+            if bundle.owner == broker.worker.agent.incarnation
+        ]
         assert [float(len(mine))] == series("equipoise_bundles_serving_on", scraped)
         logs.come_back()
         await until(lambda: broker.worker.channel_loss is None)
-        assert {"status": "ready", "problems": [], "channel_loss": None, "maintenance": None, "broker": broker.id} == (
-            await broker.get("/ready")
-        ).json()
+        assert {
+            "status": "ready",
+            "problems": [],
+            "channel_loss": None,
+            "maintenance": None,
+            "broker": broker.id,
+        } == (await broker.get("/ready")).json()
         assert [] == series("equipoise_bundles_serving_on", (await broker.get("/metrics")).body)
 
 
-async def test_the_policy_applies_to_open_bundles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_policy_applies_to_open_bundles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with losing(tmp_path, monkeypatch) as (brokers, logs):
         (one, other) = brokers.brokers
         assert ["serve"] == [(await one.get(POLICY)).json()]
         assert 204 == (await other.ask("POST", POLICY, data=b'"fence"')).status
-        assert 204 == (await one.ask("POST", f"/admin/v2/namespaces/{NAMESPACE}/onChannelLoss", data=b'"serve"')).status
+        assert (
+            204
+            == (
+                await one.ask(
+                    "POST", f"/admin/v2/namespaces/{NAMESPACE}/onChannelLoss", data=b'"serve"'
+                )
+            ).status
+        )
         await brokers.settled()
         assert ["fence", "serve"] == [
             (await broker.get(f"/admin/v2/namespaces/{namespace}")).json()["on_channel_loss"]  # type: ignore[index]
@@ -239,25 +313,37 @@ async def test_the_policy_applies_to_open_bundles(tmp_path: Path, monkeypatch: p
         ]
         logs.go()
         await until(lambda: all(map(is_fenced, brokers.brokers)))
-        assert [503, 200] == [(await one.get(lookup(namespace))).status for namespace in (SERVING, NAMESPACE)]
+        assert [503, 200] == [
+            (await one.get(lookup(namespace))).status for namespace in (SERVING, NAMESPACE)
+        ]
 
 
 async def test_the_policy_has_one_of_two_values(tmp_path: Path) -> None:
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
         for body in (b"", b"null", b'"sometimes"', b"true", b"{}"):
-            answer = await broker.ask("POST", f"/admin/v2/namespaces/{NAMESPACE}/onChannelLoss", data=body)
-            assert (400, True, True) == (answer.status, "fence" in answer.reason, "serve" in answer.reason), body
+            answer = await broker.ask(
+                "POST", f"/admin/v2/namespaces/{NAMESPACE}/onChannelLoss", data=body
+            )
+            assert (400, True, True) == (
+                answer.status,
+                "fence" in answer.reason,
+                "serve" in answer.reason,
+            ), body
         answer = await broker.put("/admin/v2/namespaces/acme/new", {"on_channel_loss": "sometimes"})
         assert (400, True) == (answer.status, "on_channel_loss" in answer.reason)
         assert {} == broker.worker.view.namespaces[NAMESPACE].policies
 
 
-async def test_a_broker_that_only_fences_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broker_that_only_fences_is_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with losing(tmp_path, monkeypatch) as (brokers, logs):
         assert 204 == (await brokers.brokers[0].ask("POST", POLICY, data=b'"fence"')).status
         await brokers.settled()
         logs.go()
         await until(lambda: all(map(is_fenced, brokers.brokers)))
         assert {503} == {(await broker.get("/ready")).status for broker in brokers.brokers}
-        assert {503} == {(await broker.get("/admin/v2/brokers/health")).status for broker in brokers.brokers}
+        assert {503} == {
+            (await broker.get("/admin/v2/brokers/health")).status for broker in brokers.brokers
+        }

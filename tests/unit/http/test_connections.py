@@ -34,12 +34,18 @@ class Caller:
         return cls(*await asyncio.open_connection(host, int(port), limit=limit))
 
     def say(self, path: str, *headers: str) -> None:
-        self.writer.write("\r\n".join((f"GET {path} HTTP/1.1", "Host: localhost", *headers, "", "")).encode())
+        self.writer.write(
+            "\r\n".join((f"GET {path} HTTP/1.1", "Host: localhost", *headers, "", "")).encode()
+        )
 
     async def answer(self) -> tuple[int, Mapping[str, object]]:
         """The status and the document of the next answer."""
         head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
-        length = next(int(line.split(":")[1]) for line in head.split("\r\n") if line.lower().startswith("content-length"))
+        length = next(
+            int(line.split(":")[1])
+            for line in head.split("\r\n")
+            if line.lower().startswith("content-length")
+        )
         return int(head.split()[1]), json.loads(await self.reader.readexactly(length))
 
     async def ask(self, path: str) -> tuple[int, Mapping[str, object]]:
@@ -57,16 +63,21 @@ class Caller:
         self.writer.close()
 
 
-async def test_a_connection_beyond_the_bound_is_answered_503_with_the_setting(tmp_path: Path) -> None:
+async def test_a_connection_beyond_the_bound_is_answered_503_with_the_setting(
+    tmp_path: Path,
+) -> None:
     async with cluster(tmp_path, http_connections_max=2) as brokers:
         (broker,) = brokers.brokers
         first, second = await Caller.to(broker), await Caller.to(broker)
         assert HTTPStatus.OK == (await second.ask("/health"))[0]
         status, told = await first.ask("/ready")
         assert HTTPStatus.SERVICE_UNAVAILABLE == status
-        assert ["it accepts no more HTTP connections: 2 are open (setting http_connections_max, or fewer where ulimit -n is low)"] == told[
-            "problems"
-        ]
+        assert [
+            (
+                "it accepts no more HTTP connections: 2 are open (setting http_connections_max, or"
+                " fewer where ulimit -n is low)"
+            )
+        ] == told["problems"]
         third = await Caller.to(broker)
         third.say("/ready")
         status, told = await third.answer()
@@ -75,7 +86,8 @@ async def test_a_connection_beyond_the_bound_is_answered_503_with_the_setting(tm
         assert b"" == await third.is_over()
         third.close()
         second.close()
-        while (await first.ask("/ready"))[0] != HTTPStatus.OK:  # noqa: ASYNC110 - what is watched is on the other side
+        # What is watched is on the other side.
+        while (await first.ask("/ready"))[0] != HTTPStatus.OK:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
         fourth = await Caller.to(broker)
         assert HTTPStatus.OK == (await fourth.ask("/health"))[0]
@@ -96,13 +108,20 @@ async def test_rejected_connections_make_no_room_for_others(tmp_path: Path) -> N
         late = await Caller.to(broker)
         late.say("/health", "Connection: close")
         told.append(await late.is_over())
-        assert {answer.partition(b"\r\n")[0] for answer in told} <= {b"", b"HTTP/1.1 503 Service Unavailable"}
+        assert {answer.partition(b"\r\n")[0] for answer in told} <= {
+            b"",
+            b"HTTP/1.1 503 Service Unavailable",
+        }
         for caller in (first, late, *others):
             caller.close()
 
 
-@pytest.mark.parametrize("said", [b"", b"GET /health HTTP/1.1\r\nHost: loc"], ids=["nothing", "half a head"])
-async def test_a_connection_without_a_request_is_closed_after_http_idle_ms(said: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "said", [b"", b"GET /health HTTP/1.1\r\nHost: loc"], ids=["nothing", "half a head"]
+)
+async def test_a_connection_without_a_request_is_closed_after_http_idle_ms(
+    said: bytes, tmp_path: Path
+) -> None:
     async with cluster(tmp_path, http_idle_ms=IDLE_MS) as brokers:
         caller = await Caller.to(brokers.brokers[0])
         caller.writer.write(said)
@@ -130,7 +149,9 @@ async def test_a_connection_is_kept_for_http_idle_ms(tmp_path: Path) -> None:
         caller.close()
 
 
-async def test_polls_and_streams_are_not_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_polls_and_streams_are_not_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(assignment, "HEARTBEAT_MS", IDLE_MS)
 
     async with cluster(tmp_path, http_idle_ms=IDLE_MS, http_body_ms=IDLE_MS) as brokers:
@@ -143,7 +164,10 @@ async def test_polls_and_streams_are_not_idle(tmp_path: Path, monkeypatch: pytes
         for _ in range(5):
             await stream.reader.readuntil(b":\n\n")
         bundle = brokers.bundles()[0]
-        assert HTTPStatus.NO_CONTENT == (await broker.put(f"/admin/v2/namespaces/{bundle}/unload")).status
+        assert (
+            HTTPStatus.NO_CONTENT
+            == (await broker.put(f"/admin/v2/namespaces/{bundle}/unload")).status
+        )
         await stream.reader.readuntil(b"event: change")
         assert HTTPStatus.OK == (await poll.answer())[0]
         stream.close()
@@ -162,7 +186,10 @@ async def test_a_caller_that_reads_no_answer_is_disconnected(tmp_path: Path) -> 
             caller.close()
 
 
-UPLOAD = b"PUT /admin/v2/namespaces/acme/new HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+UPLOAD = (
+    b"PUT /admin/v2/namespaces/acme/new HTTP/1.1\r\nHost: localhost\r\nContent-Type:"
+    b" application/json\r\n"
+)
 BAD = (
     b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost\r\n\r\n",
     b"GET / HTTP/9.9\r\n\r\n",
@@ -171,14 +198,20 @@ BAD = (
 )
 
 
-async def test_interrupted_uploads_log_no_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_interrupted_uploads_log_no_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with cluster(tmp_path, balance=False) as brokers:
         broker = brokers.brokers[0]
         begun = len(asyncio.all_tasks())
-        for rest in 10 * (b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n5\r\n{"):
+        for rest in 10 * (
+            b"Content-Length: 100\r\n\r\n{",
+            b"Transfer-Encoding: chunked\r\n\r\n5\r\n{",
+        ):
             caller = await Caller.to(broker)
             caller.writer.write(UPLOAD + rest)
-            while len(asyncio.all_tasks()) <= begun:  # noqa: ASYNC110 - what is watched is on the other side
+            # What is watched is on the other side.
+            while len(asyncio.all_tasks()) <= begun:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
             caller.writer.transport.abort()
             while len(asyncio.all_tasks()) > begun:  # noqa: ASYNC110 - as above
@@ -186,7 +219,9 @@ async def test_interrupted_uploads_log_no_traceback(tmp_path: Path, caplog: pyte
     assert [] == [record.message for record in caplog.records if record.exc_info]
 
 
-async def test_invalid_http_is_answered_400_and_logs_no_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_invalid_http_is_answered_400_and_logs_no_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with cluster(tmp_path, balance=False) as brokers:
         for said in BAD:
             caller = await Caller.to(brokers.brokers[0])
@@ -202,28 +237,48 @@ async def test_invalid_http_is_answered_400_and_logs_no_traceback(tmp_path: Path
 @pytest.mark.parametrize(
     ("said", "reason", "advice"),
     [
-        (connect(), "pulsar", "a Pulsar client connected to the HTTP port; use pulsar://broker:6650"),
+        (
+            connect(),
+            "pulsar",
+            "a Pulsar client connected to the HTTP port; use pulsar://broker:6650",
+        ),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "tls", "use http:// instead of https://"),
     ],
     ids=["Pulsar", "TLS"],
 )
 async def test_a_client_of_another_port_is_told_apart(
-    *, said: bytes, reason: str, advice: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    *,
+    said: bytes,
+    reason: str,
+    advice: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One line says what to do, however often the client tries again."""
     caplog.set_level(logging.INFO, connections.__name__)
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
         addresses = {**broker.worker.profile.addresses, "pulsar": "pulsar://broker:6650"}
-        monkeypatch.setattr(broker.worker, "profile", replace(broker.worker.profile, addresses=addresses))
+        monkeypatch.setattr(
+            broker.worker, "profile", replace(broker.worker.profile, addresses=addresses)
+        )
         for _ in range(3):
             caller = await Caller.to(broker)
             caller.writer.write(said)
             status, told = await caller.answer()
-            assert (HTTPStatus.BAD_REQUEST, "WrongPort", True) == (status, told["error"], advice in str(told["reason"]))
+            assert (HTTPStatus.BAD_REQUEST, "WrongPort", True) == (
+                status,
+                told["error"],
+                advice in str(told["reason"]),
+            )
             caller.close()
     (line,) = [record.__dict__ for record in caplog.records if record.name == connections.__name__]
-    assert ("refused a connection that is not HTTP", reason, 0) == (line["message"], line["reason"], line["left_out"])
+    assert ("refused a connection that is not HTTP", reason, 0) == (
+        line["message"],
+        line["reason"],
+        line["left_out"],
+    )
     assert advice in line["problem"]
 
 

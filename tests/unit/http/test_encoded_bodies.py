@@ -1,4 +1,6 @@
-"""A compressed body is never decompressed: every port refuses it by its head, and closes connections with unread bodies."""
+"""A compressed body is never decompressed: every port refuses it by its head, and closes
+connections with unread bodies.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ BODIES: Final[Mapping[str, bytes]] = {
 
 @pytest.fixture(autouse=True)
 def _short_linger(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a broker that does not wait for a body close its connection soon. Each test waits for that."""
+    """Let a broker that does not wait for a body close its connection soon. Each test waits for
+    that.
+    """
     monkeypatch.setattr(connections, "_LINGER_S", 0.05)
 
 
@@ -85,7 +89,13 @@ async def pulsar(folder: Path) -> AsyncIterator[Port]:
 
 def mountable(listening: socket.socket, folder: Path) -> Worker:
     addresses = {"http": f"http://127.0.0.1:{listening.getsockname()[1]}"}
-    return Worker("memory:encoded", Gate(), data_dir=folder / "worker", broker_id="mounted", advertised_addresses=addresses)
+    return Worker(
+        "memory:encoded",
+        Gate(),
+        data_dir=folder / "worker",
+        broker_id="mounted",
+        advertised_addresses=addresses,
+    )
 
 
 @asynccontextmanager
@@ -114,11 +124,22 @@ async def subapp(folder: Path) -> AsyncIterator[Port]:
         await runner.cleanup()
 
 
-async def said(port: Port, head: str, *headers: str, body: bytes = b"", path: str = "/health") -> bytes:
-    """Send a request whose body never ends, and return all that comes until the connection is closed."""
+async def said(
+    port: Port, head: str, *headers: str, body: bytes = b"", path: str = "/health"
+) -> bytes:
+    """Send a request whose body never ends, and return all that comes until the connection is
+    closed.
+    """
     place = urlsplit(port[0])
     reader, writer = await asyncio.open_connection(place.hostname, place.port, ssl=port[1])
-    fields = "\r\n".join((f"{head} {place.path}{path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body) + 1_000}", *headers))
+    fields = "\r\n".join(
+        (
+            f"{head} {place.path}{path} HTTP/1.1",
+            "Host: localhost",
+            f"Content-Length: {len(body) + 1_000}",
+            *headers,
+        )
+    )
     writer.write(fields.encode() + b"\r\n\r\n" + body)
     try:
         return await reader.read()
@@ -129,12 +150,21 @@ async def said(port: Port, head: str, *headers: str, body: bytes = b"", path: st
 @pytest.mark.parametrize("encoding", BODIES)
 @pytest.mark.parametrize("opened", [http, tls, pulsar, asgi, subapp])
 async def test_no_port_decompresses_a_body(
-    opened: Callable[[Path], AbstractAsyncContextManager[Port]], encoding: str, tmp_path: Path, decompressed: list[int]
+    opened: Callable[[Path], AbstractAsyncContextManager[Port]],
+    encoding: str,
+    tmp_path: Path,
+    decompressed: list[int],
 ) -> None:
     """With br, which aiohttp may lack, the own server of a program refuses such a body itself."""
     async with opened(tmp_path) as port:
-        for method, path in (("POST", "/health"), ("PUT", f"/admin/v2/non-persistent/{NAMESPACE}/topic/partitions"), ("POST", "/nowhere")):
-            answer = await said(port, method, f"Content-Encoding: {encoding}", body=BODIES[encoding], path=path)
+        for method, path in (
+            ("POST", "/health"),
+            ("PUT", f"/admin/v2/non-persistent/{NAMESPACE}/topic/partitions"),
+            ("POST", "/nowhere"),
+        ):
+            answer = await said(
+                port, method, f"Content-Encoding: {encoding}", body=BODIES[encoding], path=path
+            )
             if opened is subapp:
                 assert not answer or answer.split()[1] in (b"415", b"400")
             else:
@@ -147,30 +177,56 @@ async def test_no_port_decompresses_a_body(
 async def test_what_is_not_encoded_is_taken(tmp_path: Path) -> None:
     async with cluster(tmp_path) as made:
         (broker,) = made.brokers
-        answer = await broker.ask("PUT", "/admin/v2/namespaces/acme/plain", data=b"{}", headers={"Content-Encoding": "identity"})
+        answer = await broker.ask(
+            "PUT",
+            "/admin/v2/namespaces/acme/plain",
+            data=b"{}",
+            headers={"Content-Encoding": "identity"},
+        )
         assert 204 == answer.status
 
 
 @pytest.mark.parametrize("settings", [{}, SETTINGS], ids=["open", "authenticated"])
-async def test_an_answer_that_does_not_wait_for_the_body_ends_the_connection(settings: dict[str, Any], tmp_path: Path) -> None:
+async def test_an_answer_that_does_not_wait_for_the_body_ends_the_connection(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
     async with http(tmp_path, **settings) as port:
-        for method, path in (("GET", "/health"), ("POST", "/nowhere"), ("GET", "/admin/v2/tenants")):
+        for method, path in (
+            ("GET", "/health"),
+            ("POST", "/nowhere"),
+            ("GET", "/admin/v2/tenants"),
+        ):
             answer = await said(port, method, path=path, body=b"{")
             assert b"\r\nConnection: close\r\n" in answer, answer
 
 
 async def test_a_client_is_not_invited_to_send_its_body_before_it_is_let_in(tmp_path: Path) -> None:
     async with http(tmp_path, **SETTINGS) as port:
-        answer = await said(port, "PUT", "Expect: 100-continue", "Content-Type: application/json", path="/admin/v2/namespaces/acme/new")
+        answer = await said(
+            port,
+            "PUT",
+            "Expect: 100-continue",
+            "Content-Type: application/json",
+            path="/admin/v2/namespaces/acme/new",
+        )
         assert answer.startswith(b"HTTP/1.1 401 ")
 
 
-async def test_both_brokers_are_ready_while_bodies_come(tmp_path: Path, decompressed: list[int]) -> None:
+async def test_both_brokers_are_ready_while_bodies_come(
+    tmp_path: Path, decompressed: list[int]
+) -> None:
     """The bodies are for one of them. Before its clients are let in, it does no work for them."""
     async with cluster(tmp_path, brokers=2, **SETTINGS) as made:
         port = made.brokers[0].url, None
-        attacks = [asyncio.ensure_future(said(port, "POST", f"Content-Encoding: {encoding}", body=BODIES[encoding])) for encoding in BODIES]
-        answers = await asyncio.gather(*(broker.get("/ready") for broker in made.brokers for _ in range(20)))
+        attacks = [
+            asyncio.ensure_future(
+                said(port, "POST", f"Content-Encoding: {encoding}", body=BODIES[encoding])
+            )
+            for encoding in BODIES
+        ]
+        answers = await asyncio.gather(
+            *(broker.get("/ready") for broker in made.brokers for _ in range(20))
+        )
         assert {200} == {answer.status for answer in answers}
         assert {b"415"} == {answer.split()[1] for answer in await asyncio.gather(*attacks)}
     assert [] == decompressed

@@ -53,8 +53,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def exceeded(broker: Broker, limit: Limit) -> float:
     """How often HTTP met an excess."""
-    value = broker.worker.metrics._registry.get_sample_value(  # noqa: SLF001 - it has no path that is not limited
-        "equipoise_limits_exceeded_total", {"broker": broker.id, "surface": "http", "limit": limit.value}
+    # It has no path that is not limited.
+    value = broker.worker.metrics._registry.get_sample_value(  # noqa: SLF001
+        "equipoise_limits_exceeded_total",
+        {"broker": broker.id, "surface": "http", "limit": limit.value},
     )
     assert value is not None
     return value
@@ -63,7 +65,10 @@ def exceeded(broker: Broker, limit: Limit) -> float:
 async def from_address(address: str, broker: Broker, path: str) -> int:
     """The status of a GET from another address of this machine."""
     connector = aiohttp.TCPConnector(local_addr=(address, 0))
-    async with aiohttp.ClientSession(connector=connector) as session, session.get(broker.url + path) as answer:
+    async with (
+        aiohttp.ClientSession(connector=connector) as session,
+        session.get(broker.url + path) as answer,
+    ):
         return answer.status
 
 
@@ -77,7 +82,10 @@ async def test_requests_beyond_the_rate_of_an_address_are_answered_429(
         assert [200] * 4 == statuses
         refused = await broker.get(TENANTS)
         assert (429, "TooManyRequests") == told(refused)
-        assert "address 127.0.0.1 sends more than 2 requests a second (setting identity_requests_per_second_max)" in refused.reason
+        assert (
+            "address 127.0.0.1 sends more than 2 requests a second (setting"
+            " identity_requests_per_second_max)" in refused.reason
+        )
         assert "1" == refused.headers["Retry-After"]
         assert {200} == {(await broker.get(path)).status for path in ("/health", "/ready")}
         # A header of the client does not change its address.
@@ -86,7 +94,11 @@ async def test_requests_beyond_the_rate_of_an_address_are_answered_429(
         assert 2 == exceeded(broker, Limit.REQUESTS)
         clock.now_ms += 1_000 * int(refused.headers["Retry-After"])
         assert 200 == (await broker.get(TENANTS)).status
-    (line,) = [record.__dict__ for record in caplog.records if record.name == worker.__name__ and "limit" in record.__dict__]
+    (line,) = [
+        record.__dict__
+        for record in caplog.records
+        if record.name == worker.__name__ and "limit" in record.__dict__
+    ]
     assert ("http", "requests", 1) == (line["port"], line["limit"], line["times"])
 
 
@@ -104,14 +116,18 @@ async def test_roles_have_limits_of_their_own_and_brokers_none(tmp_path: Path) -
         assert {of_role("broker")} == broker.worker.limits.unlimited
 
 
-async def test_a_connection_that_is_lost_counts_for_no_role_and_keeps_its_address(tmp_path: Path) -> None:
+async def test_a_connection_that_is_lost_counts_for_no_role_and_keeps_its_address(
+    tmp_path: Path,
+) -> None:
     """A client may go away while its password is checked."""
     async with cluster(tmp_path, identity_connections_max=1) as made:
         (broker,) = made.brokers
         connection = Connections(web.Server(MagicMock()), broker.worker).made()
         assert isinstance(connection, Connection)
         of_client = {"peername": ("127.0.0.9", 7), "sockname": ("127.0.0.1", 8)}
-        connection.connection_made(MagicMock(get_extra_info=lambda name, default=None: of_client.get(name, default)))
+        connection.connection_made(
+            MagicMock(get_extra_info=lambda name, default=None: of_client.get(name, default))
+        )
         connection.connection_lost(None)
         assert all(connection.is_used_by("role x", broker.worker.limits) for _ in range(2))
         assert broker.worker.limits.connect(Surface.HTTP, "role x")
@@ -119,19 +135,27 @@ async def test_a_connection_that_is_lost_counts_for_no_role_and_keeps_its_addres
         assert "127.0.0.9" == address_of(request)
 
 
-async def test_the_connections_of_a_role_are_limited_wherever_they_come_from(tmp_path: Path) -> None:
+async def test_the_connections_of_a_role_are_limited_wherever_they_come_from(
+    tmp_path: Path,
+) -> None:
     """A connection counts for a role from its first request on."""
     async with cluster(tmp_path, identity_connections_max=2, **SETTINGS) as made:
         (broker,) = made.brokers
 
-        async def asked(connector: aiohttp.TCPConnector, headers: Mapping[str, str]) -> tuple[int, str]:
-            session = aiohttp.ClientSession(connector=connector, connector_owner=False, headers=headers)
+        async def asked(
+            connector: aiohttp.TCPConnector, headers: Mapping[str, str]
+        ) -> tuple[int, str]:
+            session = aiohttp.ClientSession(
+                connector=connector, connector_owner=False, headers=headers
+            )
             async with session, session.get(broker.url + TENANTS) as answer:
                 return answer.status, await answer.text()
 
         connectors = [aiohttp.TCPConnector(local_addr=(f"127.0.0.{host}", 0)) for host in (2, 3, 4)]
         first, second, third = connectors
-        assert [200] * 4 == [(await asked(each, GREEDY))[0] for each in (first, second, first, second)]
+        assert [200] * 4 == [
+            (await asked(each, GREEDY))[0] for each in (first, second, first, second)
+        ]
         status, answer = await asked(third, GREEDY)
         assert (429, "TooManyRequests") == (status, json.loads(answer)["error"])
         assert "role 'greedy' has 2 connections open (setting identity_connections_max)" in answer
@@ -143,7 +167,9 @@ async def test_the_connections_of_a_role_are_limited_wherever_they_come_from(tmp
             await each.close()
 
 
-async def test_the_connections_of_an_address_are_limited_before_authentication(tmp_path: Path) -> None:
+async def test_the_connections_of_an_address_are_limited_before_authentication(
+    tmp_path: Path,
+) -> None:
     async with cluster(tmp_path, identity_connections_max=2, **SETTINGS) as made:
         (broker,) = made.brokers
         open_ = [await Caller.to(broker) for _ in range(2)]
@@ -151,7 +177,9 @@ async def test_the_connections_of_an_address_are_limited_before_authentication(t
         third.say("/health")
         status, answer = await third.answer()
         assert (429, "TooManyRequests") == (status, answer["error"])
-        assert "address 127.0.0.1 has 2 connections open (setting identity_connections_max)" in str(answer["reason"])
+        assert "address 127.0.0.1 has 2 connections open (setting identity_connections_max)" in str(
+            answer["reason"]
+        )
         assert b"" == await third.is_over()
         assert 200 == await from_address("127.0.0.2", broker, "/health")
         assert 200 == (await open_[0].ask("/ready"))[0], "other clients can connect"
@@ -173,7 +201,10 @@ async def test_bodies_beyond_the_rate_are_answered_429(tmp_path: Path) -> None:
         assert 429 != first.status
         refused = await broker.ask("PUT", f"{TENANTS}/new", data=body)
         assert (429, "TooManyRequests") == told(refused)
-        assert "sends more than 1024 bytes a second (setting identity_bytes_per_second_max)" in refused.reason
+        assert (
+            "sends more than 1024 bytes a second (setting identity_bytes_per_second_max)"
+            in refused.reason
+        )
         assert 1 == exceeded(broker, Limit.BYTES)
 
 
@@ -186,24 +217,35 @@ async def test_clients_of_a_mount_have_limits_by_the_address_that_the_program_re
         found = {}
         for address in ("10.0.0.7", "10.0.0.8"):
             transport = httpx.ASGITransport(app, client=(address, 1_234))
-            async with httpx.AsyncClient(transport=transport, base_url=advertised["http"]) as client:
+            async with httpx.AsyncClient(
+                transport=transport, base_url=advertised["http"]
+            ) as client:
                 # The program's own report counts, not that of its client.
-                answers = [await client.get(TENANTS, headers={CALLED_FROM: f"10.1.0.{number}"}) for number in range(3)]
+                answers = [
+                    await client.get(TENANTS, headers={CALLED_FROM: f"10.1.0.{number}"})
+                    for number in range(3)
+                ]
                 found[address] = [answer.status_code for answer in answers]
     assert {"10.0.0.7": [200, 200, 429], "10.0.0.8": [200, 200, 429]} == found
 
 
 async def test_a_body_that_comes_byte_by_byte_ends_behind_a_mount_too() -> None:
-    """The head and the reading of answers are bounded by the program's server, or by nothing: see the reference."""
+    """The head and the reading of answers are bounded by the program's server, or by nothing: see
+    the reference.
+    """
     listening = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    made = Worker("memory:a-slow-body", Gate(), advertised_addresses={"http": url}, http_body_ms=100)
+    made = Worker(
+        "memory:a-slow-body", Gate(), advertised_addresses={"http": url}, http_body_ms=100
+    )
     server = uvicorn.Server(uvicorn.Config(made.asgi(), log_config=None, lifespan="off"))
     async with made:
         serving = asyncio.ensure_future(server.serve(sockets=[listening]))
         try:
             caller = Caller(*await asyncio.open_connection(*listening.getsockname()))
-            caller.writer.write(f"PUT {TENANTS}/new HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n".encode())
+            caller.writer.write(
+                f"PUT {TENANTS}/new HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n".encode()  # noqa: E501
+            )
             caller.writer.write(b"Content-Type: application/json\r\n\r\n")
             answering = asyncio.ensure_future(caller.answer())
             while not answering.done():

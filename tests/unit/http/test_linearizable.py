@@ -32,9 +32,13 @@ def is_explained_by_some_order(calls: Sequence[Call]) -> bool:
     known = [call for call in calls if call.ended is not None]
     unknown = [call for call in calls if call.ended is None]
     for chosen in range(1 << len(unknown)):
-        for order in permutations((*known, *(call for number, call in enumerate(unknown) if chosen >> number & 1))):
+        for order in permutations(
+            (*known, *(call for number, call in enumerate(unknown) if chosen >> number & 1))
+        ):
             is_in_time = all(
-                later.ended is None or earlier.began <= later.ended for number, earlier in enumerate(order) for later in order[number + 1 :]
+                later.ended is None or earlier.began <= later.ended
+                for number, earlier in enumerate(order)
+                for later in order[number + 1 :]
             )
             state: int | None = 0
             for call in order:
@@ -62,8 +66,15 @@ def test_a_history_is_judged(calls: Sequence[Call], *, expected: bool) -> None:
 
 def a_call() -> st.SearchStrategy[Call]:
     times = st.tuples(st.integers(0, 9), st.integers(0, 5))
-    writes = st.builds(lambda value, at, known: write(value, at[0], sum(at) if known else None), st.integers(0, 2), times, st.booleans())
-    return writes | st.builds(lambda answer, at: read(answer, at[0], sum(at)), st.integers(0, 2), times)
+    writes = st.builds(
+        lambda value, at, known: write(value, at[0], sum(at) if known else None),
+        st.integers(0, 2),
+        times,
+        st.booleans(),
+    )
+    return writes | st.builds(
+        lambda answer, at: read(answer, at[0], sum(at)), st.integers(0, 2), times
+    )
 
 
 @given(st.lists(a_call(), max_size=5))

@@ -19,14 +19,26 @@ PATH = f"/lookup/v2/topic/persistent/{NAMESPACE}"
 
 def metric(broker: Broker, outcome: str) -> float:
     """How many lookups had an outcome."""
-    sample = broker.worker.metrics.scrape(broker.worker.view, incarnation=None, lease_left_ms=0, lag_records=0, log_is_available=True)
+    sample = broker.worker.metrics.scrape(
+        broker.worker.view, incarnation=None, lease_left_ms=0, lag_records=0, log_is_available=True
+    )
     name = f'equipoise_lookup_duration_seconds_count{{broker="{broker.id}",outcome="{outcome}"}} '
-    return next(float(line.removeprefix(name)) for line in sample.decode().splitlines() if line.startswith(name))
+    return next(
+        float(line.removeprefix(name))
+        for line in sample.decode().splitlines()
+        if line.startswith(name)
+    )
 
 
 async def test_every_broker_returns_the_addresses_of_the_owner(tmp_path: Path) -> None:
     async with cluster(tmp_path, brokers=2) as brokers:
-        topics = {"orders": "orders", "a%20b%25c": "a b%c", "%7Bbraces%7D": "{braces}", "%C3%BC": "ü", "two%0Alines": "two\nlines"}
+        topics = {
+            "orders": "orders",
+            "a%20b%25c": "a b%c",
+            "%7Bbraces%7D": "{braces}",
+            "%C3%BC": "ü",
+            "two%0Alines": "two\nlines",
+        }
         for topic, name in topics.items():
             point = topic_hash(f"persistent://{NAMESPACE}/{name}")
             bundle = brokers.view.bundle_at(NAMESPACE, point)
@@ -43,7 +55,9 @@ async def test_every_broker_returns_the_addresses_of_the_owner(tmp_path: Path) -
                 answer = await broker.get(f"{PATH}/{topic}?authoritative=false&listenerName=x")
                 assert (200, expected) == (answer.status, answer.json())
                 answer = await broker.get(f"{PATH}/{topic}/bundle")
-                assert bundle.name == bundle_name(NAMESPACE, *(int(end, 16) for end in answer.body.decode().split("_")))
+                assert bundle.name == bundle_name(
+                    NAMESPACE, *(int(end, 16) for end in answer.body.decode().split("_"))
+                )
         assert len(topics) == metric(brokers.brokers[0], "answered")
 
 
@@ -52,8 +66,15 @@ async def test_lookups_are_held_until_the_bundle_is_served(tmp_path: Path) -> No
         (broker,), (bundle,) = brokers.brokers, brokers.bundles()
         broker.service.taking.clear()
         assert 204 == (await broker.put(f"{path_of(bundle)}/unload")).status
-        asked = [asyncio.ensure_future(broker.get(f"{PATH}/topic-{number}")) for number in range(50)]
-        await until(lambda: broker.lookups.held == len(asked) and brokers.view.bundles[bundle].phase == "assigning")
+        asked = [
+            asyncio.ensure_future(broker.get(f"{PATH}/topic-{number}")) for number in range(50)
+        ]
+        await until(
+            lambda: (
+                broker.lookups.held == len(asked)
+                and brokers.view.bundles[bundle].phase == "assigning"
+            )
+        )
         assert not any(task.done() for task in asked)
         broker.service.taking.set()
         assert {200} == {answer.status for answer in await asyncio.gather(*asked)}
@@ -66,12 +87,16 @@ async def test_a_held_lookup_ends_with_503_at_its_deadline(tmp_path: Path) -> No
         broker.service.taking.clear()
         await broker.put(f"{path_of(bundle)}/unload")
         answers = await asyncio.gather(*(broker.get(f"{PATH}/orders") for _ in range(3)))
-        assert [(503, "1")] * 3 == [(answer.status, answer.headers["Retry-After"]) for answer in answers]
+        assert [(503, "1")] * 3 == [
+            (answer.status, answer.headers["Retry-After"]) for answer in answers
+        ]
         assert "an owner for" in answers[0].reason
         assert 3 == metric(broker, "timed_out")
 
 
-async def test_lookups_beyond_the_bound_are_answered_503(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lookups_beyond_the_bound_are_answered_503(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(callers, "HELD_MAX", 2)
 
     async with cluster(tmp_path, bundles=1) as brokers:
@@ -108,7 +133,9 @@ async def test_a_lookup_during_a_handover_gets_the_new_owner(tmp_path: Path) -> 
         source = brokers.owner_of(bundle)
         target = brokers.other_than(source)
         source.service.closing.clear()
-        move = asyncio.ensure_future(source.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}"))
+        move = asyncio.ensure_future(
+            source.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
+        )
         await until(lambda: brokers.view.bundles[bundle].phase == "handing_over")
         asked = asyncio.ensure_future(source.get(f"{PATH}/orders"))
         await until(lambda: source.lookups.held == 1)
@@ -118,7 +145,9 @@ async def test_a_lookup_during_a_handover_gets_the_new_owner(tmp_path: Path) -> 
         assert target.url.encode() in (await asked).body
 
 
-async def test_a_cached_answer_is_used_only_while_it_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cached_answer_is_used_only_while_it_is_valid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lookup, "ANSWERS_REMEMBERED_MAX", 2)
 
     async with cluster(tmp_path, brokers=2, bundles=1, lookup_ms=100) as brokers:
@@ -136,7 +165,14 @@ async def test_a_cached_answer_is_used_only_while_it_is_valid(tmp_path: Path, mo
         source = brokers.owner_of(brokers.bundles()[0])
         assert source.url == await owner()
         target = brokers.other_than(source)
-        assert 204 == (await one.put(f"{path_of(brokers.bundles()[0])}/unload?destinationBroker={target.id}")).status
+        assert (
+            204
+            == (
+                await one.put(
+                    f"{path_of(brokers.bundles()[0])}/unload?destinationBroker={target.id}"
+                )
+            ).status
+        )
         assert target.url == await owner()
         assert 204 == (await one.put(f"{path_of(brokers.bundles()[0])}/split")).status
         assert target.url == await owner()

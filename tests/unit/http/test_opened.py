@@ -11,7 +11,17 @@ import pytest
 
 from equipoise.brokers.operations import on_channel, outcomes, verbs
 from equipoise.brokers.operations.access import opened
-from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Broker, Cluster, cluster, path_of, post, told, until
+from tests.unit.http.cluster import (
+    NAMESPACE,
+    PATIENCE_MS,
+    Broker,
+    Cluster,
+    cluster,
+    path_of,
+    post,
+    told,
+    until,
+)
 
 WITHOUT_END_MS = 3_600_000
 """Nobody who waits so long for an owner that keeps its bundle gets an answer."""
@@ -60,7 +70,11 @@ async def test_a_move_is_answered_when_its_owner_has_opened(
         for broker in brokers.brokers:
             broker.service.opening.clear()
         asked = asyncio.ensure_future(ask(brokers, target if of_target else source, target, bundle))
-        await until(lambda: brokers.owner_of(bundle) is target and brokers.view.bundles[bundle].phase == "owned")
+        await until(
+            lambda: (
+                brokers.owner_of(bundle) is target and brokers.view.bundles[bundle].phase == "owned"
+            )
+        )
         await source.worker.reached(brokers.view.offset, timeout_ms=PATIENCE_MS)
         assert not asked.done()
         for broker in brokers.brokers:
@@ -68,7 +82,9 @@ async def test_a_move_is_answered_when_its_owner_has_opened(
         assert str(brokers.view.bundles[bundle].token) in await asked
 
 
-async def test_a_failed_opening_is_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_opening_is_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The owner's answer is ahead of what the asking broker has read."""
     monkeypatch.setattr(outcomes, "SETTLED_MS", WITHOUT_END_MS)
     async with cluster(tmp_path, brokers=2, balance=False) as brokers:
@@ -78,7 +94,9 @@ async def test_a_failed_opening_is_the_answer(tmp_path: Path, monkeypatch: pytes
         assert (409, True) == (answer.status, "could not open it" in answer.reason)
 
 
-async def test_an_owner_that_does_not_answer_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_owner_that_does_not_answer_is_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(outcomes, "SETTLED_MS", 1)
     async with cluster(tmp_path, brokers=2, balance=False) as brokers:
         bundle, source, target = brokers.first()
@@ -94,14 +112,23 @@ async def test_what_an_owner_tells(tmp_path: Path) -> None:
         tell = partial(post, path="/v1/opened")
 
         async def answer(broker: Broker, tokens: dict[str, int], timeout_ms: int = 5_000) -> object:
-            document = (await tell(broker, body={"bundles": tokens, "timeout_ms": timeout_ms})).json()
+            document = (
+                await tell(broker, body={"bundles": tokens, "timeout_ms": timeout_ms})
+            ).json()
             assert isinstance(document, dict)
             return document["open"]
 
         await brokers.settled()
         assert [bundle] == await answer(source, {bundle: token})
-        assert [] == await answer(source, {bundle: token - 1, "acme/shop/0x00000000_0x00000001": token})
+        assert [] == await answer(
+            source, {bundle: token - 1, "acme/shop/0x00000000_0x00000001": token}
+        )
         assert [] == await answer(source, {bundle: brokers.view.offset + 1_000_000}, timeout_ms=1)
         assert [] == await answer(other, {bundle: token})
-        for body in (None, {}, {"bundles": {bundle: "7"}, "timeout_ms": 1}, {"bundles": {}, "timeout_ms": -1}):
+        for body in (
+            None,
+            {},
+            {"bundles": {bundle: "7"}, "timeout_ms": 1},
+            {"bundles": {}, "timeout_ms": -1},
+        ):
             assert (400, "InvalidRequest") == told(await tell(source, body=body))

@@ -24,7 +24,9 @@ async def test_a_bundle_that_nobody_opens_is_refused_until_it_is_released(tmp_pa
         first, bundle = brokers.brokers[0], f"{BAD}/0x00000000_0xffffffff"
         for broker in brokers.brokers:
             broker.service.refuses.add(bundle)
-        await first.worker.request(CreateNamespace(name=BAD, boundaries=even_boundaries(1)), timeout_ms=PATIENCE_MS)
+        await first.worker.request(
+            CreateNamespace(name=BAD, boundaries=even_boundaries(1)), timeout_ms=PATIENCE_MS
+        )
         with pytest.raises(PeerError, match=r"in quarantine: .*3 opens in a row failed"):
             await first.worker.locate(BAD, 0, timeout_ms=PATIENCE_MS)
         await until(lambda: is_quarantined(brokers.view, bundle))
@@ -35,6 +37,8 @@ async def test_a_bundle_that_nobody_opens_is_refused_until_it_is_released(tmp_pa
         assert 4 == sum(each.phase == "owned" for each in brokers.view.bundles.values())
         for broker in brokers.brokers:
             broker.service.refuses.clear()
-        await first.worker.request(SetClusterPolicy(policy=quarantine_key(bundle), document=None), timeout_ms=PATIENCE_MS)
+        await first.worker.request(
+            SetClusterPolicy(policy=quarantine_key(bundle), document=None), timeout_ms=PATIENCE_MS
+        )
         located = await first.worker.locate(BAD, 0, timeout_ms=PATIENCE_MS)
         assert bundle == located.bundle.name

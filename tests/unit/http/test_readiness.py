@@ -36,7 +36,9 @@ async def named(broker: Broker, text: str) -> int:
         await asyncio.sleep(0.005)
 
 
-async def test_ready_names_a_full_disk_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ready_names_a_full_disk_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = TroubledLog(name="memory:full")
     monkeypatch.setattr(snapshots, "open_log", lambda _url, create: log)
 
@@ -45,23 +47,34 @@ async def test_ready_names_a_full_disk_of_the_log(tmp_path: Path, monkeypatch: p
         await broker.worker.ready(timeout_ms=PATIENCE_MS)
         assert (200, []) == await problems(broker)
         log.append_error = LogStorageFull(log="sqlite:/data/channel.db")
-        text = "the log takes no records: the disk of the log sqlite:/data/channel.db is full and nothing was appended; free space on it"
+        text = (
+            "the log takes no records: the disk of the log sqlite:/data/channel.db is full and"
+            " nothing was appended; free space on it"
+        )
         assert 503 == await named(broker, text)
         log.append_error = None
         await broker.worker.until(
-            lambda _: broker.worker.append_problem is None or None, timeout_ms=PATIENCE_MS, what="the log taking records"
+            lambda _: broker.worker.append_problem is None or None,
+            timeout_ms=PATIENCE_MS,
+            what="the log taking records",
         )
         assert (200, []) == await problems(broker)
 
 
-async def test_ready_names_a_full_disk_of_the_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ready_names_a_full_disk_of_the_data_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(directory: DataDirectory, _nonce: str) -> None:
-        raise DataDirectoryUnusable(path=str(directory.path), problem="[Errno 28] No space left on device")
+        raise DataDirectoryUnusable(
+            path=str(directory.path), problem="[Errno 28] No space left on device"
+        )
 
     with monkeypatch.context() as full:
         full.setattr(DataDirectory, "write_nonce", refuse)
         async with started(tmp_path, "memory:joins-late", {}) as broker:
-            assert 503 == await named(broker, "cannot be used: [Errno 28] No space left on device; mend that")
+            assert 503 == await named(
+                broker, "cannot be used: [Errno 28] No space left on device; mend that"
+            )
             full.undo()
             await broker.worker.ready(timeout_ms=PATIENCE_MS)
             assert (200, []) == await problems(broker)

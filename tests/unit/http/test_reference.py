@@ -29,17 +29,32 @@ async def test_every_path_is_documented(tmp_path: Path) -> None:
 
     async with cluster(tmp_path) as brokers:
         (broker,) = brokers.brokers
-        routes = {f"{route.method} {route.resource.canonical}" for route in broker.app.router.routes() if route.resource is not None}
-        absent = {f"{method} {feature.path}" for feature in FEATURES for method in feature.methods.split()}
-        # aiohttp sees one path of lookups, and takes HEAD wherever it takes GET; the last is there to refuse what no other takes.
-        served = {route for route in routes if not route.startswith("HEAD ")} - {"GET /lookup/v2/topic/{path}", "* /{path}"} - absent
+        routes = {
+            f"{route.method} {route.resource.canonical}"
+            for route in broker.app.router.routes()
+            if route.resource is not None
+        }
+        absent = {
+            f"{method} {feature.path}" for feature in FEATURES for method in feature.methods.split()
+        }
+        # aiohttp sees one path of lookups, and takes HEAD wherever it takes GET; the last is there
+        # to refuse what no other takes.
+        served = (
+            {route for route in routes if not route.startswith("HEAD ")}
+            - {"GET /lookup/v2/topic/{path}", "* /{path}"}
+            - absent
+        )
         assert served == documented - lookups
         assert 2 == len(lookups)
 
 
 def test_openapi_has_every_path() -> None:
     page = (REFERENCE / "http.md").read_text(encoding="utf-8")
-    described = {f"{method.upper()} {path}" for path, operations in document()["paths"].items() for method in operations}
+    described = {
+        f"{method.upper()} {path}"
+        for path, operations in document()["paths"].items()
+        for method in operations
+    }
     assert described == set(re.findall(r"^\| `([A-Z]+ /[^`?]+)`", page, flags=re.MULTILINE))
 
 
@@ -49,8 +64,12 @@ def test_every_metric_is_documented() -> None:
     certificates = Certificates(TlsFiles(), broker="b", host="b")
     certificates.expires_s = 0.0
     metrics.register(Handshakes(certificates, Audit(broker="b", now_ms=lambda: 0), broker="b"))
-    scrape = metrics.scrape(View(), incarnation=None, lease_left_ms=0, lag_records=0, log_is_available=True).decode()
+    scrape = metrics.scrape(
+        View(), incarnation=None, lease_left_ms=0, lag_records=0, log_is_available=True
+    ).decode()
     told = set(
         re.findall(r"^# TYPE (?!pulsar_lb_)(\w+) ", scrape, flags=re.MULTILINE)
     )  # Those are counterparts: see tests/unit/balancing/test_balancing_metrics.py.
-    assert told == set(re.findall(r"^\| `(?!equipoise_pulsar_|spark_)(\w+)`", page, flags=re.MULTILINE))
+    assert told == set(
+        re.findall(r"^\| `(?!equipoise_pulsar_|spark_)(\w+)`", page, flags=re.MULTILINE)
+    )

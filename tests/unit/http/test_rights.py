@@ -50,16 +50,23 @@ async def test_other_actions_are_refused(tmp_path: Path, body: object) -> None:
         (broker,) = made.brokers
         assert (400, "InvalidRequest") == told(await post(broker, f"{PERMISSIONS}/x", body))
         assert (400, "InvalidRequest") == told(await post(broker, f"{GRANTS}/x", body))
-        assert (404, "UnknownNamespace") == told(await post(broker, "/admin/v2/namespaces/acme/none/permissions/x", ["produce"]))
+        assert (404, "UnknownNamespace") == told(
+            await post(broker, "/admin/v2/namespaces/acme/none/permissions/x", ["produce"])
+        )
 
 
 async def test_a_broker_whose_own_role_is_no_super_role_does_not_start(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match=r"super_roles: .* the role of the broker itself \('broker'\) must be one of them"):
+    with pytest.raises(
+        InvalidConfig,
+        match=r"super_roles: .* the role of the broker itself \('broker'\) must be one of them",
+    ):
         async with cluster(tmp_path, **{**RIGHTS, "super_roles": ("root",)}):
             raise AssertionError("it started")
 
 
-async def test_a_broker_that_may_not_know_all_rights_makes_a_role_try_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broker_that_may_not_know_all_rights_makes_a_role_try_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Super roles need no rights."""
 
     async def tenants(broker: Broker, role: str) -> int:
@@ -75,12 +82,18 @@ async def test_a_broker_that_may_not_know_all_rights_makes_a_role_try_again(tmp_
 def test_only_paths_of_services_need_nothing() -> None:
     """A path of another method, or beside a known one, is not open."""
     for method in ("GET", "POST", "TRACE", "anything"):
-        for path in ("/admin/x", "/admin/v2/namespaces/{tenant}/{namespace}/new", "/admin/v2/{domain}/{tenant}/{namespace}/{topic}/new"):
+        for path in (
+            "/admin/x",
+            "/admin/v2/namespaces/{tenant}/{namespace}/new",
+            "/admin/v2/{domain}/{tenant}/{namespace}/{topic}/new",
+        ):
             assert need_of(method, path) is not ANYONE
     assert need_of("POST", "/health") is ANYONE is need_of("GET", "/orders/{key}")
 
 
 async def test_a_broker_whose_own_role_is_that_of_a_proxy_does_not_start(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match=r"proxy_roles: they name the role of the broker itself \('broker'\)"):
+    with pytest.raises(
+        InvalidConfig, match=r"proxy_roles: they name the role of the broker itself \('broker'\)"
+    ):
         async with cluster(tmp_path, **{**RIGHTS, "proxy_roles": ("broker",)}):
             raise AssertionError("it started")

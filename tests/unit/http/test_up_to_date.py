@@ -39,7 +39,9 @@ async def opened(folder: Path) -> AsyncIterator[Cluster]:
     ],
 )
 @story(opened)
-async def test_what_one_broker_created_the_next_one_does_not_deny(brokers: Cluster, create: str, request_line: str, expected: int) -> None:
+async def test_what_one_broker_created_the_next_one_does_not_deny(
+    brokers: Cluster, create: str, request_line: str, expected: int
+) -> None:
     first, second, _ = brokers.brokers
     assert 204 == (await first.put(create)).status
     assert expected == (await second.ask(*request_line.split())).status
@@ -50,7 +52,8 @@ async def test_what_one_broker_deleted_the_next_one_denies(brokers: Cluster) -> 
     first, second, third = brokers.brokers
     assert 204 == (await first.put(TENANT)).status
     assert [200, 204, 404] == [
-        (await broker.ask(method, TENANT)).status for broker, method in ((second, "GET"), (first, "DELETE"), (third, "GET"))
+        (await broker.ask(method, TENANT)).status
+        for broker, method in ((second, "GET"), (first, "DELETE"), (third, "GET"))
     ]
     assert b"fresh" not in (await second.get("/admin/v2/tenants")).body
 

@@ -1,6 +1,7 @@
 """Test the description of records and the story of a bundle.
 
-The expected text is in tests/unit/inspect/stories. `python -m tests.unit.inspect.test_story` rewrites it; review the diff like code.
+The expected text is in tests/unit/inspect/stories. `python -m tests.unit.inspect.test_story`
+rewrites it; review the diff like code.
 """
 
 from __future__ import annotations
@@ -23,8 +24,25 @@ from equipoise.channel.core.reader import Folded, Reader
 from equipoise.channel.core.records import ADMIN_WINDOW_OFFSETS, Document, LevelRecord, Reason
 from equipoise.channel.core.view import View, apply
 from equipoise.channel.inspect import story
-from equipoise.channel.inspect.story import Names, as_document, concerns, describe, ending_of, explain, standing, story_of
-from tests.channels.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with, joined, raise_level
+from equipoise.channel.inspect.story import (
+    Names,
+    as_document,
+    concerns,
+    describe,
+    ending_of,
+    explain,
+    standing,
+    story_of,
+)
+from tests.channels.folding import (
+    MIDDLE,
+    NAMESPACE,
+    Channel,
+    channel_in,
+    channel_with,
+    joined,
+    raise_level,
+)
 from tests.channels.walk import Walk
 
 STORIES = Path(__file__).resolve().parent / "stories"
@@ -39,25 +57,52 @@ def moves() -> Channel:
     channel.own("b:1", MIDDLE)
     channel.put(propose.renewed(channel.author("a:1"), channel.broker("a:1")))
     before = channel.bundle()
-    channel.put(propose.transfer(channel.admin(), before, destination=channel.incarnation("b:1"), reason="overloaded"))
-    channel.put(propose.transfer(channel.admin(), before, destination=channel.incarnation("c:1"), reason="too late"))
+    channel.put(
+        propose.transfer(
+            channel.admin(), before, destination=channel.incarnation("b:1"), reason="overloaded"
+        )
+    )
+    channel.put(
+        propose.transfer(
+            channel.admin(), before, destination=channel.incarnation("c:1"), reason="too late"
+        )
+    )
     channel.put(propose.cancel(channel.author("c:1"), channel.bundle(), reason="not now"))
-    channel.put(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("b:1")))
+    channel.put(
+        propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("b:1"))
+    )
     channel.put(propose.prepared(channel.author("b:1"), channel.bundle()))
     channel.put(propose.hand_over(channel.author("a:1"), channel.bundle(), handover=b"state"))
     channel.put(propose.draining(channel.author("c:1"), channel.broker("c:1"), reason="restart"))
-    channel.put(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("c:1")))
+    channel.put(
+        propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("c:1"))
+    )
     gone = channel.incarnation("c:1")
     channel.put(propose.left(channel.author("c:1"), channel.broker("c:1")))
     channel.put(propose.transfer(channel.admin(), channel.bundle(), destination=gone))
-    channel.put(propose.start_split(channel.admin(), channel.bundle(), algorithm="specified_positions_divide", positions=[QUARTER]))
+    channel.put(
+        propose.start_split(
+            channel.admin(),
+            channel.bundle(),
+            algorithm="specified_positions_divide",
+            positions=[QUARTER],
+        )
+    )
     channel.put(propose.split(channel.author("b:1"), channel.bundle(), cuts=[QUARTER]))
     channel.put(propose.unload(channel.admin(), channel.bundle(), reason="maintenance"))
     channel.put(propose.released(channel.author("b:1"), channel.bundle()))
-    channel.put(propose.merge(channel.admin(), channel.bundle(QUARTER), channel.bundle(MIDDLE), reason="cold"))
+    channel.put(
+        propose.merge(
+            channel.admin(), channel.bundle(QUARTER), channel.bundle(MIDDLE), reason="cold"
+        )
+    )
     channel.put(joined("b:1", channel.view, nonce="second", replaces="nonce of b:1"))
-    channel.put(propose.assign(channel.admin(), channel.bundle(QUARTER), owner=channel.incarnation("b:1")))
-    channel.put(propose.assign(channel.admin(), channel.bundle(QUARTER), owner=channel.incarnation("a:1")))
+    channel.put(
+        propose.assign(channel.admin(), channel.bundle(QUARTER), owner=channel.incarnation("b:1"))
+    )
+    channel.put(
+        propose.assign(channel.admin(), channel.bundle(QUARTER), owner=channel.incarnation("a:1"))
+    )
     channel.put(propose.refuse(channel.author("a:1"), channel.bundle(QUARTER), reason="no room"))
     channel.die("a:1")
     return channel
@@ -66,10 +111,16 @@ def moves() -> Channel:
 def names() -> Channel:
     """Namespaces, policies and levels come and go, and a late log tells where it goes on."""
     channel = Channel()
-    channel.put(propose.genesis(Author(publisher="admin:ops"), cluster="test", base=1_000), offset=1_001)
+    channel.put(
+        propose.genesis(Author(publisher="admin:ops"), cluster="test", base=1_000), offset=1_001
+    )
     channel.put(joined("a:1", channel.view, nonce="first"))
     channel.create()
-    channel.put(propose.set_namespace_policies(channel.admin(), channel.view, name=NAMESPACE, policies={"limit": 1}))
+    channel.put(
+        propose.set_namespace_policies(
+            channel.admin(), channel.view, name=NAMESPACE, policies={"limit": 1}
+        )
+    )
     channel.put(propose.set_policy(channel.admin(), channel.view, name="isolation", document={}))
     channel.put(propose.remove_policy(channel.admin(), channel.view, name="isolation"))
     channel.put(propose.start_deleting_namespace(channel.admin(), channel.view, name=NAMESPACE))
@@ -87,10 +138,19 @@ def policies() -> Channel:
     """A policy is set, changed in part, changed in very much, set to what it is, and removed."""
     channel = channel_with("a:1")
     many: Document = {f"entry{number:0>2}": number for number in range(20)}
-    documents: tuple[Document, ...] = ({"limit": 1, "name": "x"}, {"limit": 2, "on": True}, many, many)
+    documents: tuple[Document, ...] = (
+        {"limit": 1, "name": "x"},
+        {"limit": 2, "on": True},
+        many,
+        many,
+    )
     for document in documents:
-        channel.put(propose.set_policy(channel.admin(), channel.view, name="isolation", document=document))
-    channel.put(propose.set_policy(channel.admin(), channel.view, name="isolation", document={"limit": 2}))
+        channel.put(
+            propose.set_policy(channel.admin(), channel.view, name="isolation", document=document)
+        )
+    channel.put(
+        propose.set_policy(channel.admin(), channel.view, name="isolation", document={"limit": 2})
+    )
     channel.put(propose.remove_policy(channel.admin(), channel.view, name="isolation"))
     return channel
 
@@ -105,7 +165,16 @@ def rejections() -> Channel:
     channel.put_bytes(b"garbage")
     channel.join("a:1", "b:1", "c:1")
     signed = channel.author("a:1")
-    channel.put_bytes(orjson.dumps({"kind": "?", "publisher": "a:1", "incarnation": signed.incarnation, "sequence": signed.sequence}))
+    channel.put_bytes(
+        orjson.dumps(
+            {
+                "kind": "?",
+                "publisher": "a:1",
+                "incarnation": signed.incarnation,
+                "sequence": signed.sequence,
+            }
+        )
+    )
     channel.put(replace(raise_level(channel.admin(), channel.view, level=2), as_of=10**6))
     channel.create((0, QUARTER, MIDDLE, HASH_MAX))
     channel.own("a:1")
@@ -113,17 +182,26 @@ def rejections() -> Channel:
     _reject_bundles(channel)
     _reject_others(channel)
     offset = channel.view.offset + ADMIN_WINDOW_OFFSETS + 1
-    channel.put(propose.set_policy(channel.admin(), channel.view, name="limit", document={}), offset=offset)
+    channel.put(
+        propose.set_policy(channel.admin(), channel.view, name="limit", document={}), offset=offset
+    )
     return channel
 
 
 def _reject_bundles(channel: Channel) -> None:
     view, admin = channel.view, channel.admin
     free, owned, right = channel.bundle(QUARTER), channel.bundle(), channel.bundle(MIDDLE)
-    channel.put(replace(propose.assign(admin(), free, owner=channel.incarnation("a:1")), key=f"{NAMESPACE}/0x00000000_0x00000001"))
+    channel.put(
+        replace(
+            propose.assign(admin(), free, owner=channel.incarnation("a:1")),
+            key=f"{NAMESPACE}/0x00000000_0x00000001",
+        )
+    )
     channel.put(propose.unload(admin(), free))
     channel.put(propose.assign(admin(), free, owner=1))
-    channel.put(propose.opened(channel.author("a:1"), replace(free, owner=channel.incarnation("a:1"))))
+    channel.put(
+        propose.opened(channel.author("a:1"), replace(free, owner=channel.incarnation("a:1")))
+    )
     channel.put(propose.released(channel.author("a:1"), owned))
     channel.put(propose.split(channel.author("a:1"), owned, cuts=[1]))
     channel.put(propose.merge(admin(), owned, right))
@@ -146,16 +224,35 @@ def _reject_others(channel: Channel) -> None:
     channel.put(propose.renewed(channel.author("b:1"), channel.broker("b:1")))
     channel.put(propose.renewed(late, channel.broker("b:1")))
     channel.put(replace(propose.renewed(channel.author("b:1"), channel.broker("b:1")), based_on=1))
-    channel.put(replace(propose.renewed(channel.author("b:1"), channel.broker("b:1")), publisher="stranger"))
+    channel.put(
+        replace(propose.renewed(channel.author("b:1"), channel.broker("b:1")), publisher="stranger")
+    )
     channel.put(propose.down(admin(), channel.broker("a:1"), nonce="a guess"))
     channel.put(propose.down(channel.author("a:1"), channel.broker("a:1")))
     channel.put(joined("a:1", view, nonce="another"))
     channel.put(replace(joined("d:1", view, nonce="another"), level=7))
-    channel.put(replace(propose.remove_broker(channel.author("a:1"), channel.broker("b:1")), key="d:1", based_on=view.removed_at))
+    channel.put(
+        replace(
+            propose.remove_broker(channel.author("a:1"), channel.broker("b:1")),
+            key="d:1",
+            based_on=view.removed_at,
+        )
+    )
     channel.put(propose.create_namespace(admin(), view, name=NAMESPACE, boundaries=(0, HASH_MAX)))
     channel.put(propose.create_namespace(admin(), view, name="tenant/other", boundaries=(0, 1)))
-    channel.put(replace(propose.create_namespace(admin(), view, name="tenant/other", boundaries=(0, HASH_MAX)), based_on=0))
-    channel.put(replace(propose.delete_namespace(admin(), view, name=NAMESPACE), key="tenant/other", based_on=view.removed_at))
+    channel.put(
+        replace(
+            propose.create_namespace(admin(), view, name="tenant/other", boundaries=(0, HASH_MAX)),
+            based_on=0,
+        )
+    )
+    channel.put(
+        replace(
+            propose.delete_namespace(admin(), view, name=NAMESPACE),
+            key="tenant/other",
+            based_on=view.removed_at,
+        )
+    )
     channel.put(propose.remove_policy(admin(), view, name="limit"))
     channel.put(replace(propose.remove_policy(admin(), view, name="limit"), based_on=0))
     channel.put(raise_level(admin(), view, level=1))
@@ -206,18 +303,29 @@ FILES: dict[str, Callable[[], list[str]]] = {
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_told(name: str) -> None:
     """The full description of a small channel is the one on file."""
-    assert (STORIES / f"{name}.txt").read_text(encoding="utf-8") == "".join(f"{line}\n" for line in FILES[name]())
+    assert (STORIES / f"{name}.txt").read_text(encoding="utf-8") == "".join(
+        f"{line}\n" for line in FILES[name]()
+    )
 
 
 def test_every_reason_has_a_rejection() -> None:
     """The file of rejections has every reason, so a person has read the message of each."""
     text = (STORIES / "rejections.txt").read_text(encoding="utf-8")
-    assert [] == [reason for reason in Reason if f"rejected as {reason}\n" not in text or f"    {reason}: " not in text]
+    assert [] == [
+        reason
+        for reason in Reason
+        if f"rejected as {reason}\n" not in text or f"    {reason}: " not in text
+    ]
 
 
 def test_every_transition_has_a_verb() -> None:
     """Each row of the table of transitions can be described, accepted or rejected."""
-    assert [] == [row for row in ROWS if row not in story._VERBS or (None, row[1]) not in story._VERBS]  # noqa: SLF001 - data
+    # Data.
+    assert [] == [
+        row
+        for row in ROWS
+        if row not in story._VERBS or (None, row[1]) not in story._VERBS  # noqa: SLF001
+    ]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -233,13 +341,18 @@ def test_whatever_is_on_a_channel_can_be_told(seed: int) -> None:
         text = describe(folded, reader.view, known)
         assert all(line.isprintable() for line in text)
         assert folded.verdict.accepted == ("rejected as" not in text[0])
-        assert folded.verdict.accepted or text[-1] == f"{folded.verdict.reason}: {explain(folded, reader.view, known)}"
+        assert (
+            folded.verdict.accepted
+            or text[-1] == f"{folded.verdict.reason}: {explain(folded, reader.view, known)}"
+        )
         orjson.dumps(as_document(folded, text))
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_bundle_and_its_history_are_one_story(seed: int) -> None:
-    """Every accepted change of a range that shares points with the bundle is in its story, and nothing else that was accepted."""
+    """Every accepted change of a range that shares points with the bundle is in its story, and
+    nothing else that was accepted.
+    """
     walk = Walk(seed)
     reader = Reader(log="memory:test")
     about = BundleName("t/one", 0x30000000, 0x50000000)
@@ -253,7 +366,11 @@ def test_a_bundle_and_its_history_are_one_story(seed: int) -> None:
 
 
 def _sharing(view: View, about: BundleName) -> list[BundleEntry]:
-    return [bundle for bundle in view.bundles_of(about.namespace) if bundle.low < about.high and about.low < bundle.high]
+    return [
+        bundle
+        for bundle in view.bundles_of(about.namespace)
+        if bundle.low < about.high and about.low < bundle.high
+    ]
 
 
 def test_a_bundle_that_cannot_be_is_in_no_story() -> None:
@@ -263,11 +380,16 @@ def test_a_bundle_that_cannot_be_is_in_no_story() -> None:
     *_, (folded, view, known) = fold(channel)
     assert Reason.UNKNOWN_BUNDLE is folded.verdict.reason
     assert not concerns(folded, parse_bundle(channel.bundle().name))
-    assert "unload     a\\x00b  from owner  by admin:ops  rejected as unknown_bundle" == describe(folded, view, known)[0]
+    assert (
+        "unload     a\\x00b  from owner  by admin:ops  rejected as unknown_bundle"
+        == describe(folded, view, known)[0]
+    )
 
 
 def test_a_line_stays_a_line() -> None:
-    """Text that would break a line, or talk to the terminal, is escaped: a record holds what anybody wrote."""
+    """Text that would break a line, or talk to the terminal, is escaped: a record holds what
+    anybody wrote.
+    """
     channel = channel_in("owned")
     channel.put(propose.unload(channel.admin(), channel.bundle(), reason="a\nb\x1b[31m\u202e"))
     *_, (folded, view, known) = fold(channel)
@@ -275,10 +397,14 @@ def test_a_line_stays_a_line() -> None:
 
 
 def test_a_new_level_is_told() -> None:
-    """A level that is raised, which no reader of this version survives, can be told by one that does."""
+    """A level that is raised, which no reader of this version survives, can be told by one that
+    does.
+    """
     record = LevelRecord(key="level", based_on=1, publisher="admin:ops", as_of=3, raises_to=2)
     folded = Folded(offset=4, record=record, verdict=Verdict())
-    assert ["raise      format version  to 2  by admin:ops"] == describe(folded, View(), Names(View()))
+    assert ["raise      format version  to 2  by admin:ops"] == describe(
+        folded, View(), Names(View())
+    )
 
 
 def test_the_end_of_a_log_tells_where_its_channel_goes_on() -> None:
@@ -291,13 +417,21 @@ def test_the_end_of_a_log_tells_where_its_channel_goes_on() -> None:
 
 
 def test_names_come_from_a_view_and_from_who_joins() -> None:
-    """A name is known from the view that one starts with or from a record that joined, and spelled with its incarnation."""
+    """A name is known from the view that one starts with or from a record that joined, and spelled
+    with its incarnation.
+    """
     channel = channel_with("a:1")
     known = Names(channel.view)
     assert ["a:1", "#9", "nobody"] == [known.of(2), known.of(9), known.of(None)]
     verdict = channel.put(joined("b:1", channel.view, nonce="n"))
     known.learn(Folded(offset=9, record=joined("b:1", channel.view, nonce="n"), verdict=verdict))
-    known.learn(Folded(offset=10, record=joined("c:1", channel.view, nonce="n"), verdict=Verdict(reason=Reason.STALE)))
+    known.learn(
+        Folded(
+            offset=10,
+            record=joined("c:1", channel.view, nonce="n"),
+            verdict=Verdict(reason=Reason.STALE),
+        )
+    )
     assert ["b:1", "#10"] == [known.of(9), known.of(10)]
     known.learn(Folded(offset=11, record=joined("b:1", channel.view, nonce="m"), verdict=Verdict()))
     assert ["b:1#9", "b:1"] == [known.of(9), known.of(11)]
@@ -306,25 +440,36 @@ def test_names_come_from_a_view_and_from_who_joins() -> None:
 def test_short_names_leave_out_loopback() -> None:
     """A person reads `:8081`; other hosts, and the names of errors, stay whole."""
     channel = channel_with("127.0.0.1:8081", "far:8082")
-    assert [":8081", "far:8082"] == [Names(channel.view, short=True).of(offset) for offset in (2, 3)]
+    assert [":8081", "far:8082"] == [
+        Names(channel.view, short=True).of(offset) for offset in (2, 3)
+    ]
     assert "127.0.0.1:8081" == Names(channel.view).of(2)
 
 
 def test_the_ending_without_a_namespace_says_so() -> None:
     """A story whose namespace is gone ends with that."""
-    assert ["there is no namespace t/n"] == ending_of(BundleName("t/n", 0, 1), View(), Names(View()))
+    assert ["there is no namespace t/n"] == ending_of(
+        BundleName("t/n", 0, 1), View(), Names(View())
+    )
 
 
 def test_how_a_bundle_stands() -> None:
-    """One line says a bundle's state with who is named in it, its token, and where it changed last."""
+    """One line says a bundle's state with who is named in it, its token, and where it changed
+    last.
+    """
     channel = channel_in("transferring")
     bundle = channel.bundle()
-    expected = f"is assigning to owner from source, token {bundle.token}, last changed at offset {bundle.last}"
+    expected = (
+        f"is assigning to owner from source, token {bundle.token}, last changed at offset"
+        f" {bundle.last}"
+    )
     assert f"{bundle.name} {expected}" == standing(bundle, Names(channel.view))
 
 
 def test_a_document_for_programs() -> None:
-    """A folded record as a JSON object has the record as it is on the log, the verdict, and what people are told."""
+    """A folded record as a JSON object has the record as it is on the log, the verdict, and what
+    people are told.
+    """
     channel = channel_in("owned")
     record = propose.transfer(channel.admin(), channel.bundle(), destination=99)
     verdict = channel.put(record)
@@ -342,4 +487,6 @@ def test_a_document_for_programs() -> None:
 
 if __name__ == "__main__":
     for name, tell in FILES.items():
-        (STORIES / f"{name}.txt").write_text("".join(f"{line}\n" for line in tell()), encoding="utf-8")
+        (STORIES / f"{name}.txt").write_text(
+            "".join(f"{line}\n" for line in tell()), encoding="utf-8"
+        )

@@ -9,7 +9,15 @@ import pytest
 
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
-from equipoise.channel.core.entries import BrokerChanged, BundleChanged, BundleEntry, Change, NamespaceChanged, NamespaceEntry, bundle_entry
+from equipoise.channel.core.entries import (
+    BrokerChanged,
+    BundleChanged,
+    BundleEntry,
+    Change,
+    NamespaceChanged,
+    NamespaceEntry,
+    bundle_entry,
+)
 from equipoise.channel.core.errors import LogDamaged, LogUnavailable
 from equipoise.channel.core.log import Entry
 from equipoise.channel.core.propose import Author
@@ -35,16 +43,22 @@ def audit_of(channel: Channel, *, cluster: str | None = None) -> Findings:
 
 def kinds(findings: Findings) -> list[tuple[Kind, int, int, tuple[int, ...]]]:
     """What is found, without the words."""
-    return [(finding.kind, finding.first, finding.last, finding.suspects) for finding in findings.findings]
+    return [
+        (finding.kind, finding.first, finding.last, finding.suspects)
+        for finding in findings.findings
+    ]
 
 
 def renew(channel: Channel, broker: str, **changes: int) -> None:
     """Let a broker renew its lease, with some fields changed."""
-    channel.put(replace(propose.renewed(channel.author(broker), channel.broker(broker)), **changes))  # type: ignore[arg-type] # integers all
+    # Integers all.
+    channel.put(replace(propose.renewed(channel.author(broker), channel.broker(broker)), **changes))  # type: ignore[arg-type]
 
 
 def test_what_is_in_order_is_counted() -> None:
-    """Of a channel in order the audit tells how much it has read, how it was judged, and how often views were compared."""
+    """Of a channel in order the audit tells how much it has read, how it was judged, and how often
+    views were compared.
+    """
     channel = channel_in("owned")
     renew(channel, "owner")
     channel.put(propose.opened(channel.author("owner"), channel.bundle()))
@@ -62,7 +76,9 @@ def test_what_is_in_order_is_counted() -> None:
 
 
 def test_garbage_is_named() -> None:
-    """Bytes that are no record are a finding with their offset and what is wrong with them, and nothing else is."""
+    """Bytes that are no record are a finding with their offset and what is wrong with them, and
+    nothing else is.
+    """
     channel = channel_with("a:1")
     channel.put_bytes(b"garbage")
     [finding] = audit_of(channel).findings
@@ -75,16 +91,26 @@ def test_garbage_is_named() -> None:
 def test_a_malformed_record_is_named() -> None:
     """A record that is readable and says what cannot be is a finding too."""
     channel = channel_with("a:1")
-    channel.put(propose.set_policy(Author(publisher="admin:ops", as_of=99), channel.view, name="limit", document={}))
+    channel.put(
+        propose.set_policy(
+            Author(publisher="admin:ops", as_of=99), channel.view, name="limit", document={}
+        )
+    )
     findings = audit_of(channel)
     assert [(Kind.MALFORMED, 4, 4, ())] == kinds(findings)
     assert "as_of is above" in findings.findings[0].text
 
 
 def test_records_of_another_log_are_named() -> None:
-    """What stands before the genesis, and the genesis of another cluster, do not belong to this log."""
+    """What stands before the genesis, and the genesis of another cluster, do not belong to this
+    log.
+    """
     channel = Channel()
-    channel.put(propose.set_policy(Author(publisher="admin:ops", as_of=0), channel.view, name="limit", document={}))
+    channel.put(
+        propose.set_policy(
+            Author(publisher="admin:ops", as_of=0), channel.view, name="limit", document={}
+        )
+    )
     channel.genesis()
     channel.put(propose.genesis(Author(publisher="admin:ops"), cluster="another"))
     assert [(Kind.FOREIGN, 1, 1, ()), (Kind.FOREIGN, 3, 3, ())] == kinds(audit_of(channel))
@@ -99,7 +125,9 @@ def test_the_log_of_another_cluster_is_not_folded() -> None:
 
 
 def test_a_level_above_ours_ends_the_audit() -> None:
-    """What follows the raise of the level to one that this version does not know cannot be judged, and is not."""
+    """What follows the raise of the level to one that this version does not know cannot be judged,
+    and is not.
+    """
     channel = channel_with()
     channel.put(LevelRecord(key="level", based_on=1, publisher="admin:ops", as_of=2, raises_to=9))
     channel.put_bytes(b"garbage")
@@ -109,13 +137,22 @@ def test_a_level_above_ours_ends_the_audit() -> None:
 
 
 def test_who_builds_on_what_was_rejected_is_named_with_it() -> None:
-    """A record based on one that is rejected here shows that one of the two is not what was written."""
+    """A record based on one that is rejected here shows that one of the two is not what was
+    written.
+    """
     channel = channel_in("owned")
     before = channel.bundle()
     target = channel.incarnation("source")
     channel.put(replace(propose.transfer(channel.admin(), before, destination=target), based_on=1))
     rejected = channel.view.offset
-    channel.put(replace(propose.prepared(channel.author("source"), before), based_on=rejected, owner=target, source=before.owner))
+    channel.put(
+        replace(
+            propose.prepared(channel.author("source"), before),
+            based_on=rejected,
+            owner=target,
+            source=before.owner,
+        )
+    )
     assert [(Kind.BASELESS, rejected + 1, rejected + 1, (rejected,))] == kinds(audit_of(channel))
 
 
@@ -128,16 +165,22 @@ def test_who_refers_to_what_is_still_to_come_is_named_alone() -> None:
 
 
 def test_who_signs_for_another_is_named() -> None:
-    """A record of an incarnation that is another broker's points at itself, and at the record by which that one joined."""
+    """A record of an incarnation that is another broker's points at itself, and at the record by
+    which that one joined.
+    """
     channel = channel_in("owned")
     stranger = replace(channel.author("owner"), publisher="stranger")
     channel.put(propose.unload(stranger, channel.bundle()))
     offset = channel.view.offset
-    assert [(Kind.BASELESS, offset, offset, (channel.incarnation("owner"),))] == kinds(audit_of(channel))
+    assert [(Kind.BASELESS, offset, offset, (channel.incarnation("owner"),))] == kinds(
+        audit_of(channel)
+    )
 
 
 def test_views_that_part_are_found_between_two_digests() -> None:
-    """The divergence lies after the last digest that agreed, and not after what the first one that does not is of."""
+    """The divergence lies after the last digest that agreed, and not after what the first one that
+    does not is of.
+    """
     channel = channel_with("a:1", "b:1")
     for broker in ("a:1", "b:1", "a:1", "b:1"):
         renew(channel, broker)
@@ -155,7 +198,9 @@ def test_views_that_part_are_found_between_two_digests() -> None:
 
 
 def test_an_odd_record_is_the_first_suspect() -> None:
-    """Among the records between two digests, the one that is not spelled as a writer of ours spells it is named."""
+    """Among the records between two digests, the one that is not spelled as a writer of ours spells
+    it is named.
+    """
     channel = channel_with("a:1")
     renew(channel, "a:1")
     renew(channel, "a:1")
@@ -164,13 +209,18 @@ def test_an_odd_record_is_the_first_suspect() -> None:
     channel.put(propose.set_policy(channel.admin(), channel.view, name="other", document={}))
     renew(channel, "a:1")
     renew(channel, "a:1")
-    channel.entries[suspect - 1] = (suspect, channel.entries[suspect - 1][1].replace(b'"limit"', b' "Limit"'))
+    channel.entries[suspect - 1] = (
+        suspect,
+        channel.entries[suspect - 1][1].replace(b'"limit"', b' "Limit"'),
+    )
     [finding] = audit_of(channel).findings
     assert suspect == finding.suspects[0]
 
 
 def test_a_digest_that_is_wrong_by_itself_is_named() -> None:
-    """Where others confirm the very view that a renewal denies, the renewal is wrong; where not, what lies between may be too."""
+    """Where others confirm the very view that a renewal denies, the renewal is wrong; where not,
+    what lies between may be too.
+    """
     channel = channel_with("a:1", "b:1")
     for broker in ("a:1", "b:1", "a:1", "b:1"):
         renew(channel, broker)
@@ -186,9 +236,12 @@ def test_a_digest_that_is_wrong_by_itself_is_named() -> None:
 
 
 def test_a_digest_that_others_confirm_otherwise_is_wrong_for_certain() -> None:
-    """Two renewals that are based on one record, of which one is read again, cannot both be right."""
+    """Two renewals that are based on one record, of which one is read again, cannot both be
+    right.
+    """
     channel = channel_with("a:1")
-    digests = verify._Digests()  # noqa: SLF001 - no channel that is folded once has two renewals of one view
+    # No channel that is folded once has two renewals of one view.
+    digests = verify._Digests()  # noqa: SLF001
     record = propose.renewed(channel.author("a:1"), channel.broker("a:1"))
     assert None is digests.compare(4, record, agrees=True)
     finding = digests.compare(5, record, agrees=False)
@@ -197,13 +250,19 @@ def test_a_digest_that_others_confirm_otherwise_is_wrong_for_certain() -> None:
 
 
 def test_offsets_are_logical() -> None:
-    """On a log that goes on above another one, findings name the offsets that records and tokens name."""
+    """On a log that goes on above another one, findings name the offsets that records and tokens
+    name.
+    """
     channel = channel_with("a:1")
     view = channel.view
-    stale = replace(propose.set_policy(channel.admin(), view, name="limit", document={}), based_on=500)
+    stale = replace(
+        propose.set_policy(channel.admin(), view, name="limit", document={}), based_on=500
+    )
     view.go_on_above(1_000, level=view.level, level_last=view.level_last)
     audit = Audit(Reader(log="memory:test", view=view))
-    genesis = propose.genesis(Author(publisher="admin:ops"), cluster="test", base=1_000, level=view.level)
+    genesis = propose.genesis(
+        Author(publisher="admin:ops"), cluster="test", base=1_000, level=view.level
+    )
     for offset, data in enumerate((encode(genesis), encode(stale), b"garbage"), 1):
         audit.feed(Entry(offset, data))
     assert [(Kind.MALFORMED, 1_003, 1_003, ())] == kinds(audit.findings())
@@ -215,7 +274,10 @@ def test_findings_are_bounded_and_counted() -> None:
     for _ in range(verify.FINDINGS_MAX + 50):
         channel.put_bytes(b"garbage")
     findings = audit_of(channel)
-    assert (verify.FINDINGS_MAX, verify.FINDINGS_MAX + 50) == (len(findings.findings), findings.findings_count)
+    assert (verify.FINDINGS_MAX, verify.FINDINGS_MAX + 50) == (
+        len(findings.findings),
+        findings.findings_count,
+    )
 
 
 # --- logs ---
@@ -237,16 +299,22 @@ class Rotten(TroubledLog):
     def read(self, position: int, *, limit: int) -> Sequence[Entry]:
         entries = super().read(position, limit=limit)
         if any(entry.offset == self.rotten for entry in entries):
-            raise LogDamaged(log=self.name, problem="rust", offset=self.rotten if self.says_which else None)
+            raise LogDamaged(
+                log=self.name, problem="rust", offset=self.rotten if self.says_which else None
+            )
         return entries
 
 
 @pytest.mark.parametrize(("says_which", "last"), [(True, 5), (False, 8)])
 def test_what_lies_before_damage_is_audited(*, says_which: bool, last: int) -> None:
-    """Entries before the damage are folded; the damage is named, or all from where it begins if the log does not say which."""
+    """Entries before the damage are folded; the damage is named, or all from where it begins if the
+    log does not say which.
+    """
     log = Rotten(name="memory:rotten")
     log.says_which = says_which
-    log.append([data for _, data in channel_with("a:1", "b:1").entries] + [b"garbage"] * 4, timeout_ms=0)
+    log.append(
+        [data for _, data in channel_with("a:1", "b:1").entries] + [b"garbage"] * 4, timeout_ms=0
+    )
     findings = verify.verify(log)
     assert (Kind.DAMAGED, 5, last, ()) == kinds(findings)[0]
     assert (4, 4) == (findings.folded_to, findings.records)
@@ -262,7 +330,11 @@ class Contradicting(TroubledLog):
         raise LogDamaged(log=self.name, problem="page 3 is torn")
 
     def read(self, position: int, *, limit: int) -> Sequence[Entry]:
-        return [entry for entry in super().read(position, limit=limit) if entry.offset not in self.missing]
+        return [
+            entry
+            for entry in super().read(position, limit=limit)
+            if entry.offset not in self.missing
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,12 +357,16 @@ OMISSIONS = (
 
 @pytest.mark.parametrize("omission", OMISSIONS, ids=lambda omission: omission.id)
 def test_damage_beside_the_records_is_found_where_records_are_missing(omission: Omission) -> None:
-    """Storage that contradicts itself is a finding, first of all, and points at the offsets that were not read."""
+    """Storage that contradicts itself is a finding, first of all, and points at the offsets that
+    were not read.
+    """
     log = Contradicting(name="memory:contradicting")
     log.missing = omission.missing
     channel = channel_with("a:1", "b:1")
     for number in range(2):
-        channel.put(propose.set_policy(channel.admin(), channel.view, name=f"p{number}", document={}))
+        channel.put(
+            propose.set_policy(channel.admin(), channel.view, name=f"p{number}", document={})
+        )
     log.append([data for _, data in channel.entries], timeout_ms=0)
     findings = verify.verify(log)
     assert (Kind.DAMAGED, omission.first, omission.last, ()) == kinds(findings)[0]
@@ -316,7 +392,11 @@ def test_the_whole_log_is_audited() -> None:
     for _ in range(3):
         log.append([b"garbage"] * 4_000, timeout_ms=0)
     findings = verify.verify(log)
-    assert (12_003, 12_003, 12_000) == (findings.records, findings.folded_to, findings.findings_count)
+    assert (12_003, 12_003, 12_000) == (
+        findings.records,
+        findings.folded_to,
+        findings.findings_count,
+    )
     assert {Reason.MALFORMED: 12_000} == findings.rejected
 
 
@@ -343,10 +423,13 @@ def test_what_is_not_damage_is_raised() -> None:
 # --- invariants ---
 
 
-def bundle(low: int, high: int, *, owner: int | None = 2, token: int = 7, namespace: str = NAMESPACE) -> BundleEntry:
+def bundle(
+    low: int, high: int, *, owner: int | None = 2, token: int = 7, namespace: str = NAMESPACE
+) -> BundleEntry:
     """An owned bundle, or a free one."""
     phase = "free" if owner is None else "owned"
-    return bundle_entry(namespace, low, high, phase, owner=owner, source=None, last=9, token=token)  # type: ignore[arg-type] # a phase
+    # A phase.
+    return bundle_entry(namespace, low, high, phase, owner=owner, source=None, last=9, token=token)  # type: ignore[arg-type]
 
 
 def changed(before: BundleEntry | None, after: BundleEntry | None) -> BundleChanged:
@@ -363,7 +446,9 @@ DELETED = NamespaceChanged(name=NAMESPACE, before=NAMESPACE_ENTRY, after=None)
 
 @dataclass(frozen=True, kw_only=True)
 class Breach:
-    """Changes of one record, in a view where incarnations 2 and 3 are alive, and what they break."""
+    """Changes of one record, in a view where incarnations 2 and 3 are alive, and what they
+    break.
+    """
 
     id: str
     changes: tuple[Change, ...]
@@ -372,35 +457,82 @@ class Breach:
 
 LEFT, RIGHT, WHOLE = bundle(0, MIDDLE), bundle(MIDDLE, HASH_MAX), bundle(0, HASH_MAX)
 BREACHES = (
-    Breach(id="a split", changes=(changed(WHOLE, None), changed(None, LEFT), changed(None, RIGHT)), kinds=()),
-    Breach(id="a merge", changes=(changed(LEFT, None), changed(RIGHT, None), changed(None, WHOLE)), kinds=()),
-    Breach(id="a split with a hole", changes=(changed(WHOLE, None), changed(None, LEFT)), kinds=(Kind.NOT_COVERED,)),
     Breach(
-        id="a split that covers twice",
-        changes=(changed(WHOLE, None), changed(None, LEFT), changed(None, RIGHT), changed(None, bundle(0, 1))),
+        id="a split",
+        changes=(changed(WHOLE, None), changed(None, LEFT), changed(None, RIGHT)),
+        kinds=(),
+    ),
+    Breach(
+        id="a merge",
+        changes=(changed(LEFT, None), changed(RIGHT, None), changed(None, WHOLE)),
+        kinds=(),
+    ),
+    Breach(
+        id="a split with a hole",
+        changes=(changed(WHOLE, None), changed(None, LEFT)),
         kinds=(Kind.NOT_COVERED,),
     ),
-    Breach(id="a creation", changes=(CREATED, changed(None, bundle(0, HASH_MAX, owner=None))), kinds=()),
-    Breach(id="a creation with a hole", changes=(CREATED, changed(None, bundle(0, MIDDLE, owner=None))), kinds=(Kind.NOT_COVERED,)),
-    Breach(id="a deletion", changes=(DELETED, changed(bundle(0, HASH_MAX, owner=None), None)), kinds=()),
-    Breach(id="a deletion of a part", changes=(DELETED, changed(bundle(0, MIDDLE, owner=None), None)), kinds=(Kind.NOT_COVERED,)),
-    Breach(id="a new owner", changes=(changed(LEFT, bundle(0, MIDDLE, owner=3, token=8)),), kinds=()),
-    Breach(id="a new owner with the old token", changes=(changed(LEFT, bundle(0, MIDDLE, owner=3)),), kinds=(Kind.TOKEN_FELL,)),
-    Breach(id="a token that falls", changes=(changed(LEFT, bundle(0, MIDDLE, token=6)),), kinds=(Kind.TOKEN_FELL,)),
     Breach(
-        id="a merge that takes the lower token",
-        changes=(changed(LEFT, None), changed(bundle(MIDDLE, HASH_MAX, token=8), None), changed(None, WHOLE)),
+        id="a split that covers twice",
+        changes=(
+            changed(WHOLE, None),
+            changed(None, LEFT),
+            changed(None, RIGHT),
+            changed(None, bundle(0, 1)),
+        ),
+        kinds=(Kind.NOT_COVERED,),
+    ),
+    Breach(
+        id="a creation", changes=(CREATED, changed(None, bundle(0, HASH_MAX, owner=None))), kinds=()
+    ),
+    Breach(
+        id="a creation with a hole",
+        changes=(CREATED, changed(None, bundle(0, MIDDLE, owner=None))),
+        kinds=(Kind.NOT_COVERED,),
+    ),
+    Breach(
+        id="a deletion", changes=(DELETED, changed(bundle(0, HASH_MAX, owner=None), None)), kinds=()
+    ),
+    Breach(
+        id="a deletion of a part",
+        changes=(DELETED, changed(bundle(0, MIDDLE, owner=None), None)),
+        kinds=(Kind.NOT_COVERED,),
+    ),
+    Breach(
+        id="a new owner", changes=(changed(LEFT, bundle(0, MIDDLE, owner=3, token=8)),), kinds=()
+    ),
+    Breach(
+        id="a new owner with the old token",
+        changes=(changed(LEFT, bundle(0, MIDDLE, owner=3)),),
         kinds=(Kind.TOKEN_FELL,),
     ),
     Breach(
-        id="a dead owner", changes=(changed(bundle(0, MIDDLE, owner=None), bundle(0, MIDDLE, owner=9, token=8)),), kinds=(Kind.DEAD_HOLDER,)
+        id="a token that falls",
+        changes=(changed(LEFT, bundle(0, MIDDLE, token=6)),),
+        kinds=(Kind.TOKEN_FELL,),
+    ),
+    Breach(
+        id="a merge that takes the lower token",
+        changes=(
+            changed(LEFT, None),
+            changed(bundle(MIDDLE, HASH_MAX, token=8), None),
+            changed(None, WHOLE),
+        ),
+        kinds=(Kind.TOKEN_FELL,),
+    ),
+    Breach(
+        id="a dead owner",
+        changes=(changed(bundle(0, MIDDLE, owner=None), bundle(0, MIDDLE, owner=9, token=8)),),
+        kinds=(Kind.DEAD_HOLDER,),
     ),
 )
 
 
 @pytest.mark.parametrize("breach", BREACHES, ids=lambda breach: breach.id)
 def test_broken_invariants_are_found(breach: Breach) -> None:
-    """Changes that leave a hole, let a token fall, or name the dead are found, and those that are in order are not."""
+    """Changes that leave a hole, let a token fall, or name the dead are found, and those that are
+    in order are not.
+    """
     view = channel_with("a:1", "b:1").view
     assert breach.kinds == tuple(kind for kind, _ in problems_of(breach.changes, view))
 
@@ -409,7 +541,9 @@ def test_a_death_that_forgets_a_bundle_is_found() -> None:
     """A record that ends an incarnation must leave no bundle that names it."""
     view = channel_in("owned").view
     dead = view.brokers["owner"].incarnation
-    [(kind, text)] = problems_of([BrokerChanged(name="owner", before="up", after=None, dead=dead)], view)
+    [(kind, text)] = problems_of(
+        [BrokerChanged(name="owner", before="up", after=None, dead=dead)], view
+    )
     assert Kind.DEAD_HOLDER is kind
     assert f"{NAMESPACE}/0x00000000_0xffffffff still names it" in text
 
@@ -425,21 +559,35 @@ def test_a_broken_view_is_found_at_the_end() -> None:
     assert [Kind.NOT_COVERED, Kind.DEAD_HOLDER] == [kind for kind, _ in problems_of_view(view)]
 
 
-def test_a_fold_that_breaks_an_invariant_is_found_where_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fold_that_breaks_an_invariant_is_found_where_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The audit asks about the invariants after every accepted record, and names the record."""
     channel = channel_in("owned")
-    monkeypatch.setattr(verify, "problems_of", lambda changes, _: [(Kind.TOKEN_FELL, "so")] if len(changes) == 1 else [])
+    monkeypatch.setattr(
+        verify,
+        "problems_of",
+        lambda changes, _: [(Kind.TOKEN_FELL, "so")] if len(changes) == 1 else [],
+    )
     monkeypatch.setattr(verify, "problems_of_view", lambda _: [(Kind.NOT_COVERED, "so")])
     findings = audit_of(channel).findings
     assert Finding(kind=Kind.NOT_COVERED, first=6, last=6, text="so") in findings
-    assert [1, 2, 3, 5, 6] == [finding.first for finding in findings if finding.kind is Kind.TOKEN_FELL]
+    assert [1, 2, 3, 5, 6] == [
+        finding.first for finding in findings if finding.kind is Kind.TOKEN_FELL
+    ]
 
 
 def test_ties_name_every_record_that_one_refers_to() -> None:
-    """A transfer refers to what it is based on, to its author's incarnation and to both holders; a merge to both its bundles."""
+    """A transfer refers to what it is based on, to its author's incarnation and to both holders; a
+    merge to both its bundles.
+    """
     channel = channel_in("owned")
     target = channel.incarnation("source")
-    transfer: AnyRecord = propose.transfer(channel.author("owner"), channel.bundle(), destination=target)
-    assert {channel.bundle().last, channel.incarnation("owner"), target} == set(verify.ties(transfer))
+    transfer: AnyRecord = propose.transfer(
+        channel.author("owner"), channel.bundle(), destination=target
+    )
+    assert {channel.bundle().last, channel.incarnation("owner"), target} == set(
+        verify.ties(transfer)
+    )
     merge = propose.merge(channel.admin(), channel.bundle(), replace(channel.bundle(), last=3))
     assert {channel.bundle().last, 3} == set(verify.ties(merge))

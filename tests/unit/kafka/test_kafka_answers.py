@@ -1,4 +1,6 @@
-"""What Kafka's answers mean: whether a batch may be there, and what explains that nobody answers."""
+"""What Kafka's answers mean: whether a batch may be there, and what explains that nobody
+answers.
+"""
 
 from __future__ import annotations
 
@@ -38,24 +40,60 @@ AWAY, BROKEN = failed(Trouble.AWAY), failed(Trouble.BROKEN)
 
 BATCHES = (
     Batch(id="no answer", outcomes=(None, None), queued=2, failure=SILENCE, is_in_doubt=True),
-    Batch(id="refused by Kafka", outcomes=(REFUSED, REFUSED), queued=2, failure=REFUSED, is_in_doubt=False),
-    Batch(id="one of two refused", outcomes=(5, REFUSED), queued=2, failure=REFUSED, is_in_doubt=True),
-    Batch(id="never taken by the library", outcomes=(BROKEN, None), queued=0, failure=BROKEN, is_in_doubt=False),
-    Batch(id="the second one never taken", outcomes=(None, AWAY), queued=1, failure=AWAY, is_in_doubt=True),
-    Batch(id="refused, and the second one never taken", outcomes=(REFUSED, AWAY), queued=1, failure=REFUSED, is_in_doubt=False),
+    Batch(
+        id="refused by Kafka",
+        outcomes=(REFUSED, REFUSED),
+        queued=2,
+        failure=REFUSED,
+        is_in_doubt=False,
+    ),
+    Batch(
+        id="one of two refused", outcomes=(5, REFUSED), queued=2, failure=REFUSED, is_in_doubt=True
+    ),
+    Batch(
+        id="never taken by the library",
+        outcomes=(BROKEN, None),
+        queued=0,
+        failure=BROKEN,
+        is_in_doubt=False,
+    ),
+    Batch(
+        id="the second one never taken",
+        outcomes=(None, AWAY),
+        queued=1,
+        failure=AWAY,
+        is_in_doubt=True,
+    ),
+    Batch(
+        id="refused, and the second one never taken",
+        outcomes=(REFUSED, AWAY),
+        queued=1,
+        failure=REFUSED,
+        is_in_doubt=False,
+    ),
 )
 
 
 @pytest.mark.parametrize("case", BATCHES, ids=lambda case: case.id)
 def test_what_may_be_there_is_in_doubt(case: Batch) -> None:
-    """A batch is surely not there if Kafka refused its records, or never had them; of any other nobody knows."""
+    """A batch is surely not there if Kafka refused its records, or never had them; of any other
+    nobody knows.
+    """
     sent = Sent.of(case.outcomes, queued=case.queued, silence=silence)
-    assert (case.failure, case.is_in_doubt, 0) == (sent.failure, sent.is_in_doubt, len(sent.offsets))
+    assert (case.failure, case.is_in_doubt, 0) == (
+        sent.failure,
+        sent.is_in_doubt,
+        len(sent.offsets),
+    )
 
 
-@pytest.mark.parametrize("trouble", [trouble for trouble in Trouble if trouble is not Trouble.REFUSED])
+@pytest.mark.parametrize(
+    "trouble", [trouble for trouble in Trouble if trouble is not Trouble.REFUSED]
+)
 def test_an_answer_to_the_second_sending_says_nothing_of_the_first(trouble: Trouble) -> None:
-    """A node that knows no such topic or user yet may answer the repetition of a record that was written."""
+    """A node that knows no such topic or user yet may answer the repetition of a record that was
+    written.
+    """
     assert Sent.of([failed(trouble)], queued=1, silence=silence).is_in_doubt
 
 
@@ -65,7 +103,9 @@ def test_a_batch_that_is_there_has_its_offsets() -> None:
 
 
 def test_who_was_never_let_in_is_told_why() -> None:
-    """Until Kafka has let us in, a refused login is what is wrong, whatever else is complained of later; and it is told once."""
+    """Until Kafka has let us in, a refused login is what is wrong, whatever else is complained of
+    later; and it is told once.
+    """
     complaints = Complaints()
     complaints.take(TURNED_AWAY, now_ns=0)
     complaints.take(failed(Trouble.AWAY), now_ns=1)
@@ -77,7 +117,9 @@ def test_who_was_never_let_in_is_told_why() -> None:
 
 
 def test_a_login_refused_after_one_that_was_not_is_an_outage() -> None:
-    """Who was let in once tries on: a node that does not know its users for a moment ends no broker."""
+    """Who was let in once tries on: a node that does not know its users for a moment ends no
+    broker.
+    """
     complaints = Complaints()
     complaints.let_in()
     complaints.take(TURNED_AWAY, now_ns=0)
@@ -102,7 +144,10 @@ def test_an_old_complaint_explains_nothing() -> None:
     complaints.take(TURNED_AWAY, now_ns=0)
     complaints.check(now_ns=COMPLAINT_MS_MAX * NS_PER_MS)
     complaints.take(failed(Trouble.AWAY), now_ns=0)
-    assert "timed out (away)" == complaints.explained(SILENCE, now_ns=COMPLAINT_MS_MAX * NS_PER_MS - 1).problem
+    assert (
+        "timed out (away)"
+        == complaints.explained(SILENCE, now_ns=COMPLAINT_MS_MAX * NS_PER_MS - 1).problem
+    )
     assert "timed out" == complaints.explained(SILENCE, now_ns=COMPLAINT_MS_MAX * NS_PER_MS).problem
 
 

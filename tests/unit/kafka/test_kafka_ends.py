@@ -1,4 +1,6 @@
-"""Which end of a topic is that of the log: the node that is asked may be cut off, and the topic may have lost its end."""
+"""Which end of a topic is that of the log: the node that is asked may be cut off, and the topic may
+have lost its end.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,15 @@ def log(kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> Iterator[KafkaLog]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_old_end_is_an_outage_until_an_append_is_acknowledged(kafka: FakeKafka, log: KafkaLog, way: str) -> None:
+def test_an_old_end_is_an_outage_until_an_append_is_acknowledged(
+    kafka: FakeKafka, log: KafkaLog, way: str
+) -> None:
     kafka.old_end, kafka.refusal = 1, SILENCE
     for _ in range(3):
-        with pytest.raises(LogUnavailable, match=r"ends the topic topic at 1, below offset 3, .* cut off .*no acknowledgement"):
+        with pytest.raises(
+            LogUnavailable,
+            match=r"ends the topic topic at 1, below offset 3, .* cut off .*no acknowledgement",
+        ):
             WAYS[way](log)
     assert 1 == kafka.headers
     kafka.refusal = None
@@ -62,7 +69,9 @@ def test_a_lost_end_stops_every_use(kafka: FakeKafka, log: KafkaLog, way: str, l
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-def test_an_append_that_gets_an_offset_again_stops_every_use(kafka: FakeKafka, log: KafkaLog, lost: int) -> None:
+def test_an_append_that_gets_an_offset_again_stops_every_use(
+    kafka: FakeKafka, log: KafkaLog, lost: int
+) -> None:
     """It does so although the log has then grown past what was read."""
     kafka.lose(lost)
     with pytest.raises(LogWentBack):
@@ -73,8 +82,12 @@ def test_an_append_that_gets_an_offset_again_stops_every_use(kafka: FakeKafka, l
 
 
 @pytest.mark.parametrize("create", [True, False])
-def test_a_position_of_an_earlier_run_is_believed(kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch, create: bool) -> None:
-    """A new handle knows no end, but its reader does. A handle that makes no log proves the end, too."""
+def test_a_position_of_an_earlier_run_is_believed(
+    kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch, create: bool
+) -> None:
+    """A new handle knows no end, but its reader does. A handle that makes no log proves the end,
+    too.
+    """
     kafka.opened(monkeypatch).close()
     with closing(kafka.opened(monkeypatch, create=create)) as log:
         kafka.refusal = SILENCE
@@ -86,7 +99,9 @@ def test_a_position_of_an_earlier_run_is_believed(kafka: FakeKafka, monkeypatch:
         assert (21, 0) == (caught.value.position, caught.value.end)
 
 
-def test_who_may_not_append_proves_nothing(kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_may_not_append_proves_nothing(
+    kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kafka.opened(monkeypatch).close()
     with closing(kafka.opened(monkeypatch, create=False)) as log:
         kafka.refusal = KafkaFailed(trouble=Trouble.DENIED, problem="no right")

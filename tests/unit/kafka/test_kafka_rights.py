@@ -20,12 +20,22 @@ from equipoise.spark_jobs.sources.kafka_source import topics_of
 LOG = "kafka://127.0.0.1:1/shop"
 LOAD = LoadTopics(log="shop")
 COMPACTED = {"shop-snapshot", "shop-history"}
-SHARED = {each(8).name for each in (LOAD.sightings, LOAD.handovers, LOAD.brokers_table, LOAD.bundles_table)}
+SHARED = {
+    each(8).name
+    for each in (LOAD.sightings, LOAD.handovers, LOAD.brokers_table, LOAD.bundles_table)
+}
 READ = {"shop", *COMPACTED, *topics_of(address_of(LOG)).values()}
 """What the commands and jobs read that only read."""
 
 TOPICS = {
-    Role.BROKER: {"shop", *COMPACTED, f"shop{DECISIONS}", f"shop-{Kind.SERVING}", LOAD.samples.name, LOAD.summaries.name},
+    Role.BROKER: {
+        "shop",
+        *COMPACTED,
+        f"shop{DECISIONS}",
+        f"shop-{Kind.SERVING}",
+        LOAD.samples.name,
+        LOAD.summaries.name,
+    },
     Role.OPERATOR: {"shop", *COMPACTED, f"shop{DECISIONS}", LOAD.summaries.name},
     Role.READER: READ,
     Role.AUDIT: {*READ, f"shop{FINDINGS}"},
@@ -35,44 +45,84 @@ TOPICS = {
 
 def can(role: Role, operation: str, resource: Resource = Resource.TOPIC) -> set[str]:
     """The names of the resources on which a role may do this."""
-    return {right.name for right in rights_of(role, "shop") if right.resource is resource and operation in right.operations}
+    return {
+        right.name
+        for right in rights_of(role, "shop")
+        if right.resource is resource and operation in right.operations
+    }
 
 
 @pytest.mark.parametrize("role", Role)
 def test_a_role_has_rights_on_the_topics_that_it_uses(role: Role) -> None:
-    assert TOPICS[role] == {right.name for right in rights_of(role, "shop") if right.resource is Resource.TOPIC}
+    assert TOPICS[role] == {
+        right.name for right in rights_of(role, "shop") if right.resource is Resource.TOPIC
+    }
 
 
 def test_who_may_write_what() -> None:
-    """Only brokers and operators write the channel and its snapshots, and only they make and truncate it."""
+    """Only brokers and operators write the channel and its snapshots, and only they make and
+    truncate it.
+    """
     writers = {role for role in Role if can(role, "Write") & {"shop", *COMPACTED}}
     assert {Role.BROKER, Role.OPERATOR} == writers
-    assert writers == {role for role in Role if can(role, "Delete")} == {role for role in Role if "shop" in can(role, "Create")}
+    assert (
+        writers
+        == {role for role in Role if can(role, "Delete")}
+        == {role for role in Role if "shop" in can(role, "Create")}
+    )
     assert (set(), {f"shop{FINDINGS}"}) == (can(Role.READER, "Write"), can(Role.AUDIT, "Write"))
     for role in writers:
         assert COMPACTED == can(role, "Write", Resource.TRANSACTIONAL_ID)
-    assert [{LOAD.group} if role is Role.LOAD_WORKER else set() for role in Role] == [can(role, "Read", Resource.GROUP) for role in Role]
+    assert [{LOAD.group} if role is Role.LOAD_WORKER else set() for role in Role] == [
+        can(role, "Read", Resource.GROUP) for role in Role
+    ]
 
 
 def test_the_command_prints_the_rights_of_a_role() -> None:
     """One row for each resource, without a connection to Kafka."""
     result = CliRunner().invoke(app, ["channel", "acls", "reader", "User:auditor", "--log", LOG])
     assert (0, "") == (result.exit_code, result.stderr)
-    assert ["topic", "shop-snapshot", "Read,", "DescribeConfigs"] in [line.split() for line in result.stdout.splitlines()]
-    result = CliRunner().invoke(app, ["channel", "acls", "broker", "User:b", "--log", LOG, "--json"])
-    assert {"resource": "transactional id", "name": "shop-history", "operations": ["Write"]} in json.loads(result.stdout)
+    assert ["topic", "shop-snapshot", "Read,", "DescribeConfigs"] in [
+        line.split() for line in result.stdout.splitlines()
+    ]
+    result = CliRunner().invoke(
+        app, ["channel", "acls", "broker", "User:b", "--log", LOG, "--json"]
+    )
+    assert {
+        "resource": "transactional id",
+        "name": "shop-history",
+        "operations": ["Write"],
+    } in json.loads(result.stdout)
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "problem"),
     [
         (["king", "User:b", "--log", LOG], ExitCode.USAGE, "'king' is not one of"),
-        (["broker", "b", "--log", LOG], ExitCode.USAGE, "'b' is not a user of Kafka; write User:NAME"),
-        (["broker", "User:", "--log", LOG], ExitCode.USAGE, "'User:' is not a user of Kafka; write User:NAME"),
-        (["broker", "User:b", "--log", "sqlite:shop.db"], ExitCode.USAGE, "only a log on Kafka has access control entries"),
-        (["broker", "User:b", "--log", LOG, "--apply", "--timeout", "1"], ExitCode.UNAVAILABLE, "127.0.0.1:1"),
+        (
+            ["broker", "b", "--log", LOG],
+            ExitCode.USAGE,
+            "'b' is not a user of Kafka; write User:NAME",
+        ),
+        (
+            ["broker", "User:", "--log", LOG],
+            ExitCode.USAGE,
+            "'User:' is not a user of Kafka; write User:NAME",
+        ),
+        (
+            ["broker", "User:b", "--log", "sqlite:shop.db"],
+            ExitCode.USAGE,
+            "only a log on Kafka has access control entries",
+        ),
+        (
+            ["broker", "User:b", "--log", LOG, "--apply", "--timeout", "1"],
+            ExitCode.UNAVAILABLE,
+            "127.0.0.1:1",
+        ),
     ],
 )
 def test_what_the_command_refuses(arguments: list[str], code: int, problem: str) -> None:
     result = CliRunner().invoke(app, ["channel", "acls", *arguments])
-    assert (code, "", True) == (result.exit_code, result.stdout, problem in result.stderr), result.stderr
+    assert (code, "", True) == (result.exit_code, result.stdout, problem in result.stderr), (
+        result.stderr
+    )

@@ -28,8 +28,12 @@ from equipoise.channel.kafka.settings import (
 from equipoise.channel.log.open_log import kafka_settings, open_log
 
 ADDRESSES: Mapping[str, KafkaAddress] = {
-    "kafka://localhost:9092/channel": KafkaAddress(servers="localhost:9092", topic="channel", replication=None),
-    "kafka://a:1,b.c-d:65535,[::1]:9092/T_o.p-1": KafkaAddress(servers="a:1,b.c-d:65535,[::1]:9092", topic="T_o.p-1", replication=None),
+    "kafka://localhost:9092/channel": KafkaAddress(
+        servers="localhost:9092", topic="channel", replication=None
+    ),
+    "kafka://a:1,b.c-d:65535,[::1]:9092/T_o.p-1": KafkaAddress(
+        servers="a:1,b.c-d:65535,[::1]:9092", topic="T_o.p-1", replication=None
+    ),
     "kafka://a:1/t?replication=3": KafkaAddress(servers="a:1", topic="t", replication=3),
 }
 
@@ -58,9 +62,14 @@ def test_urls_name_topics(url: str) -> None:
 
 
 def test_snapshot_and_history_lie_beside_their_log() -> None:
-    """The topics of the snapshot and the history snapshot bear the log's name with a suffix, also for the longest name."""
+    """The topics of the snapshot and the history snapshot bear the log's name with a suffix, also
+    for the longest name.
+    """
     address = address_of("kafka://a:1/" + "t" * 220)
-    assert ("t" * 220 + "-snapshot", "t" * 220 + "-history") == (address.snapshot_topic, address.history_topic)
+    assert ("t" * 220 + "-snapshot", "t" * 220 + "-history") == (
+        address.snapshot_topic,
+        address.history_topic,
+    )
 
 
 @pytest.mark.parametrize("url", REFUSED)
@@ -72,8 +81,12 @@ def test_urls_that_name_no_topic_are_refused(url: str) -> None:
 
 
 def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
-    """Credentials go into settings, and whoever wrote them into the URL does not find them in the message."""
-    with pytest.raises(CallerError, match=r"kafka://\*\*\*@host:9092/topic.*sasl\.username and sasl\.password") as caught:
+    """Credentials go into settings, and whoever wrote them into the URL does not find them in the
+    message.
+    """
+    with pytest.raises(
+        CallerError, match=r"kafka://\*\*\*@host:9092/topic.*sasl\.username and sasl\.password"
+    ) as caught:
         open_log("kafka://user:p@ss@host:9092/topic")
     assert "p@ss" not in str(caught.value)
 
@@ -89,7 +102,9 @@ TEXTS: Mapping[str, Mapping[str, str]] = {
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_settings_are_lines_or_parts_of_one_line(text: str) -> None:
-    """Settings stand one a line, where a value may hold semicolons, or with semicolons between them on one line."""
+    """Settings stand one a line, where a value may hold semicolons, or with semicolons between them
+    on one line.
+    """
     assert TEXTS[text] == parsed(text)
 
 
@@ -103,11 +118,15 @@ def test_a_text_that_is_no_setting_is_refused_and_not_repeated(text: str) -> Non
 
 @given(
     st.dictionaries(
-        st.from_regex(r"[a-z][a-z0-9._]{0,9}", fullmatch=True), st.text(st.characters(min_codepoint=33, max_codepoint=0x2000)), min_size=1
+        st.from_regex(r"[a-z][a-z0-9._]{0,9}", fullmatch=True),
+        st.text(st.characters(min_codepoint=33, max_codepoint=0x2000)),
+        min_size=1,
     )
 )
 def test_settings_survive_the_way_to_a_child(settings: dict[str, str]) -> None:
-    """What is written for a child's environment is read back there as it was, whatever the values hold, but for a line's end."""
+    """What is written for a child's environment is read back there as it was, whatever the values
+    hold, but for a line's end.
+    """
     try:
         text = as_text(settings)
     except InvalidKafkaSetting:
@@ -126,7 +145,9 @@ def test_what_the_log_rests_on_is_not_the_users_to_set(setting: str) -> None:
 
 def test_an_append_must_hear_that_it_succeeded() -> None:
     """A client that reports failures alone would leave every append in doubt."""
-    with pytest.raises(InvalidKafkaSetting, match="the order and the durability of the log depend on it"):
+    with pytest.raises(
+        InvalidKafkaSetting, match="the order and the durability of the log depend on it"
+    ):
         checked({"delivery.report.only.error": "true"})
 
 
@@ -151,8 +172,13 @@ BEARER = {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}
 
 @pytest.mark.parametrize("name", ["sasl.mechanism", "sasl.mechanisms"])
 def test_tokens_must_come_from_somewhere(name: str) -> None:
-    """Without a method the library waits for a token forever. The error names what is missing, not the address."""
-    with pytest.raises(InvalidKafkaSetting, match=r"set it to oidc, and set sasl\.oauthbearer\.token\.endpoint\.url") as caught:
+    """Without a method the library waits for a token forever. The error names what is missing, not
+    the address.
+    """
+    with pytest.raises(
+        InvalidKafkaSetting,
+        match=r"set it to oidc, and set sasl\.oauthbearer\.token\.endpoint\.url",
+    ) as caught:
         checked({"security.protocol": "sasl_plaintext", name: "OAUTHBEARER"})
     assert "sasl.oauthbearer.method" == caught.value.setting
 
@@ -183,19 +209,29 @@ SECRETS: Sequence[str] = (
 
 @pytest.mark.parametrize("setting", SECRETS)
 def test_secrets_are_masked(setting: str) -> None:
-    """A setting that holds a secret is shown without it, and so is an error in which the library repeats it."""
+    """A setting that holds a secret is shown without it, and so is an error in which the library
+    repeats it.
+    """
     settings = {setting: "hidden", "sasl.username": "me"}
     assert {setting: MASK, "sasl.username": "me"} == masked(settings)
     assert f"wrong value {MASK} of me" == without_secrets("wrong value hidden of me", settings)
 
 
-def test_the_environment_goes_before_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings come from a file and from the environment, and what both say is as the environment says."""
+def test_the_environment_goes_before_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settings come from a file and from the environment, and what both say is as the environment
+    says.
+    """
     file = tmp_path / "client.properties"
     file.write_text("# of the file\nsasl.username=file\nsasl.password=a;b\n")
     monkeypatch.setenv(CONFIG_FILE_VARIABLE, str(file))
     monkeypatch.setenv(CONFIG_VARIABLE, "sasl.username=environment;client.id=c")
-    assert {"sasl.username": "environment", "sasl.password": "a;b", "client.id": "c"} == kafka_settings()
+    assert {
+        "sasl.username": "environment",
+        "sasl.password": "a;b",
+        "client.id": "c",
+    } == kafka_settings()
     file.unlink()
     with pytest.raises(InvalidKafkaSetting, match="the file cannot be read"):
         kafka_settings()
@@ -205,12 +241,18 @@ def test_the_environment_goes_before_the_file(tmp_path: Path, monkeypatch: pytes
         kafka_settings()
 
 
-def test_without_the_extra_a_topic_is_refused_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where Kafka's client is not installed, the error says what to install; other logs are opened all the same."""
+def test_without_the_extra_a_topic_is_refused_with_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where Kafka's client is not installed, the error says what to install; other logs are opened
+    all the same.
+    """
     for module in [
         name
         for name in sys.modules
-        if name.startswith(("confluent_kafka", "equipoise.channel.kafka.log", "equipoise.channel.kafka.client"))
+        if name.startswith(
+            ("confluent_kafka", "equipoise.channel.kafka.log", "equipoise.channel.kafka.client")
+        )
     ]:
         monkeypatch.delitem(sys.modules, module)
     real = builtins.__import__
@@ -221,6 +263,9 @@ def test_without_the_extra_a_topic_is_refused_with_its_name(monkeypatch: pytest.
         return real(name, *rest, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(builtins, "__import__", without_client)
-    with pytest.raises(CallerError, match=r"the log kafka://a:1/t needs the extra `kafka`: pip install 'equipoise\[kafka\]'"):
+    with pytest.raises(
+        CallerError,
+        match=r"the log kafka://a:1/t needs the extra `kafka`: pip install 'equipoise\[kafka\]'",
+    ):
         open_log("kafka://a:1/t")
     open_log("memory:without-kafka").close()

@@ -6,25 +6,48 @@ import pytest
 
 from equipoise.brokers.errors import InvalidSetting
 from equipoise.channel.core.errors import CallerError
-from equipoise.lab.grid import RUNS_MAX, Finished, FrontPoint, Planned, fronts, grid_values, planned_runs
+from equipoise.lab.grid import (
+    RUNS_MAX,
+    Finished,
+    FrontPoint,
+    Planned,
+    fronts,
+    grid_values,
+    planned_runs,
+)
 from equipoise.lab.results import Metrics
 
 OURS, AVERAGE = "BalancedShedder", "AvgShedder"
 
 
 def test_values_of_a_repeated_name_are_joined_and_equal_values_are_one() -> None:
-    given = [("balanced.start_ratio", "0.1, 0.20"), ("balanced.calm", "true"), ("balanced.start_ratio", "0.2,0.3")]
-    assert {"balanced.start_ratio": ("0.1", "0.2", "0.3"), "balanced.calm": ("true",)} == grid_values(given)
+    given = [
+        ("balanced.start_ratio", "0.1, 0.20"),
+        ("balanced.calm", "true"),
+        ("balanced.start_ratio", "0.2,0.3"),
+    ]
+    assert {
+        "balanced.start_ratio": ("0.1", "0.2", "0.3"),
+        "balanced.calm": ("true",),
+    } == grid_values(given)
     with pytest.raises(InvalidSetting, match=r"balanced\.start_ratio"):
         grid_values([("balanced.start_ratio", "0.1,much")])
 
 
 def test_a_grid_has_each_combination_but_no_settings_of_another_policy() -> None:
-    values = {"balanced.start_ratio": ("0.1", "0.2"), "average.low_percent": ("10",), "reports.cost_window_ms": ("30000", "60000")}
+    values = {
+        "balanced.start_ratio": ("0.1", "0.2"),
+        "average.low_percent": ("10",),
+        "reports.cost_window_ms": ("30000", "60000"),
+    }
     runs = planned_runs(["steady", "noisy", "steady"], [OURS, AVERAGE, OURS], values, seeds=2)
     windows = ("reports.cost_window_ms=30000", "reports.cost_window_ms=60000")
     expected = [
-        *((OURS, (f"balanced.start_ratio={ratio}", window)) for ratio in ("0.1", "0.2") for window in windows),
+        *(
+            (OURS, (f"balanced.start_ratio={ratio}", window))
+            for ratio in ("0.1", "0.2")
+            for window in windows
+        ),
         *((AVERAGE, ("average.low_percent=10", window)) for window in windows),
     ]
     assert [
@@ -36,23 +59,41 @@ def test_a_grid_has_each_combination_but_no_settings_of_another_policy() -> None
 
 
 def test_a_grid_without_values_runs_the_defaults() -> None:
-    assert [Planned(trace="steady", policy=OURS, settings=(), seed=1)] == planned_runs(["steady"], [OURS], {}, seeds=1)
+    assert [Planned(trace="steady", policy=OURS, settings=(), seed=1)] == planned_runs(
+        ["steady"], [OURS], {}, seeds=1
+    )
 
 
 def test_a_grid_that_is_too_large_is_refused_before_it_is_made() -> None:
-    values = {f"balanced.{name}": tuple(map(str, range(1_000))) for name in ("patience_ms", "moves_max", "rest_ms")}
-    with pytest.raises(CallerError, match="this grid has 1,000,000,000 runs; at most 20,000 are possible: name fewer values"):
+    values = {
+        f"balanced.{name}": tuple(map(str, range(1_000)))
+        for name in ("patience_ms", "moves_max", "rest_ms")
+    }
+    with pytest.raises(
+        CallerError,
+        match="this grid has 1,000,000,000 runs; at most 20,000 are possible: name fewer values",
+    ):
         planned_runs(["steady"], [OURS], values, seeds=1)
     assert RUNS_MAX == len(planned_runs(["steady"], [OURS], {}, seeds=RUNS_MAX))
 
 
-def finished(trace: str, policy: str, seed: int, *figures: float, settings: tuple[str, ...] = ()) -> Finished:
+def finished(
+    trace: str, policy: str, seed: int, *figures: float, settings: tuple[str, ...] = ()
+) -> Finished:
     """Return a run that reached this unevenness and load moved, or that failed."""
     run = Planned(trace=trace, policy=policy, settings=settings, seed=seed)
     if not figures:
         return Finished(run=run, error="it failed")
     unevenness, load_moved = figures
-    metrics = Metrics(unevenness=unevenness, load_moved=load_moved, moves=1, worst_mean=1.0, worst_max=1.0, balanced_s=None, undone=0)
+    metrics = Metrics(
+        unevenness=unevenness,
+        load_moved=load_moved,
+        moves=1,
+        worst_mean=1.0,
+        worst_max=1.0,
+        balanced_s=None,
+        undone=0,
+    )
     return Finished(run=run, metrics=metrics)
 
 

@@ -7,7 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings, RoundSettings
+from equipoise.brokers.balancing.settings.balancing_settings import (
+    SHEDDERS,
+    BalancingSettings,
+    RoundSettings,
+)
 from equipoise.lab.oracle import floor_at, front, starting_owners
 from equipoise.lab.results import Result, RunMove
 from equipoise.lab.running import Conditions, run
@@ -35,7 +39,10 @@ def test_a_run_is_repeatable_and_evens_out_a_steady_load() -> None:
 def test_each_policy_runs_and_no_load_is_lost(shedder: str) -> None:
     trace = generated("heavy-tailed", replace(_SMALL, duration_s=300.0))
     result = run(trace, _settings(shedder))
-    owners = {bundle: trace.brokers[owner].broker for bundle, owner in enumerate(starting_owners(trace, 1).tolist())}
+    owners = {
+        bundle: trace.brokers[owner].broker
+        for bundle, owner in enumerate(starting_owners(trace, 1).tolist())
+    }
     for move in result.moves:
         assert move.source == owners[move.bundle]
         owners[move.bundle] = move.destination
@@ -77,15 +84,24 @@ def test_moves_take_their_time_and_are_bounded() -> None:
 
 def test_counts_moves_that_went_back_within_ten_minutes() -> None:
     brokers = (TraceBroker(broker="a:1", capacity=9.0), TraceBroker(broker="b:1", capacity=9.0))
-    trace = Trace(name="t", step_s=600.0, bundles=("x",), brokers=brokers, loads=np.full((6, 1), 3.0))
+    trace = Trace(
+        name="t", step_s=600.0, bundles=("x",), brokers=brokers, loads=np.full((6, 1), 3.0)
+    )
 
     def moved(at_s: float, source: str, destination: str) -> RunMove:
         return RunMove(at_s=at_s, bundle=0, source=source, destination=destination, load=3.0)
 
     moves = (moved(0, "a:1", "b:1"), moved(600, "b:1", "a:1"), moved(1_300, "a:1", "b:1"))
-    result = Result(trace=trace, unevenness=np.array([1, 1, 0.1, 1, 1, 1.0]), worst=np.full(6, 2.0), moves=moves)
+    result = Result(
+        trace=trace, unevenness=np.array([1, 1, 0.1, 1, 1, 1.0]), worst=np.full(6, 2.0), moves=moves
+    )
     metrics = result.metrics()
-    assert (1, 3, 3.0, 1_200.0) == (metrics.undone, metrics.moves, metrics.load_moved, metrics.balanced_s)
+    assert (1, 3, 3.0, 1_200.0) == (
+        metrics.undone,
+        metrics.moves,
+        metrics.load_moved,
+        metrics.balanced_s,
+    )
     assert [1, 1, 1, 0, 0, 0] == result.moved_by_step().tolist()
     assert {"undone": 1, "load_moved": 3.0}.items() <= metrics.document().items()
 
@@ -97,14 +113,31 @@ def test_no_run_is_evener_than_the_floor() -> None:
         assert floor_at(points, 1.1 * metrics.load_moved) < metrics.unevenness
         unevenness = [point.unevenness for point in points]
         moved = [point.load_moved for point in points]
-        assert (sorted(unevenness), sorted(moved, reverse=True), 0.0) == (unevenness, moved, moved[-1])
+        assert (sorted(unevenness), sorted(moved, reverse=True), 0.0) == (
+            unevenness,
+            moved,
+            moved[-1],
+        )
         assert unevenness[-1] == floor_at(points, 0.0)
 
 
 def test_a_broker_that_has_given_most_of_its_load_is_not_taken_to_do_other_work() -> None:
-    """It fills two that join. Its CPU use falls later than its cost: with the bundles of now, it would give too many away."""
+    """It fills two that join. Its CPU use falls later than its cost: with the bundles of now, it
+    would give too many away.
+    """
     loads = 100 * np.random.default_rng(1).lognormal(0, 1, 60)
-    brokers = tuple(TraceBroker(broker=name, capacity=1.1 * loads.sum(), joins_s=0.0 if name == "a" else 400.0) for name in "abc")
+    brokers = tuple(
+        TraceBroker(broker=name, capacity=1.1 * loads.sum(), joins_s=0.0 if name == "a" else 400.0)
+        for name in "abc"
+    )
     bundles = tuple(f"bundle-{number}" for number in range(len(loads)))
-    result = run(Trace(name="pile", step_s=10.0, bundles=bundles, brokers=brokers, loads=np.tile(loads, (180, 1))))
+    result = run(
+        Trace(
+            name="pile",
+            step_s=10.0,
+            bundles=bundles,
+            brokers=brokers,
+            loads=np.tile(loads, (180, 1)),
+        )
+    )
     assert result.unevenness[-60:].max() < 0.03, "with too many given away it is 0.05"

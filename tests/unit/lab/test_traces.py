@@ -13,7 +13,11 @@ _SMALL = Shape(brokers=4, bundles=40, duration_s=1_200.0)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_and_a_seed_give_one_trace(kind: str) -> None:
-    first, again, other = generated(kind, _SMALL), generated(kind, _SMALL), generated(kind, _SMALL, seed=2)
+    first, again, other = (
+        generated(kind, _SMALL),
+        generated(kind, _SMALL),
+        generated(kind, _SMALL, seed=2),
+    )
     assert (first.brokers, True) == (again.brokers, np.array_equal(first.loads, again.loads))
     assert not np.array_equal(first.loads, other.loads)
     assert ((120, 40), 1_200.0) == (first.loads.shape, first.duration_s)
@@ -23,7 +27,9 @@ def test_a_kind_and_a_seed_give_one_trace(kind: str) -> None:
 
 def test_brokers_join_and_leave_where_the_kind_says_so() -> None:
     changes = {kind: generated(kind, _SMALL).changes_s for kind in KINDS}
-    assert {"broker-added", "broker-lost"} == {kind for kind, times in changes.items() if times != (0.0,)}
+    assert {"broker-added", "broker-lost"} == {
+        kind for kind, times in changes.items() if times != (0.0,)
+    }
     assert (0.0, 300.0) == changes["broker-added"] == changes["broker-lost"]
     lost = generated("broker-lost", _SMALL).brokers[-1]
     assert (True, False) == (lost.is_live(299.0), lost.is_live(300.0))

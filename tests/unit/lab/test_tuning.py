@@ -37,7 +37,10 @@ def test_each_policy_has_ranges_that_are_allowed_and_hold_the_defaults() -> None
             assert setting.kind in (int, float), name
             assert isinstance(setting.default, int | float)
             assert found.least <= setting.default <= found.most, name
-            assert all(setting.read(legible(name, bound)) is not None for bound in (found.least, found.most))
+            assert all(
+                setting.read(legible(name, bound)) is not None
+                for bound in (found.least, found.most)
+            )
             assert found.least > 0 or not found.log, name
 
 
@@ -46,11 +49,15 @@ def test_a_search_is_repeatable_and_starts_from_the_defaults() -> None:
     first = tune(TRACES, SEARCH, note=lambda *numbers: done.append(numbers), processes=1)
     assert [(number, 10) for number in range(1, 11)] == done
     assert first == tune(TRACES, SEARCH, processes=1)
-    metrics = [run(make(1), settings_of(OURS, given=SEARCH.given)).metrics() for make in TRACES.values()]
+    metrics = [
+        run(make(1), settings_of(OURS, given=SEARCH.given)).metrics() for make in TRACES.values()
+    ]
     assert pytest.approx(sum(each.unevenness for each in metrics) / 2) == first.defaults.unevenness
     assert SEARCH.given == first.defaults.changes
     assert first.front == pareto_front((*first.front, first.defaults))
-    assert all(0 == each.changes["balanced.patience_ms"] for each in first.front), "what is given is fixed"
+    assert all(0 == each.changes["balanced.patience_ms"] for each in first.front), (
+        "what is given is fixed"
+    )
 
 
 def test_a_limit_bounds_the_load_that_moves() -> None:
@@ -60,12 +67,20 @@ def test_a_limit_bounds_the_load_that_moves() -> None:
 
 
 def test_a_limit_that_no_trial_keeps_names_the_least() -> None:
-    with pytest.raises(CallerError, match=r"no trial moved at most -1 of all load per hour; the least was .*: raise --load-moved-max"):
+    with pytest.raises(
+        CallerError,
+        match=(
+            r"no trial moved at most -1 of all load per hour; the least was .*: raise"
+            r" --load-moved-max"
+        ),
+    ):
         tune(TRACES, replace(SEARCH, trials=1, load_moved_max=-1.0), processes=1)
 
 
 def test_a_search_of_nothing_is_refused() -> None:
-    with pytest.raises(CallerError, match="there is no policy 'Best'; the policies are BalancedShedder"):
+    with pytest.raises(
+        CallerError, match="there is no policy 'Best'; the policies are BalancedShedder"
+    ):
         searched("Best", {})
     with pytest.raises(CallerError, match="--set fixes all settings of OverloadShedder"):
         searched("OverloadShedder", {"overload.overloaded_percent": 80.0})
@@ -74,7 +89,9 @@ def test_a_search_of_nothing_is_refused() -> None:
 def test_each_line_has_the_options_of_a_run() -> None:
     heading, *rows = lines(tune(TRACES, replace(SEARCH, trials=1), processes=1).front)
     assert "unevenness  load moved  settings" == heading
-    assert [True] == [row.endswith("  --policy BalancedShedder --set balanced.patience_ms=0") for row in rows]
+    assert [True] == [
+        row.endswith("  --policy BalancedShedder --set balanced.patience_ms=0") for row in rows
+    ]
 
 
 @dataclass(frozen=True)

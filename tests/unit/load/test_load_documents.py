@@ -41,15 +41,24 @@ NO_SAMPLE = {
     "a column that is not in base64": ({"column": "???"}, "column must be in base64"),
     "no list of bundles": ({"bundles": {}}, "bundles"),
     "a bundle without a name": ({"bundles": [["", 0, 0, 0, 0, 0, 0, 0, 0, 0]]}, "name of a bundle"),
-    "a bundle without a cost": ({"bundles": [["t/n/r", 0, 0, 0, 0, 0, 0, 0, 0]]}, "each of bundles"),
+    "a bundle without a cost": (
+        {"bundles": [["t/n/r", 0, 0, 0, 0, 0, 0, 0, 0]]},
+        "each of bundles",
+    ),
     "a bundle twice": ({"bundles": [["t/n/r", 0, 0, 0, 0, 0, 0, 0, 0, 0]] * 2}, "once"),
 }
 
 
 @pytest.mark.parametrize(("damage", "named"), NO_SAMPLE.values(), ids=NO_SAMPLE.keys())
-def test_an_invalid_sample_is_refused_with_the_problem(damage: bytes | dict[str, object], named: str) -> None:
+def test_an_invalid_sample_is_refused_with_the_problem(
+    damage: bytes | dict[str, object], named: str
+) -> None:
     """The error names the field."""
-    data = damage if isinstance(damage, bytes) else json.dumps(json.loads(encode_sample(SAMPLE)) | damage).encode()
+    data = (
+        damage
+        if isinstance(damage, bytes)
+        else json.dumps(json.loads(encode_sample(SAMPLE)) | damage).encode()
+    )
     with pytest.raises(UnreadableLoad, match=named) as caught:
         decode_sample(data)
     assert "sample" == caught.value.what

@@ -31,7 +31,10 @@ CHANGES = {
     "nothing": (SAMPLE, 0.0),
     "use, in points": (replace(SAMPLE, resources=used(62)), 12.0),
     "less use": (replace(SAMPLE, resources=used(38)), 12.0),
-    "memory, which is left out": (replace(SAMPLE, resources=replace(SAMPLE.resources, memory=Use(used=1, limit=1))), 0.0),
+    "memory, which is left out": (
+        replace(SAMPLE, resources=replace(SAMPLE.resources, memory=Use(used=1, limit=1))),
+        0.0,
+    ),
     "messages": (replace(SAMPLE, traffic=replace(SAMPLE.traffic, messages_in_per_second=11)), 11.0),
     "bytes": (replace(SAMPLE, traffic=replace(SAMPLE.traffic, bytes_in_per_second=80)), 20.0),
     "bundles": (replace(SAMPLE, bundle_count=120), 20.0),
@@ -54,16 +57,30 @@ def test_a_change_from_zero_is_infinite() -> None:
 DUE = {
     "as it was": (Report(sample=SAMPLE, at_ms=59_999, open_bundles=("x", "y")), False),
     "as it was for too long": (Report(sample=SAMPLE, at_ms=60_000, open_bundles=("x", "y")), True),
-    "a change": (Report(sample=replace(SAMPLE, resources=used(61)), at_ms=1_000, open_bundles=("x", "y")), True),
-    "a change that is small": (Report(sample=replace(SAMPLE, resources=used(59)), at_ms=1_000, open_bundles=("x", "y")), False),
-    "a change too soon": (Report(sample=replace(SAMPLE, resources=used(90)), at_ms=999, open_bundles=("x", "y")), False),
+    "a change": (
+        Report(sample=replace(SAMPLE, resources=used(61)), at_ms=1_000, open_bundles=("x", "y")),
+        True,
+    ),
+    "a change that is small": (
+        Report(sample=replace(SAMPLE, resources=used(59)), at_ms=1_000, open_bundles=("x", "y")),
+        False,
+    ),
+    "a change too soon": (
+        Report(sample=replace(SAMPLE, resources=used(90)), at_ms=999, open_bundles=("x", "y")),
+        False,
+    ),
     "a bundle for another": (Report(sample=SAMPLE, at_ms=1_000, open_bundles=("x", "z")), True),
-    "a bundle for another too soon": (Report(sample=SAMPLE, at_ms=999, open_bundles=("x", "z")), False),
+    "a bundle for another too soon": (
+        Report(sample=SAMPLE, at_ms=999, open_bundles=("x", "z")),
+        False,
+    ),
 }
 
 
 @pytest.mark.parametrize(("now", "expected"), DUE.values(), ids=DUE.keys())
-def test_a_report_is_due_when_something_has_changed_or_time_has_passed(now: Report, expected: bool) -> None:
+def test_a_report_is_due_when_something_has_changed_or_time_has_passed(
+    now: Report, expected: bool
+) -> None:
     """But never before the least interval is over."""
     assert expected is report_due(LAST, now, RULES)
 

@@ -1,4 +1,6 @@
-"""From the loads of bundles to a broker's sample, by example. `tests/property/test_sampling.py` compares averages with a slow model."""
+"""From the loads of bundles to a broker's sample, by example. `tests/property/test_sampling.py`
+compares averages with a slow model.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ from dataclasses import replace
 import pytest
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, ReportRules
-from equipoise.brokers.load.sampling import HALF_LIFE_MS, BundleAverages, Carried, carried_bytes, sampled
+from equipoise.brokers.load.sampling import (
+    HALF_LIFE_MS,
+    BundleAverages,
+    Carried,
+    carried_bytes,
+    sampled,
+)
 from equipoise.shedder.bundle_load import BundleLoad, Messaging
 from equipoise.shedder.cost_windows import CostWindows
 from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use, Weights
@@ -31,18 +39,30 @@ def settled(loads: Mapping[str, BundleLoad]) -> tuple[BundleAverages, Carried]:
     """Averages after two equal loads of each bundle, so that no bundle is a newcomer."""
     averages = BundleAverages()
     averages.update(sorted(loads), loads, elapsed_ms=0, cost_window_ms=COST_WINDOW_MS)
-    return averages, averages.update(sorted(loads), loads, elapsed_ms=0, cost_window_ms=COST_WINDOW_MS)
+    return averages, averages.update(
+        sorted(loads), loads, elapsed_ms=0, cost_window_ms=COST_WINDOW_MS
+    )
 
 
 def test_a_rate_loses_half_of_its_weight_with_each_half_life() -> None:
     """Producers, consumers and topics are those of now. The cost has a window."""
-    averages, _ = settled({"b": BundleLoad(calls_per_second=24, bytes_per_second=240, messaging=MESSAGING)})
+    averages, _ = settled(
+        {"b": BundleLoad(calls_per_second=24, bytes_per_second=240, messaging=MESSAGING)}
+    )
     after = averages.update(
-        ["b"], {"b": BundleLoad(messaging=Messaging(producers=9))}, elapsed_ms=HALF_LIFE_MS, cost_window_ms=COST_WINDOW_MS
+        ["b"],
+        {"b": BundleLoad(messaging=Messaging(producers=9))},
+        elapsed_ms=HALF_LIFE_MS,
+        cost_window_ms=COST_WINDOW_MS,
     )
     expected = BundleTraffic(
         bundle="b",
-        traffic=Traffic(bytes_in_per_second=40, bytes_out_per_second=80, messages_in_per_second=4, messages_out_per_second=8),
+        traffic=Traffic(
+            bytes_in_per_second=40,
+            bytes_out_per_second=80,
+            messages_in_per_second=4,
+            messages_out_per_second=8,
+        ),
         producers=9,
         cost=IDLE_COST,
     )
@@ -52,27 +72,37 @@ def test_a_rate_loses_half_of_its_weight_with_each_half_life() -> None:
 
 
 def costs_after(*calls: float, seconds: int = 5) -> Carried:
-    """The averages of one bundle that is called so often per second, sampled every few seconds. The first load makes it known."""
+    """The averages of one bundle that is called so often per second, sampled every few seconds. The
+    first load makes it known.
+    """
     averages, carried = BundleAverages(), Carried()
     for number in (calls[0], *calls):
         load = BundleLoad(calls_per_second=number)
-        carried = averages.update(["b"], {"b": load}, elapsed_ms=seconds * 1_000, cost_window_ms=COST_WINDOW_MS)
+        carried = averages.update(
+            ["b"], {"b": load}, elapsed_ms=seconds * 1_000, cost_window_ms=COST_WINDOW_MS
+        )
     return carried
 
 
 def test_a_short_burst_does_not_change_a_cost_and_a_lasting_change_does() -> None:
-    """The window of two minutes has 24 loads. The highest and the lowest eight of them do not count."""
+    """The window of two minutes has 24 loads. The highest and the lowest eight of them do not
+    count.
+    """
     calm = (10.0,) * 24
     assert [IDLE_COST + 10] == costs_after(*calm, *(90.0,) * 8).costs
     assert [IDLE_COST + 90] == costs_after(*calm, *(90.0,) * 16).costs
 
 
 def test_a_cost_follows_a_slow_change_of_a_load_that_hardly_varies() -> None:
-    """It is the mean of the newest nine loads. Loads that vary much, or at first, count in the whole window. A burst counts little."""
+    """It is the mean of the newest nine loads. Loads that vary much, or at first, count in the
+    whole window. A burst counts little.
+    """
     rising = [100.0 + number for number in range(24)]
     assert [IDLE_COST + 119] == costs_after(*rising).costs
     for burst in (1, 2, 6):
-        assert abs(costs_after(*(100.0,) * 24, *(200.0,) * burst).costs[0] - IDLE_COST - 100) <= 20, burst
+        assert (
+            abs(costs_after(*(100.0,) * 24, *(200.0,) * burst).costs[0] - IDLE_COST - 100) <= 20
+        ), burst
     varying = [10.0, 200.0, 100.0] * 8
     assert [IDLE_COST + 100] == pytest.approx(costs_after(*varying).costs)
     assert [IDLE_COST + 104] == costs_after(*rising[:9]).costs
@@ -84,18 +114,29 @@ def test_the_cost_of_a_new_bundle_is_the_middle_of_its_loads() -> None:
     assert [IDLE_COST + 20] == costs_after(10, 20, 90).costs[:1]
     averages = BundleAverages()
     first, second = (
-        averages.update(["b"], {"b": BundleLoad(calls_per_second=calls)}, elapsed_ms=1_000, cost_window_ms=COST_WINDOW_MS)
+        averages.update(
+            ["b"],
+            {"b": BundleLoad(calls_per_second=calls)},
+            elapsed_ms=1_000,
+            cost_window_ms=COST_WINDOW_MS,
+        )
         for calls in (7, 30)
     )
     assert ([IDLE_COST + 7], [IDLE_COST + 30]) == (first.costs, second.costs)
 
 
 def test_noise_is_unknown_at_first_and_then_falls_with_the_number_of_loads() -> None:
-    assert None is CostWindows().update(["b"], [50.0], newcomers=["b"], elapsed_ms=1_000, window_ms=COST_WINDOW_MS)[1]
+    assert (
+        None
+        is CostWindows().update(
+            ["b"], [50.0], newcomers=["b"], elapsed_ms=1_000, window_ms=COST_WINDOW_MS
+        )[1]
+    )
     assert [0.2 * (IDLE_COST + 50) * share for share in (8 / 9, 1 / 3, 0)] == pytest.approx(
         [costs_after(*(50.0,) * n).noise for n in (1, 6, 9)]
     )
-    assert 0 == pytest.approx(costs_after(*(50.0,) * 6, seconds=20).noise)  # A busy broker has fewer samples.
+    # A busy broker has fewer samples.
+    assert 0 == pytest.approx(costs_after(*(50.0,) * 6, seconds=20).noise)
     short, long = (costs_after(*(0.0, 100.0) * turns).noise for turns in (6, 12))
     assert short is not None
     assert long is not None
@@ -106,40 +147,72 @@ def test_cpu_use_is_known_after_half_a_window_and_leaves_out_bursts() -> None:
     """A broker that starts, or burns a processor for a moment, is not busier for it."""
     averages, found = BundleAverages(), list[float | None]()
     for cpu_use in (4.0, 3.0, *(0.25,) * 15, 9.0, 9.0):
-        carried = averages.update([], {}, cpu_use=cpu_use, elapsed_ms=COST_WINDOW_MS // 24, cost_window_ms=COST_WINDOW_MS)
+        carried = averages.update(
+            [], {}, cpu_use=cpu_use, elapsed_ms=COST_WINDOW_MS // 24, cost_window_ms=COST_WINDOW_MS
+        )
         found.append(carried.cpu_use)
     assert [*(None,) * 11, *(0.25,) * 8] == found
 
 
 def test_a_load_without_messaging_figures_is_converted() -> None:
-    """A call counts as an incoming message, a session as a consumer. Without bytes, each call counts as bytes, but not on the network."""
-    loads = {"a": BundleLoad(calls_per_second=2, bytes_per_second=500, sessions=7), "b": BundleLoad(calls_per_second=2)}
+    """A call counts as an incoming message, a session as a consumer. Without bytes, each call
+    counts as bytes, but not on the network.
+    """
+    loads = {
+        "a": BundleLoad(calls_per_second=2, bytes_per_second=500, sessions=7),
+        "b": BundleLoad(calls_per_second=2),
+    }
     expected = [
-        BundleTraffic(bundle="a", traffic=Traffic(bytes_in_per_second=500, messages_in_per_second=2), consumers=7),
-        BundleTraffic(bundle="b", traffic=Traffic(bytes_in_per_second=2 * BYTES_PER_CALL, messages_in_per_second=2)),
+        BundleTraffic(
+            bundle="a",
+            traffic=Traffic(bytes_in_per_second=500, messages_in_per_second=2),
+            consumers=7,
+        ),
+        BundleTraffic(
+            bundle="b",
+            traffic=Traffic(bytes_in_per_second=2 * BYTES_PER_CALL, messages_in_per_second=2),
+        ),
     ]
     _, carried = settled(loads)
-    assert [replace(bundle, cost=cost) for bundle, cost in zip(expected, costs_of(loads.values()), strict=True)] == carried.bundles()
+    assert [
+        replace(bundle, cost=cost)
+        for bundle, cost in zip(expected, costs_of(loads.values()), strict=True)
+    ] == carried.bundles()
     assert (580, 160) == carried_bytes({**loads, "c": BundleLoad(messaging=MESSAGING)})
 
 
 def test_a_broker_without_bundles_has_a_sample() -> None:
     _, carried = settled({})
-    sample = sampled(carried, broker="a", at_ms=1, resources=Resources(), settings=BalancingSettings())
-    assert (0, 0.0, Traffic(), ()) == (sample.bundle_count, sample.cost, sample.traffic, sample.bundles)
+    sample = sampled(
+        carried, broker="a", at_ms=1, resources=Resources(), settings=BalancingSettings()
+    )
+    assert (0, 0.0, Traffic(), ()) == (
+        sample.bundle_count,
+        sample.cost,
+        sample.traffic,
+        sample.bundles,
+    )
 
 
 @pytest.mark.parametrize(("bundles_max", "expected"), [(1, ["t/n/2"]), (None, ["t/n/1", "t/n/2"])])
-def test_a_sample_names_the_busiest_and_counts_all(bundles_max: int | None, expected: list[str]) -> None:
+def test_a_sample_names_the_busiest_and_counts_all(
+    bundles_max: int | None, expected: list[str]
+) -> None:
     """Totals are over all bundles. Idle bundles are not named."""
     messaging = Messaging(topics=3)
     loads = {
-        f"t/n/{calls}": BundleLoad(calls_per_second=calls, messaging=replace(messaging, bytes_in_per_second=1e6 * calls))
+        f"t/n/{calls}": BundleLoad(
+            calls_per_second=calls, messaging=replace(messaging, bytes_in_per_second=1e6 * calls)
+        )
         for calls in (2, 0, 1)
     }
     _, carried = settled(loads)
     resources = Resources(cpu=Use(used=30, limit=200), memory=Use(used=9, limit=10))
-    settings = replace(BalancingSettings(), weights=Weights(cpu=2.0), reports=ReportRules(bundles_max=bundles_max, history=0.5))
+    settings = replace(
+        BalancingSettings(),
+        weights=Weights(cpu=2.0),
+        reports=ReportRules(bundles_max=bundles_max, history=0.5),
+    )
     sample = sampled(carried, broker="a", at_ms=7, resources=resources, settings=settings)
     assert expected == [bundle.bundle for bundle in sample.bundles]
     assert carried.bundles()[2] == sample.bundles[-1]
@@ -149,24 +222,51 @@ def test_a_sample_names_the_busiest_and_counts_all(bundles_max: int | None, expe
         sample.cost,
         sample.traffic,
     )
-    assert ("a", 7, 0.5, resources) == (sample.broker, sample.at_ms, sample.history, sample.resources)
+    assert ("a", 7, 0.5, resources) == (
+        sample.broker,
+        sample.at_ms,
+        sample.history,
+        sample.resources,
+    )
     assert pytest.approx(0.3) == sample.used
 
 
 def test_an_infinite_sum_does_not_stay_in_the_average() -> None:
     averages, carried = settled({"b": BundleLoad(calls_per_second=1e308)})
     assert [1e308] == list(carried.messages_in)
-    averages.update(["b"], {"b": BundleLoad(calls_per_second=5)}, elapsed_ms=1_000, cost_window_ms=COST_WINDOW_MS)
-    after = averages.update(["b"], {"b": BundleLoad(calls_per_second=5)}, elapsed_ms=1_000_000, cost_window_ms=COST_WINDOW_MS)
+    averages.update(
+        ["b"],
+        {"b": BundleLoad(calls_per_second=5)},
+        elapsed_ms=1_000,
+        cost_window_ms=COST_WINDOW_MS,
+    )
+    after = averages.update(
+        ["b"],
+        {"b": BundleLoad(calls_per_second=5)},
+        elapsed_ms=1_000_000,
+        cost_window_ms=COST_WINDOW_MS,
+    )
     assert pytest.approx([5]) == list(after.messages_in)
 
 
 def test_a_newcomer_counts_but_is_not_named_yet() -> None:
-    """Its first load covers only a part of the period, and an average that began with it would be too low."""
+    """Its first load covers only a part of the period, and an average that began with it would be
+    too low.
+    """
     averages = BundleAverages()
-    averages.update(["t/n/a"], {"t/n/a": BundleLoad(calls_per_second=9)}, elapsed_ms=0, cost_window_ms=COST_WINDOW_MS)
+    averages.update(
+        ["t/n/a"],
+        {"t/n/a": BundleLoad(calls_per_second=9)},
+        elapsed_ms=0,
+        cost_window_ms=COST_WINDOW_MS,
+    )
     loads = {"t/n/a": BundleLoad(calls_per_second=9), "t/n/b": BundleLoad(calls_per_second=1)}
     for named in (["t/n/a"], ["t/n/b", "t/n/a"]):
-        carried = averages.update(["t/n/a", "t/n/b"], loads, elapsed_ms=0, cost_window_ms=COST_WINDOW_MS)
+        carried = averages.update(
+            ["t/n/a", "t/n/b"], loads, elapsed_ms=0, cost_window_ms=COST_WINDOW_MS
+        )
         assert named == [bundle.bundle for bundle in carried.busiest(2)]
-        assert (10, sorted(named)) == (carried.traffic.messages_in_per_second, sorted(carried.settled))
+        assert (10, sorted(named)) == (
+            carried.traffic.messages_in_per_second,
+            sorted(carried.settled),
+        )

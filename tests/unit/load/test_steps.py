@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from equipoise.brokers.load.bus.documents import decode_sample, decode_summary, encode_sample
 from equipoise.brokers.load.bus.topics import SUMMARIES_KEPT_MS
-from equipoise.brokers.load.worker.rows import Row, Sighting, decode_row, decode_sighting, encode_row, encode_sighting
+from equipoise.brokers.load.worker.rows import (
+    Row,
+    Sighting,
+    decode_row,
+    decode_sighting,
+    encode_row,
+    encode_sighting,
+)
 from equipoise.brokers.load.worker.steps import (
     CLOCKS_APART_MS_MAX,
     Arrived,
@@ -37,14 +44,24 @@ def bundle(rate: float, name: str = ORDERS) -> BundleTraffic:
     return BundleTraffic(bundle=name, traffic=Traffic(messages_in_per_second=rate), cost=rate / 2)
 
 
-def sample(broker: str = "a:1", at_ms: int = 0, *, used: float = 0.5, bundles: Sequence[BundleTraffic] = ()) -> Sample:
+def sample(
+    broker: str = "a:1", at_ms: int = 0, *, used: float = 0.5, bundles: Sequence[BundleTraffic] = ()
+) -> Sample:
     """A sample, `at_ms` after the start."""
-    return Sample(broker=broker, at_ms=NOW_MS + at_ms, used=used, bundle_count=len(bundles), bundles=tuple(bundles))
+    return Sample(
+        broker=broker,
+        at_ms=NOW_MS + at_ms,
+        used=used,
+        bundle_count=len(bundles),
+        bundles=tuple(bundles),
+    )
 
 
 def arrived(each: Sample, *, offset: int = 0, partition: int = 0) -> Arrived:
     """The message that a broker writes."""
-    return Arrived(partition=partition, offset=offset, key=each.broker.encode(), value=encode_sample(each))
+    return Arrived(
+        partition=partition, offset=offset, key=each.broker.encode(), value=encode_sample(each)
+    )
 
 
 def told(row: bytes | None, message: Arrived, *, now_ms: int = NOW_MS) -> BrokerUpdate:
@@ -56,13 +73,20 @@ def told(row: bytes | None, message: Arrived, *, now_ms: int = NOW_MS) -> Broker
 
 def seen(row: bytes | None, sighting: Sighting, *, offset: int = 0) -> Seen | LeftOut:
     """The result of a sighting."""
-    message = Arrived(partition=1, offset=offset, key=sighting.bundle.bundle.encode(), value=encode_sighting(sighting))
+    message = Arrived(
+        partition=1,
+        offset=offset,
+        key=sighting.bundle.bundle.encode(),
+        value=encode_sighting(sighting),
+    )
     return on_sighting(row, message, now_ms=NOW_MS, partitions=PARTITIONS)
 
 
 def sighting(broker: str, at_ms: int, rate: float, *, partition: int = 0) -> Sighting:
     """A sighting of the one bundle."""
-    return Sighting(broker=broker, at_ms=NOW_MS + at_ms, partition=partition, history=0.9, bundle=bundle(rate))
+    return Sighting(
+        broker=broker, at_ms=NOW_MS + at_ms, partition=partition, history=0.9, bundle=bundle(rate)
+    )
 
 
 def summary_in(outcome: BrokerUpdate) -> Summary:
@@ -78,7 +102,10 @@ def summary_in(outcome: BrokerUpdate) -> Summary:
 
 def test_summaries_are_those_of_all_samples() -> None:
     """The stored and published summary is the one that `summarized` makes of all samples."""
-    samples = [sample(at_ms=number * STEP_MS, used=number / 4, bundles=[bundle(100.0 * number)]) for number in range(4)]
+    samples = [
+        sample(at_ms=number * STEP_MS, used=number / 4, bundles=[bundle(100.0 * number)])
+        for number in range(4)
+    ]
     row, expected = None, None
     for offset, each in enumerate(samples):
         outcome = told(row, arrived(each, offset=offset))
@@ -88,20 +115,36 @@ def test_summaries_are_those_of_all_samples() -> None:
 
 
 def test_each_bundle_of_a_summary_gets_a_sighting() -> None:
-    """A sighting has the bundle's name as its key, its average, and the partition of its broker's samples."""
-    first = told(None, arrived(sample(bundles=[bundle(100.0), bundle(7.0, "shop/orders/y")]), partition=3))
-    then = told(first.row, arrived(sample(at_ms=STEP_MS, bundles=[bundle(0.0)]), offset=1, partition=3))
+    """A sighting has the bundle's name as its key, its average, and the partition of its broker's
+    samples.
+    """
+    first = told(
+        None, arrived(sample(bundles=[bundle(100.0), bundle(7.0, "shop/orders/y")]), partition=3)
+    )
+    then = told(
+        first.row, arrived(sample(at_ms=STEP_MS, bundles=[bundle(0.0)]), offset=1, partition=3)
+    )
     assert [ORDERS.encode(), b"shop/orders/y"] == [key for key, _ in first.sightings]
     ((key, value),) = then.sightings
     assert ORDERS.encode() == key
     found = decode_sighting(value)
-    assert ("a:1", NOW_MS + STEP_MS, 3, 0.9) == (found.broker, found.at_ms, found.partition, found.history)
+    assert ("a:1", NOW_MS + STEP_MS, 3, 0.9) == (
+        found.broker,
+        found.at_ms,
+        found.partition,
+        found.history,
+    )
     assert pytest.approx(90.0) == found.bundle.traffic.messages_in_per_second
 
 
 def test_a_sample_that_is_read_twice_counts_once() -> None:
-    """A worker may be killed before it commits. The next one reads the same message, and publishes the same summary."""
-    messages = [arrived(sample(at_ms=number * STEP_MS, used=number % 2), offset=number) for number in range(3)]
+    """A worker may be killed before it commits. The next one reads the same message, and publishes
+    the same summary.
+    """
+    messages = [
+        arrived(sample(at_ms=number * STEP_MS, used=number % 2), offset=number)
+        for number in range(3)
+    ]
     row = None
     for message in messages:
         row = told(row, message).row
@@ -123,7 +166,9 @@ def test_samples_of_a_recreated_topic_count() -> None:
 def test_a_broker_that_leaves_is_forgotten() -> None:
     """A tombstone deletes the row, and is passed on."""
     row = told(None, arrived(sample())).row
-    assert BrokerUpdate(row=None, summary=None) == told(row, Arrived(partition=0, offset=1, key=b"a:1", value=None))
+    assert BrokerUpdate(row=None, summary=None) == told(
+        row, Arrived(partition=0, offset=1, key=b"a:1", value=None)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,12 +180,42 @@ class Doubtful:
 
 
 DOUBTFUL = (
-    Doubtful(id="no key", message=replace(arrived(sample()), key=None), subject="b''", problem="not the id of a broker"),
-    Doubtful(id="no id", message=replace(arrived(sample()), key=b"\xff"), subject=r"b'\xff'", problem="not the id of a broker"),
-    Doubtful(id="garbage", message=replace(arrived(sample()), value=b"{"), subject="a:1", problem="a sample of load cannot be read"),
-    Doubtful(id="of another", message=replace(arrived(sample("b:1")), key=b"a:1"), subject="a:1", problem="it names the broker b:1"),
-    Doubtful(id="old", message=arrived(sample(at_ms=-CLOCKS_APART_MS_MAX - 1)), subject="a:1", problem="it was taken 600 s before"),
-    Doubtful(id="ahead", message=arrived(sample(at_ms=CLOCKS_APART_MS_MAX + 1)), subject="a:1", problem="it was taken 600 s ahead of"),
+    Doubtful(
+        id="no key",
+        message=replace(arrived(sample()), key=None),
+        subject="b''",
+        problem="not the id of a broker",
+    ),
+    Doubtful(
+        id="no id",
+        message=replace(arrived(sample()), key=b"\xff"),
+        subject=r"b'\xff'",
+        problem="not the id of a broker",
+    ),
+    Doubtful(
+        id="garbage",
+        message=replace(arrived(sample()), value=b"{"),
+        subject="a:1",
+        problem="a sample of load cannot be read",
+    ),
+    Doubtful(
+        id="of another",
+        message=replace(arrived(sample("b:1")), key=b"a:1"),
+        subject="a:1",
+        problem="it names the broker b:1",
+    ),
+    Doubtful(
+        id="old",
+        message=arrived(sample(at_ms=-CLOCKS_APART_MS_MAX - 1)),
+        subject="a:1",
+        problem="it was taken 600 s before",
+    ),
+    Doubtful(
+        id="ahead",
+        message=arrived(sample(at_ms=CLOCKS_APART_MS_MAX + 1)),
+        subject="a:1",
+        problem="it was taken 600 s ahead of",
+    ),
 )
 
 
@@ -168,7 +243,9 @@ def test_an_impossible_figure_is_named_and_enters_no_average(each: Sample, probl
     """It is passed on and logged, and the next sample is averaged as if it had not been."""
     outcome = told(None, arrived(each))
     assert problem == outcome.problem
-    after = summary_in(told(outcome.row, arrived(sample(at_ms=STEP_MS, used=0.5, bundles=[bundle(3.0)]), offset=1)))
+    after = summary_in(
+        told(outcome.row, arrived(sample(at_ms=STEP_MS, used=0.5, bundles=[bundle(3.0)]), offset=1))
+    )
     assert 0.5 == after.load.averages.weighted_max
     assert [3.0] == [found.traffic.messages_in_per_second for found in after.load.bundles or ()]
 
@@ -177,7 +254,9 @@ def test_an_impossible_figure_is_named_and_enters_no_average(each: Sample, probl
 
 
 def test_a_bundle_that_moves_is_handed_over() -> None:
-    """Seen at another broker, a bundle gets the average of both, which goes to the partition of the new broker's samples."""
+    """Seen at another broker, a bundle gets the average of both, which goes to the partition of the
+    new broker's samples.
+    """
     first = seen(None, sighting("a:1", 0, 100.0))
     assert isinstance(first, Seen)
     assert first.handover is None
@@ -191,7 +270,9 @@ def test_a_bundle_that_moves_is_handed_over() -> None:
     again = seen(then.row, sighting("b:1", 2 * STEP_MS, 81.0, partition=2), offset=2)
     assert isinstance(again, Seen)
     assert again.handover is None
-    assert LeftOut(subject="b:1", problem=None) == seen(again.row, sighting("b:1", STEP_MS, 0.0, partition=2), offset=1)
+    assert LeftOut(subject="b:1", problem=None) == seen(
+        again.row, sighting("b:1", STEP_MS, 0.0, partition=2), offset=1
+    )
 
 
 def test_the_last_report_of_a_former_owner_has_no_effect() -> None:
@@ -203,14 +284,20 @@ def test_the_last_report_of_a_former_owner_has_no_effect() -> None:
 
 def test_a_handover_replaces_an_average_that_started_again() -> None:
     """Only the average of the bundle changes, however often the message is read."""
-    began = told(None, arrived(sample("b:1", bundles=[bundle(0.0), bundle(7.0, "shop/orders/y")]), offset=5))
-    message = Arrived(partition=0, offset=0, key=b"b:1", value=encode_sighting(sighting("b:1", 0, 90.0)))
+    began = told(
+        None, arrived(sample("b:1", bundles=[bundle(0.0), bundle(7.0, "shop/orders/y")]), offset=5)
+    )
+    message = Arrived(
+        partition=0, offset=0, key=b"b:1", value=encode_sighting(sighting("b:1", 0, 90.0))
+    )
     row = began.row
     for _ in range(2):
         outcome = on_handover(row, message, now_ms=NOW_MS)
         assert isinstance(outcome, BrokerUpdate)
         found = summary_in(outcome)
-        assert [90.0, 7.0] == [each.traffic.messages_in_per_second for each in found.load.bundles or ()]
+        assert [90.0, 7.0] == [
+            each.traffic.messages_in_per_second for each in found.load.bundles or ()
+        ]
         assert {ORDERS: 45.0, "shop/orders/y": 3.5} == found.costs
         assert 5 == decode_row(outcome.row or b"").offset
         row = outcome.row
@@ -220,28 +307,49 @@ def test_a_handover_replaces_an_average_that_started_again() -> None:
 
 @pytest.mark.parametrize(
     "row",
-    [None, b"of another version", told(None, arrived(sample("b:1"))).row, told(None, arrived(sample("c:1", bundles=[bundle(1.0)]))).row],
+    [
+        None,
+        b"of another version",
+        told(None, arrived(sample("b:1"))).row,
+        told(None, arrived(sample("c:1", bundles=[bundle(1.0)]))).row,
+    ],
     ids=["has left", "cannot be read", "is not among its busiest", "of another"],
 )
 def test_a_late_handover_changes_nothing(row: bytes | None) -> None:
-    message = Arrived(partition=0, offset=0, key=b"b:1", value=encode_sighting(sighting("b:1", 0, 90.0)))
+    message = Arrived(
+        partition=0, offset=0, key=b"b:1", value=encode_sighting(sighting("b:1", 0, 90.0))
+    )
     assert LeftOut(subject="b:1", problem=None) == on_handover(row, message, now_ms=NOW_MS)
 
 
 def test_an_invalid_sighting_has_a_reason() -> None:
     garbage = Arrived(partition=0, offset=0, key=b"x", value=None)
-    for outcome in (on_sighting(None, garbage, now_ms=NOW_MS, partitions=PARTITIONS), on_handover(None, garbage, now_ms=NOW_MS)):
+    for outcome in (
+        on_sighting(None, garbage, now_ms=NOW_MS, partitions=PARTITIONS),
+        on_handover(None, garbage, now_ms=NOW_MS),
+    ):
         assert isinstance(outcome, LeftOut)
         assert outcome.problem is not None
     beyond = seen(None, sighting("a:1", 0, 1.0, partition=PARTITIONS))
-    assert LeftOut(subject="a:1", problem=f"its samples are in partition {PARTITIONS}, but the topic has {PARTITIONS} partitions") == beyond
+    assert (
+        LeftOut(
+            subject="a:1",
+            problem=(
+                f"its samples are in partition {PARTITIONS}, but the topic has {PARTITIONS}"
+                " partitions"
+            ),
+        )
+        == beyond
+    )
 
 
 # --- rows ---
 
 
 def test_rows_are_forgotten_by_age_and_in_their_own_partition() -> None:
-    """A row that was not renewed for an hour is deleted with a message of its partition, an unreadable row at once."""
+    """A row that was not renewed for an hour is deleted with a message of its partition, an
+    unreadable row at once.
+    """
     row = encode_row(Row(partition=2, offset=7, at_ms=NOW_MS, body=b"x"))
     late_ms = NOW_MS + SUMMARIES_KEPT_MS + 1
     assert [False, True, False] == [
@@ -253,11 +361,19 @@ def test_rows_are_forgotten_by_age_and_in_their_own_partition() -> None:
 
 
 @settings(max_examples=300, deadline=None)
-@given(row=st.none() | st.binary(max_size=60), value=st.none() | st.binary(max_size=60), key=st.none() | st.binary(max_size=20))
-def test_no_message_and_no_row_raises(row: bytes | None, value: bytes | None, key: bytes | None) -> None:
+@given(
+    row=st.none() | st.binary(max_size=60),
+    value=st.none() | st.binary(max_size=60),
+    key=st.none() | st.binary(max_size=20),
+)
+def test_no_message_and_no_row_raises(
+    row: bytes | None, value: bytes | None, key: bytes | None
+) -> None:
     message = Arrived(partition=0, offset=0, key=key, value=value)
     assert isinstance(on_sample(row, message, now_ms=NOW_MS), BrokerUpdate | LeftOut)
-    assert isinstance(on_sighting(row, message, now_ms=NOW_MS, partitions=PARTITIONS), Seen | LeftOut)
+    assert isinstance(
+        on_sighting(row, message, now_ms=NOW_MS, partitions=PARTITIONS), Seen | LeftOut
+    )
     assert isinstance(on_handover(row, message, now_ms=NOW_MS), BrokerUpdate | LeftOut)
     if row is not None:
         is_forgotten(row, partition=0, now_ms=NOW_MS)
@@ -274,16 +390,28 @@ BROKERS = ("a:1", "b:1", "c:1")
     rates=st.lists(st.floats(0, 1e6), min_size=12, max_size=12),
     deaths=st.sets(st.integers(0, 11)),
 )
-def test_a_bundle_keeps_its_average_wherever_it_goes(owners: list[str], rates: list[float], deaths: set[int]) -> None:
+def test_a_bundle_keeps_its_average_wherever_it_goes(
+    owners: list[str], rates: list[float], deaths: set[int]
+) -> None:
     """Through moves, and deaths of all workers, its average is that of one list of its samples."""
     plane = LoadPlane(partitions=PARTITIONS, now_ms=NOW_MS)
     expected: float | None = None
     kept = kept_share(0.9, elapsed_ms=STEP_MS)
     for step, owner in enumerate(owners):
-        rate = decode_sample(encode_sample(sample(bundles=[bundle(rates[step])]))).bundles[0].traffic.messages_in_per_second
+        rate = (
+            decode_sample(encode_sample(sample(bundles=[bundle(rates[step])])))
+            .bundles[0]
+            .traffic.messages_in_per_second
+        )
         expected = rate if expected is None else expected * kept + (1 - kept) * rate
         for broker in BROKERS:
-            plane.publish(sample(broker, at_ms=step * STEP_MS, bundles=[bundle(rates[step])] if broker == owner else []))
+            plane.publish(
+                sample(
+                    broker,
+                    at_ms=step * STEP_MS,
+                    bundles=[bundle(rates[step])] if broker == owner else [],
+                )
+            )
         plane.work()
         if step in deaths:
             plane.read_again(3)
@@ -291,4 +419,8 @@ def test_a_bundle_keeps_its_average_wherever_it_goes(owners: list[str], rates: l
         found = {broker: plane.summaries[broker.encode()] for broker in BROKERS}
         (only,) = decode_summary(found[owner]).load.bundles or ()
         assert pytest.approx(expected) == only.traffic.messages_in_per_second
-        assert [0, 0] == [len(decode_summary(found[broker]).load.bundles or ()) for broker in BROKERS if broker != owner]
+        assert [0, 0] == [
+            len(decode_summary(found[broker]).load.bundles or ())
+            for broker in BROKERS
+            if broker != owner
+        ]

@@ -71,12 +71,14 @@ async def test_a_token_of_unknown_life_is_used_once(life: dict[str, object]) -> 
 
 
 @pytest.mark.parametrize(
-    ("answer", "status"), [({"error": "no"}, 401), ({"access_token": "t"}, 500), ({"access_token": 1}, 200), ([], 200)]
+    ("answer", "status"),
+    [({"error": "no"}, 401), ({"access_token": "t"}, 500), ({"access_token": 1}, 200), ([], 200)],
 )
 async def test_an_endpoint_without_a_token_is_named(answer: object, status: int) -> None:
     async with serving(Endpoint(answer, status)) as endpoint:
         with pytest.raises(
-            AuthenticationFailedError, match=f"{endpoint.url}, the token endpoint: it answered {status} and no token"
+            AuthenticationFailedError,
+            match=f"{endpoint.url}, the token endpoint: it answered {status} and no token",
         ) as caught:
             await TokenProvider(endpoint.tokens()).token()
         assert SECRET not in str(caught.value)
@@ -84,5 +86,8 @@ async def test_an_endpoint_without_a_token_is_named(answer: object, status: int)
 
 async def test_an_endpoint_that_is_away_is_named() -> None:
     tokens = Endpoint(None, url="http://127.0.0.1:1/token").tokens()
-    with pytest.raises(AuthenticationFailedError, match=r"http://127\.0\.0\.1:1/token, the token endpoint: .*refused|[Cc]onnect"):
+    with pytest.raises(
+        AuthenticationFailedError,
+        match=r"http://127\.0\.0\.1:1/token, the token endpoint: .*refused|[Cc]onnect",
+    ):
         await TokenProvider(tokens).token()

@@ -9,12 +9,25 @@ from types import SimpleNamespace
 import pytest
 
 from equipoise.brokers.errors import InvalidConfig
-from equipoise.brokers.local.local_broker import RESTART_MS_MAX, RESTART_MS_MIN, STEADY_MS, LocalBroker, Output, ending_of, ports_of
+from equipoise.brokers.local.local_broker import (
+    RESTART_MS_MAX,
+    RESTART_MS_MIN,
+    STEADY_MS,
+    LocalBroker,
+    Output,
+    ending_of,
+    ports_of,
+)
 
 
 @pytest.mark.parametrize(
     ("code", "text"),
-    [(0, "ended with exit code 0"), (4, "ended with exit code 4"), (-9, "was killed by SIGKILL"), (-999, "was killed by signal 999")],
+    [
+        (0, "ended with exit code 0"),
+        (4, "ended with exit code 4"),
+        (-9, "was killed by SIGKILL"),
+        (-999, "was killed by signal 999"),
+    ],
 )
 def test_an_end_is_described_by_its_code(code: int, text: str) -> None:
     """A signal is named, if it has a name."""
@@ -22,11 +35,17 @@ def test_an_end_is_described_by_its_code(code: int, text: str) -> None:
 
 
 def test_pauses_grow_until_it_is_steady(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pauses of a broker that dies repeatedly double, up to a bound. One that ran for long restarts at once."""
+    """The pauses of a broker that dies repeatedly double, up to a bound. One that ran for long
+    restarts at once.
+    """
     now_ns = 0
-    monkeypatch.setattr("equipoise.brokers.local.local_broker.time", SimpleNamespace(monotonic_ns=lambda: now_ns))
+    monkeypatch.setattr(
+        "equipoise.brokers.local.local_broker.time", SimpleNamespace(monotonic_ns=lambda: now_ns)
+    )
     broker = LocalBroker(tmp_path, 8080)
-    assert [RESTART_MS_MIN, 1_000, 2_000, 4_000, 8_000, RESTART_MS_MAX, RESTART_MS_MAX] == [broker.pause.next_ms() for _ in range(7)]
+    assert [RESTART_MS_MIN, 1_000, 2_000, 4_000, 8_000, RESTART_MS_MAX, RESTART_MS_MAX] == [
+        broker.pause.next_ms() for _ in range(7)
+    ]
     now_ns = STEADY_MS * 1_000_000
     assert RESTART_MS_MIN == broker.pause.next_ms()
 
@@ -37,8 +56,13 @@ def test_the_last_output_is_the_last_error_or_the_last_line(tmp_path: Path) -> N
     assert output.last_output() is None
     output.file.write_bytes(b"{}\n" * 10_000 + b"\xff no room\n\n")
     assert "\ufffd no room" == output.last_output()
-    for line, error in (("error: no room", "error: no room"), ('{"level":"error","event":"no room","error":"..."}', "no room")):
-        output.file.write_text(f'{{"level":"info"}}\nerror: an older one\n{line}\n{{"level":"warning"}}\n[1, 2\n7\n')
+    for line, error in (
+        ("error: no room", "error: no room"),
+        ('{"level":"error","event":"no room","error":"..."}', "no room"),
+    ):
+        output.file.write_text(
+            f'{{"level":"info"}}\nerror: an older one\n{line}\n{{"level":"warning"}}\n[1, 2\n7\n'
+        )
         assert error == output.last_output()
 
 
@@ -64,7 +88,9 @@ def test_the_output_of_an_earlier_process_does_not_count(tmp_path: Path) -> None
         (-9, "error: no room", "was killed by SIGKILL: error: no room; its log: {file}"),
     ],
 )
-def test_an_end_is_described_with_its_reason(code: int, output: str, text: str, tmp_path: Path) -> None:
+def test_an_end_is_described_with_its_reason(
+    code: int, output: str, text: str, tmp_path: Path
+) -> None:
     """If a process failed, the text has its last error and its log file."""
     file = Output(tmp_path / "broker.log")
     file.file.write_text(output)
@@ -81,7 +107,10 @@ def test_ports_are_consecutive() -> None:
 @pytest.mark.parametrize("pulsar_port", [8078, 8080, 8081, 8082])
 def test_ports_that_overlap_are_refused(pulsar_port: int) -> None:
     """The error names both ranges."""
-    problem = f"pulsar_port: the ports of 3 brokers from {pulsar_port} on overlap with those from http_port=8080 on"
+    problem = (
+        f"pulsar_port: the ports of 3 brokers from {pulsar_port} on overlap with those from"
+        " http_port=8080 on"
+    )
     with pytest.raises(InvalidConfig, match=problem):
         ports_of(8080, pulsar_port, 3)
 
@@ -102,23 +131,45 @@ def test_no_free_port_is_drawn_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         def __exit__(self, *_: object) -> None:
             """Nothing is held."""
 
-    monkeypatch.setattr("equipoise.channel.system.free_ports.socket", SimpleNamespace(create_server=Server))
+    monkeypatch.setattr(
+        "equipoise.channel.system.free_ports.socket", SimpleNamespace(create_server=Server)
+    )
     monkeypatch.setattr("equipoise.channel.system.free_ports.PORTS", range(10_000, 20_000))
-    monkeypatch.setattr("equipoise.channel.system.free_ports.random", SimpleNamespace(sample=lambda ports, count: ports[:count]))
+    monkeypatch.setattr(
+        "equipoise.channel.system.free_ports.random",
+        SimpleNamespace(sample=lambda ports, count: ports[:count]),
+    )
     assert [(10_000, 10_003), (10_002, 10_004)] == ports_of(0, 0, 2)
     assert [(10_002, 10_000), (10_003, 10_001)] == ports_of(0, 10_000, 2)
     assert [(10_000, None)] == ports_of(0, None, 1)
 
 
-def test_secrets_go_to_a_process_by_its_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_go_to_a_process_by_its_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Anyone on the machine can read the arguments of a process."""
     started: list[tuple[Sequence[str], Mapping[str, str]]] = []
-    monkeypatch.setattr(Output, "of_process", lambda _, command, environment: started.append((command, environment)))
-    settings: dict[str, str | int] = {"broker_token": "planted-secret", "token_secret_key": "planted-secret", "lease_ms": 4_000}
+    monkeypatch.setattr(
+        Output, "of_process", lambda _, command, environment: started.append((command, environment))
+    )
+    settings: dict[str, str | int] = {
+        "broker_token": "planted-secret",
+        "token_secret_key": "planted-secret",
+        "lease_ms": 4_000,
+    }
     LocalBroker(tmp_path, 8081).start(
-        log_url="sqlite:x", services=[], settings=settings, environment={"A": "B"}, evidence=False, at_offset=0
+        log_url="sqlite:x",
+        services=[],
+        settings=settings,
+        environment={"A": "B"},
+        evidence=False,
+        at_offset=0,
     )
     ((command, environment),) = started
     assert "planted-secret" not in " ".join(command)
     assert "lease_ms=4000" in command
-    assert {"A": "B", "EQUIPOISE_BROKER_TOKEN": "planted-secret", "EQUIPOISE_TOKEN_SECRET_KEY": "planted-secret"} == environment
+    assert {
+        "A": "B",
+        "EQUIPOISE_BROKER_TOKEN": "planted-secret",
+        "EQUIPOISE_TOKEN_SECRET_KEY": "planted-secret",
+    } == environment

@@ -1,4 +1,6 @@
-"""The bounds of the queue of records to append. Batches and outcomes are in test_subscription.py."""
+"""The bounds of the queue of records to append. Batches and outcomes are in
+test_subscription.py.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ def test_bytes_are_bounded_and_free_again_when_records_are_taken() -> None:
         queue.put(Attempt(data=giant, done=None, queued_ns=0))
     refusal = queue.refusal(b"a")
     assert isinstance(refusal, Overloaded)
-    assert ("the queue of bytes to append to memory:queue", APPENDS_QUEUED_BYTES_MAX) == (refusal.what, refusal.limit)
+    assert ("the queue of bytes to append to memory:queue", APPENDS_QUEUED_BYTES_MAX) == (
+        refusal.what,
+        refusal.limit,
+    )
     assert BATCH_BYTES_MAX // RECORD_BYTES_MAX == len(queue.take_batch())
     assert queue.refusal(giant) is None
     assert (APPENDS_QUEUED_BYTES_MAX - BATCH_BYTES_MAX) // RECORD_BYTES_MAX == len(queue.drain())

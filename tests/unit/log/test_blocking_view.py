@@ -1,4 +1,6 @@
-"""A channel read to its end, and proposals to it, in the thread that calls; each bounded by one deadline."""
+"""A channel read to its end, and proposals to it, in the thread that calls; each bounded by one
+deadline.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def test_a_reader_goes_on_where_it_was() -> None:
 
 
 def test_entries_end_where_the_log_ended() -> None:
-    """What is appended while entries are taken is not among them, so that the reading of a busy log ends."""
+    """What is appended while entries are taken is not among them, so that the reading of a busy log
+    ends.
+    """
     log = begun(MemoryLog(name=name()))
     log.append([b"a", b"b"], timeout_ms=0)
     seen = []
@@ -89,18 +93,24 @@ def test_a_busy_log_is_read_in_several_reads() -> None:
     log = begun(MemoryLog(name=name()))
     for _ in range(3):
         log.append([b"a"] * 4_000, timeout_ms=0)
-    assert list(range(1, 12_002)) == [entry.offset for entry in entries_to_end(log, 1, deadline=soon())]
+    assert list(range(1, 12_002)) == [
+        entry.offset for entry in entries_to_end(log, 1, deadline=soon())
+    ]
 
 
 @pytest.mark.parametrize("scheme", ["memory", "sqlite"])
 def test_a_proposal_is_made_against_the_newest_view(scheme: str, tmp_path: Path) -> None:
-    """The record is made after all has been read, appended, and its verdict read back; the reader has folded it."""
+    """The record is made after all has been read, appended, and its verdict read back; the reader
+    has folded it.
+    """
     url = f"sqlite:{tmp_path}/log.db" if scheme == "sqlite" else name()
     log, other = begun(open_log(url)), open_log(url)
     reader = reader_at_end(log)
     first = put(other, reader_at_end(other), limit, publisher="admin:eve", deadline=soon())
     second = put(log, reader, limit, publisher=OPS, deadline=soon())
-    assert [(2, True), (3, True)] == [(folded.offset, folded.verdict.accepted) for folded in (first, second)]
+    assert [(2, True), (3, True)] == [
+        (folded.offset, folded.verdict.accepted) for folded in (first, second)
+    ]
     assert {"by": OPS} == reader.view.policies["limit"].document
     assert second.record.publisher == OPS
     for handle in (log, other):
@@ -108,13 +118,17 @@ def test_a_proposal_is_made_against_the_newest_view(scheme: str, tmp_path: Path)
 
 
 def test_a_rejection_is_a_result_and_may_be_tried_again() -> None:
-    """A proposal that loses a race returns with the reason; made again, with the same reader, it is accepted."""
+    """A proposal that loses a race returns with the reason; made again, with the same reader, it is
+    accepted.
+    """
     log = begun(MemoryLog(name=name()))
     reader = reader_at_end(log)
 
     def too_slow(view: View, author: Author) -> AnyRecord:
         record = limit(view, author)
-        log.append([encode(limit(view, Author(publisher="admin:eve", as_of=author.as_of)))], timeout_ms=0)
+        log.append(
+            [encode(limit(view, Author(publisher="admin:eve", as_of=author.as_of)))], timeout_ms=0
+        )
         return record
 
     assert Reason.STALE == put(log, reader, too_slow, publisher=OPS, deadline=soon()).verdict.reason
@@ -122,7 +136,9 @@ def test_a_rejection_is_a_result_and_may_be_tried_again() -> None:
 
 
 def test_an_admin_is_not_late_after_a_gap() -> None:
-    """Where offsets have skipped ahead of the last record, the author's view is as new as the gap's end."""
+    """Where offsets have skipped ahead of the last record, the author's view is as new as the gap's
+    end.
+    """
 
     class Skipping(MemoryLog):
         def end(self) -> int:
@@ -152,7 +168,9 @@ def test_what_the_maker_raises_is_passed_on() -> None:
     assert 1 == log.end()
 
 
-@pytest.mark.parametrize("error", [UNAVAILABLE, LogStorageFull(log="x")], ids=["unavailable", "full"])
+@pytest.mark.parametrize(
+    "error", [UNAVAILABLE, LogStorageFull(log="x")], ids=["unavailable", "full"]
+)
 def test_an_append_that_failed_for_certain_raises(error: LogUnavailable | LogStorageFull) -> None:
     """Where the log says that nothing was appended, its error is raised."""
     log = TroubledLog(name=name())
@@ -209,7 +227,9 @@ def test_a_short_outage_before_the_verdict_is_waited_out() -> None:
 
 
 def test_a_long_outage_before_the_verdict_leaves_it_unknown() -> None:
-    """A log that is not back by the deadline leaves the verdict unknown, and the error says that it was away."""
+    """A log that is not back by the deadline leaves the verdict unknown, and the error says that it
+    was away.
+    """
     log = Recovering(name=name(), outages=1_000_000)
     begun(log)
     with pytest.raises(OutcomeUnknown, match="it is away"):

@@ -37,9 +37,14 @@ def test_a_log_in_memory_ends_with_its_last_handle() -> None:
 
 
 def test_sqlite_urls_name_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relative and an absolute path lead to one file, with either kind of durability, and the handle bears its URL."""
+    """A relative and an absolute path lead to one file, with either kind of durability, and the
+    handle bears its URL.
+    """
     monkeypatch.chdir(tmp_path)
-    relative, absolute = open_log("sqlite:a b%20.db"), open_log(f"sqlite:{tmp_path}/a b%20.db?synchronous=normal")
+    relative, absolute = (
+        open_log("sqlite:a b%20.db"),
+        open_log(f"sqlite:{tmp_path}/a b%20.db?synchronous=normal"),
+    )
     relative.append([b"a"], timeout_ms=1_000)
     assert absolute.end() == 1
     assert isinstance(relative, SqliteLog)
@@ -64,14 +69,19 @@ def test_symbolic_links_lead_to_one_log(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
 def test_a_log_with_a_hard_link_is_refused(suffix: str, tmp_path: Path) -> None:
-    """A second name of the log or of a file of SQLite beside it is refused until it is gone, and a log that is open goes on."""
+    """A second name of the log or of a file of SQLite beside it is refused until it is gone, and a
+    log that is open goes on.
+    """
     path, other = tmp_path / "log.db", tmp_path / "other.db"
     log = open_log(f"sqlite:{path}")
     log.append([b"a"], timeout_ms=1_000)
     Path(f"{other}{suffix}").hardlink_to(f"{path}{suffix}")
     for name in (path, other) if not suffix else (path,):
         for create in (True, False):
-            with pytest.raises(OperatorError, match=rf"{name}{suffix} has 2 names.*delete the other names.*channel export"):
+            with pytest.raises(
+                OperatorError,
+                match=rf"{name}{suffix} has 2 names.*delete the other names.*channel export",
+            ):
                 open_log(f"sqlite:{name}", create=create)
     log.append([b"b"], timeout_ms=1_000)
     Path(f"{other}{suffix}").unlink()
@@ -83,7 +93,9 @@ def test_a_log_with_a_hard_link_is_refused(suffix: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("create", [True, False])
 def test_a_loop_of_symbolic_links_is_refused(create: bool, tmp_path: Path) -> None:
-    """A link that leads to itself is no log, whether it stands for the file or for a folder above it."""
+    """A link that leads to itself is no log, whether it stands for the file or for a folder above
+    it.
+    """
     (tmp_path / "loop").symlink_to("loop")
     for path in ("loop", "loop/log.db"):
         with pytest.raises(CallerError, match="symbolic links"):
@@ -99,14 +111,18 @@ def test_a_new_log_is_for_its_owner_alone(tmp_path: Path) -> None:
     shared = open_log(f"sqlite:{tmp_path}/shared.db")
     shared.append([b"a"], timeout_ms=1_000)
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
-    private = dict.fromkeys(("log.db", "log.db-wal", "log.db-shm", "log.db-bell", "shared.db-bell"), 0o600)
+    private = dict.fromkeys(
+        ("log.db", "log.db-wal", "log.db-shm", "log.db-bell", "shared.db-bell"), 0o600
+    )
     assert private | dict.fromkeys(("shared.db", "shared.db-wal", "shared.db-shm"), 0o664) == modes
     log.close()
     shared.close()
 
 
 def test_who_only_looks_makes_nothing(tmp_path: Path) -> None:
-    """Without `create`, a file that is not there is refused and not made, and an empty one stays empty; a log is opened."""
+    """Without `create`, a file that is not there is refused and not made, and an empty one stays
+    empty; a log is opened.
+    """
     url, file = f"sqlite:{tmp_path}/log.db", tmp_path / "log.db"
     with pytest.raises(LogNotBegun, match="there is no file") as caught:
         open_log(url, create=False)
@@ -124,7 +140,9 @@ REFUSED = {
     "sqlite": "it has no path",
     "sqlite:": "it has no path",
     "sqlite:?synchronous=full": "it has no path",
-    "sqlite://channel.db": "a path begins with one slash, not two: use sqlite:/channel.db, or sqlite:channel.db",
+    "sqlite://channel.db": (
+        "a path begins with one slash, not two: use sqlite:/channel.db, or sqlite:channel.db"
+    ),
     "sqlite://{folder}/log.db": "a path begins with one slash",
     "sqlite:{folder}/pipe": "is not a regular file",
     "sqlite:{folder}": "is not a regular file",
@@ -143,7 +161,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("url", REFUSED)
 def test_urls_that_name_no_log_are_refused(url: str, tmp_path: Path) -> None:
-    """A URL that names no log is the caller's error, which says what is wrong with it, and makes no file."""
+    """A URL that names no log is the caller's error, which says what is wrong with it, and makes no
+    file.
+    """
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "pipe")
     filled = url.replace("{folder}", str(tmp_path))
@@ -153,8 +173,13 @@ def test_urls_that_name_no_log_are_refused(url: str, tmp_path: Path) -> None:
     assert ["file", "pipe"] == sorted(file.name for file in tmp_path.iterdir())
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
-@given(prefix=st.sampled_from(["", "memory:", "sqlite", "sqlite:{folder}/", "sqlite:{folder}/l?"]), rest=st.text(max_size=40))
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None
+)
+@given(
+    prefix=st.sampled_from(["", "memory:", "sqlite", "sqlite:{folder}/", "sqlite:{folder}/l?"]),
+    rest=st.text(max_size=40),
+)
 @example(prefix="sqlite:{folder}/", rest="log.db-wal")
 @example(prefix="sqlite:{folder}/", rest=":memory:")
 def test_any_url_opens_a_log_or_is_refused(tmp_path: Path, prefix: str, rest: str) -> None:

@@ -8,19 +8,37 @@ from collections.abc import Sequence
 
 import pytest
 
-from equipoise.channel.core.errors import CallerError, EquipoiseError, LogStorageFull, LogUnavailable, Overloaded
+from equipoise.channel.core.errors import (
+    CallerError,
+    EquipoiseError,
+    LogStorageFull,
+    LogUnavailable,
+    Overloaded,
+)
 from equipoise.channel.core.log import BATCH_ENTRIES_MAX, FIRST_OFFSET, RECORD_BYTES_MAX, Entry
 from equipoise.channel.log import append_queue, subscription
 from equipoise.channel.log.append_queue import Appended, AppendOutcome, InDoubt, NotAppended
 from equipoise.channel.system.deadline import Deadline
-from tests.channels.subscriber import DAMAGED, DOUBTFUL, FOR_EVER_MS, LOG_NAMES, NAME, UNAVAILABLE, Subscriber, log_of, run
+from tests.channels.subscriber import (
+    DAMAGED,
+    DOUBTFUL,
+    FOR_EVER_MS,
+    LOG_NAMES,
+    NAME,
+    UNAVAILABLE,
+    Subscriber,
+    log_of,
+    run,
+)
 from tests.channels.troubled_log import DEADLINE_SECONDS, TroubledLog
 
 CAUGHT_UP = ("caught up", 0)
 
 
 class EndsInGap(TroubledLog):
-    """A log that ends in a gap. `is_checked` and `may_go_on` stop its reader in a read that finds nothing."""
+    """A log that ends in a gap. `is_checked` and `may_go_on` stop its reader in a read that finds
+    nothing.
+    """
 
     def __init__(self, *, name: str) -> None:
         super().__init__(name=name)
@@ -62,7 +80,9 @@ def refusals(subscriber: Subscriber) -> list[EquipoiseError]:
 
 @pytest.mark.parametrize("position", [1, 3, 4])
 def test_entries_are_delivered_in_order_from_the_position_on(position: int) -> None:
-    """It delivers what is on the log, then reports that it has caught up, and goes on with what is appended later."""
+    """It delivers what is on the log, then reports that it has caught up, and goes on with what is
+    appended later.
+    """
 
     async def scenario(subscriber: Subscriber) -> None:
         await subscriber.until_event(("caught up", 3))
@@ -110,7 +130,9 @@ def test_an_outcome_comes_before_its_entry(error: LogUnavailable | None) -> None
 
 
 def test_an_append_wakes_a_waiting_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread would otherwise wait for longer than the test. The appends also show that `done` is optional."""
+    """The thread would otherwise wait for longer than the test. The appends also show that `done`
+    is optional.
+    """
     monkeypatch.setattr(subscription, "WAIT_MS_MAX", FOR_EVER_MS)
 
     async def scenario(subscriber: Subscriber) -> None:
@@ -121,8 +143,12 @@ def test_an_append_wakes_a_waiting_thread(monkeypatch: pytest.MonkeyPatch) -> No
     run(scenario, Subscriber())
 
 
-async def test_reading_on_delivers_what_others_have_appended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Callers of one moment share one question to the log. One that comes while it is under way gets another."""
+async def test_reading_on_delivers_what_others_have_appended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Callers of one moment share one question to the log. One that comes while it is under way
+    gets another.
+    """
     monkeypatch.setattr(subscription, "WAIT_MS_MAX", FOR_EVER_MS)
     log = DeafLog(name=next(LOG_NAMES))
     subscriber = Subscriber(log)
@@ -141,7 +167,10 @@ async def test_reading_on_delivers_what_others_have_appended(monkeypatch: pytest
     late = read_on()
     log.at_end.set()
     assert [True, True] == [await early, await late]
-    assert ([b"1", b"2", b"3", b"4"], before + 5) == ([entry.data for entry in subscriber.entries], log.ends)
+    assert ([b"1", b"2", b"3", b"4"], before + 5) == (
+        [entry.data for entry in subscriber.entries],
+        log.ends,
+    )
     await subscriber.subscription.stop(Deadline.after(timeout_ms=int(DEADLINE_SECONDS * 1_000)))
 
 
@@ -199,7 +228,12 @@ def test_records_queued_during_an_append_go_in_as_few_batches_as_possible(
         for _ in range(records):
             subscriber.subscription.append(b"a", subscriber.note)
         subscriber.log.gate.set()
-        await subscriber.until(lambda: sum(isinstance(event, Appended | NotAppended) for event in subscriber.events) == records)
+        await subscriber.until(
+            lambda: (
+                sum(isinstance(event, Appended | NotAppended) for event in subscriber.events)
+                == records
+            )
+        )
 
     subscriber = run(scenario, Subscriber())
     assert batches == [len(batch) for batch in subscriber.log.batches]
@@ -207,7 +241,9 @@ def test_records_queued_during_an_append_go_in_as_few_batches_as_possible(
 
 
 def test_a_refused_record_harms_no_other() -> None:
-    """A record that is too large, and one that exceeds the full queue, are refused by their outcomes. The others are appended."""
+    """A record that is too large, and one that exceeds the full queue, are refused by their
+    outcomes. The others are appended.
+    """
     queued = append_queue.APPENDS_QUEUED_MAX
 
     async def scenario(subscriber: Subscriber) -> None:
@@ -240,7 +276,9 @@ FULL = LogStorageFull(log=NAME)
     ],
     ids=["unavailable", "in doubt", "full disk", "damaged"],
 )
-def test_a_failed_append_has_one_outcome_and_is_not_retried(error: EquipoiseError, outcome: AppendOutcome) -> None:
+def test_a_failed_append_has_one_outcome_and_is_not_retried(
+    error: EquipoiseError, outcome: AppendOutcome
+) -> None:
     """The subscription goes on reading, and appends what comes later."""
 
     async def scenario(subscriber: Subscriber) -> None:
@@ -259,7 +297,9 @@ def test_a_failed_append_has_one_outcome_and_is_not_retried(error: EquipoiseErro
 
 
 def test_an_attempt_that_waited_too_long_is_not_appended() -> None:
-    """Its decision is out of date, after an outage or a sleep of the machine. A fresh one in the same batch is appended."""
+    """Its decision is out of date, after an outage or a sleep of the machine. A fresh one in the
+    same batch is appended.
+    """
     now_ms = 0
 
     async def scenario(subscriber: Subscriber) -> None:
@@ -279,7 +319,9 @@ def test_an_attempt_that_waited_too_long_is_not_appended() -> None:
 
 
 def test_a_slow_loop_delays_the_reader_but_not_its_appends() -> None:
-    """While the loop takes nothing, the thread reads up to its bound and still appends. Then each entry is delivered once."""
+    """While the loop takes nothing, the thread reads up to its bound and still appends. Then each
+    entry is delivered once.
+    """
     entries = 5 * subscription.UNDELIVERED_ENTRIES_MAX
     log = log_of()
     for _ in range(5):
@@ -312,7 +354,8 @@ def test_undelivered_entries_are_bounded() -> None:
 
     class Counting(Subscriber):
         def deliver(self, entries: list[Entry]) -> None:  # type: ignore[override] # it only counts
-            waiting.append(self.subscription._undelivered)  # noqa: SLF001 - the bound shows nowhere else
+            # The bound shows nowhere else.
+            waiting.append(self.subscription._undelivered)  # noqa: SLF001
             super().deliver(entries)
 
     async def scenario(subscriber: Subscriber) -> None:

@@ -1,4 +1,6 @@
-"""Subscriptions that truncation or a copy cuts off: they resync from the snapshot and read on, or end with a reason."""
+"""Subscriptions that truncation or a copy cuts off: they resync from the snapshot and read on, or
+end with a reason.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ async def ended(subscriber: Subscriber) -> None:
 
 
 def test_a_truncated_position_is_restored_from_the_snapshot() -> None:
-    """The subscriber gets a reader with the view of the snapshot, and then each entry above it, once."""
+    """The subscriber gets a reader with the view of the snapshot, and then each entry above it,
+    once.
+    """
     log = channel_log()
     end = log.end()
     view = compact(log)
@@ -71,12 +75,20 @@ def test_a_subscription_that_is_cut_off_resyncs_reads_on_and_appends() -> None:
         await subscriber.until_event(b"mine")
 
     subscriber = run(scenario, Subscriber(log))
-    assert [("caught up", end), ("resynced", end + 2), Appended(offset=end + 2), b"mine"] == subscriber.events[end:]
+    assert [
+        ("caught up", end),
+        ("resynced", end + 2),
+        Appended(offset=end + 2),
+        b"mine",
+    ] == subscriber.events[end:]
 
 
 def test_a_snapshot_of_another_cluster_ends_the_subscription() -> None:
     """As a log of another cluster would."""
-    assert isinstance(run(ended, Subscriber(channel_log(is_compacted=True), cluster="another")).failure, ForeignLog)
+    assert isinstance(
+        run(ended, Subscriber(channel_log(is_compacted=True), cluster="another")).failure,
+        ForeignLog,
+    )
 
 
 def test_restores_that_are_truncated_again_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +106,9 @@ def test_restores_that_are_truncated_again_are_bounded(monkeypatch: pytest.Monke
 
 def test_resyncs_without_an_entry_between_them_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the position is gone after each restore, the subscription ends."""
-    monkeypatch.setattr(subscription, "restored", lambda log, **_options: Reader(log=log.name, cluster=CLUSTER))
+    monkeypatch.setattr(
+        subscription, "restored", lambda log, **_options: Reader(log=log.name, cluster=CLUSTER)
+    )
     subscriber = run(ended, Subscriber(channel_log(is_compacted=True)))
     assert isinstance(subscriber.failure, LogTruncated)
     assert subscription.RESYNCS_MAX == len(subscriber.readers)
@@ -162,11 +176,18 @@ def a_copy(log: Log, *parts: str) -> None:
     for part in parts:
         if part == "genesis":
             author = Author(publisher="admin:copy")
-            log.append([encode(propose.genesis(author, cluster=CLUSTER, base=1_000, level=view.level))], timeout_ms=0)
+            log.append(
+                [encode(propose.genesis(author, cluster=CLUSTER, base=1_000, level=view.level))],
+                timeout_ms=0,
+            )
         else:
             compacted_snapshot = log.compacted_snapshot()
             compacted_snapshot.claim(timeout_ms=0)
-            compacted_snapshot.replace(rows_of(view, -1), encode_marker(marker_of(view, log=log.identity, copied=True)), timeout_ms=0)
+            compacted_snapshot.replace(
+                rows_of(view, -1),
+                encode_marker(marker_of(view, log=log.identity, copied=True)),
+                timeout_ms=0,
+            )
 
 
 class Folding(Subscriber):
@@ -187,7 +208,9 @@ class Folding(Subscriber):
 
 @pytest.mark.parametrize("parts", [("snapshot", "genesis"), ("genesis", "snapshot")])
 def test_a_subscriber_of_an_empty_log_resyncs_into_a_copy(parts: tuple[str, str]) -> None:
-    """It resyncs to the view before the genesis of the copy, waits for a late snapshot, and reads nothing twice."""
+    """It resyncs to the view before the genesis of the copy, waits for a late snapshot, and reads
+    nothing twice.
+    """
 
     async def scenario(subscriber: Folding) -> None:
         await caught_up(subscriber)
@@ -200,7 +223,11 @@ def test_a_subscriber_of_an_empty_log_resyncs_into_a_copy(parts: tuple[str, str]
 
     subscriber = run(scenario, Folding())
     assert subscriber.reader is not None
-    assert (1_002, 1_001, 4) == (subscriber.reader.view.offset, subscriber.reader.view.genesis, len(subscriber.reader.view.bundles))
+    assert (1_002, 1_001, 4) == (
+        subscriber.reader.view.offset,
+        subscriber.reader.view.genesis,
+        len(subscriber.reader.view.bundles),
+    )
     assert [("resynced", 1)] == subscriber.resyncs
     assert 4 == len(subscriber.events)  # Caught up, resynced, the genesis, the garbage.
     assert subscriber.subscription.outage is None

@@ -8,13 +8,29 @@ from collections.abc import Sequence
 
 import pytest
 
-from equipoise.channel.core.errors import Bug, ChannelIncomplete, DeadlineExceeded, EquipoiseError, ForeignLog, LogUnavailable, LogWentBack
+from equipoise.channel.core.errors import (
+    Bug,
+    ChannelIncomplete,
+    DeadlineExceeded,
+    EquipoiseError,
+    ForeignLog,
+    LogUnavailable,
+    LogWentBack,
+)
 from equipoise.channel.core.log import FIRST_OFFSET, Entry, Log
 from equipoise.channel.log import subscription
 from equipoise.channel.log.append_queue import Appended, InDoubt, NotAppended
 from equipoise.channel.log.subscription import Subscription
 from equipoise.channel.system.deadline import Deadline
-from tests.channels.subscriber import DAMAGED, FOR_EVER_MS, NAME, UNAVAILABLE, Subscriber, log_of, run
+from tests.channels.subscriber import (
+    DAMAGED,
+    FOR_EVER_MS,
+    NAME,
+    UNAVAILABLE,
+    Subscriber,
+    log_of,
+    run,
+)
 from tests.channels.troubled_log import DEADLINE_SECONDS
 
 CAUGHT_UP = ("caught up", 0)
@@ -28,7 +44,9 @@ async def come_back(subscriber: Subscriber) -> None:
 
 
 def test_an_outage_is_visible_and_survived() -> None:
-    """It has its beginning and the last error. Afterwards no entry is missing or delivered twice."""
+    """It has its beginning and the last error. Afterwards no entry is missing or delivered
+    twice.
+    """
     now_ms = 0
 
     async def scenario(subscriber: Subscriber) -> None:
@@ -54,7 +72,9 @@ def test_an_outage_is_visible_and_survived() -> None:
     assert subscriber.failure is None
 
 
-def test_the_beginning_and_the_end_of_an_outage_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_beginning_and_the_end_of_an_outage_are_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """An outage soon after another one is not logged."""
     now_ms = 0
 
@@ -91,7 +111,9 @@ def test_the_pause_between_attempts_grows_up_to_a_bound(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("is_append", [True, False], ids=["append", "stop"])
-def test_an_append_and_a_stop_do_not_wait_for_the_next_attempt_to_read(is_append: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_append_and_a_stop_do_not_wait_for_the_next_attempt_to_read(
+    is_append: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A log that cannot be read may still accept an append."""
     monkeypatch.setattr(subscription, "BACK_OFF_MS_MIN", FOR_EVER_MS)
 
@@ -125,7 +147,11 @@ def test_a_log_that_cannot_be_opened_yet_is_opened_later() -> None:
     assert [] == subscriber.log.batches
 
 
-@pytest.mark.parametrize("error", [DAMAGED, LogWentBack(log=NAME, position=7, end=3)], ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    "error",
+    [DAMAGED, LogWentBack(log=NAME, position=7, end=3)],
+    ids=lambda error: type(error).__name__,
+)
 def test_an_error_that_does_not_pass_ends_the_subscription(error: EquipoiseError) -> None:
     """It is reported once, the handle is closed, and appends are refused."""
 
@@ -143,8 +169,14 @@ def test_an_error_that_does_not_pass_ends_the_subscription(error: EquipoiseError
     assert [CAUGHT_UP, error, NotAppended(error=error)] == subscriber.events
 
 
-@pytest.mark.parametrize(("position", "error"), [(1, ChannelIncomplete), (9, LogWentBack)], ids=["truncated", "ahead of the log"])
-def test_a_position_that_cannot_be_read_ends_the_subscription(position: int, error: type[EquipoiseError]) -> None:
+@pytest.mark.parametrize(
+    ("position", "error"),
+    [(1, ChannelIncomplete), (9, LogWentBack)],
+    ids=["truncated", "ahead of the log"],
+)
+def test_a_position_that_cannot_be_read_ends_the_subscription(
+    position: int, error: type[EquipoiseError]
+) -> None:
     """A truncated position needs a snapshot. A position above the end belongs to another log."""
     log = log_of(b"a", b"b")
     log.truncate(2, timeout_ms=0)
@@ -161,7 +193,9 @@ def test_a_position_that_cannot_be_read_ends_the_subscription(position: int, err
 @pytest.mark.parametrize("records", [1, 4 * subscription.READ_ENTRIES])
 @pytest.mark.parametrize("raised", [FOREIGN, KeyError("surprise")], ids=["its error", "a bug"])
 def test_an_error_of_the_subscriber_ends_its_subscription(raised: Exception, records: int) -> None:
-    """It gets nothing more, since it would miss an entry, and has not caught up. An unforeseen error is reported as a bug."""
+    """It gets nothing more, since it would miss an entry, and has not caught up. An unforeseen
+    error is reported as a bug.
+    """
 
     class Fastidious(Subscriber):
         def deliver(self, entries: Sequence[Entry]) -> None:
@@ -175,7 +209,9 @@ def test_an_error_of_the_subscriber_ends_its_subscription(raised: Exception, rec
 
     subscriber = run(scenario, Fastidious(log_of(*[b"a"] * records)))
     assert [subscriber.failure] == subscriber.events
-    assert subscriber.failure is raised or (isinstance(subscriber.failure, Bug) and raised is subscriber.failure.__cause__)
+    assert subscriber.failure is raised or (
+        isinstance(subscriber.failure, Bug) and raised is subscriber.failure.__cause__
+    )
     assert str(raised) in str(subscriber.failure)
 
 
@@ -206,7 +242,9 @@ def test_an_error_about_the_end_goes_to_the_exception_handler() -> None:
             raise RuntimeError("hopeless")
 
     async def scenario(subscriber: Subscriber) -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: handled.append(str(context["exception"])))
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: handled.append(str(context["exception"]))
+        )
         subscriber.deliver_error = FOREIGN
         subscriber.write(b"a")
         await subscriber.until_event(FOREIGN)
@@ -251,7 +289,9 @@ def test_a_stop_closes_the_handle_and_refuses_queued_records() -> None:
         await subscriber.until_event(CAUGHT_UP)
         await subscriber.hold_append()
         subscriber.subscription.append(b"queued", subscriber.note)
-        stopping = asyncio.create_task(subscriber.subscription.stop(Deadline.after(timeout_ms=30_000)))
+        stopping = asyncio.create_task(
+            subscriber.subscription.stop(Deadline.after(timeout_ms=30_000))
+        )
         await asyncio.sleep(0)
         subscriber.log.gate.set()
         await stopping
@@ -261,7 +301,9 @@ def test_a_stop_closes_the_handle_and_refuses_queued_records() -> None:
     subscriber = run(scenario, Subscriber())
     assert subscriber.log.closed.is_set()
     refused = [event.error for event in subscriber.events if isinstance(event, NotAppended)]
-    assert [False, False] == [isinstance(error, LogUnavailable) and error.in_doubt for error in refused]
+    assert [False, False] == [
+        isinstance(error, LogUnavailable) and error.in_doubt for error in refused
+    ]
     assert [[b"first"]] == subscriber.log.batches
 
 
@@ -283,7 +325,9 @@ def test_a_subscription_that_never_started_stops() -> None:
 
 
 def test_the_thread_ends_with_its_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop that is closed without a stop leaves no thread and no handle behind, even if the log has no more entries."""
+    """A loop that is closed without a stop leaves no thread and no handle behind, even if the log
+    has no more entries.
+    """
     monkeypatch.setattr(subscription, "WAIT_MS_MAX", 20)
     subscriber = Subscriber()
 

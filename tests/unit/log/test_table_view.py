@@ -47,18 +47,27 @@ class Followed:
 
     def set_policy(self, value: int) -> None:
         """Let somebody else set a policy."""
-        self.write(encode(propose.set_policy(self.channel.admin(), self.channel.view, name="limit", document={"value": value})))
+        self.write(
+            encode(
+                propose.set_policy(
+                    self.channel.admin(), self.channel.view, name="limit", document={"value": value}
+                )
+            )
+        )
 
     async def reached(self, offset: int) -> None:
         """Wait until the view has folded this offset."""
         async with asyncio.timeout(30):
-            while self.view.view.offset < offset:  # noqa: ASYNC110 - a view tells no time at which it has an offset
+            # A view tells no time at which it has an offset.
+            while self.view.view.offset < offset:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 
     async def cut_off(self) -> None:
         """Have the view miss a change of the policy, and the truncation of it."""
         failures = self.log.failures
-        self.log.read_error = LogUnavailable(log=self.log.name, problem="it is away", in_doubt=False)
+        self.log.read_error = LogUnavailable(
+            log=self.log.name, problem="it is away", in_doubt=False
+        )
         self.log.wake()
         async with asyncio.timeout(30):
             while self.log.failures == failures:  # noqa: ASYNC110 - the thread notifies nobody
@@ -72,7 +81,10 @@ async def test_a_view_is_ready_once_it_has_read_what_was_there() -> None:
     """Then it holds the view of the whole log, without its listeners hearing of a resync."""
     followed = Followed()
     heard: list[int] = []
-    followed.view.listen(lambda folded: heard.append(folded.offset), resynced=lambda _: pytest.fail("nothing was skipped"))
+    followed.view.listen(
+        lambda folded: heard.append(folded.offset),
+        resynced=lambda _: pytest.fail("nothing was skipped"),
+    )
     async with followed.view as view:
         await view.ready(soon())
         await view.ready(soon())
@@ -81,7 +93,9 @@ async def test_a_view_is_ready_once_it_has_read_what_was_there() -> None:
 
 
 async def test_a_view_begins_with_the_snapshot() -> None:
-    """With a snapshot, nothing below its horizon is read, even if it is all there. Listeners get no resync."""
+    """With a snapshot, nothing below its horizon is read, even if it is all there. Listeners get no
+    resync.
+    """
     followed = Followed()
     compact(followed.writer, below=1)
     events: list[Resync | int] = []
@@ -94,7 +108,9 @@ async def test_a_view_begins_with_the_snapshot() -> None:
 
 
 async def test_listeners_hear_every_record_and_may_stop_listening() -> None:
-    """A listener gets each record that is folded from then on, rejected ones too, with the view just after it, until it ends."""
+    """A listener gets each record that is folded from then on, rejected ones too, with the view
+    just after it, until it ends.
+    """
     followed = Followed()
     async with followed.view as view:
         await view.ready(soon())
@@ -115,10 +131,14 @@ async def test_listeners_hear_every_record_and_may_stop_listening() -> None:
 
 
 async def test_a_listener_that_fails_harms_nobody() -> None:
-    """What a listener raises goes to the loop's handler; the view, and the other listeners, get the record."""
+    """What a listener raises goes to the loop's handler; the view, and the other listeners, get the
+    record.
+    """
     followed = Followed()
     complaints: list[str] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(str(context["message"])))
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: complaints.append(str(context["message"]))
+    )
     async with followed.view as view:
         await view.ready(soon())
         offset = view.view.offset + 1
@@ -136,7 +156,9 @@ async def test_a_listener_that_fails_harms_nobody() -> None:
 
 
 async def test_listeners_get_a_resync_instead_of_its_records() -> None:
-    """A listener gets the resync when the view has changed, then records again, and the view is that of a reader of everything."""
+    """A listener gets the resync when the view has changed, then records again, and the view is
+    that of a reader of everything.
+    """
     followed = Followed()
     events: list[Resync | int] = []
     async with followed.view as view:
@@ -157,7 +179,9 @@ async def test_listeners_get_a_resync_instead_of_its_records() -> None:
     resync, offset = events
     assert isinstance(resync, Resync)
     assert (before, before + 1, before + 2) == (resync.before, resync.offset, offset)
-    assert ["limit"] == [change.name for change in resync.changes if isinstance(change, PolicyChanged)]
+    assert ["limit"] == [
+        change.name for change in resync.changes if isinstance(change, PolicyChanged)
+    ]
 
 
 async def test_a_wait_for_a_log_that_cannot_be_opened_has_a_deadline() -> None:

@@ -1,4 +1,6 @@
-"""Questions and orders to brokers over HTTP: one answer is enough, no order is given twice, and the deadline bounds everything."""
+"""Questions and orders to brokers over HTTP: one answer is enough, no order is given twice, and the
+deadline bounds everything.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ import pytest
 
 from equipoise.brokers.errors import BrokerUnreachable
 from equipoise.brokers.operations.access import Access
-from equipoise.brokers.operations.asking import Answer, ask, ask_any, order_any, redirected, topics_in_use
+from equipoise.brokers.operations.asking import (
+    Answer,
+    ask,
+    ask_any,
+    order_any,
+    redirected,
+    topics_in_use,
+)
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded, OutcomeUnknown, PeerError
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.system.deadline import Deadline
@@ -41,7 +50,9 @@ def gone(connection: socket.socket, _: threading.Event) -> None:
 
 
 def trickling(head: bytes) -> Script:
-    """A broker whose answer comes to an end, if anybody waits for it: 100 bytes after `head`, one each 20 ms."""
+    """A broker whose answer comes to an end, if anybody waits for it: 100 bytes after `head`, one
+    each 20 ms.
+    """
 
     def script(connection: socket.socket, over: threading.Event) -> None:
         try:
@@ -61,7 +72,9 @@ def trickling(head: bytes) -> Script:
 def cluster(
     *scripts: Script | None, timeout_ms: int = PATIENCE_MS, others: Mapping[str, str] = NO_OTHERS
 ) -> Iterator[tuple[Access, Sequence[Broker]]]:
-    """An access to a log with these brokers on it, the leader first; None is one whose port is closed. `others`: addresses besides HTTP."""
+    """An access to a log with these brokers on it, the leader first; None is one whose port is
+    closed. `others`: addresses besides HTTP.
+    """
     channel = Channel()
     channel.genesis()
     with ExitStack() as ending:
@@ -72,12 +85,23 @@ def cluster(
                 broker = ending.enter_context(Broker(script))
                 brokers.append(broker)
                 url = broker.url
-            record = replace(joined(f"b{number}", channel.view, nonce=f"nonce {number}"), addresses={"http": url, **others})
+            record = replace(
+                joined(f"b{number}", channel.view, nonce=f"nonce {number}"),
+                addresses={"http": url, **others},
+            )
             channel.accept(record)
         log = MemoryLog(name=f"memory:asking-{next(numbers)}")
         log.append([data for _, data in channel.entries], timeout_ms=0)
         reader = reader_at_end(log)
-        yield Access(log=log, reader=reader, publisher="admin:erin", deadline=Deadline.after(timeout_ms=timeout_ms)), brokers
+        yield (
+            Access(
+                log=log,
+                reader=reader,
+                publisher="admin:erin",
+                deadline=Deadline.after(timeout_ms=timeout_ms),
+            ),
+            brokers,
+        )
 
 
 def tell(access: Access) -> object:
@@ -88,7 +112,9 @@ def tell(access: Access) -> object:
 # --- questions ---
 
 
-@pytest.mark.parametrize("first", [silent, gone, None, answering(503), answering(504), answering(500), answering(302)])
+@pytest.mark.parametrize(
+    "first", [silent, gone, None, answering(503), answering(504), answering(500), answering(302)]
+)
 def test_a_question_goes_on_to_the_next_broker(first: Script | None) -> None:
     with cluster(first, answering(200, '{"ok": 1}'), timeout_ms=2_000) as (access, brokers):
         assert {"ok": 1} == ask_any(access, "/stats")
@@ -96,7 +122,10 @@ def test_a_question_goes_on_to_the_next_broker(first: Script | None) -> None:
 
 
 def test_a_refusal_of_a_question_is_final() -> None:
-    with cluster(answering(404, '{"reason": "no such topic"}'), answering(200)) as (access, brokers):
+    with cluster(answering(404, '{"reason": "no such topic"}'), answering(200)) as (
+        access,
+        brokers,
+    ):
         with pytest.raises(CallerError, match="the broker b0 refuses: no such topic"):
             ask_any(access, "/stats")
         assert [] == brokers[1].asked
@@ -104,16 +133,27 @@ def test_a_refusal_of_a_question_is_final() -> None:
 
 def test_a_question_ends_with_the_last_broker_or_the_deadline() -> None:
     with cluster(silent, silent, timeout_ms=200) as (access, brokers):
-        with pytest.raises(BrokerUnreachable, match=r"the broker b1 cannot be asked at http://127.0.0.1:.*: it does not answer in time"):
+        with pytest.raises(
+            BrokerUnreachable,
+            match=(
+                r"the broker b1 cannot be asked at http://127.0.0.1:.*: it does not answer in time"
+            ),
+        ):
             ask_any(access, "/stats")
         assert [1, 1] == [len(broker.asked) for broker in brokers]
-        with pytest.raises(DeadlineExceeded, match="an answer of any broker did not happen within 200 ms"):
+        with pytest.raises(
+            DeadlineExceeded, match="an answer of any broker did not happen within 200 ms"
+        ):
             ask_any(access, "/stats")
     with cluster() as (access, _), pytest.raises(PeerError, match="no broker is alive"):
         ask_any(access, "/stats")
 
 
-@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nX-Long: ", b"HTTP/1.1 200 OK\r\nContent-Length: 104\r\n\r\n"], ids=["head", "body"])
+@pytest.mark.parametrize(
+    "head",
+    [b"HTTP/1.1 200 OK\r\nX-Long: ", b"HTTP/1.1 200 OK\r\nContent-Length: 104\r\n\r\n"],
+    ids=["head", "body"],
+)
 def test_the_deadline_bounds_the_whole_answer(head: bytes) -> None:
     """Although each byte of it is in time."""
     with cluster(trickling(head)) as (access, _):
@@ -131,16 +171,25 @@ def test_the_deadline_and_a_limit_bound_the_redirects() -> None:
         (broker,) = access.view.live_brokers()
         with pytest.raises(BrokerUnreachable, match="it does not answer in time"):
             ask(broker, "GET", "/stats", deadline=Deadline.after(timeout_ms=250))
-        with pytest.raises(BrokerUnreachable, match=r"redirects more than 5 times, at last to http://127.0.0.1:.*/elsewhere"):
+        with pytest.raises(
+            BrokerUnreachable,
+            match=r"redirects more than 5 times, at last to http://127.0.0.1:.*/elsewhere",
+        ):
             ask(broker, "GET", "/stats", deadline=access.deadline)
         assert ["GET /stats", "GET /elsewhere"] == brokers[0].asked[:2]
 
 
 @pytest.mark.parametrize(
     ("others", "found"),
-    [({"pulsar": "pulsar://b:6650"}, [TOPIC]), ({"pulsar+ssl": "pulsar+ssl://b:6651"}, [TOPIC]), (NO_OTHERS, [])],
+    [
+        ({"pulsar": "pulsar://b:6650"}, [TOPIC]),
+        ({"pulsar+ssl": "pulsar+ssl://b:6651"}, [TOPIC]),
+        (NO_OTHERS, []),
+    ],
 )
-def test_brokers_that_serve_pulsar_are_asked_for_topics_in_use(others: Mapping[str, str], found: Sequence[str]) -> None:
+def test_brokers_that_serve_pulsar_are_asked_for_topics_in_use(
+    others: Mapping[str, str], found: Sequence[str]
+) -> None:
     """With TLS or without. Others have no topics."""
     with cluster(answering(200, json.dumps({"topics": [TOPIC]})), others=others) as (access, _):
         assert found == topics_in_use(access, "shop/orders")
@@ -159,25 +208,35 @@ def test_a_redirect_is_followed() -> None:
         location = f"Location: {target.joined.addresses['http']}/partitions?n=1\r\n"
         with cluster(answering(307, headers=location)) as (access, _):
             (broker,) = access.view.live_brokers()
-            assert Answer(status=200, text="2") == ask(broker, "GET", "/partitions", deadline=access.deadline)
+            assert Answer(status=200, text="2") == ask(
+                broker, "GET", "/partitions", deadline=access.deadline
+            )
 
 
 # --- orders ---
 
 
 @pytest.mark.parametrize("first", [None, answering(503, '{"reason": "not ready"}')])
-def test_an_order_goes_on_to_the_next_broker_if_the_first_did_not_begin(first: Script | None) -> None:
+def test_an_order_goes_on_to_the_next_broker_if_the_first_did_not_begin(
+    first: Script | None,
+) -> None:
     with cluster(first, answering(204)) as (access, brokers):
         assert tell(access) is None
         assert ["PUT /partitions"] == brokers[-1].asked
 
 
 @pytest.mark.parametrize(
-    "first", [gone, silent, answering(504, '{"reason": "begun"}'), answering(500)], ids=["gone", "silent", "504", "500"]
+    "first",
+    [gone, silent, answering(504, '{"reason": "begun"}'), answering(500)],
+    ids=["gone", "silent", "504", "500"],
 )
 def test_no_second_broker_gets_an_order_that_may_have_been_carried_out(first: Script) -> None:
-    with cluster(first, answering(409, '{"reason": "it is partitioned already"}'), timeout_ms=600) as (access, brokers):
-        with pytest.raises(OutcomeUnknown, match="the broker b0 got the order, and then: ") as caught:
+    with cluster(
+        first, answering(409, '{"reason": "it is partitioned already"}'), timeout_ms=600
+    ) as (access, brokers):
+        with pytest.raises(
+            OutcomeUnknown, match="the broker b0 got the order, and then: "
+        ) as caught:
             tell(access)
         assert (TOPIC, access.log.name) == (caught.value.subject, caught.value.log)
         assert (["PUT /partitions"], []) == (brokers[0].asked, brokers[1].asked)
@@ -195,9 +254,15 @@ def test_a_broker_that_has_the_order_gets_all_the_time() -> None:
 
 
 def test_an_order_that_no_broker_takes_reports_the_last_problem() -> None:
-    with cluster(None, answering(503, '{"reason": "not ready"}')) as (access, _), pytest.raises(BrokerUnreachable, match=r"b1 .*not ready"):
+    with (
+        cluster(None, answering(503, '{"reason": "not ready"}')) as (access, _),
+        pytest.raises(BrokerUnreachable, match=r"b1 .*not ready"),
+    ):
         tell(access)
-    with cluster(answering(409, '{"reason": "there are 8 already"}')) as (access, _), pytest.raises(CallerError, match="8 already"):
+    with (
+        cluster(answering(409, '{"reason": "there are 8 already"}')) as (access, _),
+        pytest.raises(CallerError, match="8 already"),
+    ):
         tell(access)
     with cluster() as (access, _), pytest.raises(PeerError, match="no broker is alive"):
         tell(access)

@@ -14,7 +14,13 @@ from equipoise.brokers.operations.access import Access, follow, until
 from equipoise.brokers.operations.death_declaration import declare_dead
 from equipoise.brokers.operations.on_channel import run, submit
 from equipoise.brokers.operations.steps import Listen, Look, Seen, Until
-from equipoise.brokers.operations.verbs import UNLOADS_AT_ONCE, cancel, delete_namespace, split, unload_all
+from equipoise.brokers.operations.verbs import (
+    UNLOADS_AT_ONCE,
+    cancel,
+    delete_namespace,
+    split,
+    unload_all,
+)
 from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
@@ -61,7 +67,9 @@ def access_to(channel: Channel, *, timeout_ms: int = 5_000) -> tuple[Access, Cro
     log = Crowded(name=f"memory:crowded-{next(numbers)}")
     log.append([data for _, data in channel.entries], timeout_ms=0)
     deadline = Deadline.after(timeout_ms=timeout_ms)
-    return Access(log=log, reader=reader_at_end(log), publisher="admin:erin", deadline=deadline), log
+    return Access(
+        log=log, reader=reader_at_end(log), publisher="admin:erin", deadline=deadline
+    ), log
 
 
 def begun() -> Channel:
@@ -118,7 +126,12 @@ def test_any_other_rejection_is_final() -> None:
     channel = begun()
     access, log = access_to(channel)
     with pytest.raises(Rejected) as caught:
-        submit(access, lambda view, author: propose.create_namespace(author, view, name="no namespace", boundaries=(0, 1)))
+        submit(
+            access,
+            lambda view, author: propose.create_namespace(
+                author, view, name="no namespace", boundaries=(0, 1)
+            ),
+        )
     assert (Reason.MALFORMED, 2, 2) == (caught.value.reason, caught.value.offset, log.end())
     assert "'no namespace' is not a namespace" in (caught.value.problem or "")
 
@@ -145,7 +158,9 @@ def test_a_deletion_skips_bundles_that_others_have_unloaded() -> None:
 
 
 class Owner(MemoryLog):
-    """A log on which broker a releases all bundles that it must release, once the admin has read everything and waits."""
+    """A log on which broker a releases all bundles that it must release, once the admin has read
+    everything and waits.
+    """
 
     channel: Channel
     releasing_max = 0
@@ -155,7 +170,11 @@ class Owner(MemoryLog):
             return True
         for entry in self.read(self.channel.view.offset + 1, limit=10_000):
             self.channel.put_bytes(entry.data)
-        releasing = [bundle for bundle in self.channel.view.bundles_of(NAMESPACE) if bundle.phase == "unloading"]
+        releasing = [
+            bundle
+            for bundle in self.channel.view.bundles_of(NAMESPACE)
+            if bundle.phase == "unloading"
+        ]
         self.releasing_max = max(self.releasing_max, len(releasing))
         for bundle in releasing:
             self.channel.accept(propose.released(self.channel.author("a"), bundle))
@@ -173,7 +192,9 @@ def owned_by_a(log: MemoryLog, *, bundles: int) -> tuple[Access, Channel]:
         channel.own("a", bundle.low)
     log.append([data for _, data in channel.entries], timeout_ms=0)
     deadline = Deadline.after(timeout_ms=10_000)
-    return Access(log=log, reader=reader_at_end(log), publisher="admin:erin", deadline=deadline), channel
+    return Access(
+        log=log, reader=reader_at_end(log), publisher="admin:erin", deadline=deadline
+    ), channel
 
 
 @pytest.mark.parametrize("is_deletion", [False, True])
@@ -201,13 +222,17 @@ def test_an_unload_of_all_skips_bundles_that_others_move() -> None:
         MemoryLog.append(log, [channel.entries[-1][1]], timeout_ms=0)
 
     log.before_append = [lambda: None, unload_second]
-    assert {first.name: 10, third.name: 13} == run(access, unload_all(NAMESPACE, wait=False)).document["offsets"]
+    assert {first.name: 10, third.name: 13} == run(
+        access, unload_all(NAMESPACE, wait=False)
+    ).document["offsets"]
     assert {"unloading"} == {bundle.phase for bundle in access.view.bundles_of(NAMESPACE)}
 
 
 def test_an_outage_is_reported_once() -> None:
     access, log = access_to(begun())
-    log.append([encode(Genesis(key="genesis", based_on=0, publisher="b", cluster="late"))], timeout_ms=0)
+    log.append(
+        [encode(Genesis(key="genesis", based_on=0, publisher="b", cluster="late"))], timeout_ms=0
+    )
 
     def fail() -> None:
         raise LogUnavailable(log=log.name, problem="it is away")
@@ -215,7 +240,9 @@ def test_an_outage_is_reported_once() -> None:
     log.before_read = [fail, fail]
     outages: list[str] = []
     news = follow(access, outage=lambda error: outages.append(error.problem))
-    assert [None, None, 2, None] == [folded and folded.offset for folded in (next(news) for _ in range(4))]
+    assert [None, None, 2, None] == [
+        folded and folded.offset for folded in (next(news) for _ in range(4))
+    ]
     assert ["it is away"] == outages
 
 
@@ -228,17 +255,21 @@ def test_a_follower_resyncs_after_a_truncation() -> None:
         channel.accept(propose.set_policy(channel.admin(), channel.view, name="p", document={}))
         MemoryLog.append(log, [channel.entries[-1][1]], timeout_ms=0)
         compact(log)
-        channel.accept(propose.set_policy(channel.admin(), channel.view, name="p", document={"value": 1}))
+        channel.accept(
+            propose.set_policy(channel.admin(), channel.view, name="p", document={"value": 1})
+        )
         MemoryLog.append(log, [channel.entries[-1][1]], timeout_ms=0)
 
-    log.append([channel.entries[0][1]], timeout_ms=0)  # Something to wake for, which is a second genesis.
+    # Something to wake for, which is a second genesis.
+    log.append([channel.entries[0][1]], timeout_ms=0)
     channel.put_bytes(channel.entries[0][1])
     log.before_read = [compacted]
     resyncs: list[Resync] = []
     news = follow(access, resynced=resyncs.append)
     assert [None, 4] == [folded and folded.offset for folded in (next(news), next(news))]
     assert [(1, 3, ["p"])] == [
-        (resync.before, resync.offset, [getattr(change, "name", None) for change in resync.changes]) for resync in resyncs
+        (resync.before, resync.offset, [getattr(change, "name", None) for change in resync.changes])
+        for resync in resyncs
     ]
     assert channel.view.digest() == access.view.digest()
 
@@ -268,17 +299,25 @@ def test_a_condition_sees_every_state() -> None:
     channel = begun()
     access, log = access_to(channel)
     for name in ("a", "b"):
-        channel.accept(propose.set_policy(channel.admin(), channel.view, name="p", document={"of": name}))
+        channel.accept(
+            propose.set_policy(channel.admin(), channel.view, name="p", document={"of": name})
+        )
         log.append([channel.entries[-1][1]], timeout_ms=0)
 
     def is_of_a(view: View) -> int | None:
-        return view.offset if "p" in view.policies and view.policies["p"].document["of"] == "a" else None
+        return (
+            view.offset
+            if "p" in view.policies and view.policies["p"].document["of"] == "a"
+            else None
+        )
 
     assert 2 == until(access, is_of_a, what="a's moment")
 
 
 def dead_broker(folder: Path) -> Channel:
-    """A channel on which broker a is alive with the nonce `a-1`. Its directory in `folder` is not locked."""
+    """A channel on which broker a is alive with the nonce `a-1`. Its directory in `folder` is not
+    locked.
+    """
     channel = begun()
     channel.accept(joined("a", channel.view, nonce="a-1"))
     with DataDirectory(folder) as directory:
@@ -291,7 +330,12 @@ def test_a_death_declaration_reads_the_last_records_of_the_process_first(tmp_pat
     access, log = access_to(begun())
     log.append([channel.entries[1][1]], timeout_ms=0)
     (death_declaration,) = declare_dead(access, tmp_path)
-    assert ("a", 2, 3, 0) == (death_declaration.broker, death_declaration.incarnation, death_declaration.offset, death_declaration.bundles)
+    assert ("a", 2, 3, 0) == (
+        death_declaration.broker,
+        death_declaration.incarnation,
+        death_declaration.offset,
+        death_declaration.bundles,
+    )
 
 
 def test_a_broker_that_somebody_else_declared_dead_is_skipped(tmp_path: Path) -> None:
@@ -326,10 +370,19 @@ def test_a_split_follows_a_bundle_that_got_its_owner_last() -> None:
     assert isinstance(listening, Listen)
     channel.own("a")
     operation.send(None)
-    waiting = operation.send(folded(channel, propose.start_split(channel.admin(), channel.bundle(), algorithm="range_equally_divide")))
+    waiting = operation.send(
+        folded(
+            channel,
+            propose.start_split(
+                channel.admin(), channel.bundle(), algorithm="range_equally_divide"
+            ),
+        )
+    )
     assert isinstance(waiting, Until)
     assert waiting.condition(channel.view) is None
-    listening.listener(folded(channel, propose.split(channel.author("a"), channel.bundle(), cuts=(MIDDLE,))))
+    listening.listener(
+        folded(channel, propose.split(channel.author("a"), channel.bundle(), cuts=(MIDDLE,)))
+    )
     children = waiting.condition(channel.view)
     assert isinstance(children, tuple)
     assert 2 == len(children)
@@ -341,7 +394,12 @@ def test_a_cancel_names_a_dead_owner_by_its_incarnation() -> None:
     operation = cancel(channel.bundle().name)
     next(operation)
     operation.send(seen)
-    assert isinstance(operation.send(folded(channel, propose.cancel(channel.admin(), channel.bundle(), reason="no room"))), Look)
+    assert isinstance(
+        operation.send(
+            folded(channel, propose.cancel(channel.admin(), channel.bundle(), reason="no room"))
+        ),
+        Look,
+    )
     source = channel.incarnation("source")
     channel.die("source")
     with pytest.raises(StopIteration) as ended:

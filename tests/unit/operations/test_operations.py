@@ -22,8 +22,19 @@ from equipoise.brokers.agent.intents import (
 from equipoise.brokers.agent.requests import RACES_MAX, may_run_again
 from equipoise.brokers.balancing.policies import isolation_document, pin_document
 from equipoise.brokers.balancing.settings.settings_records import KEY
-from equipoise.brokers.errors import Cancelled, DestinationForbidden, InvalidPolicy, PolicyLeavesNobody, Rejected
-from equipoise.brokers.operations.checks import check_destination, check_request, rejection, unless_overtaken
+from equipoise.brokers.errors import (
+    Cancelled,
+    DestinationForbidden,
+    InvalidPolicy,
+    PolicyLeavesNobody,
+    Rejected,
+)
+from equipoise.brokers.operations.checks import (
+    check_destination,
+    check_request,
+    rejection,
+    unless_overtaken,
+)
 from equipoise.brokers.operations.outcomes import RequestedMove, begun_by, made_by
 from equipoise.brokers.operations.verbs import (
     BY_OPERATOR,
@@ -43,8 +54,10 @@ from tests.channels.folding import MIDDLE, NAMESPACE, channel_in, channel_with
 from tests.channels.ruled import set_policy
 
 Proposal = Callable[[Author, BundleEntry], AnyRecord]
-CUT: Proposal = lambda author, bundle: propose.split(author, bundle, cuts=(MIDDLE,))  # noqa: E731 - one of a row of proposals
-CANCEL: Proposal = lambda author, bundle: propose.cancel(author, bundle, reason="no room")  # noqa: E731 - as above
+# One of a row of proposals.
+CUT: Proposal = lambda author, bundle: propose.split(author, bundle, cuts=(MIDDLE,))  # noqa: E731
+# As above.
+CANCEL: Proposal = lambda author, bundle: propose.cancel(author, bundle, reason="no room")  # noqa: E731
 
 
 class Story:
@@ -79,14 +92,19 @@ def transferred() -> Story:
 
 
 def split() -> Story:
-    return Story(lambda author, bundle: propose.start_split(author, bundle, algorithm="range_equally_divide"))
+    return Story(
+        lambda author, bundle: propose.start_split(author, bundle, algorithm="range_equally_divide")
+    )
 
 
 def test_a_transfer_ends_when_its_destination_owns() -> None:
     story = transferred()
     whole = story.channel.bundle().name
     assert RequestedMove(bundle=whole, kind=story.move.kind, offset=9, destination=4) == story.move
-    assert story.tell(propose.renewed(story.channel.author("third"), story.channel.broker("third"))) is None
+    assert (
+        story.tell(propose.renewed(story.channel.author("third"), story.channel.broker("third")))
+        is None
+    )
     assert story.about("third", propose.opened) is None  # Rejected.
     assert story.about("target", propose.prepared) is None
     made = story.about("owner", propose.hand_over)
@@ -122,24 +140,46 @@ def test_a_transfer_outlives_its_source(*, warm: bool) -> None:
             "cancel tenant/ns/0x00000000_0xffffffff transfer to target by target; reason: no room",
         ),
         (lambda story: story.die("target"), "down target"),
-        (lambda story: (story.die("owner"), story.about("target", lambda a, b: propose.refuse(a, b, reason="full"))), "reason: full"),
         (
-            lambda story: (story.die("owner"), story.tell(propose.assign(story.channel.admin(), story.channel.bundle(), owner=5))),
+            lambda story: (
+                story.die("owner"),
+                story.about("target", lambda a, b: propose.refuse(a, b, reason="full")),
+            ),
+            "reason: full",
+        ),
+        (
+            lambda story: (
+                story.die("owner"),
+                story.tell(propose.assign(story.channel.admin(), story.channel.bundle(), owner=5)),
+            ),
             "target -> third",
         ),
     ],
-    ids=["cancelled", "destination dies", "refused after a death", "given to another after a death"],
+    ids=[
+        "cancelled",
+        "destination dies",
+        "refused after a death",
+        "given to another after a death",
+    ],
 )
-def test_a_failed_transfer_reports_the_record_that_ended_it(last: Callable[[Story], object], told: str) -> None:
+def test_a_failed_transfer_reports_the_record_that_ended_it(
+    last: Callable[[Story], object], told: str
+) -> None:
     story = transferred()
     with pytest.raises(Cancelled) as caught:
         last(story)
     assert ("transfer", True) == (caught.value.move, told in caught.value.problem)
-    assert caught.value.problem.endswith(f"token {story.channel.bundle().token}, last changed at offset {story.channel.view.offset}")
+    assert caught.value.problem.endswith(
+        f"token {story.channel.bundle().token}, last changed at offset {story.channel.view.offset}"
+    )
 
 
-@pytest.mark.parametrize("last", [lambda story: story.about("owner", propose.released), lambda story: story.die("owner")])
-def test_an_unload_ends_with_a_release_or_the_death_of_the_owner(last: Callable[[Story], object]) -> None:
+@pytest.mark.parametrize(
+    "last", [lambda story: story.about("owner", propose.released), lambda story: story.die("owner")]
+)
+def test_an_unload_ends_with_a_release_or_the_death_of_the_owner(
+    last: Callable[[Story], object],
+) -> None:
     story = Story(propose.unload)
     assert () == last(story)
 
@@ -147,20 +187,30 @@ def test_an_unload_ends_with_a_release_or_the_death_of_the_owner(last: Callable[
 def test_a_split_ends_with_its_children() -> None:
     story = split()
     assert story.about("target", CUT) is None  # Rejected: only the owner may.
-    assert [(0, MIDDLE), (MIDDLE, 0xFFFFFFFF)] == [(child.low, child.high) for child in story.about("owner", CUT) or ()]
+    assert [(0, MIDDLE), (MIDDLE, 0xFFFFFFFF)] == [
+        (child.low, child.high) for child in story.about("owner", CUT) or ()
+    ]
 
 
-@pytest.mark.parametrize("last", [lambda story: story.about("owner", CANCEL), lambda story: story.die("owner")])
+@pytest.mark.parametrize(
+    "last", [lambda story: story.about("owner", CANCEL), lambda story: story.die("owner")]
+)
 def test_a_failed_split_reports_the_record_that_ended_it(last: Callable[[Story], object]) -> None:
     story = split()
-    with pytest.raises(Cancelled, match="the split of tenant/ns/0x00000000_0xffffffff was cancelled: record 10: "):
+    with pytest.raises(
+        Cancelled, match="the split of tenant/ns/0x00000000_0xffffffff was cancelled: record 10: "
+    ):
         last(story)
 
 
 def test_only_lost_races_are_retried() -> None:
     view = channel_with("a").view
-    assert [True, False] == [may_run_again(view, None, Reason.STALE, race) for race in (RACES_MAX - 1, RACES_MAX)]
-    assert not any(may_run_again(view, None, reason, 1) for reason in Reason if reason is not Reason.STALE)
+    assert [True, False] == [
+        may_run_again(view, None, Reason.STALE, race) for race in (RACES_MAX - 1, RACES_MAX)
+    ]
+    assert not any(
+        may_run_again(view, None, reason, 1) for reason in Reason if reason is not Reason.STALE
+    )
 
 
 @pytest.mark.parametrize("reason", [Reason.DEAD_TARGET, Reason.DRAINING_TARGET])
@@ -168,8 +218,15 @@ def test_a_destination_that_changed_is_a_lost_race(reason: Reason) -> None:
     channel = channel_with("up", "draining", "dead")
     channel.accept(propose.draining(channel.author("draining"), channel.broker("draining")))
     channel.die("dead")
-    transfers = {broker: Transfer(bundle="b", destination=broker, reason="r") for broker in ("up", "draining", "dead", "unknown")}
-    retried = [broker for broker, intent in transfers.items() if may_run_again(channel.view, intent, reason, 1)]
+    transfers = {
+        broker: Transfer(bundle="b", destination=broker, reason="r")
+        for broker in ("up", "draining", "dead", "unknown")
+    }
+    retried = [
+        broker
+        for broker, intent in transfers.items()
+        if may_run_again(channel.view, intent, reason, 1)
+    ]
     assert ["up"] == retried
     assert may_run_again(channel.view, MoveAway(bundle="b", reason="r"), reason, 1)
     assert not may_run_again(channel.view, transfers["up"], reason, RACES_MAX)
@@ -189,7 +246,9 @@ def test_a_step_may_be_overtaken() -> None:
 def test_requests_that_would_be_rejected_are_refused_with_details() -> None:
     channel = channel_with("a", "b", bundles=2)
     check_request(channel.view, CreateNamespace(name="tenant/other", boundaries=even_boundaries(1)))
-    with pytest.raises(Rejected, match=r"it already exists \(created at offset 4\); see its 2 bundles"):
+    with pytest.raises(
+        Rejected, match=r"it already exists \(created at offset 4\); see its 2 bundles"
+    ):
         check_request(channel.view, CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(1)))
     left = channel.bundle()
     merge = MergeBundles(left=left.name, reason=BY_OPERATOR)
@@ -204,8 +263,18 @@ def test_requests_that_would_be_rejected_are_refused_with_details() -> None:
 @pytest.mark.parametrize(
     ("setting", "most", "intent", "problem"),
     [
-        ("namespaces_max", 1, CreateNamespace(name="tenant/b", boundaries=even_boundaries(1)), "has 1 namespaces, and may have 1"),
-        ("bundles_max", 5, CreateNamespace(name="tenant/b", boundaries=even_boundaries(4)), "has 2 bundles, and may have 5, which 4 more"),
+        (
+            "namespaces_max",
+            1,
+            CreateNamespace(name="tenant/b", boundaries=even_boundaries(1)),
+            "has 1 namespaces, and may have 1",
+        ),
+        (
+            "bundles_max",
+            5,
+            CreateNamespace(name="tenant/b", boundaries=even_boundaries(4)),
+            "has 2 bundles, and may have 5, which 4 more",
+        ),
         (
             "bundles_max",
             2,
@@ -214,12 +283,17 @@ def test_requests_that_would_be_rejected_are_refused_with_details() -> None:
         ),
     ],
 )
-def test_a_tenant_gets_no_more_than_its_quota(setting: str, most: int, intent: Intent, problem: str) -> None:
+def test_a_tenant_gets_no_more_than_its_quota(
+    setting: str, most: int, intent: Intent, problem: str
+) -> None:
     """Others get theirs."""
     channel = channel_with("a", bundles=2)
     check_request(channel.view, intent)
     set_policy(channel, KEY, {f"tenants.{setting}": most})
-    with pytest.raises(CallerError, match=f"tenant tenant {problem}.*equipoise balancing set tenants.{setting}=NUMBER"):
+    with pytest.raises(
+        CallerError,
+        match=f"tenant tenant {problem}.*equipoise balancing set tenants.{setting}=NUMBER",
+    ):
         check_request(channel.view, intent)
     check_request(channel.view, CreateNamespace(name="other/b", boundaries=even_boundaries(2)))
 
@@ -230,9 +304,19 @@ def test_an_invalid_policy_raises_its_own_error() -> None:
     check_request(view, SetClusterPolicy(policy="isolation/x", document=good))
     check_request(view, SetClusterPolicy(policy="isolation/x", document=None))
     with pytest.raises(InvalidPolicy):
-        check_request(view, SetClusterPolicy(policy="isolation/x", document=isolation_document(namespaces=["("], primary=["a"])))
+        check_request(
+            view,
+            SetClusterPolicy(
+                policy="isolation/x", document=isolation_document(namespaces=["("], primary=["a"])
+            ),
+        )
     with pytest.raises(PolicyLeavesNobody):
-        check_request(view, SetClusterPolicy(policy="pin/x", document=pin_document(namespace=NAMESPACE, brokers=["c"])))
+        check_request(
+            view,
+            SetClusterPolicy(
+                policy="pin/x", document=pin_document(namespace=NAMESPACE, brokers=["c"])
+            ),
+        )
 
 
 def test_a_destination_is_forbidden_by_rules_alone() -> None:
@@ -245,7 +329,9 @@ def test_a_destination_is_forbidden_by_rules_alone() -> None:
     channel.die("d")
     for broker in ("a", "c", "d", "nobody"):
         check_destination(channel.view, bundle, broker)
-    with pytest.raises(DestinationForbidden, match="b may not have it: pin/x keeps this bundle at a, c, d") as caught:
+    with pytest.raises(
+        DestinationForbidden, match="b may not have it: pin/x keeps this bundle at a, c, d"
+    ) as caught:
         check_destination(channel.view, bundle, "b")
     assert (bundle.name, "b") == (caught.value.bundle, caught.value.broker)
 
@@ -257,14 +343,24 @@ def test_cancels_come_in_batches() -> None:
     for bundle in (first, second, *others):
         channel.own("a", bundle.low)
     for bundle in others:
-        channel.accept(propose.transfer(channel.admin(), channel.bundle(bundle.low), destination=channel.incarnation("b")))
-    channel.accept(propose.start_split(channel.admin(), channel.bundle(first.low), algorithm="range_equally_divide"))
+        channel.accept(
+            propose.transfer(
+                channel.admin(), channel.bundle(bundle.low), destination=channel.incarnation("b")
+            )
+        )
+    channel.accept(
+        propose.start_split(
+            channel.admin(), channel.bundle(first.low), algorithm="range_equally_divide"
+        )
+    )
     channel.accept(propose.unload(channel.admin(), channel.bundle(second.low)))
     channel.accept(propose.assign(channel.admin(), third, owner=channel.incarnation("a")))
     channel.accept(propose.prepared(channel.author("b"), channel.bundle(others[0].low)))
     batches = list(cancels_of(channel.view.bundles_of(NAMESPACE)))
     assert [UNLOADS_AT_ONCE, 1] == [len(batch) for batch in batches]
-    expected = [Cancel(bundle=bundle.name, reason=CANCELLED_BY_OPERATOR) for bundle in (first, *others[1:])]
+    expected = [
+        Cancel(bundle=bundle.name, reason=CANCELLED_BY_OPERATOR) for bundle in (first, *others[1:])
+    ]
     assert expected == [cancel for batch in batches for cancel in batch]
 
 
@@ -273,25 +369,41 @@ def test_a_rejection_has_the_message_of_its_story() -> None:
     channel.die("target")
     record = propose.transfer(channel.admin(), channel.bundle(), destination=4)
     verdict = channel.put(record)
-    refused = rejection(Folded(offset=channel.view.offset, record=record, verdict=verdict), channel.view, "move")
-    assert (Reason.DEAD_TARGET, "target is not alive", channel.view.offset) == (refused.reason, refused.problem, refused.offset)
-    told = f"cannot move {record.key}: target is not alive (refused at offset {channel.view.offset}); name a broker that is up"
+    refused = rejection(
+        Folded(offset=channel.view.offset, record=record, verdict=verdict), channel.view, "move"
+    )
+    assert (Reason.DEAD_TARGET, "target is not alive", channel.view.offset) == (
+        refused.reason,
+        refused.problem,
+        refused.offset,
+    )
+    told = (
+        f"cannot move {record.key}: target is not alive (refused at offset {channel.view.offset});"
+        " name a broker that is up"
+    )
     assert str(refused).startswith(told)
 
 
 def test_a_deletion_has_its_steps_in_order() -> None:
     channel = channel_with("a", bundles=2)
     channel.own("a")
-    channel.accept(propose.assign(channel.admin(), channel.bundle(MIDDLE), owner=channel.incarnation("a")))
+    channel.accept(
+        propose.assign(channel.admin(), channel.bundle(MIDDLE), owner=channel.incarnation("a"))
+    )
     assert (StartDeletingNamespace(name=NAMESPACE),) == next_of_deletion(channel.view, NAMESPACE)
     channel.accept(propose.start_deleting_namespace(channel.admin(), channel.view, name=NAMESPACE))
-    assert (Unload(bundle=channel.bundle().name, reason=BY_OPERATOR),) == next_of_deletion(channel.view, NAMESPACE)
+    assert (Unload(bundle=channel.bundle().name, reason=BY_OPERATOR),) == next_of_deletion(
+        channel.view, NAMESPACE
+    )
     channel.accept(propose.unload(channel.admin(), channel.bundle()))
     assert next_of_deletion(channel.view, NAMESPACE) is None
     channel.accept(propose.opened(channel.author("a"), channel.bundle(MIDDLE)))
-    assert (Unload(bundle=channel.bundle(MIDDLE).name, reason=BY_OPERATOR),) == next_of_deletion(channel.view, NAMESPACE)
+    assert (Unload(bundle=channel.bundle(MIDDLE).name, reason=BY_OPERATOR),) == next_of_deletion(
+        channel.view, NAMESPACE
+    )
     channel.die("a")
     assert (DeleteNamespace(name=NAMESPACE),) == next_of_deletion(channel.view, NAMESPACE)
     channel.accept(propose.delete_namespace(channel.admin(), channel.view, name=NAMESPACE))
-    # Another writer was faster: the channel refuses the deletion, because the namespace does not exist.
+    # Another writer was faster: the channel refuses the deletion, because the namespace does not
+    # exist.
     assert (DeleteNamespace(name=NAMESPACE),) == next_of_deletion(channel.view, NAMESPACE)

@@ -1,4 +1,6 @@
-"""What became of an unloaded bundle: a destination's refusal is named, and an operator's cancel is no refusal."""
+"""What became of an unloaded bundle: a destination's refusal is named, and an operator's cancel is
+no refusal.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Story:
 
     def add(self, author: str, make: Callable[[Author, BundleEntry], AnyRecord]) -> None:
         """Have a broker write a record about the bundle, which the outcomes read."""
-        folded = self.history.add(make(self.history.author(author, self.history.view.offset), self.bundle))
+        folded = self.history.add(
+            make(self.history.author(author, self.history.view.offset), self.bundle)
+        )
         assert folded.verdict.accepted
         self.outcomes.heard(folded)
 
@@ -48,7 +52,9 @@ def test_a_refused_transfer_names_the_destination_and_its_reason() -> None:
     story.add("a", partial(propose.transfer, destination=story.ids["b"]))
     story.add("b", partial(propose.refuse_transfer, problem="no room"))
     assert "b could not prepare it: no room" == story.problem()
-    with pytest.raises(Cancelled, match=r"came back to a, token .*: b could not prepare it: no room"):
+    with pytest.raises(
+        Cancelled, match=r"came back to a, token .*: b could not prepare it: no room"
+    ):
         story.outcomes.check(story.name, story.history.view, destination=None)
 
 

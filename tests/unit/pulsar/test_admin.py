@@ -22,7 +22,17 @@ from equipoise.channel.core.ranges import TopicName, even_boundaries
 from tests.house.house_rules import ROOT
 from tests.unit.cli.fabricated import run as command
 from tests.unit.http.cluster import Gate
-from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, Member, T, WireClient, brokers, with_brokers
+from tests.unit.pulsar.wire_client import (
+    NAMESPACE,
+    PATIENCE_MS,
+    TOPIC,
+    Brokers,
+    Member,
+    T,
+    WireClient,
+    brokers,
+    with_brokers,
+)
 
 TOPICS = f"/admin/v2/non-persistent/{NAMESPACE}"
 PATH = f"{TOPICS}/orders"
@@ -55,7 +65,9 @@ async def test_partitions_are_created_added_and_deleted(running: Brokers) -> Non
     """Clients and HTTP see the same count."""
     one, other = running.members
     client = await other.client()
-    assert {"partitions": 0, "deleted": False, "properties": {}} == await one.get(f"{PATH}/partitions")
+    assert {"partitions": 0, "deleted": False, "properties": {}} == await one.get(
+        f"{PATH}/partitions"
+    )
     assert 404 == (await refused(one, "DELETE", f"{PATH}/partitions"))[0]
     assert 404 == (await refused(one, "POST", f"{PATH}/partitions", 3))[0]
     assert 204 == (await one.ask("PUT", f"{PATH}/partitions", 3))[0]
@@ -72,12 +84,19 @@ async def test_partitions_are_created_added_and_deleted(running: Brokers) -> Non
     assert [] == await other.get(f"{TOPICS}/partitioned")
 
 
-async def test_one_of_two_concurrent_changes_of_partitions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_of_two_concurrent_changes_of_partitions_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The refusal names the current count, so partitions never become fewer by accident."""
     both = asyncio.Barrier(2)
 
     async def set_together(
-        topics: Partitions, topic: TopicName, count: int | None, *, before: int | None, requested_by: str | None
+        topics: Partitions,
+        topic: TopicName,
+        count: int | None,
+        *,
+        before: int | None,
+        requested_by: str | None,
     ) -> None:
         await both.wait()
         await set_alone(topics, topic, count, before=before, requested_by=requested_by)
@@ -88,10 +107,15 @@ async def test_one_of_two_concurrent_changes_of_partitions_is_refused(tmp_path: 
     async with brokers(tmp_path, count=2) as running:
         one, other = running.members
         for method, counts in (("PUT", (8, 4)), ("POST", (32, 16))):
-            asked = (member.ask(method, f"{PATH}/partitions", count) for member, count in zip((one, other), counts, strict=True))
+            asked = (
+                member.ask(method, f"{PATH}/partitions", count)
+                for member, count in zip((one, other), counts, strict=True)
+            )
             answers = await asyncio.gather(*asked)
             assert [204, 409] == sorted(status for status, _ in answers)
-            count = next(count for count, (status, _) in zip(counts, answers, strict=True) if status == 204)
+            count = next(
+                count for count, (status, _) in zip(counts, answers, strict=True) if status == 204
+            )
             told = next(answer for status, answer in answers if status == 409)
             assert isinstance(told, dict)
             assert f"is now {count}" in str(told["reason"])
@@ -123,7 +147,9 @@ async def test_every_broker_lists_the_topics_of_all(running: Brokers) -> None:
     names = [f"{TOPIC}-{number}" for number in range(8)]
     for name in names:
         await used(running, name)
-    assert {one, other} == {running.owner_of(name) for name in names}, "the names must lie at both brokers"
+    assert {one, other} == {running.owner_of(name) for name in names}, (
+        "the names must lie at both brokers"
+    )
     for member in (one, other):
         assert names == await member.get(TOPICS)
         assert names == await member.get(f"/admin/v2/namespaces/{NAMESPACE}/topics?mode=ALL")
@@ -131,7 +157,9 @@ async def test_every_broker_lists_the_topics_of_all(running: Brokers) -> None:
         bundle = running.bundle_of(names[0])
         expected = [name for name in names if running.bundle_of(name) == bundle]
         assert expected == await member.get(f"{TOPICS}/{bundle.rpartition('/')[2]}")
-    assert 400 == (await refused(one, "GET", f"/admin/v2/namespaces/{NAMESPACE}/topics?mode=SOME"))[0]
+    assert (
+        400 == (await refused(one, "GET", f"/admin/v2/namespaces/{NAMESPACE}/topics?mode=SOME"))[0]
+    )
     assert 404 == (await refused(one, "GET", "/admin/v2/non-persistent/no/where"))[0]
     client = await one.client()
     client.ask_topics()
@@ -140,7 +168,9 @@ async def test_every_broker_lists_the_topics_of_all(running: Brokers) -> None:
 
 
 @with_brokers(count=3)
-async def test_a_topic_that_moves_is_not_missing_in_the_list(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_topic_that_moves_is_not_missing_in_the_list(
+    running: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The question waits until its bundle is open again."""
     source = running.owner_of()
     destination = running.other_than(source)
@@ -162,13 +192,17 @@ async def test_a_topic_that_moves_is_not_missing_in_the_list(running: Brokers, m
             assert [] == field(await member.get(f"{TOPICS}?local=true"), "topics")
     assert [] == asker.names()
     may_open.set()
-    answer = (await asker.receive(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)).get_topics_of_namespace_response
+    answer = (
+        await asker.receive(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)
+    ).get_topics_of_namespace_response
     assert [TOPIC] == list(answer.topics)
     await moving
 
 
 @with_brokers(count=2)
-async def test_an_incomplete_list_is_refused(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_incomplete_list_is_refused(
+    running: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It would make clients drop the missing topics."""
     one, other = running.members
     monkeypatch.setattr(other.service.hosting, "of_namespace", None)
@@ -191,7 +225,8 @@ async def test_stats_come_from_the_owner(running: Brokers) -> None:
     for member in (owner, other):
         stats = await member.get(f"{PATH}/stats")
         assert ("mine", 1, 1) == (
-            field(stats, "publishers")[0]["producerName"],  # type: ignore[index]  # a document is what it is
+            # A document is what it is.
+            field(stats, "publishers")[0]["producerName"],  # type: ignore[index]
             field(stats, "msgInCounter"),
             field(stats, "subscriptions", "s", "msgOutCounter"),
         )
@@ -208,7 +243,9 @@ async def test_stats_of_partitions_are_combined(running: Brokers) -> None:
     await one.ask("PUT", f"{PATH}/partitions", 6)
     await running.settled()
     names = [f"{TOPIC}-partition-{index}" for index in range(5)]
-    assert {one, other} == {running.owner_of(name) for name in names}, "the partitions must lie at both brokers"
+    assert {one, other} == {running.owner_of(name) for name in names}, (
+        "the partitions must lie at both brokers"
+    )
     for name in names:
         client = await running.owner_of(name).client()
         await client.consumer(1, name, name="me")
@@ -219,12 +256,18 @@ async def test_stats_of_partitions_are_combined(running: Brokers) -> None:
     for member in (one, other):
         stats = await member.get(f"{PATH}/partitioned-stats")
         assert isinstance(stats, dict)
-        assert (10, 10, 6) == (stats["msgInCounter"], stats["msgOutCounter"], stats["metadata"]["partitions"])
+        assert (10, 10, 6) == (
+            stats["msgInCounter"],
+            stats["msgOutCounter"],
+            stats["metadata"]["partitions"],
+        )
         assert ["mine"] == [each["producerName"] for each in stats["publishers"]]
         assert 10 == stats["subscriptions"]["s"]["msgOutCounter"]
         assert ["me"] == [each["consumerName"] for each in stats["subscriptions"]["s"]["consumers"]]
         assert names == sorted(stats["partitions"])
-        assert {} == field(await member.get(f"{PATH}/partitioned-stats?perPartition=false"), "partitions")
+        assert {} == field(
+            await member.get(f"{PATH}/partitioned-stats?perPartition=false"), "partitions"
+        )
 
 
 @with_brokers(config={"balance_interval_ms": 4})
@@ -271,15 +314,27 @@ async def test_the_command_line_asks_a_broker(tmp_path: Path) -> None:
         assert parts == (await ask("create-partitioned-topic", TOPIC, "-p", "2")).stdout
         again = await ask("create-partitioned-topic", TOPIC, "-p", "2")
         assert (2, True) == (again.exit_code, "already exists" in again.stderr)
-        assert parts.replace("2", "3") == (await ask("update-partitioned-topic", TOPIC, "--partitions", "3")).stdout
+        assert (
+            parts.replace("2", "3")
+            == (await ask("update-partitioned-topic", TOPIC, "--partitions", "3")).stdout
+        )
         await running.settled()
-        assert 3 == json.loads((await ask("get-partitioned-topic-metadata", TOPIC)).stdout)["partitions"]
-        assert [TOPIC] == json.loads((await ask("list-partitioned-topics", NAMESPACE, "--json")).stdout)
+        assert (
+            3
+            == json.loads((await ask("get-partitioned-topic-metadata", TOPIC)).stdout)["partitions"]
+        )
+        assert [TOPIC] == json.loads(
+            (await ask("list-partitioned-topics", NAMESPACE, "--json")).stdout
+        )
         assert f"{TOPIC}-partition-1\n" == (await ask("list", NAMESPACE)).stdout
         bundle = running.bundle_of(f"{TOPIC}-partition-1").rpartition("/")[2]
         assert f"{TOPIC}-partition-1\n" == (await ask("list", NAMESPACE, "--bundle", bundle)).stdout
-        assert 1 == len(json.loads((await ask("stats", f"{TOPIC}-partition-1")).stdout)["publishers"])
-        stats = json.loads((await ask("partitioned-stats", TOPIC, "--per-partition", "--json")).stdout)
+        assert 1 == len(
+            json.loads((await ask("stats", f"{TOPIC}-partition-1")).stdout)["publishers"]
+        )
+        stats = json.loads(
+            (await ask("partitioned-stats", TOPIC, "--per-partition", "--json")).stdout
+        )
         assert [f"{TOPIC}-partition-1"] == list(stats["partitions"])
         gone = await ask("stats", f"{TOPIC}-nobody")
         assert (2, True) == (gone.exit_code, "refuses" in gone.stderr)
@@ -302,7 +357,9 @@ def bare(path: str) -> str:
 @with_brokers(others={"shop/*": Gate()})
 async def test_topics_that_clients_cannot_use_are_refused_over_http(running: Brokers) -> None:
     (member,) = running.members
-    await member.worker.request(CreateNamespace(name="shop/orders", boundaries=even_boundaries(1)), timeout_ms=PATIENCE_MS)
+    await member.worker.request(
+        CreateNamespace(name="shop/orders", boundaries=even_boundaries(1)), timeout_ms=PATIENCE_MS
+    )
     await running.settled()
     lookup = "/lookup/v2/topic"
     theirs = "/admin/v2/non-persistent/shop/orders/t/partitions"
@@ -312,7 +369,11 @@ async def test_topics_that_clients_cannot_use_are_refused_over_http(running: Bro
     for domain in ("persistent", "non-persistent"):
         told = await member.get(f"{lookup}/{domain}/shop/orders/t")
         assert isinstance(told, dict)
-        assert ("", "", True) == (told["brokerUrl"], told["nativeUrl"], told["httpUrl"].startswith("http://"))
+        assert ("", "", True) == (
+            told["brokerUrl"],
+            told["nativeUrl"],
+            told["httpUrl"].startswith("http://"),
+        )
 
 
 _PERSISTENT_PATHS = (
@@ -337,32 +398,60 @@ _PERSISTENT_PATHS = (
 @with_brokers(count=2)
 async def test_every_path_of_a_persistent_topic_names_the_topic_to_use(running: Brokers) -> None:
     """The namespace need not exist, and no broker is asked for the owner. Lists are empty."""
-    expected = "persistent://{0} is persistent, and this broker stores no messages; use non-persistent://{0}"
+    expected = (
+        "persistent://{0} is persistent, and this broker stores no messages; use"
+        " non-persistent://{0}"
+    )
     for member in running.members:
         for namespace in (NAMESPACE, "nobody/knows"):
             for method, rest in _PERSISTENT_PATHS:
-                status, answer = await member.ask(method, f"/admin/v2/persistent/{namespace}/orders{rest}", 4 if method == "PUT" else None)
+                status, answer = await member.ask(
+                    method,
+                    f"/admin/v2/persistent/{namespace}/orders{rest}",
+                    4 if method == "PUT" else None,
+                )
                 told = {"reason": expected.format(f"{namespace}/orders"), "error": "NotServed"}
-                assert (412, told if method != "HEAD" else "") == (status, answer or ""), (method, rest)
+                assert (412, told if method != "HEAD" else "") == (status, answer or ""), (
+                    method,
+                    rest,
+                )
         for bundle in ("", "/bundle"):
-            told_lookup = await refused(member, "GET", f"/lookup/v2/topic/persistent/{NAMESPACE}/orders{bundle}")
+            told_lookup = await refused(
+                member, "GET", f"/lookup/v2/topic/persistent/{NAMESPACE}/orders{bundle}"
+            )
             assert (412, expected.format(f"{NAMESPACE}/orders")) == told_lookup
-        (bundle_range, *_) = (entry.name.rpartition("/")[2] for entry in member.worker.view.bundles_of(NAMESPACE))
+        bundle_range, *_ = (
+            entry.name.rpartition("/")[2] for entry in member.worker.view.bundles_of(NAMESPACE)
+        )
         for lists in ("", "/partitioned", f"/{bundle_range}"):
             assert [] == await member.get(f"/admin/v2/persistent/{NAMESPACE}{lists}")
 
 
 @pytest.mark.parametrize(
-    "path", ["/ws/v2/producer/non-persistent/public/default/t", "/ws/v2/consumer/persistent/public/default/t/s", "/ws/producer/t", "/ws/"]
+    "path",
+    [
+        "/ws/v2/producer/non-persistent/public/default/t",
+        "/ws/v2/consumer/persistent/public/default/t/s",
+        "/ws/producer/t",
+        "/ws/",
+    ],
 )
 @with_brokers()
 async def test_a_websocket_client_is_answered_501(running: Brokers, path: str) -> None:
     (member,) = running.members
-    handshake = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": 22 * "A" + "=="}
+    handshake = {
+        "Upgrade": "websocket",
+        "Connection": "Upgrade",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": 22 * "A" + "==",
+    }
     for headers in (handshake, {}):
         async with member.http.get(member.http_url + path, headers=headers) as response:
             answer = await response.json()
-            reason = f"this server has no WebSocket interface; use a client of Pulsar's binary protocol at {member.url}"
+            reason = (
+                "this server has no WebSocket interface; use a client of Pulsar's binary protocol"
+                f" at {member.url}"
+            )
             assert (501, {"reason": reason, "error": "NotSupported"}) == (response.status, answer)
 
 
@@ -373,6 +462,8 @@ async def test_every_path_is_documented(tmp_path: Path) -> None:
     async with brokers(tmp_path) as running:
         (member,) = running.members
         lookups = Lookups(member.worker)
-        routes = PulsarAdmin(member.worker, Server(member.service, member.worker, lookups), lookups).documented()
+        routes = PulsarAdmin(
+            member.worker, Server(member.service, member.worker, lookups), lookups
+        ).documented()
         served = {f"{route.method} {bare(route.path)}" for route in routes}
         assert served == set(re.findall(r"^\| `([A-Z]+ /[^`?]+)`", section, flags=re.MULTILINE))

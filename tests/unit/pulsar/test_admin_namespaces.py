@@ -17,7 +17,14 @@ from equipoise.brokers.server.main import Broker
 from equipoise.channel.core.ranges import even_boundaries
 from tests.unit.cli.fabricated import run as command
 from tests.unit.http.cluster import Gate
-from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, brokers, with_brokers
+from tests.unit.pulsar.wire_client import (
+    NAMESPACE,
+    PATIENCE_MS,
+    TOPIC,
+    Brokers,
+    brokers,
+    with_brokers,
+)
 
 BASE = f"/admin/v2/namespaces/{NAMESPACE}"
 
@@ -38,12 +45,17 @@ async def test_the_command_line_deletes_a_namespace_in_use_by_force_only(tmp_pat
     log_url = f"sqlite:{tmp_path / 'channel.db'}"
 
     async def delete(*options: str) -> Result:
-        return await asyncio.to_thread(command, "namespaces", "delete", NAMESPACE, *options, log=log_url)
+        return await asyncio.to_thread(
+            command, "namespaces", "delete", NAMESPACE, *options, log=log_url
+        )
 
     async with brokers(tmp_path, count=2, log_url=log_url) as running:
         client = await running.owner_of().client()
         await client.producer(1)
-        told = f"error: cannot delete namespace {NAMESPACE}: it has 1 topic in use, such as {TOPIC}; stop their clients, or use --force\n"
+        told = (
+            f"error: cannot delete namespace {NAMESPACE}: it has 1 topic in use, such as {TOPIC};"
+            " stop their clients, or use --force\n"
+        )
         refused = await delete()
         assert (ExitCode.REFUSED, told) == (refused.exit_code, refused.stderr)
         assert "owned" in {bundle.phase for bundle in running.view.bundles_of(NAMESPACE)}
@@ -61,23 +73,39 @@ async def test_a_namespace_that_nobody_may_own_is_deleted_without_force(running:
     """A bundle without an owner has no topics."""
     member, gone = running.members
     pin = pin_document(namespace="acme/lone", brokers=[gone.worker.broker_id])
-    await member.worker.request(SetClusterPolicy(policy="pin/lone", document=pin), timeout_ms=PATIENCE_MS)
+    await member.worker.request(
+        SetClusterPolicy(policy="pin/lone", document=pin), timeout_ms=PATIENCE_MS
+    )
     await gone.stop()
-    await member.worker.request(CreateNamespace(name="acme/lone", boundaries=even_boundaries(1)), timeout_ms=PATIENCE_MS)
+    await member.worker.request(
+        CreateNamespace(name="acme/lone", boundaries=even_boundaries(1)), timeout_ms=PATIENCE_MS
+    )
     assert [None] == [bundle.server for bundle in member.worker.view.bundles_of("acme/lone")]
     assert (204, "") == await member.ask("DELETE", "/admin/v2/namespaces/acme/lone")
 
 
-async def test_a_namespace_of_a_broker_without_pulsars_service_is_deleted_without_force(tmp_path: Path) -> None:
+async def test_a_namespace_of_a_broker_without_pulsars_service_is_deleted_without_force(
+    tmp_path: Path,
+) -> None:
     """This owner does not have the path that lists topics, and has none."""
     log_url = f"memory:{uuid.uuid4()}"
-    values = {"log_url": log_url, "data_dir": tmp_path / "without", "http_port": 0, "drain_ms": 1_000, "balance": False}
-    async with brokers(tmp_path, log_url=log_url) as running, Broker(WorkerConfig.model_validate(values), {"*": Gate()}) as without:
+    values = {
+        "log_url": log_url,
+        "data_dir": tmp_path / "without",
+        "http_port": 0,
+        "drain_ms": 1_000,
+        "balance": False,
+    }
+    async with (
+        brokers(tmp_path, log_url=log_url) as running,
+        Broker(WorkerConfig.model_validate(values), {"*": Gate()}) as without,
+    ):
         (member,) = running.members
         await without.ready(timeout_ms=PATIENCE_MS)
         await member.worker.reached(without.view.offset, timeout_ms=PATIENCE_MS)
         await member.worker.request(
-            Transfer(bundle=running.bundle_of(), destination=without.broker_id, reason="a test"), timeout_ms=PATIENCE_MS
+            Transfer(bundle=running.bundle_of(), destination=without.broker_id, reason="a test"),
+            timeout_ms=PATIENCE_MS,
         )
         await running.settled()
         assert without.agent.incarnation == running.view.bundles[running.bundle_of()].server
@@ -95,7 +123,14 @@ async def test_the_bundle_with_the_most_topics_is_split(running: Brokers) -> Non
     clients = [await running.owner_of(name).client() for name in (*inside, outside)]
     for number, (client, name) in enumerate(zip(clients, (*inside, outside), strict=True)):
         await client.producer(number, name)
-    assert 204 == (await running.other_than(running.owner_of()).ask("PUT", f"{BASE}/LARGEST/split?unload=false"))[0]
+    assert (
+        204
+        == (
+            await running.other_than(running.owner_of()).ask(
+                "PUT", f"{BASE}/LARGEST/split?unload=false"
+            )
+        )[0]
+    )
     await running.settled()
     assert bundle not in running.view.bundles
     assert 5 == len(running.view.bundles_of(NAMESPACE))
@@ -117,13 +152,20 @@ async def test_the_bundle_with_the_highest_throughput_is_split(running: Brokers)
     assert bundle not in running.view.bundles
 
 
-@pytest.mark.parametrize("path", ["clearBacklog", "clearBacklog/s", "{bundle}/clearBacklog", "{bundle}/clearBacklog/s"])
+@pytest.mark.parametrize(
+    "path", ["clearBacklog", "clearBacklog/s", "{bundle}/clearBacklog", "{bundle}/clearBacklog/s"]
+)
 @with_brokers()
 async def test_there_is_no_backlog_to_clear(running: Brokers, path: str) -> None:
     (member,) = running.members
     bundle = running.bundle_of().rpartition("/")[2]
     assert 204 == (await member.ask("POST", f"{BASE}/{path.format(bundle=bundle)}"))[0]
-    assert 404 == (await member.ask("POST", f"/admin/v2/namespaces/acme/none/{path.format(bundle=bundle)}"))[0]
+    assert (
+        404
+        == (
+            await member.ask("POST", f"/admin/v2/namespaces/acme/none/{path.format(bundle=bundle)}")
+        )[0]
+    )
 
 
 @with_brokers(count=2)
@@ -140,7 +182,9 @@ async def test_a_subscription_with_consumers_is_not_deleted(running: Brokers) ->
 
 
 @with_brokers(count=2)
-async def test_a_subscription_whose_consumers_did_not_come_back_is_deleted(running: Brokers) -> None:
+async def test_a_subscription_whose_consumers_did_not_come_back_is_deleted(
+    running: Brokers,
+) -> None:
     source = running.owner_of()
     client = await source.client()
     await client.consumer(1)

@@ -1,4 +1,6 @@
-"""Test topics over HTTP that operators create, unload and delete, and what of Pulsar's administration is absent."""
+"""Test topics over HTTP that operators create, unload and delete, and what of Pulsar's
+administration is absent.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ async def test_a_created_topic_exists_until_it_is_deleted(running: Brokers) -> N
     """Every broker gives the same answers."""
     for member in running.members:
         assert 204 == (await member.ask("PUT", PATH, {}))[0]
-        assert (409, f"cannot create topic {TOPIC}: it already exists; use it, or delete it first") == await refused(member, "PUT", PATH)
+        assert (
+            409,
+            f"cannot create topic {TOPIC}: it already exists; use it, or delete it first",
+        ) == await refused(member, "PUT", PATH)
         assert [TOPIC] == await member.get(TOPICS)
         assert [] == field(await member.get(f"{PATH}/stats"), "publishers")
         assert [] == await member.get(f"{PATH}/subscriptions")
@@ -77,20 +82,43 @@ async def test_a_created_topic_that_nobody_uses_goes(running: Brokers) -> None:
 async def test_a_topic_is_created_only_once_with_partitions_or_without(running: Brokers) -> None:
     (member,) = running.members
     await member.ask("PUT", f"{PATH}/partitions", 2)
-    reason = f"cannot create topic {TOPIC}: it already exists, with 2 partitions; use it, or delete it with delete-partitioned-topic first"
+    reason = (
+        f"cannot create topic {TOPIC}: it already exists, with 2 partitions; use it, or delete it"
+        " with delete-partitioned-topic first"
+    )
     assert (409, reason) == await refused(member, "PUT", PATH)
-    assert (409, True) == ((told := await refused(member, "DELETE", PATH))[0], "delete-partitioned-topic" in told[1])
+    assert (409, True) == (
+        (told := await refused(member, "DELETE", PATH))[0],
+        "delete-partitioned-topic" in told[1],
+    )
     assert 409 == (await refused(member, "PUT", f"{PATH}/partitions", 2))[0]
     await member.ask("PUT", f"{PATH}-plain")
     status, reason = await refused(member, "PUT", f"{PATH}-plain/partitions", 2)
-    assert (409, f"cannot create partitioned topic {TOPIC}-plain: it already exists, without partitions; delete it first") == (
+    assert (
+        409,
+        (
+            f"cannot create partitioned topic {TOPIC}-plain: it already exists, without partitions;"
+            " delete it first"
+        ),
+    ) == (
         status,
         reason,
     )
     named = {"properties": {"owner": "erin"}, "partitions": 2}
-    for asked in (("PUT", f"{PATH}-other", named["properties"]), ("PUT", f"{PATH}-other/partitions", named)):
-        assert (400, True) == ((told := await refused(member, *asked))[0], "keeps no properties" in told[1])
-    assert 204 == (await member.ask("PUT", f"{PATH}-other/partitions", {"partitions": 2, "properties": {}}))[0]
+    for asked in (
+        ("PUT", f"{PATH}-other", named["properties"]),
+        ("PUT", f"{PATH}-other/partitions", named),
+    ):
+        assert (400, True) == (
+            (told := await refused(member, *asked))[0],
+            "keeps no properties" in told[1],
+        )
+    assert (
+        204
+        == (
+            await member.ask("PUT", f"{PATH}-other/partitions", {"partitions": 2, "properties": {}})
+        )[0]
+    )
     assert 204 == (await member.ask("POST", f"{PATH}/createMissedPartitions"))[0]
     assert 404 == (await refused(member, "POST", f"{PATH}-plain/createMissedPartitions"))[0]
 
@@ -109,7 +137,9 @@ async def test_only_force_deletes_a_topic_that_has_clients(running: Brokers) -> 
 
 @with_brokers(count=2)
 async def test_an_unloaded_topic_loses_no_message(running: Brokers) -> None:
-    """Its clients look it up again, and its entries are counted on. What is published before the consumer is back waits for it."""
+    """Its clients look it up again, and its entries are counted on. What is published before the
+    consumer is back waits for it.
+    """
     owner, other, client = await busy(running)
     assert 404 == (await refused(other, "PUT", f"{PATH}-nobody/unload"))[0]
     assert 204 == (await other.ask("PUT", f"{PATH}/unload"))[0]
@@ -128,7 +158,10 @@ async def test_only_force_unsubscribes_consumers(running: Brokers) -> None:
     _, other, client = await busy(running)
     path = f"{PATH}/subscription/s"
     assert 404 == (await refused(other, "DELETE", f"{PATH}/subscription/nobody"))[0]
-    assert (412, f"subscription s of topic {TOPIC} has 1 consumers; close them, or use --force") == await refused(other, "DELETE", path)
+    assert (
+        412,
+        f"subscription s of topic {TOPIC} has 1 consumers; close them, or use --force",
+    ) == await refused(other, "DELETE", path)
     assert 204 == (await other.ask("DELETE", f"{path}?force=true"))[0]
     assert "" == (await client.receive(T.CLOSE_CONSUMER)).close_consumer.assignedBrokerServiceUrl
     assert [] == await other.get(f"{PATH}/subscriptions")
@@ -143,7 +176,9 @@ async def test_partitions_are_unloaded_unsubscribed_and_deleted_together(running
     await one.ask("PUT", f"{PATH}/partitions", 6)
     await running.settled()
     names = [f"{TOPIC}-partition-{index}" for index in range(6)]
-    assert {one, other} == {running.owner_of(name) for name in names}, "the partitions must lie at both brokers"
+    assert {one, other} == {running.owner_of(name) for name in names}, (
+        "the partitions must lie at both brokers"
+    )
     clients = [await running.owner_of(name).client() for name in names]
     for client, name in zip(clients, names, strict=True):
         await client.consumer(1, name, name="me")
@@ -157,12 +192,18 @@ async def test_partitions_are_unloaded_unsubscribed_and_deleted_together(running
         assert ("", "") == await redirected(client)
         await client.consumer(1, name, name="me")
         await client.producer(1, name, name="mine", epoch=1)
-    assert (412, True) == ((told := await refused(other, "DELETE", f"{PATH}/subscription/s"))[0], "6 consumers" in told[1])
+    assert (412, True) == (
+        (told := await refused(other, "DELETE", f"{PATH}/subscription/s"))[0],
+        "6 consumers" in told[1],
+    )
     assert 204 == (await other.ask("DELETE", f"{PATH}/subscription/s?force=true"))[0]
     for client in clients:
         await client.receive(T.CLOSE_CONSUMER)
     assert 404 == (await refused(other, "DELETE", f"{PATH}/subscription/s?force=true"))[0]
-    assert (412, True) == ((told := await refused(other, "DELETE", f"{PATH}/partitions"))[0], "6 producers" in told[1])
+    assert (412, True) == (
+        (told := await refused(other, "DELETE", f"{PATH}/partitions"))[0],
+        "6 producers" in told[1],
+    )
     assert 204 == (await other.ask("DELETE", f"{PATH}/partitions?force=true"))[0]
     for client in clients:
         await client.receive(T.CLOSE_PRODUCER)
@@ -172,24 +213,37 @@ async def test_partitions_are_unloaded_unsubscribed_and_deleted_together(running
 
 
 async def spread(running: Brokers) -> Sequence[str]:
-    """Create a topic with six partitions, which lie at both brokers. Return those that have a producer, one at each broker."""
+    """Create a topic with six partitions, which lie at both brokers. Return those that have a
+    producer, one at each broker.
+    """
     one, other = running.members
     await one.ask("PUT", f"{PATH}/partitions", 6)
     await running.settled()
     names = [f"{TOPIC}-partition-{index}" for index in range(6)]
-    chosen = [next(name for name in names if running.owner_of(name) is member) for member in (one, other)]
+    chosen = [
+        next(name for name in names if running.owner_of(name) is member) for member in (one, other)
+    ]
     for name in chosen:
         await used(running, name)
     return sorted(chosen)
 
 
 @with_brokers(count=2)
-async def test_nothing_is_deleted_if_the_number_of_partitions_changes_meanwhile(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_deleted_if_the_number_of_partitions_changes_meanwhile(
+    running: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, other = running.members
     names = await spread(running)
     set_alone = Partitions._set_partitions  # noqa: SLF001
 
-    async def set_late(topics: Partitions, topic: TopicName, count: int | None, *, before: int | None, requested_by: str | None) -> None:
+    async def set_late(
+        topics: Partitions,
+        topic: TopicName,
+        count: int | None,
+        *,
+        before: int | None,
+        requested_by: str | None,
+    ) -> None:
         if count is None:
             assert 204 == (await other.ask("POST", f"{PATH}/partitions", 7))[0]
         await set_alone(topics, topic, count, before=before, requested_by=requested_by)
@@ -201,28 +255,46 @@ async def test_nothing_is_deleted_if_the_number_of_partitions_changes_meanwhile(
 
 
 @with_brokers(count=2)
-async def test_nothing_is_deleted_if_a_broker_does_not_answer(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_deleted_if_a_broker_does_not_answer(
+    running: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """503: the request may be sent again."""
     one, other = running.members
     names = await spread(running)
     with monkeypatch.context() as patched:
         patched.setattr(other.service.hosting, "_topics", None)
-        for method, path in (("DELETE", "partitions?force=true"), ("PUT", "unload"), ("GET", "partitioned-stats")):
+        for method, path in (
+            ("DELETE", "partitions?force=true"),
+            ("PUT", "unload"),
+            ("GET", "partitioned-stats"),
+        ):
             status, reason = await refused(one, method, f"{PATH}/{path}")
-            assert (503, True) == (status, "does not answer for its topics: it answers 500" in reason)
+            assert (503, True) == (
+                status,
+                "does not answer for its topics: it answers 500" in reason,
+            )
     assert names == await listed(running)
     assert 6 == field(await one.get(f"{PATH}/partitions"), "partitions")
 
 
 @with_brokers(count=2)
-async def test_a_partition_that_a_client_begins_to_use_meanwhile_stays(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_partition_that_a_client_begins_to_use_meanwhile_stays(
+    running: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As if the client had come after the deletion."""
     one, other = running.members
     await one.ask("PUT", f"{PATH}/partitions", 6)
     await running.settled()
     set_alone = Partitions._set_partitions  # noqa: SLF001
 
-    async def set_early(topics: Partitions, topic: TopicName, count: int | None, *, before: int | None, requested_by: str | None) -> None:
+    async def set_early(
+        topics: Partitions,
+        topic: TopicName,
+        count: int | None,
+        *,
+        before: int | None,
+        requested_by: str | None,
+    ) -> None:
         await set_alone(topics, topic, count, before=before, requested_by=requested_by)
         for index in range(6):
             await used(running, f"{TOPIC}-partition-{index}")
@@ -234,7 +306,9 @@ async def test_a_partition_that_a_client_begins_to_use_meanwhile_stays(running: 
 
 
 @with_brokers(count=2)
-async def test_a_broker_that_lags_changes_its_partitions_too(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broker_that_lags_changes_its_partitions_too(
+    running: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It has not read that the topic has partitions."""
     one = running.members[0]
     names = await spread(running)
@@ -246,8 +320,10 @@ async def test_a_broker_that_lags_changes_its_partitions_too(running: Brokers, m
     monkeypatch.setattr(TopicPaths, "_partitions", lagging)
     for name in names:
         await (await running.owner_of(name).client()).consumer(1, name, name="me")
-    assert names == list(field(await one.get(f"{PATH}/partitioned-stats"), "partitions"))  # type: ignore[call-overload]  # a document
-    assert names == list(field(await one.get(f"{PATH}/partitioned-internalStats"), "partitions"))  # type: ignore[call-overload]  # as above
+    # A document.
+    assert names == list(field(await one.get(f"{PATH}/partitioned-stats"), "partitions"))  # type: ignore[call-overload]
+    # As above.
+    assert names == list(field(await one.get(f"{PATH}/partitioned-internalStats"), "partitions"))  # type: ignore[call-overload]
     assert 204 == (await one.ask("DELETE", f"{PATH}/subscription/s?force=true"))[0]
     assert [] == await one.get(f"{PATH}/subscriptions")
     assert 204 == (await one.ask("PUT", f"{PATH}/unload"))[0]
@@ -257,7 +333,9 @@ async def test_a_broker_that_lags_changes_its_partitions_too(running: Brokers, m
 
 
 @with_brokers()
-async def test_of_two_concurrent_creations_one_is_refused(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_two_concurrent_creations_one_is_refused(
+    running: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (member,) = running.members
     both, route = asyncio.Barrier(2), member.service.host.route
 
@@ -271,7 +349,9 @@ async def test_of_two_concurrent_creations_one_is_refused(running: Brokers, monk
 
 
 @with_brokers()
-async def test_a_topic_that_moves_is_created_later(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_topic_that_moves_is_created_later(
+    running: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (member,) = running.members
 
     async def moved(*_: str, timeout_ms: int) -> Peer:
@@ -279,11 +359,15 @@ async def test_a_topic_that_moves_is_created_later(running: Brokers, monkeypatch
         return Peer(broker="other")
 
     monkeypatch.setattr(member.service.host, "route", moved)
-    assert (503, f"topic {TOPIC} is moving to another broker; try again") == await refused(member, "PUT", PATH)
+    assert (503, f"topic {TOPIC} is moving to another broker; try again") == await refused(
+        member, "PUT", PATH
+    )
 
 
 @with_brokers(bundles=4)
-async def test_stats_of_a_broker_let_clients_be_served_between_bundles(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stats_of_a_broker_let_clients_be_served_between_bundles(
+    running: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A bundle that closes meanwhile has none."""
     (member,) = running.members
     names = {running.bundle_of(f"{TOPIC}-{number}"): f"{TOPIC}-{number}" for number in range(16)}
@@ -319,16 +403,27 @@ async def test_lists_take_a_range(running: Brokers) -> None:
         assert 412 == (await refused(member, "GET", f"{TOPICS}?bundle=all"))[0]
         path = f"/admin/v2/namespaces/{NAMESPACE}/{range_}/topicHashPositions"
         hashes = {name: topic_hash(name) for name in expected}
-        assert {"namespace": NAMESPACE, "bundle": range_, "topicHashPositions": hashes} == await member.get(path)
-        one_name = await member.get(f"{path}?topics={quote(expected[0], safe='')},{quote(TOPIC, safe='')}")
+        assert {
+            "namespace": NAMESPACE,
+            "bundle": range_,
+            "topicHashPositions": hashes,
+        } == await member.get(path)
+        one_name = await member.get(
+            f"{path}?topics={quote(expected[0], safe='')},{quote(TOPIC, safe='')}"
+        )
         assert {expected[0]: topic_hash(expected[0])} == field(one_name, "topicHashPositions")
-        two_names = await member.get(f"{path}?" + "&".join(f"topics={quote(name, safe='')}" for name in expected[:2]))
-        assert {name: hashes[name] for name in expected[:2]} == field(two_names, "topicHashPositions")
+        two_names = await member.get(
+            f"{path}?" + "&".join(f"topics={quote(name, safe='')}" for name in expected[:2])
+        )
+        assert {name: hashes[name] for name in expected[:2]} == field(
+            two_names, "topicHashPositions"
+        )
     stats = [await member.get("/admin/v2/broker-stats/topics") for member in (one, other)]
     found = {
         topic: of_topic["ownerBroker"]
         for of_broker in stats
-        for of_bundle in of_broker[NAMESPACE].values()  # type: ignore[index]  # a document is what it is
+        # A document is what it is.
+        for of_bundle in of_broker[NAMESPACE].values()  # type: ignore[index]
         for topic, of_topic in of_bundle["non-persistent"].items()
     }
     assert {name: running.owner_of(name).worker.broker_id for name in names} == found
@@ -339,21 +434,39 @@ async def test_schemas_are_uploaded_and_deleted_at_any_broker(running: Brokers) 
     one, other = running.members
     owner = running.owner_of()
     path = f"/admin/v2/schemas/{NAMESPACE}/orders"
-    avro = {"type": "AVRO", "schema": '{"type":"record","name":"Order","fields":[]}', "properties": {"a": "b"}}
+    avro = {
+        "type": "AVRO",
+        "schema": '{"type":"record","name":"Order","fields":[]}',
+        "properties": {"a": "b"},
+    }
     status, answer = await running.other_than(owner).ask("POST", f"{path}/schema", avro)
     version = field(answer, "version", "version")
-    assert (202, {"version": version}) == (status, (await one.ask("POST", f"{path}/version", avro))[1])
+    assert (202, {"version": version}) == (
+        status,
+        (await one.ask("POST", f"{path}/version", avro))[1],
+    )
     text = {"type": "STRING", "schema": "", "properties": {}}
     for member in (one, other):
         found = await member.get(f"{path}/schema")
-        assert {"version": version, "timestamp": 0, "type": "AVRO", "data": avro["schema"], "properties": {"a": "b"}} == found
+        assert {
+            "version": version,
+            "timestamp": 0,
+            "type": "AVRO",
+            "data": avro["schema"],
+            "properties": {"a": "b"},
+        } == found
         compatible = (await member.ask("POST", f"{path}/compatibility", text))[1]
-        assert {"compatibility": True, "schemaCompatibilityStrategy": "ALWAYS_COMPATIBLE"} == compatible
+        assert {
+            "compatibility": True,
+            "schemaCompatibilityStrategy": "ALWAYS_COMPATIBLE",
+        } == compatible
     await one.ask("POST", f"{path}/schema", text)
     known = field(await other.get(f"{path}/schemas"), "getSchemaResponses")
     assert isinstance(known, list)
     assert ["AVRO", "STRING"] == [each["type"] for each in known]
-    assert (200, {"version": known[1]["version"]}) == await running.other_than(owner).ask("DELETE", f"{path}/schema?force=false")
+    assert (200, {"version": known[1]["version"]}) == await running.other_than(owner).ask(
+        "DELETE", f"{path}/schema?force=false"
+    )
     for member in (one, other):
         assert 404 == (await refused(member, "GET", f"{path}/schema"))[0]
         assert 404 == (await refused(member, "GET", f"{path}/schema/{version}"))[0]
@@ -368,7 +481,12 @@ async def test_a_key_value_schema_is_stored_as_clients_send_it(running: Brokers)
     definition = '{"key": "", "value": {"type": "record", "name": "Order", "fields": []}}'
     assert 202 == (await member.ask("POST", path, {"type": "KEY_VALUE", "schema": definition}))[0]
     assert definition == field(await member.get(path), "data")
-    for wrong in ({"type": "KEY_VALUE", "schema": "7"}, {"type": "XML", "schema": ""}, {"schema": ""}, None):
+    for wrong in (
+        {"type": "KEY_VALUE", "schema": "7"},
+        {"type": "XML", "schema": ""},
+        {"schema": ""},
+        None,
+    ):
         assert 400 == (await refused(member, "POST", path, wrong))[0]
 
 
@@ -384,11 +502,17 @@ _DEEP = '{"type":"array","items":' * 3_000 + '"int"' + "}" * 3_000
         ("AVRO", "", "must be an Avro schema"),
         ("JSON", '{"type":"object"}', "must be an Avro schema"),
         ("STRING", "x" * SCHEMA_BYTES_MAX, f"the largest may have {SCHEMA_BYTES_MAX}"),
-        ("KEY_VALUE", json.dumps({"key": "x" * SCHEMA_BYTES_MAX, "value": ""}), f"the largest may have {SCHEMA_BYTES_MAX}"),
+        (
+            "KEY_VALUE",
+            json.dumps({"key": "x" * SCHEMA_BYTES_MAX, "value": ""}),
+            f"the largest may have {SCHEMA_BYTES_MAX}",
+        ),
     ],
 )
 @with_brokers()
-async def test_a_definition_that_is_none_is_refused(running: Brokers, kind: str, definition: str, problem: str) -> None:
+async def test_a_definition_that_is_none_is_refused(
+    running: Brokers, kind: str, definition: str, problem: str
+) -> None:
     (member,) = running.members
     path = f"/admin/v2/schemas/{NAMESPACE}/orders/schema"
     status, reason = await refused(member, "POST", path, {"type": kind, "schema": definition})
@@ -424,7 +548,9 @@ async def test_a_deleted_topic_has_no_schema(running: Brokers) -> None:
 
 
 async def test_absent_features_are_explained(tmp_path: Path) -> None:
-    """A question gets Pulsar's default, a change a sentence. For a persistent topic, both are told which topic to use."""
+    """A question gets Pulsar's default, a change a sentence. For a persistent topic, both are told
+    which topic to use.
+    """
     async with brokers(tmp_path) as running:
         (member,) = running.members
         for feature in FEATURES_OF_TOPICS:
@@ -432,15 +558,26 @@ async def test_absent_features_are_explained(tmp_path: Path) -> None:
                 path = concrete(feature).replace("/acme/shop/", f"/{NAMESPACE}/")
                 status, answer = await member.ask(method, path)
                 if method == "GET" and feature.default is not NOTHING:
-                    assert ((204, "") if feature.default is None else (200, feature.default)) == (status, answer), path
+                    assert ((204, "") if feature.default is None else (200, feature.default)) == (
+                        status,
+                        answer,
+                    ), path
                 else:
-                    assert (405, {"reason": feature.why, "error": "NotSupported"}) == (status, answer), path
+                    assert (405, {"reason": feature.why, "error": "NotSupported"}) == (
+                        status,
+                        answer,
+                    ), path
                 persistent = path.replace("/non-persistent/", "/persistent/")
                 if persistent != path:
-                    assert (412, True) == ((told := await refused(member, method, persistent))[0], "use non-persistent://" in told[1])
+                    assert (412, True) == (
+                        (told := await refused(member, method, persistent))[0],
+                        "use non-persistent://" in told[1],
+                    )
 
 
-@pytest.mark.parametrize("feature", FEATURES_OF_TOPICS, ids=lambda feature: re.sub(r".*{topic}/|:.*", "", feature.path))
+@pytest.mark.parametrize(
+    "feature", FEATURES_OF_TOPICS, ids=lambda feature: re.sub(r".*{topic}/|:.*", "", feature.path)
+)
 def test_a_refusal_is_one_sentence(feature: object) -> None:
     why = getattr(feature, "why", "")
     assert why == why.strip().rstrip(".")

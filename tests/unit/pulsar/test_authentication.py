@@ -1,4 +1,6 @@
-"""Brokers with authentication: scripted clients and the Python client, and the questions of brokers to each other."""
+"""Brokers with authentication: scripted clients and the Python client, and the questions of brokers
+to each other.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ pytestmark = pytest.mark.integration
 T = BaseCommand.Type
 ME = token("a test")
 
-# Sends a message to a topic and receives it. The arguments: URL, topic, time limit of an operation, and the token's file, if any.
+# Sends a message to a topic and receives it. The arguments: URL, topic, time limit of an operation,
+# and the token's file, if any.
 PROGRAM = """
 import sys
 import pulsar
@@ -49,30 +52,48 @@ except pulsar.PulsarException as error:
 async def refused(member: Member, reason: str, surface: str) -> float:
     """How many credentials a broker refused for a reason."""
     metrics = str(await member.get("/metrics"))
-    line = next(each for each in metrics.splitlines() if f'reason="{reason}",surface="{surface}"' in each)
+    line = next(
+        each for each in metrics.splitlines() if f'reason="{reason}",surface="{surface}"' in each
+    )
     return float(line.rpartition(" ")[2])
 
 
-async def test_every_path_but_the_probes_needs_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The paths are those of the application with all its services, so that a new one is tested, too."""
+async def test_every_path_but_the_probes_needs_a_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The paths are those of the application with all its services, so that a new one is tested,
+    too.
+    """
     apps: list[web.Application] = []
 
-    def noting(app: web.Application, *others: Any) -> AbstractAsyncContextManager[None]:  # noqa: ANN401 - as `served` takes them
+    # As `served` takes them.
+    def noting(app: web.Application, *others: Any) -> AbstractAsyncContextManager[None]:  # noqa: ANN401
         apps.append(app)
         return served(app, *others)
 
     monkeypatch.setattr("equipoise.brokers.server.main.served", noting)
-    async with brokers(tmp_path, config=SETTINGS) as running, aiohttp.ClientSession(running.members[0].http_url) as http:
-        routes = [(each.method, each.resource.canonical) for each in apps[0].router.routes() if each.resource is not None]
+    async with (
+        brokers(tmp_path, config=SETTINGS) as running,
+        aiohttp.ClientSession(running.members[0].http_url) as http,
+    ):
+        routes = [
+            (each.method, each.resource.canonical)
+            for each in apps[0].router.routes()
+            if each.resource is not None
+        ]
         assert len(routes) > 150
         for method, pattern in routes:
             path = re.sub(r"\{[^}]*\}", "x", pattern)
-            async with http.request("GET" if method == "*" else method, path, allow_redirects=False) as answer:
+            async with http.request(
+                "GET" if method == "*" else method, path, allow_redirects=False
+            ) as answer:
                 expected = 200 if path in OPEN_PATHS else 401
                 assert expected == answer.status, (method, path)
 
 
-@pytest.mark.parametrize(("text", "reason"), [(None, "missing"), ("nonsense", "malformed"), (token(exp=1), "expired")])
+@pytest.mark.parametrize(
+    ("text", "reason"), [(None, "missing"), ("nonsense", "malformed"), (token(exp=1), "expired")]
+)
 async def test_a_refused_client_gets_an_error_and_is_counted_and_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str | None, reason: str
 ) -> None:
@@ -104,12 +125,17 @@ async def test_a_client_is_asked_for_a_fresh_token_and_refused_without_one(tmp_p
         client.write(auth_response(text))
         error = (await client.receive(T.ERROR)).error
         await client.closed()
-        assert (ServerError.AUTHENTICATION_ERROR, True) == (int(error.error), "expired" in error.message)
+        assert (ServerError.AUTHENTICATION_ERROR, True) == (
+            int(error.error),
+            "expired" in error.message,
+        )
 
 
 async def test_brokers_ask_each_other_with_their_own_token(tmp_path: Path) -> None:
     """One lists the topics of both, and fetches the state of a topic that moves to it."""
-    async with brokers(tmp_path, count=2, config=SETTINGS, token=ME, settings=Settings(topics=HASTY)) as running:
+    async with brokers(
+        tmp_path, count=2, config=SETTINGS, token=ME, settings=Settings(topics=HASTY)
+    ) as running:
         owner, other = await waiting(running)
         assert [TOPIC] == await other.get("/admin/v2/non-persistent/public/default")
         await running.transfer(other)
@@ -125,13 +151,18 @@ async def test_the_python_client_connects_with_a_token_and_not_without(tmp_path:
         url = running.members[0].url
         assert "hello" in await ran(url, "60", str(file))
         lines = await ran(url, "2")
-        assert ("hello" in lines, "AuthenticationError" in lines or "Timeout" in lines) == (False, True)
+        assert ("hello" in lines, "AuthenticationError" in lines or "Timeout" in lines) == (
+            False,
+            True,
+        )
 
 
 async def ran(*arguments: str) -> list[str]:
     """The lines that the program prints, and those of the library's log."""
     url, *others = arguments
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", PROGRAM, url, TOPIC, *others, stdout=pipe)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PROGRAM, url, TOPIC, *others, stdout=pipe
+    )
     out, _ = await process.communicate()
     return out.decode().splitlines()

@@ -13,7 +13,14 @@ STATES = {"t": TopicState(entries=(Entry(1, b"block", 3),))}
 ROW_BYTES = 512 + size_of(STATES)
 
 
-def left(name: str, *, place: int = 0, token: int = 1, handover: bytes | None = None, is_awaited: bool = True) -> Left:
+def left(
+    name: str,
+    *,
+    place: int = 0,
+    token: int = 1,
+    handover: bytes | None = None,
+    is_awaited: bool = True,
+) -> Left:
     """What a bundle of ten points left."""
     bundle = Bundle(name=name, namespace="n", low=10 * place, high=10 * place + 10)
     return Left(bundle=bundle, token=token, handover=handover, states=STATES, is_awaited=is_awaited)
@@ -24,7 +31,11 @@ class Kept:
 
     def __init__(self, *, rows_max: int = 10, kept_ms: int = 60_000) -> None:
         self.lost: list[str] = []
-        self.table = ClosedBundles(bytes_max=rows_max * ROW_BYTES, kept_ms=kept_ms, on_lost=lambda left: self.lost.append(left.bundle.name))
+        self.table = ClosedBundles(
+            bytes_max=rows_max * ROW_BYTES,
+            kept_ms=kept_ms,
+            on_lost=lambda left: self.lost.append(left.bundle.name),
+        )
 
     def names(self) -> str:
         """Return which of the bundles a to f have something to fetch."""
@@ -47,7 +58,9 @@ async def test_a_state_expires_and_can_be_fetched_until_then() -> None:
 async def test_fetched_states_are_dropped_first() -> None:
     """Then the oldest state is dropped and reported: its messages are lost."""
     kept = Kept(rows_max=3)
-    rows = {name: left(name, place=place, is_awaited=name != "c") for place, name in enumerate("abcdef")}
+    rows = {
+        name: left(name, place=place, is_awaited=name != "c") for place, name in enumerate("abcdef")
+    }
     for name in "abc":
         kept.table.keep(rows[name])
     kept.table.fetched(rows["b"])
@@ -78,14 +91,20 @@ async def test_a_state_belongs_to_the_handover_that_it_was_left_with() -> None:
     """With another handover its messages would be delivered twice."""
     table = Kept().table
     table.keep(left("a", handover=b"mine"))
-    assert [STATES, None] == [table.belonging_to("a", handover) for handover in (b"mine", b"another's")]
+    assert [STATES, None] == [
+        table.belonging_to("a", handover) for handover in (b"mine", b"another's")
+    ]
     assert table.belonging_to("b", b"mine") is None
 
 
 async def test_a_state_is_reused_only_if_no_other_broker_owned_it_since() -> None:
     """A union continues with the greater of two tokens."""
     table = Kept().table
-    lower, upper, other = left("lower", token=3), left("upper", place=1, token=7), left("other", place=2, token=8)
+    lower, upper, other = (
+        left("lower", token=3),
+        left("upper", place=1, token=7),
+        left("other", place=2, token=8),
+    )
     for each in (lower, upper, other):
         table.keep(each)
     union = Bundle(name="union", namespace="n", low=0, high=20)

@@ -24,7 +24,9 @@ HASTY = TopicLimits(receipt_wait_ms=30, absent_wait_ms=120_000, reconnect_wait_m
 
 
 async def waiting(running: Brokers) -> tuple[Member, Member]:
-    """Return the owner of a topic and another broker. A message with a receipt waits there for a late consumer."""
+    """Return the owner of a topic and another broker. A message with a receipt waits there for a
+    late consumer.
+    """
     other, owner, _ = await busy(running)
     await running.transfer(owner)
     there = await owner.client()
@@ -41,13 +43,17 @@ async def delivered(member: Member) -> str:
     return (await client.receive_message())[2]
 
 
-def with_fetches(monkeypatch: pytest.MonkeyPatch, fetch: Callable[[Fetch, Arrival], Awaitable[bytes | None]]) -> None:
+def with_fetches(
+    monkeypatch: pytest.MonkeyPatch, fetch: Callable[[Fetch, Arrival], Awaitable[bytes | None]]
+) -> None:
     """Replace how next owners fetch. `fetch` gets the usual function."""
     usual = Arrival.whole
     monkeypatch.setattr(Arrival, "whole", lambda arrival: fetch(usual, arrival))
 
 
-async def test_a_failed_fetch_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_fetch_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[Arrival] = []
 
     async def fail_once(usual: Fetch, arrival: Arrival) -> bytes | None:
@@ -85,7 +91,9 @@ def test_a_state_that_its_owner_no_longer_has_is_counted(
     assert "its former owner is gone or no longer has it" in caplog.text
 
 
-def test_a_state_without_room_is_counted_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_state_without_room_is_counted_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     settings = Settings(topics=HASTY, closed_bytes_max=100)
 
     async def story() -> None:
@@ -100,7 +108,9 @@ def test_a_state_without_room_is_counted_and_logged(tmp_path: Path, caplog: pyte
     assert "lost 1 messages and the names of 1 topics" in caplog.text
 
 
-async def test_a_broker_that_stops_answers_a_slow_fetch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broker_that_stops_answers_a_slow_fetch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     leaving = asyncio.Event()
 
     async def late(usual: Fetch, arrival: Arrival) -> bytes | None:
@@ -121,13 +131,17 @@ async def test_a_broker_that_stops_answers_a_slow_fetch(tmp_path: Path, monkeypa
         with_fetches(monkeypatch, late)
         await source.stop()
         await destination.worker.until(
-            lambda view: all(each.phase == "owned" for each in view.bundles.values()) or None, timeout_ms=20_000, what="all being owned"
+            lambda view: all(each.phase == "owned" for each in view.bundles.values()) or None,
+            timeout_ms=20_000,
+            what="all being owned",
         )
         assert "1" == await delivered(destination)
         assert 0 == destination.service.counts.handovers_damaged
 
 
-def test_a_broker_that_stops_does_not_wait_without_fetches(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broker_that_stops_does_not_wait_without_fetches(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """It logs what is lost."""
 
     async def never(_usual: Fetch, _arrival: Arrival) -> bytes | None:

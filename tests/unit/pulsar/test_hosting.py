@@ -19,19 +19,34 @@ from tests.unit.runtime.test_ownership import clock_at_start, good_lease
 NAMESPACE = "public/default"
 MIDDLE = 0x80000000
 NAMES = [f"non-persistent://{NAMESPACE}/{number}" for number in range(8)]
-LOW, HIGH = [name for name in NAMES if topic_hash(name) < MIDDLE], [name for name in NAMES if topic_hash(name) >= MIDDLE]
+LOW, HIGH = (
+    [name for name in NAMES if topic_hash(name) < MIDDLE],
+    [name for name in NAMES if topic_hash(name) >= MIDDLE],
+)
 
 
 def ownership(low: int = 0, high: int = HASH_MAX) -> Ownership:
     """An ownership of a range of the namespace."""
     name = bundle_name(NAMESPACE, low, high)
-    handle = Handle(bundle=name, namespace=NAMESPACE, low=low, high=high, token=9, lease=good_lease(), is_open=True)
+    handle = Handle(
+        bundle=name,
+        namespace=NAMESPACE,
+        low=low,
+        high=high,
+        token=9,
+        lease=good_lease(),
+        is_open=True,
+    )
     return Ownership(handle, clock=clock_at_start())
 
 
 def hosting(topics_max: int = 100, tenant_topics_max: int = 100) -> Hosting:
     """Tables without bundles."""
-    return Hosting(limits=lambda _: TopicLimits(), topics_max=topics_max, tenant_topics_max=lambda: tenant_topics_max)
+    return Hosting(
+        limits=lambda _: TopicLimits(),
+        topics_max=topics_max,
+        tenant_topics_max=lambda: tenant_topics_max,
+    )
 
 
 def filed(tables: Hosting) -> dict[str, list[str]]:
@@ -45,12 +60,20 @@ def test_the_names_lie_in_both_halves() -> None:
 
 
 def test_topics_follow_their_bundles_through_splits_and_merges() -> None:
-    tables, whole, left, right = hosting(), ownership(), ownership(0, MIDDLE), ownership(MIDDLE, HASH_MAX)
+    tables, whole, left, right = (
+        hosting(),
+        ownership(),
+        ownership(0, MIDDLE),
+        ownership(MIDDLE, HASH_MAX),
+    )
     assert () == tables.open(whole, {}, now_ms=0)
     made = [tables.topic(whole.bundle.name, name, now_ms=0) for name in NAMES]
     tables.reshape([whole.bundle], [left, right])
     assert {left.bundle.name: LOW, right.bundle.name: HIGH} == filed(tables)
-    assert all(served is not None and served.ownership is (left if served.point < MIDDLE else right) for served in made)
+    assert all(
+        served is not None and served.ownership is (left if served.point < MIDDLE else right)
+        for served in made
+    )
     tables.reshape([left.bundle, right.bundle], [whole])
     assert {whole.bundle.name: NAMES} == filed(tables)
     assert NAMES == sorted(tables.topics)
@@ -91,7 +114,10 @@ def test_a_closed_bundle_takes_its_topics_along() -> None:
 
 def test_a_bundle_opens_with_the_topics_handed_over() -> None:
     """Topics that are not in it are left out."""
-    waiting = TopicState(last_entry_id=7, subscriptions=(SubscriptionState(name="s", kind=SubscriptionKind.SHARED, expected=("c",)),))
+    waiting = TopicState(
+        last_entry_id=7,
+        subscriptions=(SubscriptionState(name="s", kind=SubscriptionKind.SHARED, expected=("c",)),),
+    )
     tables, left = hosting(), ownership(0, MIDDLE)
     opened = tables.open(left, {LOW[0]: waiting, HIGH[0]: waiting}, now_ms=0)
     assert [LOW[0]] == [served.name for served in opened]

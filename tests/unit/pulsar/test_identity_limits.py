@@ -1,4 +1,6 @@
-"""What one identity may take of the Pulsar port, and clients that say nothing, or little by little."""
+"""What one identity may take of the Pulsar port, and clients that say nothing, or little by
+little.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ pytestmark = pytest.mark.integration
 
 T = BaseCommand.Type
 
-# The brokers of these tests listen on 127.0.0.1, where no limit applies. Linux lets a client use any address of 127.0.0.0/8.
+# The brokers of these tests listen on 127.0.0.1, where no limit applies. Linux lets a client use
+# any address of 127.0.0.0/8.
 GREEDY, MODEST = "127.0.0.2", "127.0.0.3"
 
 TURN = 64  # Requests that a connection answers in one turn of the loop.
@@ -40,11 +43,17 @@ async def exceeded(member: Member, limit: Limit) -> float:
     """How often the Pulsar port met an excess."""
     text = str(await member.get("/metrics"))
     lines = (line for line in text.splitlines() if "limits_exceeded_total{" in line)
-    return float(next(line for line in lines if f'limit="{limit.value}",surface="pulsar"' in line).rpartition(" ")[2])
+    return float(
+        next(
+            line for line in lines if f'limit="{limit.value}",surface="pulsar"' in line
+        ).rpartition(" ")[2]
+    )
 
 
 async def turned_away(client: WireClient) -> str:
-    """Wait for the error of a client that may not connect, and for the end of its connection. Return the message."""
+    """Wait for the error of a client that may not connect, and for the end of its connection.
+    Return the message.
+    """
     error = (await client.receive(T.ERROR)).error
     assert ServerError.TooManyRequests == error.error
     await client.closed()
@@ -59,7 +68,10 @@ async def test_the_connections_of_one_address_are_limited(running: Brokers) -> N
         third = await WireClient.connected(member.url, handshake=False, address=GREEDY)
         if handshake:
             third.write(connect())
-        assert "address 127.0.0.2 has 2 connections open (setting identity_connections_max)" == await turned_away(third)
+        assert (
+            "address 127.0.0.2 has 2 connections open (setting identity_connections_max)"
+            == await turned_away(third)
+        )
         third.vanish()
     assert 2 == await member.metric("connections_refused_total")
     assert 2 == await exceeded(member, Limit.CONNECTIONS)
@@ -85,7 +97,14 @@ async def test_a_client_of_pulsar_that_is_turned_away_tries_again(running: Broke
     (member,) = running.members
     holder = await member.client()
     program = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PROGRAM, member.url, TOPIC, "60", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        sys.executable,
+        "-c",
+        PROGRAM,
+        member.url,
+        TOPIC,
+        "60",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
     )
     while not await member.metric("connections_refused_total"):
         pass
@@ -95,13 +114,20 @@ async def test_a_client_of_pulsar_that_is_turned_away_tries_again(running: Broke
 
 
 @with_brokers(config={**SETTINGS, "identity_connections_max": 2}, token=token("modest"))
-async def test_the_connections_of_one_role_are_limited_wherever_they_come_from(running: Brokers) -> None:
+async def test_the_connections_of_one_role_are_limited_wherever_they_come_from(
+    running: Brokers,
+) -> None:
     (member,) = running.members
     addresses = (GREEDY, MODEST)
-    first, _ = [await member.client(token=token("greedy"), address=address) for address in addresses]
+    first, _ = [
+        await member.client(token=token("greedy"), address=address) for address in addresses
+    ]
     third = await member.client(handshake=False)
     third.write(connect(token=token("greedy")))
-    assert "role 'greedy' has 2 connections open (setting identity_connections_max)" == await turned_away(third)
+    assert (
+        "role 'greedy' has 2 connections open (setting identity_connections_max)"
+        == await turned_away(third)
+    )
     assert 1 == await member.metric("disconnections_total", reason="too_many_connections")
     await member.client()
     await first.close()
@@ -136,18 +162,29 @@ async def test_requests_beyond_the_rate_wait_and_none_fails(
     assert answered < 400 + TURN
     clock.now_ms += BURST_MS
     for _ in range(asked):
-        assert member.url == (await greedy.receive(T.LOOKUP_RESPONSE)).lookup_response.brokerServiceUrl
+        assert (
+            member.url == (await greedy.receive(T.LOOKUP_RESPONSE)).lookup_response.brokerServiceUrl
+        )
     (line,) = [record.__dict__ for record in caplog.records if record.name == worker.__name__]
     assert ("pulsar", "requests", 1) == (line["port"], line["limit"], line["times"])
-    assert "address 127.0.0.2 sends more than 200 requests a second (setting identity_requests_per_second_max)" in line["message"]
+    assert (
+        "address 127.0.0.2 sends more than 200 requests a second (setting"
+        " identity_requests_per_second_max)" in line["message"]
+    )
 
 
 @with_brokers(config={"identity_bytes_per_second_max": 2_000_000})
-async def test_messages_beyond_the_rate_wait_and_none_is_lost(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_beyond_the_rate_wait_and_none_is_lost(
+    running: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two connections share the rate of their address. The greatest excess is one read of each."""
     (member,) = running.members
     clock = Clock(monkeypatch)
-    reader, *writers = await member.client(), await member.client(address=GREEDY), await member.client(address=GREEDY)
+    reader, *writers = (
+        await member.client(),
+        await member.client(address=GREEDY),
+        await member.client(address=GREEDY),
+    )
     await reader.consumer(1)
     messages, padding = 40, 100_000
     for client in writers:
@@ -167,7 +204,9 @@ async def test_messages_beyond_the_rate_wait_and_none_is_lost(running: Brokers, 
 
 
 @pytest.mark.parametrize("is_dripping", [False, True], ids=["nothing", "byte by byte"])
-async def test_a_client_without_a_handshake_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_dripping: bool) -> None:
+async def test_a_client_without_a_handshake_is_disconnected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_dripping: bool
+) -> None:
     monkeypatch.setattr(server, "Limits", partial(Limits, handshake_ms=100))
     async with brokers(tmp_path, settings=Settings(tick_ms=20)) as running:
         (member,) = running.members
@@ -181,7 +220,9 @@ async def test_a_client_without_a_handshake_is_disconnected(tmp_path: Path, monk
 
 
 async def test_a_silent_client_is_disconnected(tmp_path: Path) -> None:
-    async with brokers(tmp_path, settings=Settings(tick_ms=20), config={"pulsar_keep_alive_ms": 50}) as running:
+    async with brokers(
+        tmp_path, settings=Settings(tick_ms=20), config={"pulsar_keep_alive_ms": 50}
+    ) as running:
         (member,) = running.members
         client = await member.client()
         client.answers_pings = False

@@ -1,4 +1,6 @@
-"""Inject faults into the path of a message. The checker of messages finds each, and nothing in runs without them."""
+"""Inject faults into the path of a message. The checker of messages finds each, and nothing in runs
+without them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ SUBSCRIPTIONS = {1: "early", 2: "late"}
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Diary:
-    """The history that a client of Pulsar would write: see tests/pulsar/README.md. It has one producer, 1."""
+    """The history that a client of Pulsar would write: see tests/pulsar/README.md. It has one
+    producer, 1.
+    """
 
     lines: list[Mapping[str, object]] = field(default_factory=list)
     receipted: set[int] = field(default_factory=set)
@@ -46,7 +50,10 @@ class Diary:
         await client.located()
         while "MESSAGE" in client.names():
             consumer_id, _, text = await client.receive_message()
-            who = {"subscription": SUBSCRIPTIONS[consumer_id], "consumer": SUBSCRIPTIONS[consumer_id]}
+            who = {
+                "subscription": SUBSCRIPTIONS[consumer_id],
+                "consumer": SUBSCRIPTIONS[consumer_id],
+            }
             self.note("received", topic=TOPIC, producer="mine", n=int(text), **who)
         while "SEND_RECEIPT" in client.names():
             n = (await client.receive(T.SEND_RECEIPT)).send_receipt.sequence_id
@@ -72,12 +79,19 @@ class Diary:
     async def exchange(self, client: WireClient, n: int) -> None:
         """Send a message, and wait for its receipt and both deliveries."""
         self.send(client, n)
-        await until(lambda: client.names().count("MESSAGE") >= len(SUBSCRIPTIONS) and "SEND_RECEIPT" in client.names())
+        await until(
+            lambda: (
+                client.names().count("MESSAGE") >= len(SUBSCRIPTIONS)
+                and "SEND_RECEIPT" in client.names()
+            )
+        )
         await self.receive(client)
 
 
 async def move_on(running: Brokers, diary: Diary) -> None:
-    """A bundle moves, and moves again before all clients are back. They send messages without a receipt again."""
+    """A bundle moves, and moves again before all clients are back. They send messages without a
+    receipt again.
+    """
     source = running.owner_of()
     destination = running.other_than(source)
     await diary.begin(source)
@@ -98,18 +112,31 @@ async def move_on(running: Brokers, diary: Diary) -> None:
         await diary.subscribe(back, consumer_id)
     # Earlier messages come before this one.
     diary.send(back, 2)
-    await until(lambda: [consumer_id for consumer_id, text in messages_in(back) if text == "2"] == list(SUBSCRIPTIONS))
+    await until(
+        lambda: (
+            [consumer_id for consumer_id, text in messages_in(back) if text == "2"]
+            == list(SUBSCRIPTIONS)
+        )
+    )
     await diary.receive(back)
 
 
 def messages_in(client: WireClient) -> list[tuple[int, str]]:
     """The messages in a client's inbox: consumers and numbers."""
-    blocks = [(command.message.consumer_id, block) for command, block in client.inbox if command.type == T.MESSAGE]
-    return sorted((consumer_id, block.rpartition(b" ")[2].decode()) for consumer_id, block in blocks)
+    blocks = [
+        (command.message.consumer_id, block)
+        for command, block in client.inbox
+        if command.type == T.MESSAGE
+    ]
+    return sorted(
+        (consumer_id, block.rpartition(b" ")[2].decode()) for consumer_id, block in blocks
+    )
 
 
 async def lapse(running: Brokers, diary: Diary) -> None:
-    """A broker loses its lease between a message and its receipt, which was held for consumers that are not back."""
+    """A broker loses its lease between a message and its receipt, which was held for consumers that
+    are not back.
+    """
     source = running.owner_of()
     destination = running.other_than(source)
     await diary.begin(source)
@@ -135,11 +162,15 @@ def rules_broken(story: Story, folder: Path) -> set[str]:
     evidence, history, diary = folder / "evidence.jsonl", folder / "history.jsonl", Diary()
 
     async def play() -> None:
-        async with brokers(folder, count=2, settings=PATIENT, config={"evidence": evidence}) as running:
+        async with brokers(
+            folder, count=2, settings=PATIENT, config={"evidence": evidence}
+        ) as running:
             await story(running, diary)
 
     run(play)
-    history.write_bytes(b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in diary.lines))
+    history.write_bytes(
+        b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in diary.lines)
+    )
     verdict = check_messages([history], evidence=[evidence])
     assert verdict.problem is None
     return set(verdict.violations)
@@ -197,6 +228,8 @@ def test_without_a_fault_the_checker_finds_nothing(story: Story, tmp_path: Path)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.inject.__name__)
-def test_an_injected_fault_is_found(fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_injected_fault_is_found(
+    fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fault.inject(monkeypatch)
     assert fault.rule in rules_broken(fault.story, tmp_path)

@@ -7,8 +7,21 @@ from typing import Any, Final
 
 import pytest
 
-from equipoise.brokers.balancing.topic_policies import DispatchRate, PublishRate, PulsarModel, TopicCreation
-from equipoise.brokers.http.bodies import Bundles, FailOver, FailOverLimits, FailureDomainBody, IsolationBody, NamespaceBody, TenantBody
+from equipoise.brokers.balancing.topic_policies import (
+    DispatchRate,
+    PublishRate,
+    PulsarModel,
+    TopicCreation,
+)
+from equipoise.brokers.http.bodies import (
+    Bundles,
+    FailOver,
+    FailOverLimits,
+    FailureDomainBody,
+    IsolationBody,
+    NamespaceBody,
+    TenantBody,
+)
 from equipoise.brokers.pulsar.admin.partitions import PartitionsBody
 from equipoise.brokers.pulsar.admin.schemas import SchemaBody
 
@@ -35,5 +48,7 @@ def test_every_body_of_pulsar_is_here() -> None:
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_null_is_absent(body: type[PulsarModel]) -> None:
-    given: dict[str, Any] = {field.alias or name: None for name, field in body.model_fields.items()} | dict(BODIES[body])
+    given: dict[str, Any] = {
+        field.alias or name: None for name, field in body.model_fields.items()
+    } | dict(BODIES[body])
     assert body.model_validate(BODIES[body]) == body.model_validate(given)

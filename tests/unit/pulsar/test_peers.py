@@ -34,7 +34,10 @@ class StandIn:
         self.asked = 0
         self.status = 200
         self.looks = 0
-        self.placed = [SimpleNamespace(name=name, server=server) for name, server in ((HERE, 1), (THERE, 2), ("t/n/gone", 2))]
+        self.placed = [
+            SimpleNamespace(name=name, server=server)
+            for name, server in ((HERE, 1), (THERE, 2), ("t/n/gone", 2))
+        ]
 
     def bundles_of(self, _: str) -> Sequence[SimpleNamespace]:
         """Return the bundles of the namespace as the other broker sees them now."""
@@ -51,8 +54,12 @@ class StandIn:
 
 
 @asynccontextmanager
-async def asking(stand_in: StandIn, *, moving_ms: int = 20_000, open_here: str = HERE, program: str | None = None) -> AsyncIterator[Peers]:
-    """Run a broker beside the stand-in, with a bundle of its own. `program` is the address of the stand-in's program."""
+async def asking(
+    stand_in: StandIn, *, moving_ms: int = 20_000, open_here: str = HERE, program: str | None = None
+) -> AsyncIterator[Peers]:
+    """Run a broker beside the stand-in, with a bundle of its own. `program` is the address of the
+    stand-in's program.
+    """
     app = web.Application()
     app.router.add_get("/admin/v2/non-persistent/t/n", stand_in.answer)
     runner = web.AppRunner(app)
@@ -113,7 +120,9 @@ async def test_a_broker_that_answers_with_an_error_is_named() -> None:
     stand_in.status = 503
     async with asking(stand_in) as peers:
         for _ in range(2):
-            with pytest.raises(NotAnswered, match="broker other does not answer for its topics: it answers 503"):
+            with pytest.raises(
+                NotAnswered, match="broker other does not answer for its topics: it answers 503"
+            ):
                 await peers.topics_of("t/n")
         assert 2 == stand_in.asked
 
@@ -171,7 +180,9 @@ async def test_nobody_is_asked_if_a_bundle_has_no_broker_for_long() -> None:
     stand_in = StandIn()
     stand_in.placed[1].server = None
     async with asking(stand_in, moving_ms=50) as peers:
-        with pytest.raises(NotAnswered, match="a bundle of namespace t/n had no broker for 50 ms; ask again"):
+        with pytest.raises(
+            NotAnswered, match="a bundle of namespace t/n had no broker for 50 ms; ask again"
+        ):
             await peers.ask_all("t/n", PATH)
         assert 0 == stand_in.asked
 
@@ -198,6 +209,10 @@ async def test_an_answer_that_is_not_a_listing_is_refused(bundles: object) -> No
         ([], False),
     ],
 )
-def test_listings_are_whole_if_no_point_is_missing(cuts: list[tuple[int, int]], expected: bool) -> None:
-    listings = [Listing(bundles=[bundle_name("t/n", low, high)], topics=()) for low, high in reversed(cuts)]
+def test_listings_are_whole_if_no_point_is_missing(
+    cuts: list[tuple[int, int]], expected: bool
+) -> None:
+    listings = [
+        Listing(bundles=[bundle_name("t/n", low, high)], topics=()) for low, high in reversed(cuts)
+    ]
     assert expected == are_whole(listings)

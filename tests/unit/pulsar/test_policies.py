@@ -42,7 +42,9 @@ def same_bundle(count: int) -> list[str]:
 
 async def refused(client: WireClient, request_id: int) -> tuple[int, str]:
     """Wait for the refusal of a producer or a consumer."""
-    error = (await client.receive(T.ERROR, lambda command: command.error.request_id == request_id)).error
+    error = (
+        await client.receive(T.ERROR, lambda command: command.error.request_id == request_id)
+    ).error
     return error.error, error.message
 
 
@@ -66,11 +68,17 @@ async def refused(client: WireClient, request_id: int) -> tuple[int, str]:
             "",
         ),
         ("subscriptionTypesEnabled", ["Exclusive", "Key_Shared"], []),
-        ("autoTopicCreation", {"allowAutoTopicCreation": False, "topicType": "non-partitioned"}, ""),
+        (
+            "autoTopicCreation",
+            {"allowAutoTopicCreation": False, "topicType": "non-partitioned"},
+            "",
+        ),
     ],
 )
 @with_brokers(count=2)
-async def test_a_policy_is_set_returned_and_removed(running: Brokers, name: str, value: object, unset: object) -> None:
+async def test_a_policy_is_set_returned_and_removed(
+    running: Brokers, name: str, value: object, unset: object
+) -> None:
     one, other = running.members
     assert unset == (await other.ask("GET", f"{BASE}/{name}"))[1]
     await put(running, name, value)
@@ -90,10 +98,16 @@ async def test_all_policies_have_the_names_of_pulsars_document(running: Brokers)
     document = await member.get(BASE)
     assert isinstance(document, Mapping)
     assert 3 == document["max_producers_per_topic"]
-    assert {member.worker.view.cluster: {"publishThrottlingRateInMsg": 5, "publishThrottlingRateInByte": -1}} == document[
-        "publishMaxMessageRate"
-    ]
-    assert ("FULL", {"team": "a b"}) == (document["schema_compatibility_strategy"], document["properties"])
+    assert {
+        member.worker.view.cluster: {
+            "publishThrottlingRateInMsg": 5,
+            "publishThrottlingRateInByte": -1,
+        }
+    } == document["publishMaxMessageRate"]
+    assert ("FULL", {"team": "a b"}) == (
+        document["schema_compatibility_strategy"],
+        document["properties"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,13 +119,27 @@ async def test_all_policies_have_the_names_of_pulsars_document(running: Brokers)
         ("POST", "dispatchRate", {"dispatchThrottlingRateInMsg": 5, "relativeToPublishRate": True}),
         ("POST", "subscriptionTypesEnabled", ["Sharing"]),
         ("PUT", "schemaCompatibilityStrategy", "Full"),
-        ("POST", "autoTopicCreation", {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 3}),
-        ("POST", "autoTopicCreation", {"allowAutoTopicCreation": False, "defaultNumPartitions": 10**23}),
-        ("POST", "autoTopicCreation", {"allowAutoTopicCreation": False, "defaultNumPartitions": 10**1_100}),
+        (
+            "POST",
+            "autoTopicCreation",
+            {"allowAutoTopicCreation": True, "topicType": "partitioned", "defaultNumPartitions": 3},
+        ),
+        (
+            "POST",
+            "autoTopicCreation",
+            {"allowAutoTopicCreation": False, "defaultNumPartitions": 10**23},
+        ),
+        (
+            "POST",
+            "autoTopicCreation",
+            {"allowAutoTopicCreation": False, "defaultNumPartitions": 10**1_100},
+        ),
     ],
 )
 @with_brokers()
-async def test_an_impossible_policy_is_refused(running: Brokers, method: str, name: str, body: object) -> None:
+async def test_an_impossible_policy_is_refused(
+    running: Brokers, method: str, name: str, body: object
+) -> None:
     (member,) = running.members
     status, answer = await member.ask(method, f"{BASE}/{name}", body)
     assert 400 == status, answer
@@ -120,18 +148,28 @@ async def test_an_impossible_policy_is_refused(running: Brokers, method: str, na
 
 
 @with_brokers(config={"admin_ms": 300})
-async def test_all_properties_of_a_request_are_set_within_one_deadline(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_properties_of_a_request_are_set_within_one_deadline(
+    running: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each takes 100 ms here, and a request has 300."""
     usual = Worker.request
 
-    async def slow(worker: Worker, intent: Intent, *, timeout_ms: int, requested_by: str | None) -> int:
+    async def slow(
+        worker: Worker, intent: Intent, *, timeout_ms: int, requested_by: str | None
+    ) -> int:
         await asyncio.sleep(0.1)
         return await usual(worker, intent, timeout_ms=timeout_ms, requested_by=requested_by)
 
     monkeypatch.setattr(Worker, "request", slow)
     (member,) = running.members
-    assert 504 == (await member.ask("PUT", f"{BASE}/properties", {str(number): "" for number in range(9)}))[0]
-    assert 9 > len(await member.get(f"{BASE}/properties"))  # type: ignore[arg-type]  # a JSON object
+    assert (
+        504
+        == (
+            await member.ask("PUT", f"{BASE}/properties", {str(number): "" for number in range(9)})
+        )[0]
+    )
+    # A JSON object.
+    assert 9 > len(await member.get(f"{BASE}/properties"))  # type: ignore[arg-type]
 
 
 @with_brokers()
@@ -145,7 +183,9 @@ async def test_properties_are_kept_one_by_one(running: Brokers) -> None:
     assert (204, "") == await member.ask("GET", f"{BASE}/property/b")
     for unfit in ({"d": "4", "": "5"}, {f"k{number}": "" for number in range(257)}):
         assert 400 == (await member.ask("PUT", f"{BASE}/properties", unfit))[0]
-    assert {"a": "1", "c": "3"} == await member.get(f"{BASE}/properties"), "a refused request sets none of them"
+    assert {"a": "1", "c": "3"} == await member.get(f"{BASE}/properties"), (
+        "a refused request sets none of them"
+    )
     await put(running, "properties", None, "DELETE")
     assert {} == await member.get(f"{BASE}/properties")
 
@@ -161,11 +201,20 @@ async def test_counts_of_clients_are_bounded(running: Brokers) -> None:
     assert ServerError.ProducerBusy == (await refused(client, client.ask_producer(2)))[0]
     shared = CommandSubscribe.Shared
     await client.consumer(1, subscription="a", kind=shared)
-    assert ServerError.ConsumerBusy == (await refused(client, client.ask_consumer(2, subscription="a", kind=shared)))[0]
+    assert (
+        ServerError.ConsumerBusy
+        == (await refused(client, client.ask_consumer(2, subscription="a", kind=shared)))[0]
+    )
     await client.consumer(3, subscription="b", kind=shared)
-    assert ServerError.ConsumerBusy == (await refused(client, client.ask_consumer(4, subscription="c", kind=shared)))[0]
+    assert (
+        ServerError.ConsumerBusy
+        == (await refused(client, client.ask_consumer(4, subscription="c", kind=shared)))[0]
+    )
     await put(running, "maxConsumersPerTopic", 0)
-    assert ServerError.NotAllowedError == (await refused(client, client.ask_consumer(5, subscription="c", kind=shared)))[0]
+    assert (
+        ServerError.NotAllowedError
+        == (await refused(client, client.ask_consumer(5, subscription="c", kind=shared)))[0]
+    )
     await put(running, "maxProducersPerTopic", None, "DELETE")
     await client.producer(2)
 
@@ -199,14 +248,19 @@ async def test_a_namespace_has_a_maximum_of_topics(running: Brokers) -> None:
     names = [f"{TOPIC}{number}" for number in range(6)]
     for number, name in enumerate(names[:2]):
         await clients[running.owner_of(name)].producer(number, name)
-    error, message = await refused(clients[running.owner_of(names[2])], clients[running.owner_of(names[2])].ask_producer(9, names[2]))
+    error, message = await refused(
+        clients[running.owner_of(names[2])],
+        clients[running.owner_of(names[2])].ask_producer(9, names[2]),
+    )
     assert (ServerError.NotAllowedError, True) == (error, "has 2 topics" in message)
     await clients[running.owner_of(names[0])].consumer(7, names[0])
 
 
 @with_brokers(count=2)
 async def test_the_maximum_of_topics_holds_in_a_burst(running: Brokers) -> None:
-    """At all brokers at once. At the limit each of the brokers may refuse one topic for that of another."""
+    """At all brokers at once. At the limit each of the brokers may refuse one topic for that of
+    another.
+    """
     await put(running, "maxTopicsPerNamespace", 5)
     clients = {member: await member.client() for member in running.members}
     names = [f"{TOPIC}{number}" for number in range(24)]
@@ -214,7 +268,9 @@ async def test_the_maximum_of_topics_holds_in_a_burst(running: Brokers) -> None:
         clients[running.owner_of(name)].ask_producer(number, name)
 
     def answers(kind: BaseCommand.Type) -> int:
-        return sum(command.type == kind for client in clients.values() for command, _ in client.inbox)
+        return sum(
+            command.type == kind for client in clients.values() for command, _ in client.inbox
+        )
 
     await until(lambda: answers(T.PRODUCER_SUCCESS) + answers(T.ERROR) == len(names))
     assert answers(T.PRODUCER_SUCCESS) in (4, 5)
@@ -227,11 +283,20 @@ async def test_clients_create_no_topics_if_the_policy_says_so(running: Brokers) 
     await client.producer(1)
     await put(running, "autoTopicCreation", {"allowAutoTopicCreation": False})
     await client.consumer(1)
-    assert ServerError.TopicNotFound == (await refused(client, client.ask_producer(2, f"{TOPIC}-new")))[0]
-    assert 204 == (await member.ask("PUT", f"/admin/v2/non-persistent/{NAMESPACE}/new/partitions", 2))[0]
+    assert (
+        ServerError.TopicNotFound
+        == (await refused(client, client.ask_producer(2, f"{TOPIC}-new")))[0]
+    )
+    assert (
+        204
+        == (await member.ask("PUT", f"/admin/v2/non-persistent/{NAMESPACE}/new/partitions", 2))[0]
+    )
     whole = f"non-persistent://{NAMESPACE}/new"
     await client.producer(3, f"{whole}-partition-1")
-    assert ServerError.TopicNotFound == (await refused(client, client.ask_producer(4, f"{whole}-partition-2")))[0]
+    assert (
+        ServerError.TopicNotFound
+        == (await refused(client, client.ask_producer(4, f"{whole}-partition-2")))[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -242,8 +307,12 @@ async def test_clients_create_no_topics_if_the_policy_says_so(running: Brokers) 
     ],
 )
 @with_brokers(count=2)
-async def test_topics_that_exist_move_although_clients_must_create_none(running: Brokers, name: str, body: object, error: int) -> None:
-    """Also those without a consumer, used or not. Clients that come early are held, and those at the wrong broker redirected."""
+async def test_topics_that_exist_move_although_clients_must_create_none(
+    running: Brokers, name: str, body: object, error: int
+) -> None:
+    """Also those without a consumer, used or not. Clients that come early are held, and those at
+    the wrong broker redirected.
+    """
     source = running.owner_of()
     destination = running.other_than(source)
     used, unused, consumed, new = same_bundle(4)
@@ -257,13 +326,20 @@ async def test_topics_that_exist_move_although_clients_must_create_none(running:
     there = await destination.client()
     await there.producer(1, used)
     there.publish(1, 0, "ignored")
-    assert source.url == (await there.receive(T.CLOSE_PRODUCER)).close_producer.assignedBrokerServiceUrl
+    assert (
+        source.url
+        == (await there.receive(T.CLOSE_PRODUCER)).close_producer.assignedBrokerServiceUrl
+    )
     entry = running.view.bundles[running.bundle_of()]
-    await destination.service.prepare(Bundle(name=entry.name, namespace=entry.namespace, low=entry.low, high=entry.high), None)
+    await destination.service.prepare(
+        Bundle(name=entry.name, namespace=entry.namespace, low=entry.low, high=entry.high), None
+    )
     early = there.ask_producer(2, unused)
     await there.located()
     await running.transfer(destination)
-    await there.receive(T.PRODUCER_SUCCESS, lambda command: command.producer_success.request_id == early)
+    await there.receive(
+        T.PRODUCER_SUCCESS, lambda command: command.producer_success.request_id == early
+    )
     assert error == (await refused(there, there.ask_producer(3, new)))[0]
     await there.producer(4, used)
     await there.producer(5, consumed)
@@ -275,7 +351,9 @@ async def test_topics_that_exist_move_although_clients_must_create_none(running:
 
 @with_brokers()
 async def test_operators_create_no_more_topics_than_the_policy_allows(running: Brokers) -> None:
-    """Each partition counts, used or not, and stays usable. An operator creates topics that clients must not create."""
+    """Each partition counts, used or not, and stays usable. An operator creates topics that clients
+    must not create.
+    """
     (member,) = running.members
     await put(running, "maxTopicsPerNamespace", 3)
     await put(running, "autoTopicCreation", {"allowAutoTopicCreation": False})
@@ -302,8 +380,12 @@ async def test_producers_must_encrypt_if_the_policy_says_so(running: Brokers) ->
 
 
 @with_brokers()
-async def test_a_producer_above_its_rate_is_read_later_and_loses_nothing(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """60 messages at 20 per second of the test's clock: 20 at once, and 20 after each second. A change of the rate is noticed meanwhile."""
+async def test_a_producer_above_its_rate_is_read_later_and_loses_nothing(
+    running: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """60 messages at 20 per second of the test's clock: 20 at once, and 20 after each second. A
+    change of the rate is noticed meanwhile.
+    """
     now_ms = service.now_ms()
     monkeypatch.setattr(service, "now_ms", lambda: now_ms)
     await put(running, "publishRate", {"publishThrottlingRateInMsg": 20})
@@ -324,7 +406,11 @@ async def test_a_producer_above_its_rate_is_read_later_and_loses_nothing(running
 
 @with_brokers()
 async def test_messages_above_the_dispatch_rate_are_dropped_and_counted(running: Brokers) -> None:
-    await put(running, "subscriptionDispatchRate", {"dispatchThrottlingRateInMsg": 3, "ratePeriodInSecond": 86_400})
+    await put(
+        running,
+        "subscriptionDispatchRate",
+        {"dispatchThrottlingRateInMsg": 3, "ratePeriodInSecond": 86_400},
+    )
     member = running.owner_of()
     client = await member.client()
     await client.consumer(1)
@@ -341,7 +427,9 @@ async def test_messages_above_the_dispatch_rate_are_dropped_and_counted(running:
 
 
 @with_brokers()
-async def test_policies_apply_after_a_failure(running: Brokers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_policies_apply_after_a_failure(
+    running: Brokers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     (member,) = running.members
     client = await member.client()
     await client.producer(1)
@@ -372,11 +460,17 @@ async def test_an_incompatible_schema_is_refused(running: Brokers) -> None:
     await client.producer(1, schema=schema(ID))
     error, message = await refused(client, client.ask_producer(2, schema=schema(ID, NOTE)))
     assert (ServerError.IncompatibleSchema, True) == (error, "strategy BACKWARD" in message)
-    assert ServerError.IncompatibleSchema == (await refused(client, client.ask_consumer(3, schema=schema(ID, NOTE))))[0]
+    assert (
+        ServerError.IncompatibleSchema
+        == (await refused(client, client.ask_consumer(3, schema=schema(ID, NOTE))))[0]
+    )
     await client.close()
     await running.transfer(running.other_than(source))
     client = await running.owner_of().client()
-    assert ServerError.IncompatibleSchema == (await refused(client, client.ask_producer(2, schema=schema(ID, NOTE))))[0]
+    assert (
+        ServerError.IncompatibleSchema
+        == (await refused(client, client.ask_producer(2, schema=schema(ID, NOTE))))[0]
+    )
     await put(running, "schemaCompatibilityStrategy", "ALWAYS_COMPATIBLE", "PUT")
     await client.producer(4, schema=schema(ID, NOTE))
 
@@ -399,7 +493,9 @@ async def test_the_newest_schema_of_a_topic_is_the_same_after_a_move(running: Br
     path = f"/admin/v2/schemas/{NAMESPACE}/orders/schemas"
     known = await destination.get(path)
     assert isinstance(known, dict)
-    assert [[ID], [ID, NOTE]] == [json.loads(each["data"])["fields"] for each in known["getSchemaResponses"]]
+    assert [[ID], [ID, NOTE]] == [
+        json.loads(each["data"])["fields"] for each in known["getSchemaResponses"]
+    ]
 
 
 @with_brokers(count=2)
@@ -427,15 +523,23 @@ async def test_other_brokers_are_asked_for_schemas_once_and_only_if_the_answer_m
 
 
 @with_brokers()
-async def test_schemas_are_neither_updated_nor_omitted_if_the_policies_say_so(running: Brokers) -> None:
+async def test_schemas_are_neither_updated_nor_omitted_if_the_policies_say_so(
+    running: Brokers,
+) -> None:
     client = await running.owner_of().client()
     await client.producer(1, schema=schema(ID))
     await put(running, "isAllowAutoUpdateSchema", body=False)
-    assert ServerError.IncompatibleSchema == (await refused(client, client.ask_producer(2, schema=schema(ID, NOTE))))[0]
+    assert (
+        ServerError.IncompatibleSchema
+        == (await refused(client, client.ask_producer(2, schema=schema(ID, NOTE))))[0]
+    )
     request_id = client.ask(T.GET_OR_CREATE_SCHEMA, topic=TOPIC, schema=schema(ID, NOTE))
     answer = await client.receive(T.GET_OR_CREATE_SCHEMA_RESPONSE)
     response = answer.get_or_create_schema_response
-    assert (request_id, ServerError.IncompatibleSchema) == (response.request_id, response.error_code)
+    assert (request_id, ServerError.IncompatibleSchema) == (
+        response.request_id,
+        response.error_code,
+    )
     await client.producer(3)
     await put(running, "schemaValidationEnforced", body=True)
     assert ServerError.IncompatibleSchema == (await refused(client, client.ask_producer(4)))[0]
@@ -452,7 +556,9 @@ async def offered(client: WireClient, schema: Mapping[str, object]) -> tuple[int
 
 def choice(prefix: str) -> bytes:
     """The definition of a choice of 400 records."""
-    return json.dumps([{"type": "record", "name": f"{prefix}{index}", "fields": []} for index in range(400)]).encode()
+    return json.dumps(
+        [{"type": "record", "name": f"{prefix}{index}", "fields": []} for index in range(400)]
+    ).encode()
 
 
 @pytest.mark.parametrize(
@@ -464,7 +570,9 @@ def choice(prefix: str) -> bytes:
     ],
 )
 @with_brokers()
-async def test_a_schema_that_cannot_be_compared_is_refused(running: Brokers, definition: bytes, problem: str) -> None:
+async def test_a_schema_that_cannot_be_compared_is_refused(
+    running: Brokers, definition: bytes, problem: str
+) -> None:
     """The client keeps its connection."""
     await put(running, "schemaCompatibilityStrategy", "FULL", "PUT")
     client = await running.owner_of().client()
@@ -480,8 +588,12 @@ async def test_a_schema_that_cannot_be_compared_is_refused(running: Brokers, def
 
 
 @with_brokers()
-async def test_schemas_are_compared_beside_the_event_loop(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A PING behind a comparison is answered before it ends. Of two schemas that do not fit each other, one is registered."""
+async def test_schemas_are_compared_beside_the_event_loop(
+    running: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A PING behind a comparison is answered before it ends. Of two schemas that do not fit each
+    other, one is registered.
+    """
     await put(running, "schemaCompatibilityStrategy", "FULL", "PUT")
     go_on = threading.Event()
 
@@ -492,12 +604,16 @@ async def test_schemas_are_compared_beside_the_event_loop(running: Brokers, monk
     monkeypatch.setattr(admission, "misfit_of_producer", slow)
     one, other = await running.owner_of().client(), await running.owner_of().client()
     await one.producer(1, schema=schema(ID))
-    optional: list[dict[str, object]] = [{"name": "note", "type": ["null", kind], "default": None} for kind in ("string", "long")]
+    optional: list[dict[str, object]] = [
+        {"name": "note", "type": ["null", kind], "default": None} for kind in ("string", "long")
+    ]
     asked = []
     for client, field in zip((one, other), optional, strict=True):
         asked.append(client.ask_producer(2, schema=schema(ID, field)))
         client.write(frame_of(T.PING))
         await client.receive(T.PONG)
     go_on.set()
-    await one.receive(T.PRODUCER_SUCCESS, lambda command: command.producer_success.request_id == asked[0])
+    await one.receive(
+        T.PRODUCER_SUCCESS, lambda command: command.producer_success.request_id == asked[0]
+    )
     assert "at /fields/1" in (await refused(other, asked[1]))[1]

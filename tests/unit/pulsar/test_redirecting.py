@@ -1,4 +1,6 @@
-"""Test that consumers of a moved bundle are redirected after their client has received its messages."""
+"""Test that consumers of a moved bundle are redirected after their client has received its
+messages.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,17 @@ from equipoise.brokers.pulsar.service import now_ms
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.channel.core.ranges import topic_hash
 from tests.pulsar.pulsar_speech import connect, pong
-from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, Member, T, WireClient, brokers, with_brokers
+from tests.unit.pulsar.wire_client import (
+    NAMESPACE,
+    PATIENCE_MS,
+    TOPIC,
+    Brokers,
+    Member,
+    T,
+    WireClient,
+    brokers,
+    with_brokers,
+)
 
 PATIENT = Settings(drain_wait_ms=60_000)
 """A client may answer a PING later than any test waits."""
@@ -19,12 +31,18 @@ SLOW_S = 0.1
 TICK_MS = 2
 """The error of timers."""
 
-ELSEWHERE = next(name for n in range(999) if topic_hash(name := f"non-persistent://{NAMESPACE}/{n}") >> 30 != topic_hash(TOPIC) >> 30)
+ELSEWHERE = next(
+    name
+    for n in range(999)
+    if topic_hash(name := f"non-persistent://{NAMESPACE}/{n}") >> 30 != topic_hash(TOPIC) >> 30
+)
 """A topic of another bundle."""
 
 
 async def behind(source: Member, client: WireClient, *topics: str) -> None:
-    """Send a client a message of each of these topics of `source`. It answers no PING. Its consumers are numbered from 0."""
+    """Send a client a message of each of these topics of `source`. It answers no PING. Its
+    consumers are numbered from 0.
+    """
     client.answers_pings = False
     publisher = await source.client()
     for number, topic in enumerate(topics):
@@ -47,7 +65,10 @@ async def test_a_bundle_moves_before_its_consumers_do(running: Brokers) -> None:
     assert destination.url == await client.located()
     assert [] == client.names()
     client.write(pong())
-    assert destination.url == (await client.receive(T.CLOSE_CONSUMER)).close_consumer.assignedBrokerServiceUrl
+    assert (
+        destination.url
+        == (await client.receive(T.CLOSE_CONSUMER)).close_consumer.assignedBrokerServiceUrl
+    )
 
 
 @with_brokers(count=2, settings=PATIENT)
@@ -59,9 +80,16 @@ async def test_two_bundles_wait_for_their_common_client(running: Brokers) -> Non
     client = await source.client()
     await behind(source, client, TOPIC, ELSEWHERE)
     intents = [
-        Transfer(bundle=running.bundle_of(topic), destination=destination.worker.broker_id, reason="a test") for topic in (TOPIC, ELSEWHERE)
+        Transfer(
+            bundle=running.bundle_of(topic),
+            destination=destination.worker.broker_id,
+            reason="a test",
+        )
+        for topic in (TOPIC, ELSEWHERE)
     ]
-    await asyncio.gather(*(source.worker.request(intent, timeout_ms=PATIENCE_MS) for intent in intents))
+    await asyncio.gather(
+        *(source.worker.request(intent, timeout_ms=PATIENCE_MS) for intent in intents)
+    )
     await running.settled()
     assert (destination, destination) == (running.owner_of(), running.owner_of(ELSEWHERE))
     await client.receive(T.PING)
@@ -69,7 +97,9 @@ async def test_two_bundles_wait_for_their_common_client(running: Brokers) -> Non
     assert "CLOSE_CONSUMER" not in client.names()
     for _ in range(1 + client.names().count("PING")):
         client.write(pong())
-    assert {0, 1} == {(await client.receive(T.CLOSE_CONSUMER)).close_consumer.consumer_id for _ in range(2)}
+    assert {0, 1} == {
+        (await client.receive(T.CLOSE_CONSUMER)).close_consumer.consumer_id for _ in range(2)
+    }
 
 
 @with_brokers(count=2, settings=PATIENT)
@@ -90,7 +120,9 @@ async def test_a_slow_client_gets_as_long_again(running: Brokers) -> None:
 
 @with_brokers(count=2)
 async def test_a_client_that_stalls_is_waited_for(running: Brokers) -> None:
-    """Its consumers stay until it has received its messages, whatever the load of its machine: it would discard the rest."""
+    """Its consumers stay until it has received its messages, whatever the load of its machine: it
+    would discard the rest.
+    """
     source = running.owner_of()
     client = await source.client()
     await behind(source, client, TOPIC)

@@ -1,4 +1,6 @@
-"""Brokers with rights: what each role may do over HTTP and on the Pulsar port, and what becomes of clients that lose a right."""
+"""Brokers with rights: what each role may do over HTTP and on the Pulsar port, and what becomes of
+clients that lose a right.
+"""
 
 from __future__ import annotations
 
@@ -54,18 +56,27 @@ async def granted(folder: Path) -> AsyncIterator[Brokers]:
         yield running
 
 
-async def is_taken_over_http(member: Member, http: aiohttp.ClientSession, asked: Asked, role: str) -> bool:
+async def is_taken_over_http(
+    member: Member, http: aiohttp.ClientSession, asked: Asked, role: str
+) -> bool:
     """Return whether a broker takes a request. One that it refuses gets a sentence."""
     assert asked.http is not None
     method, path = asked.http
     text = token_of(role)
-    async with http.request(method, member.http_url + path, headers={} if text is None else bearer(text), allow_redirects=False) as answer:
+    async with http.request(
+        method,
+        member.http_url + path,
+        headers={} if text is None else bearer(text),
+        allow_redirects=False,
+    ) as answer:
         if answer.status not in (401, 403):
             return True
         problem = await answer.json()
         expected = (401, "NotAuthenticated") if text is None else (403, "NotAuthorized")
         assert expected == (answer.status, problem["error"])
-        assert text is None or re.fullmatch(rf"role '{role}' may not {method} {re.escape(path)}; it needs .*", problem["reason"])
+        assert text is None or re.fullmatch(
+            rf"role '{role}' may not {method} {re.escape(path)}; it needs .*", problem["reason"]
+        )
         return False
 
 
@@ -79,7 +90,11 @@ async def is_taken_on_the_wire(member: Member, asked: Asked, role: str) -> bool:
     client.ask(asked.command, **(asked.body or {}))
     answer = await client.answer()
     body = getattr(answer, BaseCommand.DESCRIPTOR.fields_by_number[answer.type].name)
-    code = body.error if answer.type == T.ERROR else getattr(body, "error_code" if hasattr(body, "error_code") else "error", 0)
+    code = (
+        body.error
+        if answer.type == T.ERROR
+        else getattr(body, "error_code" if hasattr(body, "error_code") else "error", 0)
+    )
     await client.close()
     return int(code) != ServerError.AUTHORIZATION_ERROR
 
@@ -89,7 +104,9 @@ async def test_each_role_may_do_what_the_table_says_and_no_more(tmp_path: Path) 
         (member,) = running.members
         for asked in ASKED:
             if asked.http is not None:
-                found = {role for role in ROLES if await is_taken_over_http(member, http, asked, role)}
+                found = {
+                    role for role in ROLES if await is_taken_over_http(member, http, asked, role)
+                }
             else:
                 found = {role for role in ROLES if await is_taken_on_the_wire(member, asked, role)}
             assert asked.may == found, asked
@@ -101,7 +118,11 @@ def path_of(resource: web.AbstractResource) -> str:
 
     def part(match: re.Match[str]) -> str:
         first = re.search(rf"\(\?P<{match[1]}>([-\w]+)[|)]", pattern.pattern)
-        return first[1] if first else {"bundle": "0x00000000_0x00000001", "version": "1"}.get(match[1], "x")
+        return (
+            first[1]
+            if first
+            else {"bundle": "0x00000000_0x00000001", "version": "1"}.get(match[1], "x")
+        )
 
     path = re.sub(r"\{([^}]*)\}", part, resource.canonical)
     assert not pattern.pattern or pattern.fullmatch(path), path
@@ -109,17 +130,24 @@ def path_of(resource: web.AbstractResource) -> str:
 
 
 async def test_no_path_is_without_a_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The paths are those of the application. A role with no right gets only those of services, and a viewer changes nothing."""
+    """The paths are those of the application. A role with no right gets only those of services, and
+    a viewer changes nothing.
+    """
     apps: list[web.Application] = []
 
-    def noting(app: web.Application, *others: Any) -> AbstractAsyncContextManager[None]:  # noqa: ANN401 - as `served` takes them
+    # As `served` takes them.
+    def noting(app: web.Application, *others: Any) -> AbstractAsyncContextManager[None]:  # noqa: ANN401
         apps.append(app)
         return served(app, *others)
 
     monkeypatch.setattr("equipoise.brokers.server.main.served", noting)
     async with granted(tmp_path) as running, aiohttp.ClientSession() as http:
         (member,) = running.members
-        routes = {(each.method, each.resource.canonical): path_of(each.resource) for each in apps[0].router.routes() if each.resource}
+        routes = {
+            (each.method, each.resource.canonical): path_of(each.resource)
+            for each in apps[0].router.routes()
+            if each.resource
+        }
         assert len(routes) > 150
         refused = 0
         for (method, canonical), path in sorted(routes.items()):
@@ -127,15 +155,28 @@ async def test_no_path_is_without_a_right(tmp_path: Path, monkeypatch: pytest.Mo
                 need = need_of(asked, canonical)
                 is_open = canonical in {"/health", "/ready", "/{path}", "/ws/{path}"}
                 assert is_open == (need.right is None), (asked, canonical)
-                assert need.right in {None, Right.READ} or asked not in {"GET", "HEAD"} or "handover" in path, (asked, canonical)
+                assert (
+                    need.right in {None, Right.READ}
+                    or asked not in {"GET", "HEAD"}
+                    or "handover" in path
+                ), (asked, canonical)
                 for role in ("nobody", "viewer"):
                     if need.right is None or (role == "viewer" and need.right is READ.right):
                         continue
-                    async with http.request(asked, member.http_url + path, headers=bearer(token(role)), allow_redirects=False) as answer:
+                    async with http.request(
+                        asked,
+                        member.http_url + path,
+                        headers=bearer(token(role)),
+                        allow_redirects=False,
+                    ) as answer:
                         assert 403 == answer.status, (role, asked, path)
                     refused += 1
         metrics = str(await member.get("/metrics"))
-        line = next(each for each in metrics.splitlines() if "authorizations_refused_total{" in each and 'surface="http"' in each)
+        line = next(
+            each
+            for each in metrics.splitlines()
+            if "authorizations_refused_total{" in each and 'surface="http"' in each
+        )
         assert refused == float(line.rpartition(" ")[2])
 
 
@@ -147,18 +188,26 @@ async def test_no_path_is_without_a_right(tmp_path: Path, monkeypatch: pytest.Mo
         ("tenant", "/admin/v2/tenants/public", {"adminRoles": []}),
     ],
 )
-async def test_a_revoked_right_ends_the_producer_and_refuses_the_next_one(tmp_path: Path, role: str, path: str, body: object) -> None:
+async def test_a_revoked_right_ends_the_producer_and_refuses_the_next_one(
+    tmp_path: Path, role: str, path: str, body: object
+) -> None:
     """Another role's producer stays."""
     async with granted(tmp_path) as running:
         (member,) = running.members
-        client, other = await member.client(token=token(role)), await member.client(token=token(SUPER))
+        client, other = (
+            await member.client(token=token(role)),
+            await member.client(token=token(SUPER)),
+        )
         await client.producer(1)
         await other.producer(1)
         await changed(member, "DELETE" if body is None else "POST", path, body)
         assert 1 == (await client.receive(T.CLOSE_PRODUCER)).close_producer.producer_id
         client.ask_producer(2)
         error = (await client.receive(T.ERROR)).error
-        assert (ServerError.AUTHORIZATION_ERROR, True) == (int(error.error), f"role '{role}' may not PRODUCER {TOPIC}" in error.message)
+        assert (ServerError.AUTHORIZATION_ERROR, True) == (
+            int(error.error),
+            f"role '{role}' may not PRODUCER {TOPIC}" in error.message,
+        )
         other.publish(1, 0, "still")
         await other.receipt(1, 0)
 
@@ -169,7 +218,9 @@ async def test_a_revoked_right_ends_the_consumer(tmp_path: Path) -> None:
         (member,) = running.members
         client = await member.client(token=token("consumer"))
         await client.consumer(1)
-        await changed(member, "POST", f"/admin/v2/namespaces/{NAMESPACE}/permissions/consumer", ["produce"])
+        await changed(
+            member, "POST", f"/admin/v2/namespaces/{NAMESPACE}/permissions/consumer", ["produce"]
+        )
         assert 1 == (await client.receive(T.CLOSE_CONSUMER)).close_consumer.consumer_id
         client.ask_consumer(2)
         assert ServerError.AUTHORIZATION_ERROR == int((await client.receive(T.ERROR)).error.error)
@@ -177,10 +228,17 @@ async def test_a_revoked_right_ends_the_consumer(tmp_path: Path) -> None:
 
 
 async def test_brokers_forward_for_roles_and_need_a_super_role_themselves(tmp_path: Path) -> None:
-    """A list of topics comes from both brokers. The role that asks has rights in the namespace only."""
-    async with brokers(tmp_path, count=2, config=dict(RIGHTS), token=token(SUPER)) as running, aiohttp.ClientSession() as http:
+    """A list of topics comes from both brokers. The role that asks has rights in the namespace
+    only.
+    """
+    async with (
+        brokers(tmp_path, count=2, config=dict(RIGHTS), token=token(SUPER)) as running,
+        aiohttp.ClientSession() as http,
+    ):
         owner = running.owner_of()
-        await changed(owner, "POST", f"/admin/v2/namespaces/{NAMESPACE}/permissions/consumer", ["consume"])
+        await changed(
+            owner, "POST", f"/admin/v2/namespaces/{NAMESPACE}/permissions/consumer", ["consume"]
+        )
         await running.settled()
         client = await owner.client(token=token("consumer"))
         await client.consumer(1)
@@ -194,12 +252,18 @@ async def test_the_python_client_reports_that_its_role_lacks_a_right(tmp_path: P
     """Its program subscribes, and then produces."""
     async with granted(tmp_path) as running:
         file = tmp_path / "token"
-        for role, expected in (("nobody", "AuthorizationError"), ("consumer", "AuthorizationError"), ("tenant", "hello")):
+        for role, expected in (
+            ("nobody", "AuthorizationError"),
+            ("consumer", "AuthorizationError"),
+            ("tenant", "hello"),
+        ):
             file.write_text(token(role), encoding="ascii")
             assert expected in await ran(running.members[0].url, "60", str(file)), role
 
 
-async def test_a_right_that_is_revoked_while_the_producer_waits_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_right_that_is_revoked_while_the_producer_waits_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with granted(tmp_path) as running:
         (member,) = running.members
         serve, waits, goes_on = member.service.serve, asyncio.Event(), asyncio.Event()
@@ -220,12 +284,19 @@ async def test_a_right_that_is_revoked_while_the_producer_waits_does_not_count(t
 
 
 async def test_behind_a_proxy_client_and_proxy_need_the_right(tmp_path: Path) -> None:
-    """Over HTTP and on the wire. Pulsar's proxy sends a token of its own, and names the client that it verified."""
+    """Over HTTP and on the wire. Pulsar's proxy sends a token of its own, and names the client that
+    it verified.
+    """
     config = {**RIGHTS, "proxy_roles": ("proxy", "poor")}
-    async with brokers(tmp_path, config=config, token=token(SUPER)) as running, aiohttp.ClientSession() as http:
+    async with (
+        brokers(tmp_path, config=config, token=token(SUPER)) as running,
+        aiohttp.ClientSession() as http,
+    ):
         (member,) = running.members
         for role in ("proxy", "me"):
-            await changed(member, "POST", f"/admin/v2/namespaces/{NAMESPACE}/permissions/{role}", ["produce"])
+            await changed(
+                member, "POST", f"/admin/v2/namespaces/{NAMESPACE}/permissions/{role}", ["produce"]
+            )
         for sender, original, expected in (
             ("proxy", "me", 200),
             ("me", "me", 200),
@@ -236,17 +307,24 @@ async def test_behind_a_proxy_client_and_proxy_need_the_right(tmp_path: Path) ->
             ("proxy", "proxy", 401),
         ):
             headers = bearer(token(sender)) | ({} if original is None else {ORIGINAL: original})
-            async with http.get(f"{member.http_url}/admin/v2/namespaces/{NAMESPACE}/topics", headers=headers) as answer:
+            async with http.get(
+                f"{member.http_url}/admin/v2/namespaces/{NAMESPACE}/topics", headers=headers
+            ) as answer:
                 assert expected == answer.status, (sender, original)
             client = await member.client(handshake=False)
             client.write(connect(token=token(sender), original_principal=original or ""))
             if expected == 401:
-                assert ServerError.AUTHENTICATION_ERROR == int((await client.receive(T.ERROR)).error.error)
+                assert ServerError.AUTHENTICATION_ERROR == int(
+                    (await client.receive(T.ERROR)).error.error
+                )
                 continue
             await client.receive(T.CONNECTED)
             client.write(lookup(1, TOPIC))
             found = (await client.answer()).lookup_response
-            assert (expected == 403) == (found.error == int(ServerError.AUTHORIZATION_ERROR)), (sender, original)
+            assert (expected == 403) == (found.error == int(ServerError.AUTHORIZATION_ERROR)), (
+                sender,
+                original,
+            )
         headers_twice = [*bearer(token("proxy")).items(), (ORIGINAL, "me"), (ORIGINAL, "root")]
         async with http.get(f"{member.http_url}/admin/v2/tenants", headers=headers_twice) as answer:
             assert 401 == answer.status

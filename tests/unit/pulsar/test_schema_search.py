@@ -14,7 +14,15 @@ from equipoise.brokers.pulsar.wire.errors import NotAnswered
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandGetSchemaResponse, ServerError
 from equipoise.brokers.pulsar.wire.requests import Schema
 from equipoise.channel.core.ranges import TopicName
-from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, T, WireClient, brokers, with_brokers
+from tests.unit.pulsar.wire_client import (
+    NAMESPACE,
+    TOPIC,
+    Brokers,
+    T,
+    WireClient,
+    brokers,
+    with_brokers,
+)
 
 JSON, AUTO_CONSUME = 2, 21
 OLD, NEW = b'{"type": "record", "name": "old"}', b'{"type": "record", "name": "new"}'
@@ -25,10 +33,19 @@ def schema(definition: bytes = OLD, kind: int = JSON) -> dict[str, object]:
     return {"name": "s", "schema_data": definition, "type": kind}
 
 
-async def producer(client: WireClient, producer_id: int, its: dict[str, object], topic: str = TOPIC, *, name: str = "p") -> bytes:
+async def producer(
+    client: WireClient,
+    producer_id: int,
+    its: dict[str, object],
+    topic: str = TOPIC,
+    *,
+    name: str = "p",
+) -> bytes:
     """Open a producer with a schema. Return the version."""
     request_id = client.ask_producer(producer_id, topic, name=name, schema=its)
-    answer = await client.receive(T.PRODUCER_SUCCESS, lambda command: command.producer_success.request_id == request_id)
+    answer = await client.receive(
+        T.PRODUCER_SUCCESS, lambda command: command.producer_success.request_id == request_id
+    )
     return answer.producer_success.schema_version
 
 
@@ -37,11 +54,16 @@ async def consumer(client: WireClient, consumer_id: int, its: dict[str, object])
     await client.consumer(consumer_id, subscription=str(consumer_id), schema=its)
 
 
-async def found(client: WireClient, version: bytes | None = None, topic: str = TOPIC) -> CommandGetSchemaResponse:
+async def found(
+    client: WireClient, version: bytes | None = None, topic: str = TOPIC
+) -> CommandGetSchemaResponse:
     """Return the answer to GET_SCHEMA."""
     request_id = client.ask(T.GET_SCHEMA, topic=topic, schema_version=version)
     return (
-        await client.receive(T.GET_SCHEMA_RESPONSE, lambda command: command.get_schema_response.request_id == request_id)
+        await client.receive(
+            T.GET_SCHEMA_RESPONSE,
+            lambda command: command.get_schema_response.request_id == request_id,
+        )
     ).get_schema_response
 
 
@@ -100,13 +122,18 @@ async def test_the_partitions_of_a_topic_have_one_schema(running: Brokers) -> No
 
 
 @with_brokers(count=2)
-async def test_an_unknown_schema_is_answered(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unknown_schema_is_answered(
+    running: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If a broker does not answer, the error makes clients retry."""
     here = running.other_than(running.owner_of())
     client = await here.client()
     for version in (None, b"12345678", b"1", b""):
         assert ServerError.TopicNotFound == (await found(client, version)).error_code
-    assert ServerError.NotAllowedError == (await found(client, None, "persistent://public/default/x")).error_code
+    assert (
+        ServerError.NotAllowedError
+        == (await found(client, None, "persistent://public/default/x")).error_code
+    )
     monkeypatch.setattr(schema_search, "_ASKED_MAX", 0)
     assert "running schema searches is full" in (await found(client)).error_message
 
@@ -125,15 +152,25 @@ async def test_schemas_over_http(tmp_path: Path) -> None:
         owner = running.owner_of()
         assert 404 == (await owner.ask("GET", path))[0]
         version = int.from_bytes(await producer(await owner.client(), 1, schema()), "big")
-        expected = {"version": version, "type": "JSON", "timestamp": 0, "data": OLD.decode(), "properties": {}}
+        expected = {
+            "version": version,
+            "type": "JSON",
+            "timestamp": 0,
+            "data": OLD.decode(),
+            "properties": {},
+        }
         other = running.other_than(owner)
         for member in (other, owner):
-            assert [expected] * 2 == [await member.get(each) for each in (path, f"{path}/{version}")]
+            assert [expected] * 2 == [
+                await member.get(each) for each in (path, f"{path}/{version}")
+            ]
             assert 404 == (await member.ask("GET", f"{path}/17"))[0]
 
 
 @with_brokers(count=2)
-async def test_equal_questions_share_an_answer(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_equal_questions_share_an_answer(
+    running: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After a move many consumers ask for one schema at once."""
     owner = running.owner_of()
     version = await producer(await owner.client(), 1, schema())
@@ -156,7 +193,13 @@ def test_the_answer_of_another_broker_is_checked() -> None:
     its = Schema(name="é", kind=15, definition=bytes(range(256)), properties=(("a", "b"),))
     assert its == schema_search.read(schema_search.document(its))
     document = schema_search.document(its)
-    wrong: tuple[object, ...] = (None, [], {}, {**document, "definition": "!"}, {**document, "properties": [1]})
+    wrong: tuple[object, ...] = (
+        None,
+        [],
+        {},
+        {**document, "definition": "!"},
+        {**document, "properties": [1]},
+    )
     for nonsense in wrong:
         with pytest.raises(NotAnswered):
             schema_search.read(nonsense)
@@ -165,7 +208,9 @@ def test_the_answer_of_another_broker_is_checked() -> None:
 def test_a_key_value_schema_is_one_object() -> None:
     """A half that is not JSON becomes text."""
     halves = b"\x00\x00\x00\x00" + len(OLD).to_bytes(4, "big") + OLD
-    document = schema_document(b"\x00" * 8, Schema(name="s", kind=15, definition=halves, properties=()))
+    document = schema_document(
+        b"\x00" * 8, Schema(name="s", kind=15, definition=halves, properties=())
+    )
     assert '{"key": "", "value": {"type": "record", "name": "old"}}' == document["data"]
     assert ("KEY_VALUE", "NONE") == (
         document["type"],

@@ -14,7 +14,11 @@ from equipoise.brokers.pulsar.server import Pool
 from equipoise.brokers.pulsar.session import Session
 from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.wire.errors import Violation
-from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandLookupTopicResponse, CommandPartitionedTopicMetadataResponse
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
+    BaseCommand,
+    CommandLookupTopicResponse,
+    CommandPartitionedTopicMetadataResponse,
+)
 from equipoise.brokers.runtime import snapshots
 from equipoise.channel.core.ranges import even_boundaries
 from tests.house.house_rules import ROOT
@@ -41,7 +45,9 @@ async def test_generated_names_are_unique(running: Brokers) -> None:
     assert all(running.owner_of().worker.broker_id in name for name in names)
 
 
-async def test_a_namespace_that_may_be_new_is_not_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_namespace_that_may_be_new_is_not_denied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A broker that lost the channel holds the questions about it."""
     logs, topic = Logs(), "non-persistent://public/new/orders"
     monkeypatch.setattr(snapshots, "open_log", logs.open)
@@ -60,8 +66,13 @@ async def test_a_namespace_that_may_be_new_is_not_denied(tmp_path: Path, monkeyp
             await client.receive(BaseCommand.PONG)
             assert {"LOOKUP_RESPONSE", "PARTITIONED_METADATA_RESPONSE"}.isdisjoint(client.names())
             logs.come_back()
-            answer = (await client.receive(BaseCommand.PARTITIONED_METADATA_RESPONSE)).partitioned_metadata_response
-            assert (CommandPartitionedTopicMetadataResponse.Success, 0) == (answer.response, answer.partitions)
+            answer = (
+                await client.receive(BaseCommand.PARTITIONED_METADATA_RESPONSE)
+            ).partitioned_metadata_response
+            assert (CommandPartitionedTopicMetadataResponse.Success, 0) == (
+                answer.response,
+                answer.partitions,
+            )
             found = (await client.receive(BaseCommand.LOOKUP_RESPONSE)).lookup_response
             assert CommandLookupTopicResponse.Connect == found.response
         finally:
@@ -74,28 +85,42 @@ async def test_every_metric_is_documented_and_exported_from_the_start(tmp_path: 
 
     async with brokers(tmp_path) as running:
         text = str(await running.members[0].get("/metrics"))
-        told = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE equipoise_pulsar_")}
+        told = {
+            line.split()[2]
+            for line in text.splitlines()
+            if line.startswith("# TYPE equipoise_pulsar_")
+        }
         assert told == set(re.findall(r"`(equipoise_pulsar_\w+)`", page))
         reasons = [
             violation.value
             for violation in Violation
-            if f'disconnections_total{{broker="{running.members[0].worker.broker_id}",reason="{violation.value}"}} 0.0' in text
+            if f'disconnections_total{{broker="{running.members[0].worker.broker_id}",reason="{violation.value}"}} 0.0'  # noqa: E501
+            in text
         ]
         assert [violation.value for violation in Violation] == reasons
 
 
-async def test_a_disconnection_is_logged_with_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_disconnection_is_logged_with_its_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, module.__name__)
 
     async with brokers(tmp_path) as running:
         await breach(running.members[0])
     (line,) = [record for record in caplog.records if record.name == module.__name__]
-    assert ("disconnected a Pulsar client", "unexpected_command") == (line.message, line.__dict__["reason"])
+    assert ("disconnected a Pulsar client", "unexpected_command") == (
+        line.message,
+        line.__dict__["reason"],
+    )
     assert line.__dict__["client"].startswith("127.0.0.1:")
 
 
-async def test_log_lines_about_refused_clients_are_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Each client has one line a minute of its kind, whether it breaks the protocol, sends wrong credentials, or is one too many."""
+async def test_log_lines_about_refused_clients_are_bounded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each client has one line a minute of its kind, whether it breaks the protocol, sends wrong
+    credentials, or is one too many.
+    """
     caplog.set_level(logging.INFO)
 
     async with brokers(tmp_path, config=SETTINGS, token=token()) as running:
@@ -106,10 +131,15 @@ async def test_log_lines_about_refused_clients_are_bounded(tmp_path: Path, caplo
             client.write(connect(token="forged"))
             await client.closed()
         await metric_becomes(member, "connections", 0)
-        found = [(line.message, line.__dict__.get("reason")) for line in caplog.records if "client" in line.__dict__]
-        assert [("disconnected a Pulsar client", "not_authenticated"), ("disconnected a Pulsar client", "unexpected_command")] == sorted(
-            each for each in found if each[1]
-        )
+        found = [
+            (line.message, line.__dict__.get("reason"))
+            for line in caplog.records
+            if "client" in line.__dict__
+        ]
+        assert [
+            ("disconnected a Pulsar client", "not_authenticated"),
+            ("disconnected a Pulsar client", "unexpected_command"),
+        ] == sorted(each for each in found if each[1])
         assert 3 == len(found)
         audit = member.worker.audit
         due = audit.due("another", "missing")
@@ -128,7 +158,9 @@ async def test_a_failing_tick_disconnects_only_its_client(
             raise RuntimeError("boom")
         tick(session, now_ms)
 
-    async with brokers(tmp_path, settings=Settings(tick_ms=20), config={"pulsar_keep_alive_ms": 100}) as running:
+    async with brokers(
+        tmp_path, settings=Settings(tick_ms=20), config={"pulsar_keep_alive_ms": 100}
+    ) as running:
         first, second = await running.members[0].client(), await running.members[0].client()
         with monkeypatch.context() as broken:
             broken.setattr(Session, "tick", failing)

@@ -18,17 +18,30 @@ from equipoise.channel.core.errors import DeadlineExceeded
 from equipoise.channel.core.ranges import TopicName, topic_hash
 from tests.pulsar.pulsar_speech import connect
 from tests.unit.pulsar.test_session import metric_becomes
-from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, Member, T, WireClient, brokers, with_brokers
+from tests.unit.pulsar.wire_client import (
+    NAMESPACE,
+    TOPIC,
+    Brokers,
+    Member,
+    T,
+    WireClient,
+    brokers,
+    with_brokers,
+)
 
 PATIENT = Settings(topics=TopicLimits(receipt_wait_ms=60_000, reconnect_wait_ms=120_000))
 """Receipts and messages wait until all clients are back."""
 
-HASTY = Settings(topics=TopicLimits(receipt_wait_ms=30, absent_wait_ms=120_000, reconnect_wait_ms=120_000))
+HASTY = Settings(
+    topics=TopicLimits(receipt_wait_ms=30, absent_wait_ms=120_000, reconnect_wait_ms=120_000)
+)
 """Receipts wait for a moment, messages for long."""
 
 
 async def busy(running: Brokers) -> tuple[Member, Member, WireClient]:
-    """Return the owner, another broker, and a client of the owner. Its producer 1 (`mine`) and consumer 1 have exchanged a message."""
+    """Return the owner, another broker, and a client of the owner. Its producer 1 (`mine`) and
+    consumer 1 have exchanged a message.
+    """
     source = running.owner_of()
     destination = running.other_than(source)
     client = await source.client()
@@ -41,7 +54,9 @@ async def busy(running: Brokers) -> tuple[Member, Member, WireClient]:
 
 
 async def published_behind_a_move(running: Brokers) -> tuple[Member, WireClient]:
-    """Move the topic of `busy`. Return the new owner and a client there, whose producer 1 (`mine`) has sent entry 2, `1`."""
+    """Move the topic of `busy`. Return the new owner and a client there, whose producer 1 (`mine`)
+    has sent entry 2, `1`.
+    """
     _, destination, _ = await busy(running)
     await running.transfer(destination)
     there = await destination.client()
@@ -91,11 +106,18 @@ async def test_messages_wait_for_a_late_consumer(running: Brokers) -> None:
     assert 1 == await destination.metric("topics_waiting")
     await there.consumer(1, name="me")
     assert ["1", "2", "3"] == [(await there.receive_message())[2] for _ in range(3)]
-    assert (0, 0) == (await destination.metric("topics_waiting"), await destination.metric("messages_dropped_total"))
+    assert (0, 0) == (
+        await destination.metric("topics_waiting"),
+        await destination.metric("messages_dropped_total"),
+    )
 
 
 async def test_receipts_of_one_topic_do_not_wait_for_another_topic(tmp_path: Path) -> None:
-    other = next(name for n in range(999) if topic_hash(name := f"non-persistent://{NAMESPACE}/{n}") >> 30 != topic_hash(TOPIC) >> 30)
+    other = next(
+        name
+        for n in range(999)
+        if topic_hash(name := f"non-persistent://{NAMESPACE}/{n}") >> 30 != topic_hash(TOPIC) >> 30
+    )
 
     async with brokers(tmp_path, count=2, settings=HASTY) as running:
         source, destination, client = await busy(running)
@@ -114,7 +136,9 @@ async def test_receipts_of_one_topic_do_not_wait_for_another_topic(tmp_path: Pat
         assert 2 == await destination.metric("topics_waiting")
 
 
-@with_brokers(count=2, settings=Settings(topics=TopicLimits(receipt_wait_ms=10, reconnect_wait_ms=150)))
+@with_brokers(
+    count=2, settings=Settings(topics=TopicLimits(receipt_wait_ms=10, reconnect_wait_ms=150))
+)
 async def test_waiting_for_a_consumer_ends(running: Brokers) -> None:
     """Its messages are dropped and counted, and the topic is dropped."""
     destination, there = await published_behind_a_move(running)
@@ -126,7 +150,11 @@ async def test_waiting_for_a_consumer_ends(running: Brokers) -> None:
 
 async def test_a_topic_to_which_no_producer_returns_is_dropped(tmp_path: Path) -> None:
     """It moved only because of its entry ids."""
-    other = next(name for n in range(999) if topic_hash(name := f"non-persistent://{NAMESPACE}/{n}") >> 30 == topic_hash(TOPIC) >> 30)
+    other = next(
+        name
+        for n in range(999)
+        if topic_hash(name := f"non-persistent://{NAMESPACE}/{n}") >> 30 == topic_hash(TOPIC) >> 30
+    )
     settings = Settings(topics=TopicLimits(reconnect_wait_ms=100), inactive_ms=100)
     async with brokers(tmp_path, count=2, settings=settings) as running:
         _, destination, client = await busy(running)
@@ -189,7 +217,10 @@ async def test_a_client_at_the_wrong_broker_is_redirected(running: Brokers) -> N
     assert "taken" == (await there.receive_message())[2]
     assert "SEND_RECEIPT" not in client.names()
     assert owner.url == await client.located()
-    assert (2, 0) == (await other.metric("clients_redirected_total"), await owner.metric("clients_redirected_total"))
+    assert (2, 0) == (
+        await other.metric("clients_redirected_total"),
+        await owner.metric("clients_redirected_total"),
+    )
 
 
 @with_brokers(count=2)
@@ -201,7 +232,9 @@ async def test_an_exclusive_producer_at_the_wrong_broker_is_refused(running: Bro
 
 
 @with_brokers()
-async def test_a_consumer_of_a_topic_without_an_owner_looks_it_up_again(running: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_consumer_of_a_topic_without_an_owner_looks_it_up_again(
+    running: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An error would end the consumers of some clients for good."""
     (member,) = running.members
 
@@ -211,12 +244,16 @@ async def test_a_consumer_of_a_topic_without_an_owner_looks_it_up_again(running:
     monkeypatch.setattr(member.service, "serve", serve)
     client = await member.client()
     await client.consumer(1)
-    assert not (await client.receive(T.CLOSE_CONSUMER)).close_consumer.HasField("assignedBrokerServiceUrl")
+    assert not (await client.receive(T.CLOSE_CONSUMER)).close_consumer.HasField(
+        "assignedBrokerServiceUrl"
+    )
 
 
 @pytest.mark.parametrize("comes", [True, False])
 @with_brokers(count=2)
-async def test_clients_that_come_before_their_bundle_are_held(running: Brokers, comes: bool) -> None:
+async def test_clients_that_come_before_their_bundle_are_held(
+    running: Brokers, comes: bool
+) -> None:
     """They are answered when the bundle comes or the move is abandoned."""
     source = running.owner_of()
     destination = running.other_than(source)
@@ -237,7 +274,10 @@ async def test_clients_that_come_before_their_bundle_are_held(running: Brokers, 
         await early.receive(T.PRODUCER_SUCCESS)
         await early.receive(T.SUCCESS)
         early.flow(1, 1)
-        assert source.url == (await early.receive(T.CLOSE_CONSUMER)).close_consumer.assignedBrokerServiceUrl
+        assert (
+            source.url
+            == (await early.receive(T.CLOSE_CONSUMER)).close_consumer.assignedBrokerServiceUrl
+        )
 
 
 @with_brokers(count=2, settings=Settings(settle_java_ms=500))
@@ -252,13 +292,18 @@ async def test_a_java_client_has_longer_to_read(running: Brokers) -> None:
     moving = asyncio.ensure_future(running.transfer(destination))
     assert (destination.url, destination.url) == await redirected(client)
     assert "CLOSE_CONSUMER" not in java.names()
-    assert destination.url == (await java.receive(T.CLOSE_CONSUMER)).close_consumer.assignedBrokerServiceUrl
+    assert (
+        destination.url
+        == (await java.receive(T.CLOSE_CONSUMER)).close_consumer.assignedBrokerServiceUrl
+    )
     await moving
 
 
 @pytest.mark.parametrize("language", ["Python", "Java"])
 @with_brokers(count=2, config={"pulsar_settle_ms": 400})
-async def test_consumers_are_redirected_after_the_configured_time(running: Brokers, language: str) -> None:
+async def test_consumers_are_redirected_after_the_configured_time(
+    running: Brokers, language: str
+) -> None:
     """Producers are redirected at once."""
     source, destination, _ = await busy(running)
     client = await source.client(handshake=False)
@@ -281,7 +326,9 @@ async def test_a_client_that_answers_no_ping_does_not_delay_a_move(running: Brok
     assert (destination.url, destination.url) == await redirected(client)
 
 
-async def test_a_damaged_handover_does_not_keep_a_bundle_from_opening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_damaged_handover_does_not_keep_a_bundle_from_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The topics start without state, which is counted."""
     encoded = handovers.encode({})
     monkeypatch.setattr(handovers, "encode", lambda _: encoded._replace(handover=b"nonsense"))

@@ -18,7 +18,17 @@ from equipoise.channel.system.deadline import Deadline
 from tests.pulsar.pulsar_speech import entry, send
 from tests.unit.pulsar.test_service_moves import HASTY, PATIENT, busy, published_behind_a_move
 from tests.unit.pulsar.test_session import metric_becomes
-from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, Member, T, WireClient, brokers, with_brokers
+from tests.unit.pulsar.wire_client import (
+    NAMESPACE,
+    PATIENCE_MS,
+    TOPIC,
+    Brokers,
+    Member,
+    T,
+    WireClient,
+    brokers,
+    with_brokers,
+)
 
 ELSEWHERE = Peer(broker="elsewhere")
 
@@ -31,13 +41,17 @@ def served_at(member: Member) -> Served:
 
 
 async def holding(running: Brokers) -> tuple[Member, WireClient]:
-    """Move the topic. Return its owner and a client. Entry 2, `1`, and its receipt wait for a consumer without permits."""
+    """Move the topic. Return its owner and a client. Entry 2, `1`, and its receipt wait for a
+    consumer without permits.
+    """
     destination, there = await published_behind_a_move(running)
     await there.consumer(1, name="me", permits=0)
     return destination, there
 
 
-async def test_every_receipt_leaves_evidence_beside_a_client_that_does_not_read(tmp_path: Path) -> None:
+async def test_every_receipt_leaves_evidence_beside_a_client_that_does_not_read(
+    tmp_path: Path,
+) -> None:
     """A write to that client calls the topic again before the receipt."""
     path = tmp_path / "evidence"
     numbers = range(12)
@@ -55,7 +69,9 @@ async def test_every_receipt_leaves_evidence_beside_a_client_that_does_not_read(
         assert {} == served_at(member).works
         silent.vanish()
     lines = [json.loads(line) for line in path.read_bytes().splitlines()]
-    assert [(f"mine:{number}", f"{NAMESPACE}/{TOPIC}") for number in numbers] == [(line["message"], line["key"]) for line in lines]
+    assert [(f"mine:{number}", f"{NAMESPACE}/{TOPIC}") for number in numbers] == [
+        (line["message"], line["key"]) for line in lines
+    ]
 
 
 @with_brokers(count=2, settings=PATIENT)
@@ -74,7 +90,8 @@ async def test_permits_without_a_lease_take_effect_with_the_next_lease(running: 
     lease = destination.worker.agent.lease
     skew_max_ms, lease.skew_max_ms = lease.skew_max_ms, -(10**9)
     there.flow(1, 10)
-    while not next(iter(served_at(destination).topic.consumers)).permits:  # noqa: ASYNC110 - there is no event for it
+    # There is no event for it.
+    while not next(iter(served_at(destination).topic.consumers)).permits:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
     assert [] == there.names()
     lease.skew_max_ms = skew_max_ms
@@ -92,7 +109,11 @@ async def test_an_entry_that_fails_its_second_check_is_not_delivered(running: Br
     assert [2] == [each.entry_id for _, each in outcome.deliveries]
     destination.worker.agent.lease.lose()
     destination.service.carry_out(served, outcome)
-    assert ({}, 10, 1) == (served.works, consumer.permits, destination.service.counts.receipts_withheld)
+    assert ({}, 10, 1) == (
+        served.works,
+        consumer.permits,
+        destination.service.counts.receipts_withheld,
+    )
     assert () == served.topic.state().entries
     await there.receive(T.CLOSE_PRODUCER)
     assert 0 == await there.partitions(TOPIC)
@@ -142,7 +163,9 @@ async def test_an_entry_without_a_receipt_leaves_with_its_producer(running: Brok
 
 
 @with_brokers(count=2, settings=HASTY)
-async def test_a_bundle_that_returns_to_its_former_owner_keeps_its_messages(running: Brokers) -> None:
+async def test_a_bundle_that_returns_to_its_former_owner_keeps_its_messages(
+    running: Brokers,
+) -> None:
     """Its destination died before it took over."""
     destination, there = await published_behind_a_move(running)
     await there.receipt(1, 1)
@@ -160,11 +183,16 @@ async def test_a_bundle_that_returns_to_its_former_owner_keeps_its_messages(runn
 async def test_a_merge_right_after_a_transfer_loses_nothing(running: Brokers) -> None:
     """One half is still opening, so both are closed without a destination."""
     _, destination, _ = await busy(running)
-    lone = next(name for name in [f"{TOPIC}{n}" for n in range(99)] if running.bundle_of(name) != running.bundle_of())
+    lone = next(
+        name
+        for name in [f"{TOPIC}{n}" for n in range(99)]
+        if running.bundle_of(name) != running.bundle_of()
+    )
     if running.owner_of(lone) is not destination:
         await running.transfer(destination, lone)
     is_let = asyncio.Event()
-    states = destination.service._states  # noqa: SLF001 - here the next owner waits for the former one
+    # Here the next owner waits for the former one.
+    states = destination.service._states  # noqa: SLF001
 
     async def slow(ownership: Ownership, handover: bytes | None) -> Mapping[str, TopicState]:
         await is_let.wait()
@@ -173,7 +201,9 @@ async def test_a_merge_right_after_a_transfer_loses_nothing(running: Brokers) ->
     destination.service._states = slow  # type: ignore[method-assign]  # noqa: SLF001
     worker = destination.worker
     moving = Transfer(bundle=running.bundle_of(), destination=worker.broker_id, reason="a test")
-    await worker.reached(await worker.request(moving, timeout_ms=PATIENCE_MS), timeout_ms=PATIENCE_MS)
+    await worker.reached(
+        await worker.request(moving, timeout_ms=PATIENCE_MS), timeout_ms=PATIENCE_MS
+    )
     await running.settled()
     left = running.view.bundles_of(NAMESPACE)[0].name
     await worker.request(MergeBundles(left=left, reason="a test"), timeout_ms=PATIENCE_MS)
@@ -232,7 +262,10 @@ async def test_an_entry_with_a_receipt_is_delivered_beside_a_refused_one(running
     served = served_at(source)
     (consumer,) = served.topic.consumers
     outcome = served.topic.flow(consumer, 10, now_ms())
-    assert ([2, 3], [3]) == ([each.entry_id for _, each in outcome.deliveries], [each.entry_id for each in outcome.receipts])
+    assert ([2, 3], [3]) == (
+        [each.entry_id for _, each in outcome.deliveries],
+        [each.entry_id for each in outcome.receipts],
+    )
     lease = source.worker.agent.lease
     skew_ms, lease.skew_max_ms = lease.skew_max_ms, -(10**9)
     source.service.carry_out(served, outcome)

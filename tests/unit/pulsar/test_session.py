@@ -1,4 +1,6 @@
-"""Test sessions: clients that connect to a broker over a socket, and those that violate the protocol or are silent."""
+"""Test sessions: clients that connect to a broker over a socket, and those that violate the
+protocol or are silent.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,30 @@ import pytest
 
 from equipoise.brokers.pulsar import server
 from equipoise.brokers.pulsar.settings import Settings
-from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandGetTopicsOfNamespace, CommandSubscribe, ServerError
-from tests.pulsar.pulsar_speech import close_consumer, close_producer, connect, entry, lookup, ping, send, unsubscribe
-from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, Member, T, brokers, with_brokers
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
+    CommandGetTopicsOfNamespace,
+    CommandSubscribe,
+    ServerError,
+)
+from tests.pulsar.pulsar_speech import (
+    close_consumer,
+    close_producer,
+    connect,
+    entry,
+    lookup,
+    ping,
+    send,
+    unsubscribe,
+)
+from tests.unit.pulsar.wire_client import (
+    NAMESPACE,
+    TOPIC,
+    Brokers,
+    Member,
+    T,
+    brokers,
+    with_brokers,
+)
 
 NEIGHBOUR = f"non-persistent://{NAMESPACE}/neighbour"
 
@@ -46,12 +69,18 @@ async def test_a_message_goes_from_a_producer_to_a_consumer(running: Brokers) ->
     assert (await client.producer(5)).startswith("equipoise-")
     for number in range(3):
         client.publish(5, number, f"message {number}")
-    assert [(3, 1, "message 0"), (3, 2, "message 1"), (3, 3, "message 2")] == [await client.receive_message() for _ in range(3)]
+    assert [(3, 1, "message 0"), (3, 2, "message 1"), (3, 3, "message 2")] == [
+        await client.receive_message() for _ in range(3)
+    ]
     for number in range(3):
         await client.receipt(5, number)
     assert 3 == await member.metric("messages_published_total")
     assert 3 == await member.metric("messages_delivered_total")
-    assert (1, 1, 1) == (await member.metric("topics"), await member.metric("producers"), await member.metric("consumers"))
+    assert (1, 1, 1) == (
+        await member.metric("topics"),
+        await member.metric("producers"),
+        await member.metric("consumers"),
+    )
     client.write(close_producer(5, 900) + close_consumer(3, 901))
     await client.receive(T.SUCCESS, lambda command: command.success.request_id == 901)
     assert 0 == await member.metric("topics"), "a topic that nobody uses is not kept"
@@ -59,11 +88,16 @@ async def test_a_message_goes_from_a_producer_to_a_consumer(running: Brokers) ->
 
 @pytest.mark.parametrize(
     ("data", "reason", "handshake"),
-    [(struct.pack(">II", 2**31, 10), "frame_too_large", True), (connect(version=3), "unsupported_version", False)],
+    [
+        (struct.pack(">II", 2**31, 10), "frame_too_large", True),
+        (connect(version=3), "unsupported_version", False),
+    ],
     ids=["a huge frame", "an old client"],
 )
 @with_brokers()
-async def test_a_client_that_violates_the_protocol_is_disconnected(running: Brokers, data: bytes, reason: str, handshake: bool) -> None:
+async def test_a_client_that_violates_the_protocol_is_disconnected(
+    running: Brokers, data: bytes, reason: str, handshake: bool
+) -> None:
     """The connection is closed and counted by its violation, and other clients do not notice."""
     (member,) = running.members
     before = await member.client()
@@ -76,34 +110,49 @@ async def test_a_client_that_violates_the_protocol_is_disconnected(running: Brok
 
 
 @with_brokers()
-async def test_a_tls_client_is_told_apart(running: Brokers, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_tls_client_is_told_apart(
+    running: Brokers, caplog: pytest.LogCaptureFixture
+) -> None:
     """One line says what to do, however often the client tries again."""
     caplog.set_level(logging.INFO, server.__name__)
     (member,) = running.members
     host, port = member.url.removeprefix("pulsar://").split(":")
     for _ in range(3):
-        with pytest.raises(ssl.SSLError, match=r"WRONG_VERSION_NUMBER|PACKET_LENGTH_TOO_LONG"):  # As from any port without TLS.
+        # As from any port without TLS.
+        with pytest.raises(ssl.SSLError, match=r"WRONG_VERSION_NUMBER|PACKET_LENGTH_TOO_LONG"):
             await asyncio.open_connection(host, int(port), ssl=ssl.create_default_context())
     assert 3 == await member.metric("disconnections_total", reason="tls")
     assert 0 == await member.metric("disconnections_total", reason="frame_too_large")
     (line,) = [record.__dict__ for record in caplog.records if record.name == server.__name__]
-    assert ("disconnected a Pulsar client", "tls", 0) == (line["message"], line["reason"], line["left_out"])
+    assert ("disconnected a Pulsar client", "tls", 0) == (
+        line["message"],
+        line["reason"],
+        line["left_out"],
+    )
     assert "use pulsar:// instead of pulsar+ssl://" in line["problem"]
     await neighbour_is_served(member)
 
 
 @with_brokers()
-async def test_an_http_client_is_answered_with_the_http_address(running: Brokers, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_http_client_is_answered_with_the_http_address(
+    running: Brokers, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, server.__name__)
     (member,) = running.members
     for method in ("GET", "PUT", "POST"):
-        async with member.http.request(method, member.url.replace("pulsar://", "http://") + "/admin/v2/clusters") as response:
+        async with member.http.request(
+            method, member.url.replace("pulsar://", "http://") + "/admin/v2/clusters"
+        ) as response:
             answer = await response.json()
             assert (400, "WrongPort") == (response.status, answer["error"])
             assert f"send HTTP requests to {member.http_url}" in answer["reason"]
     assert 3 == await member.metric("disconnections_total", reason="http")
     (line,) = [record.__dict__ for record in caplog.records if record.name == server.__name__]
-    assert ("http", 0, True) == (line["reason"], line["left_out"], "HTTP address" in line["problem"])
+    assert ("http", 0, True) == (
+        line["reason"],
+        line["left_out"],
+        "HTTP address" in line["problem"],
+    )
 
 
 @with_brokers()
@@ -131,7 +180,9 @@ async def test_a_damaged_message_is_refused_alone(running: Brokers) -> None:
     ],
 )
 @with_brokers()
-async def test_a_topic_that_is_not_served_is_refused(running: Brokers, topic: str, error: ServerError) -> None:
+async def test_a_topic_that_is_not_served_is_refused(
+    running: Brokers, topic: str, error: ServerError
+) -> None:
     """The code tells clients what to do."""
     (member,) = running.members
     client = await member.client()
@@ -141,7 +192,9 @@ async def test_a_topic_that_is_not_served_is_refused(running: Brokers, topic: st
     assert error == (await client.receive(T.ERROR)).error.error
     client.ask_consumer(1, topic)
     assert error == (await client.receive(T.ERROR)).error.error
-    assert (error == ServerError.InvalidTopicName) == ("CLOSE_CONSUMER" in client.names()), "only where the client is to try again"
+    assert (error == ServerError.InvalidTopicName) == ("CLOSE_CONSUMER" in client.names()), (
+        "only where the client is to try again"
+    )
     assert 0 == await member.metric("topics")
 
 
@@ -155,9 +208,17 @@ async def test_each_request_for_a_persistent_topic_names_the_topic_to_use(runnin
         (T.PARTITIONED_METADATA, T.PARTITIONED_METADATA_RESPONSE, {}),
         (T.LOOKUP, T.LOOKUP_RESPONSE, {}),
         (T.GET_SCHEMA, T.GET_SCHEMA_RESPONSE, {}),
-        (T.GET_OR_CREATE_SCHEMA, T.GET_OR_CREATE_SCHEMA_RESPONSE, {"schema": {"name": "", "schema_data": b"", "type": 1}}),
+        (
+            T.GET_OR_CREATE_SCHEMA,
+            T.GET_OR_CREATE_SCHEMA_RESPONSE,
+            {"schema": {"name": "", "schema_data": b"", "type": 1}},
+        ),
         (T.PRODUCER, T.ERROR, {"producer_id": 1}),
-        (T.SUBSCRIBE, T.ERROR, {"consumer_id": 1, "subscription": "s", "subType": CommandSubscribe.Shared}),
+        (
+            T.SUBSCRIBE,
+            T.ERROR,
+            {"consumer_id": 1, "subscription": "s", "subType": CommandSubscribe.Shared},
+        ),
     )
     for asked, answered, body in requests:
         client.ask(asked, topic=topic, **body)
@@ -166,8 +227,14 @@ async def test_each_request_for_a_persistent_topic_names_the_topic_to_use(runnin
         message = answer.error_message if hasattr(answer, "error_message") else answer.message
         expected = f"{topic} is persistent, and this broker stores no messages; use non-persistent://{NAMESPACE}/t"
         assert (ServerError.NotAllowedError, expected) == (error, message), T.Name(asked)
-    client.ask(T.GET_TOPICS_OF_NAMESPACE, namespace=NAMESPACE, mode=CommandGetTopicsOfNamespace.PERSISTENT)
-    assert [] == list((await client.receive(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)).get_topics_of_namespace_response.topics)
+    client.ask(
+        T.GET_TOPICS_OF_NAMESPACE, namespace=NAMESPACE, mode=CommandGetTopicsOfNamespace.PERSISTENT
+    )
+    assert [] == list(
+        (
+            await client.receive(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)
+        ).get_topics_of_namespace_response.topics
+    )
     assert [] == client.names()
 
 
@@ -251,7 +318,11 @@ async def test_clients_that_come_and_go_leave_nothing(running: Brokers) -> None:
         client.vanish()
         await metric_becomes(member, "connections", 0)
     assert 60 == await member.metric("connections_accepted_total")
-    assert (0, 0, 0) == (await member.metric("topics"), await member.metric("producers"), await member.metric("consumers"))
+    assert (0, 0, 0) == (
+        await member.metric("topics"),
+        await member.metric("producers"),
+        await member.metric("consumers"),
+    )
     await neighbour_is_served(member)
 
 
@@ -278,7 +349,9 @@ async def test_the_name_of_a_live_producer_is_refused(running: Brokers) -> None:
 
 @with_brokers(settings=Settings(probe_ms=50))
 async def test_the_place_of_a_dead_client_is_free_after_a_probe(running: Brokers) -> None:
-    """This holds for a producer's name and for an Exclusive subscription. The topic stays the same."""
+    """This holds for a producer's name and for an Exclusive subscription. The topic stays the
+    same.
+    """
     (member,) = running.members
     dead, other, listener = await member.client(), await member.client(), await member.client()
     dead.answers_pings = False
@@ -287,7 +360,9 @@ async def test_the_place_of_a_dead_client_is_free_after_a_probe(running: Brokers
     await dead.closed()
     await listener.consumer(1, subscription="other")
     other.publish(4, 0, "hello")
-    assert "hello" == (await listener.receive_message())[2], "the topic must not have ended with the one that held the name"
+    assert "hello" == (await listener.receive_message())[2], (
+        "the topic must not have ended with the one that held the name"
+    )
     listener.answers_pings = False
     await other.consumer(9, subscription="other")
     assert 1 == await member.metric("topics")
@@ -306,12 +381,16 @@ async def test_many_requests_for_one_name_share_a_ping(running: Brokers) -> None
 
 
 @with_brokers()
-async def test_the_next_active_consumer_is_notified_once_when_a_connection_ends(running: Brokers) -> None:
+async def test_the_next_active_consumer_is_notified_once_when_a_connection_ends(
+    running: Brokers,
+) -> None:
     """None of the consumers that leave with it becomes active in between."""
     first, second = await running.members[0].client(), await running.members[0].client()
     # In partition 1 the second by name is active: after one of the two that leave it would be `c`.
     for number, name in enumerate("abcde"):
-        await (first if name in "ab" else second).consumer(number, f"{TOPIC}-partition-1", kind=CommandSubscribe.Failover, name=name)
+        await (first if name in "ab" else second).consumer(
+            number, f"{TOPIC}-partition-1", kind=CommandSubscribe.Failover, name=name
+        )
     assert (await first.receive(T.ACTIVE_CONSUMER_CHANGE)).active_consumer_change.is_active
     for _ in range(3):
         assert not (await second.receive(T.ACTIVE_CONSUMER_CHANGE)).active_consumer_change.is_active
@@ -329,9 +408,17 @@ async def test_small_questions_are_answered(running: Brokers) -> None:
     await client.consumer(1, name="me")
     client.ask(T.CONSUMER_STATS, consumer_id=1)
     stats = (await client.receive(T.CONSUMER_STATS_RESPONSE)).consumer_stats_response
-    assert ("me", "Exclusive", False) == (stats.consumerName, stats.type, stats.HasField("error_code"))
+    assert ("me", "Exclusive", False) == (
+        stats.consumerName,
+        stats.type,
+        stats.HasField("error_code"),
+    )
     client.ask_topics()
-    assert [TOPIC] == list((await client.receive(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)).get_topics_of_namespace_response.topics)
+    assert [TOPIC] == list(
+        (
+            await client.receive(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)
+        ).get_topics_of_namespace_response.topics
+    )
     client.ask_topics("no/where")
     assert ServerError.TopicNotFound == (await client.receive(T.ERROR)).error.error
     client.write(unsubscribe(1, 900))
@@ -341,7 +428,9 @@ async def test_small_questions_are_answered(running: Brokers) -> None:
     await client.receive(T.PONG)
 
 
-async def test_a_bug_costs_one_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bug_costs_one_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """It is logged with its traceback."""
     async with brokers(tmp_path) as running:
         (member,) = running.members

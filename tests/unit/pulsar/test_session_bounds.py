@@ -1,4 +1,6 @@
-"""Test what clients can make a broker keep or do at once: the bounds of one session and of all together."""
+"""Test what clients can make a broker keep or do at once: the bounds of one session and of all
+together.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,15 @@ from equipoise.brokers.runtime.lookups import Lookups
 from tests.pulsar.pulsar_speech import frame_of, ping, producer
 from tests.unit.pulsar.test_service_moves import busy
 from tests.unit.pulsar.test_session import metric_becomes, neighbour_is_served
-from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, T, WireClient, brokers, with_brokers
+from tests.unit.pulsar.wire_client import (
+    NAMESPACE,
+    TOPIC,
+    Brokers,
+    T,
+    WireClient,
+    brokers,
+    with_brokers,
+)
 
 SCHEMA_BYTES = 20_000
 
@@ -33,12 +43,18 @@ def ask_schema(request_id: int) -> bytes:
 
 async def register_schema(client: WireClient) -> None:
     """Register a schema of SCHEMA_BYTES, so that small questions have large answers."""
-    client.ask(T.GET_OR_CREATE_SCHEMA, topic=TOPIC, schema={"name": "s", "schema_data": b"s" * SCHEMA_BYTES, "type": 1})
+    client.ask(
+        T.GET_OR_CREATE_SCHEMA,
+        topic=TOPIC,
+        schema={"name": "s", "schema_data": b"s" * SCHEMA_BYTES, "type": 1},
+    )
     await client.receive(T.GET_OR_CREATE_SCHEMA_RESPONSE)
 
 
 def watch_behind(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Record the bytes that wait for a client, in the connection and the transport, at each write."""
+    """Record the bytes that wait for a client, in the connection and the transport, at each
+    write.
+    """
     seen = list[int]()
     flush = Session.flush
 
@@ -51,9 +67,15 @@ def watch_behind(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-async def test_a_client_that_never_reads_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_never_reads_is_disconnected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before that it costs a bounded amount of memory, also within one turn."""
-    settings = Settings(write_buffer_bytes=32 * 1024, messages_behind_bytes_max=64 * 1024, behind_bytes_max=128 * 1024)
+    settings = Settings(
+        write_buffer_bytes=32 * 1024,
+        messages_behind_bytes_max=64 * 1024,
+        behind_bytes_max=128 * 1024,
+    )
     peak_bytes = watch_behind(monkeypatch)
 
     async with brokers(tmp_path, settings=settings) as running:
@@ -72,7 +94,11 @@ async def test_a_client_that_never_reads_is_disconnected(tmp_path: Path, monkeyp
 
 async def test_clients_that_never_read_share_one_bound(tmp_path: Path) -> None:
     """Each of them is within its own bound."""
-    settings = Settings(write_buffer_bytes=32 * 1024, all_messages_behind_bytes_max=256 * 1024, all_behind_bytes_max=512 * 1024)
+    settings = Settings(
+        write_buffer_bytes=32 * 1024,
+        all_messages_behind_bytes_max=256 * 1024,
+        all_behind_bytes_max=512 * 1024,
+    )
 
     async with brokers(tmp_path, settings=settings) as running:
         (member,) = running.members
@@ -107,7 +133,9 @@ async def test_the_client_with_the_oldest_unfinished_frame_makes_room(tmp_path: 
         assert (False, False) == (other.is_closed, last.is_closed)
 
 
-async def test_the_requests_of_one_client_per_turn_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_requests_of_one_client_per_turn_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All are answered in the end."""
     turns = list[int]()
     receive = Connection.receive
@@ -129,7 +157,9 @@ async def test_the_requests_of_one_client_per_turn_are_bounded(tmp_path: Path, m
     assert 64 == max(turns)
 
 
-async def test_topic_lists_are_sent_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_topic_lists_are_sent_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     under_way, most = 0, 0
     encode_topics = Server.encoded_topics
 
@@ -149,7 +179,12 @@ async def test_topic_lists_are_sent_one_at_a_time(tmp_path: Path, monkeypatch: p
         await client.producer(1)
         for _ in range(10):
             client.ask_topics()
-        told = [(await client.receive(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)).get_topics_of_namespace_response for _ in range(10)]
+        told = [
+            (
+                await client.receive(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)
+            ).get_topics_of_namespace_response
+            for _ in range(10)
+        ]
         assert [[TOPIC]] * 10 == [list(each.topics) for each in told]
         assert sorted(each.request_id for each in told) == [each.request_id for each in told]
     assert 1 == most
@@ -168,7 +203,9 @@ async def test_a_topic_list_that_is_too_long_is_refused(running: Brokers) -> Non
     await client.producer(3)
 
 
-async def test_concurrent_questions_share_an_encoded_topic_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_questions_share_an_encoded_topic_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is not kept for longer."""
     encoded = list[Sequence[str]]()
     encode_topics = replies.encode_topics
@@ -183,7 +220,9 @@ async def test_concurrent_questions_share_an_encoded_topic_list(tmp_path: Path, 
         (member,) = running.members
         await (await member.client()).producer(1)
         server = Server(member.service, member.worker, Lookups(member.worker))
-        told = await asyncio.gather(*(server.encoded_topics(NAMESPACE, TopicsMode.ALL) for _ in range(20)))
+        told = await asyncio.gather(
+            *(server.encoded_topics(NAMESPACE, TopicsMode.ALL) for _ in range(20))
+        )
         assert [encode_topics([TOPIC])] * 20 == told
         assert 2 == len(encoded), "one for the first caller, and one for all others"
         assert told[0] == await server.encoded_topics(NAMESPACE, TopicsMode.ALL)
@@ -194,7 +233,11 @@ async def test_topics_that_wait_share_one_bound(tmp_path: Path) -> None:
     """Beyond it the broker stops waiting, and drops and counts the messages."""
     forever = TopicLimits(receipt_wait_ms=10, reconnect_wait_ms=3_600_000)
 
-    async with brokers(tmp_path, count=2, settings=Settings(topics=forever, all_waiting_bytes_max=10_000, tick_ms=20)) as running:
+    async with brokers(
+        tmp_path,
+        count=2,
+        settings=Settings(topics=forever, all_waiting_bytes_max=10_000, tick_ms=20),
+    ) as running:
         _, destination, _ = await busy(running)
         await running.transfer(destination)
         there = await destination.client()
@@ -205,7 +248,9 @@ async def test_topics_that_wait_share_one_bound(tmp_path: Path) -> None:
         await metric_becomes(destination, "topics_waiting", 0)
 
 
-async def test_an_entry_that_several_subscriptions_wait_for_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_entry_that_several_subscriptions_wait_for_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     forever = TopicLimits(receipt_wait_ms=10, absent_wait_ms=3_600_000, reconnect_wait_ms=3_600_000)
     swept = asyncio.Event()
     relieve = Server._relieve  # noqa: SLF001 - what is waited for has no other name
@@ -220,7 +265,9 @@ async def test_an_entry_that_several_subscriptions_wait_for_counts_once(tmp_path
     async with brokers(tmp_path, count=2, settings=settings) as running:
         source, destination, _ = await busy(running)
         for number in range(3):
-            await (await source.client()).consumer(1, subscription=f"more{number}", name=f"c{number}")
+            await (await source.client()).consumer(
+                1, subscription=f"more{number}", name=f"c{number}"
+            )
         await running.transfer(destination)
         there = await destination.client()
         await there.producer(1, name="mine", epoch=1)
@@ -229,10 +276,15 @@ async def test_an_entry_that_several_subscriptions_wait_for_counts_once(tmp_path
         for _ in range(4):  # Both brokers sweep, and some sweeps began before.
             swept.clear()
             await swept.wait()
-        assert (1, 0) == (await destination.metric("topics_waiting"), await destination.metric("messages_dropped_total"))
+        assert (1, 0) == (
+            await destination.metric("topics_waiting"),
+            await destination.metric("messages_dropped_total"),
+        )
 
 
-async def test_slow_consumers_share_one_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_consumers_share_one_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each of them is within its own bound."""
     peak_bytes = watch_behind(monkeypatch)
     bounds = Settings(all_messages_behind_bytes_max=256 * 1024)

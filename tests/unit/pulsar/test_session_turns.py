@@ -1,4 +1,6 @@
-"""Test what one client makes the loop do at once, and its effect on others: creations, large messages, forced UNSUBSCRIBE, SEEK."""
+"""Test what one client makes the loop do at once, and its effect on others: creations, large
+messages, forced UNSUBSCRIBE, SEEK.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from equipoise.brokers.pulsar.settings import Settings
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandSubscribe
 from equipoise.brokers.pulsar.wire.requests import ProducerAsked
 from tests.pulsar.pulsar_speech import close_producer, connect, producer
-from tests.unit.pulsar.wire_client import TOPIC, Brokers, Member, T, WireClient, brokers, with_brokers
+from tests.unit.pulsar.wire_client import (
+    TOPIC,
+    Brokers,
+    Member,
+    T,
+    WireClient,
+    brokers,
+    with_brokers,
+)
 
 SHARED = CommandSubscribe.Shared
 
@@ -37,7 +47,10 @@ async def test_a_consumer_in_go_is_closed_after_a_seek(running: Brokers) -> None
     (member,) = running.members
     publisher = await member.client()
     await publisher.producer(1)
-    in_go, in_java = await as_client_of(member, "Pulsar-Go-0.19.0"), await as_client_of(member, "Pulsar-Java-v4.0.8")
+    in_go, in_java = (
+        await as_client_of(member, "Pulsar-Go-0.19.0"),
+        await as_client_of(member, "Pulsar-Java-v4.0.8"),
+    )
     for client in (in_go, in_java):
         await client.consumer(7, subscription=f"s{id(client)}")
         await seek(client, 7)
@@ -84,7 +97,9 @@ async def test_a_forced_unsubscribe_disconnects_the_others(running: Brokers) -> 
     assert (2, "on") == (await other.receive_message())[::2]
 
 
-async def test_running_creations_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_running_creations_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The others follow in order, unless they are cancelled before."""
     opened = list[int]()
     go_on, other_came = asyncio.Event(), asyncio.Event()
@@ -102,13 +117,19 @@ async def test_running_creations_are_bounded(tmp_path: Path, monkeypatch: pytest
     async with brokers(tmp_path) as running:
         (member,) = running.members
         client, other = await member.client(), await member.client()
-        client.write(b"".join(producer(number, number, TOPIC) for number in range(100)) + close_producer(90, 1_000))
+        client.write(
+            b"".join(producer(number, number, TOPIC) for number in range(100))
+            + close_producer(90, 1_000)
+        )
         await client.receive(T.SUCCESS)
         assert list(range(64)) == opened
         waiting = other.ask_producer(1_000)
         await other_came.wait()
         go_on.set()
-        names = {(await client.receive(T.PRODUCER_SUCCESS)).producer_success.request_id for _ in range(99)}
+        names = {
+            (await client.receive(T.PRODUCER_SUCCESS)).producer_success.request_id
+            for _ in range(99)
+        }
         assert {*range(100)} - {90} == names
         assert [each for each in opened if each != 1_000] == sorted(names)
         assert waiting == (await other.receive(T.PRODUCER_SUCCESS)).producer_success.request_id
@@ -116,7 +137,9 @@ async def test_running_creations_are_bounded(tmp_path: Path, monkeypatch: pytest
 
 async def test_a_message_to_many_disconnects_no_client(tmp_path: Path) -> None:
     """It is dropped for some: no client had a turn to read it."""
-    bounds = Settings(all_messages_behind_bytes_max=3 * 1024 * 1024, all_behind_bytes_max=4 * 1024 * 1024)
+    bounds = Settings(
+        all_messages_behind_bytes_max=3 * 1024 * 1024, all_behind_bytes_max=4 * 1024 * 1024
+    )
 
     async with brokers(tmp_path, settings=bounds) as running:
         (member,) = running.members

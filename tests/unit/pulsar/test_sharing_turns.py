@@ -1,4 +1,6 @@
-"""Test how a fast producer leaves turns of the loop to other clients, and waits for the permits of consumers or for a rate."""
+"""Test how a fast producer leaves turns of the loop to other clients, and waits for the permits of
+consumers or for a rate.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ PATIENT: Final = Settings(topics=TopicLimits(permits_wait_ms=3_600_000))
 
 
 async def connected(session: Session) -> socket.socket:
-    """Connect a client to a session by a socket that holds what the client writes, however little the session reads."""
+    """Connect a client to a session by a socket that holds what the client writes, however little
+    the session reads.
+    """
     client, accepted = socket.socketpair()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 * _CHUNK_BYTES)
     client.settimeout(0)
@@ -49,8 +53,12 @@ def fill(client: socket.socket, data: bytes) -> int:
         return written
 
 
-def test_a_flood_leaves_turns_to_other_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop reads up to 32 chunks from one connection before it reads the next one, unless reading is paused."""
+def test_a_flood_leaves_turns_to_other_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop reads up to 32 chunks from one connection before it reads the next one, unless
+    reading is paused.
+    """
     came: list[tuple[Session, int]] = []
     data_received = Session.data_received
 
@@ -64,13 +72,16 @@ def test_a_flood_leaves_turns_to_other_clients(tmp_path: Path, monkeypatch: pyte
         async with brokers(tmp_path) as running:
             (member,) = running.members
             await member.client()
-            server = came[0][0]._server  # noqa: SLF001 - the server of this broker, which nothing else names
+            # The server of this broker, which nothing else names.
+            server = came[0][0]._server  # noqa: SLF001
             session = Session(server)
             flooding, asking = await connected(Session(server)), await connected(session)
             flooding.send(producer(1, 1, TOPIC))
             await asyncio.get_running_loop().sock_recv(flooding, 1_000)
             came.clear()
-            assert fill(flooding, send(1, 0, entry(b"x" * 2_000))) > 3 * _CHUNK_BYTES, "several reads wait in the system"
+            assert fill(flooding, send(1, 0, entry(b"x" * 2_000))) > 3 * _CHUNK_BYTES, (
+                "several reads wait in the system"
+            )
             asking.send(ping())
             await asyncio.get_running_loop().sock_recv(asking, 1_000)
             before = came[: came.index((session, len(ping())))]
@@ -107,11 +118,16 @@ async def test_a_producer_waits_for_permits_before_messages_are_dropped(tmp_path
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="this system has no TCP_QUICKACK")
-async def test_half_a_frame_is_acknowledged_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client without TCP_NODELAY sends the other half only after the acknowledgement, which the system delays by 40 ms."""
+async def test_half_a_frame_is_acknowledged_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client without TCP_NODELAY sends the other half only after the acknowledgement, which the
+    system delays by 40 ms.
+    """
     options: list[int] = []
     acknowledged = asyncio.Event()
-    acknowledge = Session._acknowledge  # noqa: SLF001 - the option is read back, because no unit test measures time
+    # The option is read back, because no unit test measures time.
+    acknowledge = Session._acknowledge  # noqa: SLF001
 
     def reading_back(session: Session) -> None:
         assert session._transport is not None  # noqa: SLF001 - as above
@@ -137,7 +153,9 @@ async def test_half_a_frame_is_acknowledged_at_once(tmp_path: Path, monkeypatch:
 
 
 async def test_messages_are_dropped_for_a_consumer_that_stalls(tmp_path: Path) -> None:
-    async with brokers(tmp_path, settings=Settings(topics=TopicLimits(permits_wait_ms=1))) as running:
+    async with brokers(
+        tmp_path, settings=Settings(topics=TopicLimits(permits_wait_ms=1))
+    ) as running:
         (member,) = running.members
         publisher, subscriber = await member.client(), await member.client()
         await subscriber.consumer(1, permits=1)
@@ -150,7 +168,9 @@ async def test_messages_are_dropped_for_a_consumer_that_stalls(tmp_path: Path) -
 
 
 async def test_a_producer_that_waits_delays_no_transfer(tmp_path: Path) -> None:
-    """It is redirected, and what waited gets no receipt here: it is sent again to the next owner."""
+    """It is redirected, and what waited gets no receipt here: it is sent again to the next
+    owner.
+    """
     async with brokers(tmp_path, count=2, settings=PATIENT) as running:
         owner = running.owner_of()
         other = running.other_than(owner)
@@ -161,7 +181,10 @@ async def test_a_producer_that_waits_delays_no_transfer(tmp_path: Path) -> None:
             publisher.publish(1, number, f"{number}")
         await publisher.receipt(1, 0)
         await running.transfer(other)
-        assert other.url == (await publisher.receive(T.CLOSE_PRODUCER)).close_producer.assignedBrokerServiceUrl
+        assert (
+            other.url
+            == (await publisher.receive(T.CLOSE_PRODUCER)).close_producer.assignedBrokerServiceUrl
+        )
         publisher.write(ping())
         await publisher.receive(T.PONG)
         assert "SEND_RECEIPT" not in publisher.names()
@@ -203,11 +226,18 @@ async def several_turns(member: Member) -> None:
 
 def messages(*texts: str, producer_id: int = 1) -> bytes:
     """SENDs, to write at once."""
-    return b"".join(send(producer_id, number, entry(f"hello {text}".encode())) for number, text in enumerate(texts))
+    return b"".join(
+        send(producer_id, number, entry(f"hello {text}".encode()))
+        for number, text in enumerate(texts)
+    )
 
 
-async def test_a_throttled_client_that_leaves_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It breaks the protocol behind messages that wait. It gets no receipt for them, so it need not wait for them to be cut off."""
+async def test_a_throttled_client_that_leaves_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It breaks the protocol behind messages that wait. It gets no receipt for them, so it need not
+    wait for them to be cut off.
+    """
     async with brokers(tmp_path) as running:
         (member,) = running.members
         publisher = await member.client()
@@ -281,15 +311,19 @@ async def test_what_waits_is_not_published_for_a_producer_that_was_removed(tmp_p
         assert 2 == member.service.counts.published
 
 
-async def test_nothing_waits_for_a_client_that_left_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_waits_for_a_client_that_left_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A publish may disconnect its own client, which does not read."""
     waiting = list[int]()
     answer = Answers.answer
 
     def leaving(answers: Answers, request: Request) -> Published | None:
         if isinstance(request, Published):
-            session = answers._session  # noqa: SLF001 - the session of these answers, which nothing else names
-            asyncio.get_running_loop().call_soon(lambda: waiting.append(len(session._requests)))  # noqa: SLF001 - what would be tried again
+            # The session of these answers, which nothing else names.
+            session = answers._session  # noqa: SLF001
+            # What would be tried again.
+            asyncio.get_running_loop().call_soon(lambda: waiting.append(len(session._requests)))  # noqa: SLF001
             session.abort()
             return request
         return answer(answers, request)
@@ -306,7 +340,9 @@ async def test_nothing_waits_for_a_client_that_left_meanwhile(tmp_path: Path, mo
 
 async def test_a_throttled_client_that_vanishes_is_noticed(tmp_path: Path) -> None:
     """Nothing is read from it, but PINGs are written."""
-    async with brokers(tmp_path, settings=Settings(tick_ms=20), config={"pulsar_keep_alive_ms": 100}) as running:
+    async with brokers(
+        tmp_path, settings=Settings(tick_ms=20), config={"pulsar_keep_alive_ms": 100}
+    ) as running:
         (member,) = running.members
         publisher = await member.client()
         await publisher.producer(1)

@@ -38,29 +38,49 @@ def test_the_load_of_a_bundle_is_the_sum_of_its_topics() -> None:
         consumers=4,
         topics=2,
     )
-    assert BundleLoad(calls_per_second=3, bytes_per_second=15, sessions=6, messaging=messaging) == load_of(topics, {}, now, 2.0)
+    assert BundleLoad(
+        calls_per_second=3, bytes_per_second=15, sessions=6, messaging=messaging
+    ) == load_of(topics, {}, now, 2.0)
 
 
 def test_a_batch_is_one_call_and_many_messages() -> None:
-    """A hundred messages that were sent at once take the broker about as long as one message of the same size."""
+    """A hundred messages that were sent at once take the broker about as long as one message of the
+    same size.
+    """
     batched = served(0)
     before = {batched.name: totals_of(batched.topic)}
-    send(batched.topic, next(iter(batched.topic.producers.values())), b"x" * 1_000, sequence_id=1, messages=100)
+    send(
+        batched.topic,
+        next(iter(batched.topic.producers.values())),
+        b"x" * 1_000,
+        sequence_id=1,
+        messages=100,
+    )
     load = load_of([batched], before, {batched.name: totals_of(batched.topic)}, 1.0)
     assert load.messaging is not None
     assert (3.0, 3_000.0) == (load.calls_per_second, load.bytes_per_second)
-    assert (100.0, 200.0) == (load.messaging.messages_in_per_second, load.messaging.messages_out_per_second)
+    assert (100.0, 200.0) == (
+        load.messaging.messages_in_per_second,
+        load.messaging.messages_out_per_second,
+    )
 
 
 def test_a_batch_that_was_not_written_counts_nowhere() -> None:
-    """A consumer's connection may end before a delivery is written. The topic takes the batch back."""
+    """A consumer's connection may end before a delivery is written. The topic takes the batch
+    back.
+    """
     batched = served(0)
     before = totals_of(batched.topic)
-    outcome = send(batched.topic, next(iter(batched.topic.producers.values())), sequence_id=1, messages=100)
+    outcome = send(
+        batched.topic, next(iter(batched.topic.producers.values())), sequence_id=1, messages=100
+    )
     for consumer, entry in outcome.deliveries:
         batched.topic.take_back(consumer, entry)
     after = totals_of(batched.topic)
-    assert (1, 100) == (after.entries_in - before.entries_in, after.messages_in - before.messages_in)
+    assert (1, 100) == (
+        after.entries_in - before.entries_in,
+        after.messages_in - before.messages_in,
+    )
     assert before[3:] == after[3:], "what went out"
 
 
@@ -70,7 +90,9 @@ def test_only_new_messages_are_load() -> None:
     now = {each.name: totals_of(each.topic) for each in (quiet, anew)}
     before = {
         quiet.name: now[quiet.name],
-        anew.name: Totals(entries_in=9, messages_in=9, bytes_in=99, entries_out=9, messages_out=9, bytes_out=99),
+        anew.name: Totals(
+            entries_in=9, messages_in=9, bytes_in=99, entries_out=9, messages_out=9, bytes_out=99
+        ),
     }
     load = load_of([quiet, anew], before, now, 1.0)
     assert (0.0, 0.0, 6) == (load.calls_per_second, load.bytes_per_second, load.sessions)

@@ -17,7 +17,11 @@ from yarl import URL
 from equipoise.brokers.agent.intents import CreateNamespace, Transfer
 from equipoise.brokers.pulsar.service import PulsarService
 from equipoise.brokers.pulsar.settings import Settings
-from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandGetTopicsOfNamespace, CommandSubscribe
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
+    BaseCommand,
+    CommandGetTopicsOfNamespace,
+    CommandSubscribe,
+)
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.service import Service
 from equipoise.brokers.runtime.worker import Worker
@@ -49,10 +53,21 @@ class WireClient:
         self._reading: asyncio.Task[None] | None = None
 
     @classmethod
-    async def connected(cls, url: str, *, handshake: bool = True, token: str | None = None, address: str | None = None) -> Self:
-        """Connect to `pulsar://host:port`, from an `address` of this machine if given. Without `handshake` send nothing."""
+    async def connected(
+        cls,
+        url: str,
+        *,
+        handshake: bool = True,
+        token: str | None = None,
+        address: str | None = None,
+    ) -> Self:
+        """Connect to `pulsar://host:port`, from an `address` of this machine if given. Without
+        `handshake` send nothing.
+        """
         host, _, port = url.removeprefix("pulsar://").rpartition(":")
-        client = cls(*await asyncio.open_connection(host, int(port), local_addr=address and (address, 0)))
+        client = cls(
+            *await asyncio.open_connection(host, int(port), local_addr=address and (address, 0))
+        )
         client.read()
         if handshake:
             client.write(connect(token=token))
@@ -114,17 +129,25 @@ class WireClient:
             self.is_closed = True
             self._news.set()
 
-    async def receive(self, kind: BaseCommand.Type, matches: Callable[[BaseCommand], bool] = lambda _: True) -> BaseCommand:
-        """Wait for the next command of a type, and take it from the inbox. Fail if the connection is closed before."""
+    async def receive(
+        self, kind: BaseCommand.Type, matches: Callable[[BaseCommand], bool] = lambda _: True
+    ) -> BaseCommand:
+        """Wait for the next command of a type, and take it from the inbox. Fail if the connection
+        is closed before.
+        """
         return (await self._receive(kind, matches))[0]
 
     async def receive_message(self) -> tuple[int, int, str]:
-        """Wait for the next MESSAGE: its consumer, its entry id, and the text that was published."""
+        """Wait for the next MESSAGE: its consumer, its entry id, and the text that was
+        published.
+        """
         command, block = await self._receive(T.MESSAGE, lambda _: True)
         text = block[block.index(PAYLOAD_HEAD) + len(PAYLOAD_HEAD) :]
         return command.message.consumer_id, command.message.message_id.entryId, text.decode()
 
-    async def _receive(self, kind: BaseCommand.Type, matches: Callable[[BaseCommand], bool]) -> tuple[BaseCommand, bytes]:
+    async def _receive(
+        self, kind: BaseCommand.Type, matches: Callable[[BaseCommand], bool]
+    ) -> tuple[BaseCommand, bytes]:
         while True:
             for place, (command, block) in enumerate(self.inbox):
                 if command.type == kind and matches(command):
@@ -162,20 +185,41 @@ class WireClient:
         self.ask(T.LOOKUP, topic=topic)
         return (await self.receive(T.LOOKUP_RESPONSE)).lookup_response.brokerServiceUrl
 
-    def ask(self, kind: BaseCommand.Type, **body: Any) -> int:  # noqa: ANN401 - the fields that Pulsar gives it
+    # The fields that Pulsar gives it.
+    def ask(self, kind: BaseCommand.Type, **body: Any) -> int:  # noqa: ANN401
         """Send a request. Return its id."""
         request_id = self.request_id()
         self.write(frame_of(kind, request_id=request_id, **body))
         return request_id
 
-    def ask_producer(self, producer_id: int, topic: str = TOPIC, *, name: str | None = None, **body: Any) -> int:  # noqa: ANN401 - as above
+    # As above.
+    def ask_producer(
+        self,
+        producer_id: int,
+        topic: str = TOPIC,
+        *,
+        name: str | None = None,
+        **body: Any,  # noqa: ANN401
+    ) -> int:
         """Send PRODUCER. Return the request's id."""
-        return self.ask(T.PRODUCER, topic=topic, producer_id=producer_id, producer_name=name, **body)
+        return self.ask(
+            T.PRODUCER, topic=topic, producer_id=producer_id, producer_name=name, **body
+        )
 
-    async def producer(self, producer_id: int, topic: str = TOPIC, *, name: str | None = None, **body: Any) -> str:  # noqa: ANN401 - as above
+    # As above.
+    async def producer(
+        self,
+        producer_id: int,
+        topic: str = TOPIC,
+        *,
+        name: str | None = None,
+        **body: Any,  # noqa: ANN401
+    ) -> str:
         """Open a producer. Return its name."""
         request_id = self.ask_producer(producer_id, topic, name=name, **body)
-        answer = await self.receive(T.PRODUCER_SUCCESS, lambda command: command.producer_success.request_id == request_id)
+        answer = await self.receive(
+            T.PRODUCER_SUCCESS, lambda command: command.producer_success.request_id == request_id
+        )
         return answer.producer_success.producer_name
 
     def ask_consumer(
@@ -190,9 +234,19 @@ class WireClient:
     ) -> int:
         """Send SUBSCRIBE. Return the request's id."""
         who = {"consumer_id": consumer_id, "consumer_name": name}
-        return self.ask(T.SUBSCRIBE, topic=topic, subscription=subscription, subType=kind, **who, **body)
+        return self.ask(
+            T.SUBSCRIBE, topic=topic, subscription=subscription, subType=kind, **who, **body
+        )
 
-    async def consumer(self, consumer_id: int, topic: str = TOPIC, *, permits: int = 1_000, **body: Any) -> None:  # noqa: ANN401 - as above
+    # As above.
+    async def consumer(
+        self,
+        consumer_id: int,
+        topic: str = TOPIC,
+        *,
+        permits: int = 1_000,
+        **body: Any,  # noqa: ANN401
+    ) -> None:
         """Subscribe as `ask_consumer` does, and grant permits."""
         request_id = self.ask_consumer(consumer_id, topic, **body)
         await self.receive(T.SUCCESS, lambda command: command.success.request_id == request_id)
@@ -205,16 +259,24 @@ class WireClient:
 
     def publish(self, producer_id: int, sequence_id: int, text: str, *, padding: int = 0) -> None:
         """Send a message without waiting for its receipt."""
-        self.write(send(producer_id, sequence_id, entry(b" " * padding + PAYLOAD_HEAD + text.encode())))
+        self.write(
+            send(producer_id, sequence_id, entry(b" " * padding + PAYLOAD_HEAD + text.encode()))
+        )
 
     async def receipt(self, producer_id: int, sequence_id: int) -> None:
         """Wait for the next receipt of a producer, which must be this one."""
-        receipt = (await self.receive(T.SEND_RECEIPT, lambda command: command.send_receipt.producer_id == producer_id)).send_receipt
+        receipt = (
+            await self.receive(
+                T.SEND_RECEIPT, lambda command: command.send_receipt.producer_id == producer_id
+            )
+        ).send_receipt
         assert sequence_id == receipt.sequence_id
 
     def ask_topics(self, namespace: str = NAMESPACE) -> None:
         """Send GET_TOPICS_OF_NAMESPACE."""
-        self.ask(T.GET_TOPICS_OF_NAMESPACE, namespace=namespace, mode=CommandGetTopicsOfNamespace.ALL)
+        self.ask(
+            T.GET_TOPICS_OF_NAMESPACE, namespace=namespace, mode=CommandGetTopicsOfNamespace.ALL
+        )
 
     async def partitions(self, topic: str) -> int:
         """Return how many partitions a topic has."""
@@ -246,11 +308,18 @@ class Member:
         return self.addresses["http"]
 
     async def ask(self, method: str, path: str, body: object = None) -> tuple[int, object]:
-        """Make a request over HTTP, and follow redirects. Return the status and the JSON or text."""
+        """Make a request over HTTP, and follow redirects. Return the status and the JSON or
+        text.
+        """
         url = URL(self.http_url + path, encoded=True)
         async with self.http.request(method, url, json=body) as response:
             text = await response.text()
-            return response.status, await response.json() if response.content_type == "application/json" and text else text
+            return (
+                response.status,
+                await response.json()
+                if response.content_type == "application/json" and text
+                else text,
+            )
 
     async def get(self, path: str) -> object:
         """Return the answer of a GET, which must succeed."""
@@ -263,7 +332,9 @@ class Member:
         text = str(await self.get("/metrics"))
         wanted = {f'{label}="{value}"' for label, value in labels.items()}
         for line in text.splitlines():
-            if line.startswith(f"equipoise_pulsar_{name}{{") and all(each in line for each in wanted):
+            if line.startswith(f"equipoise_pulsar_{name}{{") and all(
+                each in line for each in wanted
+            ):
                 return float(line.rpartition(" ")[2])
         return 0.0
 
@@ -271,9 +342,15 @@ class Member:
         """Stop it gracefully."""
         await self.broker.__aexit__(None, None, None)
 
-    async def client(self, *, handshake: bool = True, token: str | None = None, address: str | None = None) -> WireClient:
-        """Connect a new client, by default with the token of the brokers' clients. See `WireClient.connected`."""
-        client = await WireClient.connected(self.url, handshake=handshake, token=token or self.token, address=address)
+    async def client(
+        self, *, handshake: bool = True, token: str | None = None, address: str | None = None
+    ) -> WireClient:
+        """Connect a new client, by default with the token of the brokers' clients. See
+        `WireClient.connected`.
+        """
+        client = await WireClient.connected(
+            self.url, handshake=handshake, token=token or self.token, address=address
+        )
         self.clients.append(client)
         return client
 
@@ -305,10 +382,15 @@ class Brokers:
         return next(member for member in self.members if member not in those)
 
     async def transfer(self, destination: Member, topic: str = TOPIC) -> None:
-        """Move a topic's bundle, and wait until every broker has read of it, and the destination has opened it."""
+        """Move a topic's bundle, and wait until every broker has read of it, and the destination
+        has opened it.
+        """
         bundle = self.bundle_of(topic)
         worker = self.members[0].worker
-        await worker.request(Transfer(bundle=bundle, destination=destination.worker.broker_id, reason="a test"), timeout_ms=PATIENCE_MS)
+        await worker.request(
+            Transfer(bundle=bundle, destination=destination.worker.broker_id, reason="a test"),
+            timeout_ms=PATIENCE_MS,
+        )
         await self.settled()
         assert destination is self.owner_of(topic)
         await until(lambda: bundle in destination.service.hosting.bundles)
@@ -316,7 +398,9 @@ class Brokers:
     async def settled(self) -> None:
         """Wait until all bundles are owned, in every view."""
         for member in self.members:
-            await member.worker.until(_all_owned, timeout_ms=PATIENCE_MS, what="all bundles being owned")
+            await member.worker.until(
+                _all_owned, timeout_ms=PATIENCE_MS, what="all bundles being owned"
+            )
         offset = max(member.worker.view.offset for member in self.members)
         for member in self.members:
             await member.worker.reached(offset, timeout_ms=PATIENCE_MS)
@@ -343,9 +427,11 @@ async def brokers(
     others: Mapping[str, Service] | None = None,
     token: str | None = None,
 ) -> AsyncIterator[Brokers]:
-    """Run `count` brokers on one loop, by default over a log in memory. `config` is added to each one's configuration.
+    """Run `count` brokers on one loop, by default over a log in memory. `config` is added to each
+    one's configuration.
 
-    `others` are services of other namespaces, by pattern. `token` is what clients send, on the wire and over HTTP.
+    `others` are services of other namespaces, by pattern. `token` is what clients send, on the wire
+    and over HTTP.
     """
     log_url = log_url or f"memory:{uuid.uuid4()}"
     async with AsyncExitStack() as parts:
@@ -356,7 +442,13 @@ async def brokers(
         members = []
         for number in range(count):
             service = PulsarService(settings)
-            values = {"log_url": log_url, "data_dir": folder / f"b{number}", "http_port": 0, "pulsar_port": 0, "drain_ms": 2_000}
+            values = {
+                "log_url": log_url,
+                "data_dir": folder / f"b{number}",
+                "http_port": 0,
+                "pulsar_port": 0,
+                "drain_ms": 2_000,
+            }
             made = WorkerConfig.model_validate({**values, "balance": False, **(config or {})})
             broker = Broker(made, {**(others or {}), "*": service})
             worker = await parts.enter_async_context(broker)
@@ -365,7 +457,15 @@ async def brokers(
             assert entry_ is not None
             addresses = entry_.joined.addresses
             members.append(
-                Member(broker=broker, worker=worker, addresses=addresses, service=service, http=http, clients=clients, token=token)
+                Member(
+                    broker=broker,
+                    worker=worker,
+                    addresses=addresses,
+                    service=service,
+                    http=http,
+                    clients=clients,
+                    token=token,
+                )
             )
         intent = CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(bundles))
         await members[0].worker.request(intent, timeout_ms=PATIENCE_MS)

@@ -7,7 +7,12 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from equipoise.pulsar_cluster.loads import LoadMessage, LoadReports
-from equipoise.pulsar_cluster.records import BROKER_LOAD_TOPIC, TOP_BUNDLES_TOPIC, Message, StateRecord
+from equipoise.pulsar_cluster.records import (
+    BROKER_LOAD_TOPIC,
+    TOP_BUNDLES_TOPIC,
+    Message,
+    StateRecord,
+)
 
 NOW_MS = 1_795_000_000_000
 BROKERS = ("a:8080", "b:8080", "c:8080")
@@ -21,17 +26,27 @@ def names(count: int, namespace: str = NAMESPACE) -> list[str]:
 
 
 def owned(
-    bundle: str, broker: str | None, *, offset: int = 0, version: int = 2, state: str = "Owned", source: str | None = None
+    bundle: str,
+    broker: str | None,
+    *,
+    offset: int = 0,
+    version: int = 2,
+    state: str = "Owned",
+    source: str | None = None,
 ) -> Message:
     record = StateRecord(state, broker, source, force=False, version=version)
     return Message(offset, f"1:{offset}", bundle, NOW_MS - 600_000, record)
 
 
 def bundles_at(owners: Mapping[str, Sequence[str]]) -> dict[str, Message]:
-    return {bundle: owned(bundle, broker) for broker, bundles in owners.items() for bundle in bundles}
+    return {
+        bundle: owned(bundle, broker) for broker, bundles in owners.items() for bundle in bundles
+    }
 
 
-def broker_load(broker: str, *, rate: float = 0.0, bundles: int = 0, taken_ms: int = NOW_MS, **fields: object) -> LoadMessage:
+def broker_load(
+    broker: str, *, rate: float = 0.0, bundles: int = 0, taken_ms: int = NOW_MS, **fields: object
+) -> LoadMessage:
     value = {
         "cpu": {"usage": 40.0, "limit": 200.0},
         "memory": {"usage": 100.0, "limit": 512.0},
@@ -67,17 +82,30 @@ def stats(rate: float, **fields: object) -> dict[str, object]:
 
 
 def top_bundles(broker: str, rates: Mapping[str, float], *, at_ms: int = NOW_MS) -> LoadMessage:
-    entries = [{"bundleName": bundle, "stats": stats(rate)} for bundle, rate in sorted(rates.items(), key=lambda each: each[1])]
-    return LoadMessage(TOP_BUNDLES_TOPIC, broker, at_ms, json.dumps({"topBundlesLoadData": entries}).encode())
+    entries = [
+        {"bundleName": bundle, "stats": stats(rate)}
+        for bundle, rate in sorted(rates.items(), key=lambda each: each[1])
+    ]
+    return LoadMessage(
+        TOP_BUNDLES_TOPIC, broker, at_ms, json.dumps({"topBundlesLoadData": entries}).encode()
+    )
 
 
-def reports_of(owners: Mapping[str, Sequence[str]], rates: Mapping[str, float], *, named_max: int = 10) -> LoadReports:
+def reports_of(
+    owners: Mapping[str, Sequence[str]], rates: Mapping[str, float], *, named_max: int = 10
+) -> LoadReports:
     """Return what brokers report that have these bundles with these message rates."""
     reports = LoadReports()
     for broker, bundles in owners.items():
         own = {bundle: rates[bundle] for bundle in bundles}
-        heaviest = dict(sorted(((bundle, rate) for bundle, rate in own.items() if rate), key=lambda each: -each[1])[:named_max])
+        heaviest = dict(
+            sorted(
+                ((bundle, rate) for bundle, rate in own.items() if rate), key=lambda each: -each[1]
+            )[:named_max]
+        )
         rate = sum(own.values())
-        reports.take(broker_load(broker, rate=rate, bundles=len(bundles), weightedMaxEMA=rate / 1_000))
+        reports.take(
+            broker_load(broker, rate=rate, bundles=len(bundles), weightedMaxEMA=rate / 1_000)
+        )
         reports.take(top_bundles(broker, heaviest))
     return reports

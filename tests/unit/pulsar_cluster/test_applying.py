@@ -1,4 +1,6 @@
-"""A saved plan is sent to a cluster, here one in this process. Nothing else is sent, and the audit file has all of it."""
+"""A saved plan is sent to a cluster, here one in this process. Nothing else is sent, and the audit
+file has all of it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ from hypothesis import strategies as st
 
 from equipoise.channel.core.errors import OperatorError, PeerError
 from equipoise.pulsar_cluster.admin import PulsarAdmin
-from equipoise.pulsar_cluster.applying import SHEDDING, Watch, apply_plan, is_shedding, restore_shedding, settings_of_leader, shedding_off
+from equipoise.pulsar_cluster.applying import (
+    SHEDDING,
+    Watch,
+    apply_plan,
+    is_shedding,
+    restore_shedding,
+    settings_of_leader,
+    shedding_off,
+)
 from equipoise.pulsar_cluster.audit_file import AuditFile, audit_file
 from equipoise.pulsar_cluster.loads import LoadReports
 from equipoise.pulsar_cluster.moving import Outcome
@@ -64,10 +74,15 @@ class FakeCluster:
                 return httpx.Response(200, json=self.dynamic)
             case "GET", "/namespaces/public/default/bundles":
                 ranges = [bundle.rpartition("/")[2].split("_") for bundle in BUNDLES]
-                return httpx.Response(200, json={"boundaries": [ranges[0][0], *(high for _, high in ranges)]})
+                return httpx.Response(
+                    200, json={"boundaries": [ranges[0][0], *(high for _, high in ranges)]}
+                )
             case "GET", _ if path.endswith("/ownedNamespaces"):
                 broker = path.split("/")[-2]
-                return httpx.Response(200, json={bundle: {} for bundle, owner in self.owners.items() if owner == broker})
+                return httpx.Response(
+                    200,
+                    json={bundle: {} for bundle, owner in self.owners.items() if owner == broker},
+                )
             case "POST", _:
                 _, name, value = path.rsplit("/", 2)
                 self.dynamic[name] = value
@@ -87,34 +102,54 @@ class FakeCluster:
         if fault == "silent":
             raise httpx.ReadTimeout("slow")
         if fault == "split":
-            self.news.append((bundle, StateRecord("Splitting", None, "a:8080", force=False, version=3)))
+            self.news.append(
+                (bundle, StateRecord("Splitting", None, "a:8080", force=False, version=3))
+            )
             return httpx.Response(204)
         if fault == "vanish":
             self.members.remove("c:8080")
         if fault == "leader":
             self.leader = "b:8080"
         if fault == "foreign":
-            self.news.append((BUNDLES[7], StateRecord("Releasing", "c:8080", "a:8080", force=False, version=3)))
+            self.news.append(
+                (BUNDLES[7], StateRecord("Releasing", "c:8080", "a:8080", force=False, version=3))
+            )
         source, self.owners[bundle] = self.owners[bundle], to
         for state in ("Releasing", "Assigning", "Owned"):
             self.versions[bundle] += 1
-            self.news.append((bundle, StateRecord(state, to, source, force=False, version=self.versions[bundle])))
+            self.news.append(
+                (bundle, StateRecord(state, to, source, force=False, version=self.versions[bundle]))
+            )
         return httpx.Response(204)
 
 
-def run(cluster: FakeCluster, audit: AuditFile, plan: SavedPlan | None = None, **options: object) -> list[Outcome | str]:
+def run(
+    cluster: FakeCluster, audit: AuditFile, plan: SavedPlan | None = None, **options: object
+) -> list[Outcome | str]:
     table = Table()
     for number, bundle in enumerate(BUNDLES):
         table.fold(owned(bundle, "a:8080", offset=number))
     offsets = iter(range(len(BUNDLES), 1_000))
 
     def read() -> list[Message]:
-        return [Message(next(offsets), "1:1", *_popped(cluster.news)) for _ in range(len(cluster.news))]
+        return [
+            Message(next(offsets), "1:1", *_popped(cluster.news)) for _ in range(len(cluster.news))
+        ]
 
     plan = plan_of() if plan is None else plan
     watch = Watch(cluster.admin, LoadReports(), plan.moves)
     defaults: dict[str, object] = {"at_once": 2, "timeout_ms": 300}
-    return list(apply_plan(plan, cluster.admin, table=table, read=read, look=watch, audit=audit, **(defaults | options)))  # type: ignore[arg-type]
+    return list(
+        apply_plan(
+            plan,
+            cluster.admin,
+            table=table,
+            read=read,
+            look=watch,
+            audit=audit,
+            **(defaults | options),  # type: ignore[arg-type]
+        )
+    )
 
 
 def _popped(news: deque[tuple[str, StateRecord | None]]) -> tuple[str, int, StateRecord | None]:
@@ -150,8 +185,13 @@ def test_the_unloads_of_the_plan_are_sent_and_nothing_else(audit: AuditFile) -> 
     told = lines_of(audit)
     assert ("begin", "end") == (told[0]["event"], told[-1]["event"])
     for event in ("request", "answer", "moved"):
-        assert sorted(BUNDLES[:4]) == sorted(str(line["bundle"]) for line in told if line["event"] == event)
-    first = {bundle: next(line["event"] for line in told if line.get("bundle") == bundle) for bundle in BUNDLES[:4]}
+        assert sorted(BUNDLES[:4]) == sorted(
+            str(line["bundle"]) for line in told if line["event"] == event
+        )
+    first = {
+        bundle: next(line["event"] for line in told if line.get("bundle") == bundle)
+        for bundle in BUNDLES[:4]
+    }
     assert {"request"} == set(first.values())
 
 
@@ -183,33 +223,45 @@ def test_a_bundle_that_its_owner_does_not_have_is_not_moved(audit: AuditFile) ->
     events = run(cluster, audit, at_once=1)
     assert [unload(BUNDLES[0])] == cluster.sent
     assert "a:8080 does not own it, as the topic says" in str(events[-1])
-    assert ["moved", "failed", "left out", "left out"] == [event.status for event in events if isinstance(event, Outcome)]
+    assert ["moved", "failed", "left out", "left out"] == [
+        event.status for event in events if isinstance(event, Outcome)
+    ]
 
 
 def test_an_interrupt_waits_for_what_is_under_way(audit: AuditFile) -> None:
     cluster = FakeCluster()
     events = run(cluster, audit, at_once=1, is_interrupted=lambda: bool(cluster.sent))
     assert [unload(BUNDLES[0])] == cluster.sent
-    assert ["moved", *["left out"] * 3] == [event.status for event in events if isinstance(event, Outcome)]
+    assert ["moved", *["left out"] * 3] == [
+        event.status for event in events if isinstance(event, Outcome)
+    ]
     assert "it was interrupted" == events[-1]
 
 
-def test_nothing_is_sent_without_an_audit_file(audit: AuditFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_sent_without_an_audit_file(
+    audit: AuditFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = FakeCluster()
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OperatorError, match=r"audit\.jsonl cannot be written: No space left on device"):
+    with pytest.raises(
+        OperatorError, match=r"audit\.jsonl cannot be written: No space left on device"
+    ):
         run(cluster, audit)
     assert [] == cluster.sent
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=8, deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=8, deadline=None
+)
 @given(
     st.dictionaries(
-        st.sampled_from(BUNDLES), st.sampled_from(["refuse", "silent", "split", "vanish", "leader", "foreign"]), max_size=3
+        st.sampled_from(BUNDLES),
+        st.sampled_from(["refuse", "silent", "split", "vanish", "leader", "foreign"]),
+        max_size=3,
     ).filter(lambda faults: list(faults.values()).count("vanish") < 2),
     st.integers(1, 4),
 )
@@ -221,16 +273,26 @@ def test_whatever_fails_only_unloads_of_the_plan_are_sent_and_each_is_in_the_aud
     run(cluster, audit, at_once=at_once, timeout_ms=30)
     assert set(cluster.sent) <= set(map(unload, BUNDLES[:4]))
     assert len(cluster.sent) == len(set(cluster.sent))
-    told = [unload(str(line["bundle"])) for line in lines_of(audit)[begin:] if line["event"] == "request"]
+    told = [
+        unload(str(line["bundle"]))
+        for line in lines_of(audit)[begin:]
+        if line["event"] == "request"
+    ]
     assert sorted(cluster.sent) == sorted(told)
 
 
 def test_a_second_apply_at_the_same_time_is_refused(audit: AuditFile, tmp_path: Path) -> None:
     """Of the same plan, or with the same audit file."""
     (tmp_path / "other.plan").touch()
-    with pytest.raises(PeerError, match="another process applies a plan with"), audit_file(audit.path, plan=tmp_path / "other.plan"):
+    with (
+        pytest.raises(PeerError, match="another process applies a plan with"),
+        audit_file(audit.path, plan=tmp_path / "other.plan"),
+    ):
         pass
-    with pytest.raises(PeerError, match="another process applies the plan"), audit_file(tmp_path / "b", plan=tmp_path / "even.plan"):
+    with (
+        pytest.raises(PeerError, match="another process applies the plan"),
+        audit_file(tmp_path / "b", plan=tmp_path / "even.plan"),
+    ):
         pass
 
 
@@ -241,7 +303,10 @@ def test_an_audit_file_that_was_cut_off_goes_on_in_a_new_line(tmp_path: Path) ->
     with audit_file(path, plan=path.with_suffix(".plan")) as lines:
         lines.note("end")
         assert lines.unrestored() is None
-    assert ['{"event": "beg', "end"] == [path.read_text().splitlines()[0], json.loads(path.read_text().splitlines()[1])["event"]]
+    assert ['{"event": "beg', "end"] == [
+        path.read_text().splitlines()[0],
+        json.loads(path.read_text().splitlines()[1])["event"],
+    ]
 
 
 # --- the watch ---
@@ -254,9 +319,13 @@ def test_a_watch_counts_what_is_published_and_not_acknowledged() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         path = request.url.path.removeprefix("/admin/v2")
         if path == "/persistent/public/default":
-            return httpx.Response(200, json=["persistent://public/default/x", "persistent://public/default/y"])
+            return httpx.Response(
+                200, json=["persistent://public/default/x", "persistent://public/default/y"]
+            )
         if path == "/metrics/":
-            return httpx.Response(200, text='pulsar_broker_publish_latency{cluster="x",quantile="0.99"} 12.5')
+            return httpx.Response(
+                200, text='pulsar_broker_publish_latency{cluster="x",quantile="0.99"} 12.5'
+            )
         if path.endswith("/stats"):
             if "away" in stats:
                 raise httpx.ConnectError("refused")
@@ -265,9 +334,17 @@ def test_a_watch_counts_what_is_published_and_not_acknowledged() -> None:
 
     admin = PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer))
     watch = Watch(admin, LoadReports(), plan_of(1).moves)
-    stats["x"] = httpx.Response(200, json={"msgInCounter": 5, "subscriptions": {"s": {"msgBacklog": 3}, "t": {"msgBacklog": 4}}})
+    stats["x"] = httpx.Response(
+        200,
+        json={"msgInCounter": 5, "subscriptions": {"s": {"msgBacklog": 3}, "t": {"msgBacklog": 4}}},
+    )
     first = watch()
-    assert (BROKERS, None, 7, 12.5) == (first.members, first.leader, first.health.backlog, first.health.latency_ms)
+    assert (BROKERS, None, 7, 12.5) == (
+        first.members,
+        first.leader,
+        first.health.backlog,
+        first.health.latency_ms,
+    )
     assert first.health.published == 0.0 or first.health.published is None
     stats["x"] = httpx.Response(200, json={"msgInCounter": 1_000_005, "subscriptions": {}})
     second = watch()
@@ -279,7 +356,9 @@ def test_a_watch_counts_what_is_published_and_not_acknowledged() -> None:
 
 
 def watched(stats: dict[str, httpx.Response], asked: list[str]) -> Watch:
-    """Return a watch on two topics with these figures, at a destination whose metrics cannot be read."""
+    """Return a watch on two topics with these figures, at a destination whose metrics cannot be
+    read.
+    """
 
     def answer(request: httpx.Request) -> httpx.Response:
         path = request.url.path.removeprefix("/admin/v2")
@@ -287,19 +366,29 @@ def watched(stats: dict[str, httpx.Response], asked: list[str]) -> Watch:
             asked.append(f"{request.url.host} within {request.extensions['timeout']['read']} s")
             raise httpx.ConnectTimeout("filtered")
         if path == "/persistent/public/default":
-            return httpx.Response(200, json=["persistent://public/default/x", "persistent://public/default/y"])
+            return httpx.Response(
+                200, json=["persistent://public/default/x", "persistent://public/default/y"]
+            )
         if path.endswith("/stats"):
             return stats.get(path.split("/")[-2], httpx.Response(503, json={"reason": "it moves"}))
         return httpx.Response(200, json=BROKERS) if path == "/brokers" else httpx.Response(404)
 
-    return Watch(PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer)), LoadReports(), plan_of(1).moves)
+    return Watch(
+        PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer)),
+        LoadReports(),
+        plan_of(1).moves,
+    )
 
 
 def figures(count: int, backlog: int) -> httpx.Response:
-    return httpx.Response(200, json={"msgInCounter": count, "subscriptions": {"s": {"msgBacklog": backlog}}})
+    return httpx.Response(
+        200, json={"msgInCounter": count, "subscriptions": {"s": {"msgBacklog": backlog}}}
+    )
 
 
-def test_a_topic_that_cannot_be_read_for_a_moment_is_in_the_next_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_cannot_be_read_for_a_moment_is_in_the_next_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its backlog is the one read last meanwhile."""
     now_ns = 0
     monkeypatch.setattr("time.monotonic_ns", lambda: now_ns)
@@ -314,7 +403,9 @@ def test_a_topic_that_cannot_be_read_for_a_moment_is_in_the_next_rate(monkeypatc
     assert 40.0 == watch().health.published
 
 
-def test_metrics_that_cannot_be_read_are_asked_for_once_and_not_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_that_cannot_be_read_are_asked_for_once_and_not_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("equipoise.pulsar_cluster.applying._LATENCY_S", 0.0)
     asked: list[str] = []
     watch = watched({}, asked)
@@ -361,7 +452,11 @@ def test_the_leader_is_asked_whether_it_sheds() -> None:
             raise httpx.ConnectError("refused")
         found = cluster.answer(request)
         is_leader = request.url.host == "b"
-        return httpx.Response(200, json={SHEDDING: str(is_leader).lower()}) if request.url.path.endswith("/runtime") else found
+        return (
+            httpx.Response(200, json={SHEDDING: str(is_leader).lower()})
+            if request.url.path.endswith("/runtime")
+            else found
+        )
 
     found = PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer))
     assert {SHEDDING: "true"} == settings_of_leader(found)
@@ -369,7 +464,9 @@ def test_the_leader_is_asked_whether_it_sheds() -> None:
     assert {SHEDDING: "false"} == settings_of_leader(found)
 
 
-def test_a_dynamic_setting_is_restored_once_the_broker_has_it(audit: AuditFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dynamic_setting_is_restored_once_the_broker_has_it(
+    audit: AuditFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A broker takes a moment. Until then it would say that it does not shed."""
     cluster = FakeCluster()
     stale = ["false", "false"]
@@ -386,11 +483,15 @@ def test_a_dynamic_setting_is_restored_once_the_broker_has_it(audit: AuditFile, 
 
 
 def test_shedding_is_on_unless_it_or_the_balancer_is_off() -> None:
-    assert [True, False, False] == [is_shedding(each) for each in ({}, {SHEDDING: "false"}, {"loadBalancerEnabled": "false"})]
+    assert [True, False, False] == [
+        is_shedding(each) for each in ({}, {SHEDDING: "false"}, {"loadBalancerEnabled": "false"})
+    ]
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_shedding_is_off_meanwhile_and_restored_whatever_happens(audit: AuditFile, fails: bool) -> None:
+def test_shedding_is_off_meanwhile_and_restored_whatever_happens(
+    audit: AuditFile, fails: bool
+) -> None:
     cluster = FakeCluster()
 
     def body() -> None:
@@ -406,7 +507,9 @@ def test_shedding_is_off_meanwhile_and_restored_whatever_happens(audit: AuditFil
         body()
     assert {} == cluster.dynamic
     assert [f"POST {SWITCH}/false", f"POST {SWITCH}/true", f"DELETE {SWITCH}"] == cluster.sent
-    assert ["shedding switched off", "shedding restored"] == [line["event"] for line in lines_of(audit)]
+    assert ["shedding switched off", "shedding restored"] == [
+        line["event"] for line in lines_of(audit)
+    ]
 
 
 def test_a_dynamic_setting_gets_its_value_back(audit: AuditFile) -> None:
@@ -431,18 +534,30 @@ def test_a_switch_that_is_refused_leaves_nothing_to_restore(audit: AuditFile) ->
     cluster = FakeCluster()
 
     def answer(request: httpx.Request) -> httpx.Response:
-        return cluster.answer(request) if request.method == "GET" else httpx.Response(403, json={"reason": "no"})
+        return (
+            cluster.answer(request)
+            if request.method == "GET"
+            else httpx.Response(403, json={"reason": "no"})
+        )
 
     refusing = PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer))
-    with pytest.raises(OperatorError, match=f"does not let this client set {SHEDDING} to false"), shedding_off(refusing, audit):
+    with (
+        pytest.raises(OperatorError, match=f"does not let this client set {SHEDDING} to false"),
+        shedding_off(refusing, audit),
+    ):
         pass
     assert audit.unrestored() is None
 
 
 def test_shedding_that_cannot_be_restored_is_an_error_with_the_command(audit: AuditFile) -> None:
     cluster = FakeCluster()
-    answer: Callable[[httpx.Request], httpx.Response] = lambda _: httpx.Response(503, json={"reason": "away"})  # noqa: E731
+    answer: Callable[[httpx.Request], httpx.Response] = lambda _: httpx.Response(  # noqa: E731
+        503, json={"reason": "away"}
+    )
     gone = PulsarAdmin(["http://a:8080"], transport=httpx.MockTransport(answer))
-    with pytest.raises(OperatorError, match=f"pulsar-admin brokers update-dynamic-config --config {SHEDDING} --value true"):
+    with pytest.raises(
+        OperatorError,
+        match=f"pulsar-admin brokers update-dynamic-config --config {SHEDDING} --value true",
+    ):
         restore_shedding(gone, audit, {"dynamic": None, "value": "true"})
     assert [] == cluster.sent

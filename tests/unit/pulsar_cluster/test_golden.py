@@ -1,4 +1,6 @@
-"""What a real Pulsar 4.0.8 wrote to its channel (tests/golden/pulsar): it is in order, and each fault put into a copy is found."""
+"""What a real Pulsar 4.0.8 wrote to its channel (tests/golden/pulsar): it is in order, and each
+fault put into a copy is found.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from equipoise.channel.core.ranges import parse_bundle
 from equipoise.pulsar_cluster.archive import Report, open_archive
 from equipoise.pulsar_cluster.conflicts import Rejection
 from equipoise.pulsar_cluster.reading import Read
-from equipoise.pulsar_cluster.records import BROKER_LOAD_TOPIC, TOP_BUNDLES_TOPIC, Message, message_of
+from equipoise.pulsar_cluster.records import (
+    BROKER_LOAD_TOPIC,
+    TOP_BUNDLES_TOPIC,
+    Message,
+    message_of,
+)
 from equipoise.pulsar_cluster.story import Writers, story_of
 from equipoise.pulsar_cluster.table import Table, server_of
 from equipoise.pulsar_cluster.verify import Audit, Result
@@ -22,7 +29,10 @@ from tests.unit.cli.fabricated import run
 
 def messages(written: Sequence[Read]) -> list[Message]:
     return [
-        message_of((offset, read.message_id, read.key, read.published_ms, read.value, read.producer)) for offset, read in enumerate(written)
+        message_of(
+            (offset, read.message_id, read.key, read.published_ms, read.value, read.producer)
+        )
+        for offset, read in enumerate(written)
     ]
 
 
@@ -34,7 +44,9 @@ def folded(written: Sequence[Read]) -> tuple[Table, Result]:
 
 
 def test_the_channel_of_a_real_cluster_is_in_order() -> None:
-    """Lost races, two killed brokers, a clean stop, splits and a deleted namespace are the life of a healthy cluster."""
+    """Lost races, two killed brokers, a clean stop, splits and a deleted namespace are the life of
+    a healthy cluster.
+    """
     table, result = folded(golden_reads())
     assert () == result.findings
     assert result.in_order
@@ -75,7 +87,11 @@ def archive_of_the_golden_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_recorded_load_is_a_trace_for_the_laboratory(archive: Path, tmp_path: Path) -> None:
     """Each bundle under traffic has its load, wherever it is, and any policy can be run on it."""
     trace = tmp_path / "golden.parquet"
-    made = json.loads(run("pulsar", "trace", str(trace), "--source", str(archive), "--every", "10", "--json").stdout)
+    made = json.loads(
+        run(
+            "pulsar", "trace", str(trace), "--source", str(archive), "--every", "10", "--json"
+        ).stdout
+    )
     assert made["steps"] > 10
     assert made["bundles"] >= 16
     told = json.loads(run("lab", "run", str(trace), "--policy", "TransferShedder", "--json").stdout)
@@ -92,4 +108,6 @@ def test_every_bundle_that_ever_was_has_a_story() -> None:
 def test_each_fault_in_a_copy_is_found(name: str) -> None:
     faulty = FAULTS[name].inject(golden_reads())
     _, result = folded(faulty)
-    assert [(FAULTS[name].kind, len(faulty) - 1)] == [(finding.kind, finding.offset) for finding in result.findings]
+    assert [(FAULTS[name].kind, len(faulty) - 1)] == [
+        (finding.kind, finding.offset) for finding in result.findings
+    ]

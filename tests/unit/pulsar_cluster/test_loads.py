@@ -1,4 +1,6 @@
-"""Pulsar's load reports become the load of every bundle. What cannot be used is left out and named."""
+"""Pulsar's load reports become the load of every bundle. What cannot be used is left out and
+named.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,25 @@ from equipoise.pulsar_cluster.loads import Held, LoadMessage, LoadReports, Weigh
 from equipoise.pulsar_cluster.records import BROKER_LOAD_TOPIC, TOP_BUNDLES_TOPIC
 from equipoise.shedder.loads import BundleTraffic, Traffic
 from tests.house.house_rules import ROOT
-from tests.unit.pulsar_cluster.made_clusters import BROKERS, NOW_MS, broker_load, names, reports_of, stats, top_bundles
+from tests.unit.pulsar_cluster.made_clusters import (
+    BROKERS,
+    NOW_MS,
+    broker_load,
+    names,
+    reports_of,
+    stats,
+    top_bundles,
+)
 
 BUNDLES = names(16)
 LONG_AGO_MS = NOW_MS - 600_000
 
 
 def weighed(held: dict[str, list[str]], reports: LoadReports, **options: object) -> Weighed:
-    holds = {broker: [Held(bundle, LONG_AGO_MS) for bundle in bundles] for broker, bundles in held.items()}
+    holds = {
+        broker: [Held(bundle, LONG_AGO_MS) for bundle in bundles]
+        for broker, bundles in held.items()
+    }
     return weigh(holds, reports, now_ms=NOW_MS, age_ms_max=60_000, **options)  # type: ignore[arg-type]
 
 
@@ -28,7 +41,9 @@ def rate(found: Weighed, bundle: str) -> float:
 def test_bundles_beyond_a_full_report_share_the_rest_evenly() -> None:
     """16 bundles with the rates 1 to 16: the report names those from 7 on."""
     held = {"a:8080": BUNDLES}
-    found = weighed(held, reports_of(held, {bundle: number + 1.0 for number, bundle in enumerate(BUNDLES)}))
+    found = weighed(
+        held, reports_of(held, {bundle: number + 1.0 for number, bundle in enumerate(BUNDLES)})
+    )
     assert [16.0, 7.0] == [rate(found, BUNDLES[15]), rate(found, BUNDLES[6])]
     assert {(1 + 6) / 2} == {rate(found, bundle) for bundle in BUNDLES[:6]}
     assert () == found.notes
@@ -44,7 +59,10 @@ def test_a_report_that_is_not_full_leaves_out_what_is_idle_has_policies_or_is_pu
 
 
 def test_the_weight_follows_a_bundle_that_moved_since_the_report() -> None:
-    reports = reports_of({"a:8080": BUNDLES[:2], "b:8080": BUNDLES[2:3]}, dict.fromkeys(BUNDLES, 5.0) | {BUNDLES[0]: 50.0})
+    reports = reports_of(
+        {"a:8080": BUNDLES[:2], "b:8080": BUNDLES[2:3]},
+        dict.fromkeys(BUNDLES, 5.0) | {BUNDLES[0]: 50.0},
+    )
     found = weighed({"a:8080": BUNDLES[1:2], "b:8080": [BUNDLES[0], BUNDLES[2]]}, reports)
     assert 50.0 == rate(found, BUNDLES[0])
 
@@ -52,14 +70,19 @@ def test_the_weight_follows_a_bundle_that_moved_since_the_report() -> None:
 def test_a_bundle_that_arrived_since_the_report_weighs_the_mean_of_the_unnamed() -> None:
     held = {"a:8080": BUNDLES[:12], "b:8080": []}
     reports = reports_of(held, dict.fromkeys(BUNDLES, 6.0))
-    holds = {"a:8080": [Held(bundle, LONG_AGO_MS) for bundle in BUNDLES[:12]], "b:8080": [Held(BUNDLES[13], NOW_MS + 1)]}
+    holds = {
+        "a:8080": [Held(bundle, LONG_AGO_MS) for bundle in BUNDLES[:12]],
+        "b:8080": [Held(BUNDLES[13], NOW_MS + 1)],
+    }
     found = weigh(holds, reports, now_ms=NOW_MS, age_ms_max=60_000)
     assert 3.0 == rate(found, BUNDLES[13])
 
 
 def test_a_measured_load_comes_before_any_report() -> None:
     held = {"a:8080": BUNDLES[:2]}
-    measured = {BUNDLES[0]: BundleTraffic(bundle=BUNDLES[0], traffic=Traffic(messages_in_per_second=7.0))}
+    measured = {
+        BUNDLES[0]: BundleTraffic(bundle=BUNDLES[0], traffic=Traffic(messages_in_per_second=7.0))
+    }
     found = weighed(held, reports_of(held, dict.fromkeys(BUNDLES, 5.0)), measured=measured)
     assert [7.0, 5.0] == [rate(found, bundle) for bundle in BUNDLES[:2]]
 
@@ -106,7 +129,15 @@ def test_an_absurd_report_sets_its_broker_apart(fields: dict[str, object], told:
 
 
 @pytest.mark.parametrize(
-    "value", [b"", b"\xff", b"[]", b"{}", b'{"topBundlesLoadData":[7]}', b'{"topBundlesLoadData":[{"bundleName":"x"}]}']
+    "value",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"{}",
+        b'{"topBundlesLoadData":[7]}',
+        b'{"topBundlesLoadData":[{"bundleName":"x"}]}',
+    ],
 )
 def test_an_unreadable_report_of_bundles_is_named(value: bytes) -> None:
     reports = LoadReports()
@@ -116,7 +147,12 @@ def test_an_unreadable_report_of_bundles_is_named(value: bytes) -> None:
 
 
 def test_an_absurd_bundle_is_left_out_until_it_is_reported_well() -> None:
-    bad = {"topBundlesLoadData": [{"bundleName": BUNDLES[0], "stats": stats(-1.0)}, {"bundleName": BUNDLES[1], "stats": stats(4.0)}]}
+    bad = {
+        "topBundlesLoadData": [
+            {"bundleName": BUNDLES[0], "stats": stats(-1.0)},
+            {"bundleName": BUNDLES[1], "stats": stats(4.0)},
+        ]
+    }
     reports = LoadReports()
     reports.take(broker_load("a:8080", rate=10, bundles=2))
     reports.take(LoadMessage(TOP_BUNDLES_TOPIC, "a:8080", NOW_MS, json.dumps(bad).encode()))
@@ -131,19 +167,34 @@ def test_an_absurd_bundle_is_left_out_until_it_is_reported_well() -> None:
 @pytest.mark.parametrize("absurd", ["NaN", "Infinity", -1.0, "many"])
 @pytest.mark.parametrize("named_max", [10, 16])
 def test_an_absurd_entry_changes_no_other_bundle(absurd: object, named_max: int) -> None:
-    """The bundle itself weighs what the others leave of its broker's load. Nobody knows its load."""
+    """The bundle itself weighs what the others leave of its broker's load. Nobody knows its
+    load.
+    """
     rates = {bundle: number + 1.0 for number, bundle in enumerate(BUNDLES)}
     reports = reports_of({"a:8080": BUNDLES}, rates, named_max=named_max)
     right = weighed({"a:8080": BUNDLES}, reports, bundles_max=named_max)
-    entries = [{"bundleName": each.traffic.bundle, "stats": stats(rate(right, each.traffic.bundle))} for each in reports.top["a:8080"]]
+    entries = [
+        {"bundleName": each.traffic.bundle, "stats": stats(rate(right, each.traffic.bundle))}
+        for each in reports.top["a:8080"]
+    ]
     entries[-1]["stats"] = stats(16.0, msgRateIn=absurd)
     reports = reports_of({"a:8080": BUNDLES}, rates, named_max=0)
-    reports.take(LoadMessage(TOP_BUNDLES_TOPIC, "a:8080", NOW_MS, json.dumps({"topBundlesLoadData": entries}).encode()))
+    reports.take(
+        LoadMessage(
+            TOP_BUNDLES_TOPIC,
+            "a:8080",
+            NOW_MS,
+            json.dumps({"topBundlesLoadData": entries}).encode(),
+        )
+    )
     found = weighed({"a:8080": BUNDLES}, reports, bundles_max=named_max)
     named = BUNDLES[16 - named_max : 15]
     assert [rates[bundle] for bundle in named] == [rate(found, bundle) for bundle in named]
     assert sum(rates.values()) == pytest.approx(sum(rate(found, bundle) for bundle in BUNDLES))
-    assert (frozenset({BUNDLES[15]}), True) == (found.unknown, found.notes[0].startswith(f"{BUNDLES[15]}: its load, as a:8080 reported it"))
+    assert (frozenset({BUNDLES[15]}), True) == (
+        found.unknown,
+        found.notes[0].startswith(f"{BUNDLES[15]}: its load, as a:8080 reported it"),
+    )
 
 
 def test_the_reports_of_a_real_cluster_are_read() -> None:
@@ -152,17 +203,24 @@ def test_the_reports_of_a_real_cluster_are_read() -> None:
     lines = [
         (line["published_ms"], topic, line)
         for name, topic in (("broker_load", BROKER_LOAD_TOPIC), ("top_bundles", TOP_BUNDLES_TOPIC))
-        for line in map(json.loads, (ROOT / "tests" / "golden" / "pulsar" / f"{name}.jsonl").read_text().splitlines())
+        for line in map(
+            json.loads,
+            (ROOT / "tests" / "golden" / "pulsar" / f"{name}.jsonl").read_text().splitlines(),
+        )
     ]
     for published_ms, topic, line in sorted(lines, key=lambda each: each[0]):
         value = None if line["value"] is None else json.dumps(line["value"]).encode()
         reports.take(LoadMessage(topic, line["key"], published_ms, value))
         assert {} == reports.problems
         last_ms = published_ms
-    held = {broker: [Held(each.traffic.bundle, 0) for each in top] for broker, top in reports.top.items()}
+    held = {
+        broker: [Held(each.traffic.bundle, 0) for each in top]
+        for broker, top in reports.top.items()
+    }
     found = weigh(held, reports, now_ms=last_ms, age_ms_max=30_000)
     busy = [broker for broker, load in found.loads.items() if load.traffic.messages_per_second > 0]
     assert 2 == len(busy)
     for broker in busy:
         named = sum(found.bundles[each.bundle].traffic.messages_per_second for each in held[broker])
-        assert named == pytest.approx(found.loads[broker].traffic.messages_per_second, rel=0.1)  # They are some seconds apart.
+        # They are some seconds apart.
+        assert named == pytest.approx(found.loads[broker].traffic.messages_per_second, rel=0.1)

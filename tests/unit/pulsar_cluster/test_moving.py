@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.pulsar_cluster.moving import Health, Look, Moving, Reading, Status, published_between, why_worse
+from equipoise.pulsar_cluster.moving import (
+    Health,
+    Look,
+    Moving,
+    Reading,
+    Status,
+    published_between,
+    why_worse,
+)
 from equipoise.pulsar_cluster.records import Message, StateRecord
 from equipoise.pulsar_cluster.saved_plans import SavedPlan, changes, read_plan
 from equipoise.pulsar_cluster.table import Table
@@ -21,9 +29,19 @@ FINE = Look(BROKERS, "a:8080", Health({}, 100.0, 10, 5.0))
 
 def plan_of(count: int = 4) -> SavedPlan:
     """Return a plan that moves the first bundles from a to b."""
-    moves = tuple(Move(bundle=bundle, source="a:8080", destination="b:8080", reason="too full") for bundle in BUNDLES[:count])
+    moves = tuple(
+        Move(bundle=bundle, source="a:8080", destination="b:8080", reason="too full")
+        for bundle in BUNDLES[:count]
+    )
     versions = {move.bundle: 2 for move in moves}
-    return SavedPlan(source="pulsar://a", made_ms=NOW_MS, leader="a:8080", members=BROKERS, moves=moves, versions=versions)
+    return SavedPlan(
+        source="pulsar://a",
+        made_ms=NOW_MS,
+        leader="a:8080",
+        members=BROKERS,
+        moves=moves,
+        versions=versions,
+    )
 
 
 class Run:
@@ -43,8 +61,17 @@ class Run:
     def due(self) -> list[str]:
         return [move.bundle for move in self.moving.due(self.table.bundles, self.now_ms)]
 
-    def write(self, bundle: str, state: str | None, version: int, to: str | None = None, source: str | None = None) -> None:
-        record = None if state is None else StateRecord(state, to, source, force=False, version=version)
+    def write(
+        self,
+        bundle: str,
+        state: str | None,
+        version: int,
+        to: str | None = None,
+        source: str | None = None,
+    ) -> None:
+        record = (
+            None if state is None else StateRecord(state, to, source, force=False, version=version)
+        )
         message = Message(self.table.offset + 1, "1:1", bundle, self.now_ms, record)
         self.moving.see(self.table.fold(message), self.now_ms)
 
@@ -86,12 +113,23 @@ def test_a_plan_is_carried_out_a_few_moves_at_a_time() -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda run: run.write(BUNDLES[0], "Releasing", 3, None, "a:8080"), f"{BUNDLES[0]} is Releasing at a:8080, version 3 (in the plan"),
-        (lambda run: run.write(BUNDLES[0], None, 0), f"{BUNDLES[0]} has no record any more: it was split or deleted"),
-        (lambda run: run.write(BUNDLES[7], "Releasing", 3, "c:8080", "a:8080"), f"somebody else moves bundles: {BUNDLES[7]} leaves a:8080"),
+        (
+            lambda run: run.write(BUNDLES[0], "Releasing", 3, None, "a:8080"),
+            f"{BUNDLES[0]} is Releasing at a:8080, version 3 (in the plan",
+        ),
+        (
+            lambda run: run.write(BUNDLES[0], None, 0),
+            f"{BUNDLES[0]} has no record any more: it was split or deleted",
+        ),
+        (
+            lambda run: run.write(BUNDLES[7], "Releasing", 3, "c:8080", "a:8080"),
+            f"somebody else moves bundles: {BUNDLES[7]} leaves a:8080",
+        ),
     ],
 )
-def test_a_changed_cluster_stops_a_plan_before_its_first_move(change: Callable[[Run], None], told: str) -> None:
+def test_a_changed_cluster_stops_a_plan_before_its_first_move(
+    change: Callable[[Run], None], told: str
+) -> None:
     run = Run()
     change(run)
     assert run.begin().is_over()
@@ -128,7 +166,10 @@ def test_another_mover_stops_a_plan() -> None:
     run = Run().begin()
     run.due()
     run.write(BUNDLES[7], "Releasing", 3, None, "a:8080")
-    assert f"somebody else moves bundles: {BUNDLES[7]} leaves a:8080 for no broker yet" == run.stopped()
+    assert (
+        f"somebody else moves bundles: {BUNDLES[7]} leaves a:8080 for no broker yet"
+        == run.stopped()
+    )
 
 
 def test_moves_of_pulsars_own_bundles_are_no_other_mover() -> None:
@@ -151,11 +192,18 @@ def test_a_rejected_record_changes_nothing() -> None:
     ("state", "to", "source", "told"),
     [
         ("Splitting", None, "a:8080", "is Splitting at a:8080, although it was to go to b:8080"),
-        ("Releasing", "c:8080", "a:8080", "is Releasing at c:8080, although it was to go to b:8080"),
+        (
+            "Releasing",
+            "c:8080",
+            "a:8080",
+            "is Releasing at c:8080, although it was to go to b:8080",
+        ),
         (None, None, None, "has no record any more, although it was to go to b:8080"),
     ],
 )
-def test_a_move_that_goes_another_way_fails_and_stops_the_plan(state: str | None, to: str | None, source: str | None, told: str) -> None:
+def test_a_move_that_goes_another_way_fails_and_stops_the_plan(
+    state: str | None, to: str | None, source: str | None, told: str
+) -> None:
     run = Run().begin()
     run.due()
     run.write(BUNDLES[0], state, 3, to, source)
@@ -167,7 +215,10 @@ def test_a_waiting_bundle_that_changes_stops_the_plan() -> None:
     run = Run().begin()
     run.due()
     run.write(BUNDLES[3], "Splitting", 3, None, "a:8080")
-    assert f"{BUNDLES[3]} is Splitting at a:8080, version 3 (in the plan: Owned at a:8080, version 2)" == run.stopped()
+    assert (
+        f"{BUNDLES[3]} is Splitting at a:8080, version 3 (in the plan: Owned at a:8080, version 2)"
+        == run.stopped()
+    )
 
 
 def test_a_bundle_that_is_moved_again_stops_the_plan() -> None:
@@ -175,7 +226,10 @@ def test_a_bundle_that_is_moved_again_stops_the_plan() -> None:
     run.due()
     run.arrive(BUNDLES[0])
     run.write(BUNDLES[0], "Releasing", 6, "a:8080", "b:8080")
-    assert f"somebody else moves bundles: {BUNDLES[0]}, which this plan had moved, is Releasing at a:8080" == run.stopped()
+    assert (
+        f"somebody else moves bundles: {BUNDLES[0]}, which this plan had moved, is Releasing at"
+        " a:8080" == run.stopped()
+    )
 
 
 def test_a_refused_request_fails_at_once_and_one_in_doubt_is_awaited() -> None:
@@ -196,7 +250,10 @@ def test_a_move_that_takes_too_long_fails() -> None:
     run.write(BUNDLES[0], "Releasing", 3, "b:8080", "a:8080")
     run.now_ms += 10_000
     run.moving.expire(run.now_ms, run.table.bundles)
-    assert f"{BUNDLES[0]} did not arrive at b:8080 within 10 s: it is Releasing at b:8080" == run.moving.decided[0].text
+    assert (
+        f"{BUNDLES[0]} did not arrive at b:8080 within 10 s: it is Releasing at b:8080"
+        == run.moving.decided[0].text
+    )
     assert run.is_over()
 
 
@@ -204,8 +261,14 @@ def test_a_move_that_takes_too_long_fails() -> None:
     ("health", "told"),
     [
         (Health({"b:8080": 0.9}), "b:8080 uses 90 % of its busiest resource (before: 60 %)"),
-        (Health({}, published=49.0), "clients publish 49 messages/s on the bundles of the plan (before: 100)"),
-        (Health({}, backlog=3_200), "the backlog of the bundles of the plan is 3200 messages (before: 100)"),
+        (
+            Health({}, published=49.0),
+            "clients publish 49 messages/s on the bundles of the plan (before: 100)",
+        ),
+        (
+            Health({}, backlog=3_200),
+            "the backlog of the bundles of the plan is 3200 messages (before: 100)",
+        ),
         (Health({}, latency_ms=111.0), "publishing takes up to 111 ms (before: 10 ms)"),
         (Health({"b:8080": 0.84}, 50.0, 3_100, 110.0), None),
         (Health({"b:8080": 0.74, "c:8080": 1.0}), None),
@@ -226,7 +289,9 @@ def test_what_is_worse_is_named(health: Health, told: str | None) -> None:
         (Health({}, latency_ms=0.1), Health({}, latency_ms=99.0)),
     ],
 )
-def test_a_cluster_with_little_load_does_not_get_worse_by_a_few_messages(before: Health, now: Health) -> None:
+def test_a_cluster_with_little_load_does_not_get_worse_by_a_few_messages(
+    before: Health, now: Health
+) -> None:
     assert why_worse(before, now) is None
 
 
@@ -244,7 +309,10 @@ def test_a_cluster_must_be_worse_twice_in_a_row_to_stop_a_plan() -> None:
     assert BUNDLES[:2] == run.due()
     run.moving.look(bad)
     run.moving.look(bad)
-    assert "the cluster gets worse: clients publish 10 messages/s on the bundles of the plan (before: 100)" == run.stopped()
+    assert (
+        "the cluster gets worse: clients publish 10 messages/s on the bundles of the plan (before:"
+        " 100)" == run.stopped()
+    )
 
 
 def test_a_first_report_during_the_plan_is_what_later_ones_are_compared_with() -> None:
@@ -256,7 +324,11 @@ def test_a_first_report_during_the_plan_is_what_later_ones_are_compared_with() -
 
 def test_the_rate_of_publishing_counts_a_topic_that_moved_from_0() -> None:
     before = {"x": Reading(0, 100, 0), "y": Reading(0, 100, 0)}
-    now = {"x": Reading(2_000_000_000, 140, 0), "y": Reading(2_000_000_000, 20, 0), "new": Reading(2_000_000_000, 999, 0)}
+    now = {
+        "x": Reading(2_000_000_000, 140, 0),
+        "y": Reading(2_000_000_000, 20, 0),
+        "new": Reading(2_000_000_000, 999, 0),
+    }
     assert 30.0 == published_between(before, now)
     assert published_between({}, {}) is None
     assert published_between({}, now) is None
@@ -271,7 +343,23 @@ def test_the_rate_of_a_topic_counts_from_its_own_last_reading() -> None:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["due", "look", "bad", "gone", "leader", "arrive", "release", "split", "drop", "refuse", "doubt", "late", "stop"]),
+        st.sampled_from(
+            [
+                "due",
+                "look",
+                "bad",
+                "gone",
+                "leader",
+                "arrive",
+                "release",
+                "split",
+                "drop",
+                "refuse",
+                "doubt",
+                "late",
+                "stop",
+            ]
+        ),
         st.integers(0, 7),
     ),
     max_size=40,
@@ -286,7 +374,12 @@ def test_whatever_happens_only_moves_of_the_plan_are_requested_once_and_none_aft
     planned = {move.bundle: move for move in run.moving.plan.moves}
     requested = list[str]()
     bad = FINE._replace(health=FINE.health._replace(published=0.0))
-    looks = {"look": FINE, "bad": bad, "gone": FINE._replace(members=BROKERS[1:]), "leader": FINE._replace(leader="b:8080")}
+    looks = {
+        "look": FINE,
+        "bad": bad,
+        "gone": FINE._replace(members=BROKERS[1:]),
+        "leader": FINE._replace(leader="b:8080"),
+    }
     for step, number in steps:
         bundle = BUNDLES[number]
         message = run.table.bundles.get(bundle)
@@ -330,7 +423,15 @@ def test_a_plan_survives_its_file() -> None:
     assert plan == read_plan(plan.text().encode())
 
 
-@pytest.mark.parametrize("change", [("b:8080", "c:8080"), ("0x00000000", "0x00000001"), ('"version": 2', '"version": 3'), ("{", "")])
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("b:8080", "c:8080"),
+        ("0x00000000", "0x00000001"),
+        ('"version": 2', '"version": 3'),
+        ("{", ""),
+    ],
+)
 def test_a_plan_that_was_changed_or_is_none_is_refused(change: tuple[str, str]) -> None:
     with pytest.raises(ValueError, match=r"^it (was changed|is no file)"):
         read_plan(plan_of().text().replace(*change).encode())

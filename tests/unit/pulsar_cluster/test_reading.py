@@ -19,16 +19,32 @@ def read(place: str, key: str = "a") -> Read:
 
 
 class Topic:
-    """A topic as the client reads it: its messages, and those of its compacted part. A compacted reader gets these before newer ones."""
+    """A topic as the client reads it: its messages, and those of its compacted part. A compacted
+    reader gets these before newer ones.
+    """
 
     def __init__(self, plain: list[str], compacted: list[str]) -> None:
         self.plain, self.compacted = plain, compacted
         self.readers: list[Reader] = []
 
-    def reader(self, _client: object, _topic: str, *, after: bytes | None, compacted: bool = False) -> Reader:
-        newer = [place for place in self.plain if not self.compacted or order(place) > order(self.compacted[-1])]
+    def reader(
+        self, _client: object, _topic: str, *, after: bytes | None, compacted: bool = False
+    ) -> Reader:
+        newer = [
+            place
+            for place in self.plain
+            if not self.compacted or order(place) > order(self.compacted[-1])
+        ]
         places = [*self.compacted, *newer] if compacted else self.plain
-        self.readers.append(Reader([read(place) for place in places if after is None or order(place) > order(after.decode())]))
+        self.readers.append(
+            Reader(
+                [
+                    read(place)
+                    for place in places
+                    if after is None or order(place) > order(after.decode())
+                ]
+            )
+        )
         return self.readers[-1]
 
 
@@ -75,14 +91,24 @@ def order(place: str) -> tuple[int, ...]:
     ],
 )
 def test_what_is_read_of_a_compacted_channel(
-    monkeypatch: pytest.MonkeyPatch, plain: list[str], compacted: list[str], after: str | None, expected: list[str]
+    monkeypatch: pytest.MonkeyPatch,
+    plain: list[str],
+    compacted: list[str],
+    after: str | None,
+    expected: list[str],
 ) -> None:
     monkeypatch.setattr(reading, "TopicReader", Topic(plain, compacted).reader)
-    found = read_channel(None, after=None if after is None else after.encode(), deadline=Deadline.after(timeout_ms=1_000))
+    found = read_channel(
+        None,
+        after=None if after is None else after.encode(),
+        deadline=Deadline.after(timeout_ms=1_000),
+    )
     assert expected == [("!" if each.begins_anew else "") + each.message_id for each in found]
 
 
-def test_the_end_is_asked_for_only_when_no_message_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_is_asked_for_only_when_no_message_is_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The question costs more than a message."""
     topic = Topic([f"0:{number}" for number in range(100)], [])
     monkeypatch.setattr(reading, "TopicReader", topic.reader)
@@ -91,7 +117,9 @@ def test_the_end_is_asked_for_only_when_no_message_is_ready(monkeypatch: pytest.
 
 
 def test_the_end_of_a_topic_that_never_pauses_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a storm of unloads, a message follows another. What was there is read, and the command ends."""
+    """In a storm of unloads, a message follows another. What was there is read, and the command
+    ends.
+    """
 
     class Storm(Reader):
         def at_end(self) -> bool:
@@ -105,7 +133,9 @@ def test_the_end_of_a_topic_that_never_pauses_is_found(monkeypatch: pytest.Monke
     storms = [Storm([]), Reader([])]
     monkeypatch.setattr(reading, "_ASK_MS", 1)
     monkeypatch.setattr(reading, "TopicReader", lambda *_args, **_options: storms.pop(0))
-    assert ["0:0"] == [each.message_id for each in read_channel(None, deadline=Deadline.after(timeout_ms=60_000))][:1]
+    assert ["0:0"] == [
+        each.message_id for each in read_channel(None, deadline=Deadline.after(timeout_ms=60_000))
+    ][:1]
 
 
 def test_a_channel_that_is_not_read_in_time_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,30 +146,54 @@ def test_a_channel_that_is_not_read_in_time_is_an_error(monkeypatch: pytest.Monk
 
 def test_a_cluster_that_cannot_be_reached_is_told_at_once() -> None:
     """The client itself tries for half a minute. One broker of the URL is enough."""
-    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_server(("127.0.0.1", 0)) as closed:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_server(("127.0.0.1", 0)) as closed,
+    ):
         open_port, closed_port = listening.getsockname()[1], closed.getsockname()[1]
         closed.close()
-        wanted = rf"no broker of pulsar://127.0.0.1:{closed_port} can be reached \(127.0.0.1:{closed_port}: Connection refused\); check the"
-        with pytest.raises(PeerError, match=wanted), connected(Address(service_url=f"pulsar://127.0.0.1:{closed_port}")):
+        wanted = (
+            rf"no broker of pulsar://127.0.0.1:{closed_port} can be reached"
+            rf" \(127.0.0.1:{closed_port}: Connection refused\); check the"
+        )
+        with (
+            pytest.raises(PeerError, match=wanted),
+            connected(Address(service_url=f"pulsar://127.0.0.1:{closed_port}")),
+        ):
             pass
-        with connected(Address(service_url=f"pulsar://127.0.0.1:{closed_port},127.0.0.1:{open_port}")):
+        with connected(
+            Address(service_url=f"pulsar://127.0.0.1:{closed_port},127.0.0.1:{open_port}")
+        ):
             pass
 
 
-@pytest.mark.parametrize("url", ["http://broker:8080", "pulsar://BROKER:PORT", "kafka://broker:9092/x", ""])
+@pytest.mark.parametrize(
+    "url", ["http://broker:8080", "pulsar://BROKER:PORT", "kafka://broker:9092/x", ""]
+)
 def test_another_url_is_refused(url: str) -> None:
-    with pytest.raises(CallerError, match="is not the service URL of a Pulsar cluster"), connected(Address(service_url=url)):
+    with (
+        pytest.raises(CallerError, match="is not the service URL of a Pulsar cluster"),
+        connected(Address(service_url=url)),
+    ):
         pass
 
 
 @pytest.mark.parametrize(
-    "who", [NOBODY, Credentials(token=lambda: "abc"), Credentials(password=("me", "x")), Credentials(certificate=("c", "k"), is_role=True)]
+    "who",
+    [
+        NOBODY,
+        Credentials(token=lambda: "abc"),
+        Credentials(password=("me", "x")),
+        Credentials(certificate=("c", "k"), is_role=True),
+    ],
 )
 @pytest.mark.parametrize("scheme", ["pulsar", "pulsar+ssl"])
 def test_the_client_is_given_who_asks(who: Credentials, scheme: str) -> None:
     """It reads its files when it connects."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        address = Address(service_url=f"{scheme}://127.0.0.1:{listening.getsockname()[1]}", credentials=who)
+        address = Address(
+            service_url=f"{scheme}://127.0.0.1:{listening.getsockname()[1]}", credentials=who
+        )
         with connected(address) as client:
             assert client is not None
 
@@ -148,7 +202,10 @@ def test_a_token_that_is_gone_is_an_error_before_anything_is_asked(tmp_path: Pat
     (tmp_path / "token").write_text("abc")
     who = with_files(NOBODY, tmp_path / "token", None)
     (tmp_path / "token").unlink()
-    with pytest.raises(OperatorError, match="check --token-file"), connected(Address(service_url="pulsar://127.0.0.1:1", credentials=who)):
+    with (
+        pytest.raises(OperatorError, match="check --token-file"),
+        connected(Address(service_url="pulsar://127.0.0.1:1", credentials=who)),
+    ):
         pass
 
 

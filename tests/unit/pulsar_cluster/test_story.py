@@ -26,13 +26,17 @@ URL = "pulsar://127.0.0.1:6650"
 
 def messages(written: Written) -> list[Message]:
     return [
-        message_of((offset, read.message_id, read.key, read.published_ms, read.value, read.producer))
+        message_of(
+            (offset, read.message_id, read.key, read.published_ms, read.value, read.producer)
+        )
         for offset, read in enumerate(written.reads)
     ]
 
 
 def told(written: Written, bundle: str = BUNDLE) -> list[str]:
-    return [" | ".join(text) for _, text in story_of(messages(written), parse_bundle(bundle), Writers())]
+    return [
+        " | ".join(text) for _, text in story_of(messages(written), parse_bundle(bundle), Writers())
+    ]
 
 
 def audited(written: Written, *, now_ms: int = 0) -> Result:
@@ -76,7 +80,8 @@ def test_the_story_of_a_child_begins_with_its_parent() -> None:
     child = f"public/default/{LEFT}"
     assert len(told(a_life())) - 1 == len(told(a_life(), child))
     assert [child] == overlapping(
-        [child, f"public/default/{RIGHT}", "other/default/0x00000000_0xffffffff", "no bundle"], parse_bundle(child)
+        [child, f"public/default/{RIGHT}", "other/default/0x00000000_0xffffffff", "no bundle"],
+        parse_bundle(child),
     )
 
 
@@ -86,11 +91,16 @@ def test_a_rejected_record_says_why() -> None:
     written.add(BUNDLE, "a:80", "Assigning", to="a:80", version=1)
     written.add(BUNDLE, "b:80", "Assigning", to="b:80", version=1)
     assert told(written)[1].endswith(
-        "to b:80  rejected: old version | old version: the bundle had version 1 at offset 0; another writer was first"
+        "to b:80  rejected: old version | old version: the bundle had version 1 at offset 0;"
+        " another writer was first"
     )
     changes = [change for change, _ in story_of(messages(written), parse_bundle(BUNDLE), Writers())]
     document = as_document(changes[1], Writers())
-    assert (False, "old version", 1) == (document["accepted"], document["reason"], document["offset"])
+    assert (False, "old version", 1) == (
+        document["accepted"],
+        document["reason"],
+        document["offset"],
+    )
 
 
 def test_hostile_text_cannot_leave_its_line() -> None:
@@ -103,7 +113,10 @@ def test_a_forced_record_names_the_broker_that_is_gone() -> None:
     written = Written()
     written.assign(BUNDLE, "a:80")
     written.add(BUNDLE, "leader:80", "Owned", to="b:80", source="a:80", force=True)
-    assert "forced: the leader took it from a:80, which was gone or did not finish in time" in told(written)[2]
+    assert (
+        "forced: the leader took it from a:80, which was gone or did not finish in time"
+        in told(written)[2]
+    )
 
 
 def test_a_healthy_channel_is_in_order() -> None:
@@ -114,9 +127,17 @@ def test_a_healthy_channel_is_in_order() -> None:
     assert result.in_order
     assert (1, 1, {"old version": 1}) == (result.splits, result.lost_races, dict(result.rejected))
     assert (1, 2 * SECOND_MS) == (result.transfers.number, result.transfers.max)
-    # When it was placed, in the transfer, and when it was placed again, each for a second. While it was free, nobody waited.
+    # When it was placed, in the transfer, and when it was placed again, each for a second. While it
+    # was free, nobody waited.
     assert (3, SECOND_MS) == (result.without_owner.number, result.without_owner.max)
-    assert {"Assigning", "Free", "Owned", "Releasing", "Splitting", "Deleted"} <= result.in_state.keys()
+    assert {
+        "Assigning",
+        "Free",
+        "Owned",
+        "Releasing",
+        "Splitting",
+        "Deleted",
+    } <= result.in_state.keys()
 
 
 def test_a_bundle_that_nobody_took_is_named() -> None:
@@ -170,7 +191,9 @@ def test_a_second_owner_is_found() -> None:
     written.add(BUNDLE, "b:80", "Owned", to="b:80", version=9)
     result = audited(written)
     assert [Kind.SECOND_OWNER] == [finding.kind for finding in result.findings]
-    assert "b:80 owns it (Owned, version 9), and a:80 has not released it" == result.findings[0].text
+    assert (
+        "b:80 owns it (Owned, version 9), and a:80 has not released it" == result.findings[0].text
+    )
 
 
 def test_a_parent_that_comes_back_after_its_split_is_found() -> None:
@@ -260,7 +283,9 @@ def test_what_is_unreadable_and_states_of_the_future_are_found() -> None:
 
 
 def test_an_archive_keeps_everything_and_goes_on_exactly(tmp_path: Path) -> None:
-    """The position moves in the transaction of the messages. Reports and members are kept beside them."""
+    """The position moves in the transaction of the messages. Reports and members are kept beside
+    them.
+    """
     path, written = tmp_path / "pulsar.db", a_life()
     with open_archive(path, create_for=URL) as archive:
         assert (None, -1) == (archive.position, archive.end)
@@ -278,12 +303,16 @@ def test_an_archive_keeps_everything_and_goes_on_exactly(tmp_path: Path) -> None
         names = archive.bundles("public/default")
         assert {BUNDLE, f"public/default/{LEFT}", f"public/default/{RIGHT}"} == set(names)
         assert messages(written) == list(archive.messages_of(names))
-        assert [Report(7, "loadbalancer-broker-load-data", "a:80", b"{}")] == list(archive.reports())
+        assert [Report(7, "loadbalancer-broker-load-data", "a:80", b"{}")] == list(
+            archive.reports()
+        )
         assert Members(8, "a:80", ("a:80", "b:80")) == archive.members()
 
 
 def test_what_was_lost_between_two_recordings_is_no_gap(tmp_path: Path) -> None:
-    """Pulsar compacted its channel meanwhile. All that its brokers hold follows again, and bundles that do not follow are gone."""
+    """Pulsar compacted its channel meanwhile. All that its brokers hold follows again, and bundles
+    that do not follow are gone.
+    """
     other, written = "public/other/0x00000000_0xffffffff", Written()
     written.assign(BUNDLE, "a:80")
     written.assign(other, "a:80")
@@ -300,11 +329,15 @@ def test_what_was_lost_between_two_recordings_is_no_gap(tmp_path: Path) -> None:
             audit.see(table.fold(message))
         result = audit.result()
         assert ([BUNDLE], 1, True) == (list(table.bundles), result.losses, result.in_order)
-        of_bundle = [" | ".join(text) for _, text in story_of(archive.messages_of([BUNDLE]), parse_bundle(BUNDLE), Writers())]
+        of_bundle = [
+            " | ".join(text)
+            for _, text in story_of(archive.messages_of([BUNDLE]), parse_bundle(BUNDLE), Writers())
+        ]
         assert "messages before this one are lost" in of_bundle[2]
         assert ["own", "transfer", "closed", "own"] == [line.split()[0] for line in of_bundle[2:]]
         assert ["assign", "own", "forget"] == [
-            text[0].split()[0] for _, text in story_of(archive.messages_of([other]), parse_bundle(other), Writers())
+            text[0].split()[0]
+            for _, text in story_of(archive.messages_of([other]), parse_bundle(other), Writers())
         ]
         assert [4] == [offset for offset, _ in archive.beginnings()]
 
@@ -314,12 +347,17 @@ def test_two_recorders_of_one_archive_are_refused(tmp_path: Path) -> None:
     with open_archive(path, create_for=URL) as archive, open_archive(path) as read:
         archive.append(a_life().reads)
         assert 14 == len(list(read.messages()))
-        with pytest.raises(PeerError, match="another `equipoise pulsar record` writes"), open_archive(path, create_for=URL):
+        with (
+            pytest.raises(PeerError, match="another `equipoise pulsar record` writes"),
+            open_archive(path, create_for=URL),
+        ):
             pass
 
 
 @pytest.mark.parametrize("script", ["PRAGMA journal_mode = WAL", ""])
-def test_a_recorder_that_was_killed_at_its_start_may_begin_again(tmp_path: Path, script: str) -> None:
+def test_a_recorder_that_was_killed_at_its_start_may_begin_again(
+    tmp_path: Path, script: str
+) -> None:
     path = tmp_path / "pulsar.db"
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute(script)
@@ -334,7 +372,9 @@ def test_a_follower_of_an_archive_misses_nothing(tmp_path: Path) -> None:
     path, written = tmp_path / "pulsar.db", a_life()
     with open_archive(path, create_for=URL) as archive:
         archive.append(written.reads[:5])
-        with opened(Address(service_url=str(path)), deadline=Deadline.after(timeout_ms=1_000)) as history:
+        with opened(
+            Address(service_url=str(path)), deadline=Deadline.after(timeout_ms=1_000)
+        ) as history:
             assert 5 == len(list(history.messages()))
             archive.append(written.reads[5:7])
             assert [5, 6] == [message.offset for message in itertools.islice(history.news(), 2)]
@@ -346,11 +386,16 @@ def test_an_archive_follows_one_cluster(tmp_path: Path) -> None:
         pass
     with open_archive(path, create_for=URL):
         pass
-    with pytest.raises(CallerError, match="holds the cluster at pulsar://127"), open_archive(path, create_for="pulsar://elsewhere:6650"):
+    with (
+        pytest.raises(CallerError, match="holds the cluster at pulsar://127"),
+        open_archive(path, create_for="pulsar://elsewhere:6650"),
+    ):
         pass
 
 
-@pytest.mark.parametrize("content", [b"not a database at all, but long enough to be read as one" * 20])
+@pytest.mark.parametrize(
+    "content", [b"not a database at all, but long enough to be read as one" * 20]
+)
 def test_another_file_is_no_archive(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "pulsar.db"
     path.write_bytes(content)
@@ -365,4 +410,6 @@ def test_the_table_is_described_as_rows() -> None:
         table.fold(message)
     document = table_document(table)
     assert [{"broker": "a:80", "bundles": 2, "incoming": 0}] == document["brokers"]
-    assert [{"namespace": "public/default", "bundles": 2, "owned": 2, "moving": 0, "free": 0}] == document["namespaces"]
+    assert [
+        {"namespace": "public/default", "bundles": 2, "owned": 2, "moving": 0, "free": 0}
+    ] == document["namespaces"]

@@ -7,14 +7,24 @@ import json
 import pytest
 
 from equipoise.pulsar_cluster.conflicts import TRANSITIONS, Rejection, Storage, rejection_of
-from equipoise.pulsar_cluster.records import STATES, InvalidStateRecord, Message, StateRecord, message_of, parse_record
+from equipoise.pulsar_cluster.records import (
+    STATES,
+    InvalidStateRecord,
+    Message,
+    StateRecord,
+    message_of,
+    parse_record,
+)
 from equipoise.pulsar_cluster.table import Table, is_of_system, server_of
 
 BUNDLE = "public/default/0x00000000_0x40000000"
 
 
 def value(**fields: object) -> bytes:
-    return json.dumps({"state": "Owned", "dstBroker": "a:80", "force": False, "timestamp": 5, "versionId": 2} | fields).encode()
+    return json.dumps(
+        {"state": "Owned", "dstBroker": "a:80", "force": False, "timestamp": 5, "versionId": 2}
+        | fields
+    ).encode()
 
 
 def message(offset: int, published_ms: int, value: bytes | None) -> Message:
@@ -23,14 +33,18 @@ def message(offset: int, published_ms: int, value: bytes | None) -> Message:
 
 def test_a_record_of_pulsar_4_0_8_is_read() -> None:
     """The fields are those that a real cluster wrote."""
-    assert StateRecord("Owned", "127.0.0.1:27681", None, force=False, version=2, timestamp_ms=1795445173677) == parse_record(
+    assert StateRecord(
+        "Owned", "127.0.0.1:27681", None, force=False, version=2, timestamp_ms=1795445173677
+    ) == parse_record(
         b'{"state":"Owned","dstBroker":"127.0.0.1:27681","force":false,"timestamp":1795445173677,"versionId":2}'
     )
 
 
 def test_a_split_names_its_children_in_order() -> None:
     """Pulsar's writer gives each child an empty destination."""
-    record = parse_record(value(state="Splitting", splitServiceUnitToDestBroker={"0x0_0x1": None, "0x1_0x2": None}))
+    record = parse_record(
+        value(state="Splitting", splitServiceUnitToDestBroker={"0x0_0x1": None, "0x1_0x2": None})
+    )
     assert ("0x0_0x1", "0x1_0x2") == record.children
 
 
@@ -57,7 +71,10 @@ def test_a_blank_broker_is_none() -> None:
         (value(versionId=True), "its versionId is not a 64-bit integer: True"),
         (value(timestamp="now"), "its timestamp is not an integer"),
         (value(dstBroker=7), "its dstBroker is not a text: 7"),
-        (value(splitServiceUnitToDestBroker=[1]), "its splitServiceUnitToDestBroker is not an object"),
+        (
+            value(splitServiceUnitToDestBroker=[1]),
+            "its splitServiceUnitToDestBroker is not an object",
+        ),
     ],
 )
 def test_what_is_not_a_record_is_told(bad: bytes, told: str) -> None:
@@ -94,7 +111,14 @@ def test_an_unreadable_message_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "expected"), [("Owned", "d:1"), ("Releasing", "s:1"), ("Splitting", "s:1"), ("Assigning", None), ("Free", None)]
+    ("state", "expected"),
+    [
+        ("Owned", "d:1"),
+        ("Releasing", "s:1"),
+        ("Splitting", "s:1"),
+        ("Assigning", None),
+        ("Free", None),
+    ],
 )
 def test_who_serves_a_bundle(state: str, expected: str | None) -> None:
     """A broker serves until it has closed the topics, and again from owned on."""
@@ -112,7 +136,9 @@ def test_the_states_of_both_storages_are_known() -> None:
 def test_the_metadata_store_accepts_no_gap() -> None:
     """Each of its bundles has one value, so a gap shows a lost update."""
     owned = StateRecord("Owned", "a:80", None, force=False, version=9)
-    assert Rejection.VERSION_GAP is rejection_of(owned, owned._replace(version=11), Storage.METADATA_STORE)
+    assert Rejection.VERSION_GAP is rejection_of(
+        owned, owned._replace(version=11), Storage.METADATA_STORE
+    )
     assert Rejection.VERSION_GAP is rejection_of(None, owned, Storage.METADATA_STORE)
     assert rejection_of(owned, owned._replace(version=11)) is None
 

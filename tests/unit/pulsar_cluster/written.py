@@ -1,4 +1,6 @@
-"""Messages as the brokers of a Pulsar cluster write them, for the tests of the channel's readers."""
+"""Messages as the brokers of a Pulsar cluster write them, for the tests of the channel's
+readers.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,21 @@ SECOND_MS = 1_000
 
 
 class Written:
-    """A channel, message by message. Each step is a second after the one before it, unless `wait_ms` says otherwise."""
+    """A channel, message by message. Each step is a second after the one before it, unless
+    `wait_ms` says otherwise.
+    """
 
     def __init__(self) -> None:
         self.reads: list[Read] = []
         self.now_ms = 1_795_445_173_000
         self.versions: dict[str, int] = {}
 
-    def add(self, bundle: str, by: str, state: str | None, wait_ms: int = SECOND_MS, **fields: object) -> None:
-        """Add one message: `to`, `source`, and any other field of the record. The version follows the one before, unless it is given."""
+    def add(
+        self, bundle: str, by: str, state: str | None, wait_ms: int = SECOND_MS, **fields: object
+    ) -> None:
+        """Add one message: `to`, `source`, and any other field of the record. The version follows
+        the one before, unless it is given.
+        """
         self.now_ms += wait_ms
         value = None
         if state is None:
@@ -29,18 +37,34 @@ class Written:
             version = fields.pop("version", self.versions.get(bundle, 0) + 1)
             assert isinstance(version, int)
             self.versions[bundle] = max(version, self.versions.get(bundle, 0))
-            names = {"dstBroker": fields.pop("to", None), "sourceBroker": fields.pop("source", None)}
-            document = {"state": state, "force": False, "timestamp": self.now_ms, "versionId": version, **names, **fields}
-            value = json.dumps({name: each for name, each in document.items() if each is not None}).encode()
+            names = {
+                "dstBroker": fields.pop("to", None),
+                "sourceBroker": fields.pop("source", None),
+            }
+            document = {
+                "state": state,
+                "force": False,
+                "timestamp": self.now_ms,
+                "versionId": version,
+                **names,
+                **fields,
+            }
+            value = json.dumps(
+                {name: each for name, each in document.items() if each is not None}
+            ).encode()
         entry = len(self.reads)
-        self.reads.append(Read(f"7:{entry}", str(entry).encode(), bundle, f"producer-{by}", self.now_ms, value))
+        self.reads.append(
+            Read(f"7:{entry}", str(entry).encode(), bundle, f"producer-{by}", self.now_ms, value)
+        )
 
     def assign(self, bundle: str, to: str, by: str | None = None) -> None:
         """A lookup: a broker chooses an owner, which takes the bundle."""
         self.add(bundle, by or to, "Assigning", to=to)
         self.add(bundle, to, "Owned", to=to)
 
-    def transfer(self, bundle: str, source: str, to: str, by: str = "leader:80", wait_ms: int = SECOND_MS) -> None:
+    def transfer(
+        self, bundle: str, source: str, to: str, by: str = "leader:80", wait_ms: int = SECOND_MS
+    ) -> None:
         """A move with a destination."""
         self.add(bundle, by, "Releasing", to=to, source=source)
         self.add(bundle, source, "Assigning", wait_ms, to=to, source=source)
@@ -48,7 +72,13 @@ class Written:
 
     def split(self, bundle: str, owner: str, *children: str) -> None:
         """The owner splits a bundle into children."""
-        self.add(bundle, owner, "Splitting", source=owner, splitServiceUnitToDestBroker=dict.fromkeys(children))
+        self.add(
+            bundle,
+            owner,
+            "Splitting",
+            source=owner,
+            splitServiceUnitToDestBroker=dict.fromkeys(children),
+        )
         for child in children:
             self.add(f"{bundle.rpartition('/')[0]}/{child}", owner, "Owned", to=owner)
         self.add(bundle, owner, "Deleted", source=owner)

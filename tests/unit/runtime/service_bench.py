@@ -40,12 +40,16 @@ class Plain(Service):
         self.given = handover
         await self.opening()
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None:
         self.closed.append((bundle.name, moved_to, deadline.remaining_ms()))
         await self.closing()
         return self.leaves  # type: ignore[return-value]  # what a user's code may do
 
-    async def split_points(self, bundle: Bundle, algorithm: str, positions: Sequence[int] | None) -> Sequence[int]:
+    async def split_points(
+        self, bundle: Bundle, algorithm: str, positions: Sequence[int] | None
+    ) -> Sequence[int]:
         return self.cuts  # type: ignore[return-value]  # as above
 
 
@@ -87,7 +91,12 @@ class Bench:
     """A runner with one service, its events, and the reasons for which it ended the process."""
 
     def __init__(
-        self, pattern: str = "*", *, service: Odd | None = None, serves_peers: bool = True, fetch_spilled: FetchSpilled = fetch_over_http
+        self,
+        pattern: str = "*",
+        *,
+        service: Odd | None = None,
+        serves_peers: bool = True,
+        fetch_spilled: FetchSpilled = fetch_over_http,
     ) -> None:
         self.ended: list[str] = []
         self.events: list[Event] = []
@@ -108,13 +117,28 @@ class Bench:
         return self.service
 
     def open(
-        self, token: int, *, low: int = 0, high: int = HASH_MAX, handover: bytes | None = None, source: BrokerEntry | None = None
+        self,
+        token: int,
+        *,
+        low: int = 0,
+        high: int = HASH_MAX,
+        handover: bytes | None = None,
+        source: BrokerEntry | None = None,
     ) -> Handle:
         """Open a bundle under a token."""
         lease = Lease(incarnation=1, skew_max_ms=1_000)
         bundle = bundle_name(NAMESPACE, low, high)
-        handle = Handle(bundle=bundle, namespace=NAMESPACE, low=low, high=high, token=token, lease=lease)
-        self.runner.carry_out(Open(handle=handle, source=source, handover=handover, deadline_ms=SystemClock().now().boot_ms + 60_000))
+        handle = Handle(
+            bundle=bundle, namespace=NAMESPACE, low=low, high=high, token=token, lease=lease
+        )
+        self.runner.carry_out(
+            Open(
+                handle=handle,
+                source=source,
+                handover=handover,
+                deadline_ms=SystemClock().now().boot_ms + 60_000,
+            )
+        )
         return handle
 
 
@@ -134,7 +158,9 @@ async def settled() -> None:
 
 
 class Warming(Odd):
-    """A service that notes the begin and end of each preparation and discarding. `waits` holds them up."""
+    """A service that notes the begin and end of each preparation and discarding. `waits` holds them
+    up.
+    """
 
     def __init__(self) -> None:
         super().__init__()

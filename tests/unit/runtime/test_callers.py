@@ -67,7 +67,10 @@ async def test_waiters_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WAITERS_MAX", 2)
     view = View()
     waiting = Waiting(lambda: view, broker="b")
-    waiters = [asyncio.ensure_future(waiting.until(offset_of, timeout_ms=LONG_MS, what="it")) for _ in range(2)]
+    waiters = [
+        asyncio.ensure_future(waiting.until(offset_of, timeout_ms=LONG_MS, what="it"))
+        for _ in range(2)
+    ]
     await asyncio.sleep(0)
     with pytest.raises(Overloaded, match="queue of callers at broker b is full: it holds 2"):
         await waiting.until(offset_of, timeout_ms=LONG_MS, what="it")
@@ -97,10 +100,14 @@ class Bundle:
         return self.owner
 
     async def wait_here(self, *, timeout_ms: int = LONG_MS, line: Line = LINE) -> str:
-        return await self.waiting.until(self.look, timeout_ms=timeout_ms, what="an owner", line=line)
+        return await self.waiting.until(
+            self.look, timeout_ms=timeout_ms, what="an owner", line=line
+        )
 
     def wait(self, *, timeout_ms: int = LONG_MS, line: Line = LINE) -> asyncio.Task[str]:
-        return asyncio.get_running_loop().create_task(self.wait_here(timeout_ms=timeout_ms, line=line))
+        return asyncio.get_running_loop().create_task(
+            self.wait_here(timeout_ms=timeout_ms, line=line)
+        )
 
     def open(self) -> None:
         self.owner = "here"
@@ -118,7 +125,9 @@ async def turns(number: int) -> None:
 
 async def test_a_change_costs_one_look_for_each_line() -> None:
     bundle = Bundle()
-    waits = [bundle.wait() for _ in range(3)] + [bundle.wait(line=Line("another", 3)) for _ in range(3)]
+    waits = [bundle.wait() for _ in range(3)] + [
+        bundle.wait(line=Line("another", 3)) for _ in range(3)
+    ]
     await turns(3)
     looked = bundle.looks
     bundle.waiting.changed()
@@ -142,12 +151,16 @@ async def test_the_callers_of_a_line_go_on_in_order_and_other_work_is_done_betwe
 
 
 async def test_a_line_is_bounded_and_so_are_all_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whose caller has gone, whose time is over, or who was cancelled makes room, and does not keep the others waiting."""
+    """One whose caller has gone, whose time is over, or who was cancelled makes room, and does not
+    keep the others waiting.
+    """
     monkeypatch.setattr(module, "HELD_MAX", 5)
     bundle, other = Bundle(), Line("calls of another bundle", 3)
     first, second, third = bundle.wait(), bundle.wait(timeout_ms=1), bundle.wait()
     await turns(2)
-    with pytest.raises(Overloaded, match="the queue for calls of a bundle at broker b is full: it holds 3"):
+    with pytest.raises(
+        Overloaded, match="the queue for calls of a bundle at broker b is full: it holds 3"
+    ):
         await bundle.wait()
     with pytest.raises(DeadlineExceeded, match="an owner"):
         await second
@@ -217,7 +230,9 @@ class Agent:
         self.asked.append(requested)
         if self._reasons:
             verdict = Verdict(reason=self._reasons.pop(0))
-            self.requests.answer(Answered(ticket=requested.ticket, offset=10 + len(self.asked), verdict=verdict))
+            self.requests.answer(
+                Answered(ticket=requested.ticket, offset=10 + len(self.asked), verdict=verdict)
+            )
 
 
 async def test_a_lost_race_is_retried_a_few_times() -> None:
@@ -238,7 +253,9 @@ async def test_the_end_of_a_broker_ends_its_requests() -> None:
     pending = asyncio.ensure_future(agent.requests.request(INTENT, timeout_ms=LONG_MS))
     await asyncio.sleep(0)
     agent.requests.end(end)
-    with pytest.raises(OutcomeUnknown, match="broker b ended before it was read back: rust") as unknown:
+    with pytest.raises(
+        OutcomeUnknown, match="broker b ended before it was read back: rust"
+    ) as unknown:
         await pending
     assert ("t/n", end) == (unknown.value.subject, unknown.value.__cause__)
     with pytest.raises(WorkerEnded) as caught:
@@ -250,7 +267,9 @@ async def test_an_answer_before_the_end_counts() -> None:
     agent = Agent()
     pending = asyncio.ensure_future(agent.requests.request(INTENT, timeout_ms=LONG_MS))
     await asyncio.sleep(0)
-    agent.requests.answer(Answered(ticket=agent.asked[0].ticket, offset=7, verdict=Verdict(reason=None)))
+    agent.requests.answer(
+        Answered(ticket=agent.asked[0].ticket, offset=7, verdict=Verdict(reason=None))
+    )
     agent.requests.end(WorkerEnded(broker="b", problem="rust"))
     assert 7 == await pending
 
@@ -267,7 +286,9 @@ async def test_a_lost_race_is_not_retried_after_the_deadline() -> None:
     assert (Reason.STALE, 11, 1) == (caught.value.reason, caught.value.offset, len(agent.asked))
 
 
-async def test_requests_are_bounded_and_end_at_their_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_are_bounded_and_end_at_their_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "REQUESTS_MAX", 1)
     agent = Agent()
     waiting = asyncio.ensure_future(agent.requests.request(INTENT, timeout_ms=20))

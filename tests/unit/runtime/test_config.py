@@ -16,14 +16,21 @@ from equipoise.brokers.http import app
 from equipoise.brokers.pulsar import server
 from equipoise.brokers.pulsar.settings import Settings as PulsarSettings
 from equipoise.brokers.runtime import service_runner, worker
-from equipoise.brokers.runtime.config import ENDING_MS, SECRET_VARIABLES, SETTLE_MS_MAX, WorkerConfig
+from equipoise.brokers.runtime.config import (
+    ENDING_MS,
+    SECRET_VARIABLES,
+    SETTLE_MS_MAX,
+    WorkerConfig,
+)
 from equipoise.brokers.runtime.observations import evidence
 from equipoise.channel.core.errors import EquipoiseError
 
 
 def config(**settings: object) -> WorkerConfig:
     """Return settings with these and the required ones."""
-    return WorkerConfig.model_validate({"log_url": "sqlite:channel.db", "data_dir": "broker-0", **settings})
+    return WorkerConfig.model_validate(
+        {"log_url": "sqlite:channel.db", "data_dir": "broker-0", **settings}
+    )
 
 
 def problem(**settings: object) -> str:
@@ -40,7 +47,14 @@ def test_defaults_are_safe_and_local() -> None:
 
 
 def test_durations_reach_the_timing() -> None:
-    durations = {"lease_ms": 15_000, "renew_ms": 3_000, "margin_ms": 1_000, "round_trip_ms": 300, "reconnect_ms": 900, "stall_ms": 500}
+    durations = {
+        "lease_ms": 15_000,
+        "renew_ms": 3_000,
+        "margin_ms": 1_000,
+        "round_trip_ms": 300,
+        "reconnect_ms": 900,
+        "stall_ms": 500,
+    }
     deadlines = {"prepare_ms": 1, "open_ms": 2, "close_ms": 3, "clock_rate_error_ppm": 4}
     assert Timing(**durations, **deadlines) == config(**durations, **deadlines).timing()
 
@@ -48,15 +62,23 @@ def test_durations_reach_the_timing() -> None:
 def test_durations_depend_on_the_kind_of_log() -> None:
     kafka = "kafka://one:9092,two:9092/channel"
     assert timing_of(kafka) == config(log_url=kafka).timing()
-    assert replace(timing_of(kafka), lease_ms=20_000) == config(log_url=kafka, lease_ms=20_000).timing()
+    assert (
+        replace(timing_of(kafka), lease_ms=20_000)
+        == config(log_url=kafka, lease_ms=20_000).timing()
+    )
 
 
 def test_a_lease_shorter_than_kafkas_failover_is_refused() -> None:
     """Unless `failover_ms` is set shorter."""
     kafka = "kafka://localhost:9092/channel"
-    with pytest.raises(InvalidConfig, match=r"lease_ms is 9000 ms, .* at least 14750 \(renewal \+ failover_ms"):
+    with pytest.raises(
+        InvalidConfig, match=r"lease_ms is 9000 ms, .* at least 14750 \(renewal \+ failover_ms"
+    ):
         config(log_url=kafka, lease_ms=9_000)
-    assert 9_000 == config(log_url=kafka, lease_ms=9_000, failover_ms=4_000, reconnect_ms=2_500).lease_ms
+    assert (
+        9_000
+        == config(log_url=kafka, lease_ms=9_000, failover_ms=4_000, reconnect_ms=2_500).lease_ms
+    )
 
 
 def test_settings_of_balancing_derive_from_the_brokers_until_they_are_set() -> None:
@@ -69,20 +91,37 @@ def test_settings_of_balancing_derive_from_the_brokers_until_they_are_set() -> N
         plain.reports.sample_interval_ms,
     )
     assert config().base_settings == BalancingSettings()
-    given = {"balancing": {"balancing.rest_ms": 5, "limits.sessions_max": None}, "balancing.enabled": "true", "transfer.transfer": False}
+    given = {
+        "balancing": {"balancing.rest_ms": 5, "limits.sessions_max": None},
+        "balancing.enabled": "true",
+        "transfer.transfer": False,
+    }
     settings = config(balance=False, balance_interval_ms=900, **given).base_settings
-    assert (True, 900, 5) == (settings.balancing.enabled, settings.balancing.shed_interval_ms, settings.balancing.rest_ms)
+    assert (True, 900, 5) == (
+        settings.balancing.enabled,
+        settings.balancing.shed_interval_ms,
+        settings.balancing.rest_ms,
+    )
     assert (None, False) == (settings.limits.sessions_max, settings.transfer.transfer)
 
 
 def test_all_invalid_settings_of_balancing_are_reported() -> None:
     """Each with the expected value, or the nearest name."""
-    text = problem(**{"balanced.moves_max": "0", "balanced.move_max": "1", "balancing.shedder": "Mine", "x.y": 1})
+    text = problem(
+        **{
+            "balanced.moves_max": "0",
+            "balanced.move_max": "1",
+            "balancing.shedder": "Mine",
+            "x.y": 1,
+        }
+    )
     assert "balanced.moves_max: it must be an integer, at least 1" in text
     assert "balanced.move_max: there is no such setting; there is balanced.moves_max" in text
     assert "balancing.shedder: it must be one of BalancedShedder" in text
     assert "x.y: there is no such setting;" in text
-    assert "balancing: it must be a valid dictionary" in problem(**{"balancing": "on", "balanced.moves_max": 1})
+    assert "balancing: it must be a valid dictionary" in problem(
+        **{"balancing": "on", "balanced.moves_max": 1}
+    )
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "localhost", "LocalHost."])
@@ -90,20 +129,37 @@ def test_loopback_needs_no_permission(host: str) -> None:
     assert host == config(host=host).host
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "broker.example", "localhost.example"])
+@pytest.mark.parametrize(
+    "host", ["192.0.2.1", "2001:db8::1", "broker.example", "localhost.example"]
+)
 def test_other_addresses_need_insecure(host: str) -> None:
     assert "can be reached" in problem(host=host)
     encrypted = {"tls_certificate": "b.pem", "tls_key": "b.key"}
     assert "can be reached" in problem(host=host, **encrypted)
-    assert config(host=host, **encrypted, tls_ca="ca.pem", tls_require_client_certificate=True).host == host
+    assert (
+        config(host=host, **encrypted, tls_ca="ca.pem", tls_require_client_certificate=True).host
+        == host
+    )
     assert host == config(host=host, insecure=True).host
 
 
 def test_a_certificate_turns_the_addresses_to_tls() -> None:
-    plain, encrypted = config(pulsar_port=6650), config(pulsar_port=6650, tls_certificate="b.pem", tls_key="b.key")
-    assert ("http://127.0.0.1:8080", "pulsar://127.0.0.1:6650") == (plain.http_url, plain.pulsar_url)
-    assert ("https://127.0.0.1:8080", "pulsar+ssl://127.0.0.1:6650") == (encrypted.http_url, encrypted.pulsar_url)
-    assert "pulsar+ssl://[::1]:6650" == config(host="::1", pulsar_port=6650, tls_certificate="b.pem", tls_key="b.key").pulsar_url
+    plain, encrypted = (
+        config(pulsar_port=6650),
+        config(pulsar_port=6650, tls_certificate="b.pem", tls_key="b.key"),
+    )
+    assert ("http://127.0.0.1:8080", "pulsar://127.0.0.1:6650") == (
+        plain.http_url,
+        plain.pulsar_url,
+    )
+    assert ("https://127.0.0.1:8080", "pulsar+ssl://127.0.0.1:6650") == (
+        encrypted.http_url,
+        encrypted.pulsar_url,
+    )
+    assert (
+        "pulsar+ssl://[::1]:6650"
+        == config(host="::1", pulsar_port=6650, tls_certificate="b.pem", tls_key="b.key").pulsar_url
+    )
 
 
 def test_settings_of_tls_need_each_other() -> None:
@@ -121,10 +177,29 @@ def test_settings_of_tls_need_each_other() -> None:
 def test_all_addresses_need_an_advertised_host(host: str) -> None:
     assert "advertised_host: " in problem(host=host, insecure=True)
     assert "advertised_host: " in problem(host=host, insecure=True, advertised_host=host)
-    assert "broker.example:80" == config(host=host, insecure=True, advertised_host="broker.example", http_port=80).authority
+    assert (
+        "broker.example:80"
+        == config(
+            host=host, insecure=True, advertised_host="broker.example", http_port=80
+        ).authority
+    )
 
 
-@pytest.mark.parametrize("host", ["", " ", "a b", "http://broker", "broker:8080", "300.1.2.3", "fe80::1%eth0", "-a", "a..b", "ü.example"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        " ",
+        "a b",
+        "http://broker",
+        "broker:8080",
+        "300.1.2.3",
+        "fe80::1%eth0",
+        "-a",
+        "a..b",
+        "ü.example",
+    ],
+)
 def test_an_invalid_host_is_refused(host: str) -> None:
     assert "host: " in problem(host=host, insecure=True)
     assert "advertised_host: " in problem(advertised_host=host)
@@ -174,19 +249,34 @@ KEY, OWN = {"token_secret_key": "hush"}, {"broker_token": "hush"}
     [
         (
             {"authentication": True, **OWN},
-            "authentication: it needs what clients prove themselves with; set one or more of token_secret",
+            (
+                "authentication: it needs what clients prove themselves with; set one or more of"
+                " token_secret"
+            ),
         ),
-        ({"authentication": True, **KEY, **OWN, "token_public_key": "x"}, "token_public_key: token_secret_key is set, too"),
+        (
+            {"authentication": True, **KEY, **OWN, "token_public_key": "x"},
+            "token_public_key: token_secret_key is set, too",
+        ),
         ({"authentication": True, **KEY}, "broker_token: with authentication"),
         ({"authentication": True, "basic_passwords": "hush"}, "broker_token: with authentication"),
         ({"basic_passwords": "hush"}, "basic_passwords: it has no effect without authentication"),
         ({"certificate_roles": True}, "certificate_roles: it has no effect without authentication"),
         ({"tls_crl": "crl.pem"}, "tls_ca: it is missing, but tls_crl is set; set the CAs"),
-        ({"authentication": True, "certificate_roles": True}, "tls_ca: it is missing, but clients may present a certificate"),
+        (
+            {"authentication": True, "certificate_roles": True},
+            "tls_ca: it is missing, but clients may present a certificate",
+        ),
         (KEY, "token_secret_key: it has no effect without authentication"),
         ({"token_public_key": "x"}, "token_public_key: it has no effect without authentication"),
-        ({"authorization": True, "super_roles": "root"}, "authorization: without authentication a broker does not know the role"),
-        ({"authentication": True, **KEY, **OWN, "authorization": True}, "super_roles: with authorization, name at least the roles of"),
+        (
+            {"authorization": True, "super_roles": "root"},
+            "authorization: without authentication a broker does not know the role",
+        ),
+        (
+            {"authentication": True, **KEY, **OWN, "authorization": True},
+            "super_roles: with authorization, name at least the roles of",
+        ),
     ],
 )
 def test_half_of_authentication_is_refused(settings: dict[str, object], expected: str) -> None:
@@ -239,8 +329,17 @@ def test_the_steps_of_a_stop_fit_into_its_bound() -> None:
     """Their own bounds, and 4 s for the process, are at most `ENDING_MS`."""
     pulsar = PulsarSettings()
     steps_ms = [
-        *(worker._LAST_RECORDS_MS, worker._LAST_CLOSE_MS, service_runner._ABANDON_MS),  # noqa: SLF001 - as below, nothing else has them
-        *(worker._LAST_RECORDS_MS, 2 * evidence._CLOSE_S * 1_000, worker._LAST_RECORDS_MS),  # noqa: SLF001
+        # As below, nothing else has them.
+        *(
+            worker._LAST_RECORDS_MS,  # noqa: SLF001
+            worker._LAST_CLOSE_MS,  # noqa: SLF001
+            service_runner._ABANDON_MS,  # noqa: SLF001
+        ),
+        *(
+            worker._LAST_RECORDS_MS,  # noqa: SLF001
+            2 * evidence._CLOSE_S * 1_000,  # noqa: SLF001
+            worker._LAST_RECORDS_MS,  # noqa: SLF001
+        ),
         *(2 * app.SHUTDOWN_S * 1_000, server._CLOSE_S * 1_000),  # noqa: SLF001
         *(pulsar.drain_wait_ms, max(pulsar.drain_wait_ms, SETTLE_MS_MAX, pulsar.settle_java_ms)),
     ]

@@ -122,7 +122,11 @@ def test_the_mark_is_found_again_and_never_falls(tmp_path: Path) -> None:
     """A replay reads again what earlier runs have read."""
     with DataDirectory(tmp_path) as directory:
         assert directory.mark is None
-        for mark in (MARK, LogMark(log=LOG, offset=6, physical=4), LogMark(log=LOG, offset=7, physical=7)):
+        for mark in (
+            MARK,
+            LogMark(log=LOG, offset=6, physical=4),
+            LogMark(log=LOG, offset=7, physical=7),
+        ):
             directory.write_mark(mark)
             assert MARK == directory.mark
     with DataDirectory(tmp_path) as directory:
@@ -134,7 +138,9 @@ def test_the_mark_is_found_again_and_never_falls(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("written", range(1, 6))
 @pytest.mark.parametrize("kept", [0, 1, 8])
-def test_a_mark_torn_by_a_power_cut_leaves_the_one_before(tmp_path: Path, written: int, kept: int) -> None:
+def test_a_mark_torn_by_a_power_cut_leaves_the_one_before(
+    tmp_path: Path, written: int, kept: int
+) -> None:
     marks = [LogMark(log=LOG, offset=offset, physical=offset) for offset in range(10, 10 + written)]
     with DataDirectory(tmp_path) as directory:
         for mark in marks[:-1]:
@@ -144,13 +150,17 @@ def test_a_mark_torn_by_a_power_cut_leaves_the_one_before(tmp_path: Path, writte
         directory.write_mark(marks[-1])
     after = (tmp_path / "mark").read_bytes()
     before = before.ljust(len(after), b"\0")
-    changed = next(at for at, (old, new) in enumerate(zip(before, after, strict=True)) if old != new)
+    changed = next(
+        at for at, (old, new) in enumerate(zip(before, after, strict=True)) if old != new
+    )
     (tmp_path / "mark").write_bytes(after[: changed + kept] + before[changed + kept :])
     with DataDirectory(tmp_path) as directory:
         assert directory.mark == (marks[-2] if marks[:-1] else None)
 
 
-@pytest.mark.parametrize("data", [b"", b"\n", b"log 1 1 00000000\n", b"\xff" * 9_000, b"x" * 4_096 + b" 00000000\n"])
+@pytest.mark.parametrize(
+    "data", [b"", b"\n", b"log 1 1 00000000\n", b"\xff" * 9_000, b"x" * 4_096 + b" 00000000\n"]
+)
 def test_any_bytes_may_be_in_the_file_of_marks(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "mark").write_bytes(data)
     with DataDirectory(tmp_path) as directory:
@@ -196,7 +206,9 @@ def test_a_forked_child_does_not_get_the_lock(tmp_path: Path) -> None:
 
 
 def forked_child(deed: Callable[[], None]) -> tuple[int, str]:
-    """Fork a child that lives on after a deed. Return its id, and the error that the deed raised there."""
+    """Fork a child that lives on after a deed. Return its id, and the error that the deed raised
+    there.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if not child:

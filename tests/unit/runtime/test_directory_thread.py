@@ -10,14 +10,22 @@ import pytest
 
 from equipoise.brokers.errors import DataDirectoryUnusable
 from equipoise.brokers.runtime.data_directory import QUEUED_MAX, DataDirectory, DirectoryThread
-from equipoise.channel.core.errors import Bug, DeadlineExceeded, EquipoiseError, OperatorError, Overloaded
+from equipoise.channel.core.errors import (
+    Bug,
+    DeadlineExceeded,
+    EquipoiseError,
+    OperatorError,
+    Overloaded,
+)
 from equipoise.channel.system.deadline import Deadline
 
 PATIENCE_MS = 20_000
 
 
 class Bench:
-    """A thread over a directory, a disk that hangs until `disk` is set, and the outcome of each write."""
+    """A thread over a directory, a disk that hangs until `disk` is set, and the outcome of each
+    write.
+    """
 
     def __init__(self, path: Path) -> None:
         self.disk = threading.Event()
@@ -51,7 +59,10 @@ async def test_a_slow_disk_does_not_block_the_loop(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.write("nonce")
     bench.write("forget")
-    bench.thread.write(lambda directory: directory.write_nonce("n1"), lambda error: bench.answered.append(("n1", error)))
+    bench.thread.write(
+        lambda directory: directory.write_nonce("n1"),
+        lambda error: bench.answered.append(("n1", error)),
+    )
     for _ in range(10):
         await asyncio.sleep(0)
     assert ([], []) == (bench.order, bench.answered)
@@ -68,8 +79,15 @@ async def test_errors_are_passed_on_and_end_nothing(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.disk.set()
     (tmp_path / "lock").unlink()
-    bench.thread.write(lambda directory: directory.forget_nonces("n1"), lambda error: bench.answered.append(("lost", error)))
-    bench.thread.write(lambda directory: directory.write_nonce(7), lambda error: bench.answered.append(("wrong", error)))  # type: ignore[arg-type]  # a bug
+    bench.thread.write(
+        lambda directory: directory.forget_nonces("n1"),
+        lambda error: bench.answered.append(("lost", error)),
+    )
+    # A bug.
+    bench.thread.write(
+        lambda directory: directory.write_nonce(7),  # type: ignore[arg-type]
+        lambda error: bench.answered.append(("wrong", error)),
+    )
     bench.write("good")
     await bench.until_answered(3)
     assert [DataDirectoryUnusable, Bug, type(None)] == [type(error) for _, error in bench.answered]

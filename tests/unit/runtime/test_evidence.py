@@ -20,7 +20,9 @@ PATIENCE_S = 20.0
 
 def piece(key: str) -> Evidence:
     """Return one piece of evidence."""
-    return Evidence(bundle=BUNDLE, key=key, token=7, started_ns=1, answered_ns=2, lease_deadline_ns=3)
+    return Evidence(
+        bundle=BUNDLE, key=key, token=7, started_ns=1, answered_ns=2, lease_deadline_ns=3
+    )
 
 
 def lines_of(path: Path) -> list[dict[str, object]]:
@@ -35,8 +37,19 @@ def test_each_piece_is_a_line_in_order(tmp_path: Path) -> None:
     for each in pieces:
         file.write(each)
     file.close()
-    plain = {"broker": "b", "bundle": BUNDLE, "token": 7, "started_ns": 1, "answered_ns": 2, "lease_deadline_ns": 3}
-    keys = ({"key": "t/n/x"}, {"key": "t/n/y", "message": "p:7"}, {"key": "t/n/z", "by_token": True})
+    plain = {
+        "broker": "b",
+        "bundle": BUNDLE,
+        "token": 7,
+        "started_ns": 1,
+        "answered_ns": 2,
+        "lease_deadline_ns": 3,
+    }
+    keys = (
+        {"key": "t/n/x"},
+        {"key": "t/n/y", "message": "p:7"},
+        {"key": "t/n/z", "by_token": True},
+    )
     assert [plain | key for key in keys] == lines_of(tmp_path / "evidence")
 
 
@@ -65,7 +78,9 @@ def test_a_disk_that_hangs_does_not_delay_the_end(
     file.close()
 
 
-def test_the_file_has_the_number_of_dropped_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_has_the_number_of_dropped_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So that nobody takes it for complete."""
     disk, at_disk, write = threading.Event(), threading.Event(), EvidenceFile._write  # noqa: SLF001
 

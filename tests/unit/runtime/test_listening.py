@@ -1,4 +1,6 @@
-"""A port with TLS: who is let in, who is refused under which reason, and that half-open handshakes keep nobody out."""
+"""A port with TLS: who is let in, who is refused under which reason, and that half-open handshakes
+keep nobody out.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,15 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from equipoise.brokers.runtime import listening as module
-from equipoise.brokers.runtime.listening import HANDSHAKES_MAX, PROBLEMS, SHARE, Began, Handshakes, gives_way, listen
+from equipoise.brokers.runtime.listening import (
+    HANDSHAKES_MAX,
+    PROBLEMS,
+    SHARE,
+    Began,
+    Handshakes,
+    gives_way,
+    listen,
+)
 from equipoise.brokers.security.audit import Audit
 from equipoise.brokers.security.tls import Certificates, ClientTls, TlsFiles, client_context
 from tests.tls.authority import HOST, Authority, replaced
@@ -49,7 +59,12 @@ class Port:
 
     def failed(self) -> dict[str, float]:
         """Return the counts by reason, without those of 0."""
-        values = {each: self.metrics.get_sample_value(FAILED, {"broker": "b", "port": "pulsar", "reason": each}) for each in PROBLEMS}
+        values = {
+            each: self.metrics.get_sample_value(
+                FAILED, {"broker": "b", "port": "pulsar", "reason": each}
+            )
+            for each in PROBLEMS
+        }
         return {reason: value for reason, value in values.items() if value}
 
     async def until(self, **reasons: float) -> None:
@@ -70,19 +85,29 @@ class Port:
 
 
 @asynccontextmanager
-async def port(folder: Path, *, is_mutual: bool = False, has_crl: bool = False) -> AsyncIterator[Port]:
+async def port(
+    folder: Path, *, is_mutual: bool = False, has_crl: bool = False
+) -> AsyncIterator[Port]:
     """Listen with a new certificate."""
     authority = Authority(folder)
     certificate, key = authority.issue("b")
     crl = authority.revoke() if has_crl else None
-    files = TlsFiles(certificate=certificate, key=key, ca=authority.ca, crl=crl, requires_client_certificate=is_mutual)
+    files = TlsFiles(
+        certificate=certificate,
+        key=key,
+        ca=authority.ca,
+        crl=crl,
+        requires_client_certificate=is_mutual,
+    )
     certificates = Certificates(files, broker="b", host=HOST)
     handshakes = Handshakes(certificates, Audit(broker="b", now_ms=lambda: 0), broker="b")
     metrics = CollectorRegistry()
     metrics.register(handshakes)
     bound = socket.create_server((HOST, 0))
     bound.setblocking(False)  # noqa: FBT003 - the standard library takes it by position only
-    listener = await listen(bound, Echo, port="pulsar", backlog=1_024, certificates=certificates, handshakes=handshakes)
+    listener = await listen(
+        bound, Echo, port="pulsar", backlog=1_024, certificates=certificates, handshakes=handshakes
+    )
     try:
         yield Port(authority, certificates, bound.getsockname()[1], metrics)
     finally:
@@ -92,10 +117,15 @@ async def port(folder: Path, *, is_mutual: bool = False, has_crl: bool = False) 
 
 
 def shake(number: int, ca: Path) -> None:
-    """Connect as most programs do, which send the reason if they refuse a certificate. asyncio only disconnects."""
+    """Connect as most programs do, which send the reason if they refuse a certificate. asyncio only
+    disconnects.
+    """
     context = client_context(TlsFiles(ca=ca))
     assert context is not True
-    with socket.create_connection((HOST, number)) as plain, context.wrap_socket(plain, server_hostname=HOST):
+    with (
+        socket.create_connection((HOST, number)) as plain,
+        context.wrap_socket(plain, server_hostname=HOST),
+    ):
         pass
 
 
@@ -111,14 +141,23 @@ async def raw(number: int, data: bytes) -> bytes:
         writer.transport.abort()
 
 
-@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_a_client_is_refused_once_its_certificate_is_revoked(loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path) -> None:
-    """Also one that resumes its session. A replaced list is used without a restart. Others are served."""
+@pytest.mark.parametrize(
+    "loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
+)
+def test_a_client_is_refused_once_its_certificate_is_revoked(
+    loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path
+) -> None:
+    """Also one that resumes its session. A replaced list is used without a restart. Others are
+    served.
+    """
 
     async def story() -> None:
         async with port(tmp_path, is_mutual=True, has_crl=True) as served:
             ca, issue = served.authority.ca, served.authority.issue
-            (lost, lost_key), (kept, kept_key) = issue("lost", "lost@test"), issue("kept", "kept@test")
+            (lost, lost_key), (kept, kept_key) = (
+                issue("lost", "lost@test"),
+                issue("kept", "kept@test"),
+            )
             thief = client_context(TlsFiles(certificate=lost, key=lost_key, ca=ca))
             other = client_context(TlsFiles(certificate=kept, key=kept_key, ca=ca))
             await served.echo(thief)
@@ -134,7 +173,9 @@ def test_a_client_is_refused_once_its_certificate_is_revoked(loop: Callable[[], 
         runner.run(story())
 
 
-@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize(
+    "loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
+)
 def test_refusals_are_counted_by_reason_and_logged_once(
     loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -143,7 +184,11 @@ def test_refusals_are_counted_by_reason_and_logged_once(
     async def story() -> None:
         async with port(tmp_path / "own", is_mutual=True) as served:
             ca, foreign = served.authority.ca, Authority(tmp_path / "foreign")
-            for data in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x00\x00\x00\x10\x00\x00\x00\x0c", b"GET / HTTP/1.1\r\n\r\n"):
+            for data in (
+                b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+                b"\x00\x00\x00\x10\x00\x00\x00\x0c",
+                b"GET / HTTP/1.1\r\n\r\n",
+            ):
                 await raw(served.number, data)
             await served.until(plain=3)
             with pytest.raises((ssl.SSLError, ConnectionError, asyncio.IncompleteReadError)):
@@ -168,8 +213,12 @@ def test_refusals_are_counted_by_reason_and_logged_once(
     with caplog.at_level(logging.INFO), asyncio.Runner(loop_factory=loop) as runner:
         runner.run(story())
     lines = [record for record in caplog.records if record.message == "refused a TLS connection"]
-    assert ["plain", "no_certificate", "untrusted", "refused", "disconnected"] == [record.__dict__["reason"] for record in lines]
-    assert not [record for record in caplog.records if record.exc_info or record.levelno >= logging.WARNING]
+    assert ["plain", "no_certificate", "untrusted", "refused", "disconnected"] == [
+        record.__dict__["reason"] for record in lines
+    ]
+    assert not [
+        record for record in caplog.records if record.exc_info or record.levelno >= logging.WARNING
+    ]
 
 
 async def test_old_versions_of_tls_are_refused(tmp_path: Path) -> None:
@@ -189,21 +238,30 @@ async def test_a_new_certificate_is_presented_at_once(tmp_path: Path) -> None:
     """Without a new port."""
     async with port(tmp_path) as served:
         before = await served.echo()
-        replaced((tmp_path / "b.pem", tmp_path / "b.key"), served.authority.issue("renewed", days=90))
+        replaced(
+            (tmp_path / "b.pem", tmp_path / "b.key"), served.authority.issue("renewed", days=90)
+        )
         served.certificates.look()
         assert before != await served.echo()
 
 
-@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize(
+    "loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
+)
 def test_half_open_handshakes_keep_nobody_out(
     loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More of them than there may be handshakes are cut off, the oldest first, and a client that comes last is served."""
+    """More of them than there may be handshakes are cut off, the oldest first, and a client that
+    comes last is served.
+    """
     monkeypatch.setattr(module, "_CROWDED_S", 0.0)
 
     async def story() -> None:
         async with port(tmp_path) as served:
-            silent = [await asyncio.open_connection(HOST, served.number) for _ in range(HANDSHAKES_MAX + 3)]
+            silent = [
+                await asyncio.open_connection(HOST, served.number)
+                for _ in range(HANDSHAKES_MAX + 3)
+            ]
             await served.echo()
             assert served.failed()["timeout"] >= 3
             assert await silent[0][0].read() == b""
@@ -217,13 +275,17 @@ def test_half_open_handshakes_keep_nobody_out(
 async def test_an_address_within_its_share_keeps_its_handshake_while_another_takes_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A slow client begins a handshake first. Then one address floods the port, and the slow one finishes nevertheless."""
+    """A slow client begins a handshake first. Then one address floods the port, and the slow one
+    finishes nevertheless.
+    """
     monkeypatch.setattr(module, "_CROWDED_S", 0.0)
     async with port(tmp_path) as served:
         slow = socket.socket()
         slow.bind(("127.0.0.2", 0))
         slow.connect((HOST, served.number))
-        flood = [await asyncio.open_connection(HOST, served.number) for _ in range(2 * HANDSHAKES_MAX)]
+        flood = [
+            await asyncio.open_connection(HOST, served.number) for _ in range(2 * HANDSHAKES_MAX)
+        ]
         while served.failed().get("timeout", 0) < HANDSHAKES_MAX:  # noqa: ASYNC110 - as in `until`
             await asyncio.sleep(0.001)
         context = client_context(TlsFiles(ca=served.authority.ca))
@@ -238,12 +300,16 @@ async def test_an_address_within_its_share_keeps_its_handshake_while_another_tak
 
 def full(addresses: int) -> st.SearchStrategy[list[str]]:
     """Return the addresses of all handshakes of a full port."""
-    return st.lists(st.integers(1, addresses).map(str), min_size=HANDSHAKES_MAX, max_size=HANDSHAKES_MAX)
+    return st.lists(
+        st.integers(1, addresses).map(str), min_size=HANDSHAKES_MAX, max_size=HANDSHAKES_MAX
+    )
 
 
 @given(addresses=st.sampled_from([1, 3, 9, 99]).flatmap(full))
 def test_who_gives_way(addresses: list[str]) -> None:
-    """An address within its share never gives way to one above it, and nobody has longer than the ordinary time."""
+    """An address within its share never gives way to one above it, and nobody has longer than the
+    ordinary time.
+    """
     began = [Began(address=address, at_s=float(place)) for place, address in enumerate(addresses)]
     place, until_s = gives_way(began, 1.0)
     count = addresses.count(addresses[place])
@@ -255,8 +321,12 @@ def test_who_gives_way(addresses: list[str]) -> None:
     assert until_s == place + (1.0 if count <= SHARE else SHARE / count)
 
 
-@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_a_half_open_handshake_ends(loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
+)
+def test_a_half_open_handshake_ends(
+    loop: Callable[[], asyncio.AbstractEventLoop], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "HANDSHAKE_S", 0.05)
 
     async def story() -> None:

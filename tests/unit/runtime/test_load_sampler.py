@@ -30,7 +30,9 @@ class Loaded(Service):
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
         """Nothing."""
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None:
         """Nothing."""
 
     def load(self) -> Mapping[str, BundleLoad]:
@@ -66,7 +68,9 @@ def test_all_callers_share_a_fresh_sample() -> None:
     ],
     ids=["none", "list", "number", "key", "nothing", "function"],
 )
-def test_invalid_loads_are_left_out_and_logged_once(said: object, caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_loads_are_left_out_and_logged_once(
+    said: object, caplog: pytest.LogCaptureFixture
+) -> None:
     """Those of other services count."""
     clock, good = VirtualClock(), Loaded(lambda: {"other": BundleLoad(sessions=1)})
     loads = sampler(clock, [Loaded(lambda: said), good])
@@ -74,7 +78,9 @@ def test_invalid_loads_are_left_out_and_logged_once(said: object, caplog: pytest
         for _ in range(3):
             assert {"other": BundleLoad(sessions=1)} == loads.latest().loads
             clock.boot_ms += FRESH_MS
-    assert 1 == len([record for record in caplog.records if "load of a service failed" in record.message])
+    assert 1 == len(
+        [record for record in caplog.records if "load of a service failed" in record.message]
+    )
 
 
 def test_an_error_of_a_service_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -86,13 +92,31 @@ def test_an_error_of_a_service_is_logged(caplog: pytest.LogCaptureFixture) -> No
 
 def test_numbers_of_any_type_become_plain_ones() -> None:
     """Any report can hold these."""
-    messaging = Messaging(messages_in_per_second=Decimal(7), bytes_out_per_second=Fraction(8), topics=True)  # type: ignore[arg-type]  # as users do
-    odd = BundleLoad(calls_per_second=Decimal("1.5"), bytes_per_second=Fraction(2), sessions=True, messaging=messaging)  # type: ignore[arg-type]
+    # As users do.
+    messaging = Messaging(
+        messages_in_per_second=Decimal(7),  # type: ignore[arg-type]
+        bytes_out_per_second=Fraction(8),  # type: ignore[arg-type]
+        topics=True,
+    )
+    odd = BundleLoad(
+        calls_per_second=Decimal("1.5"),  # type: ignore[arg-type]
+        bytes_per_second=Fraction(2),  # type: ignore[arg-type]
+        sessions=True,
+        messaging=messaging,
+    )
     (load,) = sampler(VirtualClock(), [Loaded(lambda: {"b": odd})]).latest().loads.values()
-    assert [float, float, int] == [type(load.calls_per_second), type(load.bytes_per_second), type(load.sessions)]
+    assert [float, float, int] == [
+        type(load.calls_per_second),
+        type(load.bytes_per_second),
+        type(load.sessions),
+    ]
     plain = load.messaging
     assert plain is not None
-    assert [float, float, int] == [type(plain.messages_in_per_second), type(plain.bytes_out_per_second), type(plain.topics)]
+    assert [float, float, int] == [
+        type(plain.messages_in_per_second),
+        type(plain.bytes_out_per_second),
+        type(plain.topics),
+    ]
     assert odd == load
 
 

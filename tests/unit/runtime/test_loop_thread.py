@@ -61,7 +61,10 @@ def test_a_context_runs_in_one_thread() -> None:
 def test_use_outside_the_context_is_an_error() -> None:
     """So is a second start. Neither leaves a thread."""
     door, before = Doors().in_thread(), threading.active_count()
-    with pytest.raises(CallerError, match=r"the door cannot be used: it has not been started; use it inside its `with`"):
+    with pytest.raises(
+        CallerError,
+        match=r"the door cannot be used: it has not been started; use it inside its `with`",
+    ):
         ask(door)
     with door:
         pass
@@ -96,11 +99,19 @@ def test_the_end_of_the_context_ends_calls_of_other_threads() -> None:
         waiting.start()
         assert asked.wait(PATIENCE_MS / 1_000)
     waiting.join()
-    assert ["the door cannot be used: it has ended; use it inside its `with`, and make a new one for each"] == messages
+    assert [
+        (
+            "the door cannot be used: it has ended; use it inside its `with`, and make a new one"
+            " for each"
+        )
+    ] == messages
 
 
 def test_a_call_is_cancelled_at_its_deadline() -> None:
-    with Doors().in_thread() as door, pytest.raises(DeadlineExceeded, match="the end of time did not happen within 20 ms"):
+    with (
+        Doors().in_thread() as door,
+        pytest.raises(DeadlineExceeded, match="the end of time did not happen within 20 ms"),
+    ):
         door.run(asyncio.sleep(3_600), timeout_ms=20, what="the end of time")
 
 

@@ -29,10 +29,20 @@ class Counted:
     def sample(self, name: str, **labels: str) -> float:
         """Return the present value of one series."""
         text = self.metrics.scrape(
-            self.channel.view, incarnation=self.channel.incarnation("owner"), lease_left_ms=1_500, lag_records=7, log_is_available=True
+            self.channel.view,
+            incarnation=self.channel.incarnation("owner"),
+            lease_left_ms=1_500,
+            lag_records=7,
+            log_is_available=True,
         ).decode()
-        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-        (value,) = [sample.value for sample in samples if sample.name == name and {"broker": "owner", **labels} == sample.labels]
+        samples = [
+            sample for family in text_string_to_metric_families(text) for sample in family.samples
+        ]
+        (value,) = [
+            sample.value
+            for sample in samples
+            if sample.name == name and {"broker": "owner", **labels} == sample.labels
+        ]
         return value
 
 
@@ -40,14 +50,23 @@ def test_every_series_is_there_from_the_start() -> None:
     """A rate needs two points."""
     counted = Counted(channel_with("owner"))
     assert 0 == counted.sample("equipoise_records_accepted_total")
-    assert [0] * len(Reason) == [counted.sample("equipoise_records_rejected_total", reason=reason) for reason in Reason]
-    assert 0 == counted.sample("equipoise_move_duration_seconds_count", kind="transfer", result="done")
+    assert [0] * len(Reason) == [
+        counted.sample("equipoise_records_rejected_total", reason=reason) for reason in Reason
+    ]
+    assert 0 == counted.sample(
+        "equipoise_move_duration_seconds_count", kind="transfer", result="done"
+    )
     assert 0 == counted.sample("equipoise_lookup_duration_seconds_count", outcome="timed_out")
 
 
 def test_records_are_counted_by_verdict() -> None:
     counted = Counted(channel_with("owner"))
-    create = propose.create_namespace(counted.channel.admin(), counted.channel.view, name="tenant/other", boundaries=(0, 0xFFFFFFFF))
+    create = propose.create_namespace(
+        counted.channel.admin(),
+        counted.channel.view,
+        name="tenant/other",
+        boundaries=(0, 0xFFFFFFFF),
+    )
     counted.put(create)
     counted.put(create)
     assert 1 == counted.sample("equipoise_records_accepted_total")
@@ -60,22 +79,40 @@ def test_replayed_records_are_not_counted() -> None:
     counted.put(propose.unload(counted.channel.admin(), counted.channel.bundle()), live=False)
     counted.put(propose.released(counted.channel.author("owner"), counted.channel.bundle()))
     counted.put(
-        propose.assign(counted.channel.author("owner"), counted.channel.bundle(), owner=counted.channel.incarnation("owner")),
+        propose.assign(
+            counted.channel.author("owner"),
+            counted.channel.bundle(),
+            owner=counted.channel.incarnation("owner"),
+        ),
     )
     counted.put(propose.opened(counted.channel.author("owner"), counted.channel.bundle()))
     assert 3 == counted.sample("equipoise_records_accepted_total")
-    assert 0 == counted.sample("equipoise_move_duration_seconds_count", kind="unload", result="done")
+    assert 0 == counted.sample(
+        "equipoise_move_duration_seconds_count", kind="unload", result="done"
+    )
 
 
 def test_moves_have_a_duration() -> None:
     """From the first record to the last."""
     counted = Counted(channel_in("owned"))
-    counted.put(propose.start_split(counted.channel.admin(), counted.channel.bundle(), algorithm="range_equally_divide"))
+    counted.put(
+        propose.start_split(
+            counted.channel.admin(), counted.channel.bundle(), algorithm="range_equally_divide"
+        )
+    )
     counted.now_ns += 250_000_000
-    counted.put(propose.split(counted.channel.author("owner"), counted.channel.bundle(), cuts=(MIDDLE,)))
-    assert 0.25 == counted.sample("equipoise_move_duration_seconds_sum", kind="split", result="done")
-    assert 0 == counted.sample("equipoise_move_duration_seconds_bucket", kind="split", result="done", le="0.1")
-    assert 1 == counted.sample("equipoise_move_duration_seconds_bucket", kind="split", result="done", le="0.25")
+    counted.put(
+        propose.split(counted.channel.author("owner"), counted.channel.bundle(), cuts=(MIDDLE,))
+    )
+    assert 0.25 == counted.sample(
+        "equipoise_move_duration_seconds_sum", kind="split", result="done"
+    )
+    assert 0 == counted.sample(
+        "equipoise_move_duration_seconds_bucket", kind="split", result="done", le="0.1"
+    )
+    assert 1 == counted.sample(
+        "equipoise_move_duration_seconds_bucket", kind="split", result="done", le="0.25"
+    )
 
 
 def test_lookups_have_a_duration_by_outcome() -> None:
@@ -93,7 +130,8 @@ def test_gauges_show_the_present_state() -> None:
     channel.own("other", 0x40000000)
     counted.put(propose.unload(channel.admin(), channel.bundle(MIDDLE)))
     in_flight = {
-        state: counted.sample("equipoise_bundles_in_flight", state=state) for state in ("free", "assigning", "releasing", "splitting")
+        state: counted.sample("equipoise_bundles_in_flight", state=state)
+        for state in ("free", "assigning", "releasing", "splitting")
     }
     assert {"free": 1, "assigning": 0, "releasing": 1, "splitting": 0} == in_flight
     assert 1 == counted.sample("equipoise_bundles_owned")
@@ -104,7 +142,9 @@ def test_gauges_show_the_present_state() -> None:
 
 def test_gauges_of_a_broker_that_is_no_member() -> None:
     channel = channel_in("owned")
-    scrape = Metrics(broker="owner").scrape(channel.view, incarnation=None, lease_left_ms=0, lag_records=0, log_is_available=False)
+    scrape = Metrics(broker="owner").scrape(
+        channel.view, incarnation=None, lease_left_ms=0, lag_records=0, log_is_available=False
+    )
     assert b'equipoise_bundles_owned{broker="owner"} 0.0' in scrape
     assert b'equipoise_log_available{broker="owner"} 0.0' in scrape
 

@@ -11,7 +11,12 @@ import pytest
 
 from equipoise.brokers.runtime.clock import SystemClock
 from equipoise.brokers.runtime.observations import writer as module
-from equipoise.brokers.runtime.observations.records import Kind, Observation, ObservationsUnavailable, Served
+from equipoise.brokers.runtime.observations.records import (
+    Kind,
+    Observation,
+    ObservationsUnavailable,
+    Served,
+)
 from equipoise.brokers.runtime.observations.writer import ObservationWriter
 
 PATIENCE_S = 20.0
@@ -81,7 +86,9 @@ def test_all_observations_are_written_in_order_and_in_batches() -> None:
     assert [1, 1_000, 999] == [len(batch) for batch in store.batches if batch]
 
 
-def test_a_store_that_hangs_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_that_hangs_does_not_delay_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Dropped observations are logged."""
     monkeypatch.setattr(module, "CLOSE_S", 0.01)
     monkeypatch.setattr(module, "_WAITING_MAX", 1)
@@ -101,7 +108,9 @@ def test_a_store_that_hangs_does_not_delay_the_end(monkeypatch: pytest.MonkeyPat
     assert "2 observations were dropped" in caplog.text
 
 
-def test_an_unavailable_store_is_tried_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unavailable_store_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Nothing is lost, and the log has two lines."""
     monkeypatch.setattr(module, "_RETRY_S", 0.01)
     store = Store()

@@ -1,4 +1,6 @@
-"""Ownership and work: both checks, and the effects of splits, merges and lost leases on work in progress."""
+"""Ownership and work: both checks, and the effects of splits, merges and lost leases on work in
+progress.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,19 @@ def good_lease() -> Lease:
     return lease
 
 
-def opened(low: int = 0, high: int = HASH_MAX, *, token: int = 9, lease: Lease | None = None) -> Handle:
+def opened(
+    low: int = 0, high: int = HASH_MAX, *, token: int = 9, lease: Lease | None = None
+) -> Handle:
     name = bundle_name("t/n", low, high)
-    return Handle(bundle=name, namespace="t/n", low=low, high=high, token=token, lease=lease or good_lease(), is_open=True)
+    return Handle(
+        bundle=name,
+        namespace="t/n",
+        low=low,
+        high=high,
+        token=token,
+        lease=lease or good_lease(),
+        is_open=True,
+    )
 
 
 def replaced(gone: tuple[Handle, ...], children: tuple[Handle, ...]) -> None:
@@ -126,7 +138,10 @@ def test_a_merge_keeps_work_under_the_greater_token_only() -> None:
     lease = good_lease()
     left, right = opened(0, MIDDLE, token=9, lease=lease), opened(MIDDLE, token=12, lease=lease)
     clock = clock_at_start()
-    left_work, right_work = Ownership(left, clock=clock).begin(LEFT_KEY), Ownership(right, clock=clock).begin(RIGHT_KEY)
+    left_work, right_work = (
+        Ownership(left, clock=clock).begin(LEFT_KEY),
+        Ownership(right, clock=clock).begin(RIGHT_KEY),
+    )
     replaced((left, right), (opened(token=12, lease=lease),))
     right_work.finish()
     with pytest.raises(OwnershipLost, match="merged under another token"):
@@ -180,7 +195,9 @@ async def test_a_closing_waits_for_the_admitted_work_of_its_bundle() -> None:
     admitted, whole = Admitted(), opened()
     left, right = opened(0, MIDDLE), opened(MIDDLE)
     ownership = Ownership(whole, clock=clock_at_start(), admitted=admitted)
-    left_bundle, right_bundle = (Ownership(half, clock=clock_at_start()).bundle for half in (left, right))
+    left_bundle, right_bundle = (
+        Ownership(half, clock=clock_at_start()).bundle for half in (left, right)
+    )
     failing, finished = ownership.admit(LEFT_KEY), ownership.admit(LEFT_KEY)
     await admitted.all_ended(left_bundle, timeout_ms=60_000)  # None has been entered.
     failing.__enter__()

@@ -26,13 +26,19 @@ WALL_MS = 1_700_000_000_000
 class Broker:
     """One broker as its recorder sees it. A test sets its lease and handles."""
 
-    clock: VirtualClock = field(default_factory=lambda: VirtualClock(boot_ms=1_000, ahead_ms=WALL_MS))
-    lease: Lease = field(default_factory=lambda: Lease(incarnation=7, skew_max_ms=500, attention_ms=60_000))
+    clock: VirtualClock = field(
+        default_factory=lambda: VirtualClock(boot_ms=1_000, ahead_ms=WALL_MS)
+    )
+    lease: Lease = field(
+        default_factory=lambda: Lease(incarnation=7, skew_max_ms=500, attention_ms=60_000)
+    )
     handles: dict[str, Handle] = field(default_factory=dict)
     served: list[Served] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.recorder = ServingRecorder(log="log", broker="b", boot="boot", clock=self.clock, report=self.served.append)
+        self.recorder = ServingRecorder(
+            log="log", broker="b", boot="boot", clock=self.clock, report=self.served.append
+        )
         self.renew()
 
     def handle(self, bundle: str) -> Handle | None:
@@ -49,7 +55,14 @@ class Broker:
         self.lease.attend(self.clock.now())
         self.recorder.stepped(Tick(), self)
 
-    def open(self, bundle: str = LEFT, *, token: int = 5, serves_on: bool = False, problem: str | None = None) -> Handle:
+    def open(
+        self,
+        bundle: str = LEFT,
+        *,
+        token: int = 5,
+        serves_on: bool = False,
+        problem: str | None = None,
+    ) -> Handle:
         """Have the service open a bundle, or fail to."""
         handle = self.new_handle(bundle, token)
         handle.serves_on, handle.is_open = serves_on, problem is None
@@ -57,7 +70,9 @@ class Broker:
         return handle
 
     def new_handle(self, bundle: str, token: int = 5) -> Handle:
-        handle = self.handles[bundle] = Handle(bundle=bundle, namespace="t/n", low=0, high=HASH_MAX, token=token, lease=self.lease)
+        handle = self.handles[bundle] = Handle(
+            bundle=bundle, namespace="t/n", low=0, high=HASH_MAX, token=token, lease=self.lease
+        )
         return handle
 
     def close(self, handle: Handle) -> None:
@@ -67,10 +82,16 @@ class Broker:
 
     @property
     def reported(self) -> list[tuple[str | None, int, int | None]]:
-        """Return the reports in order: the reason of the end (None at the beginning), the beginning and the end in ms."""
+        """Return the reports in order: the reason of the end (None at the beginning), the beginning
+        and the end in ms.
+        """
         million = 1_000_000
         return [
-            (each.ended, each.started_ns // million, None if each.answered_ns is None else each.answered_ns // million)
+            (
+                each.ended,
+                each.started_ns // million,
+                None if each.answered_ns is None else each.answered_ns // million,
+            )
             for each in self.served
         ]
 
@@ -84,7 +105,15 @@ def test_a_period_is_reported_at_its_beginning_and_its_end() -> None:
     broker.clock.boot_ms = 1_700
     broker.close(handle)
     begun, ended = (orjson.loads(each.observation().document) for each in broker.served)
-    always = {"log": "log", "broker": "b", "incarnation": 7, "bundle": LEFT, "token": 5, "boot": "boot", "by_token": False}
+    always = {
+        "log": "log",
+        "broker": "b",
+        "incarnation": 7,
+        "bundle": LEFT,
+        "token": 5,
+        "boot": "boot",
+        "by_token": False,
+    }
     assert {
         **always,
         "started_ns": 1_000_000_000,
@@ -142,7 +171,12 @@ def test_a_lapse_of_the_lease_ends_a_period_and_its_renewal_begins_another() -> 
     broker.renew()
     broker.clock.boot_ms = 6_500
     broker.close(handle)
-    assert [(None, 1_000, None), ("lease_over", 1_000, 4_000), (None, 6_000, None), ("closed", 6_000, 6_500)] == broker.reported
+    assert [
+        (None, 1_000, None),
+        ("lease_over", 1_000, 4_000),
+        (None, 6_000, None),
+        ("closed", 6_000, 6_500),
+    ] == broker.reported
 
 
 def test_a_bundle_opened_without_a_lease_is_served_from_the_renewal() -> None:
@@ -190,7 +224,11 @@ def test_an_answer_after_the_end_is_reported() -> None:
     broker.tick(9_000)
     handle.answered_ns = 9_100_000_000
     broker.recorder.stopped()
-    assert [("closed", 1_000, 2_000), ("closed", 1_000, 3_500), ("closed", 1_000, 9_100)] == broker.reported[1:]
+    assert [
+        ("closed", 1_000, 2_000),
+        ("closed", 1_000, 3_500),
+        ("closed", 1_000, 9_100),
+    ] == broker.reported[1:]
 
 
 def test_work_under_a_renewed_lease_belongs_to_the_new_period() -> None:
@@ -203,7 +241,11 @@ def test_work_under_a_renewed_lease_belongs_to_the_new_period() -> None:
     broker.tick(6_500)
     broker.close(handle)
     broker.tick(9_000)
-    assert [("lease_over", 1_000, 4_000), (None, 5_000, None), ("closed", 5_000, 6_500)] == broker.reported[1:]
+    assert [
+        ("lease_over", 1_000, 4_000),
+        (None, 5_000, None),
+        ("closed", 5_000, 6_500),
+    ] == broker.reported[1:]
 
 
 def test_a_handle_has_the_time_of_its_last_answer() -> None:
@@ -238,7 +280,12 @@ def test_a_split_ends_the_parent_and_begins_its_children() -> None:
         child.is_open = True
     parent.is_open = False
     broker.recorder.carried_out(Reshaped(gone=(parent,), children=children))
-    assert [(None, 1_000, None), ("reshaped", 1_000, 2_000), (None, 2_000, None), (None, 2_000, None)] == broker.reported
+    assert [
+        (None, 1_000, None),
+        ("reshaped", 1_000, 2_000),
+        (None, 2_000, None),
+        (None, 2_000, None),
+    ] == broker.reported
     assert [WHOLE, WHOLE, LEFT, RIGHT] == [each.bundle for each in broker.served]
 
 

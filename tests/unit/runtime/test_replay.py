@@ -66,7 +66,11 @@ def test_there_is_a_line_every_two_seconds(caplog: pytest.LogCaptureFixture) -> 
             progress.read(100, 4_000 - 100 * tenth)
     (line,) = caplog.records
     assert "reading the channel" == line.message
-    assert (2_100, 2_000, 1.9) == (line.__dict__["done"], line.__dict__["left"], line.__dict__["seconds_left"])
+    assert (2_100, 2_000, 1.9) == (
+        line.__dict__["done"],
+        line.__dict__["left"],
+        line.__dict__["seconds_left"],
+    )
 
 
 DEADLINE_S = 30.0
@@ -93,7 +97,9 @@ def failures(folder: Path, *outcomes: int | Exception | None) -> list[EquipoiseE
 
     async def story() -> None:
         view = View()
-        replay_check = ReplayCheck(Scripted(directory, *outcomes), log_url="memory:x", broker="b", fail=ended.append)
+        replay_check = ReplayCheck(
+            Scripted(directory, *outcomes), log_url="memory:x", broker="b", fail=ended.append
+        )
         async with asyncio.timeout(DEADLINE_S):
             for _ in outcomes:
                 assert [True, False] == [replay_check.begin(view), replay_check.begin(view)]
@@ -113,7 +119,13 @@ def test_a_wrong_view_ends_the_broker(tmp_path: Path) -> None:
     assert isinstance(failure, Bug)
 
 
-@pytest.mark.parametrize("error", [LogDamaged(log="x", problem="rust"), ZeroDivisionError("surprise")], ids=["ours", "nobody's"])
-def test_a_failed_check_is_logged_and_the_next_one_runs(error: Exception, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [LogDamaged(log="x", problem="rust"), ZeroDivisionError("surprise")],
+    ids=["ours", "nobody's"],
+)
+def test_a_failed_check_is_logged_and_the_next_one_runs(
+    error: Exception, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert 1 == len(failures(tmp_path, error, View().digest() + 1))
     assert "replay check failed: the log could not be folded" in caplog.text

@@ -17,7 +17,16 @@ from equipoise.channel.core.entries import bundle_entry
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name
 from equipoise.shedder.bundle_load import BundleLoad
-from tests.unit.runtime.service_bench import BUNDLE, NAMESPACE, Bench, Odd, Warming, runner_of, settled, stubborn
+from tests.unit.runtime.service_bench import (
+    BUNDLE,
+    NAMESPACE,
+    Bench,
+    Odd,
+    Warming,
+    runner_of,
+    settled,
+    stubborn,
+)
 
 
 def gated(gate: asyncio.Event) -> Callable[[], Coroutine[None, None, None]]:
@@ -30,7 +39,9 @@ def gated(gate: asyncio.Event) -> Callable[[], Coroutine[None, None, None]]:
 
 
 async def test_an_abandoned_opening_gives_no_answer() -> None:
-    """Even if its code swallows the cancellation and ends later. The answer is that of the next opening."""
+    """Even if its code swallows the cancellation and ends later. The answer is that of the next
+    opening.
+    """
     bench, gate = Bench(), asyncio.Event()
 
     async def failing() -> None:
@@ -50,7 +61,9 @@ async def test_an_abandoned_opening_gives_no_answer() -> None:
 
 
 PREPARE = Prepare(
-    bundle=bundle_entry(NAMESPACE, 0, HASH_MAX, "assigning", owner=1, source=None, last=5, token=5), source=None, deadline_ms=0
+    bundle=bundle_entry(NAMESPACE, 0, HASH_MAX, "assigning", owner=1, source=None, last=5, token=5),
+    source=None,
+    deadline_ms=0,
 )
 DISCARD = Discard(bundle=BUNDLE, deadline_ms=0)
 
@@ -64,7 +77,12 @@ async def test_a_preparation_waits_for_the_discarding_before_it() -> None:
     assert ["discard begins"] == bench.warming.noted
     gate.set()
     await settled()
-    assert ["discard begins", "discard ends", "prepare begins", "prepare ends"] == bench.warming.noted
+    assert [
+        "discard begins",
+        "discard ends",
+        "prepare begins",
+        "prepare ends",
+    ] == bench.warming.noted
     assert Prepared(bundle=BUNDLE) == bench.events[-1]
 
 
@@ -76,7 +94,8 @@ async def test_an_operation_waits_for_the_end_of_an_abandoned_one() -> None:
     await settled()
     bench.runner.carry_out(Abandon(bundle=BUNDLE, doing="preparing"))
     bench.runner.carry_out(PREPARE)
-    # One that is abandoned while it waits for its turn never begins, and leaves the turn to the next.
+    # One that is abandoned while it waits for its turn never begins, and leaves the turn to the
+    # next.
     await settled()
     bench.runner.carry_out(Abandon(bundle=BUNDLE, doing="preparing"))
     bench.runner.carry_out(DISCARD)
@@ -104,7 +123,9 @@ async def test_a_discarding_that_fails_is_logged_and_over(caplog: pytest.LogCapt
 async def test_invalid_split_points_are_a_problem(cuts: object) -> None:
     bench = Bench()
     bench.service.cuts = cuts
-    entry = bundle_entry(NAMESPACE, 0, HASH_MAX, "splitting", owner=1, source=None, last=5, token=5, algorithm="odd")
+    entry = bundle_entry(
+        NAMESPACE, 0, HASH_MAX, "splitting", owner=1, source=None, last=5, token=5, algorithm="odd"
+    )
     bench.runner.carry_out(FindCuts(bundle=entry))
     await settled()
     (event,) = bench.events
@@ -113,7 +134,8 @@ async def test_invalid_split_points_are_a_problem(cuts: object) -> None:
 
 
 class Hasty(Odd):
-    async def close(self, bundle: Bundle, moved_to: Peer | None) -> bytes | None:  # type: ignore[override]  # the mistake itself
+    # The mistake itself.
+    async def close(self, bundle: Bundle, moved_to: Peer | None) -> bytes | None:  # type: ignore[override]
         return None
 
 
@@ -132,7 +154,9 @@ class Lazy(Odd):
     ],
     ids=["a class", "a text", "a close without a deadline", "an async load"],
 )
-def test_an_invalid_service_is_refused_before_the_broker_joins(service: Service, problem: str) -> None:
+def test_an_invalid_service_is_refused_before_the_broker_joins(
+    service: Service, problem: str
+) -> None:
     with pytest.raises(CallerError, match=problem):
         runner_of(service)
 
@@ -148,7 +172,9 @@ def test_a_pattern_may_have_all_wildcards_of_fnmatch(pattern: str) -> None:
     assert Bench(pattern).runner.service_of(NAMESPACE) is not None
 
 
-async def test_a_bundle_without_a_service_is_refused_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bundle_without_a_service_is_refused_without_a_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     bench = Bench("other/*")
     bench.open(1)
     await settled()
@@ -164,14 +190,18 @@ async def test_a_closing_gets_the_deadline_of_the_agent(ahead_ms: int) -> None:
     bench = Bench()
     handle = bench.open(1)
     await settled()
-    bench.runner.carry_out(Close(handle=handle, moved_to=None, deadline_ms=SystemClock().now().boot_ms + ahead_ms))
+    bench.runner.carry_out(
+        Close(handle=handle, moved_to=None, deadline_ms=SystemClock().now().boot_ms + ahead_ms)
+    )
     await settled()
     ((_, _, left_ms),) = bench.service.closed
     assert max(0, ahead_ms - 30_000) <= left_ms <= max(0, ahead_ms)
 
 
 async def test_a_bundle_that_moves_is_closed_after_its_admitted_work() -> None:
-    """Or after half of the time. Later the work may not be finished, because its effect would be missing in the state."""
+    """Or after half of the time. Later the work may not be finished, because its effect would be
+    missing in the state.
+    """
     for ends, ahead_ms in ((True, 60_000), (False, 20)):
         bench, closing = Bench(), asyncio.Event()
 
@@ -187,7 +217,11 @@ async def test_a_bundle_that_moves_is_closed_after_its_admitted_work() -> None:
         with ExitStack() as until_finished:
             until_finished.enter_context(ownership.admit("key"))
             handle.is_open, handle.is_settling = False, True
-            bench.runner.carry_out(Close(handle=handle, moved_to=None, deadline_ms=SystemClock().now().boot_ms + ahead_ms))
+            bench.runner.carry_out(
+                Close(
+                    handle=handle, moved_to=None, deadline_ms=SystemClock().now().boot_ms + ahead_ms
+                )
+            )
             await settled()
             assert [] == bench.service.closed
             if ends:
@@ -209,9 +243,10 @@ async def test_the_end_closes_all_open_bundles_concurrently() -> None:
     await settled()
     ending = asyncio.ensure_future(bench.runner.close_all(timeout_ms=60_000))
     await settled()
-    assert [(bundle_name(NAMESPACE, 0, half), None), (bundle_name(NAMESPACE, half, HASH_MAX), None)] == [
-        (bundle, moved_to) for bundle, moved_to, _ in bench.service.closed
-    ]
+    assert [
+        (bundle_name(NAMESPACE, 0, half), None),
+        (bundle_name(NAMESPACE, half, HASH_MAX), None),
+    ] == [(bundle, moved_to) for bundle, moved_to, _ in bench.service.closed]
     assert not ending.done()
     gate.set()
     await ending
@@ -234,7 +269,9 @@ async def test_the_end_cancels_openings_and_slow_closings() -> None:
 
 
 async def test_the_end_closes_a_bundle_that_still_opens() -> None:
-    """An opening that swallows its cancellation opens the bundle. It is closed within the same time."""
+    """An opening that swallows its cancellation opens the bundle. It is closed within the same
+    time.
+    """
     bench, gate = Bench(), asyncio.Event()
 
     bench.service.opening = lambda: stubborn(gate)
@@ -259,7 +296,10 @@ async def test_a_slow_fetch_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) 
     bench.runner.carry_out(Close(handle=handle, moved_to=None, deadline_ms=0))
     await settled()
     bench.service.fetching = gated(asyncio.Event())
-    with pytest.raises(DeadlineExceeded, match=f"the service giving the state of {BUNDLE} did not happen within 1 ms"):
+    with pytest.raises(
+        DeadlineExceeded,
+        match=f"the service giving the state of {BUNDLE} did not happen within 1 ms",
+    ):
         await bench.runner.fetch_released(BUNDLE)
 
 
@@ -270,11 +310,15 @@ async def test_a_fetch_that_returns_something_else_is_an_error() -> None:
     bench.runner.carry_out(Close(handle=handle, moved_to=None, deadline_ms=0))
     await settled()
     bench.service.state = "text"
-    with pytest.raises(CallerError, match="its fetch returned str, not bytes or an asynchronous iterator of bytes"):
+    with pytest.raises(
+        CallerError, match="its fetch returned str, not bytes or an asynchronous iterator of bytes"
+    ):
         await bench.runner.fetch_released(BUNDLE)
 
 
-async def test_code_that_cannot_be_stopped_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_code_that_cannot_be_stopped_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It could still serve its bundle."""
     monkeypatch.setattr(module, "_ABANDON_MS", 10)
     bench, gate = Bench(), asyncio.Event()

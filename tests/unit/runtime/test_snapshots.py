@@ -1,4 +1,6 @@
-"""Where a broker starts, and the logs that it refuses: those that could issue a token again that it has used."""
+"""Where a broker starts, and the logs that it refuses: those that could issue a token again that it
+has used.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def directory(tmp_path: Path) -> Iterator[DataDirectory]:
 
 
 def start(directory: DataDirectory, log: MemoryLog, *, identity: str = LOG) -> int:
-    """Start a broker on the log, as if it had this identity. Return the position at which it begins to read."""
+    """Start a broker on the log, as if it had this identity. Return the position at which it begins
+    to read.
+    """
     log.identity = identity
     try:
         return Snapshots(directory, log=identity, cluster=CLUSTER).reader(log).position
@@ -70,7 +74,9 @@ def test_an_unavailable_log_is_waited_for(directory: DataDirectory) -> None:
 
 @pytest.mark.parametrize("identity", [LOG, f"{LOG}.imported", f"{LOG}.imported.again"])
 @pytest.mark.parametrize("further", [0, 1, 1_000])
-def test_a_log_that_goes_on_is_accepted(directory: DataDirectory, identity: str, further: int) -> None:
+def test_a_log_that_goes_on_is_accepted(
+    directory: DataDirectory, identity: str, further: int
+) -> None:
     """Also an import, which leaves out offsets above the original's."""
     channel = channel_with("a:1")
     directory.write_mark(mark_at(channel))
@@ -84,12 +90,16 @@ def test_an_older_copy_is_refused(directory: DataDirectory, identity: str) -> No
     channel = channel_with("a:1")
     directory.write_mark(mark_at(channel))
     end = channel.view.offset - 1
-    with pytest.raises(OperatorError, match=f"from offset {end + 1}, .* it ends at offset {end}, as an older copy"):
+    with pytest.raises(
+        OperatorError, match=f"from offset {end + 1}, .* it ends at offset {end}, as an older copy"
+    ):
         start(directory, log_of(channel, records=-1), identity=identity)
 
 
 @pytest.mark.parametrize("identity", ["another", LOG[:-1], f"{LOG}x", f"x.{LOG}"])
-def test_another_log_is_refused_although_it_is_longer(directory: DataDirectory, identity: str) -> None:
+def test_another_log_is_refused_although_it_is_longer(
+    directory: DataDirectory, identity: str
+) -> None:
     """Other brokers have begun it. Its tokens up to there were in use on the former log, too."""
     channel = channel_with("a:1", "b:1")
     directory.write_mark(LogMark(log=LOG, offset=1, physical=1))
@@ -98,7 +108,9 @@ def test_another_log_is_refused_although_it_is_longer(directory: DataDirectory, 
 
 
 @pytest.mark.parametrize("above", [-1, 0, 1])
-def test_a_copy_is_accepted_if_it_goes_on_above_the_mark(directory: DataDirectory, above: int) -> None:
+def test_a_copy_is_accepted_if_it_goes_on_above_the_mark(
+    directory: DataDirectory, above: int
+) -> None:
     view = channel_with("a:1").view
     directory.write_mark(LogMark(log=LOG, offset=1_000, physical=1_000))
     view.go_on_above(1_000 + above, level=view.level, level_last=view.level_last)
@@ -112,13 +124,20 @@ def test_a_copy_is_accepted_if_it_goes_on_above_the_mark(directory: DataDirector
 
 
 @pytest.mark.parametrize("is_empty", [True, False])
-def test_a_deleted_log_is_not_made_anew(tmp_path: Path, directory: DataDirectory, is_empty: bool) -> None:
+def test_a_deleted_log_is_not_made_anew(
+    tmp_path: Path, directory: DataDirectory, is_empty: bool
+) -> None:
     path = tmp_path / "log.db"
     open_marked(f"sqlite:{path}", directory).close()
     directory.write_mark(LogMark(log=LOG, offset=7, physical=7))
     path.unlink()
     if is_empty:
         path.touch()
-    with pytest.raises(OperatorError, match=f"log.db does not go on from offset 7, .* {directory.path} notes .*: .*(no file|empty)"):
+    with pytest.raises(
+        OperatorError,
+        match=(
+            f"log.db does not go on from offset 7, .* {directory.path} notes .*: .*(no file|empty)"
+        ),
+    ):
         open_marked(f"sqlite:{path}", directory)
     assert is_empty == path.exists()

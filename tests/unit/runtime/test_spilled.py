@@ -24,15 +24,21 @@ async def closed(bench: Bench, leaves: object) -> bytes | None:
     handle = bench.open(1)
     await settled()
     bench.service.leaves = leaves
-    bench.runner.carry_out(Close(handle=handle, moved_to=CHANNEL.broker("destination"), deadline_ms=0))
+    bench.runner.carry_out(
+        Close(handle=handle, moved_to=CHANNEL.broker("destination"), deadline_ms=0)
+    )
     await settled()
     last = bench.events[-1]
     assert isinstance(last, Closed)
     return last.handover
 
 
-async def opened(bench: Bench, handover: bytes | None, source: str | None = "source") -> tuple[bytes | None, str | None]:
-    """Open a bundle with this record. Return what the service gets, and the reason for a lost handover."""
+async def opened(
+    bench: Bench, handover: bytes | None, source: str | None = "source"
+) -> tuple[bytes | None, str | None]:
+    """Open a bundle with this record. Return what the service gets, and the reason for a lost
+    handover.
+    """
     bench.open(2, handover=handover, source=None if source is None else CHANNEL.broker(source))
     await settled()
     (ownership,) = bench.runner.ownerships.values()
@@ -49,8 +55,12 @@ def fetching_from(source: Bench) -> FetchSpilled:
     return fetch
 
 
-async def test_a_handover_of_any_size_reaches_the_next_owner(caplog: pytest.LogCaptureFixture) -> None:
-    """One that is too large for a record is fetched from the source. So is one that looks like the note in its place."""
+async def test_a_handover_of_any_size_reaches_the_next_owner(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One that is too large for a record is fetched from the source. So is one that looks like the
+    note in its place.
+    """
     caplog.set_level(logging.INFO)
     note = Note(digest="x").encode()
     for leaves in (None, b"", b"state", LARGE, note):
@@ -59,11 +69,14 @@ async def test_a_handover_of_any_size_reaches_the_next_owner(caplog: pytest.LogC
         assert recorded is None or len(recorded) <= 16_384
         destination = Bench(fetch_spilled=fetching_from(source))
         assert (leaves, None) == await opened(destination, recorded)
-        assert (leaves, None) == await opened(source, recorded)  # The destination died, and it comes back.
+        # The destination died, and it comes back.
+        assert (leaves, None) == await opened(source, recorded)
     assert f"handover of {BUNDLE} kept for its next owner: 16385 bytes" in caplog.messages
 
 
-async def test_the_next_owner_gets_the_reason_of_a_lost_handover(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_next_owner_gets_the_reason_of_a_lost_handover(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """After a death there is no reason."""
 
     async def refuse(_source: Peer, bundle: str, _digest: str) -> bytes | None:
@@ -77,7 +90,12 @@ async def test_the_next_owner_gets_the_reason_of_a_lost_handover(caplog: pytest.
 
     spilled = await closed(Bench(), LARGE)
     for recorded, destination, source, problem in (
-        (await closed(Bench(serves_peers=False), LARGE), Bench(), "source", "it has 16385 bytes, a record takes 16384, and its broker"),
+        (
+            await closed(Bench(serves_peers=False), LARGE),
+            Bench(),
+            "source",
+            "it has 16385 bytes, a record takes 16384, and its broker",
+        ),
         (await closed(Bench(), "text"), Bench(), "source", "close returned str, not bytes"),
         (spilled, Bench(fetch_spilled=refuse), "source", "it answers 404"),
         (spilled, Bench(fetch_spilled=another), "source", "keeps it no more"),
@@ -98,7 +116,9 @@ async def test_a_failed_close_is_a_lost_handover() -> None:
 
     source = Bench()
     source.service.closing = failing
-    assert (None, "its close failed: RuntimeError: no disk") == await opened(Bench(), await closed(source, b"state"))
+    assert (None, "its close failed: RuntimeError: no disk") == await opened(
+        Bench(), await closed(source, b"state")
+    )
 
 
 async def test_kept_handovers_are_bounded() -> None:

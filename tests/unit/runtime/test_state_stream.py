@@ -1,4 +1,6 @@
-"""State that streams from a former owner: its answers, its checksum, its deadlines, and what a broken connection costs."""
+"""State that streams from a former owner: its answers, its checksum, its deadlines, and what a
+broken connection costs.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +50,18 @@ async def chunks_of(*chunks: bytes) -> AsyncIterator[bytes]:
 
 async def sent(*chunks: bytes, offset: int = 0) -> bytes:
     """Return the body that carries these chunks."""
-    return b"".join([piece async for piece in with_checksum(pieces_of(chunks_of(*chunks), what="x"), offset=offset)])
+    return b"".join(
+        [
+            piece
+            async for piece in with_checksum(pieces_of(chunks_of(*chunks), what="x"), offset=offset)
+        ]
+    )
 
 
 class Source:
-    """A former owner whose connections do what a test sets. `offsets` are those that were asked for."""
+    """A former owner whose connections do what a test sets. `offsets` are those that were asked
+    for.
+    """
 
     def __init__(self, *connections: Callable[[int], AsyncIterator[bytes]] | None) -> None:
         self.connections = list(connections)
@@ -88,8 +97,14 @@ def breaking(*data: bytes, error: Exception | None = None) -> Callable[[int], As
 # --- chunks and the checksum ---
 
 
-@given(chunks=st.lists(st.binary(max_size=60)), cuts=st.lists(st.integers(1, 40), min_size=1), offset=st.integers(0, 80))
-def test_any_state_arrives_whole_however_it_is_cut(chunks: list[bytes], cuts: list[int], offset: int) -> None:
+@given(
+    chunks=st.lists(st.binary(max_size=60)),
+    cuts=st.lists(st.integers(1, 40), min_size=1),
+    offset=st.integers(0, 80),
+)
+def test_any_state_arrives_whole_however_it_is_cut(
+    chunks: list[bytes], cuts: list[int], offset: int
+) -> None:
     """Also when its first `offset` bytes came over another connection."""
     state = b"".join(chunks)
     offset = min(offset, len(state))
@@ -119,11 +134,16 @@ async def test_pieces_are_small() -> None:
     large = bytes(range(256)) * 3_000
     for state in (large, chunks_of(large[:1], large[1:])):
         pieces = [piece async for piece in pieces_of(state, what="x")]
-        assert (large, True) == (b"".join(pieces), all(len(piece) <= PIECE_BYTES for piece in pieces))
+        assert (large, True) == (
+            b"".join(pieces),
+            all(len(piece) <= PIECE_BYTES for piece in pieces),
+        )
 
 
 async def test_other_work_runs_between_two_pieces() -> None:
-    """Even if neither the service nor the connection ever waits: a broker that streams renews its lease."""
+    """Even if neither the service nor the connection ever waits: a broker that streams renews its
+    lease.
+    """
     turns = 0
 
     async def other() -> None:
@@ -138,14 +158,22 @@ async def test_other_work_runs_between_two_pieces() -> None:
     assert turns >= 50
 
 
-@pytest.mark.parametrize("wrong", [b"another", b"", b"stat"], ids=["other bytes", "nothing", "a part"])
+@pytest.mark.parametrize(
+    "wrong", [b"another", b"", b"stat"], ids=["other bytes", "nothing", "a part"]
+)
 async def test_state_that_does_not_match_its_checksum_raises(wrong: bytes) -> None:
     checksum = (await sent(b"state"))[-CHECKSUM_BYTES:]
 
     async def connection(_offset: int) -> AsyncIterator[bytes]:
         yield wrong + checksum
 
-    with pytest.raises(PeerError, match=r"broker b does not hand over the state of t/n/.*: what came does not match its checksum"):
+    with pytest.raises(
+        PeerError,
+        match=(
+            r"broker b does not hand over the state of t/n/.*: what came does not match its"
+            r" checksum"
+        ),
+    ):
         await Source(connection).arrival().whole()
 
 
@@ -169,12 +197,17 @@ async def test_a_source_that_has_other_state_the_second_time_is_refused() -> Non
 @pytest.mark.parametrize(
     ("second", "problem"),
     [
-        (breaking(error=aiohttp.ClientConnectionError("refused")), "ClientConnectionError: refused"),
+        (
+            breaking(error=aiohttp.ClientConnectionError("refused")),
+            "ClientConnectionError: refused",
+        ),
         (None, "it no longer has the state"),
     ],
     ids=["dead", "forgotten"],
 )
-async def test_a_source_that_is_gone_in_the_middle_is_an_error(second: Callable[[int], AsyncIterator[bytes]] | None, problem: str) -> None:
+async def test_a_source_that_is_gone_in_the_middle_is_an_error(
+    second: Callable[[int], AsyncIterator[bytes]] | None, problem: str
+) -> None:
     with pytest.raises(PeerError, match=problem):
         await Source(breaking(b"x" * 100), second).arrival().whole()
 
@@ -244,7 +277,9 @@ async def test_the_source_reads_only_what_the_next_owner_takes() -> None:
 
 
 def test_progress_is_reported_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
-    """Each byte to the metric; the agent twice a second; the log every two seconds, and at the end."""
+    """Each byte to the metric; the agent twice a second; the log every two seconds, and at the
+    end.
+    """
     caplog.set_level(logging.INFO)
     now_ns, received, reports = 0, 0, 0
 
@@ -262,9 +297,15 @@ def test_progress_is_reported_now_and_then(caplog: pytest.LogCaptureFixture) -> 
         now_ns += 100_000_000
     progress.ended()
     assert (500, 10) == (received, reports)
-    lines = [(line.message, line.__dict__["bytes"], line.__dict__["took_ms"]) for line in caplog.records]
+    lines = [
+        (line.message, line.__dict__["bytes"], line.__dict__["took_ms"]) for line in caplog.records
+    ]
     receiving = "receiving the state of a bundle"
-    assert [(receiving, 210, 2_000), (receiving, 410, 4_000), ("received the state of a bundle", 500, 5_000)] == lines
+    assert [
+        (receiving, 210, 2_000),
+        (receiving, 410, 4_000),
+        ("received the state of a bundle", 500, 5_000),
+    ] == lines
     caplog.clear()
     short = Progress(BUNDLE, "b", received=count, goes_on=report, now_ns=lambda: now_ns)
     short(10)
@@ -298,7 +339,10 @@ async def test_a_broker_that_ends_does_not_wait_for_ever(caplog: pytest.LogCaptu
     stream = departures.sending(BUNDLE, b"state", 0)
     await anext(stream)
     await departures.all_ended(timeout_ms=1)
-    assert "states not sent in time: next owners still stream 1 from this broker, which waits no longer; raise drain_ms" in caplog.text
+    assert (
+        "states not sent in time: next owners still stream 1 from this broker, which waits no"
+        " longer; raise drain_ms" in caplog.text
+    )
     await stream.aclose()
 
 
@@ -316,7 +360,9 @@ async def served(handler: Handler, *, tls: ssl.SSLContext | None = None) -> Asyn
         site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
         await site.start()
         host, port = runner.addresses[0][:2]
-        yield Peer(broker="b", addresses={"http": f"{'http' if tls is None else 'https'}://{host}:{port}"})
+        yield Peer(
+            broker="b", addresses={"http": f"{'http' if tls is None else 'https'}://{host}:{port}"}
+        )
     finally:
         await runner.cleanup()
 
@@ -353,7 +399,9 @@ async def silent(request: web.Request) -> web.StreamResponse:
     return response
 
 
-def answering(body: bytes, status: int = 200, content_type: str = "application/octet-stream") -> Handler:
+def answering(
+    body: bytes, status: int = 200, content_type: str = "application/octet-stream"
+) -> Handler:
     """Return a handler with this answer."""
 
     async def answer(_request: web.Request) -> web.StreamResponse:
@@ -369,10 +417,14 @@ def test_state_arrives_unchanged() -> None:
     assert fetched(answering(b"", status=204)) is None
 
 
-async def test_each_connection_has_the_token_and_the_certificates_of_its_time(tmp_path: Path) -> None:
+async def test_each_connection_has_the_token_and_the_certificates_of_its_time(
+    tmp_path: Path,
+) -> None:
     authority, file = Authority(tmp_path / "ca"), tmp_path / "token"
     certificate, key = authority.issue("b")
-    certificates = Certificates(TlsFiles(certificate=certificate, key=key, ca=authority.ca), broker="b", host=HOST)
+    certificates = Certificates(
+        TlsFiles(certificate=certificate, key=key, ca=authority.ca), broker="b", host=HOST
+    )
     contexts = [certificates.client, certificates.client]
     state, tokens = b"0123456789" * 10, []
 
@@ -401,7 +453,9 @@ async def test_each_connection_has_the_token_and_the_certificates_of_its_time(tm
 async def test_a_token_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     async with served(answering(b"")) as peer:
         with pytest.raises(PeerError, match=r"the token file .* cannot be read"):
-            await Arrival(peer, BUNDLE, over_http(peer, BUNDLE, token=OwnToken((tmp_path / "none").as_uri()))).whole()
+            await Arrival(
+                peer, BUNDLE, over_http(peer, BUNDLE, token=OwnToken((tmp_path / "none").as_uri()))
+            ).whole()
 
 
 def test_a_source_of_an_older_version_sends_no_checksum() -> None:
@@ -423,8 +477,12 @@ def test_a_source_of_an_older_version_sends_no_checksum() -> None:
         fetched(breaks)
 
 
-@pytest.mark.parametrize("handler", [endless, answering(b"x" * 2_000)], ids=["endless", "known length"])
-def test_state_that_is_too_large_for_one_value_is_refused(handler: Handler, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "handler", [endless, answering(b"x" * 2_000)], ids=["endless", "known length"]
+)
+def test_state_that_is_too_large_for_one_value_is_refused(
+    handler: Handler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "STATE_BYTES_MAX", 1_000)
     with pytest.raises(PeerError, match="larger than 1000 bytes, and must be streamed"):
         fetched(handler)
@@ -454,7 +512,10 @@ def test_a_slow_source_that_sends_is_none(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(
     ("handler", "problem"),
-    [(answering(b"no\xff" * 10_000, status=503), "it answers 503: no"), (answering(b"", status=307), "it answers 307")],
+    [
+        (answering(b"no\xff" * 10_000, status=503), "it answers 503: no"),
+        (answering(b"", status=307), "it answers 307"),
+    ],
     ids=["refusal", "redirect"],
 )
 def test_a_refusal_is_quoted_in_short(handler: Handler, problem: str) -> None:
@@ -464,7 +525,11 @@ def test_a_refusal_is_quoted_in_short(handler: Handler, problem: str) -> None:
     assert len(str(caught.value)) < 2_000
 
 
-@pytest.mark.parametrize("addresses", [{}, {"http": "http://127.0.0.1:1"}, {"http": "no address"}], ids=["none", "nobody", "nonsense"])
+@pytest.mark.parametrize(
+    "addresses",
+    [{}, {"http": "http://127.0.0.1:1"}, {"http": "no address"}],
+    ids=["none", "nobody", "nonsense"],
+)
 def test_an_unreachable_owner_is_named(addresses: dict[str, str]) -> None:
     with pytest.raises(PeerError, match="broker b does not hand over"):
         asyncio.run(arrival_over_http(Peer(broker="b", addresses=addresses)).whole())

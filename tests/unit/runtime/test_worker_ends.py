@@ -34,9 +34,12 @@ async def test_a_failure_closes_all_open_bundles(benches: Benches, tmp_path: Pat
         bench.log.read_error = LOST
         with pytest.raises(LogReplaced):
             await bench.worker.finished()
-        assert [] == [name for name, ownership in bench.service.open_now.items() if ownership.is_good]
+        assert [] == [
+            name for name, ownership in bench.service.open_now.items() if ownership.is_good
+        ]
         async with asyncio.timeout(PATIENCE_MS / 1_000):
-            while len(bench.service.closed) < BUNDLES:  # noqa: ASYNC110 - the end of a worker that nobody stops has no event
+            # The end of a worker that nobody stops has no event.
+            while len(bench.service.closed) < BUNDLES:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         assert [(name, None, True) for name in names] == sorted(bench.service.closed)
 
@@ -44,7 +47,9 @@ async def test_a_failure_closes_all_open_bundles(benches: Benches, tmp_path: Pat
     DataDirectory(tmp_path).close()
 
 
-async def test_the_last_closings_are_bounded(benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_last_closings_are_bounded(
+    benches: Benches, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(workers, "_LAST_CLOSE_MS", 10)
 
     async with benches.started() as bench:
@@ -73,12 +78,17 @@ async def test_a_stop_closes_leaves_and_saves_a_snapshot(benches: Benches, tmp_p
     async with benches.started() as bench:
         await bench.serve(bundles=BUNDLES)
         await bench.worker.stop()
-        assert (BUNDLES, "left") == (len(bench.service.closed), bench.worker.view.brokers["a"].status)
+        assert (BUNDLES, "left") == (
+            len(bench.service.closed),
+            bench.worker.view.brokers["a"].status,
+        )
 
     assert (tmp_path / "snapshot").exists()
 
 
-async def test_a_stop_without_a_log_is_bounded(benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stop_without_a_log_is_bounded(
+    benches: Benches, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It closes all bundles, but cannot leave."""
     monkeypatch.setattr(workers, "_LAST_RECORDS_MS", 200)
 
@@ -92,7 +102,9 @@ async def test_a_stop_without_a_log_is_bounded(benches: Benches, monkeypatch: py
 async def test_a_stop_does_not_wait_for_a_log_that_hangs(
     benches: Benches, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The broker closes all bundles and releases its directory. Only the thread of the log still waits."""
+    """The broker closes all bundles and releases its directory. Only the thread of the log still
+    waits.
+    """
     monkeypatch.setattr(workers, "_LAST_RECORDS_MS", 200)
 
     async with benches.started() as bench:
@@ -101,12 +113,17 @@ async def test_a_stop_does_not_wait_for_a_log_that_hangs(
         await bench.worker.stop()
         assert (BUNDLES, False) == (len(bench.service.closed), bench.log.closed.is_set())
         DataDirectory(benches.folder).close()
-        assert f"log stays open: the end of the thread of {bench.name} did not happen within 200 ms" in caplog.text
+        assert (
+            f"log stays open: the end of the thread of {bench.name} did not happen within 200 ms"
+            in caplog.text
+        )
         bench.log.gate.set()
         assert await asyncio.to_thread(bench.log.closed.wait, PATIENCE_MS / 1_000)
 
 
-async def test_a_joined_waits_for_its_instance_id_on_disk(benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_joined_waits_for_its_instance_id_on_disk(
+    benches: Benches, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The loop goes on meanwhile."""
     disk = threading.Event()
     write_nonce = DataDirectory.write_nonce
@@ -129,8 +146,12 @@ async def test_a_joined_waits_for_its_instance_id_on_disk(benches: Benches, monk
         assert bench.worker.view.brokers["a"].joined.nonce in written
 
 
-async def test_a_token_waits_until_the_data_directory_notes_it(benches: Benches, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop goes on meanwhile. After a death the directory knows every token that the service was given."""
+async def test_a_token_waits_until_the_data_directory_notes_it(
+    benches: Benches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop goes on meanwhile. After a death the directory knows every token that the service
+    was given.
+    """
     disk = threading.Event()
     write_mark = DataDirectory.write_mark
 
@@ -141,8 +162,15 @@ async def test_a_token_waits_until_the_data_directory_notes_it(benches: Benches,
     async with benches.started() as bench:
         await bench.worker.ready(timeout_ms=PATIENCE_MS)
         monkeypatch.setattr(DataDirectory, "write_mark", slow)
-        await bench.worker.request(CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(BUNDLES)), timeout_ms=PATIENCE_MS)
-        await bench.until(lambda: all(bundle.phase == "owned" for bundle in bench.worker.view.bundles_of(NAMESPACE)))
+        await bench.worker.request(
+            CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(BUNDLES)),
+            timeout_ms=PATIENCE_MS,
+        )
+        await bench.until(
+            lambda: all(
+                bundle.phase == "owned" for bundle in bench.worker.view.bundles_of(NAMESPACE)
+            )
+        )
         for _ in range(20):
             await asyncio.sleep(0.001)
         assert {} == bench.service.open_now
@@ -172,34 +200,44 @@ async def test_a_full_disk_keeps_a_broker_from_joining(
 
     async with benches.started() as bench:
         async with asyncio.timeout(PATIENCE_MS / 1_000):
-            while not _alarms(caplog, "data_directory"):  # noqa: ASYNC110 - what is logged has no event
+            # What is logged has no event.
+            while not _alarms(caplog, "data_directory"):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         assert {} == bench.worker.view.brokers
         full.clear()
         await bench.worker.ready(timeout_ms=PATIENCE_MS)
 
 
-async def test_alarms_and_failed_appends_name_their_record(benches: Benches, caplog: pytest.LogCaptureFixture) -> None:
+async def test_alarms_and_failed_appends_name_their_record(
+    benches: Benches, caplog: pytest.LogCaptureFixture
+) -> None:
     """As fields of the log line."""
     caplog.set_level(logging.INFO, logger="equipoise.brokers.runtime.worker")
     async with benches.started() as bench:
         await bench.serve(bundles=BUNDLES)
         bench.log.append_error = LogStorageFull(log="memory:troubled")
         with pytest.raises(LogStorageFull):
-            await bench.worker.request(CreateNamespace(name="t/other", boundaries=even_boundaries(1)), timeout_ms=PATIENCE_MS)
+            await bench.worker.request(
+                CreateNamespace(name="t/other", boundaries=even_boundaries(1)),
+                timeout_ms=PATIENCE_MS,
+            )
         bench.log.append_error = None
         former = bench.worker.view.brokers["a"]
         bench.put(lambda author: propose.down(author, former, nonce=former.joined.nonce))
         await bench.until(lambda: bench.worker.view.brokers["a"].incarnation != former.incarnation)
 
-    (failed,) = (record.__dict__ for record in caplog.records if record.message.startswith("append failed"))
+    (failed,) = (
+        record.__dict__ for record in caplog.records if record.message.startswith("append failed")
+    )
     assert ("a", "namespace", "t/other") == (failed["broker"], failed["kind"], failed["key"])
     assert "appends succeed again" in caplog.messages
     (death,) = _alarms(caplog, "own_death")
     assert ("a", True) == (death.__dict__["key"], death.__dict__["offset"] > 0)
 
 
-async def test_each_join_and_the_stop_are_logged(benches: Benches, caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_join_and_the_stop_are_logged(
+    benches: Benches, caplog: pytest.LogCaptureFixture
+) -> None:
     """Once each, also the join after this broker was declared dead."""
     caplog.set_level(logging.INFO, logger="equipoise.brokers.runtime.worker")
     async with benches.started() as bench:
@@ -208,7 +246,9 @@ async def test_each_join_and_the_stop_are_logged(benches: Benches, caplog: pytes
         bench.put(lambda author: propose.down(author, former, nonce=former.joined.nonce))
         await bench.until(lambda: bench.worker.view.brokers["a"].incarnation != former.incarnation)
         again = bench.worker.agent.incarnation
-    lines = [record.__dict__ for record in caplog.records if record.message in ("ready", "stopping")]
+    lines = [
+        record.__dict__ for record in caplog.records if record.message in ("ready", "stopping")
+    ]
     assert [("ready", former.incarnation), ("ready", again), ("stopping", None)] == [
         (line["message"], line.get("incarnation")) for line in lines
     ]
@@ -216,7 +256,9 @@ async def test_each_join_and_the_stop_are_logged(benches: Benches, caplog: pytes
     assert ["http://a", "http://a", None] == [line.get("address") for line in lines]
 
 
-async def test_a_cancelled_start_closes_the_log_once_it_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancelled_start_closes_the_log_once_it_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The directory is free at once."""
     may_open = threading.Event()
     log = TroubledLog(name="memory:troubled")
@@ -237,22 +279,37 @@ async def test_a_cancelled_start_closes_the_log_once_it_is_open(tmp_path: Path, 
     assert await asyncio.to_thread(log.closed.wait, PATIENCE_MS / 1_000)
 
 
-async def test_a_log_that_every_user_may_write_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_log_that_every_user_may_write_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """At the start, with the path and its mode."""
     (tmp_path / "log.db").touch()
     (tmp_path / "log.db").chmod(0o666)
-    config = WorkerConfig(log_url=f"sqlite:{tmp_path / 'log.db'}", data_dir=tmp_path / "a", broker_id="a")
+    config = WorkerConfig(
+        log_url=f"sqlite:{tmp_path / 'log.db'}", data_dir=tmp_path / "a", broker_id="a"
+    )
     worker = Worker(config, {}, addresses={})
     await worker.start()
     await worker.stop()
-    lines = [record.__dict__ for record in caplog.records if "every user of this machine may write" in record.message]
-    assert [(str(tmp_path / f"log.db{name}"), "0666") for name in ("", "-shm", "-wal")] == [(line["path"], line["mode"]) for line in lines]
+    lines = [
+        record.__dict__
+        for record in caplog.records
+        if "every user of this machine may write" in record.message
+    ]
+    assert [(str(tmp_path / f"log.db{name}"), "0666") for name in ("", "-shm", "-wal")] == [
+        (line["path"], line["mode"]) for line in lines
+    ]
     assert all("chmod o-w" in line["message"] for line in lines)
 
 
 def test_a_failed_start_leaves_no_evidence_file_and_no_thread(tmp_path: Path) -> None:
     held = DataDirectory(tmp_path / "a")
-    config = WorkerConfig(log_url="memory:troubled", data_dir=tmp_path / "a", broker_id="a", evidence=tmp_path / "evidence")
+    config = WorkerConfig(
+        log_url="memory:troubled",
+        data_dir=tmp_path / "a",
+        broker_id="a",
+        evidence=tmp_path / "evidence",
+    )
     worker = Worker(config, {}, addresses={})
     with pytest.raises(OperatorError):
         asyncio.run(worker.start())
@@ -261,13 +318,19 @@ def test_a_failed_start_leaves_no_evidence_file_and_no_thread(tmp_path: Path) ->
     assert "evidence" not in [thread.name for thread in threading.enumerate()]
 
 
-async def test_each_opening_and_closing_has_a_log_line(benches: Benches, caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_opening_and_closing_has_a_log_line(
+    benches: Benches, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, logger="equipoise.brokers.runtime.bundle_lines")
     async with benches.started() as bench:
         await bench.serve(bundles=BUNDLES)
         await bench.worker.stop()
 
-    lines = [record.message for record in caplog.records if record.name == "equipoise.brokers.runtime.bundle_lines"]
+    lines = [
+        record.message
+        for record in caplog.records
+        if record.name == "equipoise.brokers.runtime.bundle_lines"
+    ]
     assert [BUNDLES, BUNDLES] == [lines.count("opened"), lines.count("closed")]
 
 

@@ -14,7 +14,13 @@ from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.service import WorkerEnded
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.codec import encode
-from equipoise.channel.core.errors import EquipoiseError, LogReplaced, LogStorageFull, LogUnavailable, OutcomeUnknown
+from equipoise.channel.core.errors import (
+    EquipoiseError,
+    LogReplaced,
+    LogStorageFull,
+    LogUnavailable,
+    OutcomeUnknown,
+)
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
 from tests.channels.folding import joined
@@ -33,7 +39,9 @@ SILENT = LogUnavailable(log="memory:troubled", problem="it gave no answer")
 
 
 @pytest.mark.parametrize("error", [FULL, AWAY], ids=lambda error: type(error).__name__)
-async def test_an_error_of_the_log_answers_a_request_at_once(error: EquipoiseError, benches: Benches) -> None:
+async def test_an_error_of_the_log_answers_a_request_at_once(
+    error: EquipoiseError, benches: Benches
+) -> None:
     """The request can be made again."""
     async with benches.started() as bench:
         await bench.worker.ready(timeout_ms=PATIENCE_MS)
@@ -87,7 +95,9 @@ async def test_a_transfer_follows_a_destination_that_joins_again(benches: Benche
         bench.log.at_gate.clear()
         (bundle,) = view.bundles
         pending = asyncio.ensure_future(
-            bench.worker.request(Transfer(bundle=bundle, destination="b", reason="test"), timeout_ms=PATIENCE_MS)
+            bench.worker.request(
+                Transfer(bundle=bundle, destination="b", reason="test"), timeout_ms=PATIENCE_MS
+            )
         )
         assert await asyncio.to_thread(bench.log.at_gate.wait, PATIENCE_MS / 1_000)
         bench.writer.append([encode(again)], timeout_ms=0)
@@ -106,4 +116,8 @@ async def test_a_broker_publishes_its_version(benches: Benches) -> None:
 
 def test_an_address_that_no_record_can_carry_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="addresses"):
-        Worker(WorkerConfig(log_url="memory:x", data_dir=tmp_path), {}, addresses={"http": "x" * (TEXT_CHARACTERS_MAX + 1)})
+        Worker(
+            WorkerConfig(log_url="memory:x", data_dir=tmp_path),
+            {},
+            addresses={"http": "x" * (TEXT_CHARACTERS_MAX + 1)},
+        )

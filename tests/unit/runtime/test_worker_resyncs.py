@@ -35,7 +35,9 @@ def unload(bench: Bench) -> Callable[[Author], AnyRecord]:
     return lambda author: propose.unload(author, bundle, reason="operator")
 
 
-async def test_a_worker_whose_log_is_truncated_resyncs(benches: Benches, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_whose_log_is_truncated_resyncs(
+    benches: Benches, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """It acts on the unread records, and stays the same member."""
     caplog.set_level(logging.WARNING, "equipoise.brokers.runtime.worker")
     async with benches.started() as bench:
@@ -43,7 +45,12 @@ async def test_a_worker_whose_log_is_truncated_resyncs(benches: Benches, tmp_pat
         incarnation = bench.worker.agent.incarnation
         await bench.cut_off(unload(bench))
         # What was unloaded unread is let go of, and placed anew: at the only broker there is.
-        await bench.until(lambda: bench.worker.view.bundles_of(NAMESPACE)[0].token > bench.worker.view.namespaces[NAMESPACE].last + 4)
+        await bench.until(
+            lambda: (
+                bench.worker.view.bundles_of(NAMESPACE)[0].token
+                > bench.worker.view.namespaces[NAMESPACE].last + 4
+            )
+        )
         await bench.until(lambda: len(bench.worker.open_bundles) == 1)
         assert incarnation == bench.worker.agent.incarnation
 
@@ -83,7 +90,9 @@ async def test_a_resync_wakes_the_followers_of_a_changed_namespace(benches: Benc
         feed = AssignmentFeed(bench.worker.listen, broker="a")
         with feed.follower(NAMESPACE) as follower:
             await bench.cut_off(
-                lambda author: propose.set_namespace_policies(author, bench.worker.view, name=NAMESPACE, policies={"limit": 1})
+                lambda author: propose.set_namespace_policies(
+                    author, bench.worker.view, name=NAMESPACE, policies={"limit": 1}
+                )
             )
             assert await follower.wait(timeout_ms=PATIENCE_MS)
             assert [] == follower.take()
@@ -95,7 +104,9 @@ async def test_a_move_whose_end_was_truncated_is_unknown(benches: Benches) -> No
         await bench.serve()
         (bundle,) = bench.worker.view.bundles_of(NAMESPACE)
         operation = split(bundle.name, SPECIFIED_POSITIONS_DIVIDE, (1 << 31,))
-        splitting = asyncio.ensure_future(Operations(bench.worker).run(operation, Deadline.after(timeout_ms=PATIENCE_MS)))
+        splitting = asyncio.ensure_future(
+            Operations(bench.worker).run(operation, Deadline.after(timeout_ms=PATIENCE_MS))
+        )
         await bench.until(lambda: bench.worker.view.bundles[bundle.name].phase == "splitting")
         now = bench.worker.view.bundles[bundle.name]
         await bench.cut_off(lambda author: propose.cancel(author, now, reason="too long"))
@@ -110,16 +121,27 @@ async def test_a_request_whose_record_was_truncated_is_unknown(benches: Benches)
         bench.log.read_error = bench.away
         await bench.until(lambda: not bench.worker.log_is_available)
         appended = len(bench.log.batches)
-        wish = SplitBundle(bundle=bundle.name, algorithm=SPECIFIED_POSITIONS_DIVIDE, positions=(1 << 31,), reason="test")
+        wish = SplitBundle(
+            bundle=bundle.name,
+            algorithm=SPECIFIED_POSITIONS_DIVIDE,
+            positions=(1 << 31,),
+            reason="test",
+        )
         asking = asyncio.ensure_future(bench.worker.request(wish, timeout_ms=PATIENCE_MS))
-        await bench.until(lambda: any(b'"test"' in record for batch in bench.log.batches[appended:] for record in batch))
+        await bench.until(
+            lambda: any(
+                b'"test"' in record for batch in bench.log.batches[appended:] for record in batch
+            )
+        )
         compact(bench.writer)
         bench.log.read_error = None
         with pytest.raises(OutcomeUnknown, match="truncated"):
             await asking
 
 
-async def test_a_worker_with_an_empty_directory_starts_from_the_snapshot(benches: Benches, tmp_path: Path) -> None:
+async def test_a_worker_with_an_empty_directory_starts_from_the_snapshot(
+    benches: Benches, tmp_path: Path
+) -> None:
     async with benches.started() as bench:
         await bench.serve()
         await bench.worker.stop()
@@ -145,7 +167,9 @@ async def test_no_start_without_a_look_at_the_log(benches: Benches) -> None:
             assert NAMESPACE in again.worker.view.namespaces
 
 
-async def test_a_worker_on_an_empty_log_resyncs_into_a_copy(benches: Benches, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_worker_on_an_empty_log_resyncs_into_a_copy(
+    benches: Benches, caplog: pytest.LogCaptureFixture
+) -> None:
     """It was started on the new log before the channel was copied there."""
     bench = Bench(benches.folder)
     bench.log.append_error = bench.away
@@ -153,7 +177,9 @@ async def test_a_worker_on_an_empty_log_resyncs_into_a_copy(benches: Benches, ca
         view = channel_with(bundles=4).view
         view.cluster = bench.worker.config.cluster
         view.go_on_above(1_000, level=view.level, level_last=view.level_last)
-        begin_above(bench.writer, empty_target(bench.writer, deadline=soon()), view, deadline=soon())
+        begin_above(
+            bench.writer, empty_target(bench.writer, deadline=soon()), view, deadline=soon()
+        )
         await bench.until(lambda: bench.worker.view.base == 1_000)
         bench.log.append_error = None
         await bench.worker.ready(timeout_ms=PATIENCE_MS)

@@ -43,25 +43,38 @@ class Diary(Service):
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
         self.open_now[ownership.bundle.name] = ownership
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None:
         self.closed.append((bundle.name, moved_to, deadline.remaining_ms() > 0))
         await self.may_close.wait()
         return None
 
-    async def split_points(self, bundle: Bundle, algorithm: str, positions: Sequence[int] | None) -> Sequence[int]:
+    async def split_points(
+        self, bundle: Bundle, algorithm: str, positions: Sequence[int] | None
+    ) -> Sequence[int]:
         await self.may_cut.wait()
         return positions or ()
 
 
 class Bench:
-    """One worker, its service and its log, which others may write to and compact while the worker cannot reach it."""
+    """One worker, its service and its log, which others may write to and compact while the worker
+    cannot reach it.
+    """
 
     def __init__(self, folder: Path, *, name: str | None = None) -> None:
         self.name = name or f"memory:troubled-{next(_numbers)}"
         self.log = TroubledLog(name=self.name)
         self.writer = MemoryLog(name=self.name)
         self.service = Diary()
-        config = WorkerConfig(log_url=self.name, data_dir=folder, broker_id="a", balance=False, drain_ms=500, close_ms=500)
+        config = WorkerConfig(
+            log_url=self.name,
+            data_dir=folder,
+            broker_id="a",
+            balance=False,
+            drain_ms=500,
+            close_ms=500,
+        )
         self.worker = Worker(config, {"*": self.service}, addresses={"http": "http://a"})
 
     @property
@@ -72,12 +85,17 @@ class Bench:
     async def serve(self, *, bundles: int = 1) -> None:
         """Create a namespace, and wait until all its bundles are open."""
         await self.worker.ready(timeout_ms=PATIENCE_MS)
-        await self.worker.request(CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(bundles)), timeout_ms=PATIENCE_MS)
+        await self.worker.request(
+            CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(bundles)),
+            timeout_ms=PATIENCE_MS,
+        )
         await self.until(lambda: len(self.worker.open_bundles) == bundles)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition on the worker."""
-        await self.worker.until(lambda _: condition() or None, timeout_ms=PATIENCE_MS, what="the condition of the test")
+        await self.worker.until(
+            lambda _: condition() or None, timeout_ms=PATIENCE_MS, what="the condition of the test"
+        )
 
     def put(self, make: Callable[[Author], AnyRecord]) -> None:
         """Append a record of an admin, made against the view of the worker."""

@@ -16,7 +16,8 @@ SECRET_URL = f"data:;base64,{planted(base64.b64encode(SECRET).decode())}"
 def token(role: str = "me", *, key: bytes = SECRET, **claims: object) -> str:
     """A token that is signed with a secret. It never expires, unless `exp` is given."""
     text = jwt.encode({"sub": role, **claims}, key, algorithm="HS256")
-    planted(text.rpartition(".")[2])  # The signature: also of a token that is cut, or sent with a prefix.
+    # The signature: also of a token that is cut, or sent with a prefix.
+    planted(text.rpartition(".")[2])
     return text
 
 
@@ -33,8 +34,14 @@ def basic(user: str, password: str) -> dict[str, str]:
 USERS = "# users\nme:$2y$04$l8D0wG5qCaxDu2CpBJmfnuiE1gU6x4eO0nX8jDw3zKwJptUd1SBsq\n"
 """A password file. The password of `me` is `secret`."""
 
-SETTINGS: dict[str, Any] = {"authentication": True, "token_secret_key": SECRET_URL, "broker_token": token("broker")}
+SETTINGS: dict[str, Any] = {
+    "authentication": True,
+    "token_secret_key": SECRET_URL,
+    "broker_token": token("broker"),
+}
 """The settings of a broker that lets in only the bearers of such tokens."""
 
-PASSWORDS: dict[str, Any] = SETTINGS | {"basic_passwords": f"data:;base64,{base64.b64encode(USERS.encode()).decode()}"}
+PASSWORDS: dict[str, Any] = SETTINGS | {
+    "basic_passwords": f"data:;base64,{base64.b64encode(USERS.encode()).decode()}"
+}
 """The same, and `me` may send a password."""

@@ -37,7 +37,12 @@ def lines() -> Iterator[list[dict[str, object]]]:
 def test_a_line_shows_who_asked_for_what_and_why_it_was_refused() -> None:
     with lines() as found:
         Audit(broker="b", now_ms=lambda: 0).refused(
-            Surface.HTTP, what="POST /x", why="it may only read", fault="rights", client="10.0.0.7", role="viewer"
+            Surface.HTTP,
+            what="POST /x",
+            why="it may only read",
+            fault="rights",
+            client="10.0.0.7",
+            role="viewer",
         )
     (line,) = found
     expected = {
@@ -56,11 +61,16 @@ def test_a_line_shows_who_asked_for_what_and_why_it_was_refused() -> None:
 LINES_A_MINUTE = 65
 """What the page about security promises."""
 
-refusals = st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 2 * PAIRS_MAX), st.sampled_from(list(Fault))), max_size=400)
+refusals = st.lists(
+    st.tuples(st.integers(0, 20_000), st.integers(0, 2 * PAIRS_MAX), st.sampled_from(list(Fault))),
+    max_size=400,
+)
 
 
 @given(steps=refusals)
-def test_no_minute_has_more_lines_than_its_bound_and_every_refusal_is_counted(steps: list[tuple[int, int, Fault]]) -> None:
+def test_no_minute_has_more_lines_than_its_bound_and_every_refusal_is_counted(
+    steps: list[tuple[int, int, Fault]],
+) -> None:
     now_ms = 0
     audit = Audit(broker="b", now_ms=lambda: now_ms)
     logged_ms = list[int]()
@@ -68,13 +78,18 @@ def test_no_minute_has_more_lines_than_its_bound_and_every_refusal_is_counted(st
         for pause_ms, address, fault in steps:
             now_ms += pause_ms // 100
             before = len(found)
-            audit.refused(Surface.PULSAR, what="CONNECT", why="no", fault=fault, client=str(address))
+            audit.refused(
+                Surface.PULSAR, what="CONNECT", why="no", fault=fault, client=str(address)
+            )
             logged_ms += [now_ms] * (len(found) - before)
-            # The first refusal of an address is never lost among those of others, unless there are very many of them.
+            # The first refusal of an address is never lost among those of others, unless there are
+            # very many of them.
             assert {str(address), OTHERS} & {line["client"] for line in found}
             assert len([at for at in logged_ms if now_ms - at < INTERVAL_MS]) <= LINES_A_MINUTE
         now_ms += INTERVAL_MS
-        audit.refused(Surface.PULSAR, what="CONNECT", why="no", fault=Fault.MISSING, client="the last")
+        audit.refused(
+            Surface.PULSAR, what="CONNECT", why="no", fault=Fault.MISSING, client="the last"
+        )
     assert len(steps) + 1 == sum(1 + int(str(line["left_out"])) for line in found)
 
 
@@ -83,7 +98,9 @@ def test_an_address_that_is_quiet_gives_its_place_to_another() -> None:
     audit = Audit(broker="b", now_ms=lambda: now_ms)
     with lines() as found:
         for address in range(PAIRS_MAX + 1):
-            audit.refused(Surface.HTTP, what="GET /", why="no", fault="missing", client=str(address))
+            audit.refused(
+                Surface.HTTP, what="GET /", why="no", fault="missing", client=str(address)
+            )
         now_ms = INTERVAL_MS
         audit.refused(Surface.HTTP, what="GET /", why="no", fault="missing", client="new")
         assert [OTHERS, "new"] == [line["client"] for line in found[-2:]]

@@ -12,8 +12,23 @@ import pytest
 
 from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.security.gate import KEYS_MAX, Certificate, Gate, Proofs, read_key
-from equipoise.brokers.security.identity import BASIC, TLS, TOKEN, Credentials, Fault, Identity, Refusal, Surface
-from equipoise.brokers.security.own_token import CA_VARIABLE, NO_TOKEN, TOKEN_VARIABLE, OwnToken, stranger_to_broker
+from equipoise.brokers.security.identity import (
+    BASIC,
+    TLS,
+    TOKEN,
+    Credentials,
+    Fault,
+    Identity,
+    Refusal,
+    Surface,
+)
+from equipoise.brokers.security.own_token import (
+    CA_VARIABLE,
+    NO_TOKEN,
+    TOKEN_VARIABLE,
+    OwnToken,
+    stranger_to_broker,
+)
 from equipoise.channel.core.errors import PeerError
 from tests.unit.security.signing import SECRET, SECRET_URL, USERS, token
 
@@ -25,7 +40,11 @@ def gate(counted: list[tuple[Surface, Fault]] | None = None, secret: str = SECRE
     return gate_of(Proofs(token_secret_key=secret), counted)
 
 
-def gate_of(proofs: Proofs, counted: list[tuple[Surface, Fault]] | None = None, failed: list[None] | None = None) -> Gate:
+def gate_of(
+    proofs: Proofs,
+    counted: list[tuple[Surface, Fault]] | None = None,
+    failed: list[None] | None = None,
+) -> Gate:
     """A gate whose clock shows `NOW_S`. It notes refusals, and failed reloads."""
     refusals, failures = [] if counted is None else counted, [] if failed is None else failed
     return Gate(
@@ -37,7 +56,9 @@ def gate_of(proofs: Proofs, counted: list[tuple[Surface, Fault]] | None = None, 
     )
 
 
-def fault_of(made: Gate, credentials: Credentials | None, certificate: Certificate | None = None) -> Fault | None:
+def fault_of(
+    made: Gate, credentials: Credentials | None, certificate: Certificate | None = None
+) -> Fault | None:
     """Why credentials are refused; None if they are not."""
     found = made.check(Surface.HTTP, credentials, certificate)
     return found.fault if isinstance(found, Refusal) else None
@@ -52,14 +73,25 @@ def certificate(*names: str, days: float = 1) -> Certificate:
     """A certificate of these common names, as `getpeercert` returns it."""
     subject = ((("organizationName", "Acme"),), *((("commonName", name),) for name in names))
     expires = datetime.fromtimestamp(NOW_S + days * 86_400, UTC).strftime("%b %d %H:%M:%S %Y GMT")
-    return {"subject": subject, "notAfter": expires, "subjectAltName": (("DNS", "other.example.com"),)}
+    return {
+        "subject": subject,
+        "notAfter": expires,
+        "subjectAltName": (("DNS", "other.example.com"),),
+    }
 
 
 def test_each_form_of_a_key_is_read(tmp_path: Path) -> None:
     file = tmp_path / "my key"
     file.write_bytes(SECRET)
     plain = base64.b64encode(SECRET).decode()
-    forms = (SECRET_URL, f"data:application/octet-stream;base64,{plain}", f"file://{tmp_path}/my%20key", f"file:{file}", str(file), plain)
+    forms = (
+        SECRET_URL,
+        f"data:application/octet-stream;base64,{plain}",
+        f"file://{tmp_path}/my%20key",
+        f"file:{file}",
+        str(file),
+        plain,
+    )
     assert [SECRET] * len(forms) == [read_key(form) for form in forms]
 
 
@@ -73,7 +105,10 @@ def test_the_path_of_a_missing_file_is_no_key() -> None:
     assert b"\xff" * 33 == read_key("data:;base64," + "/" * 44)
 
 
-@pytest.mark.parametrize("given", ["data:,hush", "data:;base64,hush!", "file:///nowhere/hush", "hush!", "x" * 5_000 + "!"])
+@pytest.mark.parametrize(
+    "given",
+    ["data:,hush", "data:;base64,hush!", "file:///nowhere/hush", "hush!", "x" * 5_000 + "!"],
+)
 def test_the_error_of_an_unreadable_key_does_not_contain_it(given: str) -> None:
     with pytest.raises(InvalidConfig) as caught:
         gate(secret=given)
@@ -84,7 +119,9 @@ def test_the_error_of_an_unreadable_key_does_not_contain_it(given: str) -> None:
 def test_refusals_are_counted_by_surface_and_reason() -> None:
     counted: list[tuple[Surface, Fault]] = []
     made = gate(counted)
-    assert isinstance(made.check(Surface.HTTP, Credentials(method=TOKEN, data=token().encode())), Identity)
+    assert isinstance(
+        made.check(Surface.HTTP, Credentials(method=TOKEN, data=token().encode())), Identity
+    )
     made.check(Surface.HTTP, None)
     made.check(Surface.PULSAR, Credentials(method=BASIC, data=b"me:secret"))
     assert [(Surface.HTTP, Fault.MISSING), (Surface.PULSAR, Fault.UNKNOWN)] == counted
@@ -105,9 +142,14 @@ def test_a_broker_checks_its_own_token(tmp_path: Path) -> None:
 def test_a_token_is_sent_as_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "abc")
     given = (OwnToken("abc"), OwnToken("token:abc"), OwnToken.of_environment())
-    assert [{"Authorization": "Bearer abc"}] * 3 == [each.headers("http://127.0.0.1") for each in given]
+    assert [{"Authorization": "Bearer abc"}] * 3 == [
+        each.headers("http://127.0.0.1") for each in given
+    ]
     monkeypatch.delenv(TOKEN_VARIABLE)
-    assert ({}, {}) == (NO_TOKEN.headers("http://127.0.0.1"), OwnToken.of_environment().headers("http://127.0.0.1"))
+    assert ({}, {}) == (
+        NO_TOKEN.headers("http://127.0.0.1"),
+        OwnToken.of_environment().headers("http://127.0.0.1"),
+    )
 
 
 def test_two_words_are_no_token() -> None:
@@ -137,7 +179,11 @@ def test_missing_and_unknown_credentials_are_told_apart() -> None:
     """What a client says instead of a method may be a secret, so only words are repeated."""
     made = gate()
     assert [Fault.MISSING, Fault.MISSING] == [fault_of(made, each) for each in (None, sent(""))]
-    for method, is_named in (("athenz", True), ("eyJhbGciOiJIUzI1NiJ9.e30", False), ("x" * 17, False)):
+    for method, is_named in (
+        ("athenz", True),
+        ("eyJhbGciOiJIUzI1NiJ9.e30", False),
+        ("x" * 17, False),
+    ):
         found = made.check(Surface.HTTP, Credentials(method=method, data=b"x"))
         assert isinstance(found, Refusal)
         assert (Fault.UNKNOWN, is_named) == (found.fault, method in found.problem)
@@ -146,20 +192,32 @@ def test_missing_and_unknown_credentials_are_told_apart() -> None:
 async def test_a_client_says_by_which_method_it_proves_itself(tmp_path: Path) -> None:
     """All three are on. A token wins over a certificate, because the client sent it."""
     counted: list[tuple[Surface, Fault]] = []
-    made = gate_of(Proofs(token_secret_key=SECRET_URL, basic_passwords=users(tmp_path), certificate_roles=True), counted)
+    made = gate_of(
+        Proofs(
+            token_secret_key=SECRET_URL, basic_passwords=users(tmp_path), certificate_roles=True
+        ),
+        counted,
+    )
     shown = certificate("orders")
     found = [
         await made.checked(Surface.PULSAR, sent(token("billing")), shown, client="c"),
         await made.checked(Surface.PULSAR, sent("me:secret"), shown, client="c"),
-        await made.checked(Surface.PULSAR, Credentials(method=TLS, data=b"ignored"), shown, client="c"),
+        await made.checked(
+            Surface.PULSAR, Credentials(method=TLS, data=b"ignored"), shown, client="c"
+        ),
         await made.checked(Surface.PULSAR, None, shown, client="c"),
     ]
     day_ms = 86_400_000
-    assert [("billing", TOKEN, None), ("me", BASIC, None), ("orders", TLS, day_ms), ("orders", TLS, day_ms)] == [
-        (each.role, each.method, each.valid_ms) for each in found if isinstance(each, Identity)
-    ]
+    assert [
+        ("billing", TOKEN, None),
+        ("me", BASIC, None),
+        ("orders", TLS, day_ms),
+        ("orders", TLS, day_ms),
+    ] == [(each.role, each.method, each.valid_ms) for each in found if isinstance(each, Identity)]
     assert [] == counted
-    assert Fault.WRONG is getattr(await made.checked(Surface.PULSAR, sent("me:secrets"), shown, client="c"), "fault", None)
+    assert Fault.WRONG is getattr(
+        await made.checked(Surface.PULSAR, sent("me:secrets"), shown, client="c"), "fault", None
+    )
     assert [(Surface.PULSAR, Fault.WRONG)] == counted
 
 
@@ -167,18 +225,33 @@ async def test_a_client_says_by_which_method_it_proves_itself(tmp_path: Path) ->
 def test_a_method_that_is_off_is_refused(method: str, tmp_path: Path) -> None:
     """Also with a good certificate, which alone proves nothing then."""
     passwords = Proofs(basic_passwords=users(tmp_path))
-    proofs = {TOKEN: Proofs(token_secret_key=SECRET_URL), BASIC: passwords, TLS: Proofs(certificate_roles=True)}
+    proofs = {
+        TOKEN: Proofs(token_secret_key=SECRET_URL),
+        BASIC: passwords,
+        TLS: Proofs(certificate_roles=True),
+    }
     for on, settings in proofs.items():
         made = gate_of(settings)
-        given = {TOKEN: sent(token()), BASIC: sent("me:secret"), TLS: Credentials(method=TLS, data=b"")}[method]
+        given = {
+            TOKEN: sent(token()),
+            BASIC: sent("me:secret"),
+            TLS: Credentials(method=TLS, data=b""),
+        }[method]
         assert (Fault.UNKNOWN if on != method else None) == fault_of(made, given, certificate("me"))
-    assert Fault.MISSING is fault_of(gate_of(Proofs(token_secret_key=SECRET_URL)), None, certificate("me"))
+    assert Fault.MISSING is fault_of(
+        gate_of(Proofs(token_secret_key=SECRET_URL)), None, certificate("me")
+    )
 
 
 def test_the_advice_names_the_methods_that_are_on(tmp_path: Path) -> None:
-    found = gate_of(Proofs(basic_passwords=users(tmp_path), certificate_roles=True)).check(Surface.HTTP, None)
+    found = gate_of(Proofs(basic_passwords=users(tmp_path), certificate_roles=True)).check(
+        Surface.HTTP, None
+    )
     assert isinstance(found, Refusal)
-    assert "there are no credentials; send a user and a password, or connect with a certificate" == found.problem
+    assert (
+        "there are no credentials; send a user and a password, or connect with a certificate"
+        == found.problem
+    )
 
 
 @pytest.mark.parametrize(
@@ -195,7 +268,9 @@ def test_the_advice_names_the_methods_that_are_on(tmp_path: Path) -> None:
         (certificate("CN=me, O=Acme"), None),
     ],
 )
-def test_a_certificate_without_one_role_is_refused(shown: Certificate | None, fault: Fault | None) -> None:
+def test_a_certificate_without_one_role_is_refused(
+    shown: Certificate | None, fault: Fault | None
+) -> None:
     made = gate_of(Proofs(certificate_roles=True))
     assert fault == fault_of(made, Credentials(method=TLS, data=b"me"), shown)
 
@@ -204,8 +279,14 @@ def test_a_broker_checks_its_own_password_or_certificate(tmp_path: Path) -> None
     made = gate_of(Proofs(basic_passwords=users(tmp_path), certificate_roles=True))
     made.check_own(OwnToken("basic:me:secret"))
     made.check_own(NO_TOKEN, certificate("broker-1"))
-    for token_, shown in ((OwnToken("basic:me:wrong"), None), (NO_TOKEN, None), (NO_TOKEN, certificate())):
-        with pytest.raises(InvalidConfig, match="broker_token: other brokers would refuse this broker"):
+    for token_, shown in (
+        (OwnToken("basic:me:wrong"), None),
+        (NO_TOKEN, None),
+        (NO_TOKEN, certificate()),
+    ):
+        with pytest.raises(
+            InvalidConfig, match="broker_token: other brokers would refuse this broker"
+        ):
             made.check_own(token_, shown)
 
 
@@ -253,12 +334,20 @@ def test_keys_of_a_folder_are_replaced_without_an_interruption(tmp_path: Path) -
     assert [Fault.FORGED, None, Fault.FORGED] == faults()
 
 
-def test_files_that_cannot_be_used_change_nothing_and_are_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_that_cannot_be_used_change_nothing_and_are_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file, failed = tmp_path / "key", list[None]()
     file.write_bytes(SECRET)
-    made = gate_of(Proofs(token_secret_key=str(file), basic_passwords=users(tmp_path)), failed=failed)
+    made = gate_of(
+        Proofs(token_secret_key=str(file), basic_passwords=users(tmp_path)), failed=failed
+    )
     with caplog.at_level(logging.INFO):
-        for damage in (file.unlink, lambda: file.write_bytes(b"hush"), lambda: users(tmp_path, "hush")):
+        for damage in (
+            file.unlink,
+            lambda: file.write_bytes(b"hush"),
+            lambda: users(tmp_path, "hush"),
+        ):
             damage()
             made.look()
             made.look()
@@ -326,8 +415,14 @@ def test_a_broker_sends_its_token_only_to_hosts_that_something_vouches_for(
     assert {} == OwnToken(None, partial(stranger_to_broker, own=own, has_ca=has_ca)).headers(url)
 
 
-def test_a_command_sends_no_token_without_tls_where_it_has_the_ca_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    for has_ca, url, gets_it in ((False, "http://b", True), (True, "http://b", False), (True, "https://b", True)):
+def test_a_command_sends_no_token_without_tls_where_it_has_the_ca_of_the_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for has_ca, url, gets_it in (
+        (False, "http://b", True),
+        (True, "http://b", False),
+        (True, "https://b", True),
+    ):
         monkeypatch.setenv(CA_VARIABLE, "ca.pem" if has_ca else "")
         if gets_it:
             assert OwnToken("secret").headers(url)
@@ -355,7 +450,9 @@ ASKED_FOR = [
 
 
 @pytest.mark.parametrize(("role", "original", "fault"), ASKED_FOR)
-def test_only_a_proxy_names_another_role_and_must(role: str, original: str | None, fault: Fault | None) -> None:
+def test_only_a_proxy_names_another_role_and_must(
+    role: str, original: str | None, fault: Fault | None
+) -> None:
     counted: list[tuple[Surface, Fault]] = []
     made = gate_of(Proofs(token_secret_key=SECRET_URL, proxy_roles=("proxy", "gateway")), counted)
     asked = Credentials(method=TOKEN, data=token(role).encode(), original=original)
@@ -364,9 +461,16 @@ def test_only_a_proxy_names_another_role_and_must(role: str, original: str | Non
 
 
 @pytest.mark.parametrize("method", [TOKEN, BASIC, TLS])
-async def test_the_client_of_a_proxy_has_its_own_role_whatever_proves_the_proxy(tmp_path: Path, method: str) -> None:
+async def test_the_client_of_a_proxy_has_its_own_role_whatever_proves_the_proxy(
+    tmp_path: Path, method: str
+) -> None:
     made = gate_of(
-        Proofs(token_secret_key=SECRET_URL, basic_passwords=users(tmp_path), certificate_roles=True, proxy_roles=("me",)),
+        Proofs(
+            token_secret_key=SECRET_URL,
+            basic_passwords=users(tmp_path),
+            certificate_roles=True,
+            proxy_roles=("me",),
+        ),
     )
     data = {TOKEN: token("me"), BASIC: "me:secret", TLS: ""}[method].encode()
     asked = Credentials(method=method, data=data, original="billing")

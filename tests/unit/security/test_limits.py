@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.brokers.security.identity import Surface
-from equipoise.brokers.security.limits import BURST_MS, Bounds, Excess, IdentityLimits, Limit, Rate, of_host, of_role
+from equipoise.brokers.security.limits import (
+    BURST_MS,
+    Bounds,
+    Excess,
+    IdentityLimits,
+    Limit,
+    Rate,
+    of_host,
+    of_role,
+)
 
 GREEDY, MODEST = of_role("greedy"), of_role("modest")
 
@@ -37,8 +46,12 @@ Arrivals = st.lists(st.tuples(st.integers(0, 700), st.integers(1, 60)), min_size
 
 
 @given(rate=st.integers(1, 50), arrivals=Arrivals)
-def test_a_window_admits_at_most_the_burst_and_what_the_rate_allows(rate: int, arrivals: list[tuple[int, int]]) -> None:
-    """Arrivals are gaps in milliseconds, each before a number of requests. The check looks at each window between two admissions."""
+def test_a_window_admits_at_most_the_burst_and_what_the_rate_allows(
+    rate: int, arrivals: list[tuple[int, int]]
+) -> None:
+    """Arrivals are gaps in milliseconds, each before a number of requests. The check looks at each
+    window between two admissions.
+    """
     made = limits(requests=rate)
     now_ms, admitted = 1_000_000, []
     for gap_ms, count in arrivals:
@@ -51,7 +64,9 @@ def test_a_window_admits_at_most_the_burst_and_what_the_rate_allows(rate: int, a
 
 
 @given(rate=st.integers(1, 50), arrivals=Arrivals)
-def test_a_bucket_admits_what_a_slow_and_obvious_one_admits(rate: int, arrivals: list[tuple[int, int]]) -> None:
+def test_a_bucket_admits_what_a_slow_and_obvious_one_admits(
+    rate: int, arrivals: list[tuple[int, int]]
+) -> None:
     made, now_ms = limits(requests=rate), 1_000_000
     tokens_max = tokens = rate * BURST_MS  # In thousandths.
     for gap_ms, count in arrivals:
@@ -63,7 +78,9 @@ def test_a_bucket_admits_what_a_slow_and_obvious_one_admits(rate: int, arrivals:
             tokens -= 1_000 if expected else 0
 
 
-@given(rate=st.integers(1, 50), greedy=st.lists(st.integers(0, 100), max_size=60), arrivals=Arrivals)
+@given(
+    rate=st.integers(1, 50), greedy=st.lists(st.integers(0, 100), max_size=60), arrivals=Arrivals
+)
 def test_no_request_of_a_modest_identity_is_refused_beside_a_greedy_one(
     rate: int, greedy: list[int], arrivals: list[tuple[int, int]]
 ) -> None:
@@ -76,7 +93,10 @@ def test_no_request_of_a_modest_identity_is_refused_beside_a_greedy_one(
         assert asks(made, MODEST, now_ms)
 
 
-@given(rate=st.integers(1, 1_000), reads=st.lists(st.tuples(st.integers(0, 500), st.integers(1, 5_000)), min_size=1, max_size=40))
+@given(
+    rate=st.integers(1, 1_000),
+    reads=st.lists(st.tuples(st.integers(0, 500), st.integers(1, 5_000)), min_size=1, max_size=40),
+)
 def test_bytes_exceed_the_rate_by_one_read_at_most(rate: int, reads: list[tuple[int, int]]) -> None:
     """A read cannot be refused. So the reader waits after it, until a byte fits."""
     made, now_ms = limits(bytes_=rate), 1_000_000
@@ -139,7 +159,10 @@ def test_the_longer_wait_counts_and_both_ports_share_the_rates() -> None:
     assert Excess(limit=Limit.BYTES, wait_ms=3_010) == made.excess(Surface.PULSAR, GREEDY, 0)
     made.took(GREEDY, 0, requests=25)
     assert Excess(limit=Limit.REQUESTS, wait_ms=3_100) == made.excess(Surface.HTTP, GREEDY, 0)
-    assert [(Surface.PULSAR, Limit.BYTES, GREEDY), (Surface.HTTP, Limit.REQUESTS, GREEDY)] == exceeded
+    assert [
+        (Surface.PULSAR, Limit.BYTES, GREEDY),
+        (Surface.HTTP, Limit.REQUESTS, GREEDY),
+    ] == exceeded
 
 
 @pytest.mark.parametrize(

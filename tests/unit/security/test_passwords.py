@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from equipoise.brokers.security import passwords
 from equipoise.brokers.security.identity import BASIC, Credentials, Fault, Identity, Refusal
-from equipoise.brokers.security.passwords import REMEMBERED_S, SHARE, WAITING_MAX, WRONG_FREE, PasswordVerifier, parse_users
+from equipoise.brokers.security.passwords import (
+    REMEMBERED_S,
+    SHARE,
+    WAITING_MAX,
+    WRONG_FREE,
+    PasswordVerifier,
+    parse_users,
+)
 
 NOW_S = 1_800_000_000.0
 BCRYPT = "$2y$04$l8D0wG5qCaxDu2CpBJmfnuiE1gU6x4eO0nX8jDw3zKwJptUd1SBsq"
@@ -58,7 +65,9 @@ def test_the_file_of_htpasswd_is_read() -> None:
     ],
 )
 def test_a_broken_line_is_named_by_its_number_only(line: bytes, problem: str) -> None:
-    with pytest.raises(ValueError, match=rf"^line 5 .*{problem}.*; write it again with htpasswd -B$") as caught:
+    with pytest.raises(
+        ValueError, match=rf"^line 5 .*{problem}.*; write it again with htpasswd -B$"
+    ) as caught:
         parse_users(FILE + line + b"\n")
     assert "hush" not in str(caught.value)
 
@@ -82,17 +91,24 @@ def test_a_broken_line_is_named_by_its_number_only(line: bytes, problem: str) ->
         ("me:" + "x" * 5_000, "malformed"),
     ],
 )
-def test_only_the_right_password_of_a_user_is_accepted(verifier: PasswordVerifier, text: str | bytes, expected: str) -> None:
+def test_only_the_right_password_of_a_user_is_accepted(
+    verifier: PasswordVerifier, text: str | bytes, expected: str
+) -> None:
     assert expected == outcome(verifier, text)
 
 
 @given(st.binary(max_size=80))
 def test_no_other_bytes_are_accepted(data: bytes) -> None:
     verifier = PasswordVerifier(parse_users(FILE))
-    assert outcome(verifier, data) in {"wrong", "malformed"} or data in {b"me:secret", b"you:secret"}
+    assert outcome(verifier, data) in {"wrong", "malformed"} or data in {
+        b"me:secret",
+        b"you:secret",
+    }
 
 
-def test_a_good_password_is_hashed_again_after_a_while(verifier: PasswordVerifier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_good_password_is_hashed_again_after_a_while(
+    verifier: PasswordVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert verifier.check(sent("me:secret"), NOW_S) is None
     verifier.verify_now(sent("me:secret"), NOW_S)
     verifier.verify_now(sent("me:wrong"), NOW_S)
@@ -102,7 +118,9 @@ def test_a_good_password_is_hashed_again_after_a_while(verifier: PasswordVerifie
     assert verifier.check(sent("me:wrong"), NOW_S) is None
 
 
-def test_a_check_does_the_same_work_for_every_user_known_or_not(verifier: PasswordVerifier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_does_the_same_work_for_every_user_known_or_not(
+    verifier: PasswordVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also in a file of several kinds of hashes: the time does not tell who is known."""
     seen: list[str] = []
     matches = passwords._matches  # noqa: SLF001
@@ -121,19 +139,27 @@ def test_a_check_does_the_same_work_for_every_user_known_or_not(verifier: Passwo
     assert 2 == len(work["nobody:secret"])
 
 
-async def test_wrong_passwords_cost_a_pause_of_their_user_and_of_their_address(verifier: PasswordVerifier) -> None:
+async def test_wrong_passwords_cost_a_pause_of_their_user_and_of_their_address(
+    verifier: PasswordVerifier,
+) -> None:
     async def tried(text: str, client: str, after_s: float = 0) -> str:
         checked = await verifier.verify(sent(text), NOW_S + after_s, client=client)
         return checked.fault.value if isinstance(checked, Refusal) else checked.role
 
-    assert ["wrong"] * WRONG_FREE == [await tried(f"nobody:{number}", "guesser") for number in range(WRONG_FREE)]
+    assert ["wrong"] * WRONG_FREE == [
+        await tried(f"nobody:{number}", "guesser") for number in range(WRONG_FREE)
+    ]
     assert ["busy", "busy", "you"] == [
         await tried("nobody:x", "else"),
         await tried("you:secret", "guesser"),
         await tried("you:secret", "third"),
     ]
-    assert ["wrong", "busy", "wrong"] == [await tried("nobody:x", "guesser", after_s) for after_s in (1, 2.5, 3)]
-    assert ["busy", "you"] == [await tried("you:secret", "guesser", after_s) for after_s in (3 + 3, 3 + 4)]
+    assert ["wrong", "busy", "wrong"] == [
+        await tried("nobody:x", "guesser", after_s) for after_s in (1, 2.5, 3)
+    ]
+    assert ["busy", "you"] == [
+        await tried("you:secret", "guesser", after_s) for after_s in (3 + 3, 3 + 4)
+    ]
     assert ["wrong"] == [await tried("nobody:x", "else", 3 + REMEMBERED_S)]
 
 
@@ -141,8 +167,13 @@ async def test_a_right_password_ends_the_pause_of_its_user_only(verifier: Passwo
     for number in range(WRONG_FREE - 1):
         await verifier.verify(sent(f"me:{number}"), NOW_S, client=f"client {number}")
     assert isinstance(await verifier.verify(sent("me:secret"), NOW_S, client="own"), Identity)
-    wrong = [await verifier.verify(sent(f"me:{number}"), NOW_S, client="own") for number in range(WRONG_FREE + 1)]
-    assert [Fault.WRONG] * WRONG_FREE + [Fault.BUSY] == [getattr(each, "fault", None) for each in wrong]
+    wrong = [
+        await verifier.verify(sent(f"me:{number}"), NOW_S, client="own")
+        for number in range(WRONG_FREE + 1)
+    ]
+    assert [Fault.WRONG] * WRONG_FREE + [Fault.BUSY] == [
+        getattr(each, "fault", None) for each in wrong
+    ]
 
 
 def test_the_users_and_addresses_that_are_counted_are_bounded() -> None:
@@ -167,32 +198,52 @@ class Slow:
         return self.go.wait(60)
 
 
-async def test_hashes_are_computed_one_at_a_time_beside_the_loop(verifier: PasswordVerifier, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hashes_are_computed_one_at_a_time_beside_the_loop(
+    verifier: PasswordVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A bounded number waits, and the loop runs meanwhile."""
     slow = Slow(monkeypatch)
-    tasks = [asyncio.ensure_future(verifier.verify(sent(f"me:{number}"), NOW_S, client=f"{number % 8}")) for number in range(WAITING_MAX)]
+    tasks = [
+        asyncio.ensure_future(verifier.verify(sent(f"me:{number}"), NOW_S, client=f"{number % 8}"))
+        for number in range(WAITING_MAX)
+    ]
     await slow.began.wait()
     refused = await verifier.verify(sent("me:one more"), NOW_S, client="another")
     assert Fault.BUSY is getattr(refused, "fault", None)
     assert 1 == len(slow.threads)
     slow.go.set()
-    assert WAITING_MAX == len([each for each in await asyncio.gather(*tasks) if isinstance(each, Identity)])
+    assert WAITING_MAX == len(
+        [each for each in await asyncio.gather(*tasks) if isinstance(each, Identity)]
+    )
     assert threading.get_ident() not in slow.threads
-    assert not isinstance(await verifier.verify(sent("me:one more"), NOW_S, client="another"), Refusal)
+    assert not isinstance(
+        await verifier.verify(sent("me:one more"), NOW_S, client="another"), Refusal
+    )
 
 
-async def test_one_client_cannot_take_the_places_of_others(verifier: PasswordVerifier, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_client_cannot_take_the_places_of_others(
+    verifier: PasswordVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slow = Slow(monkeypatch)
-    tasks = [asyncio.ensure_future(verifier.verify(sent(f"me:{number}"), NOW_S, client="greedy")) for number in range(WAITING_MAX)]
+    tasks = [
+        asyncio.ensure_future(verifier.verify(sent(f"me:{number}"), NOW_S, client="greedy"))
+        for number in range(WAITING_MAX)
+    ]
     await slow.began.wait()
     modest = asyncio.ensure_future(verifier.verify(sent("you:secret"), NOW_S, client="modest"))
     slow.go.set()
-    assert WAITING_MAX - SHARE == sum(getattr(each, "fault", None) is Fault.BUSY for each in await asyncio.gather(*tasks))
+    assert WAITING_MAX - SHARE == sum(
+        getattr(each, "fault", None) is Fault.BUSY for each in await asyncio.gather(*tasks)
+    )
     assert isinstance(await modest, Identity)
 
 
-async def test_a_client_that_goes_away_starts_no_second_hash(verifier: PasswordVerifier, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread cannot be stopped, so its place is free when it ends. Hashes that have not begun are left out."""
+async def test_a_client_that_goes_away_starts_no_second_hash(
+    verifier: PasswordVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread cannot be stopped, so its place is free when it ends. Hashes that have not begun are
+    left out.
+    """
     slow = Slow(monkeypatch)
     for number in range(2 * SHARE):
         task = asyncio.ensure_future(verifier.verify(sent(f"me:{number}"), NOW_S, client="c"))
@@ -206,8 +257,12 @@ async def test_a_client_that_goes_away_starts_no_second_hash(verifier: PasswordV
     assert 4 == len(slow.threads)  # Two checks, of two kinds of hashes each.
 
 
-async def test_a_password_in_use_is_not_hashed_again(verifier: PasswordVerifier, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_password_in_use_is_not_hashed_again(
+    verifier: PasswordVerifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
     verifier.verify_now(sent("me:secret"), NOW_S)
     monkeypatch.setattr(passwords, "_matches", None)
     for times in range(5):
-        assert isinstance(verifier.check(sent("me:secret"), NOW_S + times * (REMEMBERED_S - 1)), Identity)
+        assert isinstance(
+            verifier.check(sent("me:secret"), NOW_S + times * (REMEMBERED_S - 1)), Identity
+        )

@@ -1,4 +1,5 @@
-"""No secret that a broker has, or that a client sends, appears in log lines, answers, metrics, errors or `repr`.
+"""No secret that a broker has, or that a client sends, appears in log lines, answers, metrics,
+errors or `repr`.
 
 `tests.planted` watches the log lines of every test.
 """
@@ -35,22 +36,38 @@ PATHS = (
 
 
 @pytest.mark.integration
-async def test_requests_over_http_leave_no_secret(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_requests_over_http_leave_no_secret(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     async with cluster(tmp_path, **SETTINGS) as made:
         (broker,) = made.brokers
-        bad = [{"Authorization": f"{scheme} {text}"} for text in BAD for scheme in ("Bearer", "Basic", MARK)]
+        bad = [
+            {"Authorization": f"{scheme} {text}"}
+            for text in BAD
+            for scheme in ("Bearer", "Basic", MARK)
+        ]
         for headers in (bearer(token()), {}, *bad):
             for path in PATHS:
                 answer = await broker.ask("GET", path, headers=headers)
                 assert not leaks_in(f"{answer.body!r} {answer.headers}"), path
         worker = broker.worker
-        values = (worker, worker.config, worker.gate, worker.own_token, vars(worker), vars(worker.gate), worker.config.model_dump_json())
+        values = (
+            worker,
+            worker.config,
+            worker.gate,
+            worker.own_token,
+            vars(worker),
+            vars(worker.gate),
+            worker.config.model_dump_json(),
+        )
         assert not leaks_in(" ".join(map(repr, values)) + str(worker.config))
 
 
 @pytest.mark.integration
-async def test_clients_on_the_wire_leave_no_secret(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_clients_on_the_wire_leave_no_secret(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     async with brokers(tmp_path, config=SETTINGS, token=token()) as running:
         for text in (*BAD, token()):
@@ -62,25 +79,38 @@ async def test_clients_on_the_wire_leave_no_secret(tmp_path: Path, caplog: pytes
             assert not leaks_in(repr(client.inbox))
         lines = [record for record in caplog.records if "refused a client" in record.getMessage()]
         assert {("pulsar", "CONNECT", "127.0.0.1")} == {
-            (line.__dict__["surface"], line.__dict__["what"], line.__dict__["client"]) for line in lines
+            (line.__dict__["surface"], line.__dict__["what"], line.__dict__["client"])
+            for line in lines
         }
         assert {"malformed", "expired", "forged"} == {line.__dict__["fault"] for line in lines}
 
 
 MISTAKES: dict[str, Callable[[Path], object]] = {
     "a key that is no base64": lambda folder: of(folder, token_secret_key=f"data:;base64,!{MARK}!"),
-    "a key in a data URL without base64": lambda folder: of(folder, token_secret_key=f"data:,{MARK}"),
-    "a key that is too short": lambda folder: of(folder, token_secret_key="data:;base64,cGxhbnRlZC1zZWNyZXQ="),
+    "a key in a data URL without base64": lambda folder: of(
+        folder, token_secret_key=f"data:,{MARK}"
+    ),
+    "a key that is too short": lambda folder: of(
+        folder, token_secret_key="data:;base64,cGxhbnRlZC1zZWNyZXQ="
+    ),
     "a key that is no text": lambda folder: of(folder, token_secret_key=[MARK]),
     "a token of two words": lambda folder: of(folder, broker_token=f"{MARK} {MARK}"),
-    "a token of another key": lambda folder: of(folder, broker_token=f"{token(key=b'x' * 32)}{MARK}"),
-    "a password in the URL of a log": lambda _: open_log(f"kafka://user:{MARK}@127.0.0.1:1/topic", create=False),
-    "a file of a token with two words": lambda folder: OwnToken(f"file://{folder / 'token'}").headers("http://127.0.0.1"),
+    "a token of another key": lambda folder: of(
+        folder, broker_token=f"{token(key=b'x' * 32)}{MARK}"
+    ),
+    "a password in the URL of a log": lambda _: open_log(
+        f"kafka://user:{MARK}@127.0.0.1:1/topic", create=False
+    ),
+    "a file of a token with two words": lambda folder: OwnToken(
+        f"file://{folder / 'token'}"
+    ).headers("http://127.0.0.1"),
 }
 
 
 def of(folder: Path, **settings: object) -> Worker:
-    config = WorkerConfig.model_validate({"log_url": "memory:x", "data_dir": folder, **SETTINGS, **settings})
+    config = WorkerConfig.model_validate(
+        {"log_url": "memory:x", "data_dir": folder, **SETTINGS, **settings}
+    )
     return Worker(config, {}, addresses={})
 
 
@@ -96,7 +126,9 @@ def test_credentials_show_no_secret() -> None:
     assert not leaks_in(repr((Credentials(method="token", data=SECRET), OwnToken(MARK))))
 
 
-@pytest.mark.parametrize("about", [{"msg": MARK}, {"msg": "got %s", "args": (SECRET,)}, {"msg": "got it", "token": MARK}])
+@pytest.mark.parametrize(
+    "about", [{"msg": MARK}, {"msg": "got %s", "args": (SECRET,)}, {"msg": "got it", "token": MARK}]
+)
 def test_the_watch_sees_text_arguments_and_fields(about: dict[str, object]) -> None:
     watch = Watch()
     watch.emit(logging.makeLogRecord(about))

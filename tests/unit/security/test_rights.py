@@ -1,4 +1,6 @@
-"""The decision whether a role may do something, alone and over any history of grants and revocations on the channel."""
+"""The decision whether a role may do something, alone and over any history of grants and
+revocations on the channel.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,18 @@ from tests.channels.folding import Channel, channel_with
 
 ROLES = ("ann", "bob@shop.example", "CN=a, O=b/c")
 NAMESPACES = ("shop/orders", "shop/live", "other/orders")
-NEEDS = (ANYONE, READ, OPERATE, ADMINISTER, READ_TENANT, OPERATE_TENANT, ADMINISTER_TENANT, USE, PRODUCE, CONSUME)
+NEEDS = (
+    ANYONE,
+    READ,
+    OPERATE,
+    ADMINISTER,
+    READ_TENANT,
+    OPERATE_TENANT,
+    ADMINISTER_TENANT,
+    USE,
+    PRODUCE,
+    CONSUME,
+)
 
 
 def tenant_of(namespace: str) -> str:
@@ -52,7 +65,9 @@ def tenant_of(namespace: str) -> str:
 
 
 class Granted:
-    """A channel with tenants and namespaces, and the rights by the last grants, kept in another way: one set of facts."""
+    """A channel with tenants and namespaces, and the rights by the last grants, kept in another
+    way: one set of facts.
+    """
 
     def __init__(self) -> None:
         self.channel: Channel = channel_with("a")
@@ -61,7 +76,9 @@ class Granted:
         self.facts: set[tuple[str, str, str]] = set()
 
     def do(self, operation: Operation[Any]) -> None:
-        """Run an operation without waits, as its drivers do: check, then fold the record of its intent."""
+        """Run an operation without waits, as its drivers do: check, then fold the record of its
+        intent.
+        """
         result: object = None
         while True:
             try:
@@ -69,7 +86,9 @@ class Granted:
             except StopIteration:
                 return
             if isinstance(step, Look):
-                result = Seen(view=self.channel.view, log="log", requester="admin:ops", placement=BY_COUNT)
+                result = Seen(
+                    view=self.channel.view, log="log", requester="admin:ops", placement=BY_COUNT
+                )
                 continue
             assert isinstance(step, Propose)
             check_request(self.channel.view, step.intent)
@@ -79,9 +98,15 @@ class Granted:
         """Append the record of an intent."""
         author, view = self.channel.admin(), self.channel.view
         if hasattr(intent, "value"):
-            others = {name: value for name, value in view.namespaces[intent.name].policies.items() if name != intent.policy}
+            others = {
+                name: value
+                for name, value in view.namespaces[intent.name].policies.items()
+                if name != intent.policy
+            }
             policies = others if intent.value is None else {**others, intent.policy: intent.value}
-            record: Any = propose.set_namespace_policies(author, view, name=intent.name, policies=policies)
+            record: Any = propose.set_namespace_policies(
+                author, view, name=intent.name, policies=policies
+            )
         elif intent.document is None:
             record = propose.remove_policy(author, view, name=intent.policy)
         else:
@@ -91,7 +116,11 @@ class Granted:
         return Folded(offset=view.offset, record=record, verdict=verdict)
 
     def forget(self, kind: str, role: str | None, where: str) -> None:
-        self.facts = {fact for fact in self.facts if not (fact[0].startswith(kind) and role in (None, fact[1]) and fact[2] == where)}
+        self.facts = {
+            fact
+            for fact in self.facts
+            if not (fact[0].startswith(kind) and role in (None, fact[1]) and fact[2] == where)
+        }
 
     # --- what an operator may do ---
 
@@ -121,7 +150,11 @@ class Granted:
     # --- what a role may do, said another way ---
 
     def may(self, role: str, need: Need, namespace: str) -> bool:
-        has = {kind for kind, whose, where in self.facts if whose == role and where in ("", namespace, tenant_of(namespace))}
+        has = {
+            kind
+            for kind, whose, where in self.facts
+            if whose == role and where in ("", namespace, tenant_of(namespace))
+        }
         enough = {
             Right.READ: {"cluster read", "cluster operate", "cluster admin"},
             Right.OPERATE: {"cluster operate", "cluster admin"},
@@ -129,15 +162,28 @@ class Granted:
         }
         if need.right is None:
             return True
-        wanted = enough[need.right] | ({"tenant"} if need.by_tenant else set()) | {f"topics {action}" for action in need.actions}
+        wanted = (
+            enough[need.right]
+            | ({"tenant"} if need.by_tenant else set())
+            | {f"topics {action}" for action in need.actions}
+        )
         return bool(has & wanted)
 
 
 STEPS = st.one_of(
     st.tuples(st.just("grant"), st.sampled_from(ROLES), st.sampled_from(Right)),
     st.tuples(st.just("revoke"), st.sampled_from(ROLES)),
-    st.tuples(st.just("permit"), st.sampled_from(ROLES), st.sampled_from(NAMESPACES), st.frozensets(st.sampled_from(Action))),
-    st.tuples(st.just("administer"), st.frozensets(st.sampled_from(ROLES)), st.sampled_from(["shop", "other"])),
+    st.tuples(
+        st.just("permit"),
+        st.sampled_from(ROLES),
+        st.sampled_from(NAMESPACES),
+        st.frozensets(st.sampled_from(Action)),
+    ),
+    st.tuples(
+        st.just("administer"),
+        st.frozensets(st.sampled_from(ROLES)),
+        st.sampled_from(["shop", "other"]),
+    ),
 )
 
 
@@ -150,7 +196,9 @@ def test_a_role_may_do_exactly_what_the_last_grants_say(steps: list[tuple[Any, .
     for role, need, namespace in product(ROLES, NEEDS, NAMESPACES):
         place = Place(tenant=tenant_of(namespace), namespace=namespace)
         held = held_in(granted.channel.view, role, place)
-        assert granted.may(role, need, namespace) == (refusal(role, held, need, "x", place) is None), (role, need, namespace)
+        assert granted.may(role, need, namespace) == (
+            refusal(role, held, need, "x", place) is None
+        ), (role, need, namespace)
     granted.channel.check()
 
 
@@ -159,8 +207,12 @@ def test_rights_end_with_their_namespace() -> None:
     granted.permit("ann", "shop/orders", frozenset(Action))
     view = granted.channel.view
     place = Place(tenant="shop", namespace="shop/orders")
-    granted.channel.accept(propose.start_deleting_namespace(granted.channel.admin(), view, name="shop/orders"))
-    granted.channel.accept(propose.delete_namespace(granted.channel.admin(), view, name="shop/orders"))
+    granted.channel.accept(
+        propose.start_deleting_namespace(granted.channel.admin(), view, name="shop/orders")
+    )
+    granted.channel.accept(
+        propose.delete_namespace(granted.channel.admin(), view, name="shop/orders")
+    )
     assert Held() == held_in(view, "ann", place)
     granted.channel.create(namespace="shop/orders")
     assert Held() == held_in(view, "ann", place)
@@ -170,12 +222,24 @@ def test_rights_end_with_their_namespace() -> None:
 def test_an_unreadable_grant_grants_nothing(document: Mapping[str, Any]) -> None:
     """Only an unchecked writer can write one."""
     channel = channel_with("a")
-    channel.accept(propose.set_policy(channel.admin(), channel.view, name=f"{GRANT}/ann", document=document))
     channel.accept(
-        propose.set_policy(channel.admin(), channel.view, name=f"{TENANT}/shop", document={"admin_roles": "ann", "admin_roles.x": "ann"})
+        propose.set_policy(channel.admin(), channel.view, name=f"{GRANT}/ann", document=document)
     )
     channel.accept(
-        propose.set_namespace_policies(channel.admin(), channel.view, name="tenant/ns", policies={"permission:ann": "produce consume,all"})
+        propose.set_policy(
+            channel.admin(),
+            channel.view,
+            name=f"{TENANT}/shop",
+            document={"admin_roles": "ann", "admin_roles.x": "ann"},
+        )
+    )
+    channel.accept(
+        propose.set_namespace_policies(
+            channel.admin(),
+            channel.view,
+            name="tenant/ns",
+            policies={"permission:ann": "produce consume,all"},
+        )
     )
     assert Held() == held_in(channel.view, "ann", Place(tenant="shop", namespace="tenant/ns"))
 
@@ -197,13 +261,23 @@ def test_a_role_that_no_record_can_carry_gets_no_right(role: str) -> None:
     [
         (OPERATE, "the right operate in the cluster"),
         (ADMINISTER_TENANT, "to administer tenant 'shop', or the right admin in the cluster"),
-        (PRODUCE, "the right produce in namespace 'shop/orders', or to administer tenant 'shop', or the right admin in the cluster"),
+        (
+            PRODUCE,
+            (
+                "the right produce in namespace 'shop/orders', or to administer tenant 'shop', or"
+                " the right admin in the cluster"
+            ),
+        ),
     ],
 )
 def test_a_refusal_names_the_role_and_what_it_needs(need: Need, needs: str) -> None:
     place = Place(tenant="shop", namespace="shop/orders")
-    assert f"role 'ann' may not do it; it needs {needs}" == refusal("ann", Held(), need, "do it", place)
-    assert f"role {'x' * 64!r} may not do it; it needs {needs}" == refusal("x" * 999, Held(), need, "do it", place)
+    assert f"role 'ann' may not do it; it needs {needs}" == refusal(
+        "ann", Held(), need, "do it", place
+    )
+    assert f"role {'x' * 64!r} may not do it; it needs {needs}" == refusal(
+        "x" * 999, Held(), need, "do it", place
+    )
 
 
 def test_a_super_role_may_do_everything_and_refusals_are_passed_on() -> None:
@@ -213,13 +287,19 @@ def test_a_super_role_may_do_everything_and_refusals_are_passed_on() -> None:
         assert ("do it", "127.0.0.1", True) == (what, client, "may not do it" in why)
         refused.append((surface, role, what))
 
-    authorization = Authorization(super_roles=("root",), held=lambda _role, _place: Held(), refused=note)
+    authorization = Authorization(
+        super_roles=("root",), held=lambda _role, _place: Held(), refused=note
+    )
     found = {
-        role: authorization.check(Surface.HTTP, sender(role), ADMINISTER, Place(), what="do it", client="127.0.0.1")
+        role: authorization.check(
+            Surface.HTTP, sender(role), ADMINISTER, Place(), what="do it", client="127.0.0.1"
+        )
         for role in ("root", "ann")
     }
     assert (None, [(Surface.HTTP, "ann", "do it")]) == (found["root"], refused)
-    assert [True, False] == [authorization.is_allowed(sender(role), READ, Place()) for role in ("root", "ann")]
+    assert [True, False] == [
+        authorization.is_allowed(sender(role), READ, Place()) for role in ("root", "ann")
+    ]
 
 
 def sender(role: str, proxy: str | None = None) -> Identity:
@@ -236,6 +316,8 @@ def test_behind_a_proxy_both_roles_need_the_right(role: str, proxy: str) -> None
         refused=lambda _surface, *, what, why, client, role: refused.append(role),
     )
     lacking = [each for each in (role, proxy) if each == "none"]
-    why = authorization.check(Surface.PULSAR, sender(role, proxy), READ, Place(), what="do it", client="c")
+    why = authorization.check(
+        Surface.PULSAR, sender(role, proxy), READ, Place(), what="do it", client="c"
+    )
     assert (bool(lacking), lacking[:1]) == (why is not None, refused)
     assert bool(lacking) != authorization.is_allowed(sender(role, proxy), READ, Place())

@@ -1,4 +1,6 @@
-"""Certificates of brokers and clients: what is refused at a start, and what happens when files change."""
+"""Certificates of brokers and clients: what is refused at a start, and what happens when files
+change.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ DAY_S = 86_400
 
 def files_of(authority: Authority, pair: tuple[Path, Path], *, is_mutual: bool = False) -> TlsFiles:
     """Return the files of a broker."""
-    return TlsFiles(certificate=pair[0], key=pair[1], ca=authority.ca, requires_client_certificate=is_mutual)
+    return TlsFiles(
+        certificate=pair[0], key=pair[1], ca=authority.ca, requires_client_certificate=is_mutual
+    )
 
 
 def in_use(files: TlsFiles, host: str = HOST) -> Certificates:
@@ -58,7 +62,9 @@ def test_a_certificate_is_checked_and_its_end_is_known(tmp_path: Path) -> None:
 
 def test_a_name_in_the_certificate_may_stand_for_many(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    used = in_use(files_of(authority, authority.issue("b", "*.brokers.test")), host="one.brokers.test.")
+    used = in_use(
+        files_of(authority, authority.issue("b", "*.brokers.test")), host="one.brokers.test."
+    )
     assert used.server is not None
 
 
@@ -141,7 +147,8 @@ def encrypted(authority: Authority) -> TlsFiles:
     certificate, key = authority.issue("b")
     # The header alone makes OpenSSL ask for the password.
     block = (
-        "-----BEGIN {0}-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,00112233445566778899AABBCCDDEEFF\n\nAAAA\n-----END {0}-----\n"
+        "-----BEGIN {0}-----\nProc-Type: 4,ENCRYPTED\nDEK-Info:"
+        " AES-128-CBC,00112233445566778899AABBCCDDEEFF\n\nAAAA\n-----END {0}-----\n"
     )
     key.write_text(block.format("RSA PRIVATE KEY"))
     return files_of(authority, (certificate, key))
@@ -150,34 +157,71 @@ def encrypted(authority: Authority) -> TlsFiles:
 @pytest.mark.parametrize(
     ("files", "problem"),
     [
-        (expired, r"tls_certificate: other brokers would refuse .*b\.pem of 127\.0\.0\.1: certificate has expired; renew it"),
+        (
+            expired,
+            (
+                r"tls_certificate: other brokers would refuse .*b\.pem of 127\.0\.0\.1: certificate"
+                r" has expired; renew it"
+            ),
+        ),
         (
             of_another_host,
-            r"tls_certificate: .*mismatch, certificate is not valid for '127\.0\.0\.1'; use a certificate that has this host",
+            (
+                r"tls_certificate: .*mismatch, certificate is not valid for '127\.0\.0\.1'; use a"
+                r" certificate that has this host"
+            ),
         ),
         (of_another_ca, r"tls_certificate: .*unable to get local issuer certificate; trust its CA"),
         (of_no_known_ca, r"tls_certificate: .*(issuer|self-signed).*; trust its CA"),
         (with_another_key, r"tls_key: .*other\.key is not the key of .*b\.pem"),
         (missing, r"tls_key: .*b\.key cannot be read: No such file"),
-        (no_pem, r"tls_certificate: .*b\.pem and .*b\.key are no certificate and key in PEM format"),
+        (
+            no_pem,
+            r"tls_certificate: .*b\.pem and .*b\.key are no certificate and key in PEM format",
+        ),
         (no_ca, r"tls_ca: .*ca\.pem has no certificates in PEM format"),
         (giant, r"tls_ca: .*ca\.pem has more than 1048576 bytes"),
-        (revoked, r"tls_certificate: other brokers would refuse .*b\.pem of 127\.0\.0\.1: certificate revoked; use another one"),
-        (crl_too_old, r"tls_certificate: .*CRL has expired; replace tls_crl by the current revocation list of its CA"),
-        (crl_of_another_ca, r"tls_certificate: .*unable to get certificate CRL; put the current revocation list of its CA into tls_crl"),
-        (crl_with_a_certificate, r"tls_crl: .*crl\.pem must hold revocation lists, and no certificates"),
+        (
+            revoked,
+            (
+                r"tls_certificate: other brokers would refuse .*b\.pem of 127\.0\.0\.1: certificate"
+                r" revoked; use another one"
+            ),
+        ),
+        (
+            crl_too_old,
+            (
+                r"tls_certificate: .*CRL has expired; replace tls_crl by the current revocation"
+                r" list of its CA"
+            ),
+        ),
+        (
+            crl_of_another_ca,
+            (
+                r"tls_certificate: .*unable to get certificate CRL; put the current revocation list"
+                r" of its CA into tls_crl"
+            ),
+        ),
+        (
+            crl_with_a_certificate,
+            r"tls_crl: .*crl\.pem must hold revocation lists, and no certificates",
+        ),
         (crl_that_is_the_ca, r"tls_crl: .*ca\.pem must hold revocation lists, and no certificates"),
         (no_crl, r"tls_crl: .*nowhere cannot be read: No such file"),
         (encrypted, r"tls_key: .*b\.key is encrypted; decrypt it"),
     ],
 )
-def test_files_that_cannot_be_used_are_refused_at_the_start(files: Callable[[Authority], TlsFiles], problem: str, tmp_path: Path) -> None:
+def test_files_that_cannot_be_used_are_refused_at_the_start(
+    files: Callable[[Authority], TlsFiles], problem: str, tmp_path: Path
+) -> None:
     given = files(Authority(tmp_path))
     with pytest.raises(InvalidConfig, match=problem):
         in_use(given)
 
 
-def test_changed_files_are_used_without_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_changed_files_are_used_without_a_restart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     authority = Authority(tmp_path)
     pair = authority.issue("b", days=10)
     used = in_use(files_of(authority, pair))
@@ -194,7 +238,9 @@ def test_changed_files_are_used_without_a_restart(tmp_path: Path, caplog: pytest
     assert ["certificates reloaded"] == [record.message for record in caplog.records]
 
 
-def test_changed_files_that_cannot_be_used_are_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_changed_files_that_cannot_be_used_are_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """They are logged and counted once. A half-replaced pair is used once it is whole."""
     authority = Authority(tmp_path)
     pair, renewed = authority.issue("b"), authority.issue("renewed")
@@ -217,7 +263,9 @@ def test_changed_files_that_cannot_be_used_are_not(tmp_path: Path, caplog: pytes
     assert used.reload_failures == 2
 
 
-def test_commands_take_their_files_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_take_their_files_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     authority = Authority(tmp_path)
     certificate, key = authority.issue("operator", "operator@test")
     for variable in (CA_VARIABLE, CERTIFICATE_VARIABLE, KEY_VARIABLE):
@@ -229,7 +277,9 @@ def test_commands_take_their_files_from_the_environment(tmp_path: Path, monkeypa
     assert (True, ssl.CERT_REQUIRED) == (context.check_hostname, context.verify_mode)
     assert len(context.get_ca_certs()) == 1
     monkeypatch.setenv(CERTIFICATE_VARIABLE, str(certificate))
-    with pytest.raises(InvalidConfig, match=f"{KEY_VARIABLE}: it is missing, but {CERTIFICATE_VARIABLE} is set"):
+    with pytest.raises(
+        InvalidConfig, match=f"{KEY_VARIABLE}: it is missing, but {CERTIFICATE_VARIABLE} is set"
+    ):
         client_context_of_environment()
     monkeypatch.setenv(KEY_VARIABLE, str(key))
     assert client_context_of_environment() is not True

@@ -9,12 +9,23 @@ from typing import Any
 import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.brokers.security.identity import TOKEN, Credentials, Fault, Identity, Refusal
-from equipoise.brokers.security.tokens import SECRET_BYTES_MIN, TOKEN_BYTES_MAX, TokenVerifier, public_key, secret_key
+from equipoise.brokers.security.tokens import (
+    SECRET_BYTES_MIN,
+    TOKEN_BYTES_MAX,
+    TokenVerifier,
+    public_key,
+    secret_key,
+)
 from tests.unit.security.signing import SECRET, token
 
 NOW_S = 1_800_000_000.0
@@ -25,13 +36,17 @@ ME = Identity(role="me", method=TOKEN, valid_ms=None)
 TOKENS = [token(), token("another", exp=NOW_S + 60)]
 
 
-def checked(text: str | bytes, verifier: TokenVerifier = VERIFIER, *, now_s: float = NOW_S) -> Identity | Refusal:
+def checked(
+    text: str | bytes, verifier: TokenVerifier = VERIFIER, *, now_s: float = NOW_S
+) -> Identity | Refusal:
     """Check a token."""
     data = text.encode() if isinstance(text, str) else text
     return verifier.check(Credentials(method=TOKEN, data=data), now_s)
 
 
-def fault(text: str | bytes, verifier: TokenVerifier = VERIFIER, *, now_s: float = NOW_S) -> Fault | None:
+def fault(
+    text: str | bytes, verifier: TokenVerifier = VERIFIER, *, now_s: float = NOW_S
+) -> Fault | None:
     """Why a token is refused; None if it is not."""
     found = checked(text, verifier, now_s=now_s)
     return found.fault if isinstance(found, Refusal) else None
@@ -73,7 +88,9 @@ def test_a_token_without_a_signature_is_forged(name: str) -> None:
 
 @pytest.mark.parametrize("encoding", [Encoding.DER, Encoding.PEM])
 def test_a_public_key_is_no_secret(encoding: Encoding) -> None:
-    """An attacker who knows the public key signs with its bytes as a secret. The library refuses to, so the test signs by hand."""
+    """An attacker who knows the public key signs with its bytes as a secret. The library refuses
+    to, so the test signs by hand.
+    """
     known = public_of(RSA_KEY, encoding)
     algorithm = jwt.algorithms.HMACAlgorithm(jwt.algorithms.HMACAlgorithm.SHA256)
     head = unsigned({"alg": "HS256", "typ": "JWT"}).removesuffix(".")
@@ -92,28 +109,45 @@ def test_another_key_of_the_same_kind_is_refused() -> None:
 
 @given(st.sampled_from(TOKENS), st.data())
 def test_a_token_with_any_change_is_refused(good: str, data: st.DataObject) -> None:
-    """One character is replaced, added or removed, anywhere. The last one of a signature has bits that mean nothing."""
+    """One character is replaced, added or removed, anywhere. The last one of a signature has bits
+    that mean nothing.
+    """
     place = data.draw(st.integers(0, len(good) - 2))
     other = data.draw(st.characters(codec="ascii"))
-    changed = data.draw(st.sampled_from([good[:place] + other + good[place + 1 :], good[:place] + other + good[place:], good[:place]]))
+    changed = data.draw(
+        st.sampled_from(
+            [
+                good[:place] + other + good[place + 1 :],
+                good[:place] + other + good[place:],
+                good[:place],
+            ]
+        )
+    )
     if changed.strip() != good:
         assert isinstance(checked(changed), Refusal)
 
 
-@given(st.binary(max_size=200) | st.lists(st.binary(max_size=40), min_size=2, max_size=4).map(b".".join))
+@given(
+    st.binary(max_size=200)
+    | st.lists(st.binary(max_size=40), min_size=2, max_size=4).map(b".".join)
+)
 def test_any_bytes_are_refused_and_never_an_error(data: bytes) -> None:
     assert isinstance(checked(data), Refusal)
 
 
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.floats() | st.text(), lambda each: st.lists(each) | st.dictionaries(st.text(), each), max_leaves=5
+        st.none() | st.booleans() | st.floats() | st.text(),
+        lambda each: st.lists(each) | st.dictionaries(st.text(), each),
+        max_leaves=5,
     )
 )
 def test_any_claims_have_a_verdict(value: Any) -> None:  # noqa: ANN401 - any JSON
     """A bearer of the key may sign anything."""
     for name in ("sub", "exp", "nbf", "aud"):
-        signed = jwt.PyJWS().encode(json.dumps({"sub": "me", name: value}).encode(), SECRET, algorithm="HS256")
+        signed = jwt.PyJWS().encode(
+            json.dumps({"sub": "me", name: value}).encode(), SECRET, algorithm="HS256"
+        )
         assert isinstance(checked(signed), Identity | Refusal)
     whole = jwt.PyJWS().encode(json.dumps(value).encode(), SECRET, algorithm="HS256")
     assert isinstance(checked(whole), Identity | Refusal)
@@ -121,16 +155,34 @@ def test_any_claims_have_a_verdict(value: Any) -> None:  # noqa: ANN401 - any JS
 
 def test_a_token_is_valid_from_its_first_to_before_its_last_second() -> None:
     text = token(nbf=NOW_S - 10, exp=NOW_S + 10)
-    assert (Fault.EXPIRED, None) == (fault(text, now_s=NOW_S - 10.001), fault(text, now_s=NOW_S - 10))
+    assert (Fault.EXPIRED, None) == (
+        fault(text, now_s=NOW_S - 10.001),
+        fault(text, now_s=NOW_S - 10),
+    )
     assert Identity(role="me", method=TOKEN, valid_ms=10_000) == checked(text)
-    assert (None, Fault.EXPIRED) == (fault(text, now_s=NOW_S + 9.999), fault(text, now_s=NOW_S + 10))
+    assert (None, Fault.EXPIRED) == (
+        fault(text, now_s=NOW_S + 9.999),
+        fault(text, now_s=NOW_S + 10),
+    )
 
 
 @pytest.mark.parametrize(
-    "claims", [{"exp": "tomorrow"}, {"exp": True}, {"nbf": []}, {"exp": 10**400}, {"sub": ""}, {"sub": 7}, {"sub": []}, {"sub": "a\nb"}]
+    "claims",
+    [
+        {"exp": "tomorrow"},
+        {"exp": True},
+        {"nbf": []},
+        {"exp": 10**400},
+        {"sub": ""},
+        {"sub": 7},
+        {"sub": []},
+        {"sub": "a\nb"},
+    ],
 )
 def test_a_claim_of_another_type_is_malformed(claims: dict[str, object]) -> None:
-    assert Fault.MALFORMED is fault(jwt.PyJWS().encode(json.dumps({"sub": "me", **claims}).encode(), SECRET, algorithm="HS256"))
+    assert Fault.MALFORMED is fault(
+        jwt.PyJWS().encode(json.dumps({"sub": "me", **claims}).encode(), SECRET, algorithm="HS256")
+    )
 
 
 def test_a_token_without_a_role_is_malformed() -> None:
@@ -139,14 +191,20 @@ def test_a_token_without_a_role_is_malformed() -> None:
 
 def test_another_claim_may_hold_the_role() -> None:
     verifier = TokenVerifier([secret_key(SECRET)], claim="roles")
-    assert Identity(role="first", method=TOKEN, valid_ms=None) == checked(token("me", roles=["first", "second"]), verifier)
+    assert Identity(role="first", method=TOKEN, valid_ms=None) == checked(
+        token("me", roles=["first", "second"]), verifier
+    )
     assert Fault.MALFORMED is fault(token("me"), verifier)
 
 
 def test_a_configured_audience_must_be_named() -> None:
     verifier = TokenVerifier([secret_key(SECRET)], audience="orders")
-    assert [None, None] == [fault(token(aud=aud), verifier) for aud in ("orders", ["bills", "orders"])]
-    assert [Fault.UNKNOWN, Fault.UNKNOWN] == [fault(text, verifier) for text in (token(aud="bills"), token())]
+    assert [None, None] == [
+        fault(token(aud=aud), verifier) for aud in ("orders", ["bills", "orders"])
+    ]
+    assert [Fault.UNKNOWN, Fault.UNKNOWN] == [
+        fault(text, verifier) for text in (token(aud="bills"), token())
+    ]
     assert fault(token(aud="bills")) is None
 
 
@@ -157,7 +215,9 @@ def test_an_empty_token_is_missing() -> None:
 def test_any_of_several_keys_may_have_signed_a_token() -> None:
     """Of kinds that do not mix: a public key is never a secret."""
     other = b"another secret of 32 bytes or more"
-    verifier = TokenVerifier([secret_key(SECRET), secret_key(other), public_key(public_of(RSA_KEY, Encoding.PEM))])
+    verifier = TokenVerifier(
+        [secret_key(SECRET), secret_key(other), public_key(public_of(RSA_KEY, Encoding.PEM))]
+    )
     texts = [token(), token(key=other), jwt.encode({"sub": "me"}, RSA_KEY, algorithm="RS512")]
     assert [ME] * 3 == [checked(text, verifier) for text in texts]
     assert Fault.EXPIRED is fault(token(exp=1, key=other), verifier)
@@ -174,9 +234,15 @@ UNUSABLE = {
     "nothing": b"",
     "no key": b"x" * 300,
     "no PEM": b"-----BEGIN PUBLIC KEY-----\nnone\n-----END PUBLIC KEY-----\n",
-    "a short key": public_of(rsa.generate_private_key(public_exponent=65_537, key_size=1_024), Encoding.DER),  # noqa: S505 - as the name says
+    # As the name says.
+    "a short key": public_of(
+        rsa.generate_private_key(public_exponent=65_537, key_size=1_024),  # noqa: S505
+        Encoding.DER,
+    ),
     "another curve": public_of(ec.generate_private_key(ec.SECP256K1()), Encoding.DER),
-    "another kind": ed25519.Ed25519PrivateKey.generate().public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo),
+    "another kind": ed25519.Ed25519PrivateKey.generate()
+    .public_key()
+    .public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo),
     "a private key": RSA_KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()),
 }
 
@@ -195,5 +261,9 @@ def test_a_short_secret_is_refused() -> None:
 
 def test_nothing_prints_a_secret() -> None:
     text = token()
-    shown = [repr(secret_key(SECRET)), repr(Credentials(method=TOKEN, data=text.encode())), repr(checked(text + "x"))]
+    shown = [
+        repr(secret_key(SECRET)),
+        repr(Credentials(method=TOKEN, data=text.encode())),
+        repr(checked(text + "x")),
+    ]
     assert not [each for each in shown if text in each or str(SECRET) in each]

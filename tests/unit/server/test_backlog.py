@@ -1,4 +1,5 @@
-"""A program whose callers wait for an owner: nothing of the backlog keeps it from others, and nothing is done for callers that have gone.
+"""A program whose callers wait for an owner: nothing of the backlog keeps it from others, and
+nothing is done for callers that have gone.
 
 Time is virtual, and each call computes for some of it.
 """
@@ -36,13 +37,17 @@ def ownership(key: str) -> Ownership:
     lease = Lease(incarnation=1, skew_max_ms=250)
     lease.extend(decided=Instant(1_000, 1_000), lease_ms=3_000)
     bundle = bundle_name(NAMESPACE, 0, HASH_MAX)
-    handle = Handle(bundle=bundle, namespace=NAMESPACE, low=0, high=HASH_MAX, token=9, lease=lease, is_open=True)
+    handle = Handle(
+        bundle=bundle, namespace=NAMESPACE, low=0, high=HASH_MAX, token=9, lease=lease, is_open=True
+    )
     return Ownership(handle, clock=VirtualClock(boot_ms=1_000, ahead_ms=0))
 
 
 @dataclass
 class Program:
-    """A program behind `by_key`. Bundle `closed` has no owner until it is opened; all others are here."""
+    """A program behind `by_key`. Bundle `closed` has no owner until it is opened; all others are
+    here.
+    """
 
     waiting: Waiting = field(default_factory=lambda: Waiting(View, broker="here"))
     broker_id: str = "here"
@@ -52,7 +57,13 @@ class Program:
     refused: int = 0
 
     def __post_init__(self) -> None:
-        self.app = ByKey(self.answer, self, namespace=NAMESPACE, key=lambda scope: scope["path"], timeout_ms=10_000)
+        self.app = ByKey(
+            self.answer,
+            self,
+            namespace=NAMESPACE,
+            key=lambda scope: scope["path"],
+            timeout_ms=10_000,
+        )
 
     async def route(self, _namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
         """Route as a broker does: calls of one bundle wait in one line."""
@@ -91,7 +102,15 @@ class Program:
             nonlocal status
             status = message.get("status", status)
 
-        scope = {"type": "http", "method": "POST", "path": key, "query_string": b"", "headers": [], "call": call, "gone": gone}
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": key,
+            "query_string": b"",
+            "headers": [],
+            "call": call,
+            "gone": gone,
+        }
         task = asyncio.ensure_future(self.app(scope, receive, send))
         await asyncio.wait([task], timeout=PATIENCE_S)
         gone.set()  # A server does not cancel what it has begun.
@@ -99,7 +118,9 @@ class Program:
 
 
 async def caller(program: Program, call: str) -> None:
-    """Repeat a call until it is answered: after 2 s without an answer, and as a refusal asks for."""
+    """Repeat a call until it is answered: after 2 s without an answer, and as a refusal asks
+    for.
+    """
     while (status := await program.call("closed", call)) != 200:
         if status == 503:
             program.refused += 1
@@ -118,8 +139,12 @@ def calls_per_second(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
-def test_a_backlog_keeps_nobody_else_waiting_and_no_call_is_done_twice(calls_per_second: int) -> None:
-    """The bundle has no owner for 15 s. Its callers give up after 2 s and repeat; they are more than may wait."""
+def test_a_backlog_keeps_nobody_else_waiting_and_no_call_is_done_twice(
+    calls_per_second: int,
+) -> None:
+    """The bundle has no owner for 15 s. Its callers give up after 2 s and repeat; they are more
+    than may wait.
+    """
 
     async def story() -> None:
         program, others = Program(), list[float]()
@@ -136,7 +161,8 @@ def test_a_backlog_keeps_nobody_else_waiting_and_no_call_is_done_twice(calls_per
             await asyncio.sleep(0.02)
         assert max(others) < 0.02, "a call of another bundle takes some turns of the loop"
         assert set(program.done) >= {f"call {number}" for number in range(len(callers))}
-        # Nobody can know of a caller that gives up in the very turn of the loop in which its call begins, or during the call.
+        # Nobody can know of a caller that gives up in the very turn of the loop in which its call
+        # begins, or during the call.
         assert sum(program.done.values()) - len(program.done) <= 2
         assert program.done_for_nobody <= 1
         assert (program.refused > 0) == (OUTAGE_S * calls_per_second > PLACES_MAX["calls"])
@@ -157,7 +183,14 @@ def test_a_request_whose_client_does_not_show_its_end_waits_for_a_while_only() -
             sent.append(message)
 
         began = virtual_time.loop().time()
-        scope = {"type": "http", "method": "POST", "path": "closed", "query_string": b"", "headers": [], "call": "x"}
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "closed",
+            "query_string": b"",
+            "headers": [],
+            "call": "x",
+        }
         first = iter([{"type": "http.request", "body": b"part", "more_body": True}])
         await program.app(scope, lambda: asyncio.sleep(0, next(first)), send)
         assert module.HELD_MS / 1_000 == pytest.approx(virtual_time.loop().time() - began, abs=0.1)

@@ -52,7 +52,9 @@ class Insisting:
 
 @dataclass
 class Balanced:
-    """A cluster whose brokers balance by one policy, settings that a test may change, and the decisions so far."""
+    """A cluster whose brokers balance by one policy, settings that a test may change, and the
+    decisions so far.
+    """
 
     cluster: Cluster
     policy: Insisting
@@ -72,15 +74,24 @@ class Balanced:
         """Start balancing at every broker."""
         for broker in self.cluster.brokers:
             balancing = Balancing(
-                broker.worker, self.bus, settings=lambda: self.settings, decided=self.decisions.append, choose=self.choose
+                broker.worker,
+                self.bus,
+                settings=lambda: self.settings,
+                decided=self.decisions.append,
+                choose=self.choose,
             )
             self.tasks.append(asyncio.ensure_future(balancing.run()))
 
     async def hold_up(self, *bundles: str) -> None:
-        """Plan the moves of `bundles` from the first broker to the second, which takes none yet. Wait until the first has begun."""
+        """Plan the moves of `bundles` from the first broker to the second, which takes none yet.
+        Wait until the first has begun.
+        """
         source, destination = self.cluster.brokers
         destination.service.taking.clear()
-        self.policy.moves = [Move(bundle=name, source=source.id, destination=destination.id, reason="test") for name in bundles]
+        self.policy.moves = [
+            Move(bundle=name, source=source.id, destination=destination.id, reason="test")
+            for name in bundles
+        ]
         self.begin()
         await until(lambda: self.cluster.view.bundles[bundles[0]].phase == "transferring")
 
@@ -92,12 +103,21 @@ class Balanced:
 
 @asynccontextmanager
 async def balanced(
-    tmp_path: Path, *, brokers: int, bus: MemoryLoadBus | None = None, rounds: RoundSettings = ROUNDS
+    tmp_path: Path,
+    *,
+    brokers: int,
+    bus: MemoryLoadBus | None = None,
+    rounds: RoundSettings = ROUNDS,
 ) -> AsyncIterator[Balanced]:
     """Yield a cluster in which no broker balances yet. At the end, cancel those that do."""
     async with cluster(tmp_path, brokers=brokers) as members:
         settings = BalancingSettings(balancing=rounds)
-        stage = Balanced(cluster=members, policy=Insisting(), settings=settings, bus=bus or MemoryLoadBus(str(tmp_path)))
+        stage = Balanced(
+            cluster=members,
+            policy=Insisting(),
+            settings=settings,
+            bus=bus or MemoryLoadBus(str(tmp_path)),
+        )
         try:
             yield stage
         finally:
@@ -108,7 +128,9 @@ async def balanced(
 
 def moves_under_way() -> list[str]:
     """Return the names of the tasks that carry out moves."""
-    return [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("move of ")]
+    return [
+        task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("move of ")
+    ]
 
 
 async def test_the_end_cancels_the_tasks_that_wait_for_moves(tmp_path: Path) -> None:
@@ -130,11 +152,22 @@ async def test_a_move_without_a_destination_goes_to_any_other_broker(tmp_path: P
     async with balanced(tmp_path, brokers=2) as stage:
         leader, other = stage.cluster.brokers
         bundle = stage.held_by(0)[0]
-        stage.policy.moves = [Move(bundle=bundle, source=leader.id, destination=None, reason="test")]
+        stage.policy.moves = [
+            Move(bundle=bundle, source=leader.id, destination=None, reason="test")
+        ]
         stage.begin()
-        await until(lambda: stage.cluster.owner_of(bundle) is other and bool(stage.policy.seen[-1].memory.gave_ms))
+        await until(
+            lambda: (
+                stage.cluster.owner_of(bundle) is other
+                and bool(stage.policy.seen[-1].memory.gave_ms)
+            )
+        )
         memory = stage.policy.seen[-1].memory
-        assert [[leader.id], [other.id], 7] == [list(memory.gave_ms), list(memory.got_ms), memory.hits]
+        assert [[leader.id], [other.id], 7] == [
+            list(memory.gave_ms),
+            list(memory.got_ms),
+            memory.hits,
+        ]
         assert {"shed"} == {decision.kind for decision in stage.decisions}
 
 
@@ -144,7 +177,10 @@ async def test_moves_at_once_are_bounded_and_a_cancelled_move_makes_room(tmp_pat
         leader, other = stage.cluster.brokers
         first, second = stage.held_by(0)
         await stage.hold_up(first, second)
-        assert ("owned", [f"move of {first}"]) == (stage.cluster.view.bundles[second].phase, moves_under_way())
+        assert ("owned", [f"move of {first}"]) == (
+            stage.cluster.view.bundles[second].phase,
+            moves_under_way(),
+        )
         await leader.worker.request(Cancel(bundle=first, reason="enough"), timeout_ms=20_000)
         await until(lambda: stage.cluster.view.bundles[second].phase == "transferring")
         assert leader is stage.cluster.owner_of(first)
@@ -152,7 +188,9 @@ async def test_moves_at_once_are_bounded_and_a_cancelled_move_makes_room(tmp_pat
         await until(lambda: stage.cluster.owner_of(second) is other)
 
 
-async def test_balancing_that_is_switched_off_begins_nothing_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_balancing_that_is_switched_off_begins_nothing_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Waiting moves are dropped and logged. The move in progress ends, and no round follows."""
     caplog.set_level("INFO", logger="equipoise.brokers.server.balancing")
     async with balanced(tmp_path, brokers=2, rounds=replace(ROUNDS, broker_moves_max=1)) as stage:
@@ -173,13 +211,19 @@ async def test_balancing_that_is_paused_begins_nothing_until_it_is_resumed(tmp_p
     async with balanced(tmp_path, brokers=2) as stage:
         leader, other = stage.cluster.brokers
         until_ms = leader.worker.clock.now().wall_ms + 3_600_000
-        pause = SetClusterPolicy(policy=PAUSE_KEY, document=control_document("upgrade", until_ms=until_ms))
+        pause = SetClusterPolicy(
+            policy=PAUSE_KEY, document=control_document("upgrade", until_ms=until_ms)
+        )
         await leader.worker.request(pause, timeout_ms=20_000)
         bundle = stage.held_by(0)[0]
-        stage.policy.moves = [Move(bundle=bundle, source=leader.id, destination=other.id, reason="test")]
+        stage.policy.moves = [
+            Move(bundle=bundle, source=leader.id, destination=other.id, reason="test")
+        ]
         stage.begin()
         await until(lambda: bool(stage.decisions))
-        longer = SetClusterPolicy(policy=PAUSE_KEY, document=control_document("its rest", until_ms=until_ms))
+        longer = SetClusterPolicy(
+            policy=PAUSE_KEY, document=control_document("its rest", until_ms=until_ms)
+        )
         await leader.worker.request(longer, timeout_ms=20_000)
         await until(lambda: len(stage.decisions) > 1)
         reasons = [decision.reason for decision in stage.decisions]
@@ -187,7 +231,9 @@ async def test_balancing_that_is_paused_begins_nothing_until_it_is_resumed(tmp_p
             reasons,
             stage.cluster.owner_of(bundle),
         )
-        await leader.worker.request(SetClusterPolicy(policy=PAUSE_KEY, document=None), timeout_ms=20_000)
+        await leader.worker.request(
+            SetClusterPolicy(policy=PAUSE_KEY, document=None), timeout_ms=20_000
+        )
         await until(lambda: stage.cluster.owner_of(bundle) is other)
 
 
@@ -198,7 +244,10 @@ async def test_a_new_pin_moves_its_bundle_first(tmp_path: Path) -> None:
         bundle = stage.held_by(0)[0]
         namespace, _, range_ = bundle.rpartition("/")
         stage.begin()
-        pin = SetClusterPolicy(policy="pin/one", document={"namespace": namespace, "range": range_, "brokers.0": other.id})
+        pin = SetClusterPolicy(
+            policy="pin/one",
+            document={"namespace": namespace, "range": range_, "brokers.0": other.id},
+        )
         await leader.worker.request(pin, timeout_ms=20_000)
         await until(lambda: stage.cluster.owner_of(bundle) is other)
         (decision,) = [decision for decision in stage.decisions if decision.strategy == OF_POLICIES]
@@ -212,17 +261,28 @@ def resting_in(snapshot: Snapshot) -> set[str]:
 
 
 async def test_a_new_leader_knows_what_others_have_moved(tmp_path: Path) -> None:
-    """A bundle that an operator moved rests with the leader and with the next one. A bundle that was only placed does not."""
+    """A bundle that an operator moved rests with the leader and with the next one. A bundle that
+    was only placed does not.
+    """
     async with balanced(tmp_path, brokers=3) as stage:
         leader, other, third = stage.cluster.brokers
         bundle, kept = stage.held_by(2)[0], set(stage.held_by(1))
         stage.begin()
-        await leader.worker.request(Transfer(bundle=bundle, destination=other.id, reason="test"), timeout_ms=20_000)
-        await until(lambda: bool(stage.policy.seen) and resting_in(stage.policy.seen[-1]) == {bundle})
+        await leader.worker.request(
+            Transfer(bundle=bundle, destination=other.id, reason="test"), timeout_ms=20_000
+        )
+        await until(
+            lambda: bool(stage.policy.seen) and resting_in(stage.policy.seen[-1]) == {bundle}
+        )
         stage.tasks[0].cancel()
         await leader.worker.stop()
         rounds = len(stage.policy.seen)
-        await until(lambda: any(broker.worker.agent.leads for broker in (other, third)) and len(stage.policy.seen) > rounds)
+        await until(
+            lambda: (
+                any(broker.worker.agent.leads for broker in (other, third))
+                and len(stage.policy.seen) > rounds
+            )
+        )
         assert {bundle} == resting_in(stage.policy.seen[-1]) & {bundle, *kept}
 
 
@@ -234,8 +294,15 @@ async def test_a_broker_that_does_not_lead_forgets_old_moves(tmp_path: Path) -> 
         bundle = stage.held_by(0)[0]
         stage.begin()
         stage.tasks[0].cancel()  # So that only the other one looks.
-        await leader.worker.request(Transfer(bundle=bundle, destination=other.id, reason="test"), timeout_ms=20_000)
-        await until(lambda: stage.cluster.owner_of(bundle) is other and stage.cluster.view.bundles[bundle].phase == "owned")
+        await leader.worker.request(
+            Transfer(bundle=bundle, destination=other.id, reason="test"), timeout_ms=20_000
+        )
+        await until(
+            lambda: (
+                stage.cluster.owner_of(bundle) is other
+                and stage.cluster.view.bundles[bundle].phase == "owned"
+            )
+        )
         stage.set(replace(ROUNDS, rest_ms=0))
         looks = bus.asked
         await until(lambda: bus.asked > looks + 2)
@@ -252,26 +319,40 @@ async def test_a_waiting_move_is_dropped_if_a_new_pin_forbids_it(tmp_path: Path)
         await stage.hold_up(first, second)
         stage.policy.moves, before = [], stage.cluster.view.bundles[second]
         namespace, _, range_ = second.rpartition("/")
-        pin = SetClusterPolicy(policy="pin/kept", document={"namespace": namespace, "range": range_, "brokers.0": leader.id})
+        pin = SetClusterPolicy(
+            policy="pin/kept",
+            document={"namespace": namespace, "range": range_, "brokers.0": leader.id},
+        )
         await leader.worker.request(pin, timeout_ms=20_000)
         rounds = len(stage.decisions)
         other.service.taking.set()
         await until(lambda: len(stage.decisions) > rounds + 3)
-        assert (other, before) == (stage.cluster.owner_of(first), stage.cluster.view.bundles[second])
+        assert (other, before) == (
+            stage.cluster.owner_of(first),
+            stage.cluster.view.bundles[second],
+        )
 
 
 @pytest.mark.parametrize("meanwhile", ["moved", "switched off"])
-async def test_what_changes_while_a_round_plans_is_respected(meanwhile: str, tmp_path: Path) -> None:
-    """A bundle that moved meanwhile stays where it is. Balancing that was switched off moves nothing."""
+async def test_what_changes_while_a_round_plans_is_respected(
+    meanwhile: str, tmp_path: Path
+) -> None:
+    """A bundle that moved meanwhile stays where it is. Balancing that was switched off moves
+    nothing.
+    """
     async with balanced(tmp_path, brokers=3) as stage:
         leader, other, third = stage.cluster.brokers
         bundle = stage.held_by(0)[0]
-        stage.policy.moves = [Move(bundle=bundle, source=leader.id, destination=other.id, reason="test")]
+        stage.policy.moves = [
+            Move(bundle=bundle, source=leader.id, destination=other.id, reason="test")
+        ]
         stage.policy.may_end = threading.Event()
         stage.begin()
         await until(stage.policy.planning.is_set)
         if meanwhile == "moved":
-            await leader.worker.request(Transfer(bundle=bundle, destination=third.id, reason="test"), timeout_ms=20_000)
+            await leader.worker.request(
+                Transfer(bundle=bundle, destination=third.id, reason="test"), timeout_ms=20_000
+            )
             await until(lambda: stage.cluster.view.bundles[bundle].phase == "owned")
         else:
             stage.set(replace(ROUNDS, enabled=False))
@@ -322,7 +403,9 @@ async def test_hits_start_at_zero_once_balancing_is_on_again(tmp_path: Path) -> 
 
 async def test_the_first_report_of_a_broker_that_joined_starts_a_round(tmp_path: Path) -> None:
     """The next regular round is an hour away."""
-    async with balanced(tmp_path, brokers=1, rounds=replace(ROUNDS, shed_interval_ms=3_600_000)) as stage:
+    async with balanced(
+        tmp_path, brokers=1, rounds=replace(ROUNDS, shed_interval_ms=3_600_000)
+    ) as stage:
         stage.begin()
         await asyncio.sleep(0)
         (leader,) = stage.cluster.brokers
@@ -339,15 +422,24 @@ async def test_placement_is_the_strategy_that_the_settings_name(tmp_path: Path) 
     async with balanced(tmp_path, brokers=2) as stage:
         stage.begin()
         workers = [broker.worker for broker in stage.cluster.brokers]
-        await until(lambda: all(isinstance(worker.agent.placement, LeastCost) for worker in workers))
+        await until(
+            lambda: all(isinstance(worker.agent.placement, LeastCost) for worker in workers)
+        )
         stage.set(replace(ROUNDS, placement="RoundRobin"))
-        await until(lambda: all(isinstance(worker.agent.placement, RoundRobin) for worker in workers))
+        await until(
+            lambda: all(isinstance(worker.agent.placement, RoundRobin) for worker in workers)
+        )
         chosen, rounds = [worker.agent.placement for worker in workers], len(stage.decisions)
         await until(lambda: len(stage.decisions) > rounds + 3)
-        assert all(worker.agent.placement is placement for worker, placement in zip(workers, chosen, strict=True))
+        assert all(
+            worker.agent.placement is placement
+            for worker, placement in zip(workers, chosen, strict=True)
+        )
 
 
-async def test_an_impossible_report_is_counted_and_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_impossible_report_is_counted_and_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """However many rounds see it. Reports of brokers that are no members do not count."""
     caplog.set_level("WARNING", logger="equipoise.brokers.server.balancing")
     async with balanced(tmp_path, brokers=1) as stage:
@@ -357,31 +449,57 @@ async def test_an_impossible_report_is_counted_and_logged_once(tmp_path: Path, c
         stage.begin()
         await until(lambda: len(stage.decisions) > 3)
         refused = [
-            metric for metric in stage.cluster.brokers[0].worker.metrics.balancing.collect() if metric.name.endswith("reports_refused")
+            metric
+            for metric in stage.cluster.brokers[0].worker.metrics.balancing.collect()
+            if metric.name.endswith("reports_refused")
         ]
-        assert [(liar, 1)] == [(sample.labels["reporter"], sample.value) for metric in refused for sample in metric.samples]
-    assert ["load report left out, because it cannot be true: its average use is nan"] == [line.getMessage() for line in lines(caplog)]
+        assert [(liar, 1)] == [
+            (sample.labels["reporter"], sample.value)
+            for metric in refused
+            for sample in metric.samples
+        ]
+    assert ["load report left out, because it cannot be true: its average use is nan"] == [
+        line.getMessage() for line in lines(caplog)
+    ]
 
 
-@pytest.mark.parametrize("problem", [load_bus_unavailable(bus="the topic loads", problem="it is away"), KeyError("a bug")])
-async def test_the_outcome_of_a_round_is_decided_once_both_brokers_have_reported_twice(problem: Exception, tmp_path: Path) -> None:
-    """The move that was done is measured, although reports cannot be read for a while. The other bundle is not where the plan has it."""
+@pytest.mark.parametrize(
+    "problem",
+    [load_bus_unavailable(bus="the topic loads", problem="it is away"), KeyError("a bug")],
+)
+async def test_the_outcome_of_a_round_is_decided_once_both_brokers_have_reported_twice(
+    problem: Exception, tmp_path: Path
+) -> None:
+    """The move that was done is measured, although reports cannot be read for a while. The other
+    bundle is not where the plan has it.
+    """
     bus = Away(str(tmp_path))
     bus.problem = None
     async with balanced(tmp_path, brokers=2, bus=bus) as stage:
         leader, other = stage.cluster.brokers
-        stage.settings = replace(stage.settings, reports=replace(stage.settings.reports, interval_min_ms=20))
+        stage.settings = replace(
+            stage.settings, reports=replace(stage.settings.reports, interval_min_ms=20)
+        )
 
         def outcomes() -> list[Decision]:
             """Let both brokers report, and return the outcomes so far."""
             for broker, cost in ((leader.id, 120.0), (other.id, 80.0)):
-                stage.bus.publish(Sample(broker=broker, at_ms=leader.worker.clock.now().wall_ms, cost=cost))
+                stage.bus.publish(
+                    Sample(broker=broker, at_ms=leader.worker.clock.now().wall_ms, cost=cost)
+                )
             return [decision for decision in stage.decisions if decision.kind == "outcome"]
 
         bundles = [stage.held_by(0)[0], stage.held_by(1)[0]]
         predicted = Predicted(source=(1.5, 1.25), destination=(0.5, 0.75))
         stage.policy.moves = [
-            Move(bundle=name, source=leader.id, destination=other.id, reason="test", predicted=predicted) for name in bundles
+            Move(
+                bundle=name,
+                source=leader.id,
+                destination=other.id,
+                reason="test",
+                predicted=predicted,
+            )
+            for name in bundles
         ]
         assert [] == outcomes()
         stage.begin()
@@ -391,8 +509,13 @@ async def test_the_outcome_of_a_round_is_decided_once_both_brokers_have_reported
         bus.problem = None
         await until(lambda: bool(outcomes()))
         outcome = outcomes()[0]
-        assert bundles == [*(move.bundle for move in outcome.moves), *(stay.subject for stay in outcome.stays)]
-        assert {leader.id: (1.25, 1.2), other.id: (0.75, 0.8)} == {each.broker: (each.predicted, each.measured) for each in outcome.brokers}
+        assert bundles == [
+            *(move.bundle for move in outcome.moves),
+            *(stay.subject for stay in outcome.stays),
+        ]
+        assert {leader.id: (1.25, 1.2), other.id: (0.75, 0.8)} == {
+            each.broker: (each.predicted, each.measured) for each in outcome.brokers
+        }
         assert stage.policy.seen[-1].memory.durations_ms == tuple(outcome.durations_ms.values())
 
 
@@ -409,7 +532,11 @@ class Away(MemoryLoadBus):
         return super().latest()
 
 
-@pytest.mark.parametrize(("problem", "level"), [(Away.problem, "WARNING"), (KeyError("no such bundle"), "ERROR")], ids=["bus", "bug"])
+@pytest.mark.parametrize(
+    ("problem", "level"),
+    [(Away.problem, "WARNING"), (KeyError("no such bundle"), "ERROR")],
+    ids=["bus", "bug"],
+)
 async def test_failed_rounds_are_logged_once_and_so_is_the_first_success(
     problem: Exception, level: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -421,7 +548,11 @@ async def test_failed_rounds_are_logged_once_and_so_is_the_first_success(
         stage.begin()
         await until(lambda: bus.asked > 10)
         (line,) = lines(caplog)
-        assert (level, 1, level == "ERROR") == (line.levelname, line.__dict__["failures"], bool(line.exc_info))
+        assert (level, 1, level == "ERROR") == (
+            line.levelname,
+            line.__dict__["failures"],
+            bool(line.exc_info),
+        )
         assert {("Failure", "Unknown")} == {decision.outcome for decision in stage.decisions}
         assert "the round failed" in (stage.decisions[0].reason or "")
         bus.problem = None
@@ -432,4 +563,6 @@ async def test_failed_rounds_are_logged_once_and_so_is_the_first_success(
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     """Return the log lines of the balancer."""
-    return [record for record in caplog.records if record.name == "equipoise.brokers.server.balancing"]
+    return [
+        record for record in caplog.records if record.name == "equipoise.brokers.server.balancing"
+    ]

@@ -1,4 +1,6 @@
-"""Programs behind `by_key` on brokers in virtual time: who answers, what refusals say, and what a move in the midst of a request does."""
+"""Programs behind `by_key` on brokers in virtual time: who answers, what refusals say, and what a
+move in the midst of a request does.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Pages(Service):
             page, count = line.split()
             self.counts[page] = int(count)
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None:
         leaving = [page for page in self.counts if bundle.contains(NAMESPACE, page)]
         return "\n".join(f"{page} {self.counts.pop(page)}" for page in leaving).encode()
 
@@ -46,10 +50,21 @@ class Pages(Service):
         return count
 
 
-def program(cluster: Cluster[Pages], broker: str, *, timeout_ms: int = TIMEOUT_MS, forward: bool = False) -> httpx.AsyncClient:
-    """Return a client of a program at one broker. Its address is that which the broker advertises."""
+def program(
+    cluster: Cluster[Pages], broker: str, *, timeout_ms: int = TIMEOUT_MS, forward: bool = False
+) -> httpx.AsyncClient:
+    """Return a client of a program at one broker. Its address is that which the broker
+    advertises.
+    """
     app, pages = FastAPI(), cluster.service(broker)
-    app.add_middleware(ByKey, host=cluster.host(broker), namespace=NAMESPACE, key="/visits/{key}", timeout_ms=timeout_ms, forward=forward)
+    app.add_middleware(
+        ByKey,
+        host=cluster.host(broker),
+        namespace=NAMESPACE,
+        key="/visits/{key}",
+        timeout_ms=timeout_ms,
+        forward=forward,
+    )
 
     @app.post("/visits/{page}")
     async def visit(page: str) -> dict[str, str | int]:
@@ -66,10 +81,14 @@ def program(cluster: Cluster[Pages], broker: str, *, timeout_ms: int = TIMEOUT_M
         except CallerError as error:
             return str(error)
 
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url=f"http://{broker}")
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url=f"http://{broker}"
+    )
 
 
-async def post(client: httpx.AsyncClient, path: str = "/visits/home", headers: Mapping[str, str] | None = None) -> httpx.Response:
+async def post(
+    client: httpx.AsyncClient, path: str = "/visits/home", headers: Mapping[str, str] | None = None
+) -> httpx.Response:
     async with client:
         return await client.post(path, headers=headers)
 
@@ -92,8 +111,13 @@ def test_the_owner_answers_with_its_token(cluster: Cluster[Pages]) -> None:
 def test_another_program_redirects_to_the_owner(cluster: Cluster[Pages]) -> None:
     """To the same path, as it was sent."""
     answer = cluster.call(post(program(cluster, "broker-2"), "/visits/a%20b?c=%2F"))
-    assert (307, "http://broker-1/visits/a%20b?c=%2F") == (answer.status_code, answer.headers["Location"])
-    assert Outcome.NOT_STARTED is outcome_of(answer.status_code, answer.headers[OUTCOME], is_to_peer=False)
+    assert (307, "http://broker-1/visits/a%20b?c=%2F") == (
+        answer.status_code,
+        answer.headers["Location"],
+    )
+    assert Outcome.NOT_STARTED is outcome_of(
+        answer.status_code, answer.headers[OUTCOME], is_to_peer=False
+    )
     assert {"reason", "error"} == set(answer.json())
 
 
@@ -115,22 +139,40 @@ def test_a_request_without_a_key_is_the_programs(cluster: Cluster[Pages]) -> Non
         (None, "/equipoise", False),
     ],
 )
-async def test_paths_of_the_broker_have_no_key(prefix: str | None, path: str, is_of_broker: bool) -> None:
-    """Each broker answers for itself. Behind another program, its checks would see that program as the client."""
+async def test_paths_of_the_broker_have_no_key(
+    prefix: str | None, path: str, is_of_broker: bool
+) -> None:
+    """Each broker answers for itself. Behind another program, its checks would see that program as
+    the client.
+    """
     passed: list[str] = []
 
     async def app(scope: Message, _receive: Receive, _send: Send) -> None:
         passed.append(scope["path"])
 
-    host = MagicMock(route=AsyncMock(side_effect=InvalidName(what="key", name="x", expected="none, for this test")))
-    by_key = ByKey(app, host, namespace=NAMESPACE, key=lambda _: "me", timeout_ms=1, mounted_at=lambda: prefix)
-    await by_key({"type": "http", "path": path, "root_path": "", "headers": []}, AsyncMock(), AsyncMock())
+    host = MagicMock(
+        route=AsyncMock(
+            side_effect=InvalidName(what="key", name="x", expected="none, for this test")
+        )
+    )
+    by_key = ByKey(
+        app, host, namespace=NAMESPACE, key=lambda _: "me", timeout_ms=1, mounted_at=lambda: prefix
+    )
+    await by_key(
+        {"type": "http", "path": path, "root_path": "", "headers": []}, AsyncMock(), AsyncMock()
+    )
     assert ([path] if is_of_broker else []) == passed
 
 
-@pytest.mark.parametrize(("version", "drains", "ends"), [("1.1", True, True), ("1.1", False, False), ("2", True, False)])
-async def test_an_answer_of_a_worker_that_drains_ends_its_connection(version: str, drains: bool, ends: bool) -> None:
-    """Otherwise a client could send a request on it while the program closes it, and would not know whether it was executed."""
+@pytest.mark.parametrize(
+    ("version", "drains", "ends"), [("1.1", True, True), ("1.1", False, False), ("2", True, False)]
+)
+async def test_an_answer_of_a_worker_that_drains_ends_its_connection(
+    version: str, drains: bool, ends: bool
+) -> None:
+    """Otherwise a client could send a request on it while the program closes it, and would not know
+    whether it was executed.
+    """
     sent: list[Message] = []
 
     async def app(_scope: Message, _receive: Receive, send: Send) -> None:
@@ -139,8 +181,17 @@ async def test_an_answer_of_a_worker_that_drains_ends_its_connection(version: st
     async def send(message: Message) -> None:
         sent.append(message)
 
-    by_key = ByKey(app, MagicMock(), namespace=NAMESPACE, key=lambda _: None, timeout_ms=1, drains=lambda: drains)
-    await by_key({"type": "http", "http_version": version, "path": "/x", "headers": []}, AsyncMock(), send)
+    by_key = ByKey(
+        app,
+        MagicMock(),
+        namespace=NAMESPACE,
+        key=lambda _: None,
+        timeout_ms=1,
+        drains=lambda: drains,
+    )
+    await by_key(
+        {"type": "http", "http_version": version, "path": "/x", "headers": []}, AsyncMock(), send
+    )
     assert [[(b"connection", b"close")] if ends else []] == [message["headers"] for message in sent]
 
 
@@ -155,15 +206,25 @@ def test_a_request_waits_for_an_owner(cluster: Cluster[Pages]) -> None:
 
 
 @pytest.mark.parametrize("forward", [False, True])
-def test_without_an_owner_it_is_answered_503_and_may_be_repeated(cluster: Cluster[Pages], forward: bool) -> None:
+def test_without_an_owner_it_is_answered_503_and_may_be_repeated(
+    cluster: Cluster[Pages], forward: bool
+) -> None:
     cluster.take(cluster.bundle(NAMESPACE, "home"))
-    answer = cluster.call(post(program(cluster, "broker-2", timeout_ms=500, forward=forward)), within_ms=1_000)
-    assert (503, "1", "DeadlineExceeded") == (answer.status_code, answer.headers["Retry-After"], answer.json()["error"])
+    answer = cluster.call(
+        post(program(cluster, "broker-2", timeout_ms=500, forward=forward)), within_ms=1_000
+    )
+    assert (503, "1", "DeadlineExceeded") == (
+        answer.status_code,
+        answer.headers["Retry-After"],
+        answer.json()["error"],
+    )
     assert "an owner for web/pages/home" in answer.json()["reason"]
     assert Outcome.NOT_STARTED is outcome_of(503, answer.headers[OUTCOME], is_to_peer=False)
 
 
-def test_without_a_broker_that_takes_the_bundle_it_is_answered_503_at_once(cluster: Cluster[Pages]) -> None:
+def test_without_a_broker_that_takes_the_bundle_it_is_answered_503_at_once(
+    cluster: Cluster[Pages],
+) -> None:
     """So the end of all programs does not wait for owners that never come."""
     draining = cluster.host("broker-2")
     assert isinstance(draining, Member)
@@ -175,7 +236,11 @@ def test_without_a_broker_that_takes_the_bundle_it_is_answered_503_at_once(clust
     cluster.kill("broker-1")
     cluster.advance(4_000)
     answer = cluster.call(post(program(cluster, "broker-2")))
-    assert (503, "1", "PeerError") == (answer.status_code, answer.headers["Retry-After"], answer.json()["error"])
+    assert (503, "1", "PeerError") == (
+        answer.status_code,
+        answer.headers["Retry-After"],
+        answer.json()["error"],
+    )
     assert "all brokers stop or drain" in answer.json()["reason"]
     assert Outcome.NOT_STARTED is outcome_of(503, answer.headers[OUTCOME], is_to_peer=False)
 
@@ -192,7 +257,10 @@ def test_a_request_that_was_forwarded_is_not_sent_on(cluster: Cluster[Pages]) ->
         client = program(cluster, "broker-2", forward=forward)
         answer = cluster.call(post(client, headers={FORWARDED_BY: "broker-3"}))
         assert (421, "Misdirected") == (answer.status_code, answer.json()["error"])
-        assert "broker-3 forwarded a request for home to broker-2, but broker-1 serves it" in answer.json()["reason"]
+        assert (
+            "broker-3 forwarded a request for home to broker-2, but broker-1 serves it"
+            in answer.json()["reason"]
+        )
     answer = cluster.call(post(program(cluster, "broker-1"), headers={FORWARDED_BY: "broker-2"}))
     assert 200 == answer.status_code
 
@@ -208,7 +276,9 @@ def test_an_error_of_the_program_ends_the_work(cluster: Cluster[Pages]) -> None:
     cluster.give(cluster.bundle(NAMESPACE, "home"), "broker-2")
 
 
-def during(cluster: Cluster[Pages], gate: asyncio.Event, meanwhile: Callable[[], None]) -> httpx.Response:
+def during(
+    cluster: Cluster[Pages], gate: asyncio.Event, meanwhile: Callable[[], None]
+) -> httpx.Response:
     """Return the answer of a request in whose midst something happens."""
     pages = cluster.service("broker-1")
 
@@ -240,7 +310,9 @@ def during(cluster: Cluster[Pages], gate: asyncio.Event, meanwhile: Callable[[],
 
 
 @pytest.mark.parametrize("is_cut_off", [False, True])
-def test_an_answer_past_the_lease_is_replaced(equipoise_cluster: MakeCluster, is_cut_off: bool) -> None:
+def test_an_answer_past_the_lease_is_replaced(
+    equipoise_cluster: MakeCluster, is_cut_off: bool
+) -> None:
     """The program may have done something, and the answer says so."""
     cluster = equipoise_cluster(Pages, brokers=2, patience_ms=50)
     (bundle,) = cluster.create(NAMESPACE, bundles=1)
@@ -275,7 +347,10 @@ def test_no_move_fails_a_request_or_counts_it_twice(equipoise_moves: MovesAtEver
     moved = 0
     for cluster in equipoise_moves(Pages, NAMESPACE, "home", brokers=2):
         cluster.create(NAMESPACE, bundles=1)
-        assert [1, 2, 3] == [cluster.call(visit(cluster, "home", first=first)) for first in ("broker-1", "broker-2", "broker-1")]
+        assert [1, 2, 3] == [
+            cluster.call(visit(cluster, "home", first=first))
+            for first in ("broker-1", "broker-2", "broker-1")
+        ]
         moved += 1
     assert moved > 3
 
@@ -310,8 +385,16 @@ def test_the_key_is_found_in_the_path(key: str, path: str, found: str | None) ->
 
     by_key = ByKey(app, Host(), namespace=NAMESPACE, key=key, timeout_ms=TIMEOUT_MS)
     root = "/mount" if path.startswith("/mount") else ""
-    scope = {"type": "http", "method": "GET", "path": path, "root_path": root, "query_string": b"", "headers": []}
-    run: Coroutine[None, None, None] = by_key(scope, send, send)  # type: ignore[arg-type]  # nothing is received
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": path,
+        "root_path": root,
+        "query_string": b"",
+        "headers": [],
+    }
+    # Nothing is received.
+    run: Coroutine[None, None, None] = by_key(scope, send, send)  # type: ignore[arg-type]
     asyncio.run(run)
     assert [found or "app"] == seen
 

@@ -1,4 +1,6 @@
-"""The compactor of one worker: when it compacts, in which process, and how failures are reported."""
+"""The compactor of one worker: when it compacts, in which process, and how failures are
+reported.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +54,13 @@ def failing(error: str) -> Outcome:
 
 def scraped(worker: Worker, metric: str) -> float:
     """Return the value of one metric of a worker."""
-    scrape = worker.metrics.scrape(worker.view, incarnation=None, lease_left_ms=0, lag_records=0, log_is_available=True)
+    scrape = worker.metrics.scrape(
+        worker.view, incarnation=None, lease_left_ms=0, lag_records=0, log_is_available=True
+    )
     lines = scrape.decode().splitlines()
-    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"equipoise_{metric}{{"))
+    return next(
+        float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"equipoise_{metric}{{")
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -67,14 +73,18 @@ async def test_only_the_leader_compacts_after_enough_records(tmp_path: Path) -> 
     async with cluster(tmp_path, brokers=2, compact_records=20, retain="3 offsets") as brokers:
         onces = [Once(), Once()]
         tasks = [
-            asyncio.ensure_future(Compacting(one.worker, compact_once=once).run()) for one, once in zip(brokers.brokers, onces, strict=True)
+            asyncio.ensure_future(Compacting(one.worker, compact_once=once).run())
+            for one, once in zip(brokers.brokers, onces, strict=True)
         ]
         leader = next(index for index, one in enumerate(brokers.brokers) if one.worker.agent.leads)
         await until(lambda: bool(onces[leader].runs))
         for task in tasks:
             task.cancel()
         config = brokers.brokers[leader].worker.config
-        assert Compaction(log_url=config.log_url, cluster=config.cluster, retain="3 offsets") == onces[leader].runs[0]
+        assert (
+            Compaction(log_url=config.log_url, cluster=config.cluster, retain="3 offsets")
+            == onces[leader].runs[0]
+        )
         assert [] == onces[1 - leader].runs
         assert 7 == scraped(brokers.brokers[leader].worker, "compaction_horizon_offset")
 
@@ -111,22 +121,32 @@ async def test_a_failure_raises_one_alarm_and_is_retried(
         once.outcome = lambda: Done(9)
         await until(lambda: scraped(one.worker, "compaction_horizon_offset") == 9)
         task.cancel()
-    assert 1 == len([record for record in caplog.records if record.__dict__.get("alarm") == "compaction"])
+    assert 1 == len(
+        [record for record in caplog.records if record.__dict__.get("alarm") == "compaction"]
+    )
     assert "compacted the channel" in [record.message for record in caplog.records]
 
 
-async def test_a_time_ahead_of_the_clock_is_an_alarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_time_ahead_of_the_clock_is_an_alarm(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The metric and the log line have the offset of the record."""
     caplog.set_level(logging.WARNING, "equipoise.brokers.server.compacting")
     async with cluster(tmp_path, compact_age_ms=1) as brokers:
         (one,) = brokers.brokers
-        task = asyncio.ensure_future(Compacting(one.worker, compact_once=Once(lambda: Done(9, ahead=4))).run())
+        task = asyncio.ensure_future(
+            Compacting(one.worker, compact_once=Once(lambda: Done(9, ahead=4))).run()
+        )
         await until(lambda: scraped(one.worker, "log_clock_ahead_offset") == 4)
         task.cancel()
-    assert ("log_clock", 4) == tuple(caplog.records[0].__dict__[name] for name in ("alarm", "offset"))
+    assert ("log_clock", 4) == tuple(
+        caplog.records[0].__dict__[name] for name in ("alarm", "offset")
+    )
 
 
-async def test_an_overtaken_compaction_is_no_failure(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_overtaken_compaction_is_no_failure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Another compactor does the work."""
     caplog.set_level(logging.INFO, "equipoise.brokers.server.compacting")
     async with cluster(tmp_path, compact_age_ms=1) as brokers:
@@ -136,14 +156,20 @@ async def test_an_overtaken_compaction_is_no_failure(tmp_path: Path, caplog: pyt
         await until(lambda: bool(once.runs))
         task.cancel()
         assert 0 == scraped(one.worker, "compaction_failures_total")
-    assert ["INFO"] == [record.levelname for record in caplog.records if record.name == "equipoise.brokers.server.compacting"]
+    assert ["INFO"] == [
+        record.levelname
+        for record in caplog.records
+        if record.name == "equipoise.brokers.server.compacting"
+    ]
 
 
 async def test_a_log_in_memory_is_compacted_in_a_thread(tmp_path: Path) -> None:
     async with cluster(tmp_path) as brokers:
         config = brokers.brokers[0].worker.config
         assert compact_in_thread is compact_once_of(config.log_url)
-        done = await compact_in_thread(Compaction(log_url=config.log_url, cluster=config.cluster, retain="7d"))
+        done = await compact_in_thread(
+            Compaction(log_url=config.log_url, cluster=config.cluster, retain="7d")
+        )
         log = open_log(config.log_url)
         marker = restoration(log).marker
         log.close()
@@ -155,7 +181,9 @@ async def test_an_error_in_the_thread_is_a_failed_compaction(tmp_path: Path) -> 
     async with cluster(tmp_path) as brokers:
         config = brokers.brokers[0].worker.config
         with pytest.raises(CompactionFailed) as caught:
-            await compact_in_thread(Compaction(log_url=config.log_url, cluster="another", retain="7d"))
+            await compact_in_thread(
+                Compaction(log_url=config.log_url, cluster="another", retain="7d")
+            )
         assert "ForeignLog" == caught.value.error
 
 
@@ -166,14 +194,24 @@ async def test_a_log_without_records_has_no_horizon(tmp_path: Path) -> None:
     assert Done(None) == await compact_in_child(Compaction(log_url=url, cluster="c", retain="7d"))
 
 
-@pytest.mark.parametrize(("seconds_max", "error"), [(60.0, "LogNotBegun"), (0.001, "DeadlineExceeded")], ids=["error", "too slow"])
-async def test_a_failure_of_the_child_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds_max: float, error: str) -> None:
+@pytest.mark.parametrize(
+    ("seconds_max", "error"),
+    [(60.0, "LogNotBegun"), (0.001, "DeadlineExceeded")],
+    ids=["error", "too slow"],
+)
+async def test_a_failure_of_the_child_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds_max: float, error: str
+) -> None:
     monkeypatch.setattr(compacting, "COMPACT_S_MAX", seconds_max)
     with pytest.raises(CompactionFailed, match=error):
-        await compact_in_child(Compaction(log_url=f"sqlite:{tmp_path / 'none'}", cluster="c", retain="7d"))
+        await compact_in_child(
+            Compaction(log_url=f"sqlite:{tmp_path / 'none'}", cluster="c", retain="7d")
+        )
 
 
-async def test_a_cancelled_compaction_kills_its_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancelled_compaction_kills_its_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     children: list[asyncio.subprocess.Process] = []
     make = asyncio.create_subprocess_exec
 

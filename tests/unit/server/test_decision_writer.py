@@ -1,4 +1,6 @@
-"""The decision writer: what it counts, what it writes, and what it logs when the decision log fails."""
+"""The decision writer: what it counts, what it writes, and what it logs when the decision log
+fails.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ LAST = Decision(at_ms=0, broker="a", kind="merge", strategy="AutoMerge")
 
 
 class Kept:
-    """A decision log that notes decisions, and fails while `is_away`. `has_last` is set at the last decision, stored or not."""
+    """A decision log that notes decisions, and fails while `is_away`. `has_last` is set at the last
+    decision, stored or not.
+    """
 
     def __init__(self) -> None:
         self.decisions: list[Decision] = []
@@ -43,14 +47,27 @@ class Kept:
         return self.decisions[-at_most:]
 
 
-def decision(*, moves: tuple[Move, ...] = (), strategy: str = "BalancedShedder", mean: float = 0.5) -> Decision:
+def decision(
+    *, moves: tuple[Move, ...] = (), strategy: str = "BalancedShedder", mean: float = 0.5
+) -> Decision:
     """Return the decision of one round."""
     idle = None if moves else IDLE
     counted = {("Success", "Overloaded"): 1} if moves else {("Skip", "HitCount"): 1}
-    return Decision(at_ms=0, broker="a", kind="shed", strategy=strategy, moves=moves, idle=idle, counted=counted, mean=mean)
+    return Decision(
+        at_ms=0,
+        broker="a",
+        kind="shed",
+        strategy=strategy,
+        moves=moves,
+        idle=idle,
+        counted=counted,
+        mean=mean,
+    )
 
 
-def written(kept: Kept, clock: VirtualClock, steps: Sequence[tuple[int, Decision]]) -> tuple[int, list[Decision]]:
+def written(
+    kept: Kept, clock: VirtualClock, steps: Sequence[tuple[int, Decision]]
+) -> tuple[int, list[Decision]]:
     """Make decisions at these times. Return how many were counted, and those that were written."""
     counted: list[Decision] = []
 
@@ -71,27 +88,47 @@ def written(kept: Kept, clock: VirtualClock, steps: Sequence[tuple[int, Decision
 
 def test_equal_rounds_without_moves_are_written_once_a_minute() -> None:
     """All are counted. Small differences of figures do not matter."""
-    steps = [(at_ms, decision(mean=0.5 + at_ms / 1e9)) for at_ms in (0, 5_000, REPEATED_MS - 1, REPEATED_MS)]
+    steps = [
+        (at_ms, decision(mean=0.5 + at_ms / 1e9))
+        for at_ms in (0, 5_000, REPEATED_MS - 1, REPEATED_MS)
+    ]
     count, kept = written(Kept(), VirtualClock(boot_ms=0), steps)
     assert (4, [0.5, 0.5 + REPEATED_MS / 1e9]) == (count, [each.mean for each in kept])
 
 
 def test_rounds_with_moves_and_the_first_round_after_them_are_written() -> None:
     """So is the first round of another strategy."""
-    each = [decision(), decision(moves=(MOVE,)), decision(moves=(MOVE,)), decision(), decision(), decision(strategy="TransferShedder")]
-    _, kept = written(Kept(), VirtualClock(boot_ms=0), [(number, one) for number, one in enumerate(each)])
+    each = [
+        decision(),
+        decision(moves=(MOVE,)),
+        decision(moves=(MOVE,)),
+        decision(),
+        decision(),
+        decision(strategy="TransferShedder"),
+    ]
+    _, kept = written(
+        Kept(), VirtualClock(boot_ms=0), [(number, one) for number, one in enumerate(each)]
+    )
     assert [each[0], each[1], each[2], each[3], each[5]] == kept
 
 
 def test_all_rounds_of_splits_are_written() -> None:
     """Even if they have equal counts within a minute."""
-    stays = [(Stay(subject=bundle, reason="it cannot be cut"),) for bundle in ("t/n/0x00000000_0x80000000", "t/n/0x80000000_0xffffffff")]
-    rounds = [replace(decision(strategy="AutoSplit"), kind="split", idle=None, stays=each) for each in stays]
+    stays = [
+        (Stay(subject=bundle, reason="it cannot be cut"),)
+        for bundle in ("t/n/0x00000000_0x80000000", "t/n/0x80000000_0xffffffff")
+    ]
+    rounds = [
+        replace(decision(strategy="AutoSplit"), kind="split", idle=None, stays=each)
+        for each in stays
+    ]
     _, kept = written(Kept(), VirtualClock(boot_ms=0), list(enumerate(rounds)))
     assert stays == [each.stays for each in kept]
 
 
-def test_decisions_that_cannot_be_written_are_lost_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_decisions_that_cannot_be_written_are_lost_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """One line per minute reports the losses. The writer goes on."""
 
     class Odd(Kept):
@@ -101,11 +138,17 @@ def test_decisions_that_cannot_be_written_are_lost_and_logged(caplog: pytest.Log
             super().write(decision)
 
     caplog.set_level(logging.WARNING, logger="equipoise.brokers.server.decision_writer")
-    assert (2, [decision()]) == written(Odd(), VirtualClock(boot_ms=0), [(0, decision(strategy="odd")), (1, decision())])
-    assert [("ERROR", True)] == [(line.levelname, line.exc_info is not None) for line in caplog.records]
+    assert (2, [decision()]) == written(
+        Odd(), VirtualClock(boot_ms=0), [(0, decision(strategy="odd")), (1, decision())]
+    )
+    assert [("ERROR", True)] == [
+        (line.levelname, line.exc_info is not None) for line in caplog.records
+    ]
     caplog.clear()
     kept = Kept()
     kept.is_away = True
-    count, decisions = written(kept, VirtualClock(boot_ms=0), [(number, decision(moves=(MOVE,))) for number in range(5)])
+    count, decisions = written(
+        kept, VirtualClock(boot_ms=0), [(number, decision(moves=(MOVE,))) for number in range(5)]
+    )
     assert (5, [], 1) == (count, decisions, len(caplog.records))
     assert "it is away" in caplog.text

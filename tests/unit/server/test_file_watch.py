@@ -33,7 +33,10 @@ async def served_by_the_first(brokers: Cluster) -> None:
     """Wait until the first broker owns all bundles."""
     worker = brokers.brokers[0].worker
     await worker.until(
-        lambda view: all(bundle.owner == worker.agent.incarnation for bundle in view.bundles.values()) or None,
+        lambda view: (
+            all(bundle.owner == worker.agent.incarnation for bundle in view.bundles.values())
+            or None
+        ),
         timeout_ms=PATIENCE_MS,
         what="the first broker owning all bundles",
     )
@@ -46,7 +49,8 @@ async def test_brokers_that_run_out_of_files_together_do_not_all_drain(tmp_path:
         files.left = 0
         watches = [FileWatch(broker.worker, left=files) for broker in brokers.brokers]
         while not any(draining(brokers)):
-            for watch in watches:  # In one turn of the loop, so that neither can have read the drain of the other.
+            # In one turn of the loop, so that neither can have read the drain of the other.
+            for watch in watches:
                 watch.look()
             await asyncio.sleep(0.05)
         assert [False, True] == draining(brokers)
@@ -63,7 +67,10 @@ async def test_a_broker_without_files_drains_after_a_lease(tmp_path: Path) -> No
         assert 200 == (await short.get("/ready")).status
         files.left = 63
         watch.look()
-        assert b"may open only 63 more files of 1000: raise that limit" in (await short.get("/ready")).body
+        assert (
+            b"may open only 63 more files of 1000: raise that limit"
+            in (await short.get("/ready")).body
+        )
         assert [False, False] == draining(brokers)
         while not any(draining(brokers)):
             watch.look()
@@ -86,7 +93,9 @@ async def test_a_short_lack_of_files_drains_nothing(tmp_path: Path) -> None:
         assert {} == worker.client_problems
 
 
-async def test_the_only_broker_never_drains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_only_broker_never_drains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with cluster(tmp_path, balance=False) as brokers:
         (broker,) = brokers.brokers
         worker, files = broker.worker, Files()
@@ -96,6 +105,10 @@ async def test_the_only_broker_never_drains(tmp_path: Path, monkeypatch: pytest.
         watch.look()
         now = worker.clock.now()
         with monkeypatch.context() as patched:
-            patched.setattr(type(worker.clock), "now", lambda _: type(now)(boot_ms=now.boot_ms + 60_000, wall_ms=now.wall_ms + 60_000))
+            patched.setattr(
+                type(worker.clock),
+                "now",
+                lambda _: type(now)(boot_ms=now.boot_ms + 60_000, wall_ms=now.wall_ms + 60_000),
+            )
             watch.look()
         assert PROBLEM in worker.client_problems

@@ -1,4 +1,6 @@
-"""Requests that a program forwards to the owner of their key: bodies and answers, broken owners, and moves meanwhile."""
+"""Requests that a program forwards to the owner of their key: bodies and answers, broken owners,
+and moves meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,15 @@ class Host:
         lease = Lease(incarnation=1, skew_max_ms=250)
         lease.extend(decided=Instant(1_000, 1_000), lease_ms=3_000)
         bundle = bundle_name(NAMESPACE, 0, HASH_MAX)
-        handle = Handle(bundle=bundle, namespace=NAMESPACE, low=0, high=HASH_MAX, token=9, lease=lease, is_open=True)
+        handle = Handle(
+            bundle=bundle,
+            namespace=NAMESPACE,
+            low=0,
+            high=HASH_MAX,
+            token=9,
+            lease=lease,
+            is_open=True,
+        )
         return Ownership(handle, clock=VirtualClock(boot_ms=1_000, ahead_ms=0))
 
 
@@ -74,8 +84,12 @@ class Owner:
 
 
 @asynccontextmanager
-async def program(owner: Owner, *then: str | None, before: Sequence[str] = ()) -> AsyncIterator[httpx.AsyncClient]:
-    """Yield a client of a program whose key is served at `owner`, and by its broker's view there `before` and elsewhere `then`."""
+async def program(
+    owner: Owner, *then: str | None, before: Sequence[str] = ()
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Yield a client of a program whose key is served at `owner`, and by its broker's view there
+    `before` and elsewhere `then`.
+    """
     async with AsyncExitStack() as parts:
         app = web.Application(client_max_size=1 << 30)
         app.add_routes([web.route("*", "/{path:.*}", owner.handle)])
@@ -86,21 +100,31 @@ async def program(owner: Owner, *then: str | None, before: Sequence[str] = ()) -
         await site.start()
         owner.address = str(site.name)
         here = ByKey(
-            own_app, Host([*before, owner.address, *then]), namespace=NAMESPACE, key="/visits/{key}", forward=True, timeout_ms=TIMEOUT_MS
+            own_app,
+            Host([*before, owner.address, *then]),
+            namespace=NAMESPACE,
+            key="/visits/{key}",
+            forward=True,
+            timeout_ms=TIMEOUT_MS,
         )
 
         async def end() -> None:
             async def nothing(*_: object) -> Message:
                 return {}
 
-            await here({"type": "lifespan"}, nothing, nothing)  # type: ignore[arg-type]  # it ends at once
+            # It ends at once.
+            await here({"type": "lifespan"}, nothing, nothing)  # type: ignore[arg-type]
 
         parts.push_async_callback(end)
-        yield await parts.enter_async_context(httpx.AsyncClient(transport=httpx.ASGITransport(here), base_url="http://here"))
+        yield await parts.enter_async_context(
+            httpx.AsyncClient(transport=httpx.ASGITransport(here), base_url="http://here")
+        )
 
 
 async def echo(request: web.Request) -> web.Response:
-    return web.Response(status=207, body=b"there " + await request.read(), headers={"X-Path": request.raw_path})
+    return web.Response(
+        status=207, body=b"there " + await request.read(), headers={"X-Path": request.raw_path}
+    )
 
 
 async def misdirected(request: web.Request) -> web.Response:
@@ -126,8 +150,14 @@ async def pieces() -> AsyncIterator[bytes]:
 async def test_the_owner_gets_the_request_and_the_caller_its_answer() -> None:
     owner = Owner(echo)
     async with program(owner) as client:
-        answer = await client.post("/visits/a%20b?c=%2F", content=pieces(), headers={"Authorization": "mine"})
-    assert (207, b"there piece piece piece ", "/visits/a%20b?c=%2F") == (answer.status_code, answer.content, answer.headers["X-Path"])
+        answer = await client.post(
+            "/visits/a%20b?c=%2F", content=pieces(), headers={"Authorization": "mine"}
+        )
+    assert (207, b"there piece piece piece ", "/visits/a%20b?c=%2F") == (
+        answer.status_code,
+        answer.content,
+        answer.headers["X-Path"],
+    )
     (request,) = owner.requests
     assert ("mine", "here", owner.address) == (
         request.headers["Authorization"],
@@ -143,7 +173,10 @@ async def test_a_request_is_sent_again_if_the_owner_did_not_start_it() -> None:
         assert b"there body" == (await client.post("/visits/home", content=b"body")).content
     owner = Owner(misdirected)
     async with program(owner, None) as client:
-        assert b"here piece piece piece " == (await client.post("/visits/home", content=pieces())).content
+        assert (
+            b"here piece piece piece "
+            == (await client.post("/visits/home", content=pieces())).content
+        )
         assert 1 == len(owner.requests)
 
 
@@ -155,14 +188,20 @@ async def test_an_owner_that_takes_no_connection_is_asked_again() -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT"])
-async def test_a_request_that_may_have_been_executed_is_sent_again_only_if_it_is_idempotent(method: str) -> None:
+async def test_a_request_that_may_have_been_executed_is_sent_again_only_if_it_is_idempotent(
+    method: str,
+) -> None:
     owner = Owner(breaking, echo)
     async with program(owner) as client:
         answer = await client.request(method, "/visits/home", content=b"body")
     if method == "PUT":
         assert (207, 2) == (answer.status_code, len(owner.requests))
     else:
-        assert (502, "BrokerUnreachable", Outcome.UNKNOWN.value) == (answer.status_code, answer.json()["error"], answer.headers[OUTCOME])
+        assert (502, "BrokerUnreachable", Outcome.UNKNOWN.value) == (
+            answer.status_code,
+            answer.json()["error"],
+            answer.headers[OUTCOME],
+        )
         assert "it may have executed the request" in answer.json()["reason"]
         assert 1 == len(owner.requests)
 
@@ -172,7 +211,10 @@ async def test_a_large_body_streams_and_is_sent_once(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "HELD_BYTES_MAX", 5)
     owner = Owner(echo)
     async with program(owner) as client:
-        assert b"there piece piece piece " == (await client.post("/visits/home", content=pieces())).content
+        assert (
+            b"there piece piece piece "
+            == (await client.post("/visits/home", content=pieces())).content
+        )
 
     async def late(request: web.Request) -> web.Response:
         await request.read()
@@ -196,5 +238,7 @@ async def test_an_owner_that_refuses_for_too_long_is_503(monkeypatch: pytest.Mon
 
 
 def test_a_length_does_not_go_on_without_the_encoding_that_made_it_void() -> None:
-    assert [(b"accept", b"*/*")] == end_to_end([(b"Content-Length", b"3"), (b"Transfer-Encoding", b"chunked"), (b"Accept", b"*/*")])
+    assert [(b"accept", b"*/*")] == end_to_end(
+        [(b"Content-Length", b"3"), (b"Transfer-Encoding", b"chunked"), (b"Accept", b"*/*")]
+    )
     assert [(b"content-length", b"3")] == end_to_end([(b"Content-Length", b"3")])

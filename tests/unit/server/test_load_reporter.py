@@ -30,7 +30,9 @@ SELDOM = replace(OFTEN, interval_max_ms=3_600_000, change_percent=10**9)
 
 
 class Bus(MemoryLoadBus):
-    """A bus that notes samples, is unavailable while `problem` is set, and holds back publishers while `gate` is closed."""
+    """A bus that notes samples, is unavailable while `problem` is set, and holds back publishers
+    while `gate` is closed.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -53,7 +55,9 @@ class Bus(MemoryLoadBus):
 
 
 @asynccontextmanager
-async def reporting(broker: Broker, bus: LoadBus, settings: Callable[[], BalancingSettings]) -> AsyncIterator[LoadReporter]:
+async def reporting(
+    broker: Broker, bus: LoadBus, settings: Callable[[], BalancingSettings]
+) -> AsyncIterator[LoadReporter]:
     """Run a reporter, and end it gracefully."""
     reporter = LoadReporter(broker.worker, bus, settings)
     task = asyncio.ensure_future(reporter.run())
@@ -80,7 +84,9 @@ async def test_a_broker_reports_only_after_it_has_joined(tmp_path: Path) -> None
 
 
 async def test_a_report_has_the_load_of_the_services(tmp_path: Path) -> None:
-    """It names the bundles that carry load, and counts all open ones. A broker that has left has no report."""
+    """It names the bundles that carry load, and counts all open ones. A broker that has left has no
+    report.
+    """
     async with cluster(tmp_path, balance_interval_ms=20) as brokers:
         broker, bus = brokers.brokers[0], MemoryLoadBus("reports")
         bundle = brokers.bundles()[0]
@@ -101,7 +107,9 @@ async def test_a_report_has_the_load_of_the_services(tmp_path: Path) -> None:
         assert [] == bus.latest()
 
 
-async def test_a_report_is_made_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_report_is_made_in_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     threads: dict[str, int] = {}
 
     def noted(name: str) -> Callable[..., object]:
@@ -119,7 +127,9 @@ async def test_a_report_is_made_in_a_thread(tmp_path: Path, monkeypatch: pytest.
         bus = MemoryLoadBus("thread")
         async with reporting(brokers.brokers[0], bus, rules(OFTEN)):
             await until(lambda: bool(bus.latest()))
-    assert ["sampled", "light"] == [name for name, thread in threads.items() if thread != threading.get_ident()]
+    assert ["sampled", "light"] == [
+        name for name, thread in threads.items() if thread != threading.get_ident()
+    ]
 
 
 async def test_an_unchanged_load_is_reported_rarely(tmp_path: Path) -> None:
@@ -139,7 +149,9 @@ async def test_an_unchanged_load_is_reported_rarely(tmp_path: Path) -> None:
             await until(lambda: looks[0] > before + 30)
             count = bus.samples[0].bundle_count
             assert 1 == len(bus.samples)
-            await one.worker.request(Transfer(bundle=bundle, destination=other.id, reason="test"), timeout_ms=PATIENCE_MS)
+            await one.worker.request(
+                Transfer(bundle=bundle, destination=other.id, reason="test"), timeout_ms=PATIENCE_MS
+            )
             await until(lambda: len(bus.samples) > 1 and bus.samples[-1].bundle_count == count - 1)
             before = len(bus.samples)
             rules_now[0] = OFTEN
@@ -150,7 +162,9 @@ async def test_a_shorter_interval_takes_effect_soon(tmp_path: Path) -> None:
     """Even if the present interval is an hour."""
     async with cluster(tmp_path, balance_interval_ms=20) as brokers:
         bus, rules_now = Bus("hours"), [replace(OFTEN, sample_interval_ms=3_600_000)]
-        async with reporting(brokers.brokers[0], bus, lambda: replace(BalancingSettings(), reports=rules_now[0])) as reporter:
+        async with reporting(
+            brokers.brokers[0], bus, lambda: replace(BalancingSettings(), reports=rules_now[0])
+        ) as reporter:
             await until(lambda: bool(reporter.bundles))
             assert [] == bus.samples
             rules_now[0] = OFTEN
@@ -159,17 +173,27 @@ async def test_a_shorter_interval_takes_effect_soon(tmp_path: Path) -> None:
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     """Return the log lines of the reporter."""
-    return [record for record in caplog.records if record.name == "equipoise.brokers.server.load_reporter"]
+    return [
+        record
+        for record in caplog.records
+        if record.name == "equipoise.brokers.server.load_reporter"
+    ]
 
 
 AWAY = load_bus_unavailable(bus="the topic loads", problem="it is away")
 
 
-@pytest.mark.parametrize(("problem", "level"), [(AWAY, "WARNING"), (KeyError("no such bundle"), "ERROR")], ids=["bus", "bug"])
+@pytest.mark.parametrize(
+    ("problem", "level"),
+    [(AWAY, "WARNING"), (KeyError("no such bundle"), "ERROR")],
+    ids=["bus", "bug"],
+)
 async def test_failed_reports_are_logged_once_and_so_is_the_first_success(
     problem: Exception, level: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An error of the bus is a warning. Any other error is logged with its traceback. A failed withdrawal is logged, too."""
+    """An error of the bus is a warning. Any other error is logged with its traceback. A failed
+    withdrawal is logged, too.
+    """
     caplog.set_level("INFO", logger="equipoise.brokers.server.load_reporter")
     async with cluster(tmp_path, brokers=1, balance_interval_ms=20) as brokers:
         bus = Bus("away")
@@ -177,11 +201,18 @@ async def test_failed_reports_are_logged_once_and_so_is_the_first_success(
         async with reporting(brokers.brokers[0], bus, rules(OFTEN)):
             await until(lambda: len(bus.samples) > 10)
             (line,) = lines(caplog)
-            assert (level, 1, level == "ERROR") == (line.levelname, line.__dict__["failures"], bool(line.exc_info))
+            assert (level, 1, level == "ERROR") == (
+                line.levelname,
+                line.__dict__["failures"],
+                bool(line.exc_info),
+            )
             bus.problem = None
             await until(lambda: len(lines(caplog)) > 1)
             over = lines(caplog)[-1]
-            assert ("load is reported again", True) == (over.message, over.__dict__["failures"] >= 9)
+            assert ("load is reported again", True) == (
+                over.message,
+                over.__dict__["failures"] >= 9,
+            )
             bus.problem = AWAY
         assert "load report not removed" in lines(caplog)[-1].message
 
@@ -191,7 +222,9 @@ async def test_nothing_is_published_after_the_withdrawal(tmp_path: Path) -> None
     async with cluster(tmp_path, brokers=1, balance_interval_ms=20) as brokers:
         bus = Bus("late")
         bus.gate.clear()
-        task = asyncio.ensure_future(LoadReporter(brokers.brokers[0].worker, bus, rules(OFTEN)).run())
+        task = asyncio.ensure_future(
+            LoadReporter(brokers.brokers[0].worker, bus, rules(OFTEN)).run()
+        )
         await until(lambda: bool(bus.samples))
         task.cancel()
         _, unfinished = await asyncio.wait([task], timeout=0.05)

@@ -16,10 +16,17 @@ from tests.unit.security.signing import SETTINGS
 pytestmark = pytest.mark.integration
 
 
-async def test_no_limit_applies_to_the_hosts_of_live_brokers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_limit_applies_to_the_hosts_of_live_brokers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with cluster(tmp_path, brokers=2, **SETTINGS) as made:
         worker = made.brokers[0].worker
-        addresses = {"http": "http://b1.example:8080", "pulsar": "pulsar://[2001:db8::7]:6650", "other": "http://[", "name": "none"}
+        addresses = {
+            "http": "http://b1.example:8080",
+            "pulsar": "pulsar://[2001:db8::7]:6650",
+            "other": "http://[",
+            "name": "none",
+        }
         monkeypatch.setattr(worker, "profile", replace(worker.profile, addresses=addresses))
         asked: list[str] = []
 

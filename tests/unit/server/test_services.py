@@ -99,5 +99,7 @@ def test_a_pattern_has_one_service() -> None:
 def test_pulsar_without_its_extra_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "_NEEDED_BY_PULSAR", ("nowhere_to_be_found.library",))
     assert "counter" == services.default_service()
-    with pytest.raises(CallerError, match=r"pip install 'equipoise\[pulsar\]', or name another service"):
+    with pytest.raises(
+        CallerError, match=r"pip install 'equipoise\[pulsar\]', or name another service"
+    ):
         load_services(["shop/*=pulsar"])

@@ -50,14 +50,18 @@ def story() -> Story:
 @pytest.fixture(autouse=True)
 def handlers(story: Story) -> Iterator[None]:
     """Handle the signals as a server does, and put back the handlers of the tests."""
-    before = {number: signal.signal(number, story.server) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {
+        number: signal.signal(number, story.server) for number in (signal.SIGTERM, signal.SIGINT)
+    }
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_the_server_gets_the_signal_after_the_drain(story: Story, number: signal.Signals) -> None:
+async def test_the_server_gets_the_signal_after_the_drain(
+    story: Story, number: signal.Signals
+) -> None:
     with draining(story.drain):
         os.kill(os.getpid(), number)
         await story.drains.wait()
@@ -132,7 +136,9 @@ async def test_a_stall_does_not_use_up_the_time_to_answer() -> None:
     ("calls_until_s", "peers_until_s", "ends_s"),
     [(0.0, 10.0, 0.2), (1.0, 10.0, 1.2), (10.0, 10.0, 3.0), (10.0, 1.0, 1.0), (10.0, 0.0, 0.0)],
 )
-def test_a_drained_program_answers_until_no_call_comes(calls_until_s: float, peers_until_s: float, ends_s: float) -> None:
+def test_a_drained_program_answers_until_no_call_comes(
+    calls_until_s: float, peers_until_s: float, ends_s: float
+) -> None:
     """For `linger_ms` at most, and not once the last peers stop."""
 
     async def story() -> float:
@@ -146,13 +152,17 @@ def test_a_drained_program_answers_until_no_call_comes(calls_until_s: float, pee
                 loop.call_later(0.15, call)
 
         call()
-        await lingered(3_000, lambda: calls, has_peers=lambda: loop.time() - began_s < peers_until_s)
+        await lingered(
+            3_000, lambda: calls, has_peers=lambda: loop.time() - began_s < peers_until_s
+        )
         return loop.time() - began_s
 
     assert ends_s == pytest.approx(virtual_time.run(story()), abs=0.2)
 
 
-async def test_a_program_that_nobody_calls_ends_soon_after_its_bundles_have_moved(story: Story) -> None:
+async def test_a_program_that_nobody_calls_ends_soon_after_its_bundles_have_moved(
+    story: Story,
+) -> None:
     log_url = f"memory:{uuid.uuid4()}"
     async with Worker(log_url, Visits()) as stays, Worker(log_url, Visits()) as goes:
         await goes.create_namespace("web/pages", bundles=2)

@@ -1,4 +1,6 @@
-"""Automatic splits and merges of brokers on one loop: what they split and merge, and what they report."""
+"""Automatic splits and merges of brokers on one loop: what they split and merge, and what they
+report.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +43,17 @@ SPLITS_ONLY = replace(SETTINGS, balancing=replace(SETTINGS.balancing, merging=Fa
 
 @dataclass(kw_only=True)
 class Divided:
-    """A cluster whose brokers split and merge their bundles. `messages` are the rates by hash point; `decisions` are the decisions."""
+    """A cluster whose brokers split and merge their bundles. `messages` are the rates by hash
+    point; `decisions` are the decisions.
+    """
 
     cluster: Cluster
     settings: BalancingSettings
     messages: dict[int, float] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
     problem: Exception | None = None
-    asked_by: list[int] = field(default_factory=list)  # The threads in which the rounds have asked for the load.
+    # The threads in which the rounds have asked for the load.
+    asked_by: list[int] = field(default_factory=list)
 
     def carried_by(self, worker: Worker) -> Sequence[BundleTraffic]:
         """Return the load of each open bundle of a worker."""
@@ -56,7 +61,8 @@ class Divided:
         if self.problem is not None:
             raise self.problem
         return [
-            BundleTraffic(bundle=name, traffic=Traffic(messages_in_per_second=self.carried(name))) for name in tuple(worker.open_bundles)
+            BundleTraffic(bundle=name, traffic=Traffic(messages_in_per_second=self.carried(name)))
+            for name in tuple(worker.open_bundles)
         ]
 
     async def rounds(self, number: int) -> None:
@@ -67,7 +73,11 @@ class Divided:
     def carried(self, bundle: str) -> float:
         """Return the messages per second of one bundle."""
         _, low, high = parse_bundle(bundle)
-        return sum(messages for point, messages in self.messages.items() if bundle_contains(low, high, point))
+        return sum(
+            messages
+            for point, messages in self.messages.items()
+            if bundle_contains(low, high, point)
+        )
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
@@ -77,14 +87,23 @@ class Divided:
     def counted(self) -> dict[tuple[str, str], int]:
         """Return the sum of all counts."""
         keys = sorted({key for decision in self.decisions for key in decision.counted})
-        return {key: sum(decision.counted.get(key, 0) for decision in self.decisions) for key in keys}
+        return {
+            key: sum(decision.counted.get(key, 0) for decision in self.decisions) for key in keys
+        }
 
 
 @asynccontextmanager
-async def splitting(folder: Path, settings: BalancingSettings, *, brokers: int = 1, bundles: int = 4) -> AsyncIterator[Divided]:
+async def splitting(
+    folder: Path, settings: BalancingSettings, *, brokers: int = 1, bundles: int = 4
+) -> AsyncIterator[Divided]:
     """Yield a cluster whose brokers split and merge."""
     async with AsyncExitStack() as parts:
-        divided = Divided(cluster=await parts.enter_async_context(cluster(folder, brokers=brokers, bundles=bundles)), settings=settings)
+        divided = Divided(
+            cluster=await parts.enter_async_context(
+                cluster(folder, brokers=brokers, bundles=bundles)
+            ),
+            settings=settings,
+        )
         for broker in divided.cluster.brokers:
             parts.push_async_callback(ended, asyncio.ensure_future(of(broker, divided).run()))
         yield divided
@@ -92,7 +111,12 @@ async def splitting(folder: Path, settings: BalancingSettings, *, brokers: int =
 
 def of(broker: Broker, divided: Divided) -> Splitting:
     """Return the rounds of one broker."""
-    return Splitting(broker.worker, lambda: divided.carried_by(broker.worker), lambda: divided.settings, divided.decisions.append)
+    return Splitting(
+        broker.worker,
+        lambda: divided.carried_by(broker.worker),
+        lambda: divided.settings,
+        divided.decisions.append,
+    )
 
 
 async def ended(task: asyncio.Future[None]) -> None:
@@ -113,7 +137,12 @@ async def test_a_hot_bundle_is_split_until_each_part_is_within_the_limits(tmp_pa
         (move,) = first.moves
         whole, broker = bundle_name(NAMESPACE, 0, QUARTER), divided.cluster.brokers[0].id
         reason = "it has been over a limit for 2 rounds: 240 messages/s (limit: 100)"
-        assert ("split", whole, broker, reason) == (first.kind, move.bundle, first.broker, move.reason)
+        assert ("split", whole, broker, reason) == (
+            first.kind,
+            move.bundle,
+            first.broker,
+            move.reason,
+        )
 
 
 async def test_rounds_ask_for_the_load_in_a_thread(tmp_path: Path) -> None:
@@ -123,47 +152,77 @@ async def test_rounds_ask_for_the_load_in_a_thread(tmp_path: Path) -> None:
 
 
 async def test_unload_split_children_moves_both_halves_away(tmp_path: Path) -> None:
-    settings = replace(SPLITS_ONLY, balancing=replace(SPLITS_ONLY.balancing, unload_split_children=True))
+    settings = replace(
+        SPLITS_ONLY, balancing=replace(SPLITS_ONLY.balancing, unload_split_children=True)
+    )
     async with splitting(tmp_path, settings, brokers=2) as divided:
         owner = divided.cluster.owner_of(bundle_name(NAMESPACE, 0, QUARTER))
         divided.messages = {1: 60.0, QUARTER // 2: 60.0}
-        halves = [bundle_name(NAMESPACE, 0, QUARTER // 2), bundle_name(NAMESPACE, QUARTER // 2, QUARTER)]
+        halves = [
+            bundle_name(NAMESPACE, 0, QUARTER // 2),
+            bundle_name(NAMESPACE, QUARTER // 2, QUARTER),
+        ]
         await until(lambda: all(name in divided.cluster.view.bundles for name in halves))
         other = divided.cluster.other_than(owner)
-        await until(lambda: all(divided.cluster.view.bundles[name].owner == other.worker.agent.incarnation for name in halves))
+        await until(
+            lambda: all(
+                divided.cluster.view.bundles[name].owner == other.worker.agent.incarnation
+                for name in halves
+            )
+        )
 
 
-async def test_halves_of_a_pinned_bundle_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_halves_of_a_pinned_bundle_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """With `unload_split_children`, too. This is no failure."""
     caplog.set_level("INFO", logger="equipoise.brokers.server.splitting")
-    settings = replace(SPLITS_ONLY, balancing=replace(SPLITS_ONLY.balancing, unload_split_children=True))
+    settings = replace(
+        SPLITS_ONLY, balancing=replace(SPLITS_ONLY.balancing, unload_split_children=True)
+    )
     async with splitting(tmp_path, settings, brokers=2) as divided:
         owner = divided.cluster.owner_of(bundle_name(NAMESPACE, 0, QUARTER))
-        pin = SetClusterPolicy(policy="pin/all", document={"namespace": NAMESPACE, "brokers.0": owner.id})
+        pin = SetClusterPolicy(
+            policy="pin/all", document={"namespace": NAMESPACE, "brokers.0": owner.id}
+        )
         await owner.worker.request(pin, timeout_ms=20_000)
-        halves = [bundle_name(NAMESPACE, 0, QUARTER // 2), bundle_name(NAMESPACE, QUARTER // 2, QUARTER)]
+        halves = [
+            bundle_name(NAMESPACE, 0, QUARTER // 2),
+            bundle_name(NAMESPACE, QUARTER // 2, QUARTER),
+        ]
         divided.messages = {1: 60.0, QUARTER // 2: 60.0}
-        await until(lambda: sum("child of a split stays" in line for line in lines(caplog)) >= len(halves))
-        assert [("owned", owner)] * 2 == [(divided.cluster.view.bundles[name].phase, divided.cluster.owner_of(name)) for name in halves]
+        await until(
+            lambda: sum("child of a split stays" in line for line in lines(caplog)) >= len(halves)
+        )
+        assert [("owned", owner)] * 2 == [
+            (divided.cluster.view.bundles[name].phase, divided.cluster.owner_of(name))
+            for name in halves
+        ]
         assert not [line for line in lines(caplog) if "failed" in line]
 
 
 async def test_cold_neighbours_are_merged_down_to_bundles_min(tmp_path: Path) -> None:
     settings = replace(SETTINGS, merge=replace(SETTINGS.merge, bundles_min=2))
     async with splitting(tmp_path, settings, bundles=8) as divided:
-        await until(lambda: len(divided.ranges) == 2 and divided.counted()[("Success", "Underloaded")] == 6)
+        await until(
+            lambda: len(divided.ranges) == 2 and divided.counted()[("Success", "Underloaded")] == 6
+        )
         assert {("Success", "Underloaded"): 6} == divided.counted()
         assert {"merge"} == {decision.kind for decision in divided.decisions}
 
 
 async def test_splits_and_merges_do_not_undo_each_other(tmp_path: Path) -> None:
-    """Under a steady load both come to rest. No merged bundle is split, and no split bundle is merged again."""
+    """Under a steady load both come to rest. No merged bundle is split, and no split bundle is
+    merged again.
+    """
     async with splitting(tmp_path, SETTINGS) as divided:
         cut: set[str] = set()
         made: set[str] = set()
 
         def note(folded: Folded) -> None:
-            changes = [change for change in folded.verdict.changes if isinstance(change, BundleChanged)]
+            changes = [
+                change for change in folded.verdict.changes if isinstance(change, BundleChanged)
+            ]
             gone = [change.name for change in changes if change.after is None]
             new = [change.name for change in changes if change.before is None]
             if len(gone) == 1:
@@ -175,7 +234,10 @@ async def test_splits_and_merges_do_not_undo_each_other(tmp_path: Path) -> None:
         divided.messages = {1: 60.0, QUARTER // 4: 60.0, QUARTER // 2: 60.0, 3 * QUARTER: 10.0}
         await until(lambda: came_to_rest(divided))
         assert (True, True, set()) == (bool(cut), bool(made), cut & made)
-        assert max(divided.carried(bundle) for bundle in divided.cluster.bundles()) <= LIMITS.messages_per_second_max
+        assert (
+            max(divided.carried(bundle) for bundle in divided.cluster.bundles())
+            <= LIMITS.messages_per_second_max
+        )
 
 
 def came_to_rest(divided: Divided) -> bool:
@@ -184,7 +246,9 @@ def came_to_rest(divided: Divided) -> bool:
     hot = any(divided.carried(bundle.name) > LIMITS.messages_per_second_max for bundle in bundles)
     half = LIMITS.messages_per_second_max / 2
     cold = any(
-        left.owner == right.owner and divided.carried(left.name) + divided.carried(right.name) < half for left, right in pairwise(bundles)
+        left.owner == right.owner
+        and divided.carried(left.name) + divided.carried(right.name) < half
+        for left, right in pairwise(bundles)
     )
     return not hot and not cold
 
@@ -198,8 +262,16 @@ class Off:
 
 
 OFF = [
-    Off(name="balancing", settings=replace(SETTINGS, balancing=replace(SETTINGS.balancing, enabled=False))),
-    Off(name="both", settings=replace(SETTINGS, balancing=replace(SETTINGS.balancing, splitting=False, merging=False))),
+    Off(
+        name="balancing",
+        settings=replace(SETTINGS, balancing=replace(SETTINGS.balancing, enabled=False)),
+    ),
+    Off(
+        name="both",
+        settings=replace(
+            SETTINGS, balancing=replace(SETTINGS.balancing, splitting=False, merging=False)
+        ),
+    ),
 ]
 
 
@@ -211,21 +283,44 @@ async def test_settings_switch_rounds_off_and_on(off: Off, tmp_path: Path) -> No
         await divided.rounds(5)
         assert ([], 4) == (divided.decisions, len(divided.ranges))
         divided.settings = SETTINGS
-        await until(lambda: {"split", "merge"} == {decision.kind for decision in divided.decisions if decision.moves})
+        await until(
+            lambda: (
+                {"split", "merge"}
+                == {decision.kind for decision in divided.decisions if decision.moves}
+            )
+        )
 
 
-async def test_a_bundle_that_cannot_be_split_is_tried_once_per_rest(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_bundle_that_cannot_be_split_is_tried_once_per_rest(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The decision has the reason, and the log has one line."""
     caplog.set_level("INFO", logger="equipoise.brokers.server.splitting")
-    settings = replace(SPLITS_ONLY, balancing=replace(SPLITS_ONLY.balancing, split_algorithm="topic_count_equally_divide", rest_ms=60_000))
+    settings = replace(
+        SPLITS_ONLY,
+        balancing=replace(
+            SPLITS_ONLY.balancing, split_algorithm="topic_count_equally_divide", rest_ms=60_000
+        ),
+    )
     async with splitting(tmp_path, settings) as divided:
         divided.messages = {1: 200.0, 3 * QUARTER: 200.0}
         await until(lambda: any(decision.counted for decision in divided.decisions))
         await divided.rounds(10)
         assert {("Failure", "Unknown"): 2} == divided.counted()
-        reasons = {stay.subject: stay.reason for decision in divided.decisions if decision.counted for stay in decision.stays}
-        assert {bundle_name(NAMESPACE, 0, QUARTER), bundle_name(NAMESPACE, 3 * QUARTER, HASH_MAX)} == set(reasons)
-        assert all("the service found no point at which to split it" in reason for reason in reasons.values())
+        reasons = {
+            stay.subject: stay.reason
+            for decision in divided.decisions
+            if decision.counted
+            for stay in decision.stays
+        }
+        assert {
+            bundle_name(NAMESPACE, 0, QUARTER),
+            bundle_name(NAMESPACE, 3 * QUARTER, HASH_MAX),
+        } == set(reasons)
+        assert all(
+            "the service found no point at which to split it" in reason
+            for reason in reasons.values()
+        )
         assert 1 == len([line for line in lines(caplog) if "a split failed" in line])
 
 
@@ -238,7 +333,11 @@ async def test_a_draining_broker_splits_nothing(tmp_path: Path) -> None:
         assert ([], 4) == (divided.decisions, len(divided.ranges))
 
 
-@pytest.mark.parametrize("problem", [KeyError("no such bundle"), ValueError("not yet")], ids=lambda problem: type(problem).__name__)
+@pytest.mark.parametrize(
+    "problem",
+    [KeyError("no such bundle"), ValueError("not yet")],
+    ids=lambda problem: type(problem).__name__,
+)
 async def test_failed_rounds_are_logged_once_and_so_is_the_first_success(
     problem: Exception, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -246,7 +345,9 @@ async def test_failed_rounds_are_logged_once_and_so_is_the_first_success(
     async with splitting(tmp_path, SPLITS_ONLY) as divided:
         divided.problem = problem
         await divided.rounds(5)
-        assert [f"a round of splits and merges failed: {type(problem).__name__}: {problem}"] == lines(caplog)
+        assert [
+            f"a round of splits and merges failed: {type(problem).__name__}: {problem}"
+        ] == lines(caplog)
         assert caplog.records[-1].exc_info is not None
         divided.problem, divided.messages = None, {1: 60.0, QUARTER // 2: 60.0}
         await until(lambda: len(divided.ranges) == 5)
@@ -255,4 +356,8 @@ async def test_failed_rounds_are_logged_once_and_so_is_the_first_success(
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return the log lines of the rounds."""
-    return [record.getMessage() for record in caplog.records if record.name == "equipoise.brokers.server.splitting"]
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "equipoise.brokers.server.splitting"
+    ]

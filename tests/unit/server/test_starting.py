@@ -1,4 +1,6 @@
-"""Starting while the log is unavailable: how long the broker waits, and what it answers meanwhile."""
+"""Starting while the log is unavailable: how long the broker waits, and what it answers
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -52,16 +54,30 @@ def config(folder: Path, **settings: object) -> WorkerConfig:
     """Return the settings of a broker on a free port."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-    return WorkerConfig.model_validate({"log_url": "memory:away", "data_dir": folder, "http_port": port, "balance": False, **settings})
+    return WorkerConfig.model_validate(
+        {
+            "log_url": "memory:away",
+            "data_dir": folder,
+            "http_port": port,
+            "balance": False,
+            **settings,
+        }
+    )
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     """Return the log lines about the wait."""
-    return [record for record in caplog.records if record.name == "equipoise.brokers.server.starting"]
+    return [
+        record for record in caplog.records if record.name == "equipoise.brokers.server.starting"
+    ]
 
 
-async def test_a_broker_waits_for_its_log(tmp_path: Path, opening: Opening, caplog: pytest.LogCaptureFixture) -> None:
-    """Meanwhile `/health` answers 200, and `/ready` gives the reason. Once the log is there, the same port is ready."""
+async def test_a_broker_waits_for_its_log(
+    tmp_path: Path, opening: Opening, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Meanwhile `/health` answers 200, and `/ready` gives the reason. Once the log is there, the
+    same port is ready.
+    """
     made = config(tmp_path)
 
     async def answer_of(session: aiohttp.ClientSession, path: str) -> tuple[int, dict[str, object]]:
@@ -75,9 +91,18 @@ async def test_a_broker_waits_for_its_log(tmp_path: Path, opening: Opening, capl
         status, health = await answer_of(session, "/health")
         loss = health["channel_loss"]
         assert isinstance(loss, dict)
-        assert (200, "ok", str(AWAY), []) == (status, health["status"], loss["problem"], loss["serving_on"])
+        assert (200, "ok", str(AWAY), []) == (
+            status,
+            health["status"],
+            loss["problem"],
+            loss["serving_on"],
+        )
         status, ready = await answer_of(session, "/ready")
-        assert (503, "not ready", [f"it waits for the log: {AWAY}"]) == (status, ready["status"], ready["problems"])
+        assert (503, "not ready", [f"it waits for the log: {AWAY}"]) == (
+            status,
+            ready["status"],
+            ready["problems"],
+        )
         status, refused = await answer_of(session, "/admin/v2/brokers")
         assert (503, "NotReady") == (status, refused["error"])
         opening.error = None
@@ -91,7 +116,9 @@ async def test_a_broker_waits_for_its_log(tmp_path: Path, opening: Opening, capl
 
 
 @pytest.mark.parametrize(("wait_ms", "asked_min"), [(0, 1), (50, 2)])
-async def test_the_wait_is_bounded(tmp_path: Path, opening: Opening, wait_ms: int, asked_min: int) -> None:
+async def test_the_wait_is_bounded(
+    tmp_path: Path, opening: Opening, wait_ms: int, asked_min: int
+) -> None:
     """After `log_wait_ms` the start fails with the error of the log, and releases everything."""
     with pytest.raises(LogUnavailable, match="nobody answers"):
         async with Broker(config(tmp_path, log_wait_ms=wait_ms), {}):
@@ -100,7 +127,9 @@ async def test_the_wait_is_bounded(tmp_path: Path, opening: Opening, wait_ms: in
     DataDirectory(tmp_path).close()
 
 
-async def test_other_problems_of_the_log_end_the_start_at_once(tmp_path: Path, opening: Opening) -> None:
+async def test_other_problems_of_the_log_end_the_start_at_once(
+    tmp_path: Path, opening: Opening
+) -> None:
     opening.error = LogAccessDenied(log="memory:away", problem="no such user")
     with pytest.raises(LogAccessDenied):
         async with Broker(config(tmp_path), {}):
@@ -108,7 +137,9 @@ async def test_other_problems_of_the_log_end_the_start_at_once(tmp_path: Path, o
     assert 1 == opening.asked
 
 
-async def test_a_stop_during_a_try_starts_no_other_try(tmp_path: Path, opening: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stop_during_a_try_starts_no_other_try(
+    tmp_path: Path, opening: Opening, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A try may take as long as Kafka takes to answer."""
     monkeypatch.setattr(starting, "_TRY_AGAIN_MS", PATIENCE_MS)
     stopping = asyncio.Event()
@@ -120,7 +151,9 @@ async def test_a_stop_during_a_try_starts_no_other_try(tmp_path: Path, opening: 
     assert 1 == opening.asked
 
 
-async def test_a_signal_ends_the_wait_without_an_error(tmp_path: Path, opening: Opening, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_signal_ends_the_wait_without_an_error(
+    tmp_path: Path, opening: Opening, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO", logger="equipoise.brokers.server.main")
     running = asyncio.ensure_future(run_broker(config(tmp_path), {}))
     await until(lambda: opening.asked > 1)

@@ -15,9 +15,14 @@ from equipoise.shedder.snapshot import Candidates, Memory, Snapshot, WeighedBrok
 HASTY = BalancedShedder(patience_ms=0)
 
 
-def broker(name: str, *costs: float, capacity: int = 100, barred: str | None = None) -> WeighedBroker:
+def broker(
+    name: str, *costs: float, capacity: int = 100, barred: str | None = None
+) -> WeighedBroker:
     """A broker whose bundles are named a1, a2, ... after it."""
-    bundles = tuple(WeighedBundle(name=f"{name}{number}", cost=cost) for number, cost in enumerate(costs, start=1))
+    bundles = tuple(
+        WeighedBundle(name=f"{name}{number}", cost=cost)
+        for number, cost in enumerate(costs, start=1)
+    )
     return WeighedBroker(broker=name, capacity=capacity, bundles=bundles, barred=barred)
 
 
@@ -25,9 +30,14 @@ def plan(*brokers: WeighedBroker, balanced_shedder: BalancedShedder | None = Non
     return (balanced_shedder or HASTY).plan(Snapshot(brokers=brokers))
 
 
-def moves(*brokers: WeighedBroker, balanced_shedder: BalancedShedder | None = None) -> list[tuple[str, str | None]]:
+def moves(
+    *brokers: WeighedBroker, balanced_shedder: BalancedShedder | None = None
+) -> list[tuple[str, str | None]]:
     """Which bundle moves where."""
-    return [(move.bundle, move.destination) for move in plan(*brokers, balanced_shedder=balanced_shedder).moves]
+    return [
+        (move.bundle, move.destination)
+        for move in plan(*brokers, balanced_shedder=balanced_shedder).moves
+    ]
 
 
 def stays(*brokers: WeighedBroker) -> dict[str, str]:
@@ -38,7 +48,17 @@ def stays(*brokers: WeighedBroker) -> dict[str, str]:
 def test_a_cluster_without_load_or_brokers_is_level() -> None:
     """Nothing moves where there is nothing to move, or no broker to take it."""
     nobody = Idle(result="Skip", cause="NoBrokers", reason="no broker has a fresh load report")
-    assert Plan(moves=(), stays=(), idle=nobody, deviation=0.0, deviation_after=0.0, budget=Budget(most=1.0, used=0.0)) == plan()
+    assert (
+        Plan(
+            moves=(),
+            stays=(),
+            idle=nobody,
+            deviation=0.0,
+            deviation_after=0.0,
+            budget=Budget(most=1.0, used=0.0),
+        )
+        == plan()
+    )
     assert [] == moves(broker("a", 10, 20))
     assert [] == moves(broker("a"), broker("b"))
 
@@ -55,9 +75,14 @@ def test_a_new_broker_gets_its_share_although_no_broker_is_too_full() -> None:
 
 
 @pytest.mark.parametrize(("cost", "moves_now"), [(11.9, False), (12.2, True)])
-def test_a_broker_that_is_a_fifth_from_the_mean_is_helped_at_once(cost: float, moves_now: bool) -> None:
+def test_a_broker_that_is_a_fifth_from_the_mean_is_helped_at_once(
+    cost: float, moves_now: bool
+) -> None:
     """One nearer to it waits: the difference may pass."""
-    brokers = broker("a", *(cost / 2, 3 * cost / 2) * 5), broker("b", *(10 - cost / 2, 30 - 3 * cost / 2) * 5)
+    brokers = (
+        broker("a", *(cost / 2, 3 * cost / 2) * 5),
+        broker("b", *(10 - cost / 2, 30 - 3 * cost / 2) * 5),
+    )
     assert moves_now == bool(moves(*brokers, balanced_shedder=BalancedShedder()))
 
 
@@ -68,25 +93,37 @@ def test_capacity_decides_who_is_full() -> None:
 
 
 def test_a_small_broker_is_not_buried_under_a_large_one_s_bundle() -> None:
-    """A bundle that is small for its broker may be too much for another: a smaller one moves, or none."""
-    assert [("a1", "b")] == moves(broker("a", 2, 200, 200, capacity=1_000), broker("b", capacity=10))
+    """A bundle that is small for its broker may be too much for another: a smaller one moves, or
+    none.
+    """
+    assert [("a1", "b")] == moves(
+        broker("a", 2, 200, 200, capacity=1_000), broker("b", capacity=10)
+    )
     assert [] == moves(broker("a", 4, 200, 200, capacity=1_000), broker("b", capacity=10))
 
 
 def test_one_hot_bundle_stays_where_it_is() -> None:
-    """Moving a bundle that is all the load would only move the problem. The plan says to split it."""
+    """Moving a bundle that is all the load would only move the problem. The plan says to split
+    it.
+    """
     assert {
-        "a": "load is 182 % of the mean, but no move would help: the heaviest of its 1 bundles is a1, "
-        "with 182 % of the mean load; split it",
-        "b": "load is 18 % of the mean, but no broker can give it a bundle: of a, no move would help: the heaviest of its 1 bundles is a1, "
-        "with 182 % of the mean load; split it",
+        "a": (
+            "load is 182 % of the mean, but no move would help: the heaviest of its 1 bundles is"
+            " a1, with 182 % of the mean load; split it"
+        ),
+        "b": (
+            "load is 18 % of the mean, but no broker can give it a bundle: of a, no move would"
+            " help: the heaviest of its 1 bundles is a1, with 182 % of the mean load; split it"
+        ),
     } == stays(broker("a", 100), broker("b", 10))
 
 
 def test_between_start_and_settle_nothing_happens() -> None:
     """A broker 8 % above the mean keeps its bundles. One at 10 % gives until it is within 7 %."""
     assert [] == moves(broker("a", *(0.5, 1.5) * 54), broker("b", *(0.5, 1.5) * 46))
-    assert [("a10", "b"), ("a100", "b")] == moves(broker("a", *(0.5, 1.5) * 55), broker("b", *(0.5, 1.5) * 45))
+    assert [("a10", "b"), ("a100", "b")] == moves(
+        broker("a", *(0.5, 1.5) * 55), broker("b", *(0.5, 1.5) * 45)
+    )
 
 
 def test_a_round_is_bounded() -> None:
@@ -95,23 +132,33 @@ def test_a_round_is_bounded() -> None:
     assert [("a1", "c"), ("b1", "c")] == moves(*both, balanced_shedder=replace(HASTY, moves_max=2))
     assert [("a1", "c")] == moves(*both, balanced_shedder=replace(HASTY, moves_max=1))
     plan_of_one = plan(*both, balanced_shedder=replace(HASTY, moves_max=1))
-    assert "load is 150 % of the mean; it gives bundles in the next round" in [stay.reason for stay in plan_of_one.stays]
+    assert "load is 150 % of the mean; it gives bundles in the next round" in [
+        stay.reason for stay in plan_of_one.stays
+    ]
 
 
 def test_the_barred_take_no_part() -> None:
-    """A barred broker neither gives nor takes nor counts. A barred bundle stays on an overfull broker."""
+    """A barred broker neither gives nor takes nor counts. A barred bundle stays on an overfull
+    broker.
+    """
     assert [] == moves(broker("a", 50, 50), broker("b", barred="it drains"))
     assert [] == moves(broker("a", 50, 50, barred="it drains"), broker("b"))
     hot = WeighedBroker(
         broker="a",
         capacity=100,
-        bundles=(WeighedBundle(name="a1", cost=50, barred="it is frozen"), WeighedBundle(name="a2", cost=50, barred="it is frozen")),
+        bundles=(
+            WeighedBundle(name="a1", cost=50, barred="it is frozen"),
+            WeighedBundle(name="a2", cost=50, barred="it is frozen"),
+        ),
     )
     assert {
         "a": "load is 200 % of the mean, but none of its bundles may be moved now",
         "a1": "it is frozen, although the load of a is too high",
         "a2": "it is frozen, although the load of a is too high",
-        "b": "load is 0 % of the mean, but no broker can give it a bundle: of a, none of its bundles may be moved now",
+        "b": (
+            "load is 0 % of the mean, but no broker can give it a bundle: of a, none of its bundles"
+            " may be moved now"
+        ),
         "c": "it drains",
     } == stays(hot, broker("b"), broker("c", barred="it drains"))
 
@@ -124,15 +171,22 @@ def test_ties_break_by_name() -> None:
 
 
 def test_each_move_says_why() -> None:
-    reason = "balanced: a has 180 % of the mean load, b has 20 %; the bundle brings them to 100 % and 100 %, and is 44 % of the load of a"
+    reason = (
+        "balanced: a has 180 % of the mean load, b has 20 %; the bundle brings them to 100 % and"
+        " 100 %, and is 44 % of the load of a"
+    )
     (move,) = plan(broker("a", 50, 40), broker("b", 10)).moves
     predicted = Predicted(source=(1.8, 1.0), destination=(0.2, 1.0))
-    assert Move(bundle="a2", source="a", destination="b", reason=reason, predicted=predicted) == move
+    assert (
+        Move(bundle="a2", source="a", destination="b", reason=reason, predicted=predicted) == move
+    )
 
 
 def test_each_move_predicts_how_long_it_takes() -> None:
     """As long as the last moves took, at the median."""
-    snapshot = Snapshot(brokers=(broker("a", 50, 40), broker("b", 10)), memory=Memory(durations_ms=(9, 500, 11)))
+    snapshot = Snapshot(
+        brokers=(broker("a", 50, 40), broker("b", 10)), memory=Memory(durations_ms=(9, 500, 11))
+    )
     (move,) = HASTY.plan(snapshot).moves
     assert move.predicted is not None
     assert 11 == move.predicted.duration_ms
@@ -147,7 +201,9 @@ def test_each_move_predicts_how_long_it_takes() -> None:
         ((broker("a", 10, 40, 45), broker("b")), None),
     ],
 )
-def test_a_round_that_moves_nothing_is_counted_by_what_kept_it(cluster: tuple[WeighedBroker, ...], cause: str | None) -> None:
+def test_a_round_that_moves_nothing_is_counted_by_what_kept_it(
+    cluster: tuple[WeighedBroker, ...], cause: str | None
+) -> None:
     found = plan(*cluster)
     assert cause == (None if found.idle is None else found.idle.cause)
     assert bool(found.moves) == (cause is None)
@@ -166,20 +222,29 @@ def ruled(forbidden: Mapping[str, str], *brokers: WeighedBroker) -> Snapshot:
 
 
 def test_a_forbidden_move_is_skipped() -> None:
-    """The next best bundle moves, or the best one to the next emptiest broker. If none may move, the reason names the rule."""
+    """The next best bundle moves, or the best one to the next emptiest broker. If none may move,
+    the reason names the rule.
+    """
     cluster = broker("a", 10, 40, 45), broker("b", 20), broker("c", 10)
     first, *_ = replace(HASTY, moves_max=1).plan(ruled({}, *cluster)).moves
     assert ("a2", "c") == (first.bundle, first.destination)
     second, *_ = replace(HASTY, moves_max=1).plan(ruled({"a2": "c"}, *cluster)).moves
     assert ("a3", "c") == (second.bundle, second.destination)
-    none = BalancedShedder().plan(ruled({"a1": "b", "a2": "b"}, broker("a", 40, 45), broker("b", 10)))
+    none = BalancedShedder().plan(
+        ruled({"a1": "b", "a2": "b"}, broker("a", 40, 45), broker("b", 10))
+    )
     assert () == none.moves
     (told,) = [stay.reason for stay in none.stays if stay.subject == "a"]
-    assert told.endswith("but the rules keep its bundles from brokers with less load: for example a1 from b: policy x")
+    assert told.endswith(
+        "but the rules keep its bundles from brokers with less load: for example a1 from b:"
+        " policy x"
+    )
 
 
 def test_a_plan_checks_rules_a_bounded_number_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the rules forbid more bundles than a round can check, the round ends without a move, and asks once about each bundle."""
+    """If the rules forbid more bundles than a round can check, the round ends without a move, and
+    asks once about each bundle.
+    """
     monkeypatch.setattr("equipoise.shedder.balanced.ASKED_MAX", 20)
     asked: list[str] = []
     snapshot = ruled({}, broker("a", *range(10, 60)), broker("b", 10))
@@ -193,13 +258,21 @@ def test_a_plan_checks_rules_a_bounded_number_of_times(monkeypatch: pytest.Monke
 
 
 def uneven(*, by: float, noise: float = 0.0) -> Snapshot:
-    """Two brokers with bundles of different cost: one has a part `by` more than the mean, and the other as much less."""
+    """Two brokers with bundles of different cost: one has a part `by` more than the mean, and the
+    other as much less.
+    """
     bundles = [
-        tuple(WeighedBundle(name=f"{name}{number}", cost=5.0 + 10.0 * (number % 2)) for number in range(round(count)))
+        tuple(
+            WeighedBundle(name=f"{name}{number}", cost=5.0 + 10.0 * (number % 2))
+            for number in range(round(count))
+        )
         for name, count in (("a", 100 + 100 * by), ("b", 100 - 100 * by))
     ]
     return Snapshot(
-        brokers=tuple(WeighedBroker(broker=name, capacity=100, bundles=each, noise=noise) for name, each in zip("ab", bundles, strict=True))
+        brokers=tuple(
+            WeighedBroker(broker=name, capacity=100, bundles=each, noise=noise)
+            for name, each in zip("ab", bundles, strict=True)
+        )
     )
 
 
@@ -207,47 +280,78 @@ def test_a_small_imbalance_must_last_and_a_gross_one_need_not() -> None:
     """An even round in between ends the wait. A clock that was set back starts it again."""
     shedder, small, memory = BalancedShedder(patience_ms=30_000), uneven(by=0.2), Memory()
     waited = []
-    for now_ms, cluster in ((0, small), (20_000, uneven(by=0)), (40_000, small), (60_000, small), (30_000, small), (60_000, small)):
+    for now_ms, cluster in (
+        (0, small),
+        (20_000, uneven(by=0)),
+        (40_000, small),
+        (60_000, small),
+        (30_000, small),
+        (60_000, small),
+    ):
         plan = shedder.plan(replace(cluster, now_ms=now_ms, memory=memory))
         memory = plan.memory
         waited.append("moves" if plan.moves else plan.idle and plan.idle.reason.partition(":")[0])
     even = "the load is even"
-    assert ["the load is a little uneven", even, *("the load is a little uneven",) * 3, "moves"] == waited
+    assert [
+        "the load is a little uneven",
+        even,
+        *("the load is a little uneven",) * 3,
+        "moves",
+    ] == waited
     assert shedder.plan(uneven(by=0.3)).moves
 
 
 def test_each_broker_waits_for_itself() -> None:
-    """A broker that has just become too full is not helped because another one has been for long."""
+    """A broker that has just become too full is not helped because another one has been for
+    long.
+    """
     memory = Memory(uneven_since_ms={"a": 0})
     cluster = Snapshot(
-        brokers=tuple(broker(name, *(0.5, 1.5) * half) for name, half in (("a", 60), ("b", 60), ("c", 40), ("d", 40))),
+        brokers=tuple(
+            broker(name, *(0.5, 1.5) * half)
+            for name, half in (("a", 60), ("b", 60), ("c", 40), ("d", 40))
+        ),
         memory=memory,
         now_ms=120_000,
     )
     plan = BalancedShedder().plan(cluster)
     assert {"a"} == {move.source for move in plan.moves}
     assert {"a": 0, "b": 120_000, "c": 120_000, "d": 120_000} == plan.memory.uneven_since_ms
-    assert "b" in {stay.subject for stay in plan.stays if stay.reason.endswith("too little and too short for a move yet")}
+    assert "b" in {
+        stay.subject
+        for stay in plan.stays
+        if stay.reason.endswith("too little and too short for a move yet")
+    }
 
 
 def test_noise_widens_the_band_up_to_a_bound() -> None:
-    """A difference of less than two standard errors is chance. More noise than load is not believed."""
+    """A difference of less than two standard errors is chance. More noise than load is not
+    believed.
+    """
     assert not HASTY.plan(uneven(by=0.2, noise=60)).moves
     assert HASTY.plan(uneven(by=0.2, noise=30)).moves
     assert HASTY.plan(uneven(by=0.4, noise=1e18)).moves == ()
-    liar = replace(HASTY).plan(Snapshot(brokers=(replace(broker("a", *(5.0, 15.0) * 15), noise=1e18), broker("b"), broker("c"))))
+    liar = replace(HASTY).plan(
+        Snapshot(
+            brokers=(replace(broker("a", *(5.0, 15.0) * 15), noise=1e18), broker("b"), broker("c"))
+        )
+    )
     assert liar.moves
 
 
 def test_unknown_noise_is_that_of_other_brokers_and_much_if_none_knows() -> None:
-    """After a start, only a large difference is sure to be no chance. A broker without load is without noise."""
+    """After a start, only a large difference is sure to be no chance. A broker without load is
+    without noise.
+    """
     full, empty = uneven(by=0.3, noise=5).brokers
     unknown = replace(full, noise=None)
     assert HASTY.plan(Snapshot(brokers=(unknown, empty))).moves
     assert not HASTY.plan(Snapshot(brokers=(unknown, replace(empty, noise=120.0)))).moves
     started = [replace(each, noise=None) for each in uneven(by=0.3).brokers]
     assert not HASTY.plan(Snapshot(brokers=tuple(started))).moves
-    assert HASTY.plan(Snapshot(brokers=tuple(replace(each, noise=None) for each in uneven(by=0.7).brokers))).moves
+    assert HASTY.plan(
+        Snapshot(brokers=tuple(replace(each, noise=None) for each in uneven(by=0.7).brokers))
+    ).moves
 
 
 def test_a_bundle_that_is_a_little_too_light_moves_before_one_that_is_too_heavy() -> None:
@@ -263,7 +367,9 @@ def test_calm_widens_the_band() -> None:
 
 
 def test_a_budget_bounds_what_moves_in_an_hour() -> None:
-    """The budget of two percent is used up by the fourth bundle of 2,000, and is whole again after an hour."""
+    """The budget of two percent is used up by the fourth bundle of 2,000, and is whole again after
+    an hour.
+    """
     shedder = BalancedShedder(churn_max=0.02, moves_max=100)
     first = shedder.plan(uneven(by=0.3))
     assert 4 == len(first.moves)
@@ -274,11 +380,14 @@ def test_a_budget_bounds_what_moves_in_an_hour() -> None:
     assert (True, 390_000) == (second.budget.blocks, second.budget.free_in_ms)
     assert 0.02 * 59 / 60 == pytest.approx(second.budget.used)
     assert second.idle is not None
-    assert second.idle.reason == (
-        "the load is uneven, and the budget of moved load, 2 % of all load per hour (balanced.churn_max), is used up; "
-        "the next bundle may move in 6 min"
+    assert (
+        second.idle.reason
+        == "the load is uneven, and the budget of moved load, 2 % of all load per hour"
+        " (balanced.churn_max), is used up; the next bundle may move in 6 min"
     )
-    assert 4 == len(shedder.plan(replace(uneven(by=0.3), memory=first.memory, now_ms=3_600_000)).moves)
+    assert 4 == len(
+        shedder.plan(replace(uneven(by=0.3), memory=first.memory, now_ms=3_600_000)).moves
+    )
 
 
 def test_a_budget_that_no_bundle_fits_into_is_never_free() -> None:
@@ -295,7 +404,11 @@ def test_a_new_broker_takes_a_few_bundles_at_a_time() -> None:
 
 def test_a_broker_that_nothing_helps_does_not_make_the_round_impatient() -> None:
     """A hot bundle cannot move. The small imbalance of the others must still wait."""
-    cluster = [broker("a", 2000), *(broker(name, *(10.0,) * 130) for name in "bcdef"), *(broker(name, *(10.0,) * 105) for name in "ghijk")]
+    cluster = [
+        broker("a", 2000),
+        *(broker(name, *(10.0,) * 130) for name in "bcdef"),
+        *(broker(name, *(10.0,) * 105) for name in "ghijk"),
+    ]
     patient = plan(*cluster, balanced_shedder=BalancedShedder())
     assert () == patient.moves
     assert "split it" in next(stay.reason for stay in patient.stays if stay.subject == "a")
@@ -310,7 +423,12 @@ HINDRANCES = ("nothing", "budget", "rest", "noise", "all")
 class Filled:
     """A cluster, round after round, as its leader sees it. A bundle that moved rests."""
 
-    def __init__(self, *brokers: WeighedBroker, hindrance: str = "nothing", shedder: BalancedShedder | None = None) -> None:
+    def __init__(
+        self,
+        *brokers: WeighedBroker,
+        hindrance: str = "nothing",
+        shedder: BalancedShedder | None = None,
+    ) -> None:
         is_hindered = {kind: hindrance in (kind, "all") for kind in HINDRANCES}
         self.shedder = shedder or BalancedShedder()
         self.memory = Memory(churn=1.0 if is_hindered["budget"] else 0.0)
@@ -319,7 +437,9 @@ class Filled:
             each.broker: replace(
                 each,
                 noise=total(each) if is_hindered["noise"] else 0.0,
-                bundles=tuple(replace(bundle, rests=is_hindered["rest"]) for bundle in each.bundles),
+                bundles=tuple(
+                    replace(bundle, rests=is_hindered["rest"]) for bundle in each.bundles
+                ),
             )
             for each in brokers
         }
@@ -332,8 +452,12 @@ class Filled:
             assert move.destination is not None
             source, destination = self.brokers[move.source], self.brokers[move.destination]
             (bundle,) = (bundle for bundle in source.bundles if bundle.name == move.bundle)
-            self.brokers[move.source] = replace(source, bundles=tuple(each for each in source.bundles if each is not bundle))
-            self.brokers[move.destination] = replace(destination, bundles=(*destination.bundles, replace(bundle, rests=True)))
+            self.brokers[move.source] = replace(
+                source, bundles=tuple(each for each in source.bundles if each is not bundle)
+            )
+            self.brokers[move.destination] = replace(
+                destination, bundles=(*destination.bundles, replace(bundle, rests=True))
+            )
             self.moved.append(move.bundle)
         return plan
 
@@ -350,11 +474,19 @@ def total(each: WeighedBroker) -> float:
 
 @pytest.mark.parametrize("hindrance", HINDRANCES)
 @pytest.mark.parametrize(
-    ("before", "after"), [((35, 29, 0), [21, 22, 21]), ((32, 32, 0), [21, 22, 21]), ((22, 21, 21, 0), [16, 16, 16, 16])]
+    ("before", "after"),
+    [((35, 29, 0), [21, 22, 21]), ((32, 32, 0), [21, 22, 21]), ((22, 21, 21, 0), [16, 16, 16, 16])],
 )
-def test_an_empty_broker_gets_its_share_whatever_has_moved_before(before: tuple[int, ...], after: list[int], hindrance: str) -> None:
-    """Equal load: by number. No bundle moves twice, and the budget of other moves stays as it was."""
-    cluster = Filled(*(broker(name, *(13.0,) * count) for name, count in zip("abcd", before, strict=False)), hindrance=hindrance)
+def test_an_empty_broker_gets_its_share_whatever_has_moved_before(
+    before: tuple[int, ...], after: list[int], hindrance: str
+) -> None:
+    """Equal load: by number. No bundle moves twice, and the budget of other moves stays as it
+    was.
+    """
+    cluster = Filled(
+        *(broker(name, *(13.0,) * count) for name, count in zip("abcd", before, strict=False)),
+        hindrance=hindrance,
+    )
     churn = cluster.memory.churn
     first = cluster.round()
     assert (4, True) == (len(first.moves), first.fills)
@@ -377,7 +509,9 @@ def test_an_empty_broker_gets_its_share_of_unequal_load_and_no_more(hindrance: s
 
 
 @pytest.mark.parametrize(("factor", "least"), [(0.1, 16), (3.0, 4)])
-def test_a_broker_that_is_filled_gets_no_more_than_its_share_whatever_it_reports(factor: float, least: int) -> None:
+def test_a_broker_that_is_filled_gets_no_more_than_its_share_whatever_it_reports(
+    factor: float, least: int
+) -> None:
     """Right after a bundle has moved, its clients may be on their way, or all call at once."""
     cluster = Filled(*(broker(name, *(15.0, 25.0) * 12) for name in "abc"), broker("d"))
     most = 0
@@ -391,7 +525,9 @@ def test_a_broker_that_is_filled_gets_no_more_than_its_share_whatever_it_reports
 
 
 def test_a_broker_that_joined_lately_is_filled_also_by_the_next_leader() -> None:
-    """A leader that takes over remembers nothing. The same broker, long after it joined, is helped as any other: there is no budget."""
+    """A leader that takes over remembers nothing. The same broker, long after it joined, is helped
+    as any other: there is no budget.
+    """
     old = [broker(name, *(10.0, 30.0) * 10) for name in "ab"]
     new = replace(broker("c", *(10.0, 30.0) * 4), is_new=True)
     assert [17, 17, 14] == Filled(*old, new, hindrance="budget").rounds()
@@ -400,7 +536,9 @@ def test_a_broker_that_joined_lately_is_filled_also_by_the_next_leader() -> None
 
 def test_a_broker_that_had_far_too_little_is_filled_to_its_share() -> None:
     """Not only to where it was found. So is one whose maintenance has ended."""
-    cluster = Filled(broker("a", *(10.0, 30.0) * 12), broker("b", *(10.0, 30.0) * 2), hindrance="all")
+    cluster = Filled(
+        broker("a", *(10.0, 30.0) * 12), broker("b", *(10.0, 30.0) * 2), hindrance="all"
+    )
     assert {"b"} == cluster.round().memory.filling
     cluster.rounds()
     assert 0.93 <= total(cluster.brokers["b"]) / total(cluster.brokers["a"]) <= 1.0
@@ -408,7 +546,9 @@ def test_a_broker_that_had_far_too_little_is_filled_to_its_share() -> None:
 
 def test_a_filled_broker_gets_bundles_that_do_not_rest_first() -> None:
     resting = tuple(replace(bundle, rests=True) for bundle in broker("a", *(10.0,) * 4).bundles)
-    giver = replace(broker("b", *(10.0,) * 4), bundles=(*resting, *broker("b", *(10.0,) * 4).bundles))
+    giver = replace(
+        broker("b", *(10.0,) * 4), bundles=(*resting, *broker("b", *(10.0,) * 4).bundles)
+    )
     assert ["b1", "b2", "b3", "b4"] == [move.bundle for move in plan(giver, broker("c")).moves]
 
 
@@ -417,7 +557,9 @@ def test_only_filling_moves_a_bundle_that_rests() -> None:
     resting = replace(full, bundles=tuple(replace(bundle, rests=True) for bundle in full.bundles))
     found = plan(resting, broker("b", *(10.0, 30.0) * 6))
     assert () == found.moves
-    assert "it has moved lately, although the load of a is too high" in {stay.reason for stay in found.stays}
+    assert "it has moved lately, although the load of a is too high" in {
+        stay.reason for stay in found.stays
+    }
 
 
 # --- bundles of equal cost ---
@@ -435,9 +577,14 @@ def test_only_filling_moves_a_bundle_that_rests() -> None:
     ],
 )
 @pytest.mark.parametrize("noise", [0.0, None, 1e6])
-def test_bundles_of_equal_cost_are_evened_out_by_number(before: tuple[int, ...], after: list[int], noise: float | None) -> None:
+def test_bundles_of_equal_cost_are_evened_out_by_number(
+    before: tuple[int, ...], after: list[int], noise: float | None
+) -> None:
     """At once, and whatever the noise of the reports is."""
-    brokers = [replace(broker(name, *(10.0,) * count), noise=noise) for name, count in zip("abc", before, strict=False)]
+    brokers = [
+        replace(broker(name, *(10.0,) * count), noise=noise)
+        for name, count in zip("abc", before, strict=False)
+    ]
     cluster = Filled(*brokers)
     cluster.brokers = {each.broker: each for each in brokers}
     assert after == cluster.rounds()
@@ -445,7 +592,9 @@ def test_bundles_of_equal_cost_are_evened_out_by_number(before: tuple[int, ...],
 
 
 def test_numbers_of_bundles_follow_capacity() -> None:
-    assert [10, 6] == Filled(broker("a", *(10.0,) * 8, capacity=200), broker("b", *(10.0,) * 8)).rounds()
+    assert [10, 6] == Filled(
+        broker("a", *(10.0,) * 8, capacity=200), broker("b", *(10.0,) * 8)
+    ).rounds()
 
 
 @pytest.mark.parametrize(("spread", "is_equal"), [(0.14, True), (0.16, False)])
@@ -471,13 +620,22 @@ def idle(*brokers: WeighedBroker) -> str:
 
 def test_a_round_that_finds_the_load_even_says_in_which_way() -> None:
     """Never that no broker is further from the mean than 8 %, if one is at 132 %."""
-    assert "the load is even: its bundles cost the same, and each broker has its share of them" == idle(broker("a", 10), broker("b", 10))
-    assert "the load is even: no broker is further from the mean than 8 % of it" == idle(broker("a", 10, 30), broker("b", 10, 31))
-    noisy = [replace(each, noise=100.0) for each in (broker("a", *(10.0, 30.0) * 33), broker("b", *(10.0, 30.0) * 17))]
     assert (
-        "the load is even: the load varies, and no broker is further from the mean than that explains: "
-        "b has 68 % of the mean load (allowed: 48 % to 152 %)"
-    ) == idle(*(replace(each, noise=200.0) for each in noisy))
+        "the load is even: its bundles cost the same, and each broker has its share of them"
+        == idle(broker("a", 10), broker("b", 10))
+    )
+    assert "the load is even: no broker is further from the mean than 8 % of it" == idle(
+        broker("a", 10, 30), broker("b", 10, 31)
+    )
+    noisy = [
+        replace(each, noise=100.0)
+        for each in (broker("a", *(10.0, 30.0) * 33), broker("b", *(10.0, 30.0) * 17))
+    ]
+    assert (
+        "the load is even: the load varies, and no broker is further from the mean than that"
+        " explains: b has 68 % of the mean load (allowed: 48 % to 152 %)"
+        == idle(*(replace(each, noise=200.0) for each in noisy))
+    )
 
 
 @pytest.mark.parametrize(
@@ -487,17 +645,23 @@ def test_a_round_that_finds_the_load_even_says_in_which_way() -> None:
             (broker("a", *(10.0, 30.0) * 29), broker("b", *(10.0, 30.0) * 21)),
             "load is 84 % of the mean: too little and too short for a move yet",
         ),
-        ((broker("a", *(10.0,) * 30), broker("b")), "load is 27 % of the mean with 4 more bundles; it takes bundles in the next round"),
+        (
+            (broker("a", *(10.0,) * 30), broker("b")),
+            "load is 27 % of the mean with 4 more bundles; it takes bundles in the next round",
+        ),
         (
             (broker("a", 100, 10), broker("b", 10)),
             (
-                "load is 33 % of the mean with 1 more bundle, but no broker can give it a bundle: of a, no move would help: "
-                "the heaviest of its 1 bundles is a1, with 167 % of the mean load; split it"
+                "load is 33 % of the mean with 1 more bundle, but no broker can give it a bundle:"
+                " of a, no move would help: the heaviest of its 1 bundles is a1, with 167 % of the"
+                " mean load; split it"
             ),
         ),
     ],
 )
-def test_a_broker_with_too_little_says_why_it_gets_no_more(cluster: tuple[WeighedBroker, ...], reason: str) -> None:
+def test_a_broker_with_too_little_says_why_it_gets_no_more(
+    cluster: tuple[WeighedBroker, ...], reason: str
+) -> None:
     """Never the bounds that it is outside of."""
     found = plan(*cluster, balanced_shedder=BalancedShedder(patience_ms=60_000, start_ratio=0.03))
     assert reason == {stay.subject: stay.reason for stay in found.stays}["b"]

@@ -1,7 +1,8 @@
-"""Pulsar's classic strategies by default: the worked examples of its documents, and the differences from Pulsar.
+"""Pulsar's classic strategies by default: the worked examples of its documents, and the differences
+from Pulsar.
 
-The vectors show that they decide as Pulsar's classes with `pulsar_exact`. tests/property/test_shedders.py shows what holds for every
-snapshot.
+The vectors show that they decide as Pulsar's classes with `pulsar_exact`.
+tests/property/test_shedders.py shows what holds for every snapshot.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ def ten_bundles(letter: str, bytes_per_second: float) -> dict[str, float]:
     return {f"{letter}{number}": bytes_per_second for number in range(10)}
 
 
-# The documents' example: "broker1 is at 40 %, broker2 and broker3 at 10 %"; so the mean is 20 %, and at a threshold of 10 %
-# only the first is above it.
+# The documents' example: "broker1 is at 40 %, broker2 and broker3 at 10 %"; so the mean is 20 %,
+# and at a threshold of 10 % only the first is above it.
 FORTY_TEN_TEN = cluster(
     {
         "b1": broker(40, **ten_bundles("A", 20 * M)),
@@ -39,12 +40,17 @@ FORTY_TEN_TEN = cluster(
 
 
 def test_threshold_the_documents_40_10_10() -> None:
-    """Of brokers at 40, 10 and 10 % only the first is more than 10 % above the mean of 20 %. It gives the excess and 5 % more."""
+    """Of brokers at 40, 10 and 10 % only the first is more than 10 % above the mean of 20 %. It
+    gives the excess and 5 % more.
+    """
     plan = ThresholdShedder().plan(FORTY_TEN_TEN)
     # (40 - 20 - 10) + 5 = 15 % of 200 MB/s are 30 MB/s: two bundles of 20.
     assert ["A0: b1 -> any", "A1: b1 -> any"] == moves_of(plan)
     assert plan.mean == pytest.approx(0.2)
-    assert "threshold: b1 should give 30 MB/s of 200 MB/s: use is 40 % (mean: 20 %)" == plan.moves[0].reason
+    assert (
+        "threshold: b1 should give 30 MB/s of 200 MB/s: use is 40 % (mean: 20 %)"
+        == plan.moves[0].reason
+    )
     assert {
         "b2": "use is 10 % (mean: 20 %); up to 10 points above the mean are allowed",
         "b3": "use is 10 % (mean: 20 %); up to 10 points above the mean are allowed",
@@ -52,7 +58,9 @@ def test_threshold_the_documents_40_10_10() -> None:
 
 
 def test_threshold_takes_nothing_from_a_broker_that_only_its_average_tells_of() -> None:
-    """After a move the use falls at once, and its average only rounds later. The broker would otherwise give in each round."""
+    """After a move the use falls at once, and its average only rounds later. The broker would
+    otherwise give in each round.
+    """
     loads = dict(FORTY_TEN_TEN.loads)
     loads["b1"] = replace(loads["b1"], resources=Resources(cpu=Use(used=15, limit=100)))
     plan = ThresholdShedder().plan(cluster(loads))
@@ -61,17 +69,27 @@ def test_threshold_takes_nothing_from_a_broker_that_only_its_average_tells_of() 
 
 
 def test_threshold_small_amounts_stay() -> None:
-    """A broker above the threshold gives nothing below the least throughput, or if it has one bundle, and says why."""
+    """A broker above the threshold gives nothing below the least throughput, or if it has one
+    bundle, and says why.
+    """
     plan = ThresholdShedder(bytes_min=31 * M).plan(FORTY_TEN_TEN)
     assert ([], "Skip/NoBundles") == (moves_of(plan), outcome_of(plan))
-    assert "use is 40 % (mean: 20 %), but the 30 MB/s to give are too small for a move" == stays_of(plan)["b1"]
+    assert (
+        "use is 40 % (mean: 20 %), but the 30 MB/s to give are too small for a move"
+        == stays_of(plan)["b1"]
+    )
     one = cluster({"b1": broker(40, A=200 * M), "b2": broker(10, B=M), "b3": broker(10, C=M)})
     assert "its only bundle is too heavy" in stays_of(ThresholdShedder().plan(one))["b1"]
-    assert "no broker is used at all" == stays_of(ThresholdShedder().plan(cluster({"b1": broker(0)})))["b1"]
+    assert (
+        "no broker is used at all"
+        == stays_of(ThresholdShedder().plan(cluster({"b1": broker(0)})))["b1"]
+    )
 
 
 def test_threshold_the_lower_boundary() -> None:
-    """With this setting, if no broker is too high but one is far too low, the most used gives half of the threshold."""
+    """With this setting, if no broker is too high but one is far too low, the most used gives half
+    of the threshold.
+    """
     loads = {name: broker(50, **ten_bundles(name, 20 * M)) for name in ("b1", "b2", "b3")}
     low = cluster({**loads, "b4": broker(5, **ten_bundles("D", M))})
     assert [] == moves_of(ThresholdShedder(threshold_percent=20).plan(low))
@@ -82,7 +100,10 @@ def test_threshold_the_lower_boundary() -> None:
 
 def test_threshold_goes_by_the_reported_averages() -> None:
     """Pulsar computes its own averages, one step per round, and so needs a memory."""
-    calm = {name: replace(load, averages=Averages(weighted_max=0.1, bytes_per_second=0)) for name, load in FORTY_TEN_TEN.loads.items()}
+    calm = {
+        name: replace(load, averages=Averages(weighted_max=0.1, bytes_per_second=0))
+        for name, load in FORTY_TEN_TEN.loads.items()
+    }
     assert [] == moves_of(ThresholdShedder().plan(cluster(calm)))
     exact = ThresholdShedder(pulsar_exact=True)
     plan = exact.plan(cluster(calm))
@@ -94,10 +115,17 @@ def test_threshold_goes_by_the_reported_averages() -> None:
 
 
 def test_overload_the_documents_95_85_5() -> None:
-    """A broker at 95 % (allowed: 85 %) gives (95 - 85) + 5 = 15 % of its throughput: two of ten bundles."""
-    plan = OverloadShedder().plan(cluster({"b1": broker(95, **ten_bundles("A", 10 * M)), "b2": broker(50, B=M)}))
+    """A broker at 95 % (allowed: 85 %) gives (95 - 85) + 5 = 15 % of its throughput: two of ten
+    bundles.
+    """
+    plan = OverloadShedder().plan(
+        cluster({"b1": broker(95, **ten_bundles("A", 10 * M)), "b2": broker(50, B=M)})
+    )
     assert ["A0: b1 -> any", "A1: b1 -> any"] == moves_of(plan)
-    assert "overload: the use of b1 is 95 % (allowed: up to 85 %); it should give 15 MB/s of 100 MB/s" == plan.moves[0].reason
+    assert (
+        "overload: the use of b1 is 95 % (allowed: up to 85 %); it should give 15 MB/s of 100 MB/s"
+        == plan.moves[0].reason
+    )
     assert {"b2": "use is 50 % (allowed: up to 85 %)"} == stays_of(plan)
 
 
@@ -105,13 +133,18 @@ def test_overload_nothing_moves_if_no_broker_can_take_it() -> None:
     """If all brokers are overloaded, moves would go round in circles. Pulsar starts them."""
     full = cluster({"b1": broker(95, A1=M, A2=M), "b2": broker(90, B1=M, B2=M)})
     assert [] == moves_of(OverloadShedder().plan(full))
-    assert ["A1: b1 -> any", "B1: b2 -> any"] == moves_of(OverloadShedder(pulsar_exact=True).plan(full))
+    assert ["A1: b1 -> any", "B1: b2 -> any"] == moves_of(
+        OverloadShedder(pulsar_exact=True).plan(full)
+    )
 
 
 def test_overload_the_only_bundle_stays() -> None:
     plan = OverloadShedder().plan(cluster({"b1": broker(95, A=M), "b2": broker(50)}))
     assert ([], "Skip/NoBundles") == (moves_of(plan), outcome_of(plan))
-    assert "use is 95 %, but its only bundle would overload another broker: split it" == stays_of(plan)["b1"]
+    assert (
+        "use is 95 %, but its only bundle would overload another broker: split it"
+        == stays_of(plan)["b1"]
+    )
 
 
 def test_one_bundle_stays_however_overloaded_a_broker_is() -> None:
@@ -139,20 +172,30 @@ def test_uniform_a_part_of_the_difference_is_taken() -> None:
     assert ["A2: b1 -> any"] == moves_of(plan)
     assert "uniform: the highest rate is 59000 messages/s, the lowest 2000;" in plan.moves[0].reason
     assert "it has no traffic" in stays_of(plan)["A3"]
-    assert ["A2: b1 -> any", "A3: b1 -> any"] == moves_of(UniformLoadShedder(pulsar_exact=True).plan(UNEVEN))
-    assert ["A1: b1 -> any"] == moves_of(UniformLoadShedder(unloaded_share=1, bundles_max=1).plan(UNEVEN))
+    assert ["A2: b1 -> any", "A3: b1 -> any"] == moves_of(
+        UniformLoadShedder(pulsar_exact=True).plan(UNEVEN)
+    )
+    assert ["A1: b1 -> any"] == moves_of(
+        UniformLoadShedder(unloaded_share=1, bundles_max=1).plan(UNEVEN)
+    )
 
 
 def test_uniform_throughput_decides_where_messages_do_not() -> None:
     assert ["A2: b1 -> any"] == moves_of(UniformLoadShedder(rate_difference_percent=0).plan(UNEVEN))
-    assert [] == moves_of(UniformLoadShedder(rate_difference_percent=0, throughput_ratio=0).plan(UNEVEN))
-    assert [] == moves_of(UniformLoadShedder(rate_difference_percent=0, bytes_min=12 * M).plan(UNEVEN))
+    assert [] == moves_of(
+        UniformLoadShedder(rate_difference_percent=0, throughput_ratio=0).plan(UNEVEN)
+    )
+    assert [] == moves_of(
+        UniformLoadShedder(rate_difference_percent=0, bytes_min=12 * M).plan(UNEVEN)
+    )
     assert [] == moves_of(UniformLoadShedder(messages_min=12_000).plan(UNEVEN))
 
 
 @pytest.mark.parametrize("pulsar_exact", [False, True])
 def test_uniform_great_throughputs_are_compared_in_full(pulsar_exact: bool) -> None:
-    """Above 2 GB/s Pulsar compares with the greatest 32-bit integer, and so takes bundles from brokers that are even."""
+    """Above 2 GB/s Pulsar compares with the greatest 32-bit integer, and so takes bundles from
+    brokers that are even.
+    """
     great = cluster({name: broker(50, **ten_bundles(name, 10**9)) for name in ("b1", "b2")})
     strategy = UniformLoadShedder(rate_difference_percent=0, pulsar_exact=pulsar_exact)
     assert pulsar_exact == bool(moves_of(strategy.plan(great)))
@@ -178,14 +221,18 @@ PAIRS = {
 
 
 def test_average_pairs_the_extremes_and_then_the_next() -> None:
-    """A pair that differs by 40 % or more acts in the second round, one that differs less in the eighth."""
+    """A pair that differs by 40 % or more acts in the second round, one that differs less in the
+    eighth.
+    """
     found = rounds(AvgShedder(), cluster(PAIRS), 8)
     evened = ["E1: b5 -> b1"]
     assert [[], evened, [], evened, [], evened, [], [*evened, "D1: b4 -> b2"]] == found
 
 
 def test_average_a_pair_that_is_even_starts_again() -> None:
-    """Hits are forgotten when a pair differs by less than the low threshold, or when a broker is gone."""
+    """Hits are forgotten when a pair differs by less than the low threshold, or when a broker is
+    gone.
+    """
     strategy = AvgShedder(high_percent=90)
     hit = strategy.plan(cluster(PAIRS)).memory
     assert {"b1": 1, "b2": 1, "b4": 1, "b5": 1} == hit.low_hits
@@ -196,8 +243,13 @@ def test_average_a_pair_that_is_even_starts_again() -> None:
 
 
 def test_average_asks_the_rules_for_its_destination() -> None:
-    """A bundle that the partner must not have stays. Pulsar unloads it, and placement finds another broker."""
-    rules = replace(cluster(PAIRS), rules=lambda _: Candidates(allowed=("b3",), refused={"b1": "it is pinned elsewhere"}))
+    """A bundle that the partner must not have stays. Pulsar unloads it, and placement finds another
+    broker.
+    """
+    rules = replace(
+        cluster(PAIRS),
+        rules=lambda _: Candidates(allowed=("b3",), refused={"b1": "it is pinned elsewhere"}),
+    )
     at_once = AvgShedder(high_hits=1, low_hits=99)
     plan = at_once.plan(rules)
     assert ([], "it is pinned elsewhere") == (moves_of(plan), stays_of(plan)["E1"])
@@ -205,10 +257,14 @@ def test_average_asks_the_rules_for_its_destination() -> None:
 
 
 @pytest.mark.parametrize(
-    "strategy", [ThresholdShedder(), OverloadShedder(), UniformLoadShedder(), AvgShedder()], ids=lambda each: type(each).__name__
+    "strategy",
+    [ThresholdShedder(), OverloadShedder(), UniformLoadShedder(), AvgShedder()],
+    ids=lambda each: type(each).__name__,
 )
 def test_a_broker_without_a_fresh_report_takes_no_part(strategy: Shedder) -> None:
-    """Without a fresh report nothing moves, and the round counts the cause. A silent broker gets that reason."""
+    """Without a fresh report nothing moves, and the round counts the cause. A silent broker gets
+    that reason.
+    """
     assert "Skip/NoBrokers" == outcome_of(strategy.plan(Snapshot(live=("b1",))))
     old = cluster({"b1": replace(broker(95, A1=M, A2=M), taken_ms=0)})
     assert "Skip/OutDatedData" == outcome_of(strategy.plan(old))

@@ -1,4 +1,6 @@
-"""The column of costs in a report: small, close, and readable by a broker that knows other bundles."""
+"""The column of costs in a report: small, close, and readable by a broker that knows other
+bundles.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from equipoise.shedder.loads import Averages, BrokerLoad
 from equipoise.shedder.snapshot import Snapshot, take
 from tests.channels.folding import NAMESPACE, channel_with
 
-HALVES = tuple(f"{NAMESPACE}/{bounds}" for bounds in ("0x00000000_0x80000000", "0x80000000_0xffffffff"))
+HALVES = tuple(
+    f"{NAMESPACE}/{bounds}" for bounds in ("0x00000000_0x80000000", "0x80000000_0xffffffff")
+)
 
 
 @given(st.lists(st.floats(10, 1e6), min_size=1, max_size=50))
@@ -33,9 +37,17 @@ def test_the_most_costly_bundles_are_kept() -> None:
     assert {tag_of(name) for name in names[1:]} == set(unpack(column, 1.0))
 
 
-@given(st.lists(st.floats() | st.sampled_from([0.0, 1e308, 5e-324]), max_size=5), st.binary(max_size=30), st.floats(0, 1e18))
-def test_any_figures_and_any_bytes_give_costs_within_the_total(costs: list[float], column: bytes, total: float) -> None:
-    assert len(pack([f"t/n/{number}" for number in range(len(costs))], costs)) <= ENTRY_BYTES * len(costs)
+@given(
+    st.lists(st.floats() | st.sampled_from([0.0, 1e308, 5e-324]), max_size=5),
+    st.binary(max_size=30),
+    st.floats(0, 1e18),
+)
+def test_any_figures_and_any_bytes_give_costs_within_the_total(
+    costs: list[float], column: bytes, total: float
+) -> None:
+    assert len(pack([f"t/n/{number}" for number in range(len(costs))], costs)) <= ENTRY_BYTES * len(
+        costs
+    )
     assert all(0 <= cost <= total for cost in unpack(column, total).values())
 
 
@@ -50,15 +62,22 @@ def weighed(owner: str, *summaries: Summary) -> dict[str, float]:
 
 def reported(broker: str, *costs: float, total: float | None = None, counted: int = 2) -> Summary:
     """A report that names no bundle. `counted` may be more bundles than the column has."""
-    load = BrokerLoad(taken_ms=0, averages=Averages(weighted_max=0.0, bytes_per_second=0.0), bundle_count=counted)
+    load = BrokerLoad(
+        taken_ms=0, averages=Averages(weighted_max=0.0, bytes_per_second=0.0), bundle_count=counted
+    )
     column = pack(HALVES[: len(costs)], costs)
-    return Summary(broker=broker, load=load, cost=sum(costs) if total is None else total, column=column)
+    return Summary(
+        broker=broker, load=load, cost=sum(costs) if total is None else total, column=column
+    )
 
 
 def test_bundles_that_no_report_names_weigh_what_a_column_says() -> None:
     """The column of the former owner serves until the new owner reports."""
     for costs in (weighed("a", reported("a", 100, 300)), weighed("a", reported("b", 100, 300))):
-        assert [True, True] == [math.isclose(cost, costs[name], rel_tol=0.03) for name, cost in zip(HALVES, (100, 300), strict=True)]
+        assert [True, True] == [
+            math.isclose(cost, costs[name], rel_tol=0.03)
+            for name, cost in zip(HALVES, (100, 300), strict=True)
+        ]
 
 
 def test_a_bundle_outside_of_the_column_weighs_its_part_of_the_rest() -> None:

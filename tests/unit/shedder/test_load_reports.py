@@ -1,4 +1,6 @@
-"""From samples to summaries: what is averaged, what is passed on, and what a clock that jumps does to it."""
+"""From samples to summaries: what is averaged, what is passed on, and what a clock that jumps does
+to it.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,23 @@ from dataclasses import replace
 import pytest
 
 from equipoise.shedder.load_reports import Sample, summarized
-from equipoise.shedder.loads import RATES, STEP_MS, USE_MAX, BundleTraffic, Resources, Traffic, Use, fault_of
+from equipoise.shedder.loads import (
+    RATES,
+    STEP_MS,
+    USE_MAX,
+    BundleTraffic,
+    Resources,
+    Traffic,
+    Use,
+    fault_of,
+)
 
 
 def bundle(name: str, rate: float, *, cost: float = 10.0, topics: int = 1) -> BundleTraffic:
     """A bundle with this rate in every figure of its traffic."""
-    return BundleTraffic(bundle=name, traffic=Traffic(**dict.fromkeys(RATES, rate)), topics=topics, cost=cost)
+    return BundleTraffic(
+        bundle=name, traffic=Traffic(**dict.fromkeys(RATES, rate)), topics=topics, cost=cost
+    )
 
 
 FIRST = Sample(
@@ -54,11 +67,17 @@ def test_an_impossible_figure_is_passed_on_but_not_averaged(used: float) -> None
 
 
 def test_averages_decay_by_the_history_of_the_sample() -> None:
-    """A tenth is new after a step. Costs and counts are not averaged, and a bundle that was not named before starts anew."""
+    """A tenth is new after a step. Costs and counts are not averaged, and a bundle that was not
+    named before starts anew.
+    """
     bundles = (bundle("t/n/x", 20, cost=30, topics=2), bundle("t/n/y", 7))
-    second = replace(FIRST, at_ms=FIRST.at_ms + STEP_MS, used=0.9, traffic=Traffic(), bundles=bundles)
+    second = replace(
+        FIRST, at_ms=FIRST.at_ms + STEP_MS, used=0.9, traffic=Traffic(), bundles=bundles
+    )
     load = summarized(summarized(None, FIRST), second).load
-    assert (0.54, 90.0) == pytest.approx((load.averages.weighted_max, load.averages.bytes_per_second))
+    assert (0.54, 90.0) == pytest.approx(
+        (load.averages.weighted_max, load.averages.bytes_per_second)
+    )
     known, new = load.bundles or ()
     assert [11.0] * 4 == pytest.approx([getattr(known.traffic, name) for name in RATES])
     assert (2, 30, bundles[1]) == (known.topics, known.cost, new)
@@ -67,5 +86,12 @@ def test_averages_decay_by_the_history_of_the_sample() -> None:
 def test_a_clock_that_was_set_back_stops_the_averages_once() -> None:
     """All other figures of the older sample count, and the next sample continues from its time."""
     summary = summarized(summarized(None, FIRST), replace(FIRST, at_ms=0, used=0.9, bundle_count=3))
-    assert (0, 0.5, 3) == (summary.load.taken_ms, summary.load.averages.weighted_max, summary.load.bundle_count)
-    assert math.isclose(0.54, summarized(summary, replace(FIRST, at_ms=STEP_MS, used=0.9)).load.averages.weighted_max)
+    assert (0, 0.5, 3) == (
+        summary.load.taken_ms,
+        summary.load.averages.weighted_max,
+        summary.load.bundle_count,
+    )
+    assert math.isclose(
+        0.54,
+        summarized(summary, replace(FIRST, at_ms=STEP_MS, used=0.9)).load.averages.weighted_max,
+    )

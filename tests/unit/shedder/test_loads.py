@@ -22,9 +22,13 @@ from tests.shedding import broker, bundle
 
 
 def test_averages_decay_by_time_and_not_by_calls() -> None:
-    """Twelve samples in a minute keep as much of the past as sixty. A clock that goes back keeps all of it."""
+    """Twelve samples in a minute keep as much of the past as sixty. A clock that goes back keeps
+    all of it.
+    """
     assert kept_share(0.9, elapsed_ms=5_000) == pytest.approx(0.9)
-    assert kept_share(0.9, elapsed_ms=5_000) ** 12 == pytest.approx(kept_share(0.9, elapsed_ms=1_000) ** 60)
+    assert kept_share(0.9, elapsed_ms=5_000) ** 12 == pytest.approx(
+        kept_share(0.9, elapsed_ms=1_000) ** 60
+    )
     assert (1.0, 1.0) == (kept_share(0.9, elapsed_ms=0), kept_share(0.9, elapsed_ms=-7))
 
 
@@ -42,16 +46,37 @@ SOUND = broker(50, A=1, B=2)
     [
         (SOUND, None),
         (replace(SOUND, bundles=None), None),
-        (replace(SOUND, averages=Averages(weighted_max=math.nan, bytes_per_second=0)), "its average use is nan"),
+        (
+            replace(SOUND, averages=Averages(weighted_max=math.nan, bytes_per_second=0)),
+            "its average use is nan",
+        ),
         (replace(SOUND, averages=Averages(weighted_max=USE_MAX, bytes_per_second=0)), None),
-        (replace(SOUND, averages=Averages(weighted_max=1e18, bytes_per_second=0)), "its average use is 1e+18"),
-        (replace(SOUND, averages=Averages(weighted_max=0, bytes_per_second=-1)), "its average throughput is -1"),
+        (
+            replace(SOUND, averages=Averages(weighted_max=1e18, bytes_per_second=0)),
+            "its average use is 1e+18",
+        ),
+        (
+            replace(SOUND, averages=Averages(weighted_max=0, bytes_per_second=-1)),
+            "its average throughput is -1",
+        ),
         (replace(SOUND, resources=Resources(cpu=Use(used=1e6, limit=1_000))), None),
-        (replace(SOUND, resources=Resources(cpu=Use(used=1e18, limit=100))), "its cpu is 1e+18 of 100"),
+        (
+            replace(SOUND, resources=Resources(cpu=Use(used=1e18, limit=100))),
+            "its cpu is 1e+18 of 100",
+        ),
         (replace(SOUND, resources=Resources(cpu=Use(used=-1, limit=100))), "its cpu is -1 of 100"),
-        (replace(SOUND, resources=Resources(memory=Use(used=1, limit=math.inf))), "its memory is 1 of inf"),
-        (replace(SOUND, traffic=Traffic(bytes_in_per_second=2 * FIGURE_MAX)), "its bytes_in_per_second=2e+18"),
-        (replace(SOUND, bundles=(bundle("tenant/space/A", math.nan),)), "tenant/space/A has bytes_out_per_second=nan"),
+        (
+            replace(SOUND, resources=Resources(memory=Use(used=1, limit=math.inf))),
+            "its memory is 1 of inf",
+        ),
+        (
+            replace(SOUND, traffic=Traffic(bytes_in_per_second=2 * FIGURE_MAX)),
+            "its bytes_in_per_second=2e+18",
+        ),
+        (
+            replace(SOUND, bundles=(bundle("tenant/space/A", math.nan),)),
+            "tenant/space/A has bytes_out_per_second=nan",
+        ),
     ],
 )
 def test_an_impossible_figure_is_named(load: BrokerLoad, fault: str | None) -> None:

@@ -1,4 +1,6 @@
-"""The balancer's schedule: when a round is due, which of its moves may start, and which bundles rest."""
+"""The balancer's schedule: when a round is due, which of its moves may start, and which bundles
+rest.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ BROKERS = st.sampled_from(["a", "b", "c"])
 def moves(*ends: tuple[str, str | None]) -> tuple[Move, ...]:
     """Moves of bundles 0, 1, 2, ... between these brokers."""
     return tuple(
-        Move(bundle=str(number), source=source, destination=destination, reason="test") for number, (source, destination) in enumerate(ends)
+        Move(bundle=str(number), source=source, destination=destination, reason="test")
+        for number, (source, destination) in enumerate(ends)
     )
 
 
@@ -29,9 +32,20 @@ def due(scheduler: Scheduler, now_ms: int) -> bool:
     return scheduler.due(now_ms, interval_ms=INTERVAL_MS)
 
 
-def begun(scheduler: Scheduler, *, others: dict[str, Ends] | None = None, moves_max: int = 64, broker_moves_max: int = 64) -> list[str]:
+def begun(
+    scheduler: Scheduler,
+    *,
+    others: dict[str, Ends] | None = None,
+    moves_max: int = 64,
+    broker_moves_max: int = 64,
+) -> list[str]:
     """The bundles whose moves may start now."""
-    return [move.bundle for move in scheduler.begin(others or {}, moves_max=moves_max, broker_moves_max=broker_moves_max)]
+    return [
+        move.bundle
+        for move in scheduler.begin(
+            others or {}, moves_max=moves_max, broker_moves_max=broker_moves_max
+        )
+    ]
 
 
 @pytest.fixture
@@ -44,25 +58,41 @@ def scheduler() -> Scheduler:
 
 def test_rounds_are_an_interval_apart(scheduler: Scheduler) -> None:
     """The first round is due one interval after the first question."""
-    due_ms = [now_ms for now_ms in range(START_MS, START_MS + 3 * INTERVAL_MS, 500) if due(scheduler, now_ms)]
+    due_ms = [
+        now_ms
+        for now_ms in range(START_MS, START_MS + 3 * INTERVAL_MS, 500)
+        if due(scheduler, now_ms)
+    ]
     assert [START_MS + INTERVAL_MS, START_MS + 2 * INTERVAL_MS] == due_ms
 
 
 def test_a_late_question_starts_one_round(scheduler: Scheduler) -> None:
     late_ms = START_MS + 7 * INTERVAL_MS
-    assert [True, False, True] == [due(scheduler, late_ms), due(scheduler, late_ms + 1), due(scheduler, late_ms + INTERVAL_MS)]
+    assert [True, False, True] == [
+        due(scheduler, late_ms),
+        due(scheduler, late_ms + 1),
+        due(scheduler, late_ms + INTERVAL_MS),
+    ]
 
 
 def test_a_changed_interval_applies_at_once(scheduler: Scheduler) -> None:
-    assert [False, True] == [scheduler.due(START_MS + 100, interval_ms=interval_ms) for interval_ms in (200, 100)]
+    assert [False, True] == [
+        scheduler.due(START_MS + 100, interval_ms=interval_ms) for interval_ms in (200, 100)
+    ]
 
 
 def test_the_first_report_of_a_broker_that_joined_starts_a_round(scheduler: Scheduler) -> None:
     """Only its first report does, and only after it joined lately."""
     scheduler.joined("a", START_MS + 100)
-    assert (frozenset({"a"}), False) == (scheduler.awaited(START_MS + 200), due(scheduler, START_MS + 200))
+    assert (frozenset({"a"}), False) == (
+        scheduler.awaited(START_MS + 200),
+        due(scheduler, START_MS + 200),
+    )
     scheduler.reported(["a", "b"])
-    assert (frozenset(), True) == (scheduler.awaited(START_MS + 300), due(scheduler, START_MS + 300))
+    assert (frozenset(), True) == (
+        scheduler.awaited(START_MS + 300),
+        due(scheduler, START_MS + 300),
+    )
     scheduler.planned(())
     scheduler.reported(["a"])
     assert not due(scheduler, START_MS + 400)
@@ -70,7 +100,9 @@ def test_the_first_report_of_a_broker_that_joined_starts_a_round(scheduler: Sche
     assert frozenset() == scheduler.awaited(START_MS + 10_000)
 
 
-def test_rounds_follow_each_other_while_a_broker_that_joined_is_filled(scheduler: Scheduler) -> None:
+def test_rounds_follow_each_other_while_a_broker_that_joined_is_filled(
+    scheduler: Scheduler,
+) -> None:
     """Each waits for the moves of the one before. A round without moves ends it."""
     scheduler.joined("b", START_MS)
     scheduler.reported(["b"])
@@ -81,7 +113,9 @@ def test_rounds_follow_each_other_while_a_broker_that_joined_is_filled(scheduler
     scheduler.ended("0", START_MS + 3)
     assert due(scheduler, START_MS + 3)
     scheduler.planned(())
-    assert [False, True] == [due(scheduler, now_ms) for now_ms in (START_MS + 4, START_MS + 3 + INTERVAL_MS)]
+    assert [False, True] == [
+        due(scheduler, now_ms) for now_ms in (START_MS + 4, START_MS + 3 + INTERVAL_MS)
+    ]
 
 
 def test_rounds_follow_each_other_while_they_fill_a_broker(scheduler: Scheduler) -> None:
@@ -94,11 +128,18 @@ def test_rounds_follow_each_other_while_they_fill_a_broker(scheduler: Scheduler)
     assert not due(scheduler, START_MS + 2)
 
 
-def test_a_round_for_a_broker_that_joined_is_not_repeated_if_nothing_was_planned(scheduler: Scheduler) -> None:
-    """Balancing is off or paused, or the round failed. The next regular round comes after the interval."""
+def test_a_round_for_a_broker_that_joined_is_not_repeated_if_nothing_was_planned(
+    scheduler: Scheduler,
+) -> None:
+    """Balancing is off or paused, or the round failed. The next regular round comes after the
+    interval.
+    """
     scheduler.joined("b", START_MS)
     scheduler.reported(["b"])
-    assert [True, False, True] == [due(scheduler, now_ms) for now_ms in (START_MS + 1, START_MS + 2, START_MS + 1 + INTERVAL_MS)]
+    assert [True, False, True] == [
+        due(scheduler, now_ms)
+        for now_ms in (START_MS + 1, START_MS + 2, START_MS + 1 + INTERVAL_MS)
+    ]
 
 
 def test_no_round_begins_while_a_move_waits_or_is_in_flight(scheduler: Scheduler) -> None:
@@ -116,7 +157,9 @@ def test_no_round_begins_while_a_move_waits_or_is_in_flight(scheduler: Scheduler
 
 
 def test_a_busy_broker_delays_only_its_own_moves(scheduler: Scheduler) -> None:
-    """Moves to and from a broker count together. A move between other brokers does not wait for it."""
+    """Moves to and from a broker count together. A move between other brokers does not wait for
+    it.
+    """
     scheduler.planned(moves(("a", "b"), ("b", "c"), ("c", "a"), ("c", "d"), ("a", None)))
     assert ["0", "3"] == begun(scheduler, broker_moves_max=1)
     scheduler.ended("0", 0)
@@ -126,7 +169,9 @@ def test_a_busy_broker_delays_only_its_own_moves(scheduler: Scheduler) -> None:
 
 
 def test_moves_of_others_count(scheduler: Scheduler) -> None:
-    """Moves by a drain or an operator take slots at both ends, and their bundles are not moved again."""
+    """Moves by a drain or an operator take slots at both ends, and their bundles are not moved
+    again.
+    """
     others: dict[str, Ends] = {"x": ("a", "b"), "1": ("c", None)}
     scheduler.planned(moves(("b", "c"), ("c", "d"), ("d", "e")))
     assert ["2"] == begun(scheduler, others=others, broker_moves_max=1)
@@ -144,7 +189,9 @@ def test_waiting_moves_can_be_dropped(scheduler: Scheduler) -> None:
 
 
 def test_bundles_that_others_moved_rest_too(scheduler: Scheduler) -> None:
-    """A bundle rests from the latest of its moves, whatever their order, and is forgotten after that."""
+    """A bundle rests from the latest of its moves, whatever their order, and is forgotten after
+    that.
+    """
     scheduler.moved("x", START_MS)
     scheduler.moved("y", START_MS + 1)
     scheduler.moved("y", START_MS - 1)
@@ -154,13 +201,20 @@ def test_bundles_that_others_moved_rest_too(scheduler: Scheduler) -> None:
 
 
 @given(
-    ends=st.lists(st.tuples(BROKERS, st.none() | BROKERS).filter(lambda ends: ends[0] != ends[1]), max_size=12),
-    others=st.dictionaries(st.sampled_from(["x", "y", "0"]), st.tuples(st.none() | BROKERS, st.none() | BROKERS)),
+    ends=st.lists(
+        st.tuples(BROKERS, st.none() | BROKERS).filter(lambda ends: ends[0] != ends[1]), max_size=12
+    ),
+    others=st.dictionaries(
+        st.sampled_from(["x", "y", "0"]), st.tuples(st.none() | BROKERS, st.none() | BROKERS)
+    ),
     moves_max=st.integers(1, 6),
     broker_moves_max=st.integers(1, 4),
 )
 def test_the_bounds_hold_and_every_move_starts_in_the_end(
-    ends: list[tuple[str, str | None]], others: dict[str, Ends], moves_max: int, broker_moves_max: int
+    ends: list[tuple[str, str | None]],
+    others: dict[str, Ends],
+    moves_max: int,
+    broker_moves_max: int,
 ) -> None:
     """For any plan, the moves in flight stay within the bounds, and none waits forever."""
     scheduler = Scheduler()
@@ -169,10 +223,19 @@ def test_the_bounds_hold_and_every_move_starts_in_the_end(
     done: list[str] = []
     while len(done) < len(planned):
         now = scheduler.begin(others, moves_max=moves_max, broker_moves_max=broker_moves_max)
-        busy = Counter(broker for move in now for broker in (move.source, move.destination) if broker is not None)
-        busy_before = Counter(broker for pair in others.values() for broker in pair if broker is not None)
+        busy = Counter(
+            broker
+            for move in now
+            for broker in (move.source, move.destination)
+            if broker is not None
+        )
+        busy_before = Counter(
+            broker for pair in others.values() for broker in pair if broker is not None
+        )
         assert not now or len(now) + len(others) <= moves_max
-        assert all(count + busy_before[broker] <= broker_moves_max for broker, count in busy.items())
+        assert all(
+            count + busy_before[broker] <= broker_moves_max for broker, count in busy.items()
+        )
         for move in now:
             scheduler.ended(move.bundle, 0)
         done += [move.bundle for move in now]

@@ -1,4 +1,6 @@
-"""Examples of `shedder.snapshot.take`: the owner of a bundle by the view, its weight by the reports, and who takes no part."""
+"""Examples of `shedder.snapshot.take`: the owner of a bundle by the view, its weight by the
+reports, and who takes no part.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,23 @@ LEFT, RIGHT = f"{NAMESPACE}/0x00000000_0x80000000", f"{NAMESPACE}/0x80000000_0xf
 WHOLE = f"{NAMESPACE}/0x00000000_0xffffffff"
 
 
-def report(broker: str, /, *, at_ms: int = NOW_MS, unnamed: int = 0, unnamed_cost: float = 0.0, **calls: float) -> Summary:
-    """A report with the calls per second of the bundles `left`, `right` and `whole`, and the count and cost of unnamed bundles."""
+def report(
+    broker: str,
+    /,
+    *,
+    at_ms: int = NOW_MS,
+    unnamed: int = 0,
+    unnamed_cost: float = 0.0,
+    **calls: float,
+) -> Summary:
+    """A report with the calls per second of the bundles `left`, `right` and `whole`, and the count
+    and cost of unnamed bundles.
+    """
     names = {"left": LEFT, "right": RIGHT, "whole": WHOLE}
-    costs = {names[which]: costs_of([BundleLoad(calls_per_second=rate)])[0] for which, rate in calls.items()}
+    costs = {
+        names[which]: costs_of([BundleLoad(calls_per_second=rate)])[0]
+        for which, rate in calls.items()
+    }
     load = BrokerLoad(
         taken_ms=at_ms,
         averages=Averages(weighted_max=0.5, bytes_per_second=1.0),
@@ -73,12 +88,18 @@ def channel() -> Channel:
 
 def test_the_view_defines_owners_and_reports_define_weights() -> None:
     """Each live broker is there once, by name, with its bundles, their cost, and its capacity."""
-    channel = ruled_channel(["c", Member(broker="b", capacity=200), "a"], {NAMESPACE: None}, bundles=2)
+    channel = ruled_channel(
+        ["c", Member(broker="b", capacity=200), "a"], {NAMESPACE: None}, bundles=2
+    )
     channel.own("a", 0)
     channel.own("b", 0x80000000)
     expected = (
-        WeighedBroker(broker="a", capacity=100, bundles=(WeighedBundle(name=LEFT, cost=IDLE_COST + 5),)),
-        WeighedBroker(broker="b", capacity=200, bundles=(WeighedBundle(name=RIGHT, cost=IDLE_COST + 7),)),
+        WeighedBroker(
+            broker="a", capacity=100, bundles=(WeighedBundle(name=LEFT, cost=IDLE_COST + 5),)
+        ),
+        WeighedBroker(
+            broker="b", capacity=200, bundles=(WeighedBundle(name=RIGHT, cost=IDLE_COST + 7),)
+        ),
         WeighedBroker(broker="c", capacity=100, bundles=()),
     )
     reports = (report("c"), report("b", right=7), report("a", left=5))
@@ -89,34 +110,49 @@ def test_the_view_defines_owners_and_reports_define_weights() -> None:
 def test_costs_are_counted_in_calls() -> None:
     """16 KiB and a hundred sessions each cost a call, in addition to the cost of an idle bundle."""
     assert IDLE_COST == costs_of([BundleLoad()])[0]
-    assert IDLE_COST + 4 + 3 + 2 == costs_of([BundleLoad(calls_per_second=4, bytes_per_second=3 * 16_384, sessions=200)])[0]
+    assert (
+        IDLE_COST + 4 + 3 + 2
+        == costs_of([BundleLoad(calls_per_second=4, bytes_per_second=3 * 16_384, sessions=200)])[0]
+    )
 
 
 def test_a_former_owners_report_counts_until_the_new_owner_reports(channel: Channel) -> None:
     """The weight follows the bundle. The owner's own report replaces it, even if it is older."""
-    channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("c")))
+    channel.accept(
+        propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("c"))
+    )
     channel.accept(propose.prepared(channel.author("c"), channel.bundle()))
     channel.accept(propose.hand_over(channel.author("a"), channel.bundle()))
     former = taken(channel, report("a", left=5), report("b", right=7), report("c"))
     assert (IDLE_COST + 5,) == tuple(bundle.cost for bundle in broker_of(former, "c").bundles)
     assert () == broker_of(former, "a").bundles
-    own = taken(channel, report("a", left=5), report("b", right=7), report("c", at_ms=NOW_MS - 9_000, left=80))
+    own = taken(
+        channel,
+        report("a", left=5),
+        report("b", right=7),
+        report("c", at_ms=NOW_MS - 9_000, left=80),
+    )
     assert (IDLE_COST + 80,) == tuple(bundle.cost for bundle in broker_of(own, "c").bundles)
 
 
 def test_of_two_former_owners_the_newer_report_counts(channel: Channel) -> None:
     reports = (report("a"), report("b", right=1, left=3), report("c", at_ms=NOW_MS - 1, left=2))
     for order in (reports, tuple(reversed(reports))):
-        assert (IDLE_COST + 3,) == tuple(bundle.cost for bundle in broker_of(taken(channel, *order), "a").bundles)
+        assert (IDLE_COST + 3,) == tuple(
+            bundle.cost for bundle in broker_of(taken(channel, *order), "a").bundles
+        )
 
 
 @pytest.mark.parametrize("at_ms", [NOW_MS - AGE_MS_MAX - 1, NOW_MS + AGE_MS_MAX + 1])
 def test_an_old_report_does_not_count(channel: Channel, at_ms: int) -> None:
-    """A report that is too old, or too far in the future, weighs nothing and keeps its broker out of the round."""
+    """A report that is too old, or too far in the future, weighs nothing and keeps its broker out
+    of the round.
+    """
     snapshot = taken(channel, report("a", at_ms=at_ms, left=5), report("b", right=7), report("c"))
     apart = broker_of(snapshot, "a")
     assert "there is no fresh report of its load" == apart.barred
-    assert (IDLE_COST + 7,) == tuple(bundle.cost for bundle in apart.bundles)  # As any bundle of which nothing is known.
+    # As any bundle of which nothing is known.
+    assert (IDLE_COST + 7,) == tuple(bundle.cost for bundle in apart.bundles)
     assert broker_of(snapshot, "b").barred is None
     assert ["a", "b", "c"] == list(snapshot.loads)
 
@@ -127,40 +163,60 @@ def weighed_costs(snapshot: Snapshot) -> dict[str, float]:
 
 def test_unnamed_bundles_share_the_rest_of_the_cost(channel: Channel) -> None:
     """Unnamed bundles share the rest of their broker's cost. None costs less than an idle one."""
-    shared = taken(channel, report("a", unnamed=2, unnamed_cost=100), report("b", right=7), report("c"))
+    shared = taken(
+        channel, report("a", unnamed=2, unnamed_cost=100), report("b", right=7), report("c")
+    )
     assert {LEFT: 50.0, RIGHT: IDLE_COST + 7} == weighed_costs(shared)
-    nothing_left = taken(channel, report("a", whole=5, unnamed=2, unnamed_cost=-5), report("b", right=7), report("c"))
+    nothing_left = taken(
+        channel, report("a", whole=5, unnamed=2, unnamed_cost=-5), report("b", right=7), report("c")
+    )
     assert IDLE_COST == weighed_costs(nothing_left)[LEFT]
 
 
 def test_a_bundle_of_unknown_cost_costs_the_mean(channel: Channel) -> None:
-    """A bundle that arrived after the report, from a broker that did not name it, costs the mean of all bundles."""
+    """A bundle that arrived after the report, from a broker that did not name it, costs the mean of
+    all bundles.
+    """
     reports = (report("a"), report("b", right=50), report("c", unnamed=3, unnamed_cost=60))
     snapshot = taken(channel, *reports)
     assert {LEFT: (IDLE_COST + 50 + 60) / 4, RIGHT: IDLE_COST + 50} == weighed_costs(snapshot)
     assert broker_of(snapshot, "a").barred is None
-    assert {LEFT: IDLE_COST, RIGHT: IDLE_COST} == weighed_costs(taken(channel, report("a"), report("b"), report("c")))
+    assert {LEFT: IDLE_COST, RIGHT: IDLE_COST} == weighed_costs(
+        taken(channel, report("a"), report("b"), report("c"))
+    )
 
 
 FAULTS = {
     "its average use is nan": lambda told: replace(
         told, load=replace(told.load, averages=Averages(weighted_max=math.nan, bytes_per_second=1))
     ),
-    "has bytes_out_per_second=-1": lambda told: replace(told, load=replace(told.load, bundles=(bundle(LEFT, -1),))),
+    "has bytes_out_per_second=-1": lambda told: replace(
+        told, load=replace(told.load, bundles=(bundle(LEFT, -1),))
+    ),
     "it costs inf": lambda told: replace(told, cost=math.inf),
-    f"{LEFT} costs -1.0": lambda told: replace(told, load=replace(told.load, bundles=(replace(bundle(LEFT, 1), cost=-1.0),))),
+    f"{LEFT} costs -1.0": lambda told: replace(
+        told, load=replace(told.load, bundles=(replace(bundle(LEFT, 1), cost=-1.0),))
+    ),
 }
 
 
-@pytest.mark.parametrize(("fault", "spoil"), FAULTS.items(), ids=["use", "traffic", "cost", "bundle"])
-def test_an_impossible_figure_keeps_its_broker_out_of_the_round(channel: Channel, fault: str, spoil: Callable[[Summary], Summary]) -> None:
+@pytest.mark.parametrize(
+    ("fault", "spoil"), FAULTS.items(), ids=["use", "traffic", "cost", "bundle"]
+)
+def test_an_impossible_figure_keeps_its_broker_out_of_the_round(
+    channel: Channel, fault: str, spoil: Callable[[Summary], Summary]
+) -> None:
     """Such a report weighs nothing, and the other brokers are weighed as without it."""
     others = (report("b", right=7), report("c"))
     snapshot = taken(channel, spoil(report("a", left=5)), *others)
-    assert str(broker_of(snapshot, "a").barred).startswith("its load report is not plausible and does not count: ")
+    assert str(broker_of(snapshot, "a").barred).startswith(
+        "its load report is not plausible and does not count: "
+    )
     assert str(broker_of(snapshot, "a").barred).endswith(fault)
     without = taken(channel, *others)
-    assert [replace(one, barred=None) for one in without.brokers] == [replace(one, barred=None) for one in snapshot.brokers]
+    assert [replace(one, barred=None) for one in without.brokers] == [
+        replace(one, barred=None) for one in snapshot.brokers
+    ]
 
 
 def test_a_draining_broker_is_barred_and_a_dead_one_is_missing(channel: Channel) -> None:
@@ -183,22 +239,37 @@ def test_a_draining_broker_is_barred_and_a_dead_one_is_missing(channel: Channel)
         "unloading": None,
     }.items(),
 )
-def test_a_bundle_weighs_where_it_goes(phase: Phase, expected: tuple[str, str | None] | None) -> None:
-    """In each phase a bundle weighs on the broker that has it or will have it. Only a bundle at rest may move."""
+def test_a_bundle_weighs_where_it_goes(
+    phase: Phase, expected: tuple[str, str | None] | None
+) -> None:
+    """In each phase a bundle weighs on the broker that has it or will have it. Only a bundle at
+    rest may move.
+    """
     snapshot = taken(channel_in(phase), report("owner", whole=1), report("source", whole=1))
-    found = [(broker.broker, bundle.barred) for broker in snapshot.brokers for bundle in broker.bundles]
+    found = [
+        (broker.broker, bundle.barred) for broker in snapshot.brokers for bundle in broker.bundles
+    ]
     assert ([] if expected is None else [expected]) == found
 
 
-def test_bundles_that_rest_and_those_that_are_being_deleted_are_told_apart(channel: Channel) -> None:
+def test_bundles_that_rest_and_those_that_are_being_deleted_are_told_apart(
+    channel: Channel,
+) -> None:
     """Only the first may fill a broker."""
     reports = (report("a", left=5), report("b", right=7), report("c"))
-    assert [(None, True)] == [(b.barred, b.rests) for b in broker_of(taken(channel, *reports, resting=(LEFT,)), "a").bundles]
+    assert [(None, True)] == [
+        (b.barred, b.rests)
+        for b in broker_of(taken(channel, *reports, resting=(LEFT,)), "a").bundles
+    ]
     channel.accept(propose.start_deleting_namespace(channel.admin(), channel.view, name=NAMESPACE))
-    assert ("its namespace is being deleted",) == tuple(b.barred for b in broker_of(taken(channel, *reports), "b").bundles)
+    assert ("its namespace is being deleted",) == tuple(
+        b.barred for b in broker_of(taken(channel, *reports), "b").bundles
+    )
 
 
-@pytest.mark.parametrize(("age_ms", "is_new"), [(-1, False), (0, True), (59_999, True), (60_000, False)])
+@pytest.mark.parametrize(
+    ("age_ms", "is_new"), [(-1, False), (0, True), (59_999, True), (60_000, False)]
+)
 def test_a_broker_is_new_for_a_minute(channel: Channel, age_ms: int, is_new: bool) -> None:
     joined_ms = channel.broker("a").joined.timestamp_ms
     snapshot = take(channel.view, (), now_ms=joined_ms + age_ms, age_ms_max=AGE_MS_MAX)
@@ -209,20 +280,35 @@ def told_by(channel: Channel, *bundles: str) -> Snapshot:
     """The snapshot after broker a has reported these bundles."""
     load = replace(broker(50), taken_ms=0, bundles=tuple(bundle(name, 1) for name in bundles))
     told = Summary(broker="a", load=load, cost=1.0)
-    return take(channel.view, (told,), now_ms=NOW_MS, age_ms_max=AGE_MS_MAX, resting=(RIGHT,), memory=Memory(hits=3))
+    return take(
+        channel.view,
+        (told,),
+        now_ms=NOW_MS,
+        age_ms_max=AGE_MS_MAX,
+        resting=(RIGHT,),
+        memory=Memory(hits=3),
+    )
 
 
 def test_the_view_defines_the_owners_of_reported_bundles(channel: Channel) -> None:
     """The view defines who serves a reported bundle, and which ones must not move now."""
     snapshot = told_by(channel, LEFT, RIGHT, WHOLE)
     assert [("a", "b", "c"), {}] == [snapshot.live, snapshot.apart]
-    assert [{LEFT: "a", RIGHT: "b"}, {RIGHT: "it has moved lately"}] == [snapshot.owners, snapshot.resting]
-    assert (3, Candidates(allowed=("a", "b", "c"))) == (snapshot.memory.hits, snapshot.candidates(LEFT))
+    assert [{LEFT: "a", RIGHT: "b"}, {RIGHT: "it has moved lately"}] == [
+        snapshot.owners,
+        snapshot.resting,
+    ]
+    assert (3, Candidates(allowed=("a", "b", "c"))) == (
+        snapshot.memory.hits,
+        snapshot.candidates(LEFT),
+    )
 
 
 def test_moving_bundles_rest_and_draining_brokers_are_apart(channel: Channel) -> None:
     """A bundle on its way is still at its source, and barred. A draining broker is apart."""
-    channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("c")))
+    channel.accept(
+        propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("c"))
+    )
     channel.accept(propose.draining(channel.author("b"), channel.broker("b")))
     snapshot = told_by(channel, LEFT)
     assert ({LEFT: "a"}, {LEFT: "it is assigning already"}) == (snapshot.owners, snapshot.resting)
@@ -258,7 +344,9 @@ def test_cleared_brokers_are_weighed_again(channel: Channel) -> None:
 
 
 def test_cpu_use_that_cost_does_not_explain_lowers_the_capacity(channel: Channel) -> None:
-    """Broker a uses 90 % of its CPU, where the median explains 15 %. What is above 20 % counts, and the reasons name it."""
+    """Broker a uses 90 % of its CPU, where the median explains 15 %. What is above 20 % counts, and
+    the reasons name it.
+    """
     reports = [
         replace(report(name, **calls), cpu_use=use, cpu_cost=cost)
         for name, calls, use, cost in (
@@ -268,15 +356,28 @@ def test_cpu_use_that_cost_does_not_explain_lowers_the_capacity(channel: Channel
         )
     ]
     snapshot = taken(channel, *reports)
-    capacities = {each.broker: (each.capacity, round(each.other_work, 2)) for each in snapshot.brokers}
-    assert {"a": (45, 0.75), "b": (100, 0.0), "c": (100, 0.0)} == capacities, "of c, without cost, nothing is known"
-    (stay,) = (stay for stay in BalancedShedder(patience_ms=0).plan(snapshot).stays if stay.subject == "a")
-    assert stay.reason.startswith("load is 272 % of the mean for what other work leaves: that takes 75 % of its CPU")
+    capacities = {
+        each.broker: (each.capacity, round(each.other_work, 2)) for each in snapshot.brokers
+    }
+    assert {"a": (45, 0.75), "b": (100, 0.0), "c": (100, 0.0)} == capacities, (
+        "of c, without cost, nothing is known"
+    )
+    (stay,) = (
+        stay for stay in BalancedShedder(patience_ms=0).plan(snapshot).stays if stay.subject == "a"
+    )
+    assert stay.reason.startswith(
+        "load is 272 % of the mean for what other work leaves: that takes 75 % of its CPU"
+    )
 
 
 def test_what_a_broker_has_just_given_away_is_no_other_work() -> None:
-    """Its CPU use is of the time before, too. So the cost that it is compared with is of that time."""
-    brokers = [WeighedBroker(broker=name, capacity=100, bundles=(WeighedBundle(name=name, cost=300),)) for name in "abc"]
+    """Its CPU use is of the time before, too. So the cost that it is compared with is of that
+    time.
+    """
+    brokers = [
+        WeighedBroker(broker=name, capacity=100, bundles=(WeighedBundle(name=name, cost=300),))
+        for name in "abc"
+    ]
     assert brokers == less_other_work(brokers, {"a": (0.9, 900), "b": (0.02, 20), "c": (0.02, 20)})
 
 
@@ -286,9 +387,20 @@ def test_what_a_broker_has_just_given_away_is_no_other_work() -> None:
     uses=st.lists(st.floats(1e-9, 1_000), min_size=6, max_size=6),
     capacity=st.integers(10, 10_000),
 )
-def test_no_cpu_use_takes_all_capacity_of_a_broker_or_of_most(costs: list[float], uses: list[float], capacity: int) -> None:
+def test_no_cpu_use_takes_all_capacity_of_a_broker_or_of_most(
+    costs: list[float], uses: list[float], capacity: int
+) -> None:
     """A liar keeps a tenth. At least half of the brokers keep all."""
-    brokers = [WeighedBroker(broker=str(number), capacity=capacity, bundles=()) for number in range(len(costs))]
-    after = less_other_work(brokers, {str(number): (use, cost) for number, (use, cost) in enumerate(zip(uses, costs, strict=False))})
+    brokers = [
+        WeighedBroker(broker=str(number), capacity=capacity, bundles=())
+        for number in range(len(costs))
+    ]
+    after = less_other_work(
+        brokers,
+        {
+            str(number): (use, cost)
+            for number, (use, cost) in enumerate(zip(uses, costs, strict=False))
+        },
+    )
     assert all(capacity / 10 - 1 <= each.capacity <= capacity for each in after)
     assert 2 * sum(each.capacity == capacity for each in after) >= len(after)

@@ -1,6 +1,7 @@
 """`TransferShedder` by default: the cases of Pulsar's own test, and the differences from Pulsar.
 
-The vectors show that it decides as Pulsar's class with `pulsar_exact`. tests/property/test_shedders.py shows what holds for every snapshot.
+The vectors show that it decides as Pulsar's class with `pulsar_exact`.
+tests/property/test_shedders.py shows what holds for every snapshot.
 """
 
 from __future__ import annotations
@@ -60,11 +61,17 @@ def test_the_most_loaded_give_to_the_least_loaded() -> None:
 
 def test_each_move_says_why_and_each_broker_why_not() -> None:
     plan = AT_ONCE.plan(the_five())
-    assert "transfer: use is 90 % at b5 and 2 % at b1; the bundle has 2 MB/s of the 9 MB/s at b5" == plan.moves[0].reason
+    assert (
+        "transfer: use is 90 % at b5 and 2 % at b1; the bundle has 2 MB/s of the 9 MB/s at b5"
+        == plan.moves[0].reason
+    )
     assert {
         "D2": "it is the last bundle that b4 reported, and one must stay",
         "E2": "it is the last bundle that b5 reported, and one must stay",
-        **{name: f"use is {percent} % (mean: 36 %)" for name, percent in (("b1", 2), ("b2", 4), ("b3", 6))},
+        **{
+            name: f"use is {percent} % (mean: 36 %)"
+            for name, percent in (("b1", 2), ("b2", 4), ("b3", 6))
+        },
     } == stays_of(plan)
 
 
@@ -76,20 +83,37 @@ def test_several_uneven_rounds_come_before_the_first_move() -> None:
         plan = strategy.plan(replace(the_five(), memory=memory))
         memory = plan.memory
         seen.append((moves_of(plan), outcome_of(plan), memory.hits))
-    assert [*[([], "Skip/HitCount", hits) for hits in (1, 2, 3)], (BOTH, None, 0), ([], "Skip/HitCount", 1)] == seen
+    assert [
+        *[([], "Skip/HitCount", hits) for hits in (1, 2, 3)],
+        (BOTH, None, 0),
+        ([], "Skip/HitCount", 1),
+    ] == seen
 
 
 def test_an_even_cluster_forgets_its_hits() -> None:
-    even = cluster({"b1": broker(10, A1=30, A2=30), "b2": broker(20, B1=40, B2=40), "b3": broker(30, C1=50, C2=50)})
+    even = cluster(
+        {
+            "b1": broker(10, A1=30, A2=30),
+            "b2": broker(20, B1=40, B2=40),
+            "b3": broker(30, C1=50, C2=50),
+        }
+    )
     plan = TransferShedder().plan(replace(even, memory=Memory(hits=3)))
     assert (0, "Skip/HitCount") == (plan.memory.hits, outcome_of(plan))
-    reason = "the load is even: the deviation is 8 % around a mean of 20 % (allowed: 25 %), and no broker is idle or overloaded"
+    reason = (
+        "the load is even: the deviation is 8 % around a mean of 20 % (allowed: 25 %), and no"
+        " broker is idle or overloaded"
+    )
     assert dict.fromkeys(("b1", "b2", "b3"), reason) == stays_of(plan)
 
 
 def test_an_idle_broker_is_filled_though_the_deviation_is_on_target() -> None:
-    """A broker with hardly any throughput, or far below the mean, gets a bundle from the most loaded one."""
-    by_throughput = replace(broker(4, B1=M, B2=3 * M), averages=Averages(weighted_max=0.04, bytes_per_second=10))
+    """A broker with hardly any throughput, or far below the mean, gets a bundle from the most
+    loaded one.
+    """
+    by_throughput = replace(
+        broker(4, B1=M, B2=3 * M), averages=Averages(weighted_max=0.04, bytes_per_second=10)
+    )
     others = {"b4": broker(55, D1=2 * M, D2=6 * M), "b5": broker(65, E1=2 * M, E2=7 * M)}
     for idle in (by_throughput, broker(3, B1=M, B2=3 * M)):
         plan = AT_ONCE.plan(the_five(b2=idle, **others))
@@ -98,36 +122,55 @@ def test_an_idle_broker_is_filled_though_the_deviation_is_on_target() -> None:
 
 
 def test_a_single_overloaded_broker_gives_though_the_deviation_is_on_target() -> None:
-    """A broker above 85 %, and above the mean by more than the target, gives, however even the others are."""
-    crowd = {f"b{number:02}": broker(50, **{f"B{number:02}": M, f"C{number:02}": M}) for number in range(30)}
+    """A broker above 85 %, and above the mean by more than the target, gives, however even the
+    others are.
+    """
+    crowd = {
+        f"b{number:02}": broker(50, **{f"B{number:02}": M, f"C{number:02}": M})
+        for number in range(30)
+    }
     hot = cluster({**crowd, "hot": broker(90, H1=M, H2=9 * M)})
     assert (["H1: hot -> b00"], None) == told(hot)
     assert ["Overloaded"] == [move.cause for move in AT_ONCE.plan(hot).moves]
 
 
 def test_a_swap_brings_lighter_bundles_back() -> None:
-    """If every bundle is too heavy, one moves and a lighter one comes back. The deviation includes both."""
-    cluster_ = cluster({"a": broker(48, A1=2.4 * M, A2=2.4 * M), "b": broker(100, B1=5 * M, B2=5 * M)})
+    """If every bundle is too heavy, one moves and a lighter one comes back. The deviation includes
+    both.
+    """
+    cluster_ = cluster(
+        {"a": broker(48, A1=2.4 * M, A2=2.4 * M), "b": broker(100, B1=5 * M, B2=5 * M)}
+    )
     plan = AT_ONCE.plan(cluster_)
     assert ["A1: a -> b", "B1: b -> a"] == moves_of(plan)
     assert plan.deviation_after == pytest.approx(0, abs=1e-6)
-    assert (["H1: b -> a"], None) == told(cluster({"a": broker(10, A1=5 * M, A2=5 * M), "b": broker(1_000, H1=490 * M, H2=510 * M)}))
+    assert (["H1: b -> a"], None) == told(
+        cluster({"a": broker(10, A1=5 * M, A2=5 * M), "b": broker(1_000, H1=490 * M, H2=510 * M)})
+    )
 
 
 def test_what_a_swap_brings_back_counts_in_pulsar_only_when_it_debugs() -> None:
-    """Without debug mode, the deviation that Pulsar computes after a swap is that of the move alone."""
-    cluster_ = cluster({"a": broker(48, A1=2.4 * M, A2=2.4 * M), "b": broker(100, B1=5 * M, B2=5 * M)})
+    """Without debug mode, the deviation that Pulsar computes after a swap is that of the move
+    alone.
+    """
+    cluster_ = cluster(
+        {"a": broker(48, A1=2.4 * M, A2=2.4 * M), "b": broker(100, B1=5 * M, B2=5 * M)}
+    )
     exact = replace(AT_ONCE, pulsar_exact=True)
     plans = [replace(exact, pulsar_debug=debug).plan(cluster_) for debug in (True, False)]
     assert [["A1: a -> b", "B1: b -> a"]] * 2 == [moves_of(plan) for plan in plans]
-    assert [pytest.approx(0, abs=1e-6), pytest.approx(0.24)] == [plan.deviation_after for plan in plans]
+    assert [pytest.approx(0, abs=1e-6), pytest.approx(0.24)] == [
+        plan.deviation_after for plan in plans
+    ]
 
 
 def test_without_transfer_no_destination_is_named_and_nothing_is_swapped() -> None:
     """Placement finds the destinations. A bundle that needs a swap stays."""
     off = replace(AT_ONCE, transfer=False)
     assert ["E1: b5 -> any", "D1: b4 -> any"] == moves(the_five(), off)
-    swapping = cluster({"a": broker(48, A1=2.4 * M, A2=2.4 * M), "b": broker(100, B1=5 * M, B2=5 * M)})
+    swapping = cluster(
+        {"a": broker(48, A1=2.4 * M, A2=2.4 * M), "b": broker(100, B1=5 * M, B2=5 * M)}
+    )
     assert ([], "Skip/NoBundles") == told(swapping, off)
 
 
@@ -142,7 +185,12 @@ def test_without_transfer_any_other_broker_will_do() -> None:
 NO_LOAD = Snapshot(now_ms=NOW_MS, live=("b1", "b2"))
 NO_TOP = cluster({name: replace(load, bundles=None) for name, load in the_five().loads.items()})
 ONE_EACH = cluster({"b1": broker(2, A1=M), "b2": broker(70, B1=70 * M), "b3": broker(95, C1=M)})
-IDLE = cluster({name: broker(percent, **{f"{name}a": 0, f"{name}b": 0}) for name, percent in (("b1", 2), ("b2", 70), ("b3", 95))})
+IDLE = cluster(
+    {
+        name: broker(percent, **{f"{name}a": 0, f"{name}b": 0})
+        for name, percent in (("b1", 2), ("b2", 70), ("b3", 95))
+    }
+)
 OLD = cluster({name: replace(load, taken_ms=0) for name, load in the_five().loads.items()})
 
 
@@ -171,8 +219,12 @@ OLD = cluster({name: replace(load, taken_ms=0) for name, load in the_five().load
         "policies",
     ],
 )
-def test_a_round_that_cannot_move_anything_says_what_pulsar_would_count(snapshot: Snapshot, counted: str) -> None:
-    """Each such round has Pulsar's result and cause, a reason, and a reason for every live broker."""
+def test_a_round_that_cannot_move_anything_says_what_pulsar_would_count(
+    snapshot: Snapshot, counted: str
+) -> None:
+    """Each such round has Pulsar's result and cause, a reason, and a reason for every live
+    broker.
+    """
     plan = AT_ONCE.plan(snapshot)
     assert ([], counted) == (moves_of(plan), outcome_of(plan))
     assert plan.idle is not None
@@ -182,34 +234,57 @@ def test_a_round_that_cannot_move_anything_says_what_pulsar_would_count(snapshot
 
 
 def test_policies_are_respected_or_let_move() -> None:
-    """Bundles of a namespace with a policy move only with `with_policies`. Excluded namespaces always stay."""
-    theirs = replace(the_five(b5=in_namespace("tenant/own", broker(90, E1=2 * M, E2=7 * M))), policies={"tenant/own": "isolation"})
+    """Bundles of a namespace with a policy move only with `with_policies`. Excluded namespaces
+    always stay.
+    """
+    theirs = replace(
+        the_five(b5=in_namespace("tenant/own", broker(90, E1=2 * M, E2=7 * M))),
+        policies={"tenant/own": "isolation"},
+    )
     assert ["D1: b4 -> b1"] == moves(theirs)
-    assert "its namespace has a policy (isolation), and such bundles do not move" == stays_of(AT_ONCE.plan(theirs))["E1"]
+    assert (
+        "its namespace has a policy (isolation), and such bundles do not move"
+        == stays_of(AT_ONCE.plan(theirs))["E1"]
+    )
     assert BOTH == moves(theirs, replace(AT_ONCE, with_policies=True))
-    assert ["D1: b4 -> b1"] == moves(theirs, replace(AT_ONCE, with_policies=True, excluded_namespaces=frozenset({"tenant/own"})))
+    assert ["D1: b4 -> b1"] == moves(
+        theirs, replace(AT_ONCE, with_policies=True, excluded_namespaces=frozenset({"tenant/own"}))
+    )
 
 
 def test_what_rests_stays() -> None:
     """A broker whose bundles all rest gives nothing in this round."""
     names = [f"tenant/space/{name}" for name in ("D1", "D2", "E1", "E2")]
     lighter = the_five(b3=broker(6, C1=1.9 * M, C2=4 * M))
-    assert ["C1: b3 -> b1"] == moves(replace(lighter, resting=dict.fromkeys(names, "it has moved lately")))
+    assert ["C1: b3 -> b1"] == moves(
+        replace(lighter, resting=dict.fromkeys(names, "it has moved lately"))
+    )
 
 
 def test_nothing_that_rests_or_is_excluded_comes_back_in_a_swap() -> None:
     """A swap checks the returning bundle like the one that goes. Pulsar checks only the rules."""
-    swapping = cluster({"a": broker(48, A1=2.4 * M, A2=2.4 * M), "b": broker(100, B1=5 * M, B2=5 * M)})
+    swapping = cluster(
+        {"a": broker(48, A1=2.4 * M, A2=2.4 * M), "b": broker(100, B1=5 * M, B2=5 * M)}
+    )
     resting = replace(swapping, resting={"tenant/space/A1": "it has moved lately"})
     assert ["A2: a -> b", "B1: b -> a"] == moves(resting)
     assert ["A1: a -> b", "B1: b -> a"] == moves(resting, replace(AT_ONCE, pulsar_exact=True))
 
 
 def test_a_swap_never_leaves_the_two_further_apart() -> None:
-    """If two brokers carry very different throughput for their use, an exchange by throughput alone makes it worse, as Pulsar's does."""
+    """If two brokers carry very different throughput for their use, an exchange by throughput alone
+    makes it worse, as Pulsar's does.
+    """
     third = broker(1, C1=10 * M, C2=20 * M)
-    uneven = cluster({"a": broker(85, A1=10 * M, A2=30 * M), "b": broker(90, B1=60 * M, B2=90 * M), "c": third})
-    apart = replace(uneven, rules=lambda name: Candidates(allowed=("a", "b") if name.endswith(("A1", "A2", "B1", "B2")) else ("c",)))
+    uneven = cluster(
+        {"a": broker(85, A1=10 * M, A2=30 * M), "b": broker(90, B1=60 * M, B2=90 * M), "c": third}
+    )
+    apart = replace(
+        uneven,
+        rules=lambda name: Candidates(
+            allowed=("a", "b") if name.endswith(("A1", "A2", "B1", "B2")) else ("c",)
+        ),
+    )
     pair = cluster({"a": apart.loads["a"], "b": apart.loads["b"]})
     eager = replace(AT_ONCE, target_deviation=0.01)
     exact = replace(eager, pulsar_exact=True, pulsar_debug=True).plan(pair)
@@ -225,14 +300,25 @@ def cooling(plan: Plan) -> tuple[str | None, dict[str, int], dict[str, int]]:
 
 
 def test_both_ends_of_a_move_cool_down() -> None:
-    """The whole round waits until both have reported long enough after a move. Pulsar waits for the source alone."""
-    memory = Memory().after_move("b5", "b1", now_ms=NOW_MS - 60_000, duration_ms=9, live=the_five().live)
+    """The whole round waits until both have reported long enough after a move. Pulsar waits for the
+    source alone.
+    """
+    memory = Memory().after_move(
+        "b5", "b1", now_ms=NOW_MS - 60_000, duration_ms=9, live=the_five().live
+    )
     young = replace(the_five(), memory=memory)
-    assert ("Skip/CoolDown", {"b5": NOW_MS - 60_000}, {"b1": NOW_MS - 60_000}) == cooling(AT_ONCE.plan(young))
+    assert ("Skip/CoolDown", {"b5": NOW_MS - 60_000}, {"b1": NOW_MS - 60_000}) == cooling(
+        AT_ONCE.plan(young)
+    )
     source_alone = replace(young, memory=Memory(got_ms={"b1": NOW_MS - 60_000}))
     assert "Skip/CoolDown" == outcome_of(AT_ONCE.plan(source_alone))
     assert outcome_of(replace(AT_ONCE, pulsar_exact=True).plan(source_alone)) is None
-    old = replace(the_five(), memory=Memory().after_move("b5", "b1", now_ms=NOW_MS - 180_000, duration_ms=9, live=the_five().live))
+    old = replace(
+        the_five(),
+        memory=Memory().after_move(
+            "b5", "b1", now_ms=NOW_MS - 180_000, duration_ms=9, live=the_five().live
+        ),
+    )
     assert (None, {}, {}) == cooling(AT_ONCE.plan(old))
 
 
@@ -241,7 +327,9 @@ def test_a_clock_that_jumps_delays_no_round_forever() -> None:
     ahead = AT_ONCE.plan(replace(the_five(), memory=Memory(gave_ms={"b5": NOW_MS + 10**9})))
     assert ("Skip/CoolDown", {"b5": NOW_MS}, {}) == cooling(ahead)
     hasty = the_five(b5=replace(broker(90, E1=2 * M, E2=7 * M), taken_ms=NOW_MS + 300_000))
-    assert "Skip/CoolDown" == outcome_of(AT_ONCE.plan(replace(hasty, memory=Memory(gave_ms={"b5": NOW_MS - 1_000}))))
+    assert "Skip/CoolDown" == outcome_of(
+        AT_ONCE.plan(replace(hasty, memory=Memory(gave_ms={"b5": NOW_MS - 1_000})))
+    )
     far = the_five(b5=replace(broker(90, E1=2 * M, E2=7 * M), taken_ms=NOW_MS + 10**9))
     assert ["D1: b4 -> b1"] == moves(far)
 
@@ -255,10 +343,15 @@ def test_a_broker_that_is_gone_cools_down_by_time_alone() -> None:
 
 
 def test_brokers_that_are_dead_draining_outdated_or_implausible_take_no_part() -> None:
-    """Only live brokers with a fresh and plausible report count. Each of the others has its reason."""
+    """Only live brokers with a fresh and plausible report count. Each of the others has its
+    reason.
+    """
     odd = {
         "b0": broker(0, X1=M, X2=M),
-        "b6": replace(broker(100, F1=M, F2=M), averages=Averages(weighted_max=float("nan"), bytes_per_second=0)),
+        "b6": replace(
+            broker(100, F1=M, F2=M),
+            averages=Averages(weighted_max=float("nan"), bytes_per_second=0),
+        ),
         "b7": replace(broker(99, G1=M, G2=M), taken_ms=NOW_MS - 1_800_001),
         "b8": broker(98, H1=M, H2=-1),
         "b9": broker(0, I1=M, I2=M),
@@ -272,7 +365,10 @@ def test_brokers_that_are_dead_draining_outdated_or_implausible_take_no_part() -
     assert {
         "b6": "its load report is not plausible and does not count: its average use is nan",
         "b7": "its load report is outdated: it was made 1800 s ago (limit: 1800 s)",
-        "b8": "its load report is not plausible and does not count: tenant/space/H2 has bytes_out_per_second=-1",
+        "b8": (
+            "its load report is not plausible and does not count: tenant/space/H2 has"
+            " bytes_out_per_second=-1"
+        ),
         "b9": "it drains",
         "c0": "its load report is outdated: it was made 1900 s ahead of this clock (limit: 1800 s)",
     } == {name: reason for name, reason in stays_of(plan).items() if name in odd}
@@ -287,7 +383,9 @@ def test_of_equal_brokers_the_first_by_name_comes_first() -> None:
 
 
 def test_a_broker_without_use_gives_nothing_by_its_throughput() -> None:
-    """Without a measured use, no share of it can be counted in throughput. Pulsar gives away all bundles but one."""
+    """Without a measured use, no share of it can be counted in throughput. Pulsar gives away all
+    bundles but one.
+    """
     unused = cluster({"a": broker(0, A1=1, A2=1), "b": broker(0, B1=M, B2=M, B3=M)})
     assert ([], "Skip/NoBundles") == told(unused)
     assert ["B1: b -> a", "B2: b -> a"] == moves(unused, replace(AT_ONCE, pulsar_exact=True))
@@ -299,7 +397,13 @@ def test_a_bundle_that_is_reported_twice_moves_once() -> None:
     assert twice.bundles is not None
     doubled = the_five(b5=replace(twice, bundles=(twice.bundles[0], *twice.bundles)))
     assert ["E1: b5 -> b1", "D1: b4 -> b2"] == moves(doubled)
-    light = broker(48, A1=1.2 * M, A2=3.6 * M)  # Twice the first would do for a swap, once it and the second would not.
+    # Twice the first would do for a swap, once it and the second would not.
+    light = broker(48, A1=1.2 * M, A2=3.6 * M)
     assert light.bundles is not None
-    swapping = cluster({"a": replace(light, bundles=(light.bundles[0], *light.bundles)), "b": broker(100, B1=5 * M, B2=5 * M)})
+    swapping = cluster(
+        {
+            "a": replace(light, bundles=(light.bundles[0], *light.bundles)),
+            "b": broker(100, B1=5 * M, B2=5 * M),
+        }
+    )
     assert [] == moves(swapping)

@@ -1,4 +1,6 @@
-"""A move at every await point: which points there are, what a run does there, and which faults it finds."""
+"""A move at every await point: which points there are, what a run does there, and which faults it
+finds.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,14 @@ class Stock(Service):
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
         self.sold.update(json.loads(handover or b"{}"))
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
-        leaving = {item: self.sold.pop(item) for item in list(self.sold) if bundle.contains(NAMESPACE, item)}
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None:
+        leaving = {
+            item: self.sold.pop(item)
+            for item in list(self.sold)
+            if bundle.contains(NAMESPACE, item)
+        }
         return json.dumps(leaving).encode()
 
     async def sell(self, ownership: Ownership, item: str) -> int:
@@ -78,7 +86,9 @@ def sales(cluster: Cluster[Any], *, count: int = 3) -> list[int]:
     return [cluster.call(sell(cluster)) for _ in range(count)]
 
 
-def run(runs: Iterable[MovingCluster[Stock]], scenario: Callable[[MovingCluster[Stock]], object]) -> None:
+def run(
+    runs: Iterable[MovingCluster[Stock]], scenario: Callable[[MovingCluster[Stock]], object]
+) -> None:
     """Run a scenario with each cluster."""
     for cluster in runs:
         scenario(cluster)
@@ -122,7 +132,9 @@ def test_a_service_that_does_not_check_its_ownership_is_caught_at_the_await() ->
 
 
 def test_one_run_can_be_repeated_alone() -> None:
-    (answers,) = (sales(cluster) for cluster in moves_at_every_await(Unchecked, NAMESPACE, ITEM, only=2))
+    (answers,) = (
+        sales(cluster) for cluster in moves_at_every_await(Unchecked, NAMESPACE, ITEM, only=2)
+    )
     assert [1, 2, 2] == answers
 
 
@@ -136,7 +148,9 @@ class Loading(Stock):
         await journal()
         await super().open(ownership, handover)
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None:
         await journal()
         return await super().close(bundle, moved_to, deadline)
 
@@ -176,7 +190,9 @@ class Settling(Stock):
         self.idle = asyncio.Event()
         self.idle.set()
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None:
         await self.idle.wait()
         return await super().close(bundle, moved_to, deadline)
 
@@ -204,7 +220,9 @@ class Cancelling(Stock):
         super().__init__()
         self.selling: asyncio.Task[int] | None = None
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None:
         if self.selling is not None:
             self.selling.cancel()
         return await super().close(bundle, moved_to, deadline)
@@ -226,7 +244,9 @@ def test_held_code_can_be_cancelled() -> None:
 
 def test_a_scenario_without_an_await_point_is_refused() -> None:
     """It could not fail."""
-    with pytest.raises(CallerError, match="no await point at which the bundle of 'tea' in shop/stock could move"):
+    with pytest.raises(
+        CallerError, match="no await point at which the bundle of 'tea' in shop/stock could move"
+    ):
         run(moves_at_every_await(Stock, NAMESPACE, ITEM), lambda cluster: cluster.create(NAMESPACE))
 
 
@@ -235,11 +255,17 @@ def test_a_single_broker_has_nowhere_to_move_to() -> None:
         run(moves_at_every_await(Stock, NAMESPACE, ITEM, brokers=1), sales)
 
 
-@pytest.mark.parametrize(("only", "problem"), [(None, "it has 1; the run without a move has 3"), (4, "await point 4: it has 1. Make")])
+@pytest.mark.parametrize(
+    ("only", "problem"),
+    [(None, "it has 1; the run without a move has 3"), (4, "await point 4: it has 1. Make")],
+)
 def test_a_scenario_that_differs_from_run_to_run_is_refused(only: int | None, problem: str) -> None:
     counts = iter([1, 1] if only else [3, 3, 1])
     with pytest.raises(CallerError, match=problem):
-        run(moves_at_every_await(Stock, NAMESPACE, ITEM, only=only), lambda cluster: sales(cluster, count=next(counts)))
+        run(
+            moves_at_every_await(Stock, NAMESPACE, ITEM, only=only),
+            lambda cluster: sales(cluster, count=next(counts)),
+        )
 
 
 def test_a_scenario_in_which_nothing_may_move_is_refused() -> None:
@@ -252,7 +278,10 @@ def test_a_scenario_in_which_nothing_may_move_is_refused() -> None:
         cluster.call(drain(cluster))
         sales(cluster)
 
-    with pytest.raises(CallerError, match=r"refused the move at each await point, so the scenario shows nothing: .*draining"):
+    with pytest.raises(
+        CallerError,
+        match=r"refused the move at each await point, so the scenario shows nothing: .*draining",
+    ):
         run(moves_at_every_await(Stock, NAMESPACE, ITEM, brokers=2), scenario)
 
 

@@ -1,4 +1,6 @@
-"""The cluster in virtual time: what a user's test may do with it, and its errors. See also tests/examples/test_visits.py."""
+"""The cluster in virtual time: what a user's test may do with it, and its errors. See also
+tests/examples/test_visits.py.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ from equipoise.brokers.testing.virtual_cluster import (
     Cluster,
     NotServed,
 )
-from equipoise.channel.core.errors import CallerError, DeadlineExceeded, InvalidName, NotFound, PeerError
+from equipoise.channel.core.errors import (
+    CallerError,
+    DeadlineExceeded,
+    InvalidName,
+    NotFound,
+    PeerError,
+)
 from equipoise.channel.system.deadline import Deadline
 
 NAMESPACE = "shop/orders"
@@ -49,7 +57,9 @@ class Diary(Service):
         if self.fails:
             raise RuntimeError("cannot open")
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None:
         self.calls.append(f"close, to {moved_to.broker if moved_to else 'nobody'}")
         if self.hangs:
             await asyncio.Event().wait()
@@ -80,22 +90,33 @@ def whole(cluster: Cluster[Diary]) -> str:
 
 
 def test_a_bundle_is_given_with_its_state(cluster: Cluster[Diary]) -> None:
-    """A transfer calls both services: prepare, close, open with the handover, fetch the rest from the source."""
+    """A transfer calls both services: prepare, close, open with the handover, fetch the rest from
+    the source.
+    """
     cluster.give(whole(cluster), "b")
     assert cluster.owner(whole(cluster)) == "b"
-    assert ["prepare, from nobody", "open with None and None", "close, to b"] == cluster.service("a").calls
+    assert ["prepare, from nobody", "open with None and None", "close, to b"] == cluster.service(
+        "a"
+    ).calls
     assert ["prepare, from a", "open with b'state' and b'much state'"] == cluster.service("b").calls
 
 
 def test_state_that_production_could_not_fetch_is_refused() -> None:
-    """Like a worker without peers, the cluster refuses a service with `fetch`. The message says how to test one."""
-    with pytest.raises(CallerError, match=r"'Diary' cannot be used: .*serves_peers=True") as refused, Cluster(Diary):
+    """Like a worker without peers, the cluster refuses a service with `fetch`. The message says how
+    to test one.
+    """
+    with (
+        pytest.raises(CallerError, match=r"'Diary' cannot be used: .*serves_peers=True") as refused,
+        Cluster(Diary),
+    ):
         pass
     assert "MODULE:CLASS" not in str(refused.value), "the name of the service is right"
 
 
 class Keeps(Service):
-    """A service whose state is too large for a record. It notes what it gets, or why it gets nothing."""
+    """A service whose state is too large for a record. It notes what it gets, or why it gets
+    nothing.
+    """
 
     def __init__(self) -> None:
         self.came: list[tuple[int, str | None]] = []
@@ -103,7 +124,9 @@ class Keeps(Service):
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
         self.came.append((len(handover or b""), ownership.handover_problem))
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+    async def close(
+        self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline
+    ) -> bytes | None:
         return b"x" * 20_000
 
 
@@ -116,7 +139,9 @@ def test_large_state_moves_as_it_would_in_production() -> None:
             cluster.give(bundle, "b")
             ((size, problem),) = cluster.service("b").came
             assert (
-                (20_000, None) == (size, problem) if serves_peers else (size, "no address to fetch it from" in (problem or "")) == (0, True)
+                (20_000, None) == (size, problem)
+                if serves_peers
+                else (size, "no address to fetch it from" in (problem or "")) == (0, True)
             )
 
 
@@ -124,7 +149,9 @@ class Streams(Keeps):
     """A service whose state streams."""
 
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
-        self.came.append((sum([len(chunk) async for chunk in ownership.stream()]), ownership.handover_problem))
+        self.came.append(
+            (sum([len(chunk) async for chunk in ownership.stream()]), ownership.handover_problem)
+        )
 
     async def fetch(self, bundle: Bundle, token: int) -> AsyncIterator[bytes]:
         async def chunks() -> AsyncIterator[bytes]:
@@ -140,7 +167,10 @@ def test_state_streams_as_it_would_in_production() -> None:
         cluster.create(NAMESPACE, bundles=1)
         (bundle,) = cluster.bundles(NAMESPACE)
         cluster.give(bundle, "b")
-        assert ([(0, None)], [(300, None)]) == (cluster.service("a").came, cluster.service("b").came)
+        assert ([(0, None)], [(300, None)]) == (
+            cluster.service("a").came,
+            cluster.service("b").came,
+        )
 
 
 def test_a_bundle_is_given_to_its_owner_at_no_cost(cluster: Cluster[Diary]) -> None:
@@ -164,7 +194,9 @@ def test_a_bundle_that_is_taken_stays_with_nobody(cluster: Cluster[Diary]) -> No
 
 
 def test_a_dead_broker_s_bundles_are_served_again_after_its_lease(cluster: Cluster[Diary]) -> None:
-    """No other broker serves until the lease of a killed broker has run out. Soon after that one does."""
+    """No other broker serves until the lease of a killed broker has run out. Soon after that one
+    does.
+    """
     cluster.kill("a")
     cluster.advance(2_500)
     with pytest.raises(NotServed):
@@ -193,12 +225,17 @@ def test_a_killed_broker_starts_again(cluster: Cluster[Diary]) -> None:
 
 
 def test_splits_and_merges_reach_the_service(cluster: Cluster[Diary]) -> None:
-    """A bundle is split in the middle or at given positions, and two neighbours of one owner are merged."""
+    """A bundle is split in the middle or at given positions, and two neighbours of one owner are
+    merged.
+    """
     cluster.split(whole(cluster))
     left, right = cluster.bundles(NAMESPACE)
     cluster.merge(left)
     cluster.split(whole(cluster), algorithm="specified_positions_divide", positions=(7, 9))
-    assert (f"{NAMESPACE}/0x00000000_0x7fffffff", f"{NAMESPACE}/0x7fffffff_0xffffffff") == (left, right)
+    assert (f"{NAMESPACE}/0x00000000_0x7fffffff", f"{NAMESPACE}/0x7fffffff_0xffffffff") == (
+        left,
+        right,
+    )
     assert 3 == len(cluster.bundles(NAMESPACE))
     assert ["split into 2", "merge", "split into 3"] == cluster.service("a").calls[2:]
 
@@ -239,17 +276,37 @@ UNKNOWN: dict[str, Callable[[Cluster[Diary]], object]] = {
 
 
 @pytest.mark.parametrize("case", UNKNOWN)
-def test_an_unknown_name_is_an_error_with_the_known_ones(case: str, cluster: Cluster[Diary]) -> None:
-    with pytest.raises(NotFound, match=r"'(nobody|nothing)'; it has (a, b|shop/orders/0x00000000_0xffffffff)$"):
+def test_an_unknown_name_is_an_error_with_the_known_ones(
+    case: str, cluster: Cluster[Diary]
+) -> None:
+    with pytest.raises(
+        NotFound, match=r"'(nobody|nothing)'; it has (a, b|shop/orders/0x00000000_0xffffffff)$"
+    ):
         UNKNOWN[case](cluster)
 
 
 REFUSED: dict[str, tuple[type[Exception], str, Callable[[Cluster[Diary]], object]]] = {
-    "bundles of an unknown namespace": (UnknownNamespace, "shop/returns", lambda cluster: cluster.bundles("shop/returns")),
-    "a key of an unknown namespace": (UnknownNamespace, "shop/returns", lambda cluster: cluster.ownership("shop/returns", "key")),
+    "bundles of an unknown namespace": (
+        UnknownNamespace,
+        "shop/returns",
+        lambda cluster: cluster.bundles("shop/returns"),
+    ),
+    "a key of an unknown namespace": (
+        UnknownNamespace,
+        "shop/returns",
+        lambda cluster: cluster.ownership("shop/returns", "key"),
+    ),
     "a namespace that exists": (Rejected, "exists", lambda cluster: cluster.create(NAMESPACE)),
-    "an impossible namespace": (InvalidName, "nonsense", lambda cluster: cluster.create("nonsense")),
-    "too many bundles": (CallerError, "1 to 4096 bundles, not 4097", lambda cluster: cluster.create("shop/returns", bundles=4_097)),
+    "an impossible namespace": (
+        InvalidName,
+        "nonsense",
+        lambda cluster: cluster.create("nonsense"),
+    ),
+    "too many bundles": (
+        CallerError,
+        "1 to 4096 bundles, not 4097",
+        lambda cluster: cluster.create("shop/returns", bundles=4_097),
+    ),
     "a broker that runs": (CallerError, "'a' runs already", lambda cluster: cluster.start("a")),
     "an impossible broker": (InvalidName, "a b", lambda cluster: cluster.start("a b\n")),
     "positions that are not taken": (
@@ -262,14 +319,28 @@ REFUSED: dict[str, tuple[type[Exception], str, Callable[[Cluster[Diary]], object
         "was not split: it is owned, served by a",
         lambda cluster: cluster.split(whole(cluster), algorithm="by_the_moon"),
     ),
-    "fewer than no brokers": (InvalidRequest, "there are not -1 of them", lambda _: Cluster(Diary, brokers=-1)),
-    "a broker named twice": (InvalidRequest, "a name stands twice in a, b, a", lambda _: Cluster(Diary, brokers=("a", "b", "a"))),
-    "an impossible broker at the start": (InvalidName, "a b", lambda _: Cluster(Diary, brokers=("a b\n",))),
+    "fewer than no brokers": (
+        InvalidRequest,
+        "there are not -1 of them",
+        lambda _: Cluster(Diary, brokers=-1),
+    ),
+    "a broker named twice": (
+        InvalidRequest,
+        "a name stands twice in a, b, a",
+        lambda _: Cluster(Diary, brokers=("a", "b", "a")),
+    ),
+    "an impossible broker at the start": (
+        InvalidName,
+        "a b",
+        lambda _: Cluster(Diary, brokers=("a b\n",)),
+    ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_an_impossible_request_is_refused_and_changes_nothing(case: str, cluster: Cluster[Diary]) -> None:
+def test_an_impossible_request_is_refused_and_changes_nothing(
+    case: str, cluster: Cluster[Diary]
+) -> None:
     kind, message, request = REFUSED[case]
     bundle = whole(cluster)
     with pytest.raises(kind, match=message):
@@ -284,7 +355,9 @@ def test_an_error_names_at_most_twenty_bundles(cluster: Cluster[Diary]) -> None:
 
 
 def test_a_killed_broker_is_known_until_its_lease_has_run_out(cluster: Cluster[Diary]) -> None:
-    """As in production, a bundle may be given to a broker that has just died. The broker does not serve it."""
+    """As in production, a bundle may be given to a broker that has just died. The broker does not
+    serve it.
+    """
     cluster.kill("b")
     with pytest.raises(NotServed, match="not served by b"):
         cluster.give(whole(cluster), "b")
@@ -298,7 +371,9 @@ def test_a_cluster_may_begin_with_no_broker() -> None:
         assert ["first"] * 4 == [cluster.owner(bundle) for bundle in cluster.create(NAMESPACE)]
 
 
-def test_a_namespace_made_after_the_death_of_the_leader_waits_for_its_lease(cluster: Cluster[Diary]) -> None:
+def test_a_namespace_made_after_the_death_of_the_leader_waits_for_its_lease(
+    cluster: Cluster[Diary],
+) -> None:
     """No broker places bundles while the dead leader still leads."""
     cluster.kill("a")
     bundles = cluster.create("shop/returns", bundles=2)
@@ -313,7 +388,11 @@ def test_a_cluster_is_used_inside_its_context() -> None:
         cluster.advance(1)
     with cluster, pytest.raises(CallerError, match="it was started before"), cluster:
         pass
-    for call in (lambda: cluster.create(NAMESPACE), lambda: cluster.start("b"), lambda: cluster.advance(1)):
+    for call in (
+        lambda: cluster.create(NAMESPACE),
+        lambda: cluster.start("b"),
+        lambda: cluster.advance(1),
+    ):
         with pytest.raises(CallerError):
             call()
 
@@ -328,7 +407,10 @@ def test_a_service_that_hangs_is_ended_by_its_deadline(cluster: Cluster[Diary]) 
 
 
 def test_a_service_that_is_slow_in_the_real_world_is_waited_for() -> None:
-    with Cluster(Diary, brokers=2, patience_ms=20_000, serves_peers=True) as cluster, ThreadPoolExecutor() as pool:
+    with (
+        Cluster(Diary, brokers=2, patience_ms=20_000, serves_peers=True) as cluster,
+        ThreadPoolExecutor() as pool,
+    ):
         cluster.create(NAMESPACE, bundles=1)
         begun_ms = cluster.now_ms
         slow = cluster.service("broker-2").slow = threading.Event()
@@ -345,7 +427,9 @@ def test_a_call_may_take_virtual_time(cluster: Cluster[Diary]) -> None:
     with pytest.raises(DeadlineExceeded, match="route"):
         cluster.call(cluster.host("b").route(NAMESPACE, "key", timeout_ms=60_000))
     assert begun_ms == cluster.now_ms
-    served = cluster.call(cluster.host("b").route(NAMESPACE, "key", timeout_ms=60_000), within_ms=10_000)
+    served = cluster.call(
+        cluster.host("b").route(NAMESPACE, "key", timeout_ms=60_000), within_ms=10_000
+    )
     assert isinstance(served, Ownership)
     assert 0 < cluster.now_ms - begun_ms <= FAILOVER_MS - 2_000
 
@@ -359,8 +443,12 @@ def test_a_lookup_has_a_deadline_on_the_cluster_s_clock(cluster: Cluster[Diary])
     assert 1_500 <= cluster.now_ms - begun_ms <= 2_000
 
 
-def test_those_who_wait_for_one_bundle_do_not_wake_each_other(cluster: Cluster[Diary], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lookups of a bundle without an owner look again when something has changed, not because another lookup has looked."""
+def test_those_who_wait_for_one_bundle_do_not_wake_each_other(
+    cluster: Cluster[Diary], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lookups of a bundle without an owner look again when something has changed, not because
+    another lookup has looked.
+    """
     wanted: list[Event] = []
     step = Agent.step
 
@@ -370,7 +458,9 @@ def test_those_who_wait_for_one_bundle_do_not_wake_each_other(cluster: Cluster[D
         return step(self, event, now)
 
     async def two_lookups() -> None:
-        await asyncio.gather(*(cluster.host("a").route(NAMESPACE, "key", timeout_ms=1_000) for _ in range(2)))
+        await asyncio.gather(
+            *(cluster.host("a").route(NAMESPACE, "key", timeout_ms=1_000) for _ in range(2))
+        )
 
     cluster.take(whole(cluster))
     monkeypatch.setattr(Agent, "step", noting)
@@ -414,7 +504,9 @@ def test_a_cluster_that_never_rests_is_an_error(cluster: Cluster[Diary]) -> None
     async def breed() -> None:
         loop = asyncio.get_running_loop()
         bred.clear()
-        bred.update(loop.create_task(breed() if number == 0 else asyncio.sleep(0)) for number in range(100))
+        bred.update(
+            loop.create_task(breed() if number == 0 else asyncio.sleep(0)) for number in range(100)
+        )
 
     with pytest.raises(CallerError, match="does not come to rest"):
         cluster.call(breed())

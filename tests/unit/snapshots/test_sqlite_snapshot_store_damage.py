@@ -1,4 +1,6 @@
-"""SQLite files whose snapshot was damaged: a log that is whole leads on without it, and one that is not says what is lost."""
+"""SQLite files whose snapshot was damaged: a log that is whole leads on without it, and one that is
+not says what is lost.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,35 @@ from tests.unit.sqlite.sqlite_files import TIMEOUT_MS, edit, open_at
 
 DAMAGES = {
     "a marker that is gone": ("DELETE FROM twin_marker", "the table twin_marker contains"),
-    "a marker of which there are two": ("INSERT INTO twin_marker SELECT * FROM twin_marker", "the table twin_marker contains"),
+    "a marker of which there are two": (
+        "INSERT INTO twin_marker SELECT * FROM twin_marker",
+        "the table twin_marker contains",
+    ),
     "a marker of text": ("UPDATE twin_marker SET data = 'x'", "its row .marker. does not match"),
-    "a marker that is a number": ("UPDATE twin_marker SET data = 7", "the table twin_marker contains"),
-    "a generation of text": ("UPDATE twin_marker SET generation = 'x'", "the table twin_marker contains"),
-    "a row that is a number": ("UPDATE twin SET data = 7 WHERE key = CAST('level' AS BLOB)", "'level'"),
-    "a row that is text": ("UPDATE twin SET data = 'x' WHERE key = CAST('level' AS BLOB)", "'level'"),
-    "a key that is a number": ("UPDATE twin SET key = 7 WHERE key = CAST('level' AS BLOB)", "has the key 7"),
-    "a key that is no text": ("UPDATE twin SET key = x'ff' WHERE key = CAST('level' AS BLOB)", "row"),
+    "a marker that is a number": (
+        "UPDATE twin_marker SET data = 7",
+        "the table twin_marker contains",
+    ),
+    "a generation of text": (
+        "UPDATE twin_marker SET generation = 'x'",
+        "the table twin_marker contains",
+    ),
+    "a row that is a number": (
+        "UPDATE twin SET data = 7 WHERE key = CAST('level' AS BLOB)",
+        "'level'",
+    ),
+    "a row that is text": (
+        "UPDATE twin SET data = 'x' WHERE key = CAST('level' AS BLOB)",
+        "'level'",
+    ),
+    "a key that is a number": (
+        "UPDATE twin SET key = 7 WHERE key = CAST('level' AS BLOB)",
+        "has the key 7",
+    ),
+    "a key that is no text": (
+        "UPDATE twin SET key = x'ff' WHERE key = CAST('level' AS BLOB)",
+        "row",
+    ),
 }
 """What is done to a snapshot's tables, and what is said of it."""
 
@@ -62,28 +85,40 @@ def log(path: Path, channel: Channel) -> Iterator[SqliteLog]:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_whole_log_is_folded_from_zero(damage: str, log: SqliteLog, channel: Channel, path: Path) -> None:
-    """Its snapshot only saves time; brokers start, `verify` says what is wrong, and an export is whole."""
+def test_a_whole_log_is_folded_from_zero(
+    damage: str, log: SqliteLog, channel: Channel, path: Path
+) -> None:
+    """Its snapshot only saves time; brokers start, `verify` says what is wrong, and an export is
+    whole.
+    """
     statement, problem = DAMAGES[damage]
     edit(path, statement)
     assert all_of(channel.view) == all_of(restored_to_end(log))
-    assert any(re.search(problem, finding.text) for finding in verify(log).findings), verify(log).findings
+    assert any(re.search(problem, finding.text) for finding in verify(log).findings), verify(
+        log
+    ).findings
     assert len(channel.entries) == sum(b'"position"' in line for line in exported(log))
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_log_that_is_not_whole_is_refused(damage: str, log: SqliteLog, path: Path) -> None:
-    """What was cut off is told only by the snapshot: what is lost is named, and what is the matter with the snapshot."""
+    """What was cut off is told only by the snapshot: what is lost is named, and what is the matter
+    with the snapshot.
+    """
     log.truncate(3, timeout_ms=TIMEOUT_MS)
     statement, problem = DAMAGES[damage]
     edit(path, statement)
-    with pytest.raises(ChannelIncomplete, match=rf"its snapshot cannot be used: .*({problem})") as caught:
+    with pytest.raises(
+        ChannelIncomplete, match=rf"its snapshot cannot be used: .*({problem})"
+    ) as caught:
         restored(log)
     assert (1, 2) == (caught.value.first, caught.value.last)
 
 
 @pytest.mark.parametrize("damage", sorted(HEALED))
-def test_compaction_writes_a_damaged_row_anew(damage: str, log: SqliteLog, channel: Channel, path: Path) -> None:
+def test_compaction_writes_a_damaged_row_anew(
+    damage: str, log: SqliteLog, channel: Channel, path: Path
+) -> None:
     """Afterwards the snapshot is as good as before."""
     edit(path, DAMAGES[damage][0])
     compacted(log)
@@ -123,7 +158,9 @@ def test_a_damaged_history_is_made_anew(damage: str, path: Path) -> None:
         late.close()
 
 
-def test_a_log_with_a_damaged_beginning_is_told_from_its_snapshot(log: SqliteLog, channel: Channel, path: Path) -> None:
+def test_a_log_with_a_damaged_beginning_is_told_from_its_snapshot(
+    log: SqliteLog, channel: Channel, path: Path
+) -> None:
     """What a broker starts from is enough to tell what came after it."""
     edit(path, "UPDATE entries SET checksum = 0 WHERE offset = 1")
     assert earliest(log).position == log.end() + 1

@@ -1,4 +1,6 @@
-"""Test writing and reading of the archive's tables: once, complete, in order, of one log, and by version."""
+"""Test writing and reading of the archive's tables: once, complete, in order, of one log, and by
+version.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ from equipoise.compaction.compressed import compress
 from equipoise.spark_jobs.archive.tables import arrow, manifest, parquet, reading, schema
 from equipoise.spark_jobs.archive.tables import sink as sink_module
 from equipoise.spark_jobs.archive.tables.arrow import arrow_schema
-from equipoise.spark_jobs.archive.tables.manifest import manifest_path, read_manifest, write_manifest
+from equipoise.spark_jobs.archive.tables.manifest import (
+    manifest_path,
+    read_manifest,
+    write_manifest,
+)
 from equipoise.spark_jobs.archive.tables.parquet import file_batches, file_offsets, write_file
 from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, Column
@@ -48,7 +54,17 @@ def checkpointed(sink: Sink) -> None:
 
 def record(offset: int, *, at_ms: int = NOON_MS) -> Emitted:
     """Return a row of the table `records`."""
-    return Emitted(Table.RECORDS, "b1", offset, 0, at_ms + offset, "renewed", "b1", "accepted", b"record %d" % offset)
+    return Emitted(
+        Table.RECORDS,
+        "b1",
+        offset,
+        0,
+        at_ms + offset,
+        "renewed",
+        "b1",
+        "accepted",
+        b"record %d" % offset,
+    )
 
 
 def row(table: Table, offset: int, ordinal: int, body: object, *, at_ms: int = NOON_MS) -> Emitted:
@@ -91,7 +107,9 @@ def test_a_repeated_batch_is_there_once(tmp_path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Repeated:
-    """A finished batch, its repetitions, and the offsets of records and transfers in the archive afterwards."""
+    """A finished batch, its repetitions, and the offsets of records and transfers in the archive
+    afterwards.
+    """
 
     name: str
     finished: list[Emitted]
@@ -115,12 +133,20 @@ REPEATED = (
         records=[1, 2, 3],
         transfers=[],
     ),
-    Repeated(name="Spark planned it anew", finished=[record(1)], again=[[record(1), record(2)]], records=[1, 2], transfers=[]),
+    Repeated(
+        name="Spark planned it anew",
+        finished=[record(1)],
+        again=[[record(1), record(2)]],
+        records=[1, 2],
+        transfers=[],
+    ),
 )
 
 
 @pytest.mark.parametrize("case", REPEATED, ids=lambda case: case.name)
-def test_a_repeated_batch_replaces_its_files_only_if_it_has_more(tmp_path: Path, case: Repeated) -> None:
+def test_a_repeated_batch_replaces_its_files_only_if_it_has_more(
+    tmp_path: Path, case: Repeated
+) -> None:
     """A finished batch that is repeated with fewer rows changes nothing."""
     with sink_of(tmp_path) as sink:
         checkpointed(sink)
@@ -134,7 +160,9 @@ def test_a_repeated_batch_replaces_its_files_only_if_it_has_more(tmp_path: Path,
 
 
 def test_an_unfinished_batch_is_forgotten_with_its_checkpoint(tmp_path: Path) -> None:
-    """After a crash in a batch, and the loss of the checkpoint, the next generation continues after the last finished batch."""
+    """After a crash in a batch, and the loss of the checkpoint, the next generation continues after
+    the last finished batch.
+    """
     with sink_of(tmp_path) as sink:
         checkpointed(sink)
         sink.write(0, as_rows([record(1)]))
@@ -145,7 +173,11 @@ def test_an_unfinished_batch_is_forgotten_with_its_checkpoint(tmp_path: Path) ->
     (tmp_path / Table.RECORDS / "day=2025-11-22" / ".g0001-b0000000001.parquet.part").touch()
     with sink_of(tmp_path) as sink:
         assert sink.is_new
-        assert (2, -1, {"channel": 2}) == (sink.manifest.generation, sink.manifest.batch, sink.manifest.positions)
+        assert (2, -1, {"channel": 2}) == (
+            sink.manifest.generation,
+            sink.manifest.batch,
+            sink.manifest.positions,
+        )
         assert not list(tmp_path.rglob("*b0000000001.parquet*"))
         sink.write(0, as_rows([record(2), record(3), row(Table.TRANSFERS, 2, 0, {})]))
     assert [1, 2, 3] == offsets(Archive(tmp_path))
@@ -167,13 +199,22 @@ def test_readers_do_not_see_half_a_batch(tmp_path: Path, monkeypatch: pytest.Mon
     assert [1] == offsets(Archive(tmp_path))
 
 
-@pytest.mark.parametrize(("writer", "after"), [("archive", "where the archive ends"), ("audit", "from its beginning")])
-def test_a_checkpoint_behind_the_archive_is_refused(tmp_path: Path, writer: str, after: str) -> None:
-    """Spark never repeats a batch before the last one. The error states what to do, and that works."""
+@pytest.mark.parametrize(
+    ("writer", "after"), [("archive", "where the archive ends"), ("audit", "from its beginning")]
+)
+def test_a_checkpoint_behind_the_archive_is_refused(
+    tmp_path: Path, writer: str, after: str
+) -> None:
+    """Spark never repeats a batch before the last one. The error states what to do, and that
+    works.
+    """
     with sink_of(tmp_path, writer=writer) as sink:
         checkpointed(sink)
         sink.write(7, as_rows([record(1)]))
-        with pytest.raises(OperatorError, match=f"batch 6, .* up to batch 7: .* power cut, .*; remove that folder .*{after}"):
+        with pytest.raises(
+            OperatorError,
+            match=f"batch 6, .* up to batch 7: .* power cut, .*; remove that folder .*{after}",
+        ):
             sink.write(6, as_rows([record(2)]))
     shutil.rmtree(sink.checkpoint)
     with sink_of(tmp_path, writer=writer) as sink:
@@ -182,7 +223,10 @@ def test_a_checkpoint_behind_the_archive_is_refused(tmp_path: Path, writer: str,
 
 def test_further_findings_of_a_repeated_batch_are_kept(tmp_path: Path) -> None:
     """They may be at offsets that were reached before."""
-    before, late = row(Table.FINDINGS, 9, 0, {"rule": "a"}), row(Table.FINDINGS, 9, 1, {"rule": "b"})
+    before, late = (
+        row(Table.FINDINGS, 9, 0, {"rule": "a"}),
+        row(Table.FINDINGS, 9, 1, {"rule": "b"}),
+    )
     with sink_of(tmp_path, writer="audit") as sink:
         checkpointed(sink)
         sink.write(0, as_rows([before]))
@@ -194,7 +238,9 @@ def test_further_findings_of_a_repeated_batch_are_kept(tmp_path: Path) -> None:
 
 
 def test_an_archive_without_row_counts_continues(tmp_path: Path) -> None:
-    """Earlier versions did not write `batch_rows`. Then the positions alone show that a batch is finished."""
+    """Earlier versions did not write `batch_rows`. Then the positions alone show that a batch is
+    finished.
+    """
     with sink_of(tmp_path) as sink:
         checkpointed(sink)
         sink.write(0, as_rows([record(1)]))
@@ -210,7 +256,9 @@ def test_an_archive_without_row_counts_continues(tmp_path: Path) -> None:
 
 
 def test_archives_are_not_mixed(tmp_path: Path) -> None:
-    """Another log, another process with the same tables, and tables without a manifest are refused."""
+    """Another log, another process with the same tables, and tables without a manifest are
+    refused.
+    """
     with sink_of(tmp_path) as sink:
         sink.write(0, as_rows([record(1)]))
         with pytest.raises(ArchiveInUse, match="archive"):
@@ -242,7 +290,9 @@ def test_a_full_disk_ends_a_batch_which_can_be_repeated(tmp_path: Path) -> None:
     assert list(range(20_000)) == offsets(Archive(tmp_path))
 
 
-def test_new_folders_are_durable_before_a_batch_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_folders_are_durable_before_a_batch_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A power cut that loses the name of a folder would lose its files."""
     synced: list[str] = []
     for module in (parquet, whole_files):
@@ -252,7 +302,14 @@ def test_new_folders_are_durable_before_a_batch_is_finished(tmp_path: Path, monk
         sink.write(0, as_rows([record(1)]))
         sink.write(1, as_rows([record(2)]))
     of_manifest = tmp_path.name
-    assert ["records", tmp_path.name, "day=2025-11-22", of_manifest, "day=2025-11-22", of_manifest] == synced
+    assert [
+        "records",
+        tmp_path.name,
+        "day=2025-11-22",
+        of_manifest,
+        "day=2025-11-22",
+        of_manifest,
+    ] == synced
 
 
 def test_rows_are_in_the_folder_of_their_day(tmp_path: Path) -> None:
@@ -264,7 +321,11 @@ def test_rows_are_in_the_folder_of_their_day(tmp_path: Path) -> None:
     assert ("2025-11-22", "2025-11-23") == archive.days(Table.RECORDS)
     (first,) = archive.files(Table.RECORDS, last_day="2025-11-22")
     (last,) = archive.files(Table.RECORDS, first_day="2025-11-23")
-    assert [1, 2] == [offset for batch in file_batches(first, Table.RECORDS) for offset in batch["offset"].to_pylist()]
+    assert [1, 2] == [
+        offset
+        for batch in file_batches(first, Table.RECORDS)
+        for offset in batch["offset"].to_pylist()
+    ]
     (found,) = file_batches(last, Table.RECORDS)
     assert [3, 4, 5] == found["offset"].to_pylist()
     assert {date(2025, 11, 23)} == set(found["day"].to_pylist())
@@ -278,8 +339,16 @@ def test_only_a_range_of_offsets_is_read(tmp_path: Path, monkeypatch: pytest.Mon
         sink.write(0, as_rows([record(offset) for offset in range(1, 101)]))
         sink.write(1, as_rows([record(offset) for offset in range(101, 111)]))
     files = Archive(tmp_path).files(Table.RECORDS)
-    batches = [batch for path in files for batch in file_batches(path, Table.RECORDS, columns=("bytes", "offset"), first=95, last=103)]
-    assert list(range(95, 104)) == [offset for batch in batches for offset in batch["offset"].to_pylist()]
+    batches = [
+        batch
+        for path in files
+        for batch in file_batches(
+            path, Table.RECORDS, columns=("bytes", "offset"), first=95, last=103
+        )
+    ]
+    assert list(range(95, 104)) == [
+        offset for batch in batches for offset in batch["offset"].to_pylist()
+    ]
     assert [(1, 100, 100), (101, 110, 10)] == [file_offsets(path) for path in files]
 
 
@@ -291,17 +360,51 @@ def test_documents_become_columns(tmp_path: Path) -> None:
     ]
     rows = [row(Table.DECISIONS, offset, 0, body) for offset, body in enumerate(bodies)]
     garbage = Emitted(Table.DECISIONS, "", 2, 0, NOON_MS, None, None, None, b"\xff{")
-    findings = row(Table.FINDINGS, 5, 1, {"rule": "r", "subject": "log:", "offsets": [3, 5], "text": "t", "command": "c"})
+    findings = row(
+        Table.FINDINGS,
+        5,
+        1,
+        {"rule": "r", "subject": "log:", "offsets": [3, 5], "text": "t", "command": "c"},
+    )
     with sink_of(tmp_path) as sink, sink_of(tmp_path, writer="audit") as audit:
-        sink.write(0, as_rows([*rows, garbage, row(Table.TRANSFERS, 3, 0, {"begun_at": NOON_MS, "begun_offset": 2**63, "pause_ms": 4})]))
+        sink.write(
+            0,
+            as_rows(
+                [
+                    *rows,
+                    garbage,
+                    row(
+                        Table.TRANSFERS,
+                        3,
+                        0,
+                        {"begun_at": NOON_MS, "begun_offset": 2**63, "pause_ms": 4},
+                    ),
+                ]
+            ),
+        )
         audit.write(0, as_rows([findings]))
     archive = Archive(tmp_path)
-    found = archive.table(Table.DECISIONS, columns=("broker", "kind", "strategy", "document")).to_pylist()
-    assert {"broker": "b1", "kind": None, "strategy": "s", "document": orjson.dumps(bodies[0]).decode()} == found[0]
+    found = archive.table(
+        Table.DECISIONS, columns=("broker", "kind", "strategy", "document")
+    ).to_pylist()
+    assert {
+        "broker": "b1",
+        "kind": None,
+        "strategy": "s",
+        "document": orjson.dumps(bodies[0]).decode(),
+    } == found[0]
     assert {"broker": None, "kind": None, "strategy": None, "document": '["no object"]'} == found[1]
     assert "\ufffd{" == found[2]["document"]
-    transfer = archive.table(Table.TRANSFERS, columns=("begun_at", "begun_offset", "pause_ms")).to_pylist()
-    assert [{"begun_at": datetime.fromtimestamp(NOON_MS / 1_000, UTC), "begun_offset": None, "pause_ms": 4}] == transfer
+    transfer = archive.table(
+        Table.TRANSFERS, columns=("begun_at", "begun_offset", "pause_ms")
+    ).to_pylist()
+    assert [
+        {
+            "begun_at": datetime.fromtimestamp(NOON_MS / 1_000, UTC),
+            "begun_offset": None,
+            "pause_ms": 4,
+        }
+    ] == transfer
     assert [3, 5] == archive.table(Table.FINDINGS)["offsets"][0].as_py()
 
 
@@ -309,19 +412,26 @@ def test_a_snapshot_has_its_digest_and_counts_in_columns(tmp_path: Path) -> None
     """Its base turns logical offsets into positions."""
     view = View()
     view.go_on_above(40, level=1, level_last=-1)
-    snapshot = Emitted(Table.SNAPSHOTS, "", 42, 0, NOON_MS, None, None, None, compress(to_bytes(view)))
+    snapshot = Emitted(
+        Table.SNAPSHOTS, "", 42, 0, NOON_MS, None, None, None, compress(to_bytes(view))
+    )
     with sink_of(tmp_path) as sink:
         sink.write(0, as_rows([record(42), snapshot]))
         assert {"channel": 3} == sink.manifest.positions
     archive = Archive(tmp_path)
     assert [2] == archive.table(Table.RECORDS)["position"].to_pylist()
-    found = archive.table(Table.SNAPSHOTS, columns=("position", "digest", "bundles", "brokers")).to_pylist()
+    found = archive.table(
+        Table.SNAPSHOTS, columns=("position", "digest", "bundles", "brokers")
+    ).to_pylist()
     assert [{"position": 2, "digest": str(view.digest()), "bundles": 0, "brokers": 0}] == found
 
 
 def test_findings_of_two_generations_are_read_once(tmp_path: Path) -> None:
     """An audit that lost its checkpoint starts again, and repeats its findings."""
-    first, second = (row(Table.FINDINGS, offset, 0, {"rule": "r", "subject": "log:", "text": "t"}) for offset in (4, 6))
+    first, second = (
+        row(Table.FINDINGS, offset, 0, {"rule": "r", "subject": "log:", "text": "t"})
+        for offset in (4, 6)
+    )
     with sink_of(tmp_path, writer="audit") as sink:
         sink.write(0, as_rows([first]))
     with sink_of(tmp_path, writer="audit") as sink:
@@ -332,7 +442,9 @@ def test_findings_of_two_generations_are_read_once(tmp_path: Path) -> None:
 
 
 def test_rows_are_replaced_at_once(tmp_path: Path) -> None:
-    """Until all new rows are there, readers see the older ones. Files that are left over are removed."""
+    """Until all new rows are there, readers see the older ones. Files that are left over are
+    removed.
+    """
     for last in (3, 5):
         seen: list[list[int]] = []
         with sink_of(tmp_path) as sink:
@@ -340,7 +452,14 @@ def test_rows_are_replaced_at_once(tmp_path: Path) -> None:
             def parts(last: int = last, seen: list[list[int]] = seen) -> Iterator[pa.Table]:
                 for offset in range(last):
                     seen.append(offsets(Archive(tmp_path)))
-                    yield as_rows([record(offset, at_ms=NOON_MS if last > offset + 1 else NOON_MS + last * 86_400_000)])
+                    yield as_rows(
+                        [
+                            record(
+                                offset,
+                                at_ms=NOON_MS if last > offset + 1 else NOON_MS + last * 86_400_000,
+                            )
+                        ]
+                    )
 
             sink.replace(parts())
         assert [[] if last == 3 else [0, 1, 2]] * last == seen

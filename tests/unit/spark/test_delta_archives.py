@@ -41,25 +41,37 @@ def as_delta(archive: Archive, folder: Path) -> None:
 
 
 def convert(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Archive:
-    """Run the program of the page beside the folder `channel.db.archive`. Return the converted archive."""
+    """Run the program of the page beside the folder `channel.db.archive`. Return the converted
+    archive.
+    """
     (program,) = (block for block in blocks(PAGE) if block.save == "convert.py")
     monkeypatch.chdir(folder)
-    exec(compile(program.text, program.place, "exec"), {})  # noqa: S102 - it is our own documentation
+    # It is our own documentation.
+    exec(compile(program.text, program.place, "exec"), {})  # noqa: S102
     return Archive(folder / "channel.db.converted")
 
 
-def test_a_converted_archive_holds_the_same_rows_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every table has the same rows in the same order, and the job continues where the old archive ended."""
+def test_a_converted_archive_holds_the_same_rows_and_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every table has the same rows in the same order, and the job continues where the old archive
+    ended.
+    """
     walk = Walk(3)
     for _ in range(300):
         walk.step()
-    before = archived(tmp_path / "parquet", [arrivals_of(walk.entries[start : start + 50]) for start in range(0, 300, 50)])
+    before = archived(
+        tmp_path / "parquet",
+        [arrivals_of(walk.entries[start : start + 50]) for start in range(0, 300, 50)],
+    )
     with sink_of(tmp_path / "parquet", writer="audit") as audit:
         checkpointed(audit)
         audit.write(0, as_rows([row(Table.FINDINGS, 5, 1, {"rule": "r", "subject": "log:"})]))
     old = tmp_path / "channel.db.archive"
     as_delta(before, old)
-    with pytest.raises(OperatorError, match=r"delta tables, .*; convert it .*audit-and-archive\.md"):
+    with pytest.raises(
+        OperatorError, match=r"delta tables, .*; convert it .*audit-and-archive\.md"
+    ):
         Archive(old)
     for kept in ("audit.json", Table.FINDINGS, ".checkpoints"):
         (tmp_path / "parquet" / kept).rename(old / kept)
@@ -72,14 +84,21 @@ def test_a_converted_archive_holds_the_same_rows_and_continues(tmp_path: Path, m
     assert was is not None
     assert manifest is not None
     assert resumed(before, was) == resumed(after, manifest)
-    with open_sink(after.path, writer="archive", log=LOG, url=URL) as sink, sink_of(after.path, writer="audit") as audit:
+    with (
+        open_sink(after.path, writer="archive", log=LOG, url=URL) as sink,
+        sink_of(after.path, writer="audit") as audit,
+    ):
         assert (True, False) == (sink.is_new, audit.is_new)
         sink.write(0, as_rows([record(1_000)]))
     assert [*offsets(before), 1_000] == offsets(after)
 
 
-def test_rows_of_an_unfinished_batch_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch that was being written when the old job died is not converted: the job writes it again."""
+def test_rows_of_an_unfinished_batch_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that was being written when the old job died is not converted: the job writes it
+    again.
+    """
     with sink_of(tmp_path / "parquet") as sink:
         sink.write(0, as_rows([record(1), record(2), row(Table.DECISIONS, 7, 0, {})]))
     before = Archive(tmp_path / "parquet")

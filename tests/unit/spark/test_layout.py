@@ -36,7 +36,9 @@ def texts(*names: FileName) -> list[str]:
 
 @given(st.integers(1, 9_999), st.integers(0, 10**9), st.integers(0, 10**9))
 def test_a_name_survives_its_text(generation: int, first: int, more: int) -> None:
-    """The name of a partial file is parsed by `parse_part` alone, all others by `parse_name` alone."""
+    """The name of a partial file is parsed by `parse_part` alone, all others by `parse_name`
+    alone.
+    """
     spelled = name(first, first + more, generation=generation)
     assert spelled == parse_name(spelled.text)
     assert spelled == parse_part(part_name(spelled.text))
@@ -46,7 +48,14 @@ def test_a_name_survives_its_text(generation: int, first: int, more: int) -> Non
 
 @pytest.mark.parametrize(
     "text",
-    ["", "x.parquet", "g1-b1.parquet", "g0001-b0000000002-0000000001.parquet", "g0001-b0000000001.parquet.crc", "part-0000.snappy.parquet"],
+    [
+        "",
+        "x.parquet",
+        "g1-b1.parquet",
+        "g0001-b0000000002-0000000001.parquet",
+        "g0001-b0000000001.parquet.crc",
+        "part-0000.snappy.parquet",
+    ],
 )
 def test_other_files_are_ignored(text: str) -> None:
     assert parse_name(text) is None
@@ -60,7 +69,18 @@ def test_a_day_survives_the_name_of_its_folder() -> None:
 
 def test_a_file_within_another_is_not_read() -> None:
     """Files were joined twice. Only the last results count, in each generation by itself."""
-    files = [name(0), name(1), name(2), name(0, 2), name(3), name(4), name(0, 4), name(5), name(0, generation=2), name(2, generation=2)]
+    files = [
+        name(0),
+        name(1),
+        name(2),
+        name(0, 2),
+        name(3),
+        name(4),
+        name(0, 4),
+        name(5),
+        name(0, generation=2),
+        name(2, generation=2),
+    ]
     random.Random(1).shuffle(files)
     expected = (name(0, 4), name(5), name(0, generation=2), name(2, generation=2))
     assert expected == resolved(texts(*files), ALL)
@@ -79,8 +99,12 @@ def test_a_joined_file_is_finished() -> None:
     assert (name(0, 4),) == resolved(texts(name(0, 4), name(5)), {1: 3})
 
 
-@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3)), max_size=30), st.integers(0, 2**32))
-def test_each_batch_is_in_exactly_one_file_that_counts(widths: list[tuple[int, int]], seed: int) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3)), max_size=30), st.integers(0, 2**32)
+)
+def test_each_batch_is_in_exactly_one_file_that_counts(
+    widths: list[tuple[int, int]], seed: int
+) -> None:
     """Neighbours are joined again and again, and a random part of the joined files remains."""
     rng, now, left = random.Random(seed), [name(batch) for batch in range(60)], set[FileName]()
     left.update(now)
@@ -91,13 +115,21 @@ def test_each_batch_is_in_exactly_one_file_that_counts(widths: list[tuple[int, i
             left.add(joined(group))
             left -= {each for each in group if rng.random() < 1 / 2}
     found = resolved(texts(*left), ALL)
-    assert list(range(60)) == [batch for each in found for batch in range(each.first, each.last + 1)]
+    assert list(range(60)) == [
+        batch for each in found for batch in range(each.first, each.last + 1)
+    ]
 
 
 def test_neighbours_are_joined_up_to_a_size() -> None:
     """Runs end at the size, at large files, and between generations. Single files stay."""
-    files = [(name(batch), 10) for batch in range(5)] + [(name(5), 1_000), (name(6), 10), (name(0, generation=2), 10)]
-    assert ((name(0), name(1), name(2)), (name(3), name(4))) == joins(files, size_max=35, files_min=2)
+    files = [(name(batch), 10) for batch in range(5)] + [
+        (name(5), 1_000),
+        (name(6), 10),
+        (name(0, generation=2), 10),
+    ]
+    assert ((name(0), name(1), name(2)), (name(3), name(4))) == joins(
+        files, size_max=35, files_min=2
+    )
     assert ((name(0), name(1), name(2)),) == joins(files, size_max=35, files_min=3)
     assert () == joins(files, size_max=5, files_min=2)
     assert () == joins([], size_max=5, files_min=2)

@@ -22,7 +22,15 @@ from equipoise.spark_jobs.report.figures import (
     pause_bar_ms,
     period_shown,
 )
-from equipoise.spark_jobs.report.formats import NONE, format_count, format_duration, format_share, format_time, format_zone, local_zone
+from equipoise.spark_jobs.report.formats import (
+    NONE,
+    format_count,
+    format_duration,
+    format_share,
+    format_time,
+    format_zone,
+    local_zone,
+)
 from equipoise.spark_jobs.report.html import picture, table, text
 from equipoise.spark_jobs.sources.sqlite_reading import TIME_MS_MAX
 
@@ -41,8 +49,15 @@ class Requested:
 REQUESTED = (
     Requested(name="all", from_ms=None, to_ms=None, shown=HELD),
     Requested(name="within", from_ms=2_000, to_ms=3_000, shown=Period(from_ms=2_000, to_ms=3_000)),
-    Requested(name="from before it began", from_ms=0, to_ms=3_000, shown=Period(from_ms=1_000, to_ms=3_000)),
-    Requested(name="beyond its end", from_ms=4_000, to_ms=9_000, shown=Period(from_ms=4_000, to_ms=5_000)),
+    Requested(
+        name="from before it began",
+        from_ms=0,
+        to_ms=3_000,
+        shown=Period(from_ms=1_000, to_ms=3_000),
+    ),
+    Requested(
+        name="beyond its end", from_ms=4_000, to_ms=9_000, shown=Period(from_ms=4_000, to_ms=5_000)
+    ),
     Requested(name="after it", from_ms=5_000, to_ms=None, shown=None),
     Requested(name="before it", from_ms=None, to_ms=1_000, shown=None),
 )
@@ -55,7 +70,10 @@ def test_the_shown_period_is_the_requested_part_of_the_archive(case: Requested) 
 
 
 @given(
-    spans=st.lists(st.tuples(st.floats(0, BINS), st.floats(0, BINS)).map(lambda ends: (min(ends), max(ends))), max_size=20),
+    spans=st.lists(
+        st.tuples(st.floats(0, BINS), st.floats(0, BINS)).map(lambda ends: (min(ends), max(ends))),
+        max_size=20,
+    ),
 )
 def test_averages_weigh_each_span_by_its_time_in_a_column(spans: list[tuple[float, float]]) -> None:
     """The averages equal those of measuring each span against each column."""
@@ -65,7 +83,10 @@ def test_averages_weigh_each_span_by_its_time_in_a_column(spans: list[tuple[floa
             number = int(place)
             before = steps.get(number, (0, 0.0))
             steps[number] = (before[0] + change, before[1] + change * (number + 1 - place))
-    expected = [sum(max(0.0, min(last, number + 1) - max(first, number)) for first, last in spans) for number in range(BINS)]
+    expected = [
+        sum(max(0.0, min(last, number + 1) - max(first, number)) for first, last in spans)
+        for number in range(BINS)
+    ]
     assert expected == pytest.approx(averages(steps), abs=1e-6)
 
 
@@ -76,13 +97,20 @@ def reports_at(*times_ms: int, columns: int) -> dict[int, LoadSample]:
     """Return reports by column. The value of each is its own time."""
     found: dict[int, LoadSample] = {}
     for time_ms in times_ms:
-        found[time_ms * columns // MINUTE.length_ms] = LoadSample(mean=time_ms, last=time_ms, last_ms=time_ms)
+        found[time_ms * columns // MINUTE.length_ms] = LoadSample(
+            mean=time_ms, last=time_ms, last_ms=time_ms
+        )
     return found
 
 
-@pytest.mark.parametrize(("interval_ms", "columns"), [(0, BINS), (1, BINS), (499, BINS), (5_000, 12), (7_000, 8), (60_000, 1), (90_000, 1)])
+@pytest.mark.parametrize(
+    ("interval_ms", "columns"),
+    [(0, BINS), (1, BINS), (499, BINS), (5_000, 12), (7_000, 8), (60_000, 1), (90_000, 1)],
+)
 def test_no_column_is_shorter_than_the_interval_of_reports(interval_ms: int, columns: int) -> None:
-    """With rare reports there are fewer columns, so that each column of a healthy broker has a report."""
+    """With rare reports there are fewer columns, so that each column of a healthy broker has a
+    report.
+    """
     assert columns == columns_of(MINUTE, interval_ms)
     assert columns == 1 or MINUTE.length_ms / columns >= interval_ms
 
@@ -90,7 +118,9 @@ def test_no_column_is_shorter_than_the_interval_of_reports(interval_ms: int, col
 @pytest.mark.parametrize("columns", [12, BINS])
 @given(late_ms=st.lists(st.integers(0, 4_000), min_size=12, max_size=12))
 def test_a_broker_that_reports_is_never_silent(columns: int, late_ms: list[int]) -> None:
-    """Reports of a healthy broker may come late within their intervals. No column after the first report is empty."""
+    """Reports of a healthy broker may come late within their intervals. No column after the first
+    report is empty.
+    """
     times_ms = [number * 5_000 + late for number, late in enumerate(late_ms)]
     row = held(reports_at(*times_ms, columns=columns), MINUTE, columns=columns, interval_ms=5_000)
     assert None not in row[times_ms[0] * columns // MINUTE.length_ms :]
@@ -99,19 +129,26 @@ def test_a_broker_that_reports_is_never_silent(columns: int, late_ms: list[int])
 def test_a_broker_is_silent_after_three_missing_reports() -> None:
     reports = reports_at(1_000, 6_000, 41_000, columns=60)
     row = held(reports, MINUTE, columns=60, interval_ms=5_000)
-    assert [None, *[1_000] * 5, *[6_000] * 16, *[None] * 19, *[41_000] * 16, *[None] * 3] == list(row)
+    assert [None, *[1_000] * 5, *[6_000] * 16, *[None] * 19, *[41_000] * 16, *[None] * 3] == list(
+        row
+    )
 
 
 def test_a_single_report_holds_for_its_column() -> None:
     """Without an interval nothing is known about the time after a report."""
-    assert 1 == sum(cell is not None for cell in held(reports_at(1_000, columns=60), MINUTE, columns=60, interval_ms=0))
+    assert 1 == sum(
+        cell is not None
+        for cell in held(reports_at(1_000, columns=60), MINUTE, columns=60, interval_ms=0)
+    )
 
 
 def test_bars_of_pauses_meet() -> None:
     """Each bar ends where the next begins, and the first begins at 0."""
     bars = [pause_bar_ms(number) for number in range(PAUSE_BINS_PER_DECADE * 3 + 1)]
     assert [0.0, *(high for _, high in bars[:-1])] == [low for low, _ in bars]
-    assert (100.0, 1_000.0) == pytest.approx((bars[PAUSE_BINS_PER_DECADE * 2][0], bars[PAUSE_BINS_PER_DECADE * 3][0]))
+    assert (100.0, 1_000.0) == pytest.approx(
+        (bars[PAUSE_BINS_PER_DECADE * 2][0], bars[PAUSE_BINS_PER_DECADE * 3][0])
+    )
 
 
 def test_unknown_rules_rank_last() -> None:
@@ -153,13 +190,18 @@ def test_counts_and_shares_are_formatted_for_people() -> None:
 
 def test_times_are_shown_in_one_zone() -> None:
     east = timezone(timedelta(hours=2))
-    assert ("1970-01-01 00:00:00", "1970-01-01 02:00:00") == (format_time(0, UTC), format_time(0, east))
+    assert ("1970-01-01 00:00:00", "1970-01-01 02:00:00") == (
+        format_time(0, UTC),
+        format_time(0, east),
+    )
     assert ("UTC", "UTC+02:00") == (format_zone(UTC), format_zone(east))
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Pacific/Kiritimati", "America/Los_Angeles"])
 def test_the_end_of_the_year_9999_can_be_shown(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A damaged row may hold the last millisecond of that year in UTC, or the first one after it."""
+    """A damaged row may hold the last millisecond of that year in UTC, or the first one after
+    it.
+    """
     with monkeypatch.context() as patched:
         patched.setenv("TZ", zone)
         time.tzset()
@@ -170,15 +212,21 @@ def test_the_end_of_the_year_9999_can_be_shown(zone: str, monkeypatch: pytest.Mo
 
 @given(value=st.text())
 def test_no_text_becomes_a_tag(value: str) -> None:
-    """The text of a record becomes neither a tag, nor an attribute, nor a line break, nor a change of direction."""
+    """The text of a record becomes neither a tag, nor an attribute, nor a line break, nor a change
+    of direction.
+    """
     shown = text(value)
     assert not set("<>\"'\n\u202e") & set(shown)
 
 
 def test_tables_and_pictures_are_accessible() -> None:
-    """A screen reader finds the scope of each head, and the description of each picture. All of them are escaped."""
+    """A screen reader finds the scope of each head, and the description of each picture. All of
+    them are escaped.
+    """
     made = table("A & B", {"one": "name"}, [("<x>",)])
     assert '<th scope="col" class="name">one</th>' in made
     assert "A &amp; B" in made
     assert '<td class="name">&lt;x&gt;</td>' in made
-    assert 'alt="of &quot;all&quot;"' in picture(b"light", b"dark", described='of "all"', caption="")
+    assert 'alt="of &quot;all&quot;"' in picture(
+        b"light", b"dark", described='of "all"', caption=""
+    )

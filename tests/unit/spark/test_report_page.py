@@ -30,7 +30,14 @@ from equipoise.spark_jobs.report.figures import (
     SplitOrMerge,
 )
 from equipoise.spark_jobs.report.page import page, summary
-from equipoise.spark_jobs.report.plots import LIGHT, draw_cpu, draw_owned, draw_pauses, plots, short_names
+from equipoise.spark_jobs.report.plots import (
+    LIGHT,
+    draw_cpu,
+    draw_owned,
+    draw_pauses,
+    plots,
+    short_names,
+)
 from equipoise.spark_jobs.sources.sqlite_reading import TIME_MS_MAX
 
 BEGAN_MS = 1_763_740_000_000
@@ -88,11 +95,34 @@ FULL = replace(
         pause_sum_ms=135,
         pause_bars={0: 1, 10: 1, 15: 1},
     ),
-    reasons=Few(shown=(Reason(text="transfer: # %", example="transfer: 59 %", count=4, done=3, pause_p50_ms=20),), count=1),
-    bundle_moves=Few(shown=(BundleMoves(bundle=BUNDLE, count=4, pause_sum_ms=135, reasons=(("transfer: # %", 4),)),), count=1),
+    reasons=Few(
+        shown=(
+            Reason(
+                text="transfer: # %", example="transfer: 59 %", count=4, done=3, pause_p50_ms=20
+            ),
+        ),
+        count=1,
+    ),
+    bundle_moves=Few(
+        shown=(
+            BundleMoves(bundle=BUNDLE, count=4, pause_sum_ms=135, reasons=(("transfer: # %", 4),)),
+        ),
+        count=1,
+    ),
     broker_moves=Few(shown=(BrokerMoves(broker="b1", gave=3, got=0, failed=1),), count=1),
     deaths=Few(
-        shown=(Death(broker="b1", kind="down", at_ms=BEGAN_MS + 60_000, offset=77, publisher="b2", bundles=5, waiting=1, healed_ms=1_000),),
+        shown=(
+            Death(
+                broker="b1",
+                kind="down",
+                at_ms=BEGAN_MS + 60_000,
+                offset=77,
+                publisher="b2",
+                bundles=5,
+                waiting=1,
+                healed_ms=1_000,
+            ),
+        ),
         count=61,
     ),
     splits_and_merges=Few(
@@ -111,13 +141,22 @@ FULL = replace(
         ),
         count=1,
     ),
-    decisions=Few(shown=(Decided(kind="unload", strategy="transfer", result="Success", cause="Overloaded", count=12),), count=1),
+    decisions=Few(
+        shown=(
+            Decided(
+                kind="unload", strategy="transfer", result="Success", cause="Overloaded", count=12
+            ),
+        ),
+        count=1,
+    ),
     unserved_ms=1_000,
 )
 
 
 class Reader(HTMLParser):
-    """Collect what a browser would find: open tags, all tags, addresses, and the descriptions of pictures."""
+    """Collect what a browser would find: open tags, all tags, addresses, and the descriptions of
+    pictures.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +191,11 @@ def test_the_page_is_self_contained() -> None:
     reader.close()
     assert [] == reader.open
     assert set() == reader.tags & {"script", "link", "iframe", "object", "form"}
-    assert [] == [address[:40] for address in reader.addresses if not address.startswith(("#", "data:image/png;base64,"))]
+    assert [] == [
+        address[:40]
+        for address in reader.addresses
+        if not address.startswith(("#", "data:image/png;base64,"))
+    ]
     assert [5, True] == [len(reader.described), all(reader.described)]
 
 
@@ -209,16 +252,38 @@ class LeftBehind:
 
 LEFT_BEHIND = (
     LeftBehind(name="nothing", bundles=0, waiting=0, healed_ms=None, shows="none owned a bundle"),
-    LeftBehind(name="all owned", bundles=5, waiting=0, healed_ms=1_000, shows=">all their bundles had new owners within 1.0 s"),
-    LeftBehind(name="some owned", bundles=5, waiting=1, healed_ms=1_000, shows="some of their bundles had new owners within 1.0 s"),
-    LeftBehind(name="none owned", bundles=5, waiting=5, healed_ms=None, shows="none of their bundles has a new owner"),
+    LeftBehind(
+        name="all owned",
+        bundles=5,
+        waiting=0,
+        healed_ms=1_000,
+        shows=">all their bundles had new owners within 1.0 s",
+    ),
+    LeftBehind(
+        name="some owned",
+        bundles=5,
+        waiting=1,
+        healed_ms=1_000,
+        shows="some of their bundles had new owners within 1.0 s",
+    ),
+    LeftBehind(
+        name="none owned",
+        bundles=5,
+        waiting=5,
+        healed_ms=None,
+        shows="none of their bundles has a new owner",
+    ),
 )
 
 
 @pytest.mark.parametrize("case", LEFT_BEHIND, ids=lambda case: case.name)
 def test_a_card_shows_how_long_bundles_of_dead_brokers_had_no_owner(case: LeftBehind) -> None:
-    death = replace(FULL.deaths.shown[0], bundles=case.bundles, waiting=case.waiting, healed_ms=case.healed_ms)
-    whole = page(replace(FULL, deaths=Few(shown=(death,), count=1)), (), zone=UTC, written_ms=BEGAN_MS)
+    death = replace(
+        FULL.deaths.shown[0], bundles=case.bundles, waiting=case.waiting, healed_ms=case.healed_ms
+    )
+    whole = page(
+        replace(FULL, deaths=Few(shown=(death,), count=1)), (), zone=UTC, written_ms=BEGAN_MS
+    )
     assert case.shows in whole
 
 
@@ -227,11 +292,20 @@ NOTHING = (
     Nothing(
         name="another period",
         report=replace(EMPTY, held=PERIOD),
-        shows=("The archive does not cover this period", "2025-11-21 15:46:40 to 2025-11-21 15:56:39 (UTC)"),
+        shows=(
+            "The archive does not cover this period",
+            "2025-11-21 15:46:40 to 2025-11-21 15:56:39 (UTC)",
+        ),
     ),
-    Nothing(name="not audited", report=replace(QUIET, is_audited=False), shows=("Not audited", "equipoise spark audit --log sqlite:ch.db")),
     Nothing(
-        name="not archived", report=replace(QUIET, is_archived=False), shows=("No archive job has written this archive", "No findings")
+        name="not audited",
+        report=replace(QUIET, is_audited=False),
+        shows=("Not audited", "equipoise spark audit --log sqlite:ch.db"),
+    ),
+    Nothing(
+        name="not archived",
+        report=replace(QUIET, is_archived=False),
+        shows=("No archive job has written this archive", "No findings"),
     ),
     Nothing(
         name="nothing in it",
@@ -271,16 +345,35 @@ def test_pictures_are_drawn_for_light_and_dark_pages() -> None:
 
 @pytest.mark.parametrize("broker", ["b$_$", "a$x^$", "$", r"a\$b$"])
 def test_names_in_pictures_are_not_formulas(broker: str) -> None:
-    """A name with dollars is drawn as it is: in the strip chart, its legend, above it, and beside a heat map."""
+    """A name with dollars is drawn as it is: in the strip chart, its legend, above it, and beside a
+    heat map.
+    """
     lane = Lane(
         namespace=f"t/{broker}",
         bundle=f"t/{broker}/0x00000000_0x80000000",
         changes=1,
-        ownerships=(Ownership(broker=broker, from_ms=BEGAN_MS, to_ms=BEGAN_MS + 60_000, how="died"),),
+        ownerships=(
+            Ownership(broker=broker, from_ms=BEGAN_MS, to_ms=BEGAN_MS + 60_000, how="died"),
+        ),
     )
-    death = Death(broker=broker, kind="down", at_ms=BEGAN_MS + 60_000, offset=7, publisher=None, bundles=1, waiting=1, healed_ms=None)
+    death = Death(
+        broker=broker,
+        kind="down",
+        at_ms=BEGAN_MS + 60_000,
+        offset=7,
+        publisher=None,
+        bundles=1,
+        waiting=1,
+        healed_ms=None,
+    )
     grid = Grid(brokers=(broker,), rows=((0.5,) * BINS,))
-    report = replace(QUIET, lanes=Few(shown=(lane,), count=1), deaths=Few(shown=(death,), count=1), cpu=grid, owned=grid)
+    report = replace(
+        QUIET,
+        lanes=Few(shown=(lane,), count=1),
+        deaths=Few(shown=(death,), count=1),
+        cpu=grid,
+        owned=grid,
+    )
     assert ["ownership", "cpu", "owned"] == [plot.name for plot in plots(report, UTC)]
 
 
@@ -297,7 +390,9 @@ def test_a_damaged_row_may_hold_the_last_time_of_the_year_9999(hours: int) -> No
 
 @pytest.mark.parametrize("most", [1.0, 12.0, 4_096.0])
 def test_the_heat_maps_have_one_width(most: float) -> None:
-    """They stand one above the other, so a column is the same time in both for any numbers on their scales."""
+    """They stand one above the other, so a column is the same time in both for any numbers on their
+    scales.
+    """
     report = replace(FULL, owned=Grid(brokers=("b1",), rows=((most,) * BINS,)))
     edges = []
     with LIGHT.applied():
@@ -311,7 +406,9 @@ def test_the_heat_maps_have_one_width(most: float) -> None:
 def test_names_in_pictures_are_short_and_differ() -> None:
     """The end that all names share is left out if the rest differs."""
     assert {"a-1.x:80": "a-1", "a-2.x:80": "a-2"} == short_names(["a-1.x:80", "a-2.x:80"])
-    assert {"10.0.0.1:81": "10.0.0.1:81", "10.0.0.1:82": "10.0.0.1:82"} == short_names(["10.0.0.1:81", "10.0.0.1:82"])
+    assert {"10.0.0.1:81": "10.0.0.1:81", "10.0.0.1:82": "10.0.0.1:82"} == short_names(
+        ["10.0.0.1:81", "10.0.0.1:82"]
+    )
     assert {"alone.x:80": "alone.x:80"} == short_names(["alone.x:80"])
     long = [f"{'x' * 40}{number}{'y' * 40}" for number in range(2)]
     assert dict(zip(long, long, strict=True)) == short_names(long)
@@ -319,15 +416,23 @@ def test_names_in_pictures_are_short_and_differ() -> None:
 
 def test_the_figures_for_programs() -> None:
     found = summary(FULL)
-    assert (3, 1_509, 9, 4, 3, 61) == tuple(found[name] for name in ("findings", "records", "rejected", "moves", "moves_done", "deaths"))
+    assert (3, 1_509, 9, 4, 3, 61) == tuple(
+        found[name] for name in ("findings", "records", "rejected", "moves", "moves_done", "deaths")
+    )
     assert summary(EMPTY)["from_ms"] is None
 
 
 @pytest.mark.parametrize("bars", [(0,), (6,), (11,), (19,), (30,), (0, 1), (0, 40), (6, 7, 8)])
 def test_pauses_are_marked_with_different_times(bars: tuple[int, ...]) -> None:
-    """Even for pauses that are close together, the axis has at least two marks, and no two have the same label."""
+    """Even for pauses that are close together, the axis has at least two marks, and no two have the
+    same label.
+    """
     report = replace(FULL, moves=Moves(pauses=2 * len(bars), pause_bars=dict.fromkeys(bars, 2)))
     axes = draw_pauses(report, LIGHT, UTC).axes[0]
     left, right = axes.get_xlim()
-    marks = [axes.xaxis.get_major_formatter()(place) for place in axes.get_xticks() if left <= place <= right]
+    marks = [
+        axes.xaxis.get_major_formatter()(place)
+        for place in axes.get_xticks()
+        if left <= place <= right
+    ]
     assert 2 <= len(marks) == len(set(marks)), marks

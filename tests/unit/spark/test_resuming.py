@@ -44,7 +44,9 @@ def begun_of(archive: Archive) -> Beginning:
 
 @pytest.mark.parametrize("snapshot", [None, b"a snapshot"])
 def test_a_beginning_is_stored_once(tmp_path: Path, snapshot: bytes | None) -> None:
-    """Further attempts at the first batch begin where the first one did, even if the log has changed."""
+    """Further attempts at the first batch begin where the first one did, even if the log has
+    changed.
+    """
     made = Beginning(positions={"channel": 7, "decisions": 2}, snapshot=snapshot)
     assert made == kept_beginning(tmp_path / "checkpoint", lambda: made)
     assert made == kept_beginning(tmp_path / "checkpoint", never)
@@ -80,7 +82,9 @@ def test_an_archive_continues_from_its_own_contents(tmp_path: Path, records: int
 
 @pytest.mark.parametrize("snapshot_records", [1, 100])
 def test_an_archive_of_a_closed_channel_continues(tmp_path: Path, snapshot_records: int) -> None:
-    """Entries after the record that closed the channel are archived but not folded. The next generation begins after them."""
+    """Entries after the record that closed the channel are archived but not folded. The next
+    generation begins after them.
+    """
     channel = Channel()
     channel.genesis()
     channel.create()
@@ -97,7 +101,10 @@ def test_an_archive_of_a_closed_channel_continues(tmp_path: Path, snapshot_recor
 def test_an_archive_that_lost_files_is_refused(tmp_path: Path) -> None:
     """Its records do not reach the position in its manifest."""
     walk = Walk(21)
-    archive = archived(tmp_path, [arrivals_of(walk.step() for _ in range(50)), arrivals_of(walk.step() for _ in range(9))])
+    archive = archived(
+        tmp_path,
+        [arrivals_of(walk.step() for _ in range(50)), arrivals_of(walk.step() for _ in range(9))],
+    )
     archive.files(Table.RECORDS)[-1].unlink()
     manifest = archive.manifest()
     assert manifest is not None
@@ -113,13 +120,17 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, table: Table) -> No
     manifest, path = archive.manifest(), archive.files(table)[-1]
     assert manifest is not None
     path.write_bytes(path.read_bytes()[:-4])
-    with pytest.raises(ArchiveDamaged, match=rf"{path.name} cannot be read: .*; restore it from a copy"):
+    with pytest.raises(
+        ArchiveDamaged, match=rf"{path.name} cannot be read: .*; restore it from a copy"
+    ):
         resumed(archive, manifest)
 
 
 @pytest.mark.parametrize("cell", [b"no snapshot", None])
 def test_a_damaged_snapshot_is_named(tmp_path: Path, cell: bytes | None) -> None:
-    """The file can be read, but its newest snapshot cannot. The error names archive and file, and states what to do."""
+    """The file can be read, but its newest snapshot cannot. The error names archive and file, and
+    states what to do.
+    """
     walk = Walk(21)
     archive = archived(tmp_path, [arrivals_of(walk.step() for _ in range(RECORDS))])
     manifest, path = archive.manifest(), archive.files(Table.SNAPSHOTS)[-1]
@@ -127,12 +138,16 @@ def test_a_damaged_snapshot_is_named(tmp_path: Path, cell: bytes | None) -> None
     rows = pq.read_table(path, partitioning=None)
     place = rows.schema.get_field_index("bytes")
     pq.write_table(rows.set_column(place, "bytes", pa.array([cell] * len(rows), pa.binary())), path)
-    with pytest.raises(ArchiveDamaged, match=rf"{path.name}: it cannot be decompressed: .*; restore it from a copy") as told:
+    with pytest.raises(
+        ArchiveDamaged, match=rf"{path.name}: it cannot be decompressed: .*; restore it from a copy"
+    ) as told:
         resumed(archive, manifest)
     assert str(archive.path) == told.value.archive
 
 
-def test_files_that_are_compacted_meanwhile_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_compacted_meanwhile_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A process compacts between the listing of the files and their reading."""
     walk = Walk(21)
     arrivals = arrivals_of(walk.step() for _ in range(50))
@@ -140,7 +155,9 @@ def test_files_that_are_compacted_meanwhile_are_found(tmp_path: Path, monkeypatc
     expected = begun_of(archive)
     listed, looks = Archive.files, list[Table]()
 
-    def files(self: Archive, table: Table, *, first_day: str = "", last_day: str = "9") -> tuple[Path, ...]:
+    def files(
+        self: Archive, table: Table, *, first_day: str = "", last_day: str = "9"
+    ) -> tuple[Path, ...]:
         found = listed(self, table, first_day=first_day, last_day=last_day)
         looks.append(table)
         if table is Table.RECORDS:
@@ -158,7 +175,9 @@ def test_a_file_that_stays_gone_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     archive = archived(tmp_path, [arrivals_of(walk.step() for _ in range(50))])
     gone = tmp_path / "gone.parquet"
     monkeypatch.setattr(Archive, "files", lambda *_, **__: (gone,))
-    with pytest.raises(ArchiveFileGone, match=r"gone\.parquet no longer exists; restore it") as told:
+    with pytest.raises(
+        ArchiveFileGone, match=r"gone\.parquet no longer exists; restore it"
+    ) as told:
         begun_of(archive)
     assert str(gone) == told.value.file
 

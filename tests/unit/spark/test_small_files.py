@@ -1,4 +1,6 @@
-"""Test that compaction of small files keeps all rows in order, also after a crash and beside other writers."""
+"""Test that compaction of small files keeps all rows in order, also after a crash and beside other
+writers.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,16 @@ from tests.unit.spark.test_archive_tables import DAY_MS, checkpointed, offsets, 
 
 BATCHES = 6
 EACH = 3
-CRASHES = (("read", 1), ("read", 2), ("read", 5), ("written", 1), ("joined", 1), ("removed", 1), ("removed", 2), ("removed", 5))
+CRASHES = (
+    ("read", 1),
+    ("read", 2),
+    ("read", 5),
+    ("written", 1),
+    ("joined", 1),
+    ("removed", 1),
+    ("removed", 2),
+    ("removed", 5),
+)
 
 
 class CrashError(Exception):
@@ -76,12 +87,16 @@ def test_all_but_the_last_batch_become_one_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("step", "times"), CRASHES)
-def test_a_crash_at_any_step_loses_and_doubles_no_row(tmp_path: Path, step: str, times: int) -> None:
+def test_a_crash_at_any_step_loses_and_doubles_no_row(
+    tmp_path: Path, step: str, times: int
+) -> None:
     """The next compaction finishes what the crashed one began."""
     archive = filled(tmp_path)
     before = archive.table(Table.RECORDS)
     with pytest.raises(CrashError):
-        compact_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2, step=crash_at(step, times))
+        compact_table(
+            archive, Table.RECORDS, files_min=2, last_day_files_min=2, step=crash_at(step, times)
+        )
     assert before.equals(archive.table(Table.RECORDS))
     compact_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2)
     assert before.equals(archive.table(Table.RECORDS))
@@ -93,7 +108,9 @@ def test_a_batch_repeated_after_a_compaction_is_there_once(tmp_path: Path) -> No
     archive = filled(tmp_path)
     compact_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2)
     with open_sink(tmp_path, writer="archive", log=LOG, url=URL) as sink:
-        sink.write(BATCHES - 1, as_rows([record(EACH * (BATCHES - 1) + place) for place in range(EACH)]))
+        sink.write(
+            BATCHES - 1, as_rows([record(EACH * (BATCHES - 1) + place) for place in range(EACH)])
+        )
         sink.write(BATCHES, as_rows([record(EACH * BATCHES)]))
     compact_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2)
     assert list(range(EACH * BATCHES + 1)) == offsets(archive)
@@ -130,7 +147,10 @@ def test_one_process_compacts_at_a_time(tmp_path: Path) -> None:
 def test_with_json_all_figures_are_one_document(tmp_path: Path) -> None:
     filled(tmp_path)
     printed, noted = list[str](), list[str]()
-    assert 0 == run_compact(CompactOptions(archive=tmp_path, as_json=True), Screen(result=printed.append, note=noted.append))
+    assert 0 == run_compact(
+        CompactOptions(archive=tmp_path, as_json=True),
+        Screen(result=printed.append, note=noted.append),
+    )
     (document,) = map(orjson.loads, printed)
     assert set(map(str, SCHEMAS)) == document.keys()
     assert (BATCHES - 1, 1) == (document["records"].pop("before"), document["records"].pop("after"))
@@ -162,14 +182,21 @@ def test_a_damaged_file_keeps_no_other_day_from_being_joined(tmp_path: Path) -> 
         checkpointed(sink)
         for batch in range(days * each):
             at_ms = NOON_MS + batch // each * DAY_MS
-            sink.write(batch, as_rows([record(batch, at_ms=at_ms), row(Table.TRANSFERS, batch, 0, {}, at_ms=at_ms)]))
+            sink.write(
+                batch,
+                as_rows(
+                    [record(batch, at_ms=at_ms), row(Table.TRANSFERS, batch, 0, {}, at_ms=at_ms)]
+                ),
+            )
     archive = Archive(tmp_path)
     path = archive.files(Table.RECORDS)[each]
     whole, before = path.read_bytes(), offsets(archive)
     path.write_bytes(whole[:-4])
 
     def files(table: Table) -> list[int]:
-        return [len(archive.files(table, first_day=day, last_day=day)) for day in archive.days(table)]
+        return [
+            len(archive.files(table, first_day=day, last_day=day)) for day in archive.days(table)
+        ]
 
     compact_beside(archive, "archive", BATCHES_BETWEEN - 1)
     assert [1, each, 1, each] == files(Table.RECORDS)
@@ -199,7 +226,13 @@ def test_every_table_of_a_random_channel_keeps_its_rows(tmp_path: Path) -> None:
     walk = Walk(11)
     arrivals = arrivals_of(walk.step() for _ in range(600))
     archive = archived(tmp_path, [arrivals[first : first + 40] for first in range(0, 600, 40)])
-    tables = (Table.RECORDS, Table.SNAPSHOTS, Table.TRANSITIONS, Table.OWNERSHIP_INTERVALS, Table.TRANSFERS)
+    tables = (
+        Table.RECORDS,
+        Table.SNAPSHOTS,
+        Table.TRANSITIONS,
+        Table.OWNERSHIP_INTERVALS,
+        Table.TRANSFERS,
+    )
     before = {table: archive.table(table) for table in tables}
     assert all(rows.num_rows for rows in before.values())
     for table in tables:

@@ -1,4 +1,6 @@
-"""Tests of the verification of an archive without Spark: the plan, the replay of a segment, and the result."""
+"""Tests of the verification of an archive without Spark: the plan, the replay of a segment, and the
+result.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def entries_of(seed: int = 1) -> list[tuple[int, bytes]]:
     return list(islice(BusyChannel(seed=seed).steps(), RECORDS))
 
 
-def verified(archive: Path, *, from_ms: int | None = None, to_ms: int | None = None) -> Verification:
+def verified(
+    archive: Path, *, from_ms: int | None = None, to_ms: int | None = None
+) -> Verification:
     """Verify an archive as the job does, one segment after the other."""
     opened = Archive(archive)
     marks, files, unreadable = contents(opened)
@@ -52,11 +56,18 @@ def verified(archive: Path, *, from_ms: int | None = None, to_ms: int | None = N
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     """Write an archive of a busy channel."""
-    archive_entries(entries_of(), tmp_path / "archive", snapshot_records=SNAPSHOT_RECORDS, batch_records=BATCH_RECORDS)
+    archive_entries(
+        entries_of(),
+        tmp_path / "archive",
+        snapshot_records=SNAPSHOT_RECORDS,
+        batch_records=BATCH_RECORDS,
+    )
     return tmp_path / "archive"
 
 
-def rewrite(archive: Path, table: str, change: Callable[[pa.Table], pa.Table], *, offset: int) -> Path:
+def rewrite(
+    archive: Path, table: str, change: Callable[[pa.Table], pa.Table], *, offset: int
+) -> Path:
     """Change the file that holds the row at `offset`. Return its path."""
     for path in sorted((archive / table).glob("day=*/*.parquet")):
         rows = pq.read_table(path, partitioning=None)
@@ -81,10 +92,16 @@ def test_the_busy_channel_is_one_that_brokers_could_write() -> None:
         verdict = apply(view, offset, record)
         assert not verdict.diverged
         kinds[f"{type(record).__name__} {verdict.reason or 'accepted'}"] += 1
-    assert {"Renewed accepted", "BundleTransition accepted", "BundleTransition stale", "Unreadable malformed"} <= kinds.keys()
+    assert {
+        "Renewed accepted",
+        "BundleTransition accepted",
+        "BundleTransition stale",
+        "Unreadable malformed",
+    } <= kinds.keys()
 
 
-# --- the plan ----------------------------------------------------------------------------------------------------------------
+# --- the plan
+# --------------------------------------------------------------------------------------------------
 
 
 def mark(offset: int) -> Mark:
@@ -97,31 +114,45 @@ def spans(segments: tuple[Segment, ...]) -> list[tuple[int, int | None, tuple[st
     return [(segment.first, segment.last, segment.files) for segment in segments]
 
 
-FILES = [RecordFile(path=path, first=first, last=last, rows=10) for path, first, last in (("b", 11, 20), ("a", 1, 10), ("c", 21, 30))]
+FILES = [
+    RecordFile(path=path, first=first, last=last, rows=10)
+    for path, first, last in (("b", 11, 20), ("a", 1, 10), ("c", 21, 30))
+]
 
 
 def test_a_segment_goes_from_one_snapshot_to_the_next() -> None:
     """It reads only the files that hold its records, in order."""
     segments = plan([mark(15), mark(1), mark(22)], FILES)
-    assert [(0, 1, ("a",)), (2, 15, ("a", "b")), (16, 22, ("b", "c")), (23, None, ("c",))] == spans(segments)
+    assert [(0, 1, ("a",)), (2, 15, ("a", "b")), (16, 22, ("b", "c")), (23, None, ("c",))] == spans(
+        segments
+    )
     assert [1, 14, 7, 8] == [segment.rows for segment in segments]
 
 
 def test_an_unreadable_file_covers_the_gap_between_its_neighbours() -> None:
     """It is left out if there is no gap."""
-    known = {path: RecordFile(path=path, first=first, last=last, rows=5) for path, first, last in (("b", 10, 14), ("c", 15, 19))}
+    known = {
+        path: RecordFile(path=path, first=first, last=last, rows=5)
+        for path, first, last in (("b", 10, 14), ("c", 15, 19))
+    }
     found = with_unreadable(["a", known["b"], "nothing", known["c"], "d", "e"], last=40)
     assert [("a", 0, 9), ("b", 10, 14), ("c", 15, 19), ("d", 20, 40), ("e", 20, 40)] == [
         (file.path, file.first, file.last) for file in found
     ]
-    assert [("a", 0, 40)] == [(file.path, file.first, file.last) for file in with_unreadable(["a"], last=40)]
+    assert [("a", 0, 40)] == [
+        (file.path, file.first, file.last) for file in with_unreadable(["a"], last=40)
+    ]
     assert [] == with_unreadable([], last=-1)
 
 
 def test_a_plan_between_two_times_has_the_segments_that_touch_them() -> None:
     marks = [mark(1), mark(10), mark(20), mark(30)]
-    assert [(2, 10), (11, 20)] == [span[:2] for span in spans(plan(marks, FILES, from_ms=5, to_ms=20))]
-    assert [(2, 10), (11, 20), (21, 30)] == [span[:2] for span in spans(plan(marks, FILES, from_ms=10, to_ms=21))]
+    assert [(2, 10), (11, 20)] == [
+        span[:2] for span in spans(plan(marks, FILES, from_ms=5, to_ms=20))
+    ]
+    assert [(2, 10), (11, 20), (21, 30)] == [
+        span[:2] for span in spans(plan(marks, FILES, from_ms=10, to_ms=21))
+    ]
 
 
 def test_an_archive_without_snapshots_is_one_segment() -> None:
@@ -135,23 +166,42 @@ def test_every_record_is_in_one_segment() -> None:
     rng = random.Random(7)
     for _ in range(50):
         edges = sorted(rng.sample(range(1, 200), 6))
-        files = [RecordFile(path=f"{low}", first=low, last=high - 1, rows=high - low) for low, high in pairwise(edges)]
+        files = [
+            RecordFile(path=f"{low}", first=low, last=high - 1, rows=high - low)
+            for low, high in pairwise(edges)
+        ]
         segments = plan([mark(offset) for offset in rng.sample(range(1, 200), 5)], files)
         for file in files:
             for offset in range(file.first, file.last + 1):
-                takers = [s for s in segments if file.path in s.files and s.first <= offset <= (offset if s.last is None else s.last)]
+                takers = [
+                    s
+                    for s in segments
+                    if file.path in s.files
+                    and s.first <= offset <= (offset if s.last is None else s.last)
+                ]
                 assert 1 == len(takers), (offset, segments)
 
 
-# --- an archive in order -----------------------------------------------------------------------------------------------------
+# --- an archive in order
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_an_archive_in_order(tmp_path: Path, seed: int) -> None:
     """It has one segment more than snapshots, and no differences."""
-    archive_entries(entries_of(seed), tmp_path / "archive", snapshot_records=SNAPSHOT_RECORDS, batch_records=BATCH_RECORDS)
+    archive_entries(
+        entries_of(seed),
+        tmp_path / "archive",
+        snapshot_records=SNAPSHOT_RECORDS,
+        batch_records=BATCH_RECORDS,
+    )
     result = verified(tmp_path / "archive")
-    assert [(), RECORDS, RECORDS, 0] == [result.differences, result.records, result.last, result.trusted]
+    assert [(), RECORDS, RECORDS, 0] == [
+        result.differences,
+        result.records,
+        result.last,
+        result.trusted,
+    ]
     assert RECORDS == result.accepted + sum(result.rejected.values())
     assert RECORDS // SNAPSHOT_RECORDS + 1 == result.segments
 
@@ -162,7 +212,13 @@ def test_an_archive_that_begins_late(tmp_path: Path) -> None:
     before = Channel()
     for offset, data in head:
         before.put_bytes(data, offset=offset)
-    archive_entries(tail, tmp_path / "archive", snapshot_records=100, batch_records=90, begin=to_bytes(before.view))
+    archive_entries(
+        tail,
+        tmp_path / "archive",
+        snapshot_records=100,
+        batch_records=90,
+        begin=to_bytes(before.view),
+    )
     result = verified(tmp_path / "archive")
     assert [(), RECORDS - 400, 1] == [result.differences, result.records, result.trusted]
     assert any("cannot be replayed" in line for line in lines(result, url="URL"))
@@ -187,12 +243,15 @@ def test_a_part_of_an_archive(archive: Path) -> None:
     assert 100 < result.records <= 2 * SNAPSHOT_RECORDS
 
 
-# --- archives with differences -----------------------------------------------------------------------------------------------
+# --- archives with differences
+# -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Damage:
-    """A change of an archive at an offset, and the kind of difference to expect. `exact`: its last offset is that offset."""
+    """A change of an archive at an offset, and the kind of difference to expect. `exact`: its last
+    offset is that offset.
+    """
 
     table: str
     change: Callable[[pa.Table, int], pa.Table]
@@ -206,16 +265,31 @@ def _without(rows: pa.Table, offset: int) -> pa.Table:
 
 
 DAMAGES = {
-    "another verdict": Damage(table="records", change=lambda rows, at: replaced(rows, at, verdict="foreign_genesis"), kind="verdict"),
-    "a record twice": Damage(
-        table="records", change=lambda rows, at: pa.concat_tables([rows, rows.filter(pc.equal(rows["offset"], at))]), kind="order"
+    "another verdict": Damage(
+        table="records",
+        change=lambda rows, at: replaced(rows, at, verdict="foreign_genesis"),
+        kind="verdict",
     ),
-    "a snapshot's record is gone": Damage(table="records", change=_without, kind="missing", offset=401),
+    "a record twice": Damage(
+        table="records",
+        change=lambda rows, at: pa.concat_tables([rows, rows.filter(pc.equal(rows["offset"], at))]),
+        kind="order",
+    ),
+    "a snapshot's record is gone": Damage(
+        table="records", change=_without, kind="missing", offset=401
+    ),
     "a snapshot of another digest": Damage(
-        table="snapshots", change=lambda rows, at: replaced(rows, at, digest="1"), kind="digest", offset=401
+        table="snapshots",
+        change=lambda rows, at: replaced(rows, at, digest="1"),
+        kind="digest",
+        offset=401,
     ),
     "a snapshot that is damaged": Damage(
-        table="snapshots", change=lambda rows, at: replaced(rows, at, bytes=b"none"), kind="damaged", offset=401, exact=False
+        table="snapshots",
+        change=lambda rows, at: replaced(rows, at, bytes=b"none"),
+        kind="damaged",
+        offset=401,
+        exact=False,
     ),
 }
 
@@ -223,7 +297,9 @@ DAMAGES = {
 @pytest.mark.parametrize("name", DAMAGES)
 def test_a_difference_is_found_at_its_record(archive: Path, name: str) -> None:
     damage = DAMAGES[name]
-    rewrite(archive, damage.table, lambda rows: damage.change(rows, damage.offset), offset=damage.offset)
+    rewrite(
+        archive, damage.table, lambda rows: damage.change(rows, damage.offset), offset=damage.offset
+    )
     result = verified(archive)
     assert damage.kind == result.differences[0].kind
     if damage.exact:
@@ -234,14 +310,22 @@ def test_a_difference_is_found_at_its_record(archive: Path, name: str) -> None:
 def accepted_transition(archive: Path, *, above: int = 300) -> int:
     """Return the offset of the first accepted record of a bundle above an offset."""
     rows = [
-        row for path in sorted((archive / "records").glob("day=*/*.parquet")) for row in pq.read_table(path, partitioning=None).to_pylist()
+        row
+        for path in sorted((archive / "records").glob("day=*/*.parquet"))
+        for row in pq.read_table(path, partitioning=None).to_pylist()
     ]
-    offset: int = next(row["offset"] for row in rows if row["offset"] > above and (row["kind"], row["verdict"]) == ("bundle", "accepted"))
+    offset: int = next(
+        row["offset"]
+        for row in rows
+        if row["offset"] > above and (row["kind"], row["verdict"]) == ("bundle", "accepted")
+    )
     return offset
 
 
 def test_a_record_that_was_removed(archive: Path) -> None:
-    """The next snapshot's digest shows the loss at the latest. The reported range contains the record."""
+    """The next snapshot's digest shows the loss at the latest. The reported range contains the
+    record.
+    """
     offset = accepted_transition(archive)
     rewrite(archive, "records", lambda rows: _without(rows, offset), offset=offset)
     difference = verified(archive).differences[0]
@@ -262,21 +346,36 @@ def test_records_that_are_gone_from_the_end(archive: Path) -> None:
 
 
 def test_segments_are_checked_independently(archive: Path) -> None:
-    """A difference in one segment does not affect the others, which begin with their own snapshots."""
+    """A difference in one segment does not affect the others, which begin with their own
+    snapshots.
+    """
     for offset in (250, 750):
-        rewrite(archive, "records", lambda rows, at=offset: replaced(rows, at, verdict="foreign_genesis"), offset=offset)  # type: ignore[misc]
+        rewrite(
+            archive,
+            "records",
+            lambda rows, at=offset: replaced(rows, at, verdict="foreign_genesis"),  # type: ignore[misc]
+            offset=offset,
+        )
     assert [250, 750] == [difference.last for difference in verified(archive).differences]
 
 
 def forge_renewal(archive: Path, within: range) -> int:
-    """Change the digest in the first renewal among these offsets, which are in one file. Return its offset."""
+    """Change the digest in the first renewal among these offsets, which are in one file. Return its
+    offset.
+    """
     forged = list[int]()
 
     def forge(rows: pa.Table) -> pa.Table:
-        row = next(row for row in rows.to_pylist() if row["offset"] in within and (row["kind"], row["verdict"]) == ("renewed", "accepted"))
+        row = next(
+            row
+            for row in rows.to_pylist()
+            if row["offset"] in within and (row["kind"], row["verdict"]) == ("renewed", "accepted")
+        )
         renewal = orjson.loads(row["bytes"])
         forged.append(row["offset"])
-        return replaced(rows, row["offset"], bytes=orjson.dumps({**renewal, "digest": renewal["digest"] + 1}))
+        return replaced(
+            rows, row["offset"], bytes=orjson.dumps({**renewal, "digest": renewal["digest"] + 1})
+        )
 
     rewrite(archive, "records", forge, offset=within.stop - 1)
     return forged[0]
@@ -290,7 +389,9 @@ def test_a_forged_renewal_hides_nothing_after_it(archive: Path) -> None:
     assert RECORDS == result.records
     damaged = rewrite(archive, "records", lambda rows: rows, offset=521)
     damaged.write_bytes(b"PAR1 and no more")
-    assert {("renewal", None), ("damaged", str(damaged))} == {(found.kind, found.file) for found in verified(archive).differences}
+    assert {("renewal", None), ("damaged", str(damaged))} == {
+        (found.kind, found.file) for found in verified(archive).differences
+    }
 
 
 def test_a_forged_renewal_hides_no_loss(archive: Path) -> None:
@@ -327,7 +428,9 @@ def test_files_that_are_compacted_meanwhile(archive: Path) -> None:
     checked = [check_segment(segment) for segment in segments]
     assert {"gone"} == {difference.kind for each in checked for difference in each.differences}
     again = relocated(Archive(archive), segments, checked)
-    assert [each.number for each in checked if each.differences] == [segment.number for segment in again]
+    assert [each.number for each in checked if each.differences] == [
+        segment.number for segment in again
+    ]
     mended = [check_segment(segment) for segment in again]
     assert [()] * len(again) == [each.differences for each in mended]
     assert () == relocated(Archive(archive), segments, mended)
@@ -342,7 +445,9 @@ def test_a_flipped_bit_never_raises(tmp_path: Path, table: Table) -> None:
     whole = path.read_bytes()
     found = Counter[str]()
     description = 8 * (len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"))
-    for bit in rng.sample(range(description), 50) + rng.sample(range(description, 8 * len(whole)), 150):
+    for bit in rng.sample(range(description), 50) + rng.sample(
+        range(description, 8 * len(whole)), 150
+    ):
         data = bytearray(whole)
         data[bit // 8] ^= 1 << bit % 8
         path.write_bytes(data)
@@ -352,10 +457,16 @@ def test_a_flipped_bit_never_raises(tmp_path: Path, table: Table) -> None:
     assert {"none", "damaged"} <= found.keys()
 
 
-def of_offsets(rows: pa.Table, change: Callable[[pa.ChunkedArray], pa.ChunkedArray], *, nullable: bool = True) -> pa.Table:
+def of_offsets(
+    rows: pa.Table, change: Callable[[pa.ChunkedArray], pa.ChunkedArray], *, nullable: bool = True
+) -> pa.Table:
     """The rows, with changed offsets."""
     cells = change(rows["offset"])
-    return rows.set_column(rows.schema.get_field_index("offset"), pa.field("offset", cells.type, nullable=nullable), cells)
+    return rows.set_column(
+        rows.schema.get_field_index("offset"),
+        pa.field("offset", cells.type, nullable=nullable),
+        cells,
+    )
 
 
 def with_invalid_text(rows: pa.Table) -> pa.Table:
@@ -367,7 +478,9 @@ def with_invalid_text(rows: pa.Table) -> pa.Table:
 FORMS: dict[str, Callable[[pa.Table], pa.Table]] = {
     "no offsets": lambda rows: rows.drop_columns(["offset"]),
     "offsets of text": lambda rows: of_offsets(rows, lambda cells: cells.cast(pa.string())),
-    "offsets that may not be null": lambda rows: of_offsets(rows, lambda cells: cells, nullable=False),
+    "offsets that may not be null": lambda rows: of_offsets(
+        rows, lambda cells: cells, nullable=False
+    ),
     "a null offset": lambda rows: replaced(rows, rows["offset"][1].as_py(), offset=None),
     "invalid text": with_invalid_text,
 }
@@ -378,24 +491,32 @@ def test_each_form_of_damage_is_named(archive: Path, form: str) -> None:
     """A file whose form is not that of its table is damaged."""
     path = Archive(archive).files(Table.RECORDS)[3]
     pq.write_table(FORMS[form](pq.read_table(path, partitioning=None)), path)
-    assert {("damaged", str(path))} == {(each.kind, each.file) for each in verified(archive).differences}
+    assert {("damaged", str(path))} == {
+        (each.kind, each.file) for each in verified(archive).differences
+    }
 
 
 def test_a_file_without_statistics_is_damaged(archive: Path) -> None:
     """Its offsets are unknown to the plan."""
     path = Archive(archive).files(Table.RECORDS)[3]
     pq.write_table(pq.read_table(path, partitioning=None), path, write_statistics=False)
-    assert {("damaged", str(path))} == {(each.kind, each.file) for each in verified(archive).differences}
+    assert {("damaged", str(path))} == {
+        (each.kind, each.file) for each in verified(archive).differences
+    }
 
 
 @pytest.mark.parametrize("cells", [{"offset": None}, {"at": None}, {"bytes": None}])
 def test_a_snapshot_with_a_null_is_named(archive: Path, cells: dict[str, None]) -> None:
     """Its file is damaged."""
     path = rewrite(archive, "snapshots", lambda rows: replaced(rows, 401, **cells), offset=401)
-    assert ("damaged", str(path)) in {(each.kind, each.file) for each in verified(archive).differences}
+    assert ("damaged", str(path)) in {
+        (each.kind, each.file) for each in verified(archive).differences
+    }
 
 
-def test_a_mistake_in_folding_is_not_called_damage(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_in_folding_is_not_called_damage(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only errors of reading count as damage."""
 
     def feed(_replay: Replay, _rows: Rows) -> None:
@@ -406,16 +527,27 @@ def test_a_mistake_in_folding_is_not_called_damage(archive: Path, monkeypatch: p
         verified(archive)
 
 
-# --- the output --------------------------------------------------------------------------------------------------------------
+# --- the output
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_first_differences_are_printed_with_commands() -> None:
     """They are in log order. All differences are counted."""
-    found = [Difference(kind="verdict", first=offset, last=offset, text="other") for offset in range(DIFFERENCES_MAX + 5, 0, -1)]
+    found = [
+        Difference(kind="verdict", first=offset, last=offset, text="other")
+        for offset in range(DIFFERENCES_MAX + 5, 0, -1)
+    ]
     segment = plan([], FILES)
-    checked = [Checked(number=each.first or 0, records=1, verdicts={"accepted": 1}, differences=(each,)) for each in found]
+    checked = [
+        Checked(number=each.first or 0, records=1, verdicts={"accepted": 1}, differences=(each,))
+        for each in found
+    ]
     result = verification(segment, checked, seconds=0.5)
-    assert [DIFFERENCES_MAX, len(found), 1] == [len(result.differences), result.differences_count, result.differences[0].first]
+    assert [DIFFERENCES_MAX, len(found), 1] == [
+        len(result.differences),
+        result.differences_count,
+        result.differences[0].first,
+    ]
     printed = list(lines(result, url="sqlite:a log.db"))
     assert "offset 1: verdict: other" in printed
     assert "  equipoise channel show 1 --log 'sqlite:a log.db'" in printed

@@ -1,4 +1,6 @@
-"""SQLite logs for unit tests: opening them, filling them, and changing their files behind their backs."""
+"""SQLite logs for unit tests: opening them, filling them, and changing their files behind their
+backs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ URL = "sqlite:log.db"
 
 def open_at(path: Path, **options: object) -> SqliteLog:
     """A handle on the log at a path."""
-    return partial(SqliteLog, str(path), name=URL, **options)()  # type: ignore[arg-type] # each test knows its options
+    # Each test knows its options.
+    return partial(SqliteLog, str(path), name=URL, **options)()  # type: ignore[arg-type]
 
 
 def append(log: SqliteLog, *records: bytes) -> list[int]:
@@ -23,7 +26,9 @@ def append(log: SqliteLog, *records: bytes) -> list[int]:
 
 
 def make(path: Path, *records: bytes) -> list[int]:
-    """The offsets of the records of a log that is made and closed, so that all of it is in one file."""
+    """The offsets of the records of a log that is made and closed, so that all of it is in one
+    file.
+    """
     log = open_at(path)
     offsets = append(log, *records)
     log.close()

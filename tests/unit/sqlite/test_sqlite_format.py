@@ -14,7 +14,12 @@ from equipoise.channel.core.errors import LogDamaged
 from equipoise.channel.core.log import Entry
 from equipoise.channel.core.snapshot_store import SnapshotRow
 from equipoise.channel.sqlite.file import BOOT_ID, this_boot
-from equipoise.channel.sqlite.format import APPLICATION_ID, FORMAT, FORMAT_WITH_HISTORY, SKIP_AFTER_RESTART
+from equipoise.channel.sqlite.format import (
+    APPLICATION_ID,
+    FORMAT,
+    FORMAT_WITH_HISTORY,
+    SKIP_AFTER_RESTART,
+)
 from equipoise.channel.sqlite.log import SqliteLog
 from tests.unit.sqlite.sqlite_files import TIMEOUT_MS, append, edit, make, open_at
 
@@ -32,13 +37,19 @@ def make_of_format_1(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("BEGIN")
-        connection.execute("CREATE TABLE entries (offset INTEGER PRIMARY KEY, data BLOB NOT NULL, checksum INTEGER NOT NULL)")
         connection.execute(
-            "CREATE TABLE log (identity TEXT NOT NULL, start_offset INTEGER NOT NULL, end_offset INTEGER NOT NULL, boot TEXT NOT NULL)"
+            "CREATE TABLE entries (offset INTEGER PRIMARY KEY, data BLOB NOT NULL, checksum INTEGER"
+            " NOT NULL)"
+        )
+        connection.execute(
+            "CREATE TABLE log (identity TEXT NOT NULL, start_offset INTEGER NOT NULL, end_offset"
+            " INTEGER NOT NULL, boot TEXT NOT NULL)"
         )
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute("PRAGMA user_version = 1")
-        connection.execute("INSERT INTO log VALUES ('an identity', 1, ?, ?)", (len(RECORDS), this_boot(BOOT_ID)))
+        connection.execute(
+            "INSERT INTO log VALUES ('an identity', 1, ?, ?)", (len(RECORDS), this_boot(BOOT_ID))
+        )
         rows = [(offset, data, crc32(data, offset)) for offset, data in enumerate(RECORDS, 1)]
         connection.executemany("INSERT INTO entries VALUES (?, ?, ?)", rows)
         connection.execute("COMMIT")
@@ -58,7 +69,9 @@ def format_of(path: Path) -> int:
 
 
 def test_an_older_file_is_brought_up(path: Path, tmp_path: Path) -> None:
-    """A log of format 1 is opened with all that is on it, and is then like one that was made today, also for the next."""
+    """A log of format 1 is opened with all that is on it, and is then like one that was made today,
+    also for the next.
+    """
     make_of_format_1(path)
     for number in range(2):
         log = open_at(path)
@@ -72,7 +85,9 @@ def test_an_older_file_is_brought_up(path: Path, tmp_path: Path) -> None:
 
 
 def test_older_entries_count_as_of_then(path: Path) -> None:
-    """Entries of format 1 bear the time at which the file was brought up: nothing of them is old yet."""
+    """Entries of format 1 bear the time at which the file was brought up: nothing of them is old
+    yet.
+    """
     before_ms = time.time_ns() // 1_000_000
     make_of_format_1(path)
     log = open_at(path)
@@ -84,14 +99,21 @@ def test_older_entries_count_as_of_then(path: Path) -> None:
     log.close()
 
 
-def test_entries_of_an_older_process_count_as_new(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a process of format 1 appends, which has the file open still, is taken for as young as the next entry that bears a time."""
+def test_entries_of_an_older_process_count_as_new(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a process of format 1 appends, which has the file open still, is taken for as young as
+    the next entry that bears a time.
+    """
     make_of_format_1(path)
     log = open_at(path)
     append(log, b"timed")
     with closing(sqlite3.connect(path, isolation_level=None)) as older:
         for offset in (202, 203):
-            older.execute("INSERT INTO entries (offset, data, checksum) VALUES (?, ?, ?)", (offset, b"x", crc32(b"x", offset)))
+            older.execute(
+                "INSERT INTO entries (offset, data, checksum) VALUES (?, ?, ?)",
+                (offset, b"x", crc32(b"x", offset)),
+            )
             older.execute("UPDATE log SET end_offset = ?", (offset,))
     after_ms = time.time_ns() // 1_000_000 + 1
     assert 202 == log.position_at(after_ms)
@@ -103,7 +125,9 @@ def test_entries_of_an_older_process_count_as_new(path: Path, monkeypatch: pytes
 
 
 def test_a_file_gets_a_history_when_that_is_first_claimed(path: Path) -> None:
-    """Reading a history snapshot leaves the file format as it is; a claim raises it to a format that all can open."""
+    """Reading a history snapshot leaves the file format as it is; a claim raises it to a format
+    that all can open.
+    """
     make(path, b"a")
     before, other = open_at(path), open_at(path)
     assert before.history_snapshot().load() is None
@@ -133,7 +157,9 @@ def test_a_file_with_a_history_is_opened_after_a_restart(path: Path, tmp_path: P
     log.close()
 
 
-@pytest.mark.parametrize("statement", ["UPDATE entries SET appended_ms = 'noon'", "UPDATE log SET appended_ms = 'noon'"])
+@pytest.mark.parametrize(
+    "statement", ["UPDATE entries SET appended_ms = 'noon'", "UPDATE log SET appended_ms = 'noon'"]
+)
 def test_a_time_that_is_none_is_damage(path: Path, statement: str) -> None:
     """A time that is no number is told as damage, to who asks for times."""
     make(path, b"a", b"b")
@@ -155,19 +181,28 @@ def test_what_does_not_count_is_removed(path: Path) -> None:
     compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)
     for number in range(3):
         compacted_snapshot.replace(
-            [SnapshotRow("a", b"%d" % number), SnapshotRow("b", None if number else b"b")], b"marker", timeout_ms=TIMEOUT_MS
+            [SnapshotRow("a", b"%d" % number), SnapshotRow("b", None if number else b"b")],
+            b"marker",
+            timeout_ms=TIMEOUT_MS,
         )
     assert [(b"a", 3, b"2")] == rows_in(path)
     log.close()
 
 
 def test_what_a_dead_writer_left_is_removed_by_the_next_claim(path: Path) -> None:
-    """Rows that never came to count, and such as count no longer, go when somebody claims the snapshot next."""
+    """Rows that never came to count, and such as count no longer, go when somebody claims the
+    snapshot next.
+    """
     log = open_at(path)
     compacted_snapshot = log.compacted_snapshot()
     compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)
-    compacted_snapshot.replace([SnapshotRow("a", b"1"), SnapshotRow("b", b"1")], b"marker", timeout_ms=TIMEOUT_MS)
-    litter = "INSERT INTO twin VALUES (x'61', 2, x'32'), (x'62', 0, x'30'), (x'63', 0, NULL), (x'64', 2, x'32')"
+    compacted_snapshot.replace(
+        [SnapshotRow("a", b"1"), SnapshotRow("b", b"1")], b"marker", timeout_ms=TIMEOUT_MS
+    )
+    litter = (
+        "INSERT INTO twin VALUES (x'61', 2, x'32'), (x'62', 0, x'30'), (x'63', 0, NULL), (x'64', 2,"
+        " x'32')"
+    )
     edit(path, litter, "UPDATE twin_marker SET is_tidy = 0")
     compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)
     assert [(b"a", 1, b"1"), (b"b", 1, b"1")] == rows_in(path)

@@ -1,4 +1,6 @@
-"""What only the SQLite log can meet, and what it then says: a file that is full, locked, denied, replaced; a restart; a long WAL."""
+"""What only the SQLite log can meet, and what it then says: a file that is full, locked, denied,
+replaced; a restart; a long WAL.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,15 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.channel.core.errors import Bug, CallerError, LogDamaged, LogReplaced, LogStorageFull, LogUnavailable, OperatorError
+from equipoise.channel.core.errors import (
+    Bug,
+    CallerError,
+    LogDamaged,
+    LogReplaced,
+    LogStorageFull,
+    LogUnavailable,
+    OperatorError,
+)
 from equipoise.channel.core.log import FIRST_OFFSET, Skipping
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.sqlite import log as sqlite_log
@@ -26,7 +36,13 @@ from equipoise.channel.sqlite import storage as sqlite_storage
 from equipoise.channel.sqlite.format import SKIP_AFTER_RESTART
 from equipoise.channel.sqlite.log import TRUNCATE_STEP_ENTRIES, SqliteLog
 from equipoise.channel.sqlite.notifier import Notifier
-from equipoise.channel.sqlite.storage import RETRY_MS_MAX, RETRY_MS_MIN, WAL_BYTES_KEPT, WAL_BYTES_MAX, Synchronous
+from equipoise.channel.sqlite.storage import (
+    RETRY_MS_MAX,
+    RETRY_MS_MIN,
+    WAL_BYTES_KEPT,
+    WAL_BYTES_MAX,
+    Synchronous,
+)
 from tests.unit.sqlite.sqlite_files import TIMEOUT_MS, URL, append, edit, make, open_at
 
 NOBODY = 65_534
@@ -48,12 +64,19 @@ def log(path: Path) -> Iterator[SqliteLog]:
 
 def append_silently(path: Path, offset: int) -> None:
     """Append an entry as a writer does that is killed before it rings the notifier."""
-    edit(path, "INSERT INTO entries VALUES (:offset, x'62', 0, 0)", "UPDATE log SET end_offset = :offset", offset=offset)
+    edit(
+        path,
+        "INSERT INTO entries VALUES (:offset, x'62', 0, 0)",
+        "UPDATE log SET end_offset = :offset",
+        offset=offset,
+    )
 
 
 @contextmanager
 def as_nobody() -> Iterator[None]:
-    """Lower the rights of this process, if it has any to lower: to the superuser nothing is denied."""
+    """Lower the rights of this process, if it has any to lower: to the superuser nothing is
+    denied.
+    """
     user = os.geteuid()
     if user == 0:
         os.seteuid(NOBODY)
@@ -78,11 +101,15 @@ def test_a_file_that_may_not_be_written_is_refused(mode: int) -> None:
             Path(folder).chmod(0o755)
 
 
-def test_a_system_without_shared_memory_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_shared_memory_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where SQLite cannot use a WAL, the log is not opened with less than that."""
 
     def connect_without_shared_memory(path: Path, *, create: bool) -> sqlite3.Connection:
-        connection = sqlite3.connect(f"file:{path}?vfs=unix-dotfile", uri=True, isolation_level=None)
+        connection = sqlite3.connect(
+            f"file:{path}?vfs=unix-dotfile", uri=True, isolation_level=None
+        )
         connection.text_factory = bytes
         return connection
 
@@ -101,7 +128,9 @@ def test_a_network_file_system_is_refused(path: Path, tmp_path: Path) -> None:
 
 
 def test_a_full_database_takes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the storage is full an append says so and leaves nothing behind; reading and smaller appends go on."""
+    """When the storage is full an append says so and leaves nothing behind; reading and smaller
+    appends go on.
+    """
 
     class SmallConnection(sqlite3.Connection):
         def __init__(self, *args: object, **options: object) -> None:
@@ -121,7 +150,9 @@ def test_a_full_database_takes_nothing(path: Path, monkeypatch: pytest.MonkeyPat
 
 @contextmanager
 def file_size_limit(size_bytes: int) -> Iterator[None]:
-    """Let no file of this process grow beyond a size: a write beyond it fails as on a broken disk."""
+    """Let no file of this process grow beyond a size: a write beyond it fails as on a broken
+    disk.
+    """
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, limits[1]))
     try:
@@ -131,10 +162,15 @@ def file_size_limit(size_bytes: int) -> Iterator[None]:
 
 
 def test_a_commit_that_fails_leaves_doubt(log: SqliteLog, path: Path) -> None:
-    """An error of the disk within a commit is told as doubt, and the log goes on when the disk does."""
+    """An error of the disk within a commit is told as doubt, and the log goes on when the disk
+    does.
+    """
     offsets = append(log, b"a")
     wal_bytes = path.with_name("log.db-wal").stat().st_size
-    with file_size_limit(wal_bytes), pytest.raises(LogUnavailable, match="may or may not be on it") as caught:
+    with (
+        file_size_limit(wal_bytes),
+        pytest.raises(LogUnavailable, match="may or may not be on it") as caught,
+    ):
         append(log, b"lost")
     assert caught.value.in_doubt
     offsets += append(log, b"b")
@@ -157,7 +193,9 @@ def begin_immediate(path: Path) -> sqlite3.Connection:
 
 
 def test_who_opens_a_new_file_at_the_same_time_finds_the_same_log(tmp_path: Path) -> None:
-    """Of several that open a file which is not there yet one makes the log, and none takes it for another program's."""
+    """Of several that open a file which is not there yet one makes the log, and none takes it for
+    another program's.
+    """
     openers = 4
     for attempt in range(15):
         gate = threading.Barrier(openers)
@@ -173,10 +211,15 @@ def test_who_opens_a_new_file_at_the_same_time_finds_the_same_log(tmp_path: Path
 
 
 def test_a_held_write_lock_makes_writers_give_up_in_time(log: SqliteLog, path: Path) -> None:
-    """While somebody holds the write lock, writers give up without doubt at their timeout, and readers read on."""
+    """While somebody holds the write lock, writers give up without doubt at their timeout, and
+    readers read on.
+    """
     offsets = append(log, b"a", b"b")
     holder = begin_immediate(path)
-    for write in (lambda: log.append([b"c"], timeout_ms=20), lambda: log.truncate(offsets[1], timeout_ms=20)):
+    for write in (
+        lambda: log.append([b"c"], timeout_ms=20),
+        lambda: log.truncate(offsets[1], timeout_ms=20),
+    ):
         with pytest.raises(LogUnavailable, match=r"for 20 ms; .*nothing was appended") as caught:
             write()
         assert not caught.value.in_doubt
@@ -189,7 +232,9 @@ def test_a_held_write_lock_makes_writers_give_up_in_time(log: SqliteLog, path: P
 
 
 def test_damage_that_is_mended_is_forgotten(log: SqliteLog, path: Path) -> None:
-    """A handle that met damage leaves nothing open behind it, and works again once the file is mended."""
+    """A handle that met damage leaves nothing open behind it, and works again once the file is
+    mended.
+    """
     append(log, b"a")
     edit(path, "UPDATE log SET end_offset = -1")
     with pytest.raises(LogDamaged, match="bounds"):
@@ -199,8 +244,12 @@ def test_damage_that_is_mended_is_forgotten(log: SqliteLog, path: Path) -> None:
     assert [b"a", b"b"] == [entry.data for entry in log.read(FIRST_OFFSET, limit=10)]
 
 
-def open_another_before_begin(monkeypatch: pytest.MonkeyPatch, open_another: Callable[[], SqliteLog]) -> None:
-    """Let the next handle that is opened be overtaken by another one, just before it takes the write lock."""
+def open_another_before_begin(
+    monkeypatch: pytest.MonkeyPatch, open_another: Callable[[], SqliteLog]
+) -> None:
+    """Let the next handle that is opened be overtaken by another one, just before it takes the
+    write lock.
+    """
 
     class OvertakenConnection(sqlite3.Connection):
         def __init__(self, *args: object, **options: object) -> None:
@@ -233,7 +282,9 @@ def test_two_that_make_a_log_at_once_make_one(path: Path, monkeypatch: pytest.Mo
     log.close()
 
 
-def test_two_that_skip_ahead_at_once_skip_once(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_that_skip_ahead_at_once_skip_once(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who is overtaken while skipping ahead after a restart does not skip again."""
     open_at(path, boot_id=boot(tmp_path, "monday")).close()
     tuesday = boot(tmp_path, "tuesday")
@@ -243,7 +294,9 @@ def test_two_that_skip_ahead_at_once_skip_once(path: Path, tmp_path: Path, monke
     log.close()
 
 
-def test_a_writer_in_the_way_is_outwaited(log: SqliteLog, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_in_the_way_is_outwaited(
+    log: SqliteLog, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A writer tries again after each random sleep, and goes through once the lock is free."""
     holder = begin_immediate(path)
     sleeps: list[float] = []
@@ -259,8 +312,12 @@ def test_a_writer_in_the_way_is_outwaited(log: SqliteLog, path: Path, monkeypatc
     assert all(RETRY_MS_MIN <= sleep_ms <= RETRY_MS_MAX for sleep_ms in sleeps)
 
 
-def test_opening_gives_up_on_a_file_that_somebody_keeps(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that another process holds for itself alone cannot be opened, and says so after a bounded time."""
+def test_opening_gives_up_on_a_file_that_somebody_keeps(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that another process holds for itself alone cannot be opened, and says so after a
+    bounded time.
+    """
     make(path, b"a")
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -272,8 +329,12 @@ def test_opening_gives_up_on_a_file_that_somebody_keeps(path: Path, monkeypatch:
     open_at(path).close()
 
 
-def test_a_commit_rings_for_those_who_wait(log: SqliteLog, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each append wakes a reader that never looks for itself, when what was appended can be read, and not earlier."""
+def test_a_commit_rings_for_those_who_wait(
+    log: SqliteLog, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each append wakes a reader that never looks for itself, when what was appended can be read,
+    and not earlier.
+    """
     monkeypatch.setattr(sqlite_log, "RECHECK_MS", 3_600_000)
     reader = open_at(path)
     with ThreadPoolExecutor(1) as pool:
@@ -287,8 +348,12 @@ def test_a_commit_rings_for_those_who_wait(log: SqliteLog, path: Path, monkeypat
     reader.close()
 
 
-def test_a_lost_ring_delays_a_reader_and_no_more(log: SqliteLog, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit whose writer died before it rang the notifier is found by the reader's own looking."""
+def test_a_lost_ring_delays_a_reader_and_no_more(
+    log: SqliteLog, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit whose writer died before it rang the notifier is found by the reader's own
+    looking.
+    """
     offset = append(log, b"a")[0] + 1
     sleeps: list[int] = []
 
@@ -337,8 +402,12 @@ LOSSES = (
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.id)
-def test_a_log_that_was_taken_away_stops_everybody(path: Path, loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once a file of the log is another one, no call gives or takes entries of the old one: each names the file."""
+def test_a_log_that_was_taken_away_stops_everybody(
+    path: Path, loss: Loss, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a file of the log is another one, no call gives or takes entries of the old one: each
+    names the file.
+    """
     monkeypatch.setattr(sqlite_storage, "WAL_LOOK_MS", 0)
     make(path, b"a")
     log = open_at(path)
@@ -367,7 +436,9 @@ def boot(tmp_path: Path, boot_id: str) -> Path:
 
 
 def test_offsets_skip_ahead_after_a_restart_of_the_machine(path: Path, tmp_path: Path) -> None:
-    """The first handle after a restart leaves a gap that nothing waits for; those after it leave none."""
+    """The first handle after a restart leaves a gap that nothing waits for; those after it leave
+    none.
+    """
     log = open_at(path, boot_id=boot(tmp_path, "monday"))
     newest = append(log, b"a", b"b")[-1]
     log.close()
@@ -384,7 +455,9 @@ def test_offsets_skip_ahead_after_a_restart_of_the_machine(path: Path, tmp_path:
 
 
 def test_without_restarts_to_tell_only_full_durability_is_given(path: Path, tmp_path: Path) -> None:
-    """Where the system does not tell its restarts, offsets do not skip, so appends that a power cut takes back are refused."""
+    """Where the system does not tell its restarts, offsets do not skip, so appends that a power cut
+    takes back are refused.
+    """
     missing = tmp_path / "missing"
     for _ in range(2):
         log = open_at(path, boot_id=missing)
@@ -418,7 +491,9 @@ def test_a_wal_that_grew_too_large_starts_over(log: SqliteLog, path: Path) -> No
 
 
 def test_a_reader_in_the_way_does_not_stop_writers(log: SqliteLog, path: Path) -> None:
-    """While somebody reads the WAL it stays large and appends go on; once they are gone it shrinks."""
+    """While somebody reads the WAL it stays large and appends go on; once they are gone it
+    shrinks.
+    """
     append(log, b"a")
     reader = sqlite3.connect(path, isolation_level=None)
     reader.execute("BEGIN")
@@ -432,13 +507,18 @@ def test_a_reader_in_the_way_does_not_stop_writers(log: SqliteLog, path: Path) -
     append(log, b"c")
     append(log, b"d")
     assert WAL_BYTES_KEPT >= wal.stat().st_size
-    assert [b"a", b"b", b"b", b"b", b"c", b"d"] == [entry.data for entry in log.read(FIRST_OFFSET, limit=10)]
+    assert [b"a", b"b", b"b", b"b", b"c", b"d"] == [
+        entry.data for entry in log.read(FIRST_OFFSET, limit=10)
+    ]
 
 
-def test_a_truncation_that_broke_off_is_hidden_and_finished_by_the_next(log: SqliteLog, path: Path) -> None:
+def test_a_truncation_that_broke_off_is_hidden_and_finished_by_the_next(
+    log: SqliteLog, path: Path
+) -> None:
     """Entries that a truncation left behind are never read, and go with the next truncation."""
     offsets = append(log, *[b"a"] * (2 * TRUNCATE_STEP_ENTRIES))
-    edit(path, "UPDATE log SET start_offset = :start", start=offsets[-1])  # The first step of a truncation whose process was killed.
+    # The first step of a truncation whose process was killed.
+    edit(path, "UPDATE log SET start_offset = :start", start=offsets[-1])
     assert 1 == len(log.read(log.start(), limit=10))
     log.truncate(offsets[-1], timeout_ms=TIMEOUT_MS)
     connection = sqlite3.connect(path)
@@ -447,7 +527,9 @@ def test_a_truncation_that_broke_off_is_hidden_and_finished_by_the_next(log: Sql
 
 
 def test_offsets_can_be_left_out(log: SqliteLog) -> None:
-    """What is appended after a skip stands where it is told to, and a skip to where the log already is changes nothing."""
+    """What is appended after a skip stands where it is told to, and a skip to where the log already
+    is changes nothing.
+    """
     assert [1, 2] == list(append(log, b"a", b"b"))
     for below in (0, 2, 3):
         log.skip(below, timeout_ms=TIMEOUT_MS)
@@ -460,8 +542,12 @@ def test_offsets_can_be_left_out(log: SqliteLog) -> None:
     assert not isinstance(MemoryLog(name="memory:skip"), Skipping)
 
 
-def test_a_truncation_leaves_the_lock_to_others_between_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After each step it pauses for as long as it held the lock, so that appends are not held up for all of it."""
+def test_a_truncation_leaves_the_lock_to_others_between_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each step it pauses for as long as it held the lock, so that appends are not held up
+    for all of it.
+    """
     log = open_at(tmp_path / "log.db")
     append(log, *[b"x"] * (2 * TRUNCATE_STEP_ENTRIES + 1))
     other = open_at(tmp_path / "log.db")
@@ -486,4 +572,6 @@ def test_the_time_of_appends_never_falls(log: SqliteLog, monkeypatch: pytest.Mon
     for record in (b"a", b"b", b"c"):
         append(log, record)
     monkeypatch.setattr(time, "time_ns", lambda: now_ms * 1_000_000)
-    assert [1, 1, 3] == [log.position_at(time_ms) for time_ms in (now_ms - 5_000, now_ms, now_ms + 1)]
+    assert [1, 1, 3] == [
+        log.position_at(time_ms) for time_ms in (now_ms - 5_000, now_ms, now_ms + 1)
+    ]

@@ -1,4 +1,6 @@
-"""Files that are no logs, or no longer whole ones: each is refused by a typed error that says what is wrong, and left alone."""
+"""Files that are no logs, or no longer whole ones: each is refused by a typed error that says what
+is wrong, and left alone.
+"""
 
 from __future__ import annotations
 
@@ -43,18 +45,33 @@ def overwritten(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
 
 GIVE_THE_IDENTITY_A_NUMBER = (  # A column of text would not take one.
     "ALTER TABLE log RENAME TO old",
-    "CREATE TABLE log AS SELECT 1 AS identity, start_offset, end_offset, boot, begun_ms, appended_ms FROM old",
+    (
+        "CREATE TABLE log AS SELECT 1 AS identity, start_offset, end_offset, boot, begun_ms,"
+        " appended_ms FROM old"
+    ),
     "PRAGMA writable_schema = ON",
-    """UPDATE sqlite_master SET sql = (SELECT replace(sql, '"old"', 'log') FROM sqlite_master WHERE name = 'old') WHERE name = 'log'""",
+    """UPDATE sqlite_master SET sql = (SELECT replace(sql, '"old"', 'log') FROM sqlite_master WHERE name = 'old') WHERE name = 'log'""",  # noqa: E501
     "DROP TABLE old",
 )
 
 UNUSABLE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "of another program": (lambda path: edit(path, "CREATE TABLE people (name TEXT)"), "another program"),
-    "of another program, empty": (lambda path: edit(path, "PRAGMA application_id = 7"), "another program"),
+    "of another program": (
+        lambda path: edit(path, "CREATE TABLE people (name TEXT)"),
+        "another program",
+    ),
+    "of another program, empty": (
+        lambda path: edit(path, "PRAGMA application_id = 7"),
+        "another program",
+    ),
     "of a newer format": (edited("PRAGMA user_version = 4"), "format 3"),
-    "without entries": (edited("DROP TABLE entries"), "another program has changed the table entries"),
-    "with another column": (edited("ALTER TABLE entries ADD COLUMN note TEXT"), "another program has changed the table entries"),
+    "without entries": (
+        edited("DROP TABLE entries"),
+        "another program has changed the table entries",
+    ),
+    "with another column": (
+        edited("ALTER TABLE entries ADD COLUMN note TEXT"),
+        "another program has changed the table entries",
+    ),
     "with a schema that is not text": (
         overwritten(lambda data: data.replace(b"CREATE TABLE entries", b"CREATE T\xc1BLE entries")),
         "not UTF-8",
@@ -66,7 +83,10 @@ UNUSABLE: dict[str, tuple[Callable[[Path], object], str]] = {
     "shorter than a database": (lambda path: path.write_bytes(b"hello"), "not a database"),
     "garbage": (lambda path: path.write_bytes(bytes(range(256)) * 100), "not a database"),
     "cut off": (overwritten(lambda data: data[: len(data) // 2]), "malformed"),
-    "with damaged pages": (overwritten(lambda data: data[:4_096] + b"\xff" * 100_000 + data[104_096:]), "malformed"),
+    "with damaged pages": (
+        overwritten(lambda data: data[:4_096] + b"\xff" * 100_000 + data[104_096:]),
+        "malformed",
+    ),
 }
 
 
@@ -76,7 +96,8 @@ def test_a_file_that_is_not_a_log_is_refused_and_left_alone(path: Path, damage: 
     make_damaged, problem = UNUSABLE[damage]
     make_damaged(path)
     before = path.read_bytes()
-    with pytest.raises(LogDamaged, match=problem) as caught:  # noqa: PT012 - some damage is seen on opening, some on reading
+    # Some damage is seen on opening, some on reading.
+    with pytest.raises(LogDamaged, match=problem) as caught:  # noqa: PT012
         log = open_at(path)
         try:
             log.read(FIRST_OFFSET, limit=1_000)
@@ -103,7 +124,9 @@ BESIDE = {
 
 @pytest.mark.parametrize("beside", BESIDE)
 @pytest.mark.parametrize("has_history", [False, True])
-def test_what_others_keep_in_the_file_is_left_alone(path: Path, beside: str, *, has_history: bool) -> None:
+def test_what_others_keep_in_the_file_is_left_alone(
+    path: Path, beside: str, *, has_history: bool
+) -> None:
     make(path, b"a")
     edit(path, *BESIDE[beside])
     log = open_at(path)
@@ -127,26 +150,38 @@ def test_a_trigger_on_our_tables_is_refused(path: Path) -> None:
 
 
 def test_a_changed_byte_is_found_where_it_is(path: Path) -> None:
-    """One byte that changed on the disk within a record is found when that record is read, and only then."""
+    """One byte that changed on the disk within a record is found when that record is read, and only
+    then.
+    """
     offsets = make(path, b"first", b"the second one", b"third")
     path.write_bytes(path.read_bytes().replace(b"the second one", b"The second one"))
     log = open_at(path)
     assert [(offsets[0], b"first")] == list(log.read(offsets[0], limit=1))
     assert [(offsets[2], b"third")] == list(log.read(offsets[2], limit=1))
-    with pytest.raises(LogDamaged, match=f"offset {offsets[1]} does not match its checksum") as caught:
+    with pytest.raises(
+        LogDamaged, match=f"offset {offsets[1]} does not match its checksum"
+    ) as caught:
         log.read(offsets[0], limit=3)
     assert offsets[1] == caught.value.offset
     log.close()
 
 
 PAGE_BYTES = 4_096
-INTERIOR_PAGE = 5  # The first byte of a page that leads to others; each of its cells is a page's number (4 bytes), and a key.
+# The first byte of a page that leads to others; each of its cells is a page's number (4 bytes), and
+# a key.
+INTERIOR_PAGE = 5
 
 
 def mislead(path: Path) -> None:
-    """Raise the middle key of the page that leads to all entries: a search, which begins there, then ends too early."""
+    """Raise the middle key of the page that leads to all entries: a search, which begins there,
+    then ends too early.
+    """
     content = bytearray(path.read_bytes())
-    page = next(place for place in range(PAGE_BYTES, len(content), PAGE_BYTES) if content[place] == INTERIOR_PAGE)
+    page = next(
+        place
+        for place in range(PAGE_BYTES, len(content), PAGE_BYTES)
+        if content[place] == INTERIOR_PAGE
+    )
     middle = (int.from_bytes(content[page + 3 : page + 5], "big") - 1) // 2
     place_of_cell = page + 12 + 2 * middle
     cell = page + int.from_bytes(content[place_of_cell : place_of_cell + 2], "big")
@@ -156,7 +191,9 @@ def mislead(path: Path) -> None:
 
 
 def test_a_storage_that_contradicts_itself_is_found(path: Path) -> None:
-    """A damaged page must not lead a reader back. A check of the whole storage finds it too, and finds nothing in an intact log."""
+    """A damaged page must not lead a reader back. A check of the whole storage finds it too, and
+    finds nothing in an intact log.
+    """
     make(path, *[b"r" * 300] * 120)
     log = open_at(path)
     log.check_storage()
@@ -179,7 +216,9 @@ def test_a_storage_that_contradicts_itself_is_found(path: Path) -> None:
     ],
 )
 def test_a_meddled_entry_is_found(path: Path, statement: str) -> None:
-    """An entry that is of another type, has another checksum, or was moved to another offset is not handed out."""
+    """An entry that is of another type, has another checksum, or was moved to another offset is not
+    handed out.
+    """
     make(path, b"a", b"b", b"c")
     edit(path, statement)
     log = open_at(path)
@@ -191,7 +230,9 @@ def test_a_meddled_entry_is_found(path: Path, statement: str) -> None:
 @settings(max_examples=80, deadline=None)
 @given(place=st.floats(0, 1, exclude_max=True), garbage=st.binary(min_size=1, max_size=64))
 def test_garbage_in_the_file_never_becomes_an_entry(place: float, garbage: bytes) -> None:
-    """Whatever bytes are overwritten, opening, reading and appending give true entries or a typed error."""
+    """Whatever bytes are overwritten, opening, reading and appending give true entries or a typed
+    error.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "log.db")
         records = [b"%d" % number * 40 for number in range(200)]

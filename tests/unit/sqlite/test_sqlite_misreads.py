@@ -1,4 +1,6 @@
-"""A read of an SQLite log that fails or is wrong once, although the file is whole: it is read again, and nothing advises a restore."""
+"""A read of an SQLite log that fails or is wrong once, although the file is whole: it is read
+again, and nothing advises a restore.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,14 @@ CODES = {
 
 # What reads the file, and the statement whose first page is misread.
 READS: dict[str, tuple[str, Callable[[SqliteLog], object]]] = {
-    "read": ("SELECT offset, data", lambda log: [entry.data for entry in log.read(FIRST_OFFSET, limit=9)]),
-    "read at its beginning": ("BEGIN", lambda log: [entry.data for entry in log.read(FIRST_OFFSET, limit=9)]),
+    "read": (
+        "SELECT offset, data",
+        lambda log: [entry.data for entry in log.read(FIRST_OFFSET, limit=9)],
+    ),
+    "read at its beginning": (
+        "BEGIN",
+        lambda log: [entry.data for entry in log.read(FIRST_OFFSET, limit=9)],
+    ),
     "wait": ("SELECT start_offset", lambda log: log.wait(FIRST_OFFSET, timeout_ms=0)),
     "end": ("SELECT start_offset", lambda log: log.end()),
     "append": ("SELECT start_offset", lambda log: append(log, b"c")),
@@ -80,10 +88,22 @@ def log(disk: Disk, tmp_path: Path) -> Iterator[SqliteLog]:
 
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("read", READS)
-def test_a_page_that_is_misread_once_is_read_again(log: SqliteLog, disk: Disk, read: str, code: str) -> None:
-    """At once, or by the next call, as after an outage: nothing is damaged. A fresh connection reads it."""
+def test_a_page_that_is_misread_once_is_read_again(
+    log: SqliteLog, disk: Disk, read: str, code: str
+) -> None:
+    """At once, or by the next call, as after an outage: nothing is damaged. A fresh connection
+    reads it.
+    """
     at, ask = READS[read]
-    expected = [b"a", b"b"] if read.startswith("read") else True if read == "wait" else 2 if read == "end" else [3]
+    expected = (
+        [b"a", b"b"]
+        if read.startswith("read")
+        else True
+        if read == "wait"
+        else 2
+        if read == "end"
+        else [3]
+    )
     disk.fail(at, code)
     opened = disk.opened
     try:
@@ -95,7 +115,9 @@ def test_a_page_that_is_misread_once_is_read_again(log: SqliteLog, disk: Disk, r
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_a_page_that_is_always_misread_is_an_outage_while_the_file_is_whole(log: SqliteLog, disk: Disk, code: str) -> None:
+def test_a_page_that_is_always_misread_is_an_outage_while_the_file_is_whole(
+    log: SqliteLog, disk: Disk, code: str
+) -> None:
     disk.fail("BEGIN", code, times=9)
     for _ in range(3):
         with pytest.raises(LogUnavailable, match=r"log.db finds it whole|disk I/O error") as caught:
@@ -114,9 +136,15 @@ def test_an_opening_reads_again(disk: Disk, tmp_path: Path, code: str) -> None:
     log.close()
 
 
-def test_an_entry_that_is_misread_once_is_read_again(log: SqliteLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_that_is_misread_once_is_read_again(
+    log: SqliteLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its checksum shows it, not SQLite."""
     misread = iter([0])
     checksum_of = logs.checksum_of
-    monkeypatch.setattr(logs, "checksum_of", lambda offset, data: 0 if next(misread, None) == 0 else checksum_of(offset, data))
+    monkeypatch.setattr(
+        logs,
+        "checksum_of",
+        lambda offset, data: 0 if next(misread, None) == 0 else checksum_of(offset, data),
+    )
     assert [b"a", b"b"] == [entry.data for entry in log.read(FIRST_OFFSET, limit=9)]

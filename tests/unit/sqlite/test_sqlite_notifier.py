@@ -1,4 +1,6 @@
-"""The notifier of the SQLite log: no ring that comes after `listen` is missed, whatever happens to its file."""
+"""The notifier of the SQLite log: no ring that comes after `listen` is missed, whatever happens to
+its file.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def other(path: Path) -> Iterator[Notifier]:
     other.close()
 
 
-def test_a_ring_between_listen_and_sleep_ends_the_sleep(notifier: Notifier, other: Notifier) -> None:
+def test_a_ring_between_listen_and_sleep_ends_the_sleep(
+    notifier: Notifier, other: Notifier
+) -> None:
     """A ring that falls between looking and sleeping is not missed."""
     for _ in range(3):
         assert not notifier.listen()
@@ -57,7 +61,9 @@ def test_a_ring_ends_a_sleep_in_progress(notifier: Notifier, other: Notifier) ->
 
 
 def test_many_rings_are_forgotten_at_once(notifier: Notifier, other: Notifier) -> None:
-    """Rings pile up while nobody listens, and all are gone after one `listen`: the sleep that follows lasts its time."""
+    """Rings pile up while nobody listens, and all are gone after one `listen`: the sleep that
+    follows lasts its time.
+    """
     notifier.listen()
     for _ in range(1_000):
         other.ring()
@@ -67,7 +73,9 @@ def test_many_rings_are_forgotten_at_once(notifier: Notifier, other: Notifier) -
 
 
 def test_wake_is_told_once(notifier: Notifier) -> None:
-    """`listen` tells of wakes since the last time, however many there were, and then forgets them."""
+    """`listen` tells of wakes since the last time, however many there were, and then forgets
+    them.
+    """
     for _ in range(100_000):  # More than a pipe holds.
         notifier.wake()
     assert notifier.sleep(FOREVER_MS)
@@ -75,8 +83,14 @@ def test_wake_is_told_once(notifier: Notifier) -> None:
     assert not notifier.sleep(1)
 
 
-@pytest.mark.parametrize("remove", [Path.unlink, lambda path: path.rename(path.with_name("elsewhere"))], ids=["deleted", "renamed"])
-def test_a_lost_file_is_replaced(remove: Callable[[Path], object], notifier: Notifier, other: Notifier, path: Path) -> None:
+@pytest.mark.parametrize(
+    "remove",
+    [Path.unlink, lambda path: path.rename(path.with_name("elsewhere"))],
+    ids=["deleted", "renamed"],
+)
+def test_a_lost_file_is_replaced(
+    remove: Callable[[Path], object], notifier: Notifier, other: Notifier, path: Path
+) -> None:
     """A reader whose file is gone is woken, and then woken by the rings of a new one."""
     notifier.listen()
     remove(path)
@@ -96,12 +110,15 @@ class UsedUp:
 
 
 @pytest.mark.parametrize(
-    ("name", "has_inotify", "is_used_up"), [("missing/bell", True, False), ("bell", False, False), ("bell", True, True)]
+    ("name", "has_inotify", "is_used_up"),
+    [("missing/bell", True, False), ("bell", False, False), ("bell", True, True)],
 )
 def test_a_reader_that_cannot_be_notified_polls(
     name: str, has_inotify: bool, is_used_up: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the file cannot be made, or there is no inotify, a ring does nothing and a sleep is short."""
+    """If the file cannot be made, or there is no inotify, a ring does nothing and a sleep is
+    short.
+    """
     if is_used_up:
         monkeypatch.setattr(sqlite_notifier, "_libc", UsedUp)
     notifier = Notifier(str(tmp_path / name), use_inotify=has_inotify)

@@ -18,13 +18,22 @@ def past() -> Deadline:
 
 
 def test_the_last_millisecond_counts_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part of a millisecond is rounded up, so that nobody who waits for what remains wakes too early."""
-    monkeypatch.setattr("equipoise.channel.system.deadline.time", SimpleNamespace(monotonic_ns=lambda: 7_999_999))
-    assert [60_000, 59_999] == [Deadline(started_ns=started_ns, timeout_ms=60_000).remaining_ms() for started_ns in (7_000_000, 6_999_999)]
+    """A part of a millisecond is rounded up, so that nobody who waits for what remains wakes too
+    early.
+    """
+    monkeypatch.setattr(
+        "equipoise.channel.system.deadline.time", SimpleNamespace(monotonic_ns=lambda: 7_999_999)
+    )
+    assert [60_000, 59_999] == [
+        Deadline(started_ns=started_ns, timeout_ms=60_000).remaining_ms()
+        for started_ns in (7_000_000, 6_999_999)
+    ]
 
 
 def test_a_check_names_what_did_not_happen() -> None:
-    """A deadline that has come raises a typed error with what was waited for; one that has not lets pass."""
+    """A deadline that has come raises a typed error with what was waited for; one that has not lets
+    pass.
+    """
     Deadline.after(timeout_ms=60_000).check("reading")
     with pytest.raises(DeadlineExceeded, match="reading did not happen within 7 ms") as caught:
         past().check("reading")
@@ -32,18 +41,24 @@ def test_a_check_names_what_did_not_happen() -> None:
 
 
 def test_a_wait_that_ends_in_time_has_its_result() -> None:
-    """What is awaited returns through the wait, even at a deadline that has come if it is there already."""
+    """What is awaited returns through the wait, even at a deadline that has come if it is there
+    already.
+    """
 
     async def scenario() -> tuple[int, int]:
         there: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         there.set_result(2)
-        return await Deadline.after(timeout_ms=60_000).wait(asyncio.sleep(0, 1), what="it"), await past().wait(there, what="it")
+        return await Deadline.after(timeout_ms=60_000).wait(
+            asyncio.sleep(0, 1), what="it"
+        ), await past().wait(there, what="it")
 
     assert (1, 2) == asyncio.run(scenario())
 
 
 def test_a_timeout_of_what_is_awaited_is_its_own() -> None:
-    """A socket's timeout within a minute's wait is no minute that has passed: it is raised as it is."""
+    """A socket's timeout within a minute's wait is no minute that has passed: it is raised as it
+    is.
+    """
 
     async def flush() -> None:
         raise TimeoutError(110, "Connection timed out")

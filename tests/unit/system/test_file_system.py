@@ -44,7 +44,9 @@ LIES = (
 
 @pytest.mark.parametrize("case", LIES, ids=lambda case: case.path)
 def test_the_innermost_mount_counts(case: Lies) -> None:
-    """A path lies on the file system of the longest mount point above it, of equal ones on the last."""
+    """A path lies on the file system of the longest mount point above it, of equal ones on the
+    last.
+    """
     assert case.on == file_system_type(case.path, mounts=MOUNTS)
 
 
@@ -60,14 +62,24 @@ def table_of(file_system: str, folder: Path) -> Path:
     return table
 
 
-@pytest.mark.parametrize("file_system", ["nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "fuse", "virtiofs", "ceph"])
+@pytest.mark.parametrize(
+    "file_system", ["nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "fuse", "virtiofs", "ceph"]
+)
 def test_shared_file_systems_are_refused(file_system: str, tmp_path: Path) -> None:
-    """A file that a second kernel may open is refused, and the error names the file and its file system."""
-    with pytest.raises(OperatorError, match=f"{tmp_path}/log.db lies on {file_system}, where locks cannot be trusted"):
+    """A file that a second kernel may open is refused, and the error names the file and its file
+    system.
+    """
+    with pytest.raises(
+        OperatorError,
+        match=f"{tmp_path}/log.db lies on {file_system}, where locks cannot be trusted",
+    ):
         refuse_network_file_system(tmp_path / "log.db", mount_table=table_of(file_system, tmp_path))
 
 
-@pytest.mark.parametrize("file_system", ["ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "fuseblk", "fuse.fuse-overlayfs", "apfs"])
+@pytest.mark.parametrize(
+    "file_system",
+    ["ext4", "xfs", "btrfs", "zfs", "tmpfs", "overlay", "fuseblk", "fuse.fuse-overlayfs", "apfs"],
+)
 def test_local_file_systems_are_let_pass(file_system: str, tmp_path: Path) -> None:
     """A file on a disk of this machine is used."""
     refuse_network_file_system(tmp_path / "log.db", mount_table=table_of(file_system, tmp_path))

@@ -28,7 +28,12 @@ class Limits:
 
 CASES = {
     "enough": (Limits(5_000, 9_000), 1_000, 1_000, 5_000),
-    "no limit": (Limits(resource.RLIM_INFINITY, resource.RLIM_INFINITY), 1_000, 1_000, resource.RLIM_INFINITY),
+    "no limit": (
+        Limits(resource.RLIM_INFINITY, resource.RLIM_INFINITY),
+        1_000,
+        1_000,
+        resource.RLIM_INFINITY,
+    ),
     "raised": (Limits(100, 9_000), 1_000, 1_000, 1_000),
     "raised without a hard limit": (Limits(100, resource.RLIM_INFINITY), 1_000, 1_000, 1_000),
     "raised as far as possible": (Limits(100, 900), 1_000, 900, 900),
@@ -37,7 +42,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_limit_is_raised_as_far_as_needed_and_possible(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_is_raised_as_far_as_needed_and_possible(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Never lowered, never beyond the hard one, and what there is room for then is told."""
     limits, wanted, expected, soft = CASES[case]
     monkeypatch.setattr(resource, "getrlimit", limits.get)
@@ -57,7 +64,9 @@ SHARES = {
 
 @pytest.mark.parametrize("case", SHARES)
 def test_files_are_shared_out(case: str) -> None:
-    """The reserve is never given away, Pulsar's clients get more than HTTP, and each port gets something."""
+    """The reserve is never given away, Pulsar's clients get more than HTTP, and each port gets
+    something.
+    """
     room, expected = SHARES[case]
     wanted = Shares(http=max(expected.http, 1_000) if room > 11_000 else 11_000, pulsar=10_000)
     assert expected == shared_out(room, wanted)

@@ -60,7 +60,8 @@ def log(path: Path) -> None:
             store.claim(timeout_ms=1_000)
             store.replace([SnapshotRow("row", b"data")], b"marker", timeout_ms=1_000)
         open_decision_log(url).write(idle())
-        assert [] == [oct(mode) for mode in map(mode_of, path.iterdir()) if mode & 0o077]  # The -wal and -shm go with the last handle.
+        # The -wal and -shm go with the last handle.
+        assert [] == [oct(mode) for mode in map(mode_of, path.iterdir()) if mode & 0o077]
 
 
 def load_reports(path: Path) -> None:
@@ -70,7 +71,9 @@ def load_reports(path: Path) -> None:
 
 def observations(path: Path) -> None:
     """What brokers observed, beside a log."""
-    SqliteObservations(path / "log.db.observations").write(Kind.SERVING, [Observation(at_ms=1, broker="b", document=b"{}")])
+    SqliteObservations(path / "log.db.observations").write(
+        Kind.SERVING, [Observation(at_ms=1, broker="b", document=b"{}")]
+    )
 
 
 def findings(path: Path) -> None:
@@ -97,7 +100,9 @@ def counters(path: Path) -> None:
 def log_of_a_broker(path: Path) -> None:
     """What a broker of a local cluster prints."""
     broker = LocalBroker(path / "broker-0", 0)
-    process = broker.start(log_url="no log", services=(), settings={}, environment={}, evidence=False, at_offset=-1)
+    process = broker.start(
+        log_url="no log", services=(), settings={}, environment={}, evidence=False, at_offset=-1
+    )
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert process.stdin is not None
@@ -106,7 +111,9 @@ def log_of_a_broker(path: Path) -> None:
 
 def log_of_a_load_worker(path: Path) -> None:
     """What a load worker of a local cluster prints."""
-    workers = LocalLoadWorkers(path / "cluster", count=1, log_url="no log", environment={}, report=lambda *_: None)
+    workers = LocalLoadWorkers(
+        path / "cluster", count=1, log_url="no log", environment={}, report=lambda *_: None
+    )
     workers.start()
     workers.signal(signal.SIGKILL)
     workers.stop()
@@ -135,8 +142,13 @@ def test_what_is_made_is_for_its_owner_alone(make: Callable[[Path], None], tmp_p
     assert [] == [(str(path), oct(mode_of(path))) for path in made if mode_of(path) & 0o077]
 
 
-@pytest.mark.parametrize(("make", "name"), [(counters, "counter.db"), (observations, "log.db.observations"), (evidence, "evidence")])
-def test_a_file_that_is_there_keeps_its_mode(make: Callable[[Path], None], name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [(counters, "counter.db"), (observations, "log.db.observations"), (evidence, "evidence")],
+)
+def test_a_file_that_is_there_keeps_its_mode(
+    make: Callable[[Path], None], name: str, tmp_path: Path
+) -> None:
     """Who shares a file with a group does so once."""
     (tmp_path / name).touch()
     (tmp_path / name).chmod(0o660)
@@ -156,7 +168,9 @@ def test_an_archive_follows_the_umask(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("exposed", ["", "log.db", "log.db-wal", "log.db.observations", "data"])
 def test_what_every_user_may_write_is_found(exposed: str, tmp_path: Path) -> None:
-    """In the folder of a log, beside it and in a data directory, but not in other files of the folder."""
+    """In the folder of a log, beside it and in a data directory, but not in other files of the
+    folder.
+    """
     (tmp_path / "data").mkdir(mode=0o700)
     tmp_path.chmod(0o755)
     for name in ("log.db", "log.db-wal", "log.db.observations", "other.db"):

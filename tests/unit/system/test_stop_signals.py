@@ -24,8 +24,12 @@ def handler_of_a_program(_number: int, _frame: FrameType | None) -> None:
     ],
 )
 @pytest.mark.usefixtures("hears_interrupts")
-def test_only_an_ignored_interrupt_gets_a_handler(found: signal.Handlers | Callable[..., object], left: object) -> None:
-    """SIGINT raises `KeyboardInterrupt` where it was ignored, and does what it did where somebody set a handler."""
+def test_only_an_ignored_interrupt_gets_a_handler(
+    found: signal.Handlers | Callable[..., object], left: object
+) -> None:
+    """SIGINT raises `KeyboardInterrupt` where it was ignored, and does what it did where somebody
+    set a handler.
+    """
     signal.signal(signal.SIGINT, found)
     hear_interrupts()
     assert left == signal.getsignal(signal.SIGINT)

@@ -1,4 +1,6 @@
-"""Check invariants 3 and 6 and section 1: one digest per offset, no trace of rejected records, and errors that are final."""
+"""Check invariants 3 and 6 and section 1: one digest per offset, no trace of rejected records, and
+errors that are final.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,13 @@ from equipoise.brokers.testing.simulation.host import Process
 from equipoise.channel.core.digest import DIGEST_MODULUS
 from equipoise.channel.core.entries import BrokerChanged
 from equipoise.channel.core.reader import Folded
-from equipoise.channel.core.records import ADMIN_WINDOW_OFFSETS, AnyRecord, Genesis, Joined, Unreadable
+from equipoise.channel.core.records import (
+    ADMIN_WINDOW_OFFSETS,
+    AnyRecord,
+    Genesis,
+    Joined,
+    Unreadable,
+)
 from equipoise.channel.core.view import View
 
 
@@ -27,12 +35,17 @@ class Agreement:
         if view.digest() != expected:
             raise InvariantViolated(
                 invariant="3 same offset, same digest",
-                what=f"at offset {view.offset} {who} has digest {view.digest()}, the reference reader {expected}",
+                what=(
+                    f"at offset {view.offset} {who} has digest {view.digest()}, the reference"
+                    f" reader {expected}"
+                ),
             )
 
 
 class Beginnings:
-    """Checks that a log has one genesis. Only a copied log has a second one; its snapshot then covers the first."""
+    """Checks that a log has one genesis. Only a copied log has a second one; its snapshot then
+    covers the first.
+    """
 
     def __init__(self) -> None:
         self._genesis: int | None = None
@@ -44,7 +57,10 @@ class Beginnings:
         if self._genesis is not None and self._genesis > view.base:
             raise InvariantViolated(
                 invariant="section 7: a log begins once",
-                what=f"the genesis at offset {folded.offset} is accepted, and the log had begun at {self._genesis}",
+                what=(
+                    f"the genesis at offset {folded.offset} is accepted, and the log had begun at"
+                    f" {self._genesis}"
+                ),
             )
         self._genesis = folded.offset
 
@@ -57,7 +73,9 @@ class Settlement:
         self._digest = View().digest()
 
     def folded(self, folded: Folded, view: View) -> None:
-        """Check that settled attempts stay settled, and that a rejected record leaves no other trace."""
+        """Check that settled attempts stay settled, and that a rejected record leaves no other
+        trace.
+        """
         record, verdict = folded.record, folded.verdict
         raised = self._use_up(folded, view)
         digest = view.digest()
@@ -67,7 +85,10 @@ class Settlement:
             if digest != (self._digest + raised * weight) % DIGEST_MODULUS:
                 raise InvariantViolated(
                     invariant="6 rejections change nothing",
-                    what=f"the rejected record at offset {folded.offset} ({verdict.reason}) changed more than its publisher's sequence",
+                    what=(
+                        f"the rejected record at offset {folded.offset} ({verdict.reason}) changed"
+                        " more than its publisher's sequence"
+                    ),
                 )
         self._digest = digest
         for change in verdict.changes:
@@ -86,12 +107,16 @@ class Settlement:
         used, sequence = self._used.get(record.incarnation), record.sequence or 0
         if used is None:
             if folded.verdict.accepted:
-                raise _settled(f"the record at offset {folded.offset} of #{record.incarnation}, which is not alive, is accepted")
+                raise _settled(
+                    f"the record at offset {folded.offset} of #{record.incarnation}, which is not"
+                    " alive, is accepted"
+                )
             return 0
         if sequence <= used:
             if folded.verdict.accepted:
                 raise _settled(
-                    f"attempt {sequence} of {record.publisher} is accepted at offset {folded.offset}, attempt {used} was read before"
+                    f"attempt {sequence} of {record.publisher} is accepted at offset"
+                    f" {folded.offset}, attempt {used} was read before"
                 )
             return 0
         if folded.verdict.reason == "dead_publisher":
@@ -109,7 +134,8 @@ class Settlement:
 def _check_admin(record: AnyRecord, offset: int) -> None:
     if offset - (record.as_of or 0) > ADMIN_WINDOW_OFFSETS:
         raise _settled(
-            f"a record of {record.publisher} made at offset {record.as_of} is accepted at offset {offset}, when it has long died of age"
+            f"a record of {record.publisher} made at offset {record.as_of} is accepted at offset"
+            f" {offset}, when it has long died of age"
         )
 
 
@@ -118,7 +144,9 @@ def _settled(what: str) -> InvariantViolated:
 
 
 class Answers:
-    """Keeps each accepted attempt, and each that was answered with an error, by incarnation and sequence."""
+    """Keeps each accepted attempt, and each that was answered with an error, by incarnation and
+    sequence.
+    """
 
     def __init__(self) -> None:
         self._accepted: dict[tuple[int, int], None] = {}
@@ -127,19 +155,28 @@ class Answers:
     def folded(self, folded: Folded) -> None:
         """Check that an accepted record was not answered with an error."""
         record = folded.record
-        if folded.verdict.accepted and record.incarnation is not None and record.sequence is not None:
+        if (
+            folded.verdict.accepted
+            and record.incarnation is not None
+            and record.sequence is not None
+        ):
             attempt = record.incarnation, record.sequence
             self._accepted[attempt] = None
             if attempt in self._disowned:
                 _lied(attempt)
 
     def stepped(self, process: Process) -> None:
-        """Check that no request waits for an attempt of an incarnation whose end the process has read."""
+        """Check that no request waits for an attempt of an incarnation whose end the process has
+        read.
+        """
         for ticket, served in process.served.items():
             if served[0] != process.agent.incarnation:
                 raise InvariantViolated(
                     invariant="section 1: what a dead incarnation attempted is settled",
-                    what=f"{process.host.name} has read the end of #{served[0]}, and has not answered request {ticket} of it",
+                    what=(
+                        f"{process.host.name} has read the end of #{served[0]}, and has not"
+                        f" answered request {ticket} of it"
+                    ),
                 )
 
     def disowned(self, incarnation: int, sequence: int) -> None:

@@ -6,12 +6,21 @@ from collections.abc import Mapping, Sequence
 
 from equipoise.brokers.agent.effects import Effect
 from equipoise.brokers.agent.events import Instant
-from equipoise.brokers.testing.simulation.checkers.agreement import Agreement, Answers, Beginnings, Settlement
+from equipoise.brokers.testing.simulation.checkers.agreement import (
+    Agreement,
+    Answers,
+    Beginnings,
+    Settlement,
+)
 from equipoise.brokers.testing.simulation.checkers.coverage import Coverage, Tokens
 from equipoise.brokers.testing.simulation.checkers.membership import Leadership, Membership
 from equipoise.brokers.testing.simulation.checkers.ownership import Ownership
 from equipoise.brokers.testing.simulation.checkers.quarantine import Quarantines
-from equipoise.brokers.testing.simulation.checkers.transfers import Handovers, Transfers, one_at_a_time
+from equipoise.brokers.testing.simulation.checkers.transfers import (
+    Handovers,
+    Transfers,
+    one_at_a_time,
+)
 from equipoise.brokers.testing.simulation.host import Process
 from equipoise.channel.core.entries import BundleChanged
 from equipoise.channel.core.errors import EquipoiseError
@@ -21,11 +30,15 @@ from equipoise.channel.core.view import View
 
 
 class Checkers:
-    """Calls every checker. Raises `InvariantViolated` from the step or record that breaks an invariant."""
+    """Calls every checker. Raises `InvariantViolated` from the step or record that breaks an
+    invariant.
+    """
 
     def __init__(self, made_nonces: Mapping[str, Process], *, nobody_dies: bool) -> None:
         self.ownership = Ownership()
-        self.membership = Membership(made_nonces, passing=self.ownership.passing, nobody_dies=nobody_dies)
+        self.membership = Membership(
+            made_nonces, passing=self.ownership.passing, nobody_dies=nobody_dies
+        )
         self.ownership_changes = 0
         self.rejected: dict[Reason, int] = {}
         self._coverage = Coverage()
@@ -68,7 +81,9 @@ class Checkers:
         self.membership.stepped(process, effects, now)
 
     def disowned(self, incarnation: int, attempt: int) -> None:
-        """Note that the request served by an attempt of this incarnation was answered with an error."""
+        """Note that the request served by an attempt of this incarnation was answered with an
+        error.
+        """
         self._answers.disowned(incarnation, attempt)
 
     def stopped(self, process: Process, error: EquipoiseError | None) -> None:
@@ -85,6 +100,10 @@ class Checkers:
             self.rejected[reason] = self.rejected.get(reason, 0) + 1
             return
         for change in folded.verdict.changes:
-            if isinstance(change, BundleChanged) and change.before is not None and change.after is not None:
+            if (
+                isinstance(change, BundleChanged)
+                and change.before is not None
+                and change.after is not None
+            ):
                 # A token that rises marks the beginning of another broker's ownership.
                 self.ownership_changes += change.after.token != change.before.token

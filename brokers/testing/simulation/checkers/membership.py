@@ -1,4 +1,6 @@
-"""Check invariant 7 and sections 4 and 5: deaths are safe, the dead hold nothing, and the oldest broker leads."""
+"""Check invariant 7 and sections 4 and 5: deaths are safe, the dead hold nothing, and the oldest
+broker leads.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import BrokerRecord, BundleTransition, Joined
 from equipoise.channel.core.view import View
 
-# The status of a declaration of death, as encoded on the log. Quotation marks in other texts of the record are escaped.
+# The status of a declaration of death, as encoded on the log. Quotation marks in other texts of the
+# record are escaped.
 _DOWN: Final = b'"status":"down"'
 
 
@@ -27,7 +30,13 @@ class Membership:
     `passing` returns a handle of a process that passes its check now, if there is one.
     """
 
-    def __init__(self, made_nonces: Mapping[str, Process], *, passing: Callable[[Process], Handle | None], nobody_dies: bool) -> None:
+    def __init__(
+        self,
+        made_nonces: Mapping[str, Process],
+        *,
+        passing: Callable[[Process], Handle | None],
+        nobody_dies: bool,
+    ) -> None:
         self._made_nonces = made_nonces
         self._passing = passing
         self._nobody_dies = nobody_dies
@@ -41,7 +50,11 @@ class Membership:
     def folded(self, folded: Folded, view: View) -> None:
         """Check the changes of brokers by a record, and the bundles that it gives them."""
         record = folded.record
-        if isinstance(record, Joined) and folded.verdict.accepted and record.nonce in self._made_nonces:
+        if (
+            isinstance(record, Joined)
+            and folded.verdict.accepted
+            and record.nonce in self._made_nonces
+        ):
             self._processes[folded.offset] = self._made_nonces[record.nonce]
         for change in folded.verdict.changes:
             if isinstance(change, BrokerChanged) and change.dead is not None:
@@ -50,17 +63,28 @@ class Membership:
                 self._check_holders(folded, change, view)
 
     def stepped(self, process: Process, effects: Sequence[Effect], now: Instant) -> None:
-        """Check that a process acts only in its own incarnation, and declares others dead only while its lease is good."""
+        """Check that a process acts only in its own incarnation, and declares others dead only
+        while its lease is good.
+        """
         incarnation, lease = process.agent.incarnation, process.agent.lease
-        # A leaving broker gives up its lease at the end of a step. Earlier in that step it may declare another one dead.
+        # A leaving broker gives up its lease at the end of a step. Earlier in that step it may
+        # declare another one dead.
         leaves = lease.lost and lease.incarnation == incarnation and incarnation not in self._left
         if leaves and incarnation is not None:
             self._left[incarnation] = None
         for effect in effects:
-            if type(effect) is Append and _DOWN in effect.data and not leaves and not lease.good(now):
+            if (
+                type(effect) is Append
+                and _DOWN in effect.data
+                and not leaves
+                and not lease.good(now)
+            ):
                 raise InvariantViolated(
                     invariant="section 4: an accuser has a lease",
-                    what=f"{process.host.name} declares another dead while its own lease has run out: {effect.data.decode()}",
+                    what=(
+                        f"{process.host.name} declares another dead while its own lease has run"
+                        f" out: {effect.data.decode()}"
+                    ),
                 )
         if incarnation is not None and self._processes.get(incarnation) is not process:
             raise InvariantViolated(
@@ -71,9 +95,18 @@ class Membership:
     def stopped(self, process: Process, error: EquipoiseError | None) -> None:
         """Check that a broker stops with an error only because a second process has its id."""
         host = process.host
-        rivals = (other.host for other in self._made_nonces.values() if other.host.broker == host.broker and other.host is not host)
-        if error is not None and (not isinstance(error, BrokerIdTaken) or next(rivals, None) is None):
-            raise InvariantViolated(invariant="section 4: nobody gives up without need", what=f"{host.name} stops: {error}")
+        rivals = (
+            other.host
+            for other in self._made_nonces.values()
+            if other.host.broker == host.broker and other.host is not host
+        )
+        if error is not None and (
+            not isinstance(error, BrokerIdTaken) or next(rivals, None) is None
+        ):
+            raise InvariantViolated(
+                invariant="section 4: nobody gives up without need",
+                what=f"{host.name} stops: {error}",
+            )
 
     def _check_death(self, folded: Folded, dead: int, view: View) -> None:
         process, record = self._processes.get(dead), folded.record
@@ -82,19 +115,31 @@ class Membership:
             passing = self._passing(process)
             lease = process.agent.lease
             if passing is not None:
-                raise _dead(f"at offset {folded.offset} #{dead} ends, and {process.host.name} still serves {passing.bundle} in it")
+                raise _dead(
+                    f"at offset {folded.offset} #{dead} ends, and {process.host.name} still serves"
+                    f" {passing.bundle} in it"
+                )
             if lease.incarnation == dead and lease.good(process.host.now()):
-                raise _dead(f"at offset {folded.offset} #{dead} ends, and the lease of {process.host.name} is good")
+                raise _dead(
+                    f"at offset {folded.offset} #{dead} ends, and the lease of {process.host.name}"
+                    " is good"
+                )
             if self._nobody_dies and not has_left:
                 raise InvariantViolated(
                     invariant="7 an outage costs nobody a bundle",
-                    what=f"{record.publisher} ends #{dead} at offset {folded.offset}, and {process.host.name} lives",
+                    what=(
+                        f"{record.publisher} ends #{dead} at offset {folded.offset}, and"
+                        f" {process.host.name} lives"
+                    ),
                 )
         for bundle in view.bundles.values():
             if dead in (bundle.owner, bundle.source):
                 raise InvariantViolated(
                     invariant="section 3: a death is one record",
-                    what=f"#{dead} ends at offset {folded.offset}, and {bundle.name} is still {bundle.state} with it",
+                    what=(
+                        f"#{dead} ends at offset {folded.offset}, and {bundle.name} is still"
+                        f" {bundle.state} with it"
+                    ),
                 )
 
     def _check_holders(self, folded: Folded, change: BundleChanged, view: View) -> None:
@@ -105,18 +150,30 @@ class Membership:
             if holder is not None and holder not in view.live:
                 raise InvariantViolated(
                     invariant="section 3: the dead hold nothing",
-                    what=f"at offset {folded.offset} {after.name} is given to #{holder}, which is dead",
+                    what=(
+                        f"at offset {folded.offset} {after.name} is given to #{holder}, which is"
+                        " dead"
+                    ),
                 )
-        receives = isinstance(record, BundleTransition) and record.state == "assigning" and after.owner is not None
+        receives = (
+            isinstance(record, BundleTransition)
+            and record.state == "assigning"
+            and after.owner is not None
+        )
         if receives and view.live[after.owner or 0].status != "up":
             raise InvariantViolated(
                 invariant="section 4: a draining broker gets nothing new",
-                what=f"at offset {folded.offset} {after.name} is given to #{after.owner}, which drains",
+                what=(
+                    f"at offset {folded.offset} {after.name} is given to #{after.owner}, which"
+                    " drains"
+                ),
             )
 
 
 def _dead(what: str) -> InvariantViolated:
-    return InvariantViolated(invariant="section 4: nobody is declared dead while its lease is good", what=what)
+    return InvariantViolated(
+        invariant="section 4: nobody is declared dead while its lease is good", what=what
+    )
 
 
 class Leadership:
@@ -135,15 +192,23 @@ class Leadership:
         leader = self._leaders[folded.offset] = min(up or self._statuses, default=None)
         named = view.leader()
         if leader != (None if named is None else named.incarnation):
-            raise _wrong(f"at offset {folded.offset} the view names {named and named.incarnation} as the leader, which is #{leader}")
+            raise _wrong(
+                f"at offset {folded.offset} the view names {named and named.incarnation} as the"
+                f" leader, which is #{leader}"
+            )
 
     def stepped(self, process: Process) -> None:
-        """Check that a broker acts as the leader if and only if it leads at the offset that it has read."""
+        """Check that a broker acts as the leader if and only if it leads at the offset that it has
+        read.
+        """
         agent = process.agent
         leader = self._leaders[agent.view.offset]
         if agent.leads != (leader is not None and leader == agent.incarnation):
             acts = "acts as the leader" if agent.leads else "does not act as the leader"
-            raise _wrong(f"{process.host.name} (#{agent.incarnation}) {acts} at offset {agent.view.offset}, where #{leader} leads")
+            raise _wrong(
+                f"{process.host.name} (#{agent.incarnation}) {acts} at offset {agent.view.offset},"
+                f" where #{leader} leads"
+            )
 
     def _note(self, change: BrokerChanged) -> None:
         if change.dead is not None:

@@ -1,7 +1,8 @@
-"""Check invariant 1: two brokers never start or answer work on one point of the hash space at the same time.
+"""Check invariant 1: two brokers never start or answer work on one point of the hash space at the
+same time.
 
-In a namespace with `on_channel_loss: serve`, handles may pass after their lease has run out. Only the token guards there. The check is then
-that a store can distinguish the two brokers by token.
+In a namespace with `on_channel_loss: serve`, handles may pass after their lease has run out. Only
+the token guards there. The check is then that a store can distinguish the two brokers by token.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from equipoise.brokers.testing.simulation.checkers.violation import InvariantVio
 from equipoise.brokers.testing.simulation.host import Process
 from equipoise.channel.core.ranges import bundle_contains
 
-# Pieces of work kept per point. Calls come every few milliseconds to one of many points, and work lasts under a second. Forgotten work has
-# thus ended before any later work begins.
+# Pieces of work kept per point. Calls come every few milliseconds to one of many points, and work
+# lasts under a second. Forgotten work has thus ended before any later work begins.
 _WORKS_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """One piece of work on one point, with the true times of its start and answer. Its handles passed their checks at both.
+    """One piece of work on one point, with the true times of its start and answer. Its handles
+    passed their checks at both.
 
     With `by_token`, one of these checks passed after the lease had run out.
     """
@@ -45,7 +47,8 @@ class Ownership:
 
     Each handle is checked on its own host's clocks. A handle can begin to pass:
 
-    * in a step of its own broker, when it is opened or its lease is extended. `stepped` checks that at once.
+    * in a step of its own broker, when it is opened or its lease is extended. `stepped` checks that
+      at once.
     * when a wall clock is set or a stopped clock resumes. `look_at_all` checks that once a second.
     """
 
@@ -97,27 +100,45 @@ class Ownership:
     def look_at_all(self) -> None:
         """Check every open handle."""
         for handles in self._open.values():
-            passing = [(handle, process) for handle, process in handles.items() if _excludes_others(handle, process)]
+            passing = [
+                (handle, process)
+                for handle, process in handles.items()
+                if _excludes_others(handle, process)
+            ]
             passing.sort(key=lambda held: held[0].low)
             for (left, left_process), (right, right_process) in pairwise(passing):
                 if right.low < left.high:
                     raise _both_pass(left, left_process, right, right_process)
 
     def passing(self, process: Process) -> Handle | None:
-        """Return a handle of a process that passes now and excludes others; None if there is none."""
-        return next((handle for handle, is_open in process.held.items() if is_open and _excludes_others(handle, process)), None)
+        """Return a handle of a process that passes now and excludes others; None if there is
+        none.
+        """
+        return next(
+            (
+                handle
+                for handle, is_open in process.held.items()
+                if is_open and _excludes_others(handle, process)
+            ),
+            None,
+        )
 
     def answered(self, work: Work) -> None:
         """Check an answered piece of work against all others on its point."""
         works = self._works.setdefault((work.namespace, work.point), [])
         for other in works:
-            if other.process is not work.process and other.ended_us > work.began_us and other.began_us < work.ended_us:
+            if (
+                other.process is not work.process
+                and other.ended_us > work.began_us
+                and other.began_us < work.ended_us
+            ):
                 if (other.by_token or work.by_token) and other.token != work.token:
                     continue  # A store that checks tokens refuses the older of the two.
                 raise _two(
-                    f"{other.process.host.name} worked on 0x{work.point:08x} of {work.namespace} under token {other.token} from "
-                    f"{other.began_us} to {other.ended_us} us, {work.process.host.name} under token {work.token} from "
-                    f"{work.began_us} to {work.ended_us} us"
+                    f"{other.process.host.name} worked on 0x{work.point:08x} of {work.namespace}"
+                    f" under token {other.token} from {other.began_us} to {other.ended_us} us,"
+                    f" {work.process.host.name} under token {work.token} from {work.began_us} to"
+                    f" {work.ended_us} us"
                 )
         works.append(work)
         del works[:-_WORKS_MAX]
@@ -133,9 +154,14 @@ class Ownership:
 
 
 def child_of(handle: Handle, point: int) -> Handle:
-    """Return the open handle that continues work on `point`: `handle` itself, or its child after a split or merge."""
+    """Return the open handle that continues work on `point`: `handle` itself, or its child after a
+    split or merge.
+    """
     while not handle.is_open:
-        child = next((child for child in handle.children if bundle_contains(child.low, child.high, point)), None)
+        child = next(
+            (child for child in handle.children if bundle_contains(child.low, child.high, point)),
+            None,
+        )
         if child is None:
             break
         handle = child
@@ -149,14 +175,22 @@ def _excludes_others(handle: Handle, process: Process) -> bool:
 
 
 def _check_passing(handle: Handle, process: Process, now: Instant) -> None:
-    """Check that an open handle passes only by a good lease or by the policies of its namespace, and never for a dead incarnation."""
-    incarnation, is_alive = handle.lease.incarnation, handle.lease.incarnation in process.agent.view.live
+    """Check that an open handle passes only by a good lease or by the policies of its namespace,
+    and never for a dead incarnation.
+    """
+    incarnation, is_alive = (
+        handle.lease.incarnation,
+        handle.lease.incarnation in process.agent.view.live,
+    )
     if (is_alive and handle.lease.good(now)) or not handle.passes(now):
         return
     if not is_alive:
         raise InvariantViolated(
             invariant="section 4: a handle ends with its incarnation",
-            what=f"{process.host.name} has read the end of #{incarnation}, and {_described(handle)} passes",
+            what=(
+                f"{process.host.name} has read the end of #{incarnation}, and {_described(handle)}"
+                " passes"
+            ),
         )
     if not _may_serve_on(handle, process):
         raise InvariantViolated(
@@ -166,20 +200,29 @@ def _check_passing(handle: Handle, process: Process, now: Instant) -> None:
 
 
 def _check_noted(handle: Handle, process: Process) -> None:
-    """Check that the data directory notes a token before its first use: the next start would not refuse a log that issues it again."""
+    """Check that the data directory notes a token before its first use: the next start would not
+    refuse a log that issues it again.
+    """
     if process.directory.mark < handle.token:
         raise InvariantViolated(
             invariant="section 1: a log that went back is refused",
-            what=f"{process.host.name} opens {_described(handle)}, but its data directory notes only offset {process.directory.mark}",
+            what=(
+                f"{process.host.name} opens {_described(handle)}, but its data directory notes only"
+                f" offset {process.directory.mark}"
+            ),
         )
 
 
 def _may_serve_on(handle: Handle, process: Process) -> bool:
-    """Return whether the namespace lets a handle pass after its lease, by the view of the process, not by the handle."""
+    """Return whether the namespace lets a handle pass after its lease, by the view of the process,
+    not by the handle.
+    """
     return serves_on(process.agent.view, handle.namespace)
 
 
-def _both_pass(one: Handle, one_process: Process, other: Handle, other_process: Process) -> InvariantViolated:
+def _both_pass(
+    one: Handle, one_process: Process, other: Handle, other_process: Process
+) -> InvariantViolated:
     who = f"{one_process.host.name} and {other_process.host.name}"
     return _two(f"{who} both pass the check: {_described(one)} and {_described(other)}")
 

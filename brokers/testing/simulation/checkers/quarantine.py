@@ -1,4 +1,5 @@
-"""Check that each quarantine has evidence against its bundle, and that few bundles are in quarantine.
+"""Check that each quarantine has evidence against its bundle, and that few bundles are in
+quarantine.
 
 This counts on its own how often each owner has renewed its lease with a bundle.
 """
@@ -16,7 +17,9 @@ from equipoise.channel.core.view import View
 
 
 class Quarantines:
-    """Knows which deaths came soon after their broker had got a bundle, and which opens failed, by offset and bundle."""
+    """Knows which deaths came soon after their broker had got a bundle, and which opens failed, by
+    offset and bundle.
+    """
 
     def __init__(self) -> None:
         self._rules = QuarantineRules()
@@ -31,12 +34,24 @@ class Quarantines:
                 if bundle.server == folded.record.incarnation:
                     self._renewals[bundle.name] = self._renewals.get(bundle.name, 0) + 1
         left = isinstance(folded.record, BrokerRecord) and folded.record.status == "left"
-        dead = {} if left else {each.dead: each.name for each in folded.verdict.changes if isinstance(each, BrokerChanged)}
+        dead = (
+            {}
+            if left
+            else {
+                each.dead: each.name
+                for each in folded.verdict.changes
+                if isinstance(each, BrokerChanged)
+            }
+        )
         for change in folded.verdict.changes:
             if isinstance(change, BundleChanged) and change.before is not None:
                 before, key = change.before, (folded.offset, change.name)
                 served_by = before.owner if before.server is None else before.server
-                if served_by in dead and served_by is not None and self._renewals.get(change.name, 0) < self._rules.renewals:
+                if (
+                    served_by in dead
+                    and served_by is not None
+                    and self._renewals.get(change.name, 0) < self._rules.renewals
+                ):
                     self._soon[key] = dead[served_by]
                 if is_refusal(folded.record, before):
                     self._failed.add(key)
@@ -51,10 +66,18 @@ class Quarantines:
         keys = [(offset, policy.subject) for offset in policy.evidence]
         killed = {self._soon[key] for key in keys if key in self._soon}
         is_killer = len(killed) >= self._rules.deaths and all(key in self._soon for key in keys)
-        if not is_killer and not (len(keys) >= self._rules.failed_opens and all(key in self._failed for key in keys)):
-            what = f"{policy.subject} is in quarantine by {policy.evidence}, which speak against it for {len(killed)} owners that died soon"
+        if not is_killer and not (
+            len(keys) >= self._rules.failed_opens and all(key in self._failed for key in keys)
+        ):
+            what = (
+                f"{policy.subject} is in quarantine by {policy.evidence}, which speak against it"
+                f" for {len(killed)} owners that died soon"
+            )
             raise InvariantViolated(invariant="8 a quarantine has evidence", what=what)
         # One more, because bundles may have been merged since somebody found that it fits.
         held = sum(each.subject in view.bundles for each in quarantined_in(view))
         if held > self._rules.room(view) + 1:
-            raise InvariantViolated(invariant="8 a quarantine has evidence", what=f"{held} bundles of {len(view.bundles)} are held")
+            raise InvariantViolated(
+                invariant="8 a quarantine has evidence",
+                what=f"{held} bundles of {len(view.bundles)} are held",
+            )

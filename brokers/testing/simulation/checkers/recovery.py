@@ -1,7 +1,7 @@
 """Check invariant 5: after faults stop, within a bound, a live broker owns every bundle.
 
-Within the same bound every request is answered (section 8 of docs/protocol.md), and each draining broker has given away all bundles that
-other brokers accept.
+Within the same bound every request is answered (section 8 of docs/protocol.md), and each draining
+broker has given away all bundles that other brokers accept.
 """
 
 from __future__ import annotations
@@ -16,26 +16,38 @@ from equipoise.channel.core.view import View
 
 
 def recovery_bound_ms(timing: Timing, *, brokers: int, late_ms: int) -> int:
-    """Return the milliseconds of true time after the last fault within which every bundle is served.
+    """Return the milliseconds of true time after the last fault within which every bundle is
+    served.
 
     The longest chain of events:
 
     * Records on their way arrive (`late_ms`).
-    * A restarted process whose id still looks alive waits until its dead predecessor counts as silent, and joins.
+    * A restarted process whose id still looks alive waits until its dead predecessor counts as
+      silent, and joins.
     * It declares another one dead, after one grace period for each broker before it.
     * A freed bundle is placed, refused at its deadlines, cancelled by patience, and placed again.
-    * Faults look like a bundle that breaks its owners. Its first quarantine ends, at the latest after twice its length if there are others.
+    * Faults look like a bundle that breaks its owners. Its first quarantine ends, at the latest
+      after twice its length if there are others.
     """
     timing = timing.for_members(brokers + 1)
     silence_ms = timing.lease_ms + timing.margin_ms * (1 + brokers)
     service_ms = timing.prepare_ms + timing.open_ms + timing.close_ms
-    bound_ms = late_ms + 2 * (silence_ms + timing.lease_ms) + 2 * (service_ms + timing.patience_ms) + 10 * timing.attempt_ms
+    bound_ms = (
+        late_ms
+        + 2 * (silence_ms + timing.lease_ms)
+        + 2 * (service_ms + timing.patience_ms)
+        + 10 * timing.attempt_ms
+    )
     bound_ms += 2 * QuarantineRules().hold_ms
     return bound_ms + bound_ms * 2 * timing.clock_rate_error_ppm // 1_000_000
 
 
-def not_recovered(view: View, processes: Iterable[Process], process_of: Callable[[int], Process | None]) -> str | None:
-    """Return a bundle that is not where it should be, or unanswered requests; None if the cluster has recovered."""
+def not_recovered(
+    view: View, processes: Iterable[Process], process_of: Callable[[int], Process | None]
+) -> str | None:
+    """Return a bundle that is not where it should be, or unanswered requests; None if the cluster
+    has recovered.
+    """
     processes = list(processes)
     for namespace in view.namespaces.values():
         if namespace.status == "created" and not _is_excused(namespace.name, processes):
@@ -50,7 +62,9 @@ def not_recovered(view: View, processes: Iterable[Process], process_of: Callable
 
 
 def _is_excused(namespace: str, processes: Iterable[Process]) -> bool:
-    """Return whether all brokers that accept a namespace drain. Its free bundles then stay free, and owned ones stay."""
+    """Return whether all brokers that accept a namespace drain. Its free bundles then stay free,
+    and owned ones stay.
+    """
     takers = [process for process in processes if process.service.takes(namespace)]
     return bool(takers) and all(process.agent.drains for process in takers)
 

@@ -48,7 +48,9 @@ def test_a_text_is_read_as_java_reads_it(case: Case) -> None:
 
 
 def test_an_entry_has_the_line_of_its_start() -> None:
-    assert [("a", 2), ("b", 5)] == [(entry.key, entry.line) for entry in parse_properties("# c\na=1\\\n  2\n\nb=3\n")]
+    assert [("a", 2), ("b", 5)] == [
+        (entry.key, entry.line) for entry in parse_properties("# c\na=1\\\n  2\n\nb=3\n")
+    ]
 
 
 @pytest.mark.parametrize("text", ["a=\\u00zz", "b=1\na=\\u12", "\\u=1"])
@@ -72,7 +74,9 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 def test_escaped_entries_are_read_back(entries: dict[str, str]) -> None:
     def escaped(text: str) -> str:
         units = text.encode("utf-16-be", "surrogatepass")
-        return "".join(f"\\u{units[place]:02x}{units[place + 1]:02X}" for place in range(0, len(units), 2))
+        return "".join(
+            f"\\u{units[place]:02x}{units[place + 1]:02X}" for place in range(0, len(units), 2)
+        )
 
     text = "\n".join(f"{escaped(key)}={escaped(value)}" for key, value in entries.items())
     found = {whole(entry.key): whole(entry.value) for entry in parse_properties(text)}

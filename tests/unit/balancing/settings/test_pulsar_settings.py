@@ -9,8 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
-from equipoise.brokers.balancing.settings.pulsar_keys import MANAGER, MEANINGLESS, OLD_SPELLINGS, STRATEGIES, TAKEN
-from equipoise.brokers.balancing.settings.pulsar_settings import keys_of_settings, read_pulsar_settings, settings_of_key
+from equipoise.brokers.balancing.settings.pulsar_keys import (
+    MANAGER,
+    MEANINGLESS,
+    OLD_SPELLINGS,
+    STRATEGIES,
+    TAKEN,
+)
+from equipoise.brokers.balancing.settings.pulsar_settings import (
+    keys_of_settings,
+    read_pulsar_settings,
+    settings_of_key,
+)
 from equipoise.brokers.balancing.settings.setting_values import SETTINGS, with_value
 from equipoise.channel.core.errors import OperatorError
 
@@ -19,12 +29,18 @@ DEFAULTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "loadBalancerEnabled": ("true", {"balancing.enabled": True}),
     "loadBalancerSheddingEnabled": ("true", {"balancing.shedding": True}),
     "loadBalancerAutoBundleSplitEnabled": ("true", {"balancing.splitting": True}),
-    "loadBalancerAutoUnloadSplitBundlesEnabled": ("true", {"balancing.unload_split_children": True}),
+    "loadBalancerAutoUnloadSplitBundlesEnabled": (
+        "true",
+        {"balancing.unload_split_children": True},
+    ),
     "loadBalancerSheddingIntervalMinutes": ("1", {"balancing.shed_interval_ms": 60_000}),
     "loadBalancerSplitIntervalMinutes": ("1", {"balancing.split_interval_ms": 60_000}),
     "loadBalancerSheddingGracePeriodMinutes": ("30", {"balancing.rest_ms": 1_800_000}),
     "namespaceBundleUnloadingTimeoutMs": ("60000", {"balancing.move_timeout_ms": 60_000}),
-    "defaultNamespaceBundleSplitAlgorithm": ("range_equally_divide", {"balancing.split_algorithm": "range_equally_divide"}),
+    "defaultNamespaceBundleSplitAlgorithm": (
+        "range_equally_divide",
+        {"balancing.split_algorithm": "range_equally_divide"},
+    ),
     "defaultNumberOfNamespaceBundles": ("4", {"balancing.namespace_bundles": 4}),
     "loadBalancerLoadSheddingStrategy": (
         "org.apache.pulsar.broker.loadbalance.impl.ThresholdShedder",
@@ -40,7 +56,10 @@ DEFAULTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "loadBalancerHostUsageCheckIntervalMinutes": ("1", {"reports.sample_interval_ms": 60_000}),
     "loadBalancerMaxNumberOfBundlesInBundleLoadReport": ("10", {"reports.bundles_max": 10}),
     "loadBalancerOverrideBrokerNicSpeedGbps": ("0.8", {"reports.nic_speed_gbps": 0.8}),
-    "loadBalancerHistoryResourcePercentage": ("0.9", {"reports.history": 0.9, "threshold.history": 0.9}),
+    "loadBalancerHistoryResourcePercentage": (
+        "0.9",
+        {"reports.history": 0.9, "threshold.history": 0.9},
+    ),
     "loadBalancerCPUResourceWeight": ("1.0", {"weights.cpu": 1.0}),
     "loadBalancerMemoryResourceWeight": ("0", {"weights.memory": 0.0}),
     "loadBalancerDirectMemoryResourceWeight": ("0", {"weights.direct_memory": 0.0}),
@@ -57,31 +76,53 @@ DEFAULTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "loadBalancerDebugModeEnabled": ("false", {"transfer.pulsar_debug": False}),
     "loadBalancerBrokerOverloadedThresholdPercentage": (
         "85",
-        {"transfer.overloaded_percent": 85, "overload.overloaded_percent": 85, "least_message_rate.overloaded_percent": 85},
+        {
+            "transfer.overloaded_percent": 85,
+            "overload.overloaded_percent": 85,
+            "least_message_rate.overloaded_percent": 85,
+        },
     ),
     "loadBalancerBrokerThresholdShedderPercentage": ("10", {"threshold.threshold_percent": 10}),
     "loadBalancerBundleUnloadMinThroughputThreshold": ("10", {"threshold.bytes_min": 10_485_760.0}),
     "lowerBoundarySheddingEnabled": ("false", {"threshold.lower_boundary": False}),
-    "loadBalancerMsgRateDifferenceShedderThreshold": ("50", {"uniform.rate_difference_percent": 50.0}),
-    "loadBalancerMsgThroughputMultiplierDifferenceShedderThreshold": ("4", {"uniform.throughput_ratio": 4.0}),
+    "loadBalancerMsgRateDifferenceShedderThreshold": (
+        "50",
+        {"uniform.rate_difference_percent": 50.0},
+    ),
+    "loadBalancerMsgThroughputMultiplierDifferenceShedderThreshold": (
+        "4",
+        {"uniform.throughput_ratio": 4.0},
+    ),
     "maxUnloadPercentage": ("0.2", {"uniform.unloaded_share": 0.2, "average.unloaded_share": 0.2}),
     "minUnloadMessage": ("1000", {"uniform.messages_min": 1_000, "average.messages_min": 1_000}),
-    "minUnloadMessageThroughput": ("1048576", {"uniform.bytes_min": 1_048_576, "average.bytes_min": 1_048_576}),
+    "minUnloadMessageThroughput": (
+        "1048576",
+        {"uniform.bytes_min": 1_048_576, "average.bytes_min": 1_048_576},
+    ),
     "maxUnloadBundleNumPerShedding": ("-1", {"uniform.bundles_max": None}),
     "loadBalancerAvgShedderLowThreshold": ("15", {"average.low_percent": 15}),
     "loadBalancerAvgShedderHighThreshold": ("40", {"average.high_percent": 40}),
     "loadBalancerAvgShedderHitCountLowThreshold": ("8", {"average.low_hits": 8}),
     "loadBalancerAvgShedderHitCountHighThreshold": ("2", {"average.high_hits": 2}),
-    "loadBalancerAverageResourceUsageDifferenceThresholdPercentage": ("10", {"least_usage.difference_percent": 10}),
+    "loadBalancerAverageResourceUsageDifferenceThresholdPercentage": (
+        "10",
+        {"least_usage.difference_percent": 10},
+    ),
     "loadBalancerBrokerMaxTopics": ("50000", {"placement.topics_max": 50_000}),
     "preferLaterVersions": ("false", {"placement.prefer_later_versions": False}),
     "failureDomainsEnabled": ("false", {"placement.failure_domains": False}),
     "loadBalancerNamespaceBundleMaxTopics": ("1000", {"limits.topics_max": 1_000}),
     "loadBalancerNamespaceBundleMaxSessions": ("1000", {"limits.sessions_max": 1_000}),
     "loadBalancerNamespaceBundleMaxMsgRate": ("30000", {"limits.messages_per_second_max": 30_000}),
-    "loadBalancerNamespaceBundleMaxBandwidthMbytes": ("100", {"limits.bytes_per_second_max": 104_857_600}),
+    "loadBalancerNamespaceBundleMaxBandwidthMbytes": (
+        "100",
+        {"limits.bytes_per_second_max": 104_857_600},
+    ),
     "loadBalancerNamespaceMaximumBundles": ("128", {"split.bundles_max": 128}),
-    "loadBalancerNamespaceBundleSplitConditionHitCountThreshold": ("3", {"split.hits_threshold": 3}),
+    "loadBalancerNamespaceBundleSplitConditionHitCountThreshold": (
+        "3",
+        {"split.hits_threshold": 3},
+    ),
     "loadBalancerMaxNumberOfBundlesToSplitPerCycle": ("10", {"split.splits_max": 10}),
     "flowOrQpsDifferenceThresholdPercentage": ("10", {"split_points.margin": 0.1}),
 }
@@ -112,7 +153,9 @@ NEW, OLD = "loadBalancerBandwidthInResourceWeight", "loadBalancerBandwithInResou
 
 
 def test_every_key_of_pulsar_is_known() -> None:
-    assert () == tuple(key for key in KEYS if key not in {*TAKEN, *OLD_SPELLINGS, *MEANINGLESS, MANAGER})
+    assert () == tuple(
+        key for key in KEYS if key not in {*TAKEN, *OLD_SPELLINGS, *MEANINGLESS, MANAGER}
+    )
 
 
 def test_the_defaults_are_all_the_keys() -> None:
@@ -135,30 +178,56 @@ def test_the_text_of_a_setting_is_what_its_key_converts(key: str) -> None:
 
 
 def test_a_setting_without_a_key_keeps_its_name() -> None:
-    told = keys_of_settings({"balanced.moves_max": 5, "balancing.shed_interval_ms": 30_000, "overload.overloaded_percent": 85})
-    assert {"balanced.moves_max": "5", "loadBalancerSheddingIntervalMinutes": "0.5", "overload.overloaded_percent": "85"} == told
-    assert {"loadBalancerOverrideBrokerNicSpeedGbps": ""} == keys_of_settings({"reports.nic_speed_gbps": None})
+    told = keys_of_settings(
+        {
+            "balanced.moves_max": 5,
+            "balancing.shed_interval_ms": 30_000,
+            "overload.overloaded_percent": 85,
+        }
+    )
+    assert {
+        "balanced.moves_max": "5",
+        "loadBalancerSheddingIntervalMinutes": "0.5",
+        "overload.overloaded_percent": "85",
+    } == told
+    assert {"loadBalancerOverrideBrokerNicSpeedGbps": ""} == keys_of_settings(
+        {"reports.nic_speed_gbps": None}
+    )
 
 
 @pytest.mark.parametrize("key", DEFAULTS)
 def test_our_defaults_are_pulsars(key: str) -> None:
     """Except for rounds, reports, and failure domains."""
     for setting, value in DEFAULTS[key][1].items():
-        if not setting.startswith(("balancing.", "reports.")) and setting != "placement.failure_domains":
+        if (
+            not setting.startswith(("balancing.", "reports."))
+            and setting != "placement.failure_domains"
+        ):
             assert pytest.approx(value) == SETTINGS[setting].default
 
 
 def test_settings_of_several_keys_are_combined() -> None:
-    read = read_pulsar_settings("loadBalancerBrokerLoadTargetStd=0.1\nloadBalanceSheddingDelayInSeconds=7\n")
+    read = read_pulsar_settings(
+        "loadBalancerBrokerLoadTargetStd=0.1\nloadBalanceSheddingDelayInSeconds=7\n"
+    )
     assert {"transfer.target_deviation": 0.1, "transfer.cool_down_ms": 7_000} == read.settings
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("loadBalancerOverrideBrokerNicSpeedGbps=1e300", "here reports.nic_speed_gbps must be a number"),
-        ("defaultNumberOfNamespaceBundles=5000", "here balancing.namespace_bundles must be an integer, from 1 to 4096"),
-        ("defaultNamespaceBundleSplitAlgorithm=specified_positions_divide", "here balancing.split_algorithm must be one of"),
+        (
+            "loadBalancerOverrideBrokerNicSpeedGbps=1e300",
+            "here reports.nic_speed_gbps must be a number",
+        ),
+        (
+            "defaultNumberOfNamespaceBundles=5000",
+            "here balancing.namespace_bundles must be an integer, from 1 to 4096",
+        ),
+        (
+            "defaultNamespaceBundleSplitAlgorithm=specified_positions_divide",
+            "here balancing.split_algorithm must be one of",
+        ),
     ],
 )
 def test_a_value_that_only_pulsar_accepts_is_not_understood(text: str, why: str) -> None:
@@ -179,19 +248,37 @@ def test_a_value_that_only_pulsar_accepts_is_not_understood(text: str, why: str)
         ("loadBalancerBrokerLoadTargetStd", "1e999", "a number from 0"),
         ("loadBalancerBrokerLoadTargetStd", "0x1p-2", "a number from 0"),
         ("loadBalancerHistoryResourcePercentage", "1.5", "a number from 0 to 1"),
-        ("loadBalancerLoadSheddingStrategy", "org.example.MyShedder", "there is no such shedder here"),
-        ("loadBalancerLoadPlacementStrategy", "org.example.Mine", "there is no such placement here"),
+        (
+            "loadBalancerLoadSheddingStrategy",
+            "org.example.MyShedder",
+            "there is no such shedder here",
+        ),
+        (
+            "loadBalancerLoadPlacementStrategy",
+            "org.example.Mine",
+            "there is no such placement here",
+        ),
         ("loadManagerClassName", "org.example.Mine", "there is no such load manager"),
         ("defaultNamespaceBundleSplitAlgorithm", "by_magic", "there is no such algorithm"),
         ("loadBalancerSheddingExcludedNamespaces", "tenant/ns,what is this", "TENANT/NAMESPACE"),
         ("loadBalancerNamespaceBundleMaxSessions", "-2", "at least 1, or -1 for no limit"),
-        ("loadBalancerSheddingEnabledd", "true", "Pulsar has no such key; it has loadBalancerSheddingEnabled"),
+        (
+            "loadBalancerSheddingEnabledd",
+            "true",
+            "Pulsar has no such key; it has loadBalancerSheddingEnabled",
+        ),
         ("LoadBalancerEnabled", "true", "Pulsar has no such key; it has loadBalancerEnabled"),
-        ("lowerBoundaryShedingEnabled", "true", "Pulsar has no such key; it has lowerBoundarySheddingEnabled"),
+        (
+            "lowerBoundaryShedingEnabled",
+            "true",
+            "Pulsar has no such key; it has lowerBoundarySheddingEnabled",
+        ),
         ("loadBalancerXyzzy", "1", "Pulsar has no such key"),
     ],
 )
-def test_an_entry_that_is_not_understood_has_a_reason_and_sets_nothing(key: str, value: str, problem: str) -> None:
+def test_an_entry_that_is_not_understood_has_a_reason_and_sets_nothing(
+    key: str, value: str, problem: str
+) -> None:
     read = read_pulsar_settings(f"\n{key}={value}")
     assert ((), ()) == (read.taken, read.without_meaning)
     (entry,) = read.not_understood
@@ -202,7 +289,9 @@ def test_an_entry_that_is_not_understood_has_a_reason_and_sets_nothing(key: str,
 @pytest.mark.parametrize("key", MEANINGLESS)
 def test_an_entry_without_meaning_here_has_a_reason(key: str) -> None:
     assert key not in TAKEN
-    assert [(key, MEANINGLESS[key])] == [(entry.key, entry.why) for entry in read_pulsar_settings(f"{key}=x").without_meaning]
+    assert [(key, MEANINGLESS[key])] == [
+        (entry.key, entry.why) for entry in read_pulsar_settings(f"{key}=x").without_meaning
+    ]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +299,10 @@ def test_an_entry_without_meaning_here_has_a_reason(key: str) -> None:
     [
         ("managedLedgerDefaultEnsembleSize=2", "it is not about balancing"),
         ("loadBalancerOverrideBrokerNicSpeedGbps=", "it is empty, so the default stays"),
-        ("loadBalancerLoadPlacementStrategy=org.apache.pulsar.broker.loadbalance.impl.AvgShedder", "AvgShedder names the destinations"),
+        (
+            "loadBalancerLoadPlacementStrategy=org.apache.pulsar.broker.loadbalance.impl.AvgShedder",
+            "AvgShedder names the destinations",
+        ),
         ("a" * 5_000 + "=1", "it is not about balancing"),
     ],
 )
@@ -223,7 +315,9 @@ def test_the_last_of_two_counts() -> None:
     """As in Java."""
     read = read_pulsar_settings("minUnloadMessage=1\nminUnloadMessage=2\n")
     assert {"uniform.messages_min": 2, "average.messages_min": 2} == read.settings
-    assert [(1, "line 2 sets it again, and the last counts")] == [(entry.line, entry.why) for entry in read.without_meaning]
+    assert [(1, "line 2 sets it again, and the last counts")] == [
+        (entry.line, entry.why) for entry in read.without_meaning
+    ]
 
 
 @pytest.mark.parametrize(
@@ -238,7 +332,9 @@ def test_the_last_of_two_counts() -> None:
         (f"{NEW}=\n{OLD}=0.3", 0.3, [NEW]),
     ],
 )
-def test_the_old_spelling_counts_as_in_pulsar(text: str, expected: float, unused: list[str]) -> None:
+def test_the_old_spelling_counts_as_in_pulsar(
+    text: str, expected: float, unused: list[str]
+) -> None:
     """Pulsar uses the old spelling as long as the new one has its default, written out or not."""
     read = read_pulsar_settings(text)
     assert {"weights.bandwidth_in": expected} == read.settings
@@ -248,9 +344,14 @@ def test_the_old_spelling_counts_as_in_pulsar(text: str, expected: float, unused
 
 def test_the_extensible_load_manager_has_strategies_of_its_own() -> None:
     """It ignores the configured strategies."""
-    manager = f"{MANAGER}=org.apache.pulsar.broker.loadbalance.extensions.ExtensibleLoadManagerImpl\n"
+    manager = (
+        f"{MANAGER}=org.apache.pulsar.broker.loadbalance.extensions.ExtensibleLoadManagerImpl\n"
+    )
     others = "".join(f"{key}={DEFAULTS[key][0]}\n" for key in STRATEGIES)
-    expected = {"balancing.shedder": "TransferShedder", "balancing.placement": "LeastResourceUsageWithWeight"}
+    expected = {
+        "balancing.shedder": "TransferShedder",
+        "balancing.placement": "LeastResourceUsageWithWeight",
+    }
     for text in (manager, manager + others, others + manager):
         read = read_pulsar_settings(text)
         assert expected == read.settings
@@ -261,7 +362,11 @@ def test_the_extensible_load_manager_has_strategies_of_its_own() -> None:
 def test_the_noop_load_manager_disables_balancing() -> None:
     """As in Pulsar's standalone settings."""
     manager = f"{MANAGER}=org.apache.pulsar.broker.loadbalance.NoopLoadManager\n"
-    for text in (manager, f"{manager}loadBalancerEnabled=true", f"loadBalancerEnabled=true\n{manager}"):
+    for text in (
+        manager,
+        f"{manager}loadBalancerEnabled=true",
+        f"loadBalancerEnabled=true\n{manager}",
+    ):
         assert {"balancing.enabled": False} == read_pulsar_settings(text).settings
 
 
@@ -273,17 +378,26 @@ def test_a_malformed_file_is_refused() -> None:
 @given(
     entries=st.lists(
         st.tuples(
-            st.sampled_from([*TAKEN, *OLD_SPELLINGS, *MEANINGLESS, MANAGER]) | st.text(alphabet="abLB", min_size=1, max_size=8),
-            st.sampled_from(["", "1", "-1", "0", "0.5", "true", "FALSE", "a,b", "9" * 30, "NaN", "-0.0", "1e5"]) | st.text(max_size=8),
+            st.sampled_from([*TAKEN, *OLD_SPELLINGS, *MEANINGLESS, MANAGER])
+            | st.text(alphabet="abLB", min_size=1, max_size=8),
+            st.sampled_from(
+                ["", "1", "-1", "0", "0.5", "true", "FALSE", "a,b", "9" * 30, "NaN", "-0.0", "1e5"]
+            )
+            | st.text(max_size=8),
         ),
         max_size=20,
     )
 )
 def test_every_entry_ends_up_in_one_list(entries: list[tuple[str, str]]) -> None:
     """Every taken value can be given to its strategy."""
-    lines = [f"{key}={''.join(f'{chr(92)}u{ord(sign):04x}' for sign in value if ord(sign) <= 0xFFFF)}" for key, value in entries]
+    lines = [
+        f"{key}={''.join(f'{chr(92)}u{ord(sign):04x}' for sign in value if ord(sign) <= 0xFFFF)}"
+        for key, value in entries
+    ]
     read = read_pulsar_settings("\n".join(lines))
-    told = [entry.line for entry in read.taken] + [entry.line for entry in (*read.without_meaning, *read.not_understood)]
+    told = [entry.line for entry in read.taken] + [
+        entry.line for entry in (*read.without_meaning, *read.not_understood)
+    ]
     assert list(range(1, len(entries) + 1)) == sorted(told)
     for setting, value in read.settings.items():
         with_value(BalancingSettings(), setting, value)

@@ -9,7 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.brokers.balancing.settings.balancing_settings import PLACEMENTS, SHEDDERS, BalancingSettings
+from equipoise.brokers.balancing.settings.balancing_settings import (
+    PLACEMENTS,
+    SHEDDERS,
+    BalancingSettings,
+)
 from equipoise.brokers.balancing.settings.setting_meanings import GROUPS, MEANINGS
 from equipoise.brokers.balancing.settings.setting_values import (
     CHOICES,
@@ -22,7 +26,10 @@ from equipoise.brokers.balancing.settings.setting_values import (
     value_of,
     with_value,
 )
-from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS, SPECIFIED_POSITIONS_DIVIDE
+from equipoise.brokers.balancing.splitting.split_points import (
+    ALGORITHMS,
+    SPECIFIED_POSITIONS_DIVIDE,
+)
 from equipoise.brokers.errors import InvalidSetting, UnknownSetting
 
 NUMBERS = [name for name, setting in SETTINGS.items() if setting.kind in (int, float)]
@@ -32,7 +39,23 @@ GIVEN: st.SearchStrategy[Value] = (
     | st.integers()
     | st.floats()
     | st.text(max_size=30)
-    | st.sampled_from(["none", "true", "FALSE", "0", "1", "-0.0", "1e3", "1e999", "0x1p-2", "1_000", "٣", "a/b,c/d", *SHEDDERS])
+    | st.sampled_from(
+        [
+            "none",
+            "true",
+            "FALSE",
+            "0",
+            "1",
+            "-0.0",
+            "1e3",
+            "1e999",
+            "0x1p-2",
+            "1_000",
+            "٣",
+            "a/b,c/d",
+            *SHEDDERS,
+        ]
+    )
     | st.frozensets(st.sampled_from(["a/b", "c/d", "nonsense"]))
 )
 
@@ -45,8 +68,13 @@ def test_every_setting_has_a_meaning() -> None:
 
 def test_a_setting_that_is_a_name_has_choices() -> None:
     assert {name for name, setting in SETTINGS.items() if setting.kind is str} == set(CHOICES)
-    assert (tuple(SHEDDERS), tuple(PLACEMENTS)) == (CHOICES["balancing.shedder"], CHOICES["balancing.placement"])
-    assert {SPECIFIED_POSITIONS_DIVIDE} == set(ALGORITHMS) - set(CHOICES["balancing.split_algorithm"])
+    assert (tuple(SHEDDERS), tuple(PLACEMENTS)) == (
+        CHOICES["balancing.shedder"],
+        CHOICES["balancing.placement"],
+    )
+    assert {SPECIFIED_POSITIONS_DIVIDE} == set(ALGORITHMS) - set(
+        CHOICES["balancing.split_algorithm"]
+    )
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -54,7 +82,11 @@ def test_a_default_is_a_value_of_its_setting(name: str) -> None:
     """A formatted default reads back as itself."""
     setting = SETTINGS[name]
     assert setting.default == value_in(BalancingSettings(), name)
-    assert setting.default == value_of(name, setting.default) == value_of(name, format_value(setting.default))
+    assert (
+        setting.default
+        == value_of(name, setting.default)
+        == value_of(name, format_value(setting.default))
+    )
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -87,7 +119,9 @@ def test_both_ends_of_a_range_are_accepted(name: str) -> None:
         ("reports.nic_speed_gbps", None, None),
     ],
 )
-def test_a_text_is_read_as_the_type_of_its_setting(name: str, given: Value, expected: Value) -> None:
+def test_a_text_is_read_as_the_type_of_its_setting(
+    name: str, given: Value, expected: Value
+) -> None:
     """From people and from programs."""
     value = value_of(name, given)
     assert (expected, type(expected)) == (value, type(value))
@@ -99,7 +133,11 @@ def test_a_text_is_read_as_the_type_of_its_setting(name: str, given: Value, expe
         ("balancing.enabled", "on", "it must be true or false; the old setting stays"),
         ("balancing.enabled", 1, "it must be true or false"),
         ("balancing.shedder", "MyShedder", "it must be one of BalancedShedder, TransferShedder"),
-        ("balancing.split_algorithm", SPECIFIED_POSITIONS_DIVIDE, "it must be one of range_equally_divide"),
+        (
+            "balancing.split_algorithm",
+            SPECIFIED_POSITIONS_DIVIDE,
+            "it must be one of range_equally_divide",
+        ),
         ("balancing.shed_interval_ms", "0", "it must be an integer, at least 1"),
         ("balancing.shed_interval_ms", "1.5", "it must be an integer"),
         ("balancing.shed_interval_ms", True, "it must be an integer"),
@@ -110,10 +148,16 @@ def test_a_text_is_read_as_the_type_of_its_setting(name: str, given: Value, expe
         ("limits.topics_max", 2**62, "limits.topics_max cannot be"),
         ("transfer.target_deviation", 10**400, "it must be a number, at least 0"),
         ("transfer.excluded_namespaces", "shop", f"it must be up to {NAMESPACES_MAX} namespaces"),
-        ("transfer.excluded_namespaces", frozenset(f"a/{number}" for number in range(NAMESPACES_MAX + 1)), "it must be up to"),
+        (
+            "transfer.excluded_namespaces",
+            frozenset(f"a/{number}" for number in range(NAMESPACES_MAX + 1)),
+            "it must be up to",
+        ),
     ],
 )
-def test_an_invalid_value_is_refused_with_what_is_expected(name: str, given: Value, told: str) -> None:
+def test_an_invalid_value_is_refused_with_what_is_expected(
+    name: str, given: Value, told: str
+) -> None:
     """The error quotes a long value in part."""
     with pytest.raises(InvalidSetting) as caught:
         value_of(name, given)
@@ -124,13 +168,21 @@ def test_an_invalid_value_is_refused_with_what_is_expected(name: str, given: Val
 
 @pytest.mark.parametrize(
     ("name", "nearest"),
-    [("transfer.target_deviaton", "transfer.target_deviation"), ("nonsense", None), ("threshold.weights", None), ("x" * 100_000, None)],
+    [
+        ("transfer.target_deviaton", "transfer.target_deviation"),
+        ("nonsense", None),
+        ("threshold.weights", None),
+        ("x" * 100_000, None),
+    ],
 )
 def test_an_unknown_setting_is_refused_with_the_nearest(name: str, nearest: str | None) -> None:
     """A very long name costs no time."""
     with pytest.raises(UnknownSetting) as caught:
         setting_named(name)
-    assert (nearest is None or nearest == caught.value.nearest, True) == (True, len(str(caught.value)) < 400)
+    assert (nearest is None or nearest == caught.value.nearest, True) == (
+        True,
+        len(str(caught.value)) < 400,
+    )
 
 
 @given(name=st.sampled_from(list(SETTINGS)), given=GIVEN)

@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 from equipoise.brokers.agent.intents import SetSettings, subject_of
 from equipoise.brokers.agent.requests import record_of
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, RoundSettings
-from equipoise.brokers.balancing.settings.setting_values import NAMESPACES_MAX, SETTINGS, format_value, with_value
+from equipoise.brokers.balancing.settings.setting_values import (
+    NAMESPACES_MAX,
+    SETTINGS,
+    format_value,
+    with_value,
+)
 from equipoise.brokers.balancing.settings.settings_records import (
     CHANGED_BY,
     KEY,
@@ -29,7 +34,14 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.codec import decode
 from equipoise.channel.core.entries import Verdict
 from equipoise.channel.core.reader import Folded
-from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, INTEGER_MAX, TEXT_CHARACTERS_MAX, Document, Reason, Scalar
+from equipoise.channel.core.records import (
+    DOCUMENT_ENTRIES_MAX,
+    INTEGER_MAX,
+    TEXT_CHARACTERS_MAX,
+    Document,
+    Reason,
+    Scalar,
+)
 from equipoise.channel.core.view import View, apply
 from tests.channels.folding import Channel, channel_with
 
@@ -48,7 +60,9 @@ def set_settings(channel: Channel, changes: Changes, by: str | None = None) -> V
 def with_document(document: Document) -> Channel:
     """A channel whose settings are this document."""
     channel = channel_with("a")
-    channel.accept(propose.set_policy(channel.author("a"), channel.view, name=KEY, document=document))
+    channel.accept(
+        propose.set_policy(channel.author("a"), channel.view, name=KEY, document=document)
+    )
     return channel
 
 
@@ -60,7 +74,9 @@ def test_the_base_applies_where_the_channel_has_no_value() -> None:
 
 
 def test_settings_are_stored_in_types_that_other_languages_read() -> None:
-    """Integers and booleans as such, fractions and absent values as texts, namespaces one by one."""
+    """Integers and booleans as such, fractions and absent values as texts, namespaces one by
+    one.
+    """
     changes: Changes = {
         "balancing.enabled": "false",
         "balanced.moves_max": 7,
@@ -93,11 +109,23 @@ def test_settings_are_stored_in_types_that_other_languages_read() -> None:
 
 
 def test_a_change_leaves_the_others_as_they_are() -> None:
-    """Namespaces are replaced as a whole. None removes a setting. The former author is forgotten."""
-    document = changed({}, {"transfer.excluded_namespaces": "a/a,b/b", "balanced.moves_max": 7}, "erin")
+    """Namespaces are replaced as a whole. None removes a setting. The former author is
+    forgotten.
+    """
+    document = changed(
+        {}, {"transfer.excluded_namespaces": "a/a,b/b", "balanced.moves_max": 7}, "erin"
+    )
     document = changed(document, {"transfer.excluded_namespaces": "c/c"}, None)
     assert {"transfer.excluded_namespaces.0": "c/c", "balanced.moves_max": 7} == document
-    document = changed(document, {"transfer.excluded_namespaces": "none", "balanced.moves_max": None, "balanced.start_ratio": None}, None)
+    document = changed(
+        document,
+        {
+            "transfer.excluded_namespaces": "none",
+            "balanced.moves_max": None,
+            "balanced.start_ratio": None,
+        },
+        None,
+    )
     assert {"transfer.excluded_namespaces": "none"} == document
 
 
@@ -135,8 +163,15 @@ def test_a_name_that_is_too_long_is_refused() -> None:
 def test_two_concurrent_changes_both_succeed() -> None:
     """The second is rejected as stale, and made again."""
     channel = channel_with("a")
-    intents = [SetSettings(changes={"balanced.moves_max": "7"}), SetSettings(changes={"balanced.start_ratio": "0.5"})]
-    first, second = (make(channel.author("a")) for make in [record_of(channel.view, intent) for intent in intents] if callable(make))
+    intents = [
+        SetSettings(changes={"balanced.moves_max": "7"}),
+        SetSettings(changes={"balanced.start_ratio": "0.5"}),
+    ]
+    first, second = (
+        make(channel.author("a"))
+        for make in [record_of(channel.view, intent) for intent in intents]
+        if callable(make)
+    )
     channel.accept(first)
     assert Reason.STALE == channel.put(second).reason
     assert None is set_settings(channel, intents[1].changes)
@@ -147,9 +182,13 @@ def test_two_concurrent_changes_both_succeed() -> None:
 def test_all_settings_at_once_fit_into_a_record() -> None:
     """With the most namespaces of the longest names."""
     names = ",".join(f"{'t' * 255}/{number:0>255}" for number in range(NAMESPACES_MAX))
-    changes: dict[str, Scalar | None] = {name: format_value(setting.default) for name, setting in SETTINGS.items()}
+    changes: dict[str, Scalar | None] = {
+        name: format_value(setting.default) for name, setting in SETTINGS.items()
+    }
     channel = channel_with("a")
-    assert None is set_settings(channel, {**changes, "transfer.excluded_namespaces": names}, "x" * TEXT_CHARACTERS_MAX)
+    assert None is set_settings(
+        channel, {**changes, "transfer.excluded_namespaces": names}, "x" * TEXT_CHARACTERS_MAX
+    )
     assert NAMESPACES_MAX == len(settings_in(channel.view, BASE).transfer.excluded_namespaces)
 
 
@@ -159,27 +198,50 @@ def test_a_full_document_is_not_made_longer() -> None:
     channel = with_document(document)
     verdict = set_settings(channel, {"balanced.moves_max": "7"})
     assert verdict is not None
-    assert (Reason.ILLEGAL_TRANSITION, True) == (verdict.reason, str(DOCUMENT_ENTRIES_MAX) in (verdict.problem or ""))
-    assert None is set_settings(channel, {"balanced.moves_max": "7", "later.0": None, "later.1": None})
+    assert (Reason.ILLEGAL_TRANSITION, True) == (
+        verdict.reason,
+        str(DOCUMENT_ENTRIES_MAX) in (verdict.problem or ""),
+    )
+    assert None is set_settings(
+        channel, {"balanced.moves_max": "7", "later.0": None, "later.1": None}
+    )
     assert 7 == settings_in(channel.view, BASE).balanced.moves_max
 
 
 def test_an_unreadable_setting_is_a_problem_and_the_base_applies() -> None:
     """Each problem is named, and affects no other setting."""
-    document: Document = {"later.thing": 1, "balancing.enabled": "perhaps", "balanced.moves_max": 0, "balanced.start_ratio": "0.5"}
+    document: Document = {
+        "later.thing": 1,
+        "balancing.enabled": "perhaps",
+        "balanced.moves_max": 0,
+        "balanced.start_ratio": "0.5",
+    }
     channel = with_document(document)
     assert with_value(BASE, "balanced.start_ratio", 0.5) == settings_in(channel.view, BASE)
     problems = problems_in(channel.view, BASE)
     assert 3 == len(problems)
-    for problem, name in zip(problems, ("balanced.moves_max", "balancing.enabled", "later.thing"), strict=True):
+    for problem, name in zip(
+        problems, ("balanced.moves_max", "balancing.enabled", "later.thing"), strict=True
+    ):
         assert name in problem
 
 
 @given(
     document=st.dictionaries(
-        st.sampled_from([*SETTINGS, "transfer.excluded_namespaces.0", "transfer.excluded_namespaces.x", "level.", CHANGED_BY])
+        st.sampled_from(
+            [
+                *SETTINGS,
+                "transfer.excluded_namespaces.0",
+                "transfer.excluded_namespaces.x",
+                "level.",
+                CHANGED_BY,
+            ]
+        )
         | st.text(min_size=1, max_size=8),
-        st.booleans() | st.integers(0, INTEGER_MAX) | st.text(max_size=8) | st.sampled_from(["0.5", "none", "a/b", "TransferShedder"]),
+        st.booleans()
+        | st.integers(0, INTEGER_MAX)
+        | st.text(max_size=8)
+        | st.sampled_from(["0.5", "none", "a/b", "TransferShedder"]),
         max_size=12,
     )
 )
@@ -198,8 +260,16 @@ def test_any_document_is_read_entry_by_entry(document: dict[str, Scalar]) -> Non
 
 def test_a_change_shows_the_value_before() -> None:
     """If the channel has no value, the default is shown."""
-    before: Document = {"balanced.moves_max": 7, "transfer.excluded_namespaces.0": "a/a", CHANGED_BY: "x"}
-    after: Document = {"transfer.target_deviation": "0.1", "transfer.excluded_namespaces": "none", "later.thing": 1}
+    before: Document = {
+        "balanced.moves_max": 7,
+        "transfer.excluded_namespaces.0": "a/a",
+        CHANGED_BY: "x",
+    }
+    after: Document = {
+        "transfer.target_deviation": "0.1",
+        "transfer.excluded_namespaces": "none",
+        "later.thing": 1,
+    }
     assert [
         "balanced.moves_max: 7 -> 4 (default)",
         "later.thing: not set -> 1",
@@ -216,6 +286,12 @@ def test_a_change_names_its_author() -> None:
     view, told = View(), []
     for offset, data in channel.entries:
         record = decode(data)
-        change = change_in(Folded(offset=offset, record=record, verdict=apply(view, offset, record)))
-        told += [] if change is None else [(change.by, [(one.before, one.after) for one in change.made])]
+        change = change_in(
+            Folded(offset=offset, record=record, verdict=apply(view, offset, record))
+        )
+        told += (
+            []
+            if change is None
+            else [(change.by, [(one.before, one.after) for one in change.made])]
+        )
     assert [("erin", [(None, "7")]), ("a", [("7", "8")])] == told

@@ -7,23 +7,39 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from equipoise.brokers.balancing.splitting.auto_merge import MergePlan, MergeSettings, MergeSnapshot, Pair, plan_merges
+from equipoise.brokers.balancing.splitting.auto_merge import (
+    MergePlan,
+    MergeSettings,
+    MergeSnapshot,
+    Pair,
+    plan_merges,
+)
 from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits
 from equipoise.shedder.loads import BundleTraffic, Traffic
 
-A, B, C, D = (f"t/ns/0x{low}0000000_0x{high}" for low, high in (("0", "40000000"), ("4", "80000000"), ("8", "c0000000"), ("c", "ffffffff")))
-AT_ONCE = MergeSettings(limits=BundleLimits(topics_max=100, sessions_max=100, messages_per_second_max=100), hits_threshold=0, bundles_min=1)
+A, B, C, D = (
+    f"t/ns/0x{low}0000000_0x{high}"
+    for low, high in (("0", "40000000"), ("4", "80000000"), ("8", "c0000000"), ("c", "ffffffff"))
+)
+AT_ONCE = MergeSettings(
+    limits=BundleLimits(topics_max=100, sessions_max=100, messages_per_second_max=100),
+    hits_threshold=0,
+    bundles_min=1,
+)
 NO_NEIGHBOUR = "its right neighbour is not at a:1, cannot be merged now, or does not exist"
 
 
 def bundle(name: str, topics: int = 0, messages: float = 0.0) -> BundleTraffic:
-    return BundleTraffic(bundle=name, topics=topics, traffic=Traffic(messages_out_per_second=messages))
+    return BundleTraffic(
+        bundle=name, topics=topics, traffic=Traffic(messages_out_per_second=messages)
+    )
 
 
 def snapshot(*bundles: BundleTraffic, **more: object) -> MergeSnapshot:
     """A round with nothing in the way, except for `more`."""
     given = {"bundle_counts": {"t/ns": 4, "t/other": 4}, "brokers": 1, **more}
-    return MergeSnapshot(broker="a:1", bundles=bundles, **given)  # type: ignore[arg-type] # Fields by their names.
+    # Fields by their names.
+    return MergeSnapshot(broker="a:1", bundles=bundles, **given)  # type: ignore[arg-type]
 
 
 def merged(plan: MergePlan) -> list[Pair]:
@@ -44,7 +60,10 @@ def test_two_cold_neighbours_are_merged_with_a_reason() -> None:
 def test_half_of_any_limit_is_too_much() -> None:
     """Although each of the two uses less."""
     plan = plan_merges(snapshot(bundle(A, 25), bundle(B, 25)), AT_ONCE, {})
-    reason = "together with its right neighbour it has 50 topics (limit: 100); cold is below 50% of the limit"
+    reason = (
+        "together with its right neighbour it has 50 topics (limit: 100); cold is below 50% of the"
+        " limit"
+    )
     assert ([], {A: reason, B: NO_NEIGHBOUR}, {}) == (merged(plan), told(plan), plan.hits)
 
 
@@ -60,19 +79,27 @@ def test_a_pair_must_be_cold_for_a_row_of_rounds() -> None:
     row: list[tuple[list[Pair], dict[Pair, int]]] = [([], {(A, B): 1}), ([], {(A, B): 2})]
     assert [*row, ([], {}), *row, ([(A, B)], {}), row[0]] == rows
     plan = plan_merges(snapshot(bundle(A), bundle(B)), settings, {(A, B): 1})
-    assert {A: "it and its right neighbour have been cold for 2 of 3 rounds", B: NO_NEIGHBOUR} == told(plan)
+    assert {
+        A: "it and its right neighbour have been cold for 2 of 3 rounds",
+        B: NO_NEIGHBOUR,
+    } == told(plan)
 
 
 def test_a_pair_whose_right_bundle_was_split_starts_a_new_row() -> None:
     half = "t/ns/0x40000000_0x60000000"
-    plan = plan_merges(snapshot(bundle(A), bundle(half)), replace(AT_ONCE, hits_threshold=1), {(A, B): 5})
+    plan = plan_merges(
+        snapshot(bundle(A), bundle(half)), replace(AT_ONCE, hits_threshold=1), {(A, B): 5}
+    )
     assert ([], {(A, half): 1}) == (merged(plan), plan.hits)
 
 
 def test_nothing_is_merged_twice_in_a_round() -> None:
     """Of three in a row the colder pair is merged, and the third waits. Four become two."""
     plan = plan_merges(snapshot(bundle(A, 10), bundle(B, 2), bundle(C, 1)), AT_ONCE, {})
-    assert ([(B, C)], {A: "it or its right neighbour is merged with another bundle"}) == (merged(plan), told(plan))
+    assert ([(B, C)], {A: "it or its right neighbour is merged with another bundle"}) == (
+        merged(plan),
+        told(plan),
+    )
     plan = plan_merges(snapshot(bundle(A), bundle(B), bundle(C), bundle(D)), AT_ONCE, {})
     assert [(A, B), (C, D)] == merged(plan)
 
@@ -90,7 +117,11 @@ class Bound:
 @pytest.mark.parametrize(
     "case",
     [
-        Bound(id="a round", settings=replace(AT_ONCE, merges_max=1), reason="this round has 1 merge already"),
+        Bound(
+            id="a round",
+            settings=replace(AT_ONCE, merges_max=1),
+            reason="this round has 1 merge already",
+        ),
         Bound(
             id="the namespace",
             settings=replace(AT_ONCE, bundles_min=3),
@@ -108,13 +139,20 @@ class Bound:
             reason="t/ns has 4 bundles and keeps 5; each of 1 brokers may merge 0",
             merges=(),
         ),
-        Bound(id="unknown", more={"bundle_counts": {}}, reason="the number of bundles of t/ns is unknown", merges=()),
+        Bound(
+            id="unknown",
+            more={"bundle_counts": {}},
+            reason="the number of bundles of t/ns is unknown",
+            merges=(),
+        ),
     ],
     ids=lambda case: case.id,
 )
 def test_merges_are_bounded(case: Bound) -> None:
     """A namespace never gets too few bundles, even if all brokers merge at once."""
-    plan = plan_merges(snapshot(bundle(A), bundle(B), bundle(C), bundle(D), **case.more), case.settings, {})
+    plan = plan_merges(
+        snapshot(bundle(A), bundle(B), bundle(C), bundle(D), **case.more), case.settings, {}
+    )
     assert (list(case.merges), case.reason) == (merged(plan), told(plan)[case.of])
 
 
@@ -125,7 +163,15 @@ def test_only_neighbours_that_rest_here_are_merged() -> None:
         plan = plan_merges(snapshot(bundle(A), bundle(stranger)), AT_ONCE, {})
         assert ([], dict.fromkeys((A, stranger), NO_NEIGHBOUR)) == (merged(plan), told(plan))
     plan = plan_merges(
-        snapshot(bundle(A), bundle(B), bundle(C, -1), bundle("t/ns/all"), pending={A: "it was moved lately"}), AT_ONCE, {(A, B): 9}
+        snapshot(
+            bundle(A),
+            bundle(B),
+            bundle(C, -1),
+            bundle("t/ns/all"),
+            pending={A: "it was moved lately"},
+        ),
+        AT_ONCE,
+        {(A, B): 9},
     )
     assert ([], {}) == (merged(plan), plan.hits)
     name = told(plan).pop("t/ns/all")

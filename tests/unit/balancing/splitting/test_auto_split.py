@@ -7,9 +7,19 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from equipoise.brokers.balancing.splitting.auto_split import FAILURE, SplitPlan, SplitSettings, SplitSnapshot, plan_splits
+from equipoise.brokers.balancing.splitting.auto_split import (
+    FAILURE,
+    SplitPlan,
+    SplitSettings,
+    SplitSnapshot,
+    plan_splits,
+)
 from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits, Excess
-from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE, SplitQuestion, split_points
+from equipoise.brokers.balancing.splitting.split_points import (
+    RANGE_EQUALLY_DIVIDE,
+    SplitQuestion,
+    split_points,
+)
 from equipoise.channel.core.errors import invalid_boundaries
 from equipoise.channel.core.ranges import parse_bundle
 from equipoise.shedder.loads import BundleTraffic, Traffic
@@ -17,7 +27,9 @@ from tests.vectors.cases import Case, read_cases
 from tests.vectors.split_decisions import settings_of, snapshot_of
 
 LEFT, RIGHT = "t/ns/0x00000000_0x80000000", "t/ns/0x80000000_0xffffffff"
-LIMITS = BundleLimits(topics_max=100, sessions_max=100, messages_per_second_max=100, bytes_per_second_max=100)
+LIMITS = BundleLimits(
+    topics_max=100, sessions_max=100, messages_per_second_max=100, bytes_per_second_max=100
+)
 AT_ONCE = SplitSettings(limits=LIMITS, hits_threshold=0)
 
 
@@ -33,7 +45,8 @@ def with_topics(name: str, count: int) -> BundleTraffic:
 def snapshot(*bundles: BundleTraffic, **more: object) -> SplitSnapshot:
     """A round with nothing in the way, except for `more`."""
     given = {"bundle_counts": {"t/ns": 2}, "find_cuts": halves, **more}
-    return SplitSnapshot(broker="a:1", bundles=bundles, **given)  # type: ignore[arg-type] # Fields by their names.
+    # Fields by their names.
+    return SplitSnapshot(broker="a:1", bundles=bundles, **given)  # type: ignore[arg-type]
 
 
 def split(plan: SplitPlan) -> list[str]:
@@ -49,9 +62,13 @@ def told(plan: SplitPlan) -> dict[str, str]:
 
 
 def test_pulsars_own_test_of_rows_and_of_splits_a_round() -> None:
-    """Two bundles over a limit, one split per round, a threshold of 3: the fourth round splits the first, the fifth the second."""
+    """Two bundles over a limit, one split per round, a threshold of 3: the fourth round splits the
+    first, the fifth the second.
+    """
     whole, part = "t/ns/0x00000000_0xffffffff", "t/ns/0x00000000_0x0fffffff"
-    settings = SplitSettings(limits=replace(LIMITS, topics_max=4), hits_threshold=3, splits_max=1, pulsar_exact=True)
+    settings = SplitSettings(
+        limits=replace(LIMITS, topics_max=4), hits_threshold=3, splits_max=1, pulsar_exact=True
+    )
     hits: Mapping[str, int] = {}
     seen = []
     for _ in range(5):
@@ -72,22 +89,38 @@ class ExcessCase:
     "case",
     [
         ExcessCase(
-            bundle=replace(with_topics(LEFT, 1_234), consumers=999, traffic=Traffic(messages_in_per_second=999)),
+            bundle=replace(
+                with_topics(LEFT, 1_234), consumers=999, traffic=Traffic(messages_in_per_second=999)
+            ),
             excess=Excess.TOPICS,
             reason="it has been over a limit for 1 round: 1,234 topics (limit: 100)",
         ),
         ExcessCase(
-            bundle=BundleTraffic(bundle=LEFT, topics=2, consumers=60, producers=41, traffic=Traffic(messages_in_per_second=999)),
+            bundle=BundleTraffic(
+                bundle=LEFT,
+                topics=2,
+                consumers=60,
+                producers=41,
+                traffic=Traffic(messages_in_per_second=999),
+            ),
             excess=Excess.SESSIONS,
             reason="it has been over a limit for 1 round: 101 sessions (limit: 100)",
         ),
         ExcessCase(
-            bundle=BundleTraffic(bundle=LEFT, topics=2, traffic=Traffic(messages_in_per_second=60, messages_out_per_second=41)),
+            bundle=BundleTraffic(
+                bundle=LEFT,
+                topics=2,
+                traffic=Traffic(messages_in_per_second=60, messages_out_per_second=41),
+            ),
             excess=Excess.MESSAGES,
             reason="it has been over a limit for 1 round: 101 messages/s (limit: 100)",
         ),
         ExcessCase(
-            bundle=BundleTraffic(bundle=LEFT, topics=2, traffic=Traffic(bytes_in_per_second=60, bytes_out_per_second=41)),
+            bundle=BundleTraffic(
+                bundle=LEFT,
+                topics=2,
+                traffic=Traffic(bytes_in_per_second=60, bytes_out_per_second=41),
+            ),
             excess=Excess.BYTES,
             reason="it has been over a limit for 1 round: 101 bytes/s (limit: 100)",
         ),
@@ -95,9 +128,13 @@ class ExcessCase:
     ids=lambda case: case.excess.value,
 )
 def test_the_first_limit_that_is_exceeded_is_the_reason(case: ExcessCase) -> None:
-    """Topics, sessions, messages, bytes, in this order, both directions together. A load equal to the limit is allowed."""
+    """Topics, sessions, messages, bytes, in this order, both directions together. A load equal to
+    the limit is allowed.
+    """
     for exact in (False, True):
-        (decision,) = plan_splits(snapshot(case.bundle), replace(AT_ONCE, pulsar_exact=exact), {}).splits
+        (decision,) = plan_splits(
+            snapshot(case.bundle), replace(AT_ONCE, pulsar_exact=exact), {}
+        ).splits
         assert (LEFT, (0x40000000,), case.excess, case.reason) == (
             decision.bundle,
             decision.cuts,
@@ -132,7 +169,12 @@ def differing(case: Case) -> bool:
     """Whether our own rules decide any round of a case otherwise than Pulsar's."""
     hits: tuple[Mapping[str, int], Mapping[str, int]] = ({}, {})
     for bundles in case["input"]["rounds"]:
-        plans = [plan_splits(snapshot_of(case, bundles), settings_of(case, pulsar_exact=exact), hits[exact]) for exact in (False, True)]
+        plans = [
+            plan_splits(
+                snapshot_of(case, bundles), settings_of(case, pulsar_exact=exact), hits[exact]
+            )
+            for exact in (False, True)
+        ]
         if sorted(split(plans[0])) != sorted(split(plans[1])):
             return True
         hits = (plans[0].hits, plans[1].hits)
@@ -245,7 +287,9 @@ DIFFERENCES = [
     ),
     Difference(
         id="a figure that is none",
-        bundles=(replace(with_topics(LEFT, 101), traffic=Traffic(bytes_in_per_second=float("nan"))),),
+        bundles=(
+            replace(with_topics(LEFT, 101), traffic=Traffic(bytes_in_per_second=float("nan"))),
+        ),
         pulsar=[LEFT],
         ours=[],
     ),
@@ -254,7 +298,9 @@ DIFFERENCES = [
 
 @pytest.mark.parametrize("case", DIFFERENCES, ids=lambda case: case.id)
 def test_a_difference_from_pulsar_applies_unless_pulsar_exact_is_set(case: Difference) -> None:
-    asked = snapshot(*case.bundles, splitting=case.splitting, not_owned=case.not_owned, find_cuts=case.find_cuts)
+    asked = snapshot(
+        *case.bundles, splitting=case.splitting, not_owned=case.not_owned, find_cuts=case.find_cuts
+    )
     ours = plan_splits(asked, case.settings, case.hits)
     pulsar = plan_splits(asked, replace(case.settings, pulsar_exact=True), case.hits)
     assert (case.ours, case.hits_of_ours) == (split(ours), ours.hits)
@@ -284,14 +330,21 @@ OVER = "it has 101 topics (limit: 100), but "
 REFUSALS = [
     Refusal(id="one topic", bundle=with_topics(LEFT, 1), reason="it has fewer than two topics"),
     Refusal(id="not ours", bundle=HOT, more={"not_owned": (LEFT,)}, reason="a:1 does not own it"),
-    Refusal(id="under way", bundle=HOT, more={"splitting": (LEFT,)}, reason="it is being split already"),
+    Refusal(
+        id="under way", bundle=HOT, more={"splitting": (LEFT,)}, reason="it is being split already"
+    ),
     Refusal(
         id="bad figure",
         bundle=replace(HOT, producers=-3),
         reason="it has producers=-3, which is not plausible",
         failures=1,
     ),
-    Refusal(id="narrow", bundle=with_topics("t/ns/0x00000010_0x00000011", 101), reason="its range is too narrow to be cut", failures=1),
+    Refusal(
+        id="narrow",
+        bundle=with_topics("t/ns/0x00000010_0x00000011", 101),
+        reason="its range is too narrow to be cut",
+        failures=1,
+    ),
     Refusal(
         id="overlap",
         bundle=HOT,
@@ -318,7 +371,13 @@ REFUSALS = [
         settings=replace(AT_ONCE, bundles_max=3),
         reason=f"{OVER}t/ns would have 4 bundles, and may have at most 3",
     ),
-    Refusal(id="no place", bundle=HOT, more={"find_cuts": lambda _: ()}, reason=f"{OVER}there is no place to cut it", failures=1),
+    Refusal(
+        id="no place",
+        bundle=HOT,
+        more={"find_cuts": lambda _: ()},
+        reason=f"{OVER}there is no place to cut it",
+        failures=1,
+    ),
     Refusal(
         id="no answer",
         bundle=HOT,
@@ -348,7 +407,9 @@ def test_bundles_with_more_load_come_first() -> None:
     settings = replace(AT_ONCE, splits_max=1)
     plan = plan_splits(snapshot(HOT, with_topics(RIGHT, 500)), settings, {})
     assert {LEFT: f"{OVER}this round has 1 split of more loaded bundles already"} == told(plan)
-    plan = plan_splits(snapshot(HOT, with_topics(RIGHT, 500)), replace(settings, pulsar_exact=True), {})
+    plan = plan_splits(
+        snapshot(HOT, with_topics(RIGHT, 500)), replace(settings, pulsar_exact=True), {}
+    )
     assert {RIGHT: "this round has 1 split already"} == told(plan)
 
 

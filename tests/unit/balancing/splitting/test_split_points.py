@@ -1,8 +1,10 @@
-"""Where a bundle is cut: Pulsar's own answers, the worked examples of its documents, and the differences from Pulsar.
+"""Where a bundle is cut: Pulsar's own answers, the worked examples of its documents, and the
+differences from Pulsar.
 
-The examples are those of "Bundle splitting algorithms" on the page "Concepts" of broker load balancing in Pulsar's documents.
-That page computes the middle of two hashes as if their digits were decimal (0x15 and 0x24 give 0x19.5 instead of 0x1c.8). So the page
-defines which topics a cut separates, and the algorithm defines the cut.
+The examples are those of "Bundle splitting algorithms" on the page "Concepts" of broker load
+balancing in Pulsar's documents. That page computes the middle of two hashes as if their digits were
+decimal (0x15 and 0x24 give 0x19.5 instead of 0x1c.8). So the page defines which topics a cut
+separates, and the algorithm defines the cut.
 """
 
 from __future__ import annotations
@@ -41,7 +43,10 @@ def topics(*points: int) -> tuple[TopicLoad, ...]:
 
 def at(low: int, high: int, *positions: int) -> tuple[int, ...]:
     """Where a range with enough topics is cut at positions."""
-    return split_points(SPECIFIED_POSITIONS_DIVIDE, SplitQuestion(low=low, high=high, topics=topics(low, high - 1), positions=positions))
+    return split_points(
+        SPECIFIED_POSITIONS_DIVIDE,
+        SplitQuestion(low=low, high=high, topics=topics(low, high - 1), positions=positions),
+    )
 
 
 def are_cuts(low: int, high: int, positions: Sequence[int]) -> bool:
@@ -54,17 +59,23 @@ def are_cuts(low: int, high: int, positions: Sequence[int]) -> bool:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["id"]))
 def test_without_a_fault_of_pulsar_the_cuts_are_its_own(case: Case) -> None:
-    """Our own rules give the same cuts, except that missing or impossible positions are an error."""
+    """Our own rules give the same cuts, except that missing or impossible positions are an
+    error.
+    """
     question = question_of(case, pulsar_exact=False)
     positions = sorted(question.positions or ())
     if question.positions is not None:
         question = replace(question, positions=positions)
-    is_wrong = question.positions is not None and not are_cuts(question.low, question.high, positions)
+    is_wrong = question.positions is not None and not are_cuts(
+        question.low, question.high, positions
+    )
     if is_wrong or "error" in case["output"]:
         with pytest.raises(CallerError, match="cannot be used"):
             split_points(case["input"]["algorithm"], question)
     else:
-        assert (case["output"]["boundaries"] or []) == list(split_points(case["input"]["algorithm"], question))
+        assert (case["output"]["boundaries"] or []) == list(
+            split_points(case["input"]["algorithm"], question)
+        )
 
 
 # --- the worked examples of Pulsar's documents ---
@@ -74,10 +85,16 @@ PIP_169 = ((10, 100, 1), (20, 200, 2), (80, 300, 3), (90, 400, 4), (100, 500, 5)
 EXAMPLES = {
     "equal ranges": (RANGE_EQUALLY_DIVIDE, SplitQuestion(low=0, high=0x80000000), 0x40000000),
     # The page suggests 0x50000000, which separates the same topics.
-    "equally many topics": (TOPIC_COUNT_EQUALLY_DIVIDE, SplitQuestion(low=0, high=0x80000000, topics=SIX_BY_COUNT), 0x4D000000),
+    "equally many topics": (
+        TOPIC_COUNT_EQUALLY_DIVIDE,
+        SplitQuestion(low=0, high=0x80000000, topics=SIX_BY_COUNT),
+        0x4D000000,
+    ),
     "two large topics": (
         SPECIFIED_POSITIONS_DIVIDE,
-        SplitQuestion(low=0, high=0x40000000, topics=topics(0x30000000, 0x35000000), positions=(0x33000000,)),
+        SplitQuestion(
+            low=0, high=0x40000000, topics=topics(0x30000000, 0x35000000), positions=(0x33000000,)
+        ),
         0x33000000,
     ),
     "PIP-169: the last topic carries more than all others": (
@@ -85,7 +102,10 @@ EXAMPLES = {
         SplitQuestion(
             low=0,
             high=0x200,
-            topics=tuple(TopicLoad(point=point, messages_per_second=rate, bytes_per_second=mib * MIB) for point, rate, mib in PIP_169),
+            topics=tuple(
+                TopicLoad(point=point, messages_per_second=rate, bytes_per_second=mib * MIB)
+                for point, rate, mib in PIP_169
+            ),
             limits=BundleLimits(messages_per_second_max=1_750, bytes_per_second_max=102.5 * MIB),
         ),
         106,
@@ -94,7 +114,9 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize(("algorithm", "question", "cut"), EXAMPLES.values(), ids=EXAMPLES.keys())
-def test_an_example_of_pulsars_documents_is_cut_in_two(algorithm: str, question: SplitQuestion, cut: int) -> None:
+def test_an_example_of_pulsars_documents_is_cut_in_two(
+    algorithm: str, question: SplitQuestion, cut: int
+) -> None:
     assert (cut,) == split_points(algorithm, question)
 
 
@@ -134,15 +156,22 @@ FLOW_EXAMPLES = [
 
 @pytest.mark.parametrize("example", FLOW_EXAMPLES, ids=lambda example: example.id)
 def test_pulsars_example_of_flow_or_qps(example: FlowExample) -> None:
-    """Six topics of 100 to 600 messages/s and 10 to 60 MiB/s are cut behind the topics that the page names."""
+    """Six topics of 100 to 600 messages/s and 10 to 60 MiB/s are cut behind the topics that the
+    page names.
+    """
     points = (0x10000000, 0x15000000, 0x24000000, 0x39000000, 0x58000000, 0x76000000)
     six = tuple(
         TopicLoad(point=point, messages_per_second=100 * number, bytes_per_second=10 * MIB * number)
         for number, point in enumerate(points, start=1)
     )
-    limits = BundleLimits(messages_per_second_max=example.messages_per_second_max, bytes_per_second_max=example.mib_per_second_max * MIB)
+    limits = BundleLimits(
+        messages_per_second_max=example.messages_per_second_max,
+        bytes_per_second_max=example.mib_per_second_max * MIB,
+    )
     for exact in (False, True):
-        question = SplitQuestion(low=0, high=0x80000000, topics=six, limits=limits, pulsar_exact=exact)
+        question = SplitQuestion(
+            low=0, high=0x80000000, topics=six, limits=limits, pulsar_exact=exact
+        )
         cuts = split_points(FLOW_OR_QPS_EQUALLY_DIVIDE, question)
         assert example.cuts == cuts
         assert example.behind == tuple(bisect_left(points, cut) for cut in cuts)
@@ -167,7 +196,13 @@ def busy(*points: int) -> tuple[TopicLoad, ...]:
 
 A_THOUSAND = BundleLimits(messages_per_second_max=1_000)
 FAULTS = [
-    Fault(id="ends are neighbours", algorithm=RANGE_EQUALLY_DIVIDE, question=SplitQuestion(low=4, high=5), pulsar=(4,), ours=()),
+    Fault(
+        id="ends are neighbours",
+        algorithm=RANGE_EQUALLY_DIVIDE,
+        question=SplitQuestion(low=4, high=5),
+        pulsar=(4,),
+        ours=(),
+    ),
     Fault(
         id="the two in the middle are neighbours",
         algorithm=TOPIC_COUNT_EQUALLY_DIVIDE,
@@ -206,14 +241,18 @@ FAULTS = [
     Fault(
         id="the last two points of all, weighed",
         algorithm=FLOW_OR_QPS_EQUALLY_DIVIDE,
-        question=SplitQuestion(low=0, high=HASH_MAX, topics=busy(HASH_MAX - 1, HASH_MAX), limits=A_THOUSAND),
+        question=SplitQuestion(
+            low=0, high=HASH_MAX, topics=busy(HASH_MAX - 1, HASH_MAX), limits=A_THOUSAND
+        ),
         pulsar=(HASH_MAX,),
         ours=(),
     ),
     Fault(
         id="two before the end of all",
         algorithm=FLOW_OR_QPS_EQUALLY_DIVIDE,
-        question=SplitQuestion(low=0, high=HASH_MAX, topics=busy(HASH_MAX - 2, HASH_MAX), limits=A_THOUSAND),
+        question=SplitQuestion(
+            low=0, high=HASH_MAX, topics=busy(HASH_MAX - 2, HASH_MAX), limits=A_THOUSAND
+        ),
         pulsar=(HASH_MAX,),
         ours=(HASH_MAX - 1,),
     ),
@@ -228,7 +267,10 @@ FAULTS = [
         id="a collision hides what is carried",
         algorithm=FLOW_OR_QPS_EQUALLY_DIVIDE,
         question=SplitQuestion(
-            low=0, high=100, topics=(*busy(10, 10), TopicLoad(point=10, messages_per_second=1), *busy(50)), limits=A_THOUSAND
+            low=0,
+            high=100,
+            topics=(*busy(10, 10), TopicLoad(point=10, messages_per_second=1), *busy(50)),
+            limits=A_THOUSAND,
         ),
         pulsar=(),
         ours=(31,),
@@ -255,7 +297,9 @@ def test_positions_that_are_no_cuts_are_refused(positions: tuple[int, ...]) -> N
     with pytest.raises(CallerError, match="cuts rise strictly, and lie strictly inside"):
         at(0, 100, *positions)
     exact = SplitQuestion(low=0, high=100, positions=positions, force=True, pulsar_exact=True)
-    assert sorted(point for point in positions if 0 < point < 100) == list(split_points(SPECIFIED_POSITIONS_DIVIDE, exact))
+    assert sorted(point for point in positions if 0 < point < 100) == list(
+        split_points(SPECIFIED_POSITIONS_DIVIDE, exact)
+    )
 
 
 # --- errors and bounds ---
@@ -276,4 +320,6 @@ def test_more_cuts_than_a_record_can_hold_are_left_to_the_next_split() -> None:
     """The last part of a hundred busy topics keeps those for which no cuts are left."""
     hundred = busy(*range(0, 1_000, 10))
     question = SplitQuestion(low=0, high=1_000, topics=hundred, limits=A_THOUSAND)
-    assert tuple(range(6, 6 + 10 * CUTS_MAX, 10)) == split_points(FLOW_OR_QPS_EQUALLY_DIVIDE, question)
+    assert tuple(range(6, 6 + 10 * CUTS_MAX, 10)) == split_points(
+        FLOW_OR_QPS_EQUALLY_DIVIDE, question
+    )

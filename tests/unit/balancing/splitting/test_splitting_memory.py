@@ -1,14 +1,30 @@
-"""The memory of one broker's splits and merges: the input of rounds, how long bundles rest, and which rounds are recorded."""
+"""The memory of one broker's splits and merges: the input of rounds, how long bundles rest, and
+which rounds are recorded.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from equipoise.brokers.balancing.decisions import STAYS_MAX, Decision
-from equipoise.brokers.balancing.splitting.auto_merge import MergeDecision, MergePlan, MergeSettings, plan_merges
-from equipoise.brokers.balancing.splitting.auto_split import SplitDecision, SplitPlan, SplitSettings, plan_splits
+from equipoise.brokers.balancing.splitting.auto_merge import (
+    MergeDecision,
+    MergePlan,
+    MergeSettings,
+    plan_merges,
+)
+from equipoise.brokers.balancing.splitting.auto_split import (
+    SplitDecision,
+    SplitPlan,
+    SplitSettings,
+    plan_splits,
+)
 from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits, Excess
-from equipoise.brokers.balancing.splitting.splitting_memory import SplittingMemory, Standing, standing_of
+from equipoise.brokers.balancing.splitting.splitting_memory import (
+    SplittingMemory,
+    Standing,
+    standing_of,
+)
 from equipoise.channel.core import propose
 from equipoise.shedder.loads import BundleTraffic, Traffic
 from equipoise.shedder.plan import Move, Stay
@@ -36,15 +52,30 @@ def standing(channel: Channel) -> Standing:
 
 
 def carrying(*messages: float, names: list[str]) -> list[BundleTraffic]:
-    return [BundleTraffic(bundle=name, traffic=Traffic(messages_in_per_second=each)) for name, each in zip(names, messages, strict=True)]
+    return [
+        BundleTraffic(bundle=name, traffic=Traffic(messages_in_per_second=each))
+        for name, each in zip(names, messages, strict=True)
+    ]
 
 
 def test_the_channel_defines_the_state_of_each_bundle() -> None:
     channel = owned_four()
     first, second, third, fourth = names_of(channel)
-    channel.accept(propose.start_split(channel.admin(), channel.view.bundles[second], algorithm="range_equally_divide"))
-    channel.accept(propose.transfer(channel.admin(), channel.view.bundles[third], destination=channel.incarnation("b")))
-    found = standing_of(channel.view, channel.incarnation("a"), [first, second, third, fourth, "tenant/gone/0x00000000_0xffffffff"])
+    channel.accept(
+        propose.start_split(
+            channel.admin(), channel.view.bundles[second], algorithm="range_equally_divide"
+        )
+    )
+    channel.accept(
+        propose.transfer(
+            channel.admin(), channel.view.bundles[third], destination=channel.incarnation("b")
+        )
+    )
+    found = standing_of(
+        channel.view,
+        channel.incarnation("a"),
+        [first, second, third, fourth, "tenant/gone/0x00000000_0xffffffff"],
+    )
     expected = Standing(
         broker="a",
         brokers=2,
@@ -63,13 +94,22 @@ def test_the_channel_defines_the_state_of_each_bundle() -> None:
 
 def test_bundles_of_a_deleted_namespace_are_left_alone() -> None:
     channel = owned_four()
-    channel.accept(propose.start_deleting_namespace(channel.admin(), channel.view, name="tenant/ns"))
-    assert {"its namespace is being deleted"} == {standing(channel).problems[name] for name in names_of(channel)[:3]}
+    channel.accept(
+        propose.start_deleting_namespace(channel.admin(), channel.view, name="tenant/ns")
+    )
+    assert {"its namespace is being deleted"} == {
+        standing(channel).problems[name] for name in names_of(channel)[:3]
+    }
 
 
 def test_bundles_of_a_frozen_namespace_are_left_alone() -> None:
     channel = owned_four()
-    found = standing_of(channel.view, channel.incarnation("a"), names_of(channel)[:3], frozen={"tenant/ns": "it is frozen: a sale"})
+    found = standing_of(
+        channel.view,
+        channel.incarnation("a"),
+        names_of(channel)[:3],
+        frozen={"tenant/ns": "it is frozen: a sale"},
+    )
     assert ({"it is frozen: a sale"}, {}) == (set(found.problems.values()), found.lasts)
 
 
@@ -78,12 +118,21 @@ def test_a_round_of_splits_sees_who_owns_what_and_what_failed_lately() -> None:
     channel, splitting_memory = owned_four(), SplittingMemory()
     names = names_of(channel)
     bundles = carrying(500, 0, 0, 0, names=names)
-    snapshot = splitting_memory.split_snapshot(standing(channel), bundles, now_ms=0, rest_ms=REST_MS)
-    assert (names, {names[3]}) == ([bundle.bundle for bundle in snapshot.bundles], snapshot.not_owned)
+    snapshot = splitting_memory.split_snapshot(
+        standing(channel), bundles, now_ms=0, rest_ms=REST_MS
+    )
+    assert (names, {names[3]}) == (
+        [bundle.bundle for bundle in snapshot.bundles],
+        snapshot.not_owned,
+    )
     plan = SplitPlan(splits=(split_of(names[0]),), stays=(), failures=(), counted={}, hits={})
-    splitting_memory.splits_ended(plan, {names[0]: "no room"}, broker="a", hits_threshold=1, now_ms=0, at_ms=0)
+    splitting_memory.splits_ended(
+        plan, {names[0]: "no room"}, broker="a", hits_threshold=1, now_ms=0, at_ms=0
+    )
     for now_ms, expected in ((REST_MS - 1, names[1:]), (REST_MS, names)):
-        snapshot = splitting_memory.split_snapshot(standing(channel), bundles, now_ms=now_ms, rest_ms=REST_MS)
+        snapshot = splitting_memory.split_snapshot(
+            standing(channel), bundles, now_ms=now_ms, rest_ms=REST_MS
+        )
         assert expected == [bundle.bundle for bundle in snapshot.bundles]
 
 
@@ -92,17 +141,27 @@ def test_a_bundle_rests_after_it_came_and_after_each_change() -> None:
     first, second, _, fourth = names_of(channel)
 
     def pending(now_ms: int) -> set[str]:
-        return set(splitting_memory.merge_snapshot(standing(channel), (), now_ms=now_ms, rest_ms=REST_MS).pending)
+        return set(
+            splitting_memory.merge_snapshot(
+                standing(channel), (), now_ms=now_ms, rest_ms=REST_MS
+            ).pending
+        )
 
     assert set(names_of(channel)) == pending(0)
     assert {fourth} == pending(REST_MS)
-    channel.accept(propose.start_split(channel.admin(), channel.view.bundles[second], algorithm="range_equally_divide"))
+    channel.accept(
+        propose.start_split(
+            channel.admin(), channel.view.bundles[second], algorithm="range_equally_divide"
+        )
+    )
     channel.accept(propose.cancel(channel.admin(), channel.view.bundles[second], reason="enough"))
     assert {second, fourth} == pending(REST_MS + 1)
     assert {second, fourth} == pending(2 * REST_MS)
     assert {fourth} == pending(2 * REST_MS + 1)
     plan = MergePlan(merges=(merge_of(first, second),), stays=(), hits={})
-    splitting_memory.merges_ended(plan, {first: "no"}, broker="a", hits_threshold=1, now_ms=3 * REST_MS, at_ms=0)
+    splitting_memory.merges_ended(
+        plan, {first: "no"}, broker="a", hits_threshold=1, now_ms=3 * REST_MS, at_ms=0
+    )
     assert {first, fourth} == pending(3 * REST_MS)
 
 
@@ -119,13 +178,23 @@ def test_a_decision_about_splits_lists_successes_and_failures() -> None:
     splitting_memory = SplittingMemory()
     plan = SplitPlan(
         splits=(split_of("x"), split_of("y", Excess.TOPICS), split_of("z")),
-        stays=(Stay(subject="u", reason="no figures"), Stay(subject="v", reason="it exceeds no limit"), Stay(subject="w", reason="hot")),
+        stays=(
+            Stay(subject="u", reason="no figures"),
+            Stay(subject="v", reason="it exceeds no limit"),
+            Stay(subject="w", reason="hot"),
+        ),
         failures=("u",),
         counted={("Failure", "Unknown"): 1},
         hits={"w": 1},
     )
-    told = splitting_memory.splits_ended(plan, {"z": "it was cancelled"}, broker="a", hits_threshold=1, now_ms=0, at_ms=77)
-    stays = (Stay(subject="u", reason="no figures"), Stay(subject="w", reason="hot"), Stay(subject="z", reason="it was cancelled"))
+    told = splitting_memory.splits_ended(
+        plan, {"z": "it was cancelled"}, broker="a", hits_threshold=1, now_ms=0, at_ms=77
+    )
+    stays = (
+        Stay(subject="u", reason="no figures"),
+        Stay(subject="w", reason="hot"),
+        Stay(subject="z", reason="it was cancelled"),
+    )
     expected = Decision(
         at_ms=77,
         broker="a",
@@ -150,14 +219,27 @@ def test_a_decision_about_merges_names_both_neighbours() -> None:
         stays=(Stay(subject="p", reason="in its row"), Stay(subject="r", reason="enough merges")),
         hits={("p", "q"): 1, ("r", "s"): 2},
     )
-    told = splitting_memory.merges_ended(plan, {"x": "its neighbour is gone"}, broker="a", hits_threshold=1, now_ms=0, at_ms=77)
+    told = splitting_memory.merges_ended(
+        plan, {"x": "its neighbour is gone"}, broker="a", hits_threshold=1, now_ms=0, at_ms=77
+    )
     expected = Decision(
         at_ms=77,
         broker="a",
         kind="merge",
         strategy="AutoMerge",
-        moves=(Move(bundle="m", source="a", destination="a", reason="merged with n: cold", cause="Underloaded"),),
-        stays=(Stay(subject="r", reason="enough merges"), Stay(subject="x", reason="its neighbour is gone")),
+        moves=(
+            Move(
+                bundle="m",
+                source="a",
+                destination="a",
+                reason="merged with n: cold",
+                cause="Underloaded",
+            ),
+        ),
+        stays=(
+            Stay(subject="r", reason="enough merges"),
+            Stay(subject="x", reason="its neighbour is gone"),
+        ),
         counted={("Success", "Underloaded"): 1, ("Failure", "Unknown"): 1},
     )
     assert expected == told
@@ -171,9 +253,13 @@ def test_a_quiet_broker_records_nothing() -> None:
     def told(messages: float, settings: SplitSettings = SPLITS) -> list[str] | None:
         bundles = carrying(messages, 0, 0, 0, names=names)
         plan = plan_splits(
-            splitting_memory.split_snapshot(standing(channel), bundles, now_ms=0, rest_ms=0), settings, splitting_memory.split_hits
+            splitting_memory.split_snapshot(standing(channel), bundles, now_ms=0, rest_ms=0),
+            settings,
+            splitting_memory.split_hits,
         )
-        decision = splitting_memory.splits_ended(plan, {}, broker="a", hits_threshold=settings.hits_threshold, now_ms=0, at_ms=0)
+        decision = splitting_memory.splits_ended(
+            plan, {}, broker="a", hits_threshold=settings.hits_threshold, now_ms=0, at_ms=0
+        )
         return None if decision is None else [stay.subject for stay in decision.stays]
 
     full = SplitSettings(limits=LIMITS, hits_threshold=1, bundles_max=4)
@@ -191,9 +277,13 @@ def test_cold_pairs_that_wait_are_not_recorded() -> None:
     settings = MergeSettings(limits=LIMITS, hits_threshold=1, bundles_min=4)
 
     def told() -> list[str] | None:
-        snapshot = splitting_memory.merge_snapshot(standing(channel), carrying(0, 0, 0, 0, names=names), now_ms=0, rest_ms=0)
+        snapshot = splitting_memory.merge_snapshot(
+            standing(channel), carrying(0, 0, 0, 0, names=names), now_ms=0, rest_ms=0
+        )
         plan = plan_merges(snapshot, settings, splitting_memory.merge_hits)
-        decision = splitting_memory.merges_ended(plan, {}, broker="a", hits_threshold=settings.hits_threshold, now_ms=0, at_ms=0)
+        decision = splitting_memory.merges_ended(
+            plan, {}, broker="a", hits_threshold=settings.hits_threshold, now_ms=0, at_ms=0
+        )
         return None if decision is None else [stay.subject for stay in decision.stays]
 
     assert [None, names[:2], None] == [told(), told(), told()]
@@ -214,4 +304,7 @@ def test_a_decision_keeps_a_bounded_number_of_stays(number: int, left_out: int) 
     )
     told = SplittingMemory().splits_ended(plan, {}, broker="a", hits_threshold=1, now_ms=0, at_ms=0)
     assert told is not None
-    assert (names[:STAYS_MAX], left_out) == ([stay.subject for stay in told.stays], told.stays_left_out)
+    assert (names[:STAYS_MAX], left_out) == (
+        [stay.subject for stay in told.stays],
+        told.stays_left_out,
+    )

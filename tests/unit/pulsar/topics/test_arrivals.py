@@ -1,11 +1,18 @@
-"""Test a topic that has just moved here: which consumers it waits for, what it holds, and when it stops waiting."""
+"""Test a topic that has just moved here: which consumers it waits for, what it holds, and when it
+stops waiting.
+"""
 
 from __future__ import annotations
 
 import pytest
 
 from equipoise.brokers.pulsar.topics.arrivals import Arrivals, Entry
-from equipoise.brokers.pulsar.topics.topic import Replaced, SubscriptionState, TopicLimits, TopicState
+from equipoise.brokers.pulsar.topics.topic import (
+    Replaced,
+    SubscriptionState,
+    TopicLimits,
+    TopicState,
+)
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
 from tests.pulsar.topics import (
@@ -24,13 +31,20 @@ from tests.pulsar.topics import (
     sticky,
 )
 
-EXCLUSIVE, SHARED, KEY_SHARED = SubscriptionKind.EXCLUSIVE, SubscriptionKind.SHARED, SubscriptionKind.KEY_SHARED
+EXCLUSIVE, SHARED, KEY_SHARED = (
+    SubscriptionKind.EXCLUSIVE,
+    SubscriptionKind.SHARED,
+    SubscriptionKind.KEY_SHARED,
+)
 
 
 def test_entries_and_receipts_wait_until_all_consumers_are_back() -> None:
     """The last consumer's permits release everything in order."""
     topic, producer = produced(state_of(expecting("a", "b")))
-    assert ([], []) == (delivered(send(topic, producer, now_ms=1)), receipted(send(topic, producer, now_ms=2)))
+    assert ([], []) == (
+        delivered(send(topic, producer, now_ms=1)),
+        receipted(send(topic, producer, now_ms=2)),
+    )
     joined(topic, "a", kind=SHARED, now_ms=3)
     assert [] == delivered(send(topic, producer, now_ms=4))
     b = joined(topic, "b", kind=SHARED, permits=0, now_ms=5)
@@ -64,12 +78,20 @@ def test_receipts_can_be_released_early() -> None:
 def test_waiting_entries_are_bounded_in_number_and_bytes() -> None:
     """An entry without room is a counted drop for that subscription."""
     limits = TopicLimits(waiting_entries_max=3, waiting_bytes_max=10)
-    topic, producer = produced(state_of(expecting("a", subscription="s1"), expecting("b", subscription="s2")), limits=limits)
-    assert [0, 2, 0, 0, 2] == [send(topic, producer, block, now_ms=1).dropped for block in (b"12345678", b"123", b"", b"12", b"")]
+    topic, producer = produced(
+        state_of(expecting("a", subscription="s1"), expecting("b", subscription="s2")),
+        limits=limits,
+    )
+    assert [0, 2, 0, 0, 2] == [
+        send(topic, producer, block, now_ms=1).dropped
+        for block in (b"12345678", b"123", b"", b"12", b"")
+    ]
     arrivals = topic.subscriptions["s1"].arrivals
     assert arrivals is not None
     assert (10, 3) == (arrivals.bytes, arrivals.messages)
-    assert [("a", 41), ("a", 43), ("a", 44)] == delivered(topic.flow(joined(topic, "a", "s1", SHARED, permits=0), 9, 2))
+    assert [("a", 41), ("a", 43), ("a", 44)] == delivered(
+        topic.flow(joined(topic, "a", "s1", SHARED, permits=0), 9, 2)
+    )
     assert (0, 0) == (arrivals.bytes, arrivals.messages)
 
 
@@ -81,7 +103,9 @@ def test_a_consumer_that_leaves_before_its_permits_is_expected_again() -> None:
     b = joined(topic, "b", kind=SHARED)
     assert [] == delivered(send(topic, producer, now_ms=2))
     topic.remove_consumers([b])
-    assert [("a", 41), ("a", 42)] == delivered(topic.flow(joined(topic, "a", kind=SHARED, permits=0), 9, 3))
+    assert [("a", 41), ("a", 42)] == delivered(
+        topic.flow(joined(topic, "a", kind=SHARED, permits=0), 9, 3)
+    )
 
 
 def test_both_consumers_of_one_name_are_expected() -> None:
@@ -112,14 +136,23 @@ def test_the_state_names_the_consumers_that_granted_permits() -> None:
     joined(topic, "idle", "shared", SHARED, permits=0)
     send(topic, producer)
     topic.fence()
-    expected = TopicState(last_entry_id=1, subscriptions=(SubscriptionState(name="shared", kind=SHARED, expected=("a", "b")),))
+    expected = TopicState(
+        last_entry_id=1,
+        subscriptions=(SubscriptionState(name="shared", kind=SHARED, expected=("a", "b")),),
+    )
     assert expected == topic.state()
 
 
 def test_a_topic_that_moves_again_while_it_waits_hands_over_everything() -> None:
     """All former consumers are expected again. Fencing returns the held receipts."""
     topic, producer = (
-        make_topic(state_of(expecting("a", "b", "c", "c"), expecting(subscription="full", waiting=(40,)), entries=(Entry(40, b"x", 1),))),
+        make_topic(
+            state_of(
+                expecting("a", "b", "c", "c"),
+                expecting(subscription="full", waiting=(40,)),
+                entries=(Entry(40, b"x", 1),),
+            )
+        ),
         make_producer(),
     )
     topic.add_producer(producer)
@@ -130,7 +163,10 @@ def test_a_topic_that_moves_again_while_it_waits_hands_over_everything() -> None
     assert (
         TopicState(
             last_entry_id=41,
-            subscriptions=(expecting("a", "b", "c", "c", waiting=(41,)), expecting(subscription="full", waiting=(40, 41))),
+            subscriptions=(
+                expecting("a", "b", "c", "c", waiting=(41,)),
+                expecting(subscription="full", waiting=(40, 41)),
+            ),
             entries=(Entry(40, b"x", 1), Entry(41, b"block", 1)),
         )
         == topic.state()
@@ -141,7 +177,12 @@ def test_a_state_beyond_the_bounds_is_taken_as_far_as_it_fits() -> None:
     """Ids without entries are skipped."""
     entries = tuple(Entry(number, b"", 1) for number in range(3))
     limits = TopicLimits(subscriptions_max=1, waiting_entries_max=2)
-    topic = make_topic(state_of(expecting("a", waiting=(0, 1, 2, 9)), expecting("b", subscription="t"), entries=entries), limits=limits)
+    topic = make_topic(
+        state_of(
+            expecting("a", waiting=(0, 1, 2, 9)), expecting("b", subscription="t"), entries=entries
+        ),
+        limits=limits,
+    )
     arrivals = topic.subscriptions["s"].arrivals
     assert ["s"] == list(topic.subscriptions)
     assert arrivals is not None
@@ -157,11 +198,15 @@ def test_a_subscription_without_expected_consumers_or_entries_is_not_created() -
 
 
 def test_an_expected_consumer_reserves_no_place() -> None:
-    """Its client may have died. A consumer of another kind takes its place, and nothing waits for the dead one."""
+    """Its client may have died. A consumer of another kind takes its place, and nothing waits for
+    the dead one.
+    """
     topic, producer = produced(state_of(expecting("a", kind=EXCLUSIVE)))
     assert [] == delivered(send(topic, producer, now_ms=1))
     b = joined(topic, "b", kind=SHARED, permits=0)
-    assert ServerError.CONSUMER_BUSY is refused_as(topic.subscribe(make_consumer("a"), "s", EXCLUSIVE, now_ms=2))
+    assert ServerError.CONSUMER_BUSY is refused_as(
+        topic.subscribe(make_consumer("a"), "s", EXCLUSIVE, now_ms=2)
+    )
     assert SHARED is topic.subscriptions["s"].kind
     assert [("b", 41)] == delivered(topic.flow(b, 5, 3))
 
@@ -169,7 +214,9 @@ def test_an_expected_consumer_reserves_no_place() -> None:
 @pytest.mark.parametrize("kind", [SubscriptionKind.FAILOVER, KEY_SHARED])
 def test_consumers_that_are_back_wait_a_second_for_missing_ones(kind: SubscriptionKind) -> None:
     """If none is back by then, the first that comes gets everything."""
-    topic, producer = produced(state_of(expecting("a", "b", kind=kind), expecting("c", "d", subscription="t", kind=kind)))
+    topic, producer = produced(
+        state_of(expecting("a", "b", kind=kind), expecting("c", "d", subscription="t", kind=kind))
+    )
     joined(topic, "b", kind=kind)
     send(topic, producer, now_ms=1)
     assert [] == delivered(topic.tick(999))
@@ -177,7 +224,9 @@ def test_consumers_that_are_back_wait_a_second_for_missing_ones(kind: Subscripti
     assert [("b", 41)] == delivered(topic.tick(1_000))
     assert 10_000 == topic.wake_at_ms
     assert [("b", 42)] == delivered(send(topic, producer, now_ms=1_001))
-    assert [("d", 41), ("d", 42)] == delivered(topic.flow(joined(topic, "d", "t", kind, permits=0, now_ms=5_000), 9, 5_000))
+    assert [("d", 41), ("d", 42)] == delivered(
+        topic.flow(joined(topic, "d", "t", kind, permits=0, now_ms=5_000), 9, 5_000)
+    )
     assert topic.wake_at_ms is None
 
 
@@ -185,7 +234,10 @@ def test_sticky_consumers_are_awaited_until_the_last_deadline() -> None:
     """Only the missing one takes the messages in its slots, so that the others would lose them."""
     state = SubscriptionState(name="s", kind=KEY_SHARED, is_sticky=True, expected=("a", "b"))
     topic, producer = produced(state_of(state))
-    low, high = make_consumer("a", key_shared=sticky((0, 30_000))), make_consumer("b", key_shared=sticky((30_001, 65_535)))
+    low, high = (
+        make_consumer("a", key_shared=sticky((0, 30_000))),
+        make_consumer("b", key_shared=sticky((30_001, 65_535))),
+    )
     topic.subscribe(low, "s", KEY_SHARED, now_ms=0)
     topic.flow(low, 100, 0)
     for number in range(20):
@@ -278,7 +330,9 @@ def test_waiting_entries_are_delivered_in_bounded_steps() -> None:
     """All receipts come with the first step."""
     limits = TopicLimits(step_entries_max=4)
     names = [f"s{number}" for number in range(5)]
-    topic, producer = produced(state_of(*(expecting("a", subscription=name) for name in names)), limits=limits)
+    topic, producer = produced(
+        state_of(*(expecting("a", subscription=name) for name in names)), limits=limits
+    )
     for _ in range(2):
         send(topic, producer, now_ms=1)
     consumers = [joined(topic, "a", name, kind=SHARED, permits=0) for name in names]
@@ -287,6 +341,11 @@ def test_waiting_entries_are_delivered_in_bounded_steps() -> None:
     outcomes = outcomes[-1:]
     while topic.wake_at_ms is not None:
         outcomes += [topic.tick(2)]
-    assert ([4, 4, 2], [41, 42]) == ([len(delivered(outcome)) for outcome in outcomes], receipted(outcomes[0]))
-    assert consumers == list(dict.fromkeys(consumer for outcome in outcomes for consumer, _ in outcome.deliveries))
+    assert ([4, 4, 2], [41, 42]) == (
+        [len(delivered(outcome)) for outcome in outcomes],
+        receipted(outcomes[0]),
+    )
+    assert consumers == list(
+        dict.fromkeys(consumer for outcome in outcomes for consumer, _ in outcome.deliveries)
+    )
     assert [("a", 43)] * 5 == delivered(send(topic, producer, now_ms=3))

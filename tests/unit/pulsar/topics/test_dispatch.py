@@ -24,7 +24,10 @@ def ready(name: str, *, priority: int = 0, permits: int = 10) -> Consumer:
 
 def names_chosen(among: Dispatcher, times: int) -> list[str | None]:
     """Return the names that the dispatcher chooses, one after another."""
-    return [None if consumer is None else consumer.name for consumer in (among.choose(SLOT) for _ in range(times))]
+    return [
+        None if consumer is None else consumer.name
+        for consumer in (among.choose(SLOT) for _ in range(times))
+    ]
 
 
 def made(kind: SubscriptionKind, *, is_sticky: bool = False, partition: int = -1) -> Dispatcher:
@@ -80,7 +83,9 @@ def test_failover_activates_the_first_consumer_by_priority_and_name() -> None:
     assert among.active is None
 
 
-@pytest.mark.parametrize(("partition", "active"), [(-1, "a"), (0, "a"), (1, "b"), (2, "a"), (3, "b")])
+@pytest.mark.parametrize(
+    ("partition", "active"), [(-1, "a"), (0, "a"), (1, "b"), (2, "a"), (3, "b")]
+)
 def test_failover_spreads_partitions_over_the_best_priority(partition: int, active: str) -> None:
     among = made(SubscriptionKind.FAILOVER, partition=partition)
     for consumer in (ready("b"), ready("a"), ready("z", priority=5)):
@@ -149,7 +154,11 @@ def test_key_shared_keeps_each_key_with_one_consumer() -> None:
     expected = [None if each is consumers[0] else each for each in first]
     assert expected == [among.choose(slot) for slot in slots]
     among.remove([consumers[0]])
-    kept = [(old, new) for old, new in zip(first, (among.choose(slot) for slot in slots), strict=True) if old is not consumers[0]]
+    kept = [
+        (old, new)
+        for old, new in zip(first, (among.choose(slot) for slot in slots), strict=True)
+        if old is not consumers[0]
+    ]
     assert all(old is new for old, new in kept)
 
 
@@ -159,7 +168,9 @@ def test_sticky_consumers_get_the_ranges_that_they_name() -> None:
     low = make_consumer("low", key_shared=sticky((0, 30_000)))
     low.permits = 1
     assert [] == among.add(low)
-    assert ServerError.CONSUMER_ASSIGN_ERROR is refused_as(among.add(make_consumer("b", key_shared=sticky((30_000, 40_000)))))
+    assert ServerError.CONSUMER_ASSIGN_ERROR is refused_as(
+        among.add(make_consumer("b", key_shared=sticky((30_000, 40_000))))
+    )
     assert ServerError.CONSUMER_ASSIGN_ERROR is refused_as(among.add(make_consumer("b")))
     served = Counter(among.choose(slot_of(keyed(f"key {number}"))) for number in range(300))
     assert 0.3 < served[low] / 300 < 0.6

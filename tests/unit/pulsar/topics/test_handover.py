@@ -25,7 +25,9 @@ from equipoise.channel.core.errors import PeerError
 QUIET = TopicState(
     last_entry_id=7,
     subscriptions=(
-        SubscriptionState(name="s", kind=SubscriptionKind.KEY_SHARED, is_sticky=True, expected=("a", "a", "é")),
+        SubscriptionState(
+            name="s", kind=SubscriptionKind.KEY_SHARED, is_sticky=True, expected=("a", "a", "é")
+        ),
         SubscriptionState(name="t", kind=SubscriptionKind.FAILOVER),
     ),
 )
@@ -42,7 +44,11 @@ WAITING = TopicState(
 def unlike(number: int) -> TopicState:
     """A state whose names hardly compress."""
     name = blake2b(str(number).encode()).hexdigest()
-    return TopicState(subscriptions=(SubscriptionState(name=name, kind=SubscriptionKind.SHARED, expected=(name[::-1],)),))
+    return TopicState(
+        subscriptions=(
+            SubscriptionState(name=name, kind=SubscriptionKind.SHARED, expected=(name[::-1],)),
+        )
+    )
 
 
 def test_a_hundred_ordinary_topics_need_no_fetch() -> None:
@@ -51,7 +57,11 @@ def test_a_hundred_ordinary_topics_need_no_fetch() -> None:
         f"non-persistent://tenant/namespace/orders-partition-{number}": TopicState(
             last_entry_id=number * 1000,
             subscriptions=(
-                SubscriptionState(name="billing", kind=SubscriptionKind.SHARED, expected=(blake2b(bytes([number])).hexdigest()[:10],)),
+                SubscriptionState(
+                    name="billing",
+                    kind=SubscriptionKind.SHARED,
+                    expected=(blake2b(bytes([number])).hexdigest()[:10],),
+                ),
             ),
         )
         for number in range(100)
@@ -70,7 +80,9 @@ def test_undelivered_entries_are_fetched() -> None:
     assert not is_complete(encoded.handover)
     assert states == decode(encoded.handover, fetchable(encoded.states))
     bare = tuple(replace(each, waiting=()) for each in WAITING.subscriptions)
-    assert {"t1": QUIET, "t2": replace(WAITING, subscriptions=bare, entries=())} == decode(encoded.handover, None)
+    assert {"t1": QUIET, "t2": replace(WAITING, subscriptions=bare, entries=())} == decode(
+        encoded.handover, None
+    )
 
 
 def test_more_topics_than_fit_are_fetched() -> None:
@@ -87,7 +99,13 @@ def test_more_topics_than_fit_are_fetched() -> None:
 
 def test_a_topic_too_large_for_the_handover_is_only_fetched() -> None:
     names = tuple(blake2b(str(number).encode()).hexdigest() for number in range(1000))
-    states = {"t": TopicState(subscriptions=(SubscriptionState(name="s", kind=SubscriptionKind.SHARED, expected=names),))}
+    states = {
+        "t": TopicState(
+            subscriptions=(
+                SubscriptionState(name="s", kind=SubscriptionKind.SHARED, expected=names),
+            )
+        )
+    }
     encoded = encode(states)
     assert {} == decode(encoded.handover, None)
     assert states == decode(encoded.handover, fetchable(encoded.states))
@@ -108,12 +126,18 @@ def test_the_newest_entries_without_room_are_cut() -> None:
 def test_an_entry_without_room_leaves_it_to_other_topics() -> None:
     def waiting(*sizes: int) -> TopicState:
         entries = tuple(Entry(number, b"x" * size, 1) for number, size in enumerate(sizes))
-        subscription = SubscriptionState(name="s", kind=SubscriptionKind.SHARED, waiting=tuple(entry.entry_id for entry in entries))
+        subscription = SubscriptionState(
+            name="s",
+            kind=SubscriptionKind.SHARED,
+            waiting=tuple(entry.entry_id for entry in entries),
+        )
         return TopicState(subscriptions=(subscription,), entries=entries)
 
     states = {"a": waiting(100, 100), "b": waiting(900, 1), "c": waiting(100, 100)}
     encoded = encode(states, entry_bytes_max=4 * (100 + 60))
-    assert [2, 0, 2] == [len(state.entries) for state in decode(encoded.handover, fetchable(encoded.states)).values()]
+    assert [2, 0, 2] == [
+        len(state.entries) for state in decode(encoded.handover, fetchable(encoded.states)).values()
+    ]
     assert 2 == encoded.dropped
 
 
@@ -122,23 +146,40 @@ def test_names_without_room_are_cut_and_counted() -> None:
     states = {
         "t": TopicState(
             subscriptions=(
-                SubscriptionState(name="s" * 16, kind=SubscriptionKind.SHARED, expected=("a" * 26, "b" * 26, "c" * 26), waiting=(1,)),
-                SubscriptionState(name="w" * 40, kind=SubscriptionKind.SHARED, expected=("a", "b"), waiting=(1, 2)),
+                SubscriptionState(
+                    name="s" * 16,
+                    kind=SubscriptionKind.SHARED,
+                    expected=("a" * 26, "b" * 26, "c" * 26),
+                    waiting=(1,),
+                ),
+                SubscriptionState(
+                    name="w" * 40, kind=SubscriptionKind.SHARED, expected=("a", "b"), waiting=(1, 2)
+                ),
             ),
             entries=(Entry(1, b"1", 3), Entry(2, b"2", 5)),
         ),
-        "u" * 30: TopicState(subscriptions=(SubscriptionState(name="s", kind=SubscriptionKind.SHARED, expected=("a",)),)),
+        "u" * 30: TopicState(
+            subscriptions=(
+                SubscriptionState(name="s", kind=SubscriptionKind.SHARED, expected=("a",)),
+            )
+        ),
     }
     encoded = encode(states, names_max=5 + 20 + 30 + 30)
     state = decode(encoded.handover, fetchable(encoded.states))["t"]
     assert [("a" * 26, "b" * 26)] == [each.expected for each in state.subscriptions]
-    assert ((Entry(1, b"1", 3),), 5, 1 + 2 + 1) == (state.entries, encoded.dropped, encoded.forgotten)
+    assert ((Entry(1, b"1", 3),), 5, 1 + 2 + 1) == (
+        state.entries,
+        encoded.dropped,
+        encoded.forgotten,
+    )
     assert {"t"} == decode(encoded.handover, fetchable(encoded.states)).keys()
 
 
 def test_the_names_of_one_topic_are_bounded() -> None:
     names = tuple(f"{number:01000}" for number in range(1_000))
-    large = TopicState(subscriptions=(SubscriptionState(name="s", kind=SubscriptionKind.SHARED, expected=names),))
+    large = TopicState(
+        subscriptions=(SubscriptionState(name="s", kind=SubscriptionKind.SHARED, expected=names),)
+    )
     encoded = encode({"a": large, "b": QUIET})
     states = decode(encoded.handover, fetchable(encoded.states))
     kept = len(states["a"].subscriptions[0].expected)

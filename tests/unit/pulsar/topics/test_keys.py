@@ -19,7 +19,8 @@ from equipoise.brokers.pulsar.wire.commands import key_of
 from equipoise.brokers.pulsar.wire.limits import RANGES_PER_CONSUMER_MAX
 from tests.pulsar.topics import block_of
 
-# Published test values of MurmurHash3_x86_32 with seed 0. The first three come from a Pulsar client, without the sign bit.
+# Published test values of MurmurHash3_x86_32 with seed 0. The first three come from a Pulsar
+# client, without the sign bit.
 VECTORS = {
     "I will not buy this record, it is scratched.": 684731290,
     "Hello world": 764499724,
@@ -35,7 +36,8 @@ VECTORS = {
     "The quick brown fox jumps over the lazy dog": 0x2E4FF723,
 }
 PRODUCER = b"\x0a\x03abc\x10\x96\x01\x18\xff\xff\xff\xff\x0f"  # Name, sequence id, publish time.
-FIXED = b"\x91\x01" + bytes(8) + b"\x95\x01" + bytes(4)  # Fields 18 of the wrong wire types, fixed 64 and 32.
+# Fields 18 of the wrong wire types, fixed 64 and 32.
+FIXED = b"\x91\x01" + bytes(8) + b"\x95\x01" + bytes(4)
 
 
 @pytest.mark.parametrize("text", VECTORS)
@@ -69,7 +71,8 @@ def test_the_key_of_an_entry(expected: bytes | None, metadata: bytes) -> None:
         b"\x0e\x01",
         b"\x00\x00\x00\x09\x32\x03key",  # Metadata longer than the block.
         block_of(b"\x32\x7fkey", payload=b""),  # A key longer than the metadata.
-        block_of(PRODUCER + b"\x32\x03key" + b"\x22\x00" * 131_072),  # More metadata than is searched.
+        # More metadata than is searched.
+        block_of(PRODUCER + b"\x32\x03key" + b"\x22\x00" * 131_072),
     ],
 )
 def test_damaged_metadata_has_no_key(block: bytes) -> None:
@@ -80,7 +83,9 @@ def test_damaged_metadata_has_no_key(block: bytes) -> None:
 def test_a_key_in_base64_has_the_same_slot() -> None:
     plain = block_of(PRODUCER + b"\x32\x06a key!")
     encoded = base64.b64encode(b"a key!")
-    assert slot_of(plain) == slot_of(block_of(PRODUCER + b"\x32" + bytes([len(encoded)]) + encoded + b"\x88\x01\x01"))
+    assert slot_of(plain) == slot_of(
+        block_of(PRODUCER + b"\x32" + bytes([len(encoded)]) + encoded + b"\x88\x01\x01")
+    )
 
 
 def ordered(key: bytes) -> bytes:
@@ -142,7 +147,9 @@ def test_a_stripe_includes_both_ends() -> None:
     stripes = Stripes()
     stripes.add("a", 0, [(10, 20), (30, 30)])
     stripes.add("b", 0, [(21, 29)])
-    assert [None, ("a", 0), ("a", 0), ("b", 0), ("b", 0), ("a", 0), None] == [stripes.holder(slot) for slot in (9, 10, 20, 21, 29, 30, 31)]
+    assert [None, ("a", 0), ("a", 0), ("b", 0), ("b", 0), ("a", 0), None] == [
+        stripes.holder(slot) for slot in (9, 10, 20, 21, 29, 30, 31)
+    ]
     stripes.remove("a", 0, [(10, 20), (30, 30)])
     assert [None, ("b", 0), None] == [stripes.holder(slot) for slot in (20, 21, 30)]
 
@@ -160,7 +167,9 @@ def test_a_stripe_includes_both_ends() -> None:
         ("hash 3", [(1, 3), (3, 5)]),
     ],
 )
-def test_impossible_ranges_are_refused_with_the_reason(word: str, ranges: list[tuple[int, int]]) -> None:
+def test_impossible_ranges_are_refused_with_the_reason(
+    word: str, ranges: list[tuple[int, int]]
+) -> None:
     stripes = Stripes()
     stripes.add("a", 0, [(20, 30)])
     assert word in (stripes.conflict(ranges) or "")

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from equipoise.brokers.pulsar.topics.names import PARTITIONS_MAX, partition_of, partitioned_name, partitions_in, policy_of, served_topic
+from equipoise.brokers.pulsar.topics.names import (
+    PARTITIONS_MAX,
+    partition_of,
+    partitioned_name,
+    partitions_in,
+    policy_of,
+    served_topic,
+)
 from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError
 from equipoise.channel.core.ranges import topic_hash
 
@@ -30,11 +37,22 @@ def test_a_partition_ends_with_its_decimal_index(name: str, index: int, parent: 
 
 def test_a_non_persistent_topic_is_served() -> None:
     topic = served_topic("non-persistent://public/default/t")
-    assert ("public/default", "t", 0xC9179F49) == (topic.namespace, topic.local, topic_hash(topic.full))
+    assert ("public/default", "t", 0xC9179F49) == (
+        topic.namespace,
+        topic.local,
+        topic_hash(topic.full),
+    )
 
 
 @pytest.mark.parametrize(
-    "name", ["", "non-persistent://public/default/", "non-persistent://a/b/c/d", "kafka://a/b/c", "non-persistent://a b/c/d"]
+    "name",
+    [
+        "",
+        "non-persistent://public/default/",
+        "non-persistent://a/b/c/d",
+        "kafka://a/b/c",
+        "non-persistent://a b/c/d",
+    ],
 )
 def test_an_invalid_name_is_refused(name: str) -> None:
     with pytest.raises(NotServed) as caught:

@@ -43,7 +43,9 @@ def test_a_wait_is_bounded_at_once_and_in_the_long_run() -> None:
     assert 100 <= waited_ms(patience, from_ms=0, to_ms=115) < 115
     assert waited_ms(patience, from_ms=115, to_ms=10_115) == pytest.approx(1_000, rel=0.05)
     patience.stop(10_115)
-    assert 100 <= waited_ms(patience, from_ms=12_000, to_ms=12_115) < 115, "a second without a wait restores all of it"
+    assert 100 <= waited_ms(patience, from_ms=12_000, to_ms=12_115) < 115, (
+        "a second without a wait restores all of it"
+    )
 
 
 def test_time_between_waits_is_free() -> None:
@@ -80,7 +82,9 @@ def test_entries_beyond_the_permits_wait_until_more_are_granted(kind: Subscripti
 
 
 @pytest.mark.parametrize("kind", SubscriptionKind)
-def test_entries_wait_for_a_consumer_that_does_not_read_for_a_moment(kind: SubscriptionKind) -> None:
+def test_entries_wait_for_a_consumer_that_does_not_read_for_a_moment(
+    kind: SubscriptionKind,
+) -> None:
     topic, producer = produced()
     consumer = joined(topic, "c", "s", kind)
     topic.writable(consumer, is_writable=False, now_ms=0)
@@ -110,7 +114,9 @@ def test_only_the_subscription_that_stalls_loses_messages() -> None:
     joined(topic, "steady", "s2", permits=3)
     send(topic, producer)
     sent = entries("a", "b", "c")
-    assert 2 == next(room for now_ms in range(3_000) if (room := room_for(topic, producer, sent, now_ms)))
+    assert 2 == next(
+        room for now_ms in range(3_000) if (room := room_for(topic, producer, sent, now_ms))
+    )
 
 
 def test_nothing_waits_for_a_consumer_that_never_granted_permits() -> None:
@@ -120,7 +126,9 @@ def test_nothing_waits_for_a_consumer_that_never_granted_permits() -> None:
 
 
 def test_nothing_waits_for_permits_that_come_behind_it() -> None:
-    """The producer and the only consumer share a connection, on which the permits come behind the entries."""
+    """The producer and the only consumer share a connection, on which the permits come behind the
+    entries.
+    """
     topic, producer = produced()
     joined(topic, permits=1).link = producer.link
     send(topic, producer)
@@ -164,5 +172,9 @@ def test_a_pause_by_the_publish_rate_costs_no_patience() -> None:
     topic.publish_bucket.spend(2, 0)
     assert 0 == topic.room_for(producer, entries("a"), of_connection, 1), "it waits for the rate"
     assert 999 < topic.rest_ms <= 1_000
-    waits = [now_ms for now_ms in range(1_001, 2_000) if topic.room_for(producer, entries("a"), of_connection, now_ms) == 0]
+    waits = [
+        now_ms
+        for now_ms in range(1_001, 2_000)
+        if topic.room_for(producer, entries("a"), of_connection, now_ms) == 0
+    ]
     assert 95 <= len(waits)

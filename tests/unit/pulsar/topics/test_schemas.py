@@ -46,7 +46,9 @@ def test_the_least_recently_used_schema_is_dropped(monkeypatch: pytest.MonkeyPat
     assert [True, False, True] == [schemas.find(topic, None) is not None for topic in "abc"]
 
 
-def test_an_older_schema_is_the_newest_once_that_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_schema_is_the_newest_once_that_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "SCHEMAS_MAX", 2)
     schemas = Schemas()
     old = schemas.add("t", schema(b"old"))

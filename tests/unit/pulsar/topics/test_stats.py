@@ -19,33 +19,67 @@ def test_the_stats_of_a_busy_topic() -> None:
         send(topic, producer, b"12345", messages=3)
     topic.roll(2_000)
     stats = orjson.loads(orjson.dumps(topic_stats(topic, owner_broker="broker-1:8080")))
-    assert (3.0, 5.0, 4.5, 7.5) == tuple(stats[name] for name in ("msgRateIn", "msgThroughputIn", "msgRateOut", "msgThroughputOut"))
-    assert (6, 10, 9, 15) == tuple(stats[name] for name in ("msgInCounter", "bytesInCounter", "msgOutCounter", "bytesOutCounter"))
-    assert (5 / 3, "broker-1:8080", {}) == (stats["averageMsgSize"], stats["ownerBroker"], stats["replication"])
+    assert (3.0, 5.0, 4.5, 7.5) == tuple(
+        stats[name] for name in ("msgRateIn", "msgThroughputIn", "msgRateOut", "msgThroughputOut")
+    )
+    assert (6, 10, 9, 15) == tuple(
+        stats[name]
+        for name in ("msgInCounter", "bytesInCounter", "msgOutCounter", "bytesOutCounter")
+    )
+    assert (5 / 3, "broker-1:8080", {}) == (
+        stats["averageMsgSize"],
+        stats["ownerBroker"],
+        stats["replication"],
+    )
     (publisher,) = stats["publishers"]
-    assert ("p", "Shared", 3.0, "192.0.2.1:5") == tuple(publisher[name] for name in ("producerName", "accessMode", "msgRateIn", "address"))
+    assert ("p", "Shared", 3.0, "192.0.2.1:5") == tuple(
+        publisher[name] for name in ("producerName", "accessMode", "msgRateIn", "address")
+    )
     one, two = stats["subscriptions"]["s1"], stats["subscriptions"]["s2"]
     assert ("Exclusive", "a", 1.5, 1.5, 0) == tuple(
-        one[name] for name in ("type", "activeConsumerName", "msgDropRate", "msgRateOut", "msgBacklog")
+        one[name]
+        for name in ("type", "activeConsumerName", "msgDropRate", "msgRateOut", "msgBacklog")
     )
-    assert ("Shared", None, 0.0, 3.0) == tuple(two[name] for name in ("type", "activeConsumerName", "msgDropRate", "msgRateOut"))
-    assert ("b", 994, 6) == tuple(two["consumers"][0][name] for name in ("consumerName", "availablePermits", "msgOutCounter"))
+    assert ("Shared", None, 0.0, 3.0) == tuple(
+        two[name] for name in ("type", "activeConsumerName", "msgDropRate", "msgRateOut")
+    )
+    assert ("b", 994, 6) == tuple(
+        two["consumers"][0][name] for name in ("consumerName", "availablePermits", "msgOutCounter")
+    )
 
 
 def test_the_stats_of_a_topic_that_waits() -> None:
     """Waiting entries are the backlog. A topic without messages has no average."""
-    state = SubscriptionState(name="s", kind=SubscriptionKind.FAILOVER, expected=("a",), waiting=(1,))
-    topic = make_topic(TopicState(last_entry_id=1, subscriptions=(state,), entries=(Entry(1, b"12345", 3),)))
+    state = SubscriptionState(
+        name="s", kind=SubscriptionKind.FAILOVER, expected=("a",), waiting=(1,)
+    )
+    topic = make_topic(
+        TopicState(last_entry_id=1, subscriptions=(state,), entries=(Entry(1, b"12345", 3),))
+    )
     stats = orjson.loads(orjson.dumps(topic_stats(topic, owner_broker="b")))
     waiting = stats["subscriptions"]["s"]
-    assert (3, 5, 5, 0.0) == (waiting["msgBacklog"], waiting["backlogSize"], stats["backlogSize"], stats["averageMsgSize"])
-    assert (None, [], None) == (waiting["activeConsumerName"], waiting["consumers"], waiting["keySharedMode"])
+    assert (3, 5, 5, 0.0) == (
+        waiting["msgBacklog"],
+        waiting["backlogSize"],
+        stats["backlogSize"],
+        stats["averageMsgSize"],
+    )
+    assert (None, [], None) == (
+        waiting["activeConsumerName"],
+        waiting["consumers"],
+        waiting["keySharedMode"],
+    )
 
 
 def test_the_mode_of_a_key_shared_subscription() -> None:
     topic = make_topic()
     joined(topic, "a", "auto", SubscriptionKind.KEY_SHARED)
-    topic.subscribe(make_consumer("b", key_shared=sticky((0, 9))), "sticky", SubscriptionKind.KEY_SHARED, now_ms=0)
+    topic.subscribe(
+        make_consumer("b", key_shared=sticky((0, 9))),
+        "sticky",
+        SubscriptionKind.KEY_SHARED,
+        now_ms=0,
+    )
     stats = orjson.loads(orjson.dumps(topic_stats(topic, owner_broker="b")))["subscriptions"]
     assert ("AUTO_SPLIT", "STICKY", "Key_Shared") == (
         stats["auto"]["keySharedMode"],

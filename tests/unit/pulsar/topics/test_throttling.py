@@ -74,7 +74,9 @@ def test_a_producer_exceeds_its_rate_by_one_entry() -> None:
 @pytest.mark.parametrize("rate", [Rate(messages=20), Rate(messages=2_000), Rate(bytes=20_000)])
 @pytest.mark.parametrize("gone", [None, "p0"])
 def test_producers_share_the_publish_rate(rate: Rate, gone: str | None) -> None:
-    """Four producers without end ask again when they are told to, in the same order. One that is gone takes no turn."""
+    """Four producers without end ask again when they are told to, in the same order. One that is
+    gone takes no turn.
+    """
     topic = make_topic(limits=TopicLimits(publish_rate=rate))
     producers = [make_producer(f"p{number}") for number in range(4)]
     for producer in producers:
@@ -129,7 +131,12 @@ def test_an_idle_time_saves_the_tokens_of_one_period_only() -> None:
 def test_over_any_time_no_more_passes_than_the_rate_one_period_and_one_entry(
     messages: int, period_ms: int, steps: list[tuple[int, int]]
 ) -> None:
-    bucket, now_ms, passed, largest = Bucket(Rate(messages=messages, period_ms=period_ms), now_ms=0), 0, 0, 0
+    bucket, now_ms, passed, largest = (
+        Bucket(Rate(messages=messages, period_ms=period_ms), now_ms=0),
+        0,
+        0,
+        0,
+    )
     for elapsed_ms, size in steps:
         now_ms += elapsed_ms
         bucket.refill(now_ms)
@@ -156,7 +163,10 @@ def test_what_a_subscription_may_not_get_is_dropped_for_it_alone_and_counted() -
     assert [[("a", 1)], [("a", 2)], []] == first
     joined(topic, "b", "s2", now_ms=0)
     assert [("b", 4)] == delivered(send(topic, producer, now_ms=0))
-    assert (2, 0) == (topic.subscriptions["s1"].dropped.messages, topic.subscriptions["s2"].dropped.messages)
+    assert (2, 0) == (
+        topic.subscriptions["s1"].dropped.messages,
+        topic.subscriptions["s2"].dropped.messages,
+    )
     assert [("a", 5), ("b", 5)] == delivered(send(topic, producer, now_ms=1_000))
 
 
@@ -172,7 +182,15 @@ def test_subscriptions_share_the_dispatch_rate_of_their_topic() -> None:
 def test_limits_change_while_clients_are_connected() -> None:
     topic, producer = produced()
     joined(topic, "a", "s1", SubscriptionKind.SHARED)
-    topic.limit(TopicLimits(dispatch_rate=Rate(messages=1), producers_max=1, consumers_max=1, publish_rate=Rate(messages=1)), 0)
+    topic.limit(
+        TopicLimits(
+            dispatch_rate=Rate(messages=1),
+            producers_max=1,
+            consumers_max=1,
+            publish_rate=Rate(messages=1),
+        ),
+        0,
+    )
     assert [1, 0] == [len(send(topic, producer, now_ms=0).deliveries) for _ in range(2)]
     assert ServerError.PRODUCER_BUSY == refused_as(topic.add_producer(make_producer("q")))
     limits = TopicLimits(kinds=frozenset({SubscriptionKind.EXCLUSIVE}))
@@ -184,7 +202,10 @@ def test_limits_change_while_clients_are_connected() -> None:
 
 def test_what_waits_after_a_move_is_not_throttled() -> None:
     """Messages with receipts must not be lost in a move."""
-    state = state_of(expecting("a", kind=SubscriptionKind.SHARED, waiting=(38, 39, 40)), entries=entries(38, 39, 40))
+    state = state_of(
+        expecting("a", kind=SubscriptionKind.SHARED, waiting=(38, 39, 40)),
+        entries=entries(38, 39, 40),
+    )
     topic, _ = produced(state, limits=TopicLimits(subscription_dispatch_rate=Rate(messages=1)))
     consumer = make_consumer("a")
     topic.subscribe(consumer, "s", SubscriptionKind.SHARED, now_ms=0)

@@ -9,9 +9,24 @@ from equipoise.brokers.pulsar.topics.stats import kind_name
 from equipoise.brokers.pulsar.topics.topic import Replaced, TopicLimits
 from equipoise.brokers.pulsar.wire.errors import ServerError
 from equipoise.brokers.pulsar.wire.requests import AccessMode, Sent, SubscriptionKind
-from tests.pulsar.topics import delivered, joined, make_consumer, make_producer, make_topic, produced, receipted, refused_as, send, sticky
+from tests.pulsar.topics import (
+    delivered,
+    joined,
+    make_consumer,
+    make_producer,
+    make_topic,
+    produced,
+    receipted,
+    refused_as,
+    send,
+    sticky,
+)
 
-SHARED, EXCLUSIVE, KEY_SHARED = SubscriptionKind.SHARED, SubscriptionKind.EXCLUSIVE, SubscriptionKind.KEY_SHARED
+SHARED, EXCLUSIVE, KEY_SHARED = (
+    SubscriptionKind.SHARED,
+    SubscriptionKind.EXCLUSIVE,
+    SubscriptionKind.KEY_SHARED,
+)
 
 
 def test_each_subscription_gets_an_entry_and_its_producer_a_receipt() -> None:
@@ -39,7 +54,10 @@ def test_an_entry_without_a_ready_consumer_is_dropped_and_receipted() -> None:
     assert ([("rich", 2)], [2], 5) == (delivered(outcome), receipted(outcome), outcome.dropped)
     topic.writable(rich, is_writable=False, now_ms=0)
     assert 2 == send(topic, producer).dropped
-    assert (6, 1) == (topic.subscriptions["s1"].dropped.messages, topic.subscriptions["s2"].dropped.messages)
+    assert (6, 1) == (
+        topic.subscriptions["s1"].dropped.messages,
+        topic.subscriptions["s2"].dropped.messages,
+    )
     topic.writable(rich, is_writable=True, now_ms=0)
     assert [("rich", 4)] == delivered(send(topic, producer))
 
@@ -80,8 +98,12 @@ def test_a_producer_with_a_higher_epoch_replaces_its_former_self() -> None:
     topic, link = make_topic(), object()
     former = make_producer(link=link, producer_id=3, epoch=1)
     topic.add_producer(former)
-    assert ServerError.PRODUCER_BUSY is refused_as(topic.add_producer(make_producer(link=link, producer_id=3, epoch=1)))
-    assert ServerError.PRODUCER_BUSY is refused_as(topic.add_producer(make_producer(link=link, producer_id=4, epoch=2)))
+    assert ServerError.PRODUCER_BUSY is refused_as(
+        topic.add_producer(make_producer(link=link, producer_id=3, epoch=1))
+    )
+    assert ServerError.PRODUCER_BUSY is refused_as(
+        topic.add_producer(make_producer(link=link, producer_id=4, epoch=2))
+    )
     successor = make_producer(link=link, producer_id=3, epoch=2)
     assert Replaced(former=former) == topic.add_producer(successor)
     assert {"p": successor} == dict(topic.producers)
@@ -92,13 +114,19 @@ def test_an_exclusive_producer_stays_alone() -> None:
     topic = make_topic()
     first = make_producer("a")
     topic.add_producer(first)
-    assert ServerError.PRODUCER_FENCED is refused_as(topic.add_producer(make_producer("b", access_mode=AccessMode.EXCLUSIVE)))
+    assert ServerError.PRODUCER_FENCED is refused_as(
+        topic.add_producer(make_producer("b", access_mode=AccessMode.EXCLUSIVE))
+    )
     topic.remove_producers([first])
     assert topic.add_producer(make_producer("b", access_mode=AccessMode.EXCLUSIVE)) is None
     assert ServerError.PRODUCER_BUSY is refused_as(topic.add_producer(make_producer("c")))
-    assert ServerError.PRODUCER_FENCED is refused_as(topic.add_producer(make_producer("d", access_mode=AccessMode.EXCLUSIVE)))
+    assert ServerError.PRODUCER_FENCED is refused_as(
+        topic.add_producer(make_producer("d", access_mode=AccessMode.EXCLUSIVE))
+    )
     for mode in (AccessMode.WAIT_FOR_EXCLUSIVE, AccessMode.EXCLUSIVE_WITH_FENCING):
-        assert ServerError.NOT_ALLOWED is refused_as(topic.add_producer(make_producer("e", access_mode=mode)))
+        assert ServerError.NOT_ALLOWED is refused_as(
+            topic.add_producer(make_producer("e", access_mode=mode))
+        )
 
 
 def test_all_consumers_of_a_subscription_have_one_kind() -> None:
@@ -160,7 +188,11 @@ def test_a_consumer_unsubscribes_only_if_it_is_alone() -> None:
 def test_a_forced_unsubscribe_removes_the_other_consumers() -> None:
     """Consumers of other subscriptions stay."""
     topic = make_topic()
-    a, b, other = joined(topic, "a", kind=SHARED), joined(topic, "b", kind=SHARED), joined(topic, "c", "other")
+    a, b, other = (
+        joined(topic, "a", kind=SHARED),
+        joined(topic, "b", kind=SHARED),
+        joined(topic, "c", "other"),
+    )
     assert [b] == topic.unsubscribe(a, is_forced=True)
     assert ((other,), ["other"]) == (topic.consumers, list(topic.subscriptions))
     assert [] == topic.remove_consumers([a, b])
@@ -185,7 +217,9 @@ def test_the_consumers_of_one_subscription_are_bounded() -> None:
     topic = make_topic(limits=TopicLimits(subscription_consumers_max=2))
     joined(topic, "a", kind=SHARED)
     joined(topic, "b", kind=SHARED)
-    assert ServerError.CONSUMER_BUSY is refused_as(topic.subscribe(make_consumer("c"), "s", SHARED, now_ms=0))
+    assert ServerError.CONSUMER_BUSY is refused_as(
+        topic.subscribe(make_consumer("c"), "s", SHARED, now_ms=0)
+    )
     joined(topic, "c", "other", SHARED)
 
 
@@ -193,14 +227,21 @@ def test_consumers_leave_together_in_one_step() -> None:
     """The remaining ones learn once which is active."""
     topic = make_topic()
     failover = [joined(topic, name, "f", SubscriptionKind.FAILOVER) for name in "abcd"]
-    alone, shared = joined(topic, "x", "alone"), [joined(topic, name, "shared", SHARED) for name in "xy"]
-    assert [(failover[3], True)] == topic.remove_consumers([*failover[:3], alone, shared[0], make_consumer("stranger")])
+    alone, shared = (
+        joined(topic, "x", "alone"),
+        [joined(topic, name, "shared", SHARED) for name in "xy"],
+    )
+    assert [(failover[3], True)] == topic.remove_consumers(
+        [*failover[:3], alone, shared[0], make_consumer("stranger")]
+    )
     assert ["f", "shared"] == list(topic.subscriptions)
     assert (failover[3], shared[1]) == topic.consumers
 
 
 def test_the_slot_of_an_entry_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is shared by all Key_Shared subscriptions. For entries that waited it is computed once more."""
+    """It is shared by all Key_Shared subscriptions. For entries that waited it is computed once
+    more.
+    """
     asked: list[bytes] = []
 
     def slot_of(block: bytes) -> int:
@@ -252,7 +293,9 @@ def test_a_fenced_topic_only_lets_clients_leave() -> None:
         assert ([], [], 0) == (outcome.deliveries, outcome.receipts, outcome.dropped)
     assert (0, 0) == (producer.published.messages, topic.subscriptions["s"].dropped.messages)
     assert ServerError.SERVICE_NOT_READY is refused_as(topic.add_producer(make_producer("q")))
-    assert ServerError.SERVICE_NOT_READY is refused_as(topic.subscribe(make_consumer(), "s", EXCLUSIVE, now_ms=0))
+    assert ServerError.SERVICE_NOT_READY is refused_as(
+        topic.subscribe(make_consumer(), "s", EXCLUSIVE, now_ms=0)
+    )
     topic.remove_consumers([consumer])
     topic.remove_producers([producer])
     assert topic.is_idle
@@ -268,7 +311,10 @@ def test_a_topic_that_did_not_move_has_no_deadline() -> None:
 def test_a_fenced_topic_returns_no_changes_of_the_active_consumer() -> None:
     """Its clients have moved on, and may have given the id to another consumer."""
     topic = make_topic()
-    active, other = joined(topic, "a", kind=SubscriptionKind.FAILOVER), joined(topic, "b", kind=SubscriptionKind.FAILOVER)
+    active, other = (
+        joined(topic, "a", kind=SubscriptionKind.FAILOVER),
+        joined(topic, "b", kind=SubscriptionKind.FAILOVER),
+    )
     topic.fence()
     assert [] == topic.remove_consumers([active])
     assert [] == topic.remove_consumers([other])

@@ -10,7 +10,11 @@ from equipoise.brokers.pulsar.wire import replies
 from equipoise.brokers.pulsar.wire.connection import Connection
 from equipoise.brokers.pulsar.wire.errors import ServerError, Violation
 from equipoise.brokers.pulsar.wire.limits import Limits
-from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandSubscribe, KeySharedMeta
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
+    BaseCommand,
+    CommandSubscribe,
+    KeySharedMeta,
+)
 from equipoise.brokers.pulsar.wire.requests import (
     AccessMode,
     Acked,
@@ -61,21 +65,33 @@ class Version:
 
 
 @pytest.mark.parametrize(
-    "version", [Version(client=6, expected=6), Version(client=20, expected=20), Version(client=21, expected=20)], ids=repr
+    "version",
+    [
+        Version(client=6, expected=6),
+        Version(client=20, expected=20),
+        Version(client=21, expected=20),
+    ],
+    ids=repr,
 )
 def test_the_handshake_agrees_on_the_older_version(version: Version) -> None:
     connection = Connection(limits=Limits(message_bytes_max=1_000_000), now_ms=0)
     expected = [Connected(client_version="a test")]
     assert expected == connection.receive(connect(version.client), 0)
     ((reply, _),) = commands_in(connection.take_outgoing())
-    assert (version.expected, 1_000_000) == (reply.connected.protocol_version, reply.connected.max_message_size)
+    assert (version.expected, 1_000_000) == (
+        reply.connected.protocol_version,
+        reply.connected.max_message_size,
+    )
 
 
 def test_a_client_that_is_too_old_learns_why() -> None:
     connection = Connection(limits=Limits(), now_ms=0)
     assert Violation.UNSUPPORTED_VERSION is violation(connection.receive(connect(5), 0))
     ((reply, _),) = commands_in(connection.take_outgoing())
-    assert (MINUS_ONE, ServerError.UNSUPPORTED_VERSION) == (reply.error.request_id, int(reply.error.error))
+    assert (MINUS_ONE, ServerError.UNSUPPORTED_VERSION) == (
+        reply.error.request_id,
+        int(reply.error.error),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,21 +103,55 @@ class Breach:
 
 BREACHES = (
     Breach(name="second handshake", data=connect(), expected=Violation.UNEXPECTED_COMMAND),
-    Breach(name="command of brokers", data=frame_of(B.SUCCESS, request_id=1), expected=Violation.UNEXPECTED_COMMAND),
-    Breach(name="unknown type", data=b"\x00\x00\x00\x06\x00\x00\x00\x02\x08\x7f", expected=Violation.UNKNOWN_COMMAND),
-    Breach(name="no protobuf", data=b"\x00\x00\x00\x06\x00\x00\x00\x02\xff\xff", expected=Violation.MALFORMED_COMMAND),
+    Breach(
+        name="command of brokers",
+        data=frame_of(B.SUCCESS, request_id=1),
+        expected=Violation.UNEXPECTED_COMMAND,
+    ),
+    Breach(
+        name="unknown type",
+        data=b"\x00\x00\x00\x06\x00\x00\x00\x02\x08\x7f",
+        expected=Violation.UNKNOWN_COMMAND,
+    ),
+    Breach(
+        name="no protobuf",
+        data=b"\x00\x00\x00\x06\x00\x00\x00\x02\xff\xff",
+        expected=Violation.MALFORMED_COMMAND,
+    ),
     Breach(name="no body", data=framed(B(type=B.LOOKUP)), expected=Violation.MALFORMED_COMMAND),
-    Breach(name="half a body", data=b"\x00\x00\x00\x0b\x00\x00\x00\x07\x08\x17\xba\x01\x02\x10\x01", expected=Violation.MALFORMED_COMMAND),
-    Breach(name="no UTF-8", data=lookup(1, "topic").replace(b"topic", b"to\xffic"), expected=Violation.MALFORMED_COMMAND),
+    Breach(
+        name="half a body",
+        data=b"\x00\x00\x00\x0b\x00\x00\x00\x07\x08\x17\xba\x01\x02\x10\x01",
+        expected=Violation.MALFORMED_COMMAND,
+    ),
+    Breach(
+        name="no UTF-8",
+        data=lookup(1, "topic").replace(b"topic", b"to\xffic"),
+        expected=Violation.MALFORMED_COMMAND,
+    ),
     Breach(
         name="block behind a command that has none",
         data=frame_of(B.LOOKUP, b"x", topic="t", request_id=1),
         expected=Violation.MALFORMED_FRAME,
     ),
-    Breach(name="message of an unknown producer", data=send(7, 0, entry()), expected=Violation.UNKNOWN_PRODUCER),
-    Breach(name="message without an entry", data=send(1, 0, b""), expected=Violation.MALFORMED_FRAME),
-    Breach(name="message with an entry too short", data=send(1, 0, b"\x00\x00\x00\x09x"), expected=Violation.MALFORMED_FRAME),
-    Breach(name="message with unreadable metadata", data=send(1, 0, b"\x00\x00\x00\x01x"), expected=Violation.MALFORMED_COMMAND),
+    Breach(
+        name="message of an unknown producer",
+        data=send(7, 0, entry()),
+        expected=Violation.UNKNOWN_PRODUCER,
+    ),
+    Breach(
+        name="message without an entry", data=send(1, 0, b""), expected=Violation.MALFORMED_FRAME
+    ),
+    Breach(
+        name="message with an entry too short",
+        data=send(1, 0, b"\x00\x00\x00\x09x"),
+        expected=Violation.MALFORMED_FRAME,
+    ),
+    Breach(
+        name="message with unreadable metadata",
+        data=send(1, 0, b"\x00\x00\x00\x01x"),
+        expected=Violation.MALFORMED_COMMAND,
+    ),
     Breach(name="frame too large", data=b"\xff\xff\xff\xff", expected=Violation.FRAME_TOO_LARGE),
     Breach(name="same id twice", data=lookup(1) + lookup(1), expected=Violation.UNEXPECTED_COMMAND),
 )
@@ -214,7 +264,11 @@ def test_all_fields_of_subscribe_are_read() -> None:
         metadata=[{"key": "a", "value": "b"}],
         read_compacted=True,
         force_topic_creation=False,
-        keySharedMeta={"keySharedMode": KeySharedMeta.STICKY, "hashRanges": [{"start": 0, "end": 9}], "allowOutOfOrderDelivery": True},
+        keySharedMeta={
+            "keySharedMode": KeySharedMeta.STICKY,
+            "hashRanges": [{"start": 0, "end": 9}],
+            "allowOutOfOrderDelivery": True,
+        },
     )
     expected = SubscribeAsked(
         consumer_id=4,
@@ -258,7 +312,11 @@ class Batch:
     ids=repr,
 )
 def test_a_batch_counts_at_most_as_many_messages_as_fit_into_it(batch: Batch) -> None:
-    block = entry(bytes(batch.payload_bytes), compression=batch.compression, uncompressed_size=batch.uncompressed_size)
+    block = entry(
+        bytes(batch.payload_bytes),
+        compression=batch.compression,
+        uncompressed_size=batch.uncompressed_size,
+    )
     (request,) = with_producer().receive(send(1, 5, block, messages=2**31 - 1), 0)
     assert isinstance(request, Published)
     assert [batch.expected] == [sent.messages for sent in request.entries]
@@ -266,7 +324,9 @@ def test_a_batch_counts_at_most_as_many_messages_as_fit_into_it(batch: Batch) ->
 
 @pytest.mark.parametrize(("claimed", "expected"), [(-1, 1), (0, 1), (7, 7), (2**31 - 1, 10)])
 def test_the_messages_of_a_batch_are_bounded(claimed: int, expected: int) -> None:
-    (request,) = with_producer(Limits(messages_per_entry_max=10)).receive(send(1, 5, entry(b"x" * 100), messages=claimed), 0)
+    (request,) = with_producer(Limits(messages_per_entry_max=10)).receive(
+        send(1, 5, entry(b"x" * 100), messages=claimed), 0
+    )
     assert isinstance(request, Published)
     assert [expected] == [sent.messages for sent in request.entries]
 
@@ -290,7 +350,11 @@ def test_seek_last_message_and_ack_are_answered_without_the_service() -> None:
     (success, _), (last_id, _), (acknowledged, _) = commands_in(connection.take_outgoing())
     assert 22 == success.success.request_id
     response = last_id.get_last_message_id_response
-    assert (23, MINUS_ONE, MINUS_ONE) == (response.request_id, response.last_message_id.ledgerId, response.last_message_id.entryId)
+    assert (23, MINUS_ONE, MINUS_ONE) == (
+        response.request_id,
+        response.last_message_id.ledgerId,
+        response.last_message_id.entryId,
+    )
     assert 24 == acknowledged.ack_response.request_id
 
 
@@ -301,7 +365,10 @@ def test_lookups_beyond_the_bound_are_refused() -> None:
     assert isinstance(waiting, LookupAsked)
     assert [TurnedAway(what="LOOKUP")] == connection.receive(lookup(2), 0)
     ((reply, _),) = commands_in(connection.take_outgoing())
-    assert (2, ServerError.TOO_MANY_REQUESTS) == (reply.lookup_response.request_id, int(reply.lookup_response.error))
+    assert (2, ServerError.TOO_MANY_REQUESTS) == (
+        reply.lookup_response.request_id,
+        int(reply.lookup_response.error),
+    )
     connection.answer(waiting, replies.located(1, "pulsar://broker:6650"))
     assert [LookupAsked(request_id=3, topic=TOPIC)] == connection.receive(lookup(3), 0)
 
@@ -309,7 +376,11 @@ def test_lookups_beyond_the_bound_are_refused() -> None:
 def test_creations_beyond_the_bound_should_be_retried() -> None:
     connection = connected(replace(Limits(), pending_bytes_max=10))
     connection.receive(producer(1, 1) + subscribe(2, 2), 0)
-    codes = [int(reply.error.error) for reply, _ in commands_in(connection.take_outgoing()) if reply.type == B.ERROR]
+    codes = [
+        int(reply.error.error)
+        for reply, _ in commands_in(connection.take_outgoing())
+        if reply.type == B.ERROR
+    ]
     assert [ServerError.SERVICE_NOT_READY, ServerError.SERVICE_NOT_READY] == codes
 
 
@@ -328,7 +399,9 @@ SHARED, KEY_SHARED = CommandSubscribe.Shared, CommandSubscribe.Key_Shared
 def with_ranges(kind: CommandSubscribe.SubType, mode: KeySharedMeta.Mode, count: int) -> bytes:
     """SUBSCRIBE with `count` hash ranges."""
     ranges = [{"start": n, "end": n} for n in range(count)]
-    return subscribe(1, 5, kind=kind, topic="t", keySharedMeta={"keySharedMode": mode, "hashRanges": ranges})
+    return subscribe(
+        1, 5, kind=kind, topic="t", keySharedMeta={"keySharedMode": mode, "hashRanges": ranges}
+    )
 
 
 @pytest.mark.parametrize(
@@ -336,15 +409,41 @@ def with_ranges(kind: CommandSubscribe.SubType, mode: KeySharedMeta.Mode, count:
     [
         (producer(0, 5, "t" * 11), "PRODUCER", ServerError.NOT_ALLOWED),
         (producer(0, 5, "t", producer_name="n" * 11), "PRODUCER", ServerError.NOT_ALLOWED),
-        (producer(0, 5, "t", metadata=[{"key": "k" * 6, "value": "v" * 6}]), "PRODUCER", ServerError.NOT_ALLOWED),
-        (producer(0, 5, "t", metadata=[{"key": "\N{EURO SIGN}", "value": "\N{EURO SIGN}" * 2}]), "PRODUCER", ServerError.NOT_ALLOWED),
-        (producer(0, 5, "t", metadata=[{"key": "", "value": ""}] * 2), "PRODUCER", ServerError.NOT_ALLOWED),
+        (
+            producer(0, 5, "t", metadata=[{"key": "k" * 6, "value": "v" * 6}]),
+            "PRODUCER",
+            ServerError.NOT_ALLOWED,
+        ),
+        (
+            producer(0, 5, "t", metadata=[{"key": "\N{EURO SIGN}", "value": "\N{EURO SIGN}" * 2}]),
+            "PRODUCER",
+            ServerError.NOT_ALLOWED,
+        ),
+        (
+            producer(0, 5, "t", metadata=[{"key": "", "value": ""}] * 2),
+            "PRODUCER",
+            ServerError.NOT_ALLOWED,
+        ),
         (producer(0, 5, "t", producer_access_mode=9), "PRODUCER", ServerError.NOT_ALLOWED),
         (subscribe(1, 5, "", topic="t"), "SUBSCRIBE", ServerError.PRODUCER_BUSY),  # Pulsar's code.
-        (with_ranges(KEY_SHARED, KeySharedMeta.STICKY, 101), "SUBSCRIBE", ServerError.CONSUMER_ASSIGN_ERROR),
+        (
+            with_ranges(KEY_SHARED, KeySharedMeta.STICKY, 101),
+            "SUBSCRIBE",
+            ServerError.CONSUMER_ASSIGN_ERROR,
+        ),
         (frame_of(B.NEW_TXN, request_id=5), "NEW_TXN", ServerError.NOT_ALLOWED),
     ],
-    ids=["topic", "name", "properties", "bytes of properties", "many properties", "mode", "no subscription", "ranges", "transaction"],
+    ids=[
+        "topic",
+        "name",
+        "properties",
+        "bytes of properties",
+        "many properties",
+        "mode",
+        "no subscription",
+        "ranges",
+        "transaction",
+    ],
 )
 def test_an_impossible_request_is_refused(data: bytes, what: str, error: ServerError) -> None:
     """The connection continues."""
@@ -364,7 +463,10 @@ def test_kept_names_and_properties_are_bounded_per_connection() -> None:
     (first,) = connection.receive(asked(1), 0)
     assert isinstance(first, ProducerAsked)
     subscribed = subscribe(1, 3, topic="t", metadata=metadata)
-    too_many = [("PRODUCER", 2, ServerError.TOO_MANY_REQUESTS), ("SUBSCRIBE", 3, ServerError.TOO_MANY_REQUESTS)]
+    too_many = [
+        ("PRODUCER", 2, ServerError.TOO_MANY_REQUESTS),
+        ("SUBSCRIBE", 3, ServerError.TOO_MANY_REQUESTS),
+    ]
     assert too_many == refused(connection, asked(2) + subscribed)
     connection.producer_opened(first, "n", "the producer")
     outgoing(connection)
@@ -379,7 +481,10 @@ def test_kept_names_and_properties_are_bounded_per_connection() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "mode", "expected"),
-    [(SHARED, KeySharedMeta.STICKY, None), (KEY_SHARED, KeySharedMeta.AUTO_SPLIT, KeyShared(is_sticky=False, ranges=()))],
+    [
+        (SHARED, KeySharedMeta.STICKY, None),
+        (KEY_SHARED, KeySharedMeta.AUTO_SPLIT, KeyShared(is_sticky=False, ranges=())),
+    ],
 )
 def test_only_sticky_consumers_keep_their_hash_ranges(
     kind: CommandSubscribe.SubType, mode: KeySharedMeta.Mode, expected: KeyShared | None
@@ -419,7 +524,12 @@ def test_the_work_of_one_turn_is_bounded() -> None:
     while connection.reader.has_more:
         taken.append(connection.receive(b"", 0))
     assert [2, 2, 1] == [len(requests) for requests in taken]
-    asked = [request.request_id for requests in taken for request in requests if isinstance(request, LookupAsked)]
+    asked = [
+        request.request_id
+        for requests in taken
+        for request in requests
+        if isinstance(request, LookupAsked)
+    ]
     assert list(range(5)) == asked
 
 

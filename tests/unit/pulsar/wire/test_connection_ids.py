@@ -1,4 +1,6 @@
-"""Test the ids of a connection by example: creations, closings from both sides, moves, and commands that cross them."""
+"""Test the ids of a connection by example: creations, closings from both sides, moves, and commands
+that cross them.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,10 @@ def test_late_messages_of_a_closed_producer_are_ignored_for_a_while() -> None:
     connection.tick(1000)
     connection.close_producer(1, "pulsar://other:6650")
     ((reply, _),) = commands_in(connection.take_outgoing())
-    assert (MINUS_ONE, "pulsar://other:6650") == (reply.close_producer.request_id, reply.close_producer.assignedBrokerServiceUrl)
+    assert (MINUS_ONE, "pulsar://other:6650") == (
+        reply.close_producer.request_id,
+        reply.close_producer.assignedBrokerServiceUrl,
+    )
     assert [] == connection.receive(send(1, 5, entry()), 1099)
     assert Violation.UNKNOWN_PRODUCER is violation(connection.receive(send(1, 6, entry()), 1100))
 
@@ -89,7 +94,10 @@ def test_a_second_request_for_a_live_id_succeeds() -> None:
     connection = with_producer()
     assert [] == connection.receive(producer(1, 11), 0)
     ((reply, _),) = commands_in(connection.take_outgoing())
-    assert (11, "named") == (reply.producer_success.request_id, reply.producer_success.producer_name)
+    assert (11, "named") == (
+        reply.producer_success.request_id,
+        reply.producer_success.producer_name,
+    )
     connection = with_consumer()
     assert [] == connection.receive(subscribe(2, 21), 0)
     assert ["SUCCESS"] == outgoing(connection)
@@ -97,8 +105,12 @@ def test_a_second_request_for_a_live_id_succeeds() -> None:
 
 def test_an_id_in_use_elsewhere_is_refused() -> None:
     another = "non-persistent://public/default/another"
-    assert [("PRODUCER", 11, ServerError.NOT_ALLOWED)] == refused(with_producer(), producer(1, 11, another))
-    assert [("SUBSCRIBE", 21, ServerError.NOT_ALLOWED)] == refused(with_consumer(), subscribe(2, 21, "another"))
+    assert [("PRODUCER", 11, ServerError.NOT_ALLOWED)] == refused(
+        with_producer(), producer(1, 11, another)
+    )
+    assert [("SUBSCRIBE", 21, ServerError.NOT_ALLOWED)] == refused(
+        with_consumer(), subscribe(2, 21, "another")
+    )
 
 
 def test_a_second_request_for_a_pending_id_should_be_retried() -> None:
@@ -112,7 +124,10 @@ def test_a_second_request_for_a_pending_id_should_be_retried() -> None:
 def test_closing_a_pending_id_cancels_its_creation() -> None:
     """The late answer of the service is not sent."""
     connection = connected()
-    producer_asked, consumer_asked = asked_for_producer(connection, 1, 10), asked_for_consumer(connection, 2, 20)
+    producer_asked, consumer_asked = (
+        asked_for_producer(connection, 1, 10),
+        asked_for_consumer(connection, 2, 20),
+    )
     requests = connection.receive(close_producer(1, 11) + close_consumer(2, 21), 0)
     expected: list[Request] = [
         CreationCancelled(asked=Asked.PRODUCER, request_id=10),
@@ -142,8 +157,16 @@ def test_closing_an_unknown_id_succeeds() -> None:
 
 def test_closing_a_live_id_is_confirmed_by_the_service() -> None:
     for connection, data, expected in (
-        (with_producer(), close_producer(1, 11), ProducerClosed(producer="the producer", request_id=11)),
-        (with_consumer(), close_consumer(2, 11), ConsumerClosed(consumer="the consumer", request_id=11)),
+        (
+            with_producer(),
+            close_producer(1, 11),
+            ProducerClosed(producer="the producer", request_id=11),
+        ),
+        (
+            with_consumer(),
+            close_consumer(2, 11),
+            ConsumerClosed(consumer="the consumer", request_id=11),
+        ),
     ):
         assert [expected] == connection.receive(data, 0)
         assert [] == outgoing(connection)
@@ -161,7 +184,9 @@ def test_an_unsubscribe_ends_the_consumer_only_if_it_succeeds(*, succeeds: bool)
     else:
         connection.refuse(asked, ServerError.METADATA_ERROR, "others are connected")
     assert ["SUCCESS" if succeeds else "ERROR"] == outgoing(connection)
-    assert ([] if succeeds else [Flowed(consumer="the consumer", permits=5)]) == connection.receive(flow(2), 0)
+    assert ([] if succeeds else [Flowed(consumer="the consumer", permits=5)]) == connection.receive(
+        flow(2), 0
+    )
 
 
 def test_commands_for_a_closed_consumer_are_ignored_or_refused() -> None:
@@ -170,7 +195,10 @@ def test_commands_for_a_closed_consumer_are_ignored_or_refused() -> None:
     connection.close_consumer(2)
     assert ["CLOSE_CONSUMER"] == outgoing(connection)
     assert [] == connection.receive(flow(2) + frame_of(BaseCommand.ACK, consumer_id=2), 0)
-    errors = [("UNSUBSCRIBE", 21, ServerError.METADATA_ERROR), ("SEEK", 22, ServerError.METADATA_ERROR)]
+    errors = [
+        ("UNSUBSCRIBE", 21, ServerError.METADATA_ERROR),
+        ("SEEK", 22, ServerError.METADATA_ERROR),
+    ]
     assert errors == refused(connection, unsubscribe(2, 21) + seek(2, 22))
 
 
@@ -184,7 +212,10 @@ def test_a_consumer_of_another_broker_is_redirected_at_its_first_flow() -> None:
     assert ["SUCCESS"] == outgoing(connection)
     assert [] == connection.receive(flow(2), 0)
     ((close, _),) = commands_in(connection.take_outgoing())
-    assert (2, "pulsar://other:6650") == (close.close_consumer.consumer_id, close.close_consumer.assignedBrokerServiceUrl)
+    assert (2, "pulsar://other:6650") == (
+        close.close_consumer.consumer_id,
+        close.close_consumer.assignedBrokerServiceUrl,
+    )
     assert [] == connection.receive(flow(2), 0)
     assert [] == outgoing(connection)
 
@@ -196,7 +227,10 @@ def test_a_producer_of_another_broker_is_redirected_at_its_first_message() -> No
     assert ["PRODUCER_SUCCESS"] == outgoing(connection)
     assert [] == connection.receive(send(1, 0, entry()), 0)
     ((close, _),) = commands_in(connection.take_outgoing())
-    assert (1, "pulsar://other:6650") == (close.close_producer.producer_id, close.close_producer.assignedBrokerServiceUrl)
+    assert (1, "pulsar://other:6650") == (
+        close.close_producer.producer_id,
+        close.close_producer.assignedBrokerServiceUrl,
+    )
     assert [] == connection.receive(send(1, 1, entry()), 0)
     assert [] == outgoing(connection)
 
@@ -206,15 +240,27 @@ def test_the_service_sees_no_request_about_ids_of_another_broker() -> None:
     connection.producer_opened(asked_for_producer(connection, 1, 10), "named", ELSEWHERE)
     connection.consumer_opened(asked_for_consumer(connection, 2, 20), ELSEWHERE)
     outgoing(connection)
-    assert [("UNSUBSCRIBE", 21, ServerError.METADATA_ERROR)] == refused(connection, unsubscribe(2, 21))
+    assert [("UNSUBSCRIBE", 21, ServerError.METADATA_ERROR)] == refused(
+        connection, unsubscribe(2, 21)
+    )
     assert [] == connection.receive(close_producer(1, 11) + close_consumer(2, 22), 0)
     assert ["SUCCESS", "SUCCESS"] == outgoing(connection)
     assert [] == connection.receive(flow(2), 0)
     assert [] == outgoing(connection)
 
 
-RETRIED = (ServerError.UNKNOWN_ERROR, ServerError.METADATA_ERROR, ServerError.SERVICE_NOT_READY, ServerError.SUBSCRIPTION_NOT_FOUND)
-FINAL = (ServerError.CONSUMER_BUSY, ServerError.TOPIC_NOT_FOUND, ServerError.TOO_MANY_REQUESTS, ServerError.NOT_ALLOWED)
+RETRIED = (
+    ServerError.UNKNOWN_ERROR,
+    ServerError.METADATA_ERROR,
+    ServerError.SERVICE_NOT_READY,
+    ServerError.SUBSCRIPTION_NOT_FOUND,
+)
+FINAL = (
+    ServerError.CONSUMER_BUSY,
+    ServerError.TOPIC_NOT_FOUND,
+    ServerError.TOO_MANY_REQUESTS,
+    ServerError.NOT_ALLOWED,
+)
 
 
 @pytest.mark.parametrize("error", RETRIED + FINAL)
@@ -224,14 +270,23 @@ def test_a_refused_consumer_that_should_retry_is_closed_too(error: ServerError) 
     connection.consumer_refused(asked_for_consumer(connection, 2, 20), error, "not now")
     (refusal, _), *others = commands_in(connection.take_outgoing())
     assert (20, error) == (refusal.error.request_id, int(refusal.error.error))
-    closed = [(other.close_consumer.consumer_id, other.close_consumer.HasField("assignedBrokerServiceUrl")) for other, _ in others]
+    closed = [
+        (
+            other.close_consumer.consumer_id,
+            other.close_consumer.HasField("assignedBrokerServiceUrl"),
+        )
+        for other, _ in others
+    ]
     assert ([(2, False)] if error in RETRIED else []) == closed
 
 
 def test_a_second_answer_is_a_bug() -> None:
     connection = connected()
     connection.receive(lookup(1), 0)
-    asked, reply = LookupAsked(request_id=1, topic=TOPIC), replies.located(1, "pulsar://broker:6650")
+    asked, reply = (
+        LookupAsked(request_id=1, topic=TOPIC),
+        replies.located(1, "pulsar://broker:6650"),
+    )
     connection.answer(asked, reply)
     with pytest.raises(Bug, match="answered LOOKUP 1, which waits for no answer"):
         connection.answer(asked, reply)
@@ -251,7 +306,9 @@ def test_an_ended_connection_sends_nothing() -> None:
     connection.receive(lookup(1), 0)
     asked = asked_for_producer(connection, 1, 10)
     connection.end()
-    connection.answer(LookupAsked(request_id=1, topic=TOPIC), replies.located(1, "pulsar://broker:6650"))
+    connection.answer(
+        LookupAsked(request_id=1, topic=TOPIC), replies.located(1, "pulsar://broker:6650")
+    )
     assert not connection.producer_opened(asked, "named", "too late")
     assert [] == connection.tick(10**9) + connection.receive(ping(), 10**9)
     assert b"" == connection.take_outgoing()
@@ -259,7 +316,9 @@ def test_an_ended_connection_sends_nothing() -> None:
 
 def test_a_refused_producer_may_ask_again() -> None:
     connection = connected()
-    connection.producer_refused(asked_for_producer(connection, 1, 10), ServerError.PRODUCER_BUSY, "taken")
+    connection.producer_refused(
+        asked_for_producer(connection, 1, 10), ServerError.PRODUCER_BUSY, "taken"
+    )
     ((reply, _),) = commands_in(connection.take_outgoing())
     assert (10, ServerError.PRODUCER_BUSY) == (reply.error.request_id, int(reply.error.error))
     asked_for_producer(connection, 1, 11)
@@ -282,4 +341,6 @@ def test_live_ids_can_be_closed_however_many_requests_wait() -> None:
     asked = Unsubscribed(consumer="the consumer", consumer_id=2, request_id=3, is_forced=False)
     assert [asked] == connection.receive(unsubscribe(2, 3), 0)
     connection.refuse(asked, ServerError.METADATA_ERROR, "others are connected")
-    assert [ConsumerClosed(consumer="the consumer", request_id=4)] == connection.receive(close_consumer(2, 4), 0)
+    assert [ConsumerClosed(consumer="the consumer", request_id=4)] == connection.receive(
+        close_consumer(2, 4), 0
+    )

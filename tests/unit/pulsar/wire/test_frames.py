@@ -10,7 +10,13 @@ from dataclasses import dataclass
 import pytest
 
 from equipoise.brokers.pulsar.wire.errors import PulsarProtocolError, Violation
-from equipoise.brokers.pulsar.wire.frames import Frame, FrameReader, checksum_is_good, frame, metadata_of
+from equipoise.brokers.pulsar.wire.frames import (
+    Frame,
+    FrameReader,
+    checksum_is_good,
+    frame,
+    metadata_of,
+)
 from tests.pulsar.pulsar_speech import entry, with_checksum
 
 
@@ -61,7 +67,9 @@ def test_metadata_is_found_with_and_without_a_checksum(*, has_checksum: bool) ->
     assert b"abc" == metadata_of(with_checksum(covered) if has_checksum else covered)
 
 
-@pytest.mark.parametrize("block", [b"", b"\x00\x00", b"\x00\x00\x00\x04abc", b"\x0e\x01\x00\x00\x00\x00\x00"])
+@pytest.mark.parametrize(
+    "block", [b"", b"\x00\x00", b"\x00\x00\x00\x04abc", b"\x0e\x01\x00\x00\x00\x00\x00"]
+)
 def test_metadata_larger_than_its_entry_is_refused(block: bytes) -> None:
     with pytest.raises(PulsarProtocolError, match="entry of"):
         metadata_of(block)
@@ -99,7 +107,9 @@ def client_hello() -> bytes:
     """The first bytes of a TLS client."""
     sent = ssl.MemoryBIO()
     with suppress(ssl.SSLWantReadError):
-        ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), sent, server_hostname="broker").do_handshake()
+        ssl.create_default_context().wrap_bio(
+            ssl.MemoryBIO(), sent, server_hostname="broker"
+        ).do_handshake()
     return sent.read()
 
 
@@ -110,7 +120,18 @@ def client_hello() -> bytes:
         (client_hello(), Violation.TLS, "use pulsar://"),
         *(
             (f"{method} /admin/v2/clusters HTTP/1.1\r\n".encode(), Violation.HTTP, "HTTP address")
-            for method in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "CONNECT", "TRACE", "PRI")
+            for method in (
+                "GET",
+                "HEAD",
+                "POST",
+                "PUT",
+                "DELETE",
+                "OPTIONS",
+                "PATCH",
+                "CONNECT",
+                "TRACE",
+                "PRI",
+            )
         ),
     ],
 )

@@ -15,12 +15,22 @@ FIELD = re.compile(r"^  (?:optional|required|repeated) \w+ (\w+) = (\d+)", re.MU
 
 def test_the_generated_code_has_the_fields_of_the_text() -> None:
     """If not, run `make proto`."""
-    expected = {name: {field: int(number) for field, number in FIELD.findall(body)} for name, body in MESSAGE.findall(TEXT)}
-    found = {name: {field.name: field.number for field in message.fields} for name, message in DESCRIPTOR.message_types_by_name.items()}
+    expected = {
+        name: {field: int(number) for field, number in FIELD.findall(body)}
+        for name, body in MESSAGE.findall(TEXT)
+    }
+    found = {
+        name: {field.name: field.number for field in message.fields}
+        for name, message in DESCRIPTOR.message_types_by_name.items()
+    }
     assert expected == found
 
 
 def test_a_command_has_the_number_of_its_type() -> None:
     """The command's body is found by it."""
-    fields = {field.name.upper(): field.number for field in BaseCommand.DESCRIPTOR.fields if field.name != "type"}
+    fields = {
+        field.name.upper(): field.number
+        for field in BaseCommand.DESCRIPTOR.fields
+        if field.name != "type"
+    }
     assert dict(BaseCommand.Type.items()) == fields

@@ -22,12 +22,21 @@ from equipoise.spark_jobs.streams.options import Screen
 from equipoise.spark_jobs.streams.progress import watching
 from tests.spark.archived import LOG, NOON_MS, URL, as_rows
 
-FOUND = Finding(rule="hole", subject="namespace:t/n", offsets=(3,), at_ms=NOON_MS, text="a hole", command="look at {log}")
+FOUND = Finding(
+    rule="hole",
+    subject="namespace:t/n",
+    offsets=(3,),
+    at_ms=NOON_MS,
+    text="a hole",
+    command="look at {log}",
+)
 
 
 @dataclass
 class Away:
-    """A destination that refuses some batches. `put_numbers` are the ordinals of the findings that it took."""
+    """A destination that refuses some batches. `put_numbers` are the ordinals of the findings that
+    it took.
+    """
 
     refusals: int
     put_numbers: list[int] = field(default_factory=list)
@@ -43,7 +52,21 @@ class Away:
 
 def rows(offset: int = 3) -> pa.Table:
     """One finding, as Spark hands it over."""
-    return as_rows([Emitted(Table.FINDINGS, FOUND.subject, offset, 9, NOON_MS, FOUND.rule, None, None, FOUND.to_bytes())])
+    return as_rows(
+        [
+            Emitted(
+                Table.FINDINGS,
+                FOUND.subject,
+                offset,
+                9,
+                NOON_MS,
+                FOUND.rule,
+                None,
+                None,
+                FOUND.to_bytes(),
+            )
+        ]
+    )
 
 
 def test_findings_are_printed_once_although_publishing_fails(tmp_path: Path) -> None:
@@ -61,24 +84,39 @@ def test_findings_are_printed_once_although_publishing_fails(tmp_path: Path) -> 
         assert ["alarm hole at 3, namespace t/n: a hole", f"  look at {URL}"] == said
         take(0, rows())
         assert ([9], 1) == (out.put_numbers, watch.findings.total())
-        assert "audited 0 entries: 1 finding (hole 1); the archive holds 2 older" == summary(watch, 2)
-    assert (["alarm hole at 3, namespace t/n: a hole", f"  look at {URL}"], 1) == (said, Archive(tmp_path).table(Table.FINDINGS).num_rows)
+        assert "audited 0 entries: 1 finding (hole 1); the archive holds 2 older" == summary(
+            watch, 2
+        )
+    assert (["alarm hole at 3, namespace t/n: a hole", f"  look at {URL}"], 1) == (
+        said,
+        Archive(tmp_path).table(Table.FINDINGS).num_rows,
+    )
 
 
 def test_a_finding_as_json_has_a_complete_command(tmp_path: Path) -> None:
     said: list[str] = []
     screen = Screen(result=said.append, note=lambda _line: None)
-    with open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink, watching(JOB, screen, rules=RULES) as watch:
+    with (
+        open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink,
+        watching(JOB, screen, rules=RULES) as watch,
+    ):
         taker(sink, Away(refusals=0), watch, log="sqlite:my channel.db", as_json=True)(0, rows())
     (line,) = said
     assert "look at 'sqlite:my channel.db'" == parse_finding(line.encode()).command
 
 
-@pytest.mark.parametrize(("as_json", "lines"), [(False, 2 * PRINTED_MAX + 1), (True, PRINTED_MAX + 7)])
-def test_people_see_the_first_findings_of_a_batch_and_programs_all(tmp_path: Path, as_json: bool, lines: int) -> None:
+@pytest.mark.parametrize(
+    ("as_json", "lines"), [(False, 2 * PRINTED_MAX + 1), (True, PRINTED_MAX + 7)]
+)
+def test_people_see_the_first_findings_of_a_batch_and_programs_all(
+    tmp_path: Path, as_json: bool, lines: int
+) -> None:
     said: list[str] = []
     screen = Screen(result=said.append, note=lambda _line: None)
-    with open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink, watching(JOB, screen, rules=RULES) as watch:
+    with (
+        open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink,
+        watching(JOB, screen, rules=RULES) as watch,
+    ):
         many = pa.concat_tables(rows(offset) for offset in range(PRINTED_MAX + 7))
         taker(sink, Away(refusals=0), watch, log=URL, as_json=as_json)(0, many)
     assert lines == len(said)
@@ -86,7 +124,10 @@ def test_people_see_the_first_findings_of_a_batch_and_programs_all(tmp_path: Pat
 
 def test_small_files_of_findings_are_compacted(tmp_path: Path) -> None:
     screen = Screen(result=lambda _line: None, note=lambda _line: None)
-    with open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink, watching(JOB, screen, rules=RULES) as watch:
+    with (
+        open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink,
+        watching(JOB, screen, rules=RULES) as watch,
+    ):
         take = taker(sink, Away(refusals=0), watch, log=URL, as_json=False)
         for number in range(3 * FILES_MAX):
             take(number, rows(number))
@@ -98,8 +139,14 @@ def test_small_files_of_findings_are_compacted(tmp_path: Path) -> None:
 def test_a_damaged_file_of_older_findings_does_not_stop_the_audit(tmp_path: Path) -> None:
     notes: list[str] = []
     screen = Screen(result=lambda _line: None, note=notes.append)
-    with open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink, watching(JOB, screen, rules=RULES) as watch:
-        assert (0, "audited 0 entries: no findings") == (kept_findings(tmp_path, notes.append), summary(watch, 0))
+    with (
+        open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink,
+        watching(JOB, screen, rules=RULES) as watch,
+    ):
+        assert (0, "audited 0 entries: no findings") == (
+            kept_findings(tmp_path, notes.append),
+            summary(watch, 0),
+        )
         taker(sink, Away(refusals=0), watch, log=URL, as_json=False)(0, rows())
         assert (1, []) == (kept_findings(tmp_path, notes.append), notes)
         (file,) = Archive(tmp_path).files(Table.FINDINGS)

@@ -1,4 +1,6 @@
-"""Tests of a memory in Spark's state: what is read and written, and how often; and the rows that findings become."""
+"""Tests of a memory in Spark's state: what is read and written, and how often; and the rows that
+findings become.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,19 @@ def test_every_memory_is_restored() -> None:
     evidence = {
         "broker": "b1",
         "boot": "x",
-        **dict.fromkeys(("incarnation", "token", "started_ns", "lease_deadline_ns", "at_ms", "at_ns"), 7),
+        **dict.fromkeys(
+            ("incarnation", "token", "started_ns", "lease_deadline_ns", "at_ms", "at_ns"), 7
+        ),
     }
     facts = (
-        Fact(subject="broker:b1", source="channel", offset=7, at_ms=1_000, record=member, verdict="accepted"),
+        Fact(
+            subject="broker:b1",
+            source="channel",
+            offset=7,
+            at_ms=1_000,
+            record=member,
+            verdict="accepted",
+        ),
         Fact(
             subject="bundle:t/n/0x00000000_0xffffffff",
             source="channel",
@@ -50,8 +61,21 @@ def test_every_memory_is_restored() -> None:
             before=state,
             after=state,
         ),
-        Fact(subject="bundle:t/n/0x00000000_0xffffffff", source="serving", offset=7, at_ms=1_000, record=evidence),
-        Fact(subject="log:", source="channel", offset=7, at_ms=1_000, record={"kind": "genesis", "publisher": "admin:a"}, verdict="stale"),
+        Fact(
+            subject="bundle:t/n/0x00000000_0xffffffff",
+            source="serving",
+            offset=7,
+            at_ms=1_000,
+            record=evidence,
+        ),
+        Fact(
+            subject="log:",
+            source="channel",
+            offset=7,
+            at_ms=1_000,
+            record={"kind": "genesis", "publisher": "admin:a"},
+            verdict="stale",
+        ),
     )
     for fact in facts:
         spark = FakeSpark(fact.subject)
@@ -90,15 +114,37 @@ def test_a_cancelled_timer_leaves_nothing() -> None:
 
 def test_a_finding_at_another_time_is_the_same() -> None:
     """A repeated audit cuts other batches."""
-    first = Finding(rule="served_past_lease", subject="bundle:t/n/x", offsets=(9,), at_ms=1_000, text="a", command="c")
+    first = Finding(
+        rule="served_past_lease",
+        subject="bundle:t/n/x",
+        offsets=(9,),
+        at_ms=1_000,
+        text="a",
+        command="c",
+    )
     [frame] = emitted([first, replace(first, at_ms=2_000), replace(first, text="b")])
     once, again, other = frame["ordinal"]
     assert (True, False) == (once == again, once == other)
 
 
 def test_findings_as_rows() -> None:
-    first = Finding(rule="hole", subject="namespace:t/n", offsets=(3, 9), at_ms=1_700_000_000_123, text="a", command="c", publisher="b1")
-    second = Finding(rule="hole", subject="namespace:t/m", offsets=(9,), at_ms=1_700_000_000_123, text="a", command="c")
+    first = Finding(
+        rule="hole",
+        subject="namespace:t/n",
+        offsets=(3, 9),
+        at_ms=1_700_000_000_123,
+        text="a",
+        command="c",
+        publisher="b1",
+    )
+    second = Finding(
+        rule="hole",
+        subject="namespace:t/m",
+        offsets=(9,),
+        at_ms=1_700_000_000_123,
+        text="a",
+        command="c",
+    )
     [frame] = emitted([first, second])
     assert [first, second] == [parse_finding(body) for body in frame["body"]]
     assert [(9, "findings", "hole", "b1"), (9, "findings", "hole", None)] == list(

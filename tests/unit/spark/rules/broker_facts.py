@@ -67,7 +67,9 @@ class Story:
 
 
 class BrokerStory(Story):
-    """The story of the broker `b1`. By default its records have the next number, and expect the offset of its last one."""
+    """The story of the broker `b1`. By default its records have the next number, and expect the
+    offset of its last one.
+    """
 
     def __init__(self) -> None:
         super().__init__(subject("broker", "b1"))
@@ -78,7 +80,8 @@ class BrokerStory(Story):
         self.back_ms: int | None = None
         self.excuse: dict[str, Any] = {}  # What the membership says of the log's clock.
 
-    def own(self, *, verdict: str = "accepted", **fields: Any) -> int:  # noqa: ANN401 - the fields of a record
+    # The fields of a record.
+    def own(self, *, verdict: str = "accepted", **fields: Any) -> int:  # noqa: ANN401
         """A record that the broker publishes about a bundle."""
         self.sequence += 1
         record = {
@@ -102,15 +105,28 @@ class BrokerStory(Story):
         **fields: Any,  # noqa: ANN401 - the fields of a record
     ) -> int:
         """A membership record of the broker, by itself unless the fields name another publisher."""
-        record: dict[str, Any] = {"kind": "broker", "key": "b1", "status": status, "based_on": self.last, "publisher": "b1"}
+        record: dict[str, Any] = {
+            "kind": "broker",
+            "key": "b1",
+            "status": status,
+            "based_on": self.last,
+            "publisher": "b1",
+        }
         if status == "joined":
-            record |= {"nonce": f"nonce-{self.offset + 1}", "lease_ms": LEASE_MS, "margin_ms": MARGIN_MS, "renew_ms": 1_000}
+            record |= {
+                "nonce": f"nonce-{self.offset + 1}",
+                "lease_ms": LEASE_MS,
+                "margin_ms": MARGIN_MS,
+                "renew_ms": 1_000,
+            }
         elif "publisher" not in fields:
             self.sequence += 1
             record |= {"incarnation": self.incarnation, "sequence": self.sequence}
         if status == "renewed":
             record["digest"] = 1
-        context: dict[str, Any] = {} if expected is None else {"checked_by": self.subject, "expected": expected}
+        context: dict[str, Any] = (
+            {} if expected is None else {"checked_by": self.subject, "expected": expected}
+        )
         if self.standing is not None and status != "renewed":
             context |= {"member": self.standing, **self.excuse}
             if self.back_ms is not None:
@@ -125,10 +141,20 @@ class BrokerStory(Story):
         self.last = offset
         if status == "joined":
             self.incarnation = offset
-            self.standing = {"nonce": f"nonce-{offset}", "lease_ms": LEASE_MS, "margin_ms": MARGIN_MS, "incarnation": offset}
+            self.standing = {
+                "nonce": f"nonce-{offset}",
+                "lease_ms": LEASE_MS,
+                "margin_ms": MARGIN_MS,
+                "incarnation": offset,
+            }
         if self.standing is not None:
             kept = self.standing.get("status", "up") if status == "renewed" else status
-            self.standing = {**self.standing, "status": {"joined": "up"}.get(kept, kept), "last": offset, "last_at_ms": self.at_ms}
+            self.standing = {
+                **self.standing,
+                "status": {"joined": "up"}.get(kept, kept),
+                "last": offset,
+                "last_at_ms": self.at_ms,
+            }
 
     @property
     def memory(self) -> BrokerMemory:

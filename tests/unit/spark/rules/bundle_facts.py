@@ -33,7 +33,14 @@ STATES: Final[dict[str, dict[str, Any]]] = {
 """The fields of a record that asks for each phase."""
 
 
-def entry(phase: str, *, owner: int | None = None, source: int | None = None, last: int = LAST, token: int = TOKEN) -> dict[str, Any]:
+def entry(
+    phase: str,
+    *,
+    owner: int | None = None,
+    source: int | None = None,
+    last: int = LAST,
+    token: int = TOKEN,
+) -> dict[str, Any]:
     """Return a bundle as in facts."""
     return {"phase": phase, "owner": owner, "source": source, "last": last, "token": token}
 
@@ -44,11 +51,29 @@ def standing_in(phase: str) -> dict[str, Any]:
     return entry(phase, owner=state.get("owner"), source=state.get("source"))
 
 
-def transition(phase: str, *, by: int | str, owner: int | None = None, source: int | None = None, based_on: int = LAST) -> dict[str, Any]:
+def transition(
+    phase: str,
+    *,
+    by: int | str,
+    owner: int | None = None,
+    source: int | None = None,
+    based_on: int = LAST,
+) -> dict[str, Any]:
     """A record of kind `bundle`, by an incarnation or by an admin."""
     whom = {name: who for name, who in (("owner", owner), ("source", source)) if who is not None}
-    signed = {"publisher": ADMIN, "as_of": 99} if by == ADMIN else {"publisher": f"b{by}", "incarnation": by, "sequence": 5}
-    return {"kind": "bundle", "key": BUNDLE, "based_on": based_on, "state": STATES[phase]["state"], **whom, **signed}
+    signed = (
+        {"publisher": ADMIN, "as_of": 99}
+        if by == ADMIN
+        else {"publisher": f"b{by}", "incarnation": by, "sequence": 5}
+    )
+    return {
+        "kind": "bundle",
+        "key": BUNDLE,
+        "based_on": based_on,
+        "state": STATES[phase]["state"],
+        **whom,
+        **signed,
+    }
 
 
 class BundleStory(Story):
@@ -61,16 +86,28 @@ class BundleStory(Story):
     def begin(self, phase: str) -> BundleStory:
         """Let the audit know the bundle in this phase."""
         known = standing_in(phase)
-        self.audit.memory = BundleMemory(state=State(phase, known["owner"], known["source"], LAST, TOKEN))
+        self.audit.memory = BundleMemory(
+            state=State(phase, known["owner"], known["source"], LAST, TOKEN)
+        )
         return self
 
-    def accepted(self, record: dict[str, Any], before: dict[str, Any] | None, after: dict[str, Any] | None, **context: Any) -> BundleStory:  # noqa: ANN401 - as a context has it
-        """Check an accepted record that changed the bundle. In `after`, `last` becomes the record's offset."""
+    # As a context has it.
+    def accepted(
+        self,
+        record: dict[str, Any],
+        before: dict[str, Any] | None,
+        after: dict[str, Any] | None,
+        **context: Any,  # noqa: ANN401
+    ) -> BundleStory:
+        """Check an accepted record that changed the bundle. In `after`, `last` becomes the record's
+        offset.
+        """
         made = None if after is None else {**after, "last": self.offset + 1}
         self.tell(record, before=before, after=made, context=context)
         return self
 
-    def rejected(self, record: dict[str, Any], verdict: str, **context: Any) -> BundleStory:  # noqa: ANN401 - as a context has it
+    # As a context has it.
+    def rejected(self, record: dict[str, Any], verdict: str, **context: Any) -> BundleStory:  # noqa: ANN401
         """Check a rejected record."""
         self.tell(record, verdict=verdict, context=context)
         return self

@@ -23,12 +23,29 @@ class Cluster:
         self.sequences: dict[str, int] = {}
         self.concerned: list[str] = []
         self.rows: dict[str, bytes] = {}
-        self.tell({"kind": "genesis", "key": "genesis", "based_on": 0, "publisher": "admin:a", "cluster": "c"})
+        self.tell(
+            {
+                "kind": "genesis",
+                "key": "genesis",
+                "based_on": 0,
+                "publisher": "admin:a",
+                "cluster": "c",
+            }
+        )
         self.incarnations = {name: self.join(name) for name in ("a", "b")}
         boundaries = [0, 0x80000000, 0xFFFFFFFF]
-        self.admin(kind="namespace", key=NAMESPACE, status="created", based_on=1, boundaries=boundaries)
+        self.admin(
+            kind="namespace", key=NAMESPACE, status="created", based_on=1, boundaries=boundaries
+        )
 
-    def tell(self, raw: dict[str, Any] | None, *, verdict: str = "accepted", wait_ms: int = 10, behind_ms: int = 0) -> Context:
+    def tell(
+        self,
+        raw: dict[str, Any] | None,
+        *,
+        verdict: str = "accepted",
+        wait_ms: int = 10,
+        behind_ms: int = 0,
+    ) -> Context:
         """Follow the next record with the fold's verdict, and return its context."""
         self.offset += 1
         self.at_ms += wait_ms
@@ -40,30 +57,56 @@ class Cluster:
         """Return the verdict that the membership expects for a record."""
         return self.tell(raw, verdict=verdict).get("expected")
 
-    def join(self, name: str, *, based_on: int = 1, **fields: Any) -> int:  # noqa: ANN401 - the fields of a record
+    # The fields of a record.
+    def join(self, name: str, *, based_on: int = 1, **fields: Any) -> int:  # noqa: ANN401
         """Let a broker join, and return its incarnation."""
         self.tell(joined(name, based_on=based_on, **fields))
         return self.offset
 
-    def broker(self, name: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - the fields of a record
+    # The fields of a record.
+    def broker(self, name: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401
         """Return a record of a broker, with its next number."""
         self.sequences[name] = self.sequences.get(name, 0) + 1
-        return {"publisher": name, "incarnation": self.incarnations[name], "sequence": self.sequences[name], "based_on": 1, **fields}
+        return {
+            "publisher": name,
+            "incarnation": self.incarnations[name],
+            "sequence": self.sequences[name],
+            "based_on": 1,
+            **fields,
+        }
 
-    def admin(self, *, verdict: str = "accepted", **fields: Any) -> Context:  # noqa: ANN401 - the fields of a record
+    # The fields of a record.
+    def admin(self, *, verdict: str = "accepted", **fields: Any) -> Context:  # noqa: ANN401
         """Follow a record of an admin who has read everything."""
-        return self.tell({"publisher": "admin:a", "as_of": self.offset, "based_on": 1, **fields}, verdict=verdict)
+        return self.tell(
+            {"publisher": "admin:a", "as_of": self.offset, "based_on": 1, **fields}, verdict=verdict
+        )
 
-    def bundle(self, state: str, *, wait_ms: int = 10, **fields: Any) -> Context:  # noqa: ANN401 - the fields of a record
+    # The fields of a record.
+    def bundle(self, state: str, *, wait_ms: int = 10, **fields: Any) -> Context:  # noqa: ANN401
         """Follow an accepted transition of `BUNDLE`."""
-        return self.tell(self.broker("a", kind="bundle", key=BUNDLE, state=state, **fields), wait_ms=wait_ms)
+        return self.tell(
+            self.broker("a", kind="bundle", key=BUNDLE, state=state, **fields), wait_ms=wait_ms
+        )
 
     def overdue(self, *, seconds: int) -> list[Mapping[str, int] | None]:
         """Return what is overdue in each of so many seconds, in which only garbage is written."""
-        return [self.tell(None, verdict="malformed", wait_ms=1_000).get("overdue") for _ in range(seconds)]
+        return [
+            self.tell(None, verdict="malformed", wait_ms=1_000).get("overdue")
+            for _ in range(seconds)
+        ]
 
 
-def joined(name: str, *, based_on: int = 1, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - the fields of a record
+# The fields of a record.
+def joined(name: str, *, based_on: int = 1, **fields: Any) -> dict[str, Any]:  # noqa: ANN401
     """Return the record by which a broker joins."""
     promises = {"nonce": f"nonce of {name}", "lease_ms": 3_000, "margin_ms": 500, "renew_ms": 1_000}
-    return {"kind": "broker", "status": "joined", "key": name, "publisher": name, "based_on": based_on, **promises, **fields}
+    return {
+        "kind": "broker",
+        "status": "joined",
+        "key": name,
+        "publisher": name,
+        "based_on": based_on,
+        **promises,
+        **fields,
+    }

@@ -22,7 +22,15 @@ def test_an_honest_broker_breaks_no_rule() -> None:
 def test_records_signed_by_an_unknown_incarnation_are_held_back() -> None:
     story = BrokerStory().joined()
     judged = {"checked_by": story.subject, "expected": "dead_publisher", "publisher": "never"}
-    record = {"kind": "broker", "key": "b1", "status": "left", "based_on": 1, "publisher": "b9", "incarnation": 77, "sequence": 1}
+    record = {
+        "kind": "broker",
+        "key": "b1",
+        "status": "left",
+        "based_on": 1,
+        "publisher": "b9",
+        "incarnation": 77,
+        "sequence": 1,
+    }
     for _ in range(REPORTED_MAX + 7):
         story.tell(record, verdict="dead_publisher", context=judged)
     assert ["baseless"] * REPORTED_MAX == [rule for rule, _ in story.found]
@@ -43,7 +51,10 @@ def test_removed_and_invented_brokers_are_forgotten() -> None:
     invented.own(verdict="dead_publisher")
     for story in (member, removed, invented):
         story.wait(FORGOTTEN_AFTER_MS)
-    assert ([False, True, True], []) == ([each.audit.is_blank for each in (member, removed, invented)], removed.findings)
+    assert ([False, True, True], []) == (
+        [each.audit.is_blank for each in (member, removed, invented)],
+        removed.findings,
+    )
 
 
 def test_a_reused_number() -> None:
@@ -109,11 +120,15 @@ def test_an_expected_offset_above_the_records_own() -> None:
 
 def test_a_digest_that_differs_is_reported_once_per_period() -> None:
     story = BrokerStory().joined()
-    first = story.member("renewed", after={"status": "up", "incarnation": 1, "last": 2, "diverged": True})
+    first = story.member(
+        "renewed", after={"status": "up", "incarnation": 1, "last": 2, "diverged": True}
+    )
     story.member("renewed", after={"status": "up", "incarnation": 1, "last": 2, "diverged": True})
     assert [("digest_differs", (first,))] == story.found
     story.at_ms += PERIOD_MS
-    second = story.member("renewed", after={"status": "up", "incarnation": 1, "last": 2, "diverged": True})
+    second = story.member(
+        "renewed", after={"status": "up", "incarnation": 1, "last": 2, "diverged": True}
+    )
     assert [("digest_differs", (first,)), ("digest_differs", (second,))] == story.found
     assert "(1 more findings like this one" in story.findings[-1].text
 
@@ -152,7 +167,15 @@ def test_a_broker_from_before_the_audit() -> None:
 
 def test_the_folds_state_is_adopted_at_the_first_fact() -> None:
     story = BrokerStory()
-    record = {"kind": "broker", "key": "b1", "status": "renewed", "based_on": 9, "publisher": "b1", "incarnation": 3, "sequence": 5}
+    record = {
+        "kind": "broker",
+        "key": "b1",
+        "status": "renewed",
+        "based_on": 9,
+        "publisher": "b1",
+        "incarnation": 3,
+        "sequence": 5,
+    }
     story.tell(record, offset=20, before={"status": "draining", "incarnation": 3, "last": 9})
     standing = story.memory
     assert ["draining", 3, [9, 20]] == [standing.status, standing.incarnation, standing.lasts]
@@ -163,7 +186,15 @@ def test_a_gap_invalidates_what_was_known() -> None:
     story.own(reason="a")
     story.sequence -= 1
     story.offset = 100
-    record = {"kind": "bundle", "key": "k", "based_on": 0, "publisher": "b1", "incarnation": 1, "sequence": 1, "state": "free"}
+    record = {
+        "kind": "bundle",
+        "key": "k",
+        "based_on": 0,
+        "publisher": "b1",
+        "incarnation": 1,
+        "sequence": 1,
+        "state": "free",
+    }
     story.tell(record, verdict="late", context={"begun": 90})
     assert [] == story.findings
     assert ["unknown", 90] == [story.memory.status, story.memory.begun]

@@ -1,4 +1,6 @@
-"""Tests of the rules of bundles: what the transition table allows, and what they find where the fold does something else."""
+"""Tests of the rules of bundles: what the transition table allows, and what they find where the
+fold does something else.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,40 @@ PHASES: Final = tuple(STATES)
 NEW_TOKEN: Final = 100
 """The offset of the first record of a story."""
 
-CUT: Final = {"kind": "split", "key": BUNDLE, "based_on": LAST, "publisher": "b11", "incarnation": OWNER, "sequence": 5}
+CUT: Final = {
+    "kind": "split",
+    "key": BUNDLE,
+    "based_on": LAST,
+    "publisher": "b11",
+    "incarnation": OWNER,
+    "sequence": 5,
+}
 CUT_IN_TWO: Final = {**CUT, "positions": [0x60000000]}
-JOIN: Final = {"kind": "merge", "key": LEFT, "right": RIGHT, "based_on": LAST, "based_on_right": LAST, "publisher": ADMIN, "as_of": 9}
-DEATH: Final = {"kind": "broker", "status": "down", "key": "b11", "publisher": "b13", "incarnation": OTHER, "sequence": 9}
+JOIN: Final = {
+    "kind": "merge",
+    "key": LEFT,
+    "right": RIGHT,
+    "based_on": LAST,
+    "based_on_right": LAST,
+    "publisher": ADMIN,
+    "as_of": 9,
+}
+DEATH: Final = {
+    "kind": "broker",
+    "status": "down",
+    "key": "b11",
+    "publisher": "b13",
+    "incarnation": OTHER,
+    "sequence": 9,
+}
 RENEWAL: Final = {"kind": "broker", "status": "renewed", "key": "b11", "publisher": "b11"}
-CREATED: Final = {"kind": "namespace", "status": "created", "key": NAMESPACE, "publisher": ADMIN, "as_of": 9}
+CREATED: Final = {
+    "kind": "namespace",
+    "status": "created",
+    "key": NAMESPACE,
+    "publisher": ADMIN,
+    "as_of": 9,
+}
 DELETED: Final = {**CREATED, "status": "deleted"}
 EVIDENCE: Final = {
     "log": "l",
@@ -84,33 +114,64 @@ LEGAL: Final = (
 )
 
 
-@pytest.mark.parametrize("step", LEGAL, ids=lambda step: f"{step.before}-{step.after['phase']}-{step.by}")
+@pytest.mark.parametrize(
+    "step", LEGAL, ids=lambda step: f"{step.before}-{step.after['phase']}-{step.by}"
+)
 def test_each_legal_step(step: Legal) -> None:
     """It breaks no rule if it is accepted. If it is rejected, the verdicts differ."""
-    record = transition(step.after["phase"], by=step.by, owner=step.after["owner"], source=step.after["source"])
-    story = BundleStory().begin(step.before).accepted(record, standing_in(step.before), step.after, target="up")
+    record = transition(
+        step.after["phase"], by=step.by, owner=step.after["owner"], source=step.after["source"]
+    )
+    story = (
+        BundleStory()
+        .begin(step.before)
+        .accepted(record, standing_in(step.before), step.after, target="up")
+    )
     story.rejected(transition("owned", by=OTHER, owner=OTHER, based_on=LAST), "stale")
     assert [] == story.findings
-    assert ["verdict_differs"] == BundleStory().begin(step.before).rejected(record, "illegal_transition", target="up").rules
+    assert ["verdict_differs"] == BundleStory().begin(step.before).rejected(
+        record, "illegal_transition", target="up"
+    ).rules
 
 
-@pytest.mark.parametrize(("before", "after"), [(before, after) for before in PHASES for after in PHASES if (before, after) not in STEPS])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(before, after) for before in PHASES for after in PHASES if (before, after) not in STEPS],
+)
 def test_each_illegal_step(before: str, after: str) -> None:
     """It breaks a rule if it is accepted. If it is rejected, its writer is at fault."""
     state = STATES[after]
     record = transition(after, by=OTHER, owner=state.get("owner"), source=state.get("source"))
-    assert ["writes_what_it_may_not"] == BundleStory().begin(before).rejected(record, "illegal_transition", target="up").rules
-    story = BundleStory().begin(before).accepted(record, standing_in(before), standing_in(after), target="up")
+    assert ["writes_what_it_may_not"] == BundleStory().begin(before).rejected(
+        record, "illegal_transition", target="up"
+    ).rules
+    story = (
+        BundleStory()
+        .begin(before)
+        .accepted(record, standing_in(before), standing_in(after), target="up")
+    )
     assert "illegal_step" in story.rules
 
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [("assigning", "owned"), ("assigning", "free"), ("transferring", "handing_over"), ("handing_over", "owned"), ("unloading", "free")],
+    [
+        ("assigning", "owned"),
+        ("assigning", "free"),
+        ("transferring", "handing_over"),
+        ("handing_over", "owned"),
+        ("unloading", "free"),
+    ],
 )
 @pytest.mark.parametrize("by", [OTHER, ADMIN])
 def test_a_step_by_the_wrong_party(before: str, after: str, by: int | str) -> None:
-    whom = {"owner": OWNER} if after == "owned" else {"owner": OWNER, "source": SOURCE} if after == "handing_over" else {}
+    whom = (
+        {"owner": OWNER}
+        if after == "owned"
+        else {"owner": OWNER, "source": SOURCE}
+        if after == "handing_over"
+        else {}
+    )
     record = transition(after, by=by, **whom)
     token = NEW_TOKEN if after == "owned" else TOKEN
     made = entry(after, owner=whom.get("owner"), source=whom.get("source"), token=token)
@@ -139,34 +200,79 @@ STOLEN: Final = entry("owned", owner=OTHER)
         ("owned", {**UNLOADED, "based_on": LAST - 1}, UNLOADING, {}, "stale_accepted"),
         ("owned", UNLOADED, UNLOADING, DEAD, "dead_publisher_accepted"),
         ("handing_over", HANDED_OVER, OWNED, {}, "token_not_renewed"),
-        ("transferring", CANCELLED, entry("owned", owner=SOURCE, token=TOKEN - 1), {}, "token_fell"),
-        ("transferring", CANCELLED, entry("owned", owner=SOURCE, token=TOKEN + 1), {}, "state_differs"),
-        pytest.param("owned", DEATH, {**STOLEN, "token": NEW_TOKEN}, {"dead": OWNER}, "state_differs", id="a death gives it away"),
-        pytest.param("owned", RENEWAL, entry("free"), {}, "state_differs", id="changed by a record about another subject"),
+        (
+            "transferring",
+            CANCELLED,
+            entry("owned", owner=SOURCE, token=TOKEN - 1),
+            {},
+            "token_fell",
+        ),
+        (
+            "transferring",
+            CANCELLED,
+            entry("owned", owner=SOURCE, token=TOKEN + 1),
+            {},
+            "state_differs",
+        ),
+        pytest.param(
+            "owned",
+            DEATH,
+            {**STOLEN, "token": NEW_TOKEN},
+            {"dead": OWNER},
+            "state_differs",
+            id="a death gives it away",
+        ),
+        pytest.param(
+            "owned",
+            RENEWAL,
+            entry("free"),
+            {},
+            "state_differs",
+            id="changed by a record about another subject",
+        ),
         pytest.param("splitting", CUT_IN_TWO, OWNED, {}, "state_differs", id="a parent stays"),
         pytest.param("owned", DELETED, None, {}, "namespace_deleted_in_use", id="deleted in use"),
         pytest.param(None, CUT, STOLEN, {}, "state_differs", id="a child of another owner"),
         pytest.param(None, CUT, NEWLY_OWNED, {}, "token_fell", id="a child with a new token"),
-        pytest.param(None, JOIN, STOLEN, {"owner": OWNER}, "state_differs", id="a union of another owner"),
+        pytest.param(
+            None, JOIN, STOLEN, {"owner": OWNER}, "state_differs", id="a union of another owner"
+        ),
         pytest.param(None, DEATH, entry("free"), {}, "illegal_step", id="made by a death"),
-        pytest.param(None, transition("assigning", by=ADMIN, owner=OWNER), ASSIGNED, {}, "illegal_step", id="does not exist"),
-        pytest.param(None, CREATED, entry("free"), {}, "state_differs", id="created with an old token"),
+        pytest.param(
+            None,
+            transition("assigning", by=ADMIN, owner=OWNER),
+            ASSIGNED,
+            {},
+            "illegal_step",
+            id="does not exist",
+        ),
+        pytest.param(
+            None, CREATED, entry("free"), {}, "state_differs", id="created with an old token"
+        ),
     ],
 )
 def test_what_must_not_be_accepted(
-    phase: str | None, record: dict[str, Any], after: dict[str, Any] | None, context: dict[str, Any], rule: str
+    phase: str | None,
+    record: dict[str, Any],
+    after: dict[str, Any] | None,
+    context: dict[str, Any],
+    rule: str,
 ) -> None:
     """`phase` is the bundle's before the record; None if there was no bundle."""
     story = BundleStory(LEFT if record is CUT else BUNDLE)
     if phase is None:
         assert [rule] == story.accepted(record, None, after, **context).rules
     else:
-        assert [rule] == story.begin(phase).accepted(record, standing_in(phase), after, **context).rules
+        assert [rule] == story.begin(phase).accepted(
+            record, standing_in(phase), after, **context
+        ).rules
 
 
 def test_the_folds_state_before_a_record_differs() -> None:
     record = transition("unloading", by=OTHER, source=OTHER)
-    assert ["state_differs"] == BundleStory().begin("owned").accepted(record, STOLEN, entry("unloading", source=OTHER)).rules
+    assert ["state_differs"] == BundleStory().begin("owned").accepted(
+        record, STOLEN, entry("unloading", source=OTHER)
+    ).rules
 
 
 @pytest.mark.parametrize(
@@ -175,8 +281,20 @@ def test_the_folds_state_before_a_record_differs() -> None:
         ("free", GIVEN, "dead_target", {"target": "dead"}, []),
         ("free", GIVEN, "draining_target", {"target": "draining"}, []),
         ("free", GIVEN, "namespace_deleting", {"deleting": True}, []),
-        ("owned", transition("transferring", by=OTHER, owner=OWNER, source=OWNER), "illegal_transition", {"target": "up"}, []),
-        ("owned", transition("transferring", by=OTHER, owner=77, source=OWNER), "dead_target", {"target": "dead"}, []),
+        (
+            "owned",
+            transition("transferring", by=OTHER, owner=OWNER, source=OWNER),
+            "illegal_transition",
+            {"target": "up"},
+            [],
+        ),
+        (
+            "owned",
+            transition("transferring", by=OTHER, owner=77, source=OWNER),
+            "dead_target",
+            {"target": "dead"},
+            [],
+        ),
         (
             "owned",
             transition("transferring", by=OTHER, owner=77, source=OWNER),
@@ -189,7 +307,9 @@ def test_the_folds_state_before_a_record_differs() -> None:
         ("owned", UNLOADED, "dead_publisher", {**DEAD, "publisher": "never"}, ["baseless"]),
     ],
 )
-def test_what_must_be_rejected(phase: str, record: dict[str, Any], verdict: str, context: dict[str, Any], rules: list[str]) -> None:
+def test_what_must_be_rejected(
+    phase: str, record: dict[str, Any], verdict: str, context: dict[str, Any], rules: list[str]
+) -> None:
     """A correct rejection breaks a rule only if no correct writer proposes the record."""
     assert rules == BundleStory().begin(phase).rejected(record, verdict, **context).rules
 
@@ -197,7 +317,11 @@ def test_what_must_be_rejected(phase: str, record: dict[str, Any], verdict: str,
 def test_two_servers_at_once() -> None:
     names = {str(OWNER): "b1", str(SOURCE): "b2"}
     record = transition("owned", by=OWNER, owner=OWNER)
-    story = BundleStory().begin("handing_over").accepted(record, standing_in("handing_over"), NEWLY_OWNED, names=names)
+    story = (
+        BundleStory()
+        .begin("handing_over")
+        .accepted(record, standing_in("handing_over"), NEWLY_OWNED, names=names)
+    )
     assert ["wrong_actor", "intervals_overlap"] == story.rules
     assert f"b1 (incarnation {OWNER}) serves it" in story.findings[1].text
     assert f"but b2 (incarnation {SOURCE}) neither released it" in story.findings[1].text
@@ -212,7 +336,11 @@ def test_each_death(phase: str, role: str) -> None:
         ("transferring", "source"): entry("assigning", owner=OWNER),
         ("handing_over", "source"): NEWLY_OWNED,
     }.get((phase, role), entry("free"))
-    story = BundleStory().begin(phase).accepted(DEATH, standing_in(phase), made, dead=OWNER if role == "owner" else SOURCE)
+    story = (
+        BundleStory()
+        .begin(phase)
+        .accepted(DEATH, standing_in(phase), made, dead=OWNER if role == "owner" else SOURCE)
+    )
     assert [] == story.findings
 
 
@@ -225,7 +353,12 @@ def test_a_death_that_leaves_the_bundle() -> None:
 
 def test_a_rejected_record_that_changes_the_bundle() -> None:
     story = BundleStory().begin("owned")
-    story.tell({**UNLOADED, "based_on": LAST - 1}, verdict="stale", before=standing_in("owned"), after=UNLOADING)
+    story.tell(
+        {**UNLOADED, "based_on": LAST - 1},
+        verdict="stale",
+        before=standing_in("owned"),
+        after=UNLOADING,
+    )
     assert ["state_differs"] == story.rules
 
 
@@ -234,29 +367,49 @@ def test_the_folds_state_is_adopted_at_the_first_accepted_record() -> None:
     story.accepted(UNLOADED, standing_in("owned"), UNLOADING)
     assert [] == story.findings
     last = NEW_TOKEN + 1
-    story.accepted(transition("free", by=OTHER, based_on=last), entry("unloading", source=OWNER, last=last), entry("free"))
+    story.accepted(
+        transition("free", by=OTHER, based_on=last),
+        entry("unloading", source=OWNER, last=last),
+        entry("free"),
+    )
     assert ["wrong_actor"] == story.rules
 
 
 def test_a_gap_invalidates_the_state() -> None:
     story = BundleStory().begin("owned")
     record = transition("owned", by=OTHER, owner=OTHER, based_on=70)
-    story.accepted(record, entry("assigning", owner=OTHER, last=70), entry("owned", owner=OTHER, token=NEW_TOKEN), begun=60)
+    story.accepted(
+        record,
+        entry("assigning", owner=OTHER, last=70),
+        entry("owned", owner=OTHER, token=NEW_TOKEN),
+        begun=60,
+    )
     assert [] == story.findings
 
 
-# --- splits, merges and namespaces ----------------------------------------------------------------------------------------
+# --- splits, merges and namespaces
+# ----------------------------------------------------------------------------------------
 
 
 def test_an_honest_split_merge_creation_and_deletion() -> None:
     owned = standing_in("owned")
-    assert [] == BundleStory().begin("splitting").accepted(CUT_IN_TWO, standing_in("splitting"), None).findings
+    assert (
+        []
+        == BundleStory()
+        .begin("splitting")
+        .accepted(CUT_IN_TWO, standing_in("splitting"), None)
+        .findings
+    )
     assert [] == BundleStory(LEFT).accepted(CUT, None, OWNED).findings
     for half in (LEFT, RIGHT):
-        assert [] == BundleStory(half).begin("owned").accepted(JOIN, owned, None, owner=OWNER).findings
+        assert (
+            [] == BundleStory(half).begin("owned").accepted(JOIN, owned, None, owner=OWNER).findings
+        )
     assert [] == BundleStory().accepted(JOIN, None, OWNED, owner=OWNER).findings
     story = BundleStory().accepted(CREATED, None, entry("free", token=NEW_TOKEN))
-    assert [] == story.accepted(DELETED, entry("free", last=NEW_TOKEN, token=NEW_TOKEN), None).findings
+    assert (
+        [] == story.accepted(DELETED, entry("free", last=NEW_TOKEN, token=NEW_TOKEN), None).findings
+    )
 
 
 @pytest.mark.parametrize(
@@ -273,7 +426,9 @@ def test_an_honest_split_merge_creation_and_deletion() -> None:
 def test_a_wrong_split(phase: str, fields: dict[str, Any], rule: str, verdict: str) -> None:
     record = {**CUT_IN_TWO, **fields}
     assert [rule] == BundleStory().begin(phase).accepted(record, standing_in(phase), None).rules
-    of_writer = ["writes_what_it_may_not"] if verdict in ("illegal_transition", "bad_boundary") else []
+    of_writer = (
+        ["writes_what_it_may_not"] if verdict in ("illegal_transition", "bad_boundary") else []
+    )
     assert of_writer == BundleStory().begin(phase).rejected(record, verdict).rules
 
 
@@ -287,15 +442,24 @@ def test_a_wrong_split(phase: str, fields: dict[str, Any], rule: str, verdict: s
         (LEFT, {"right": "t/n/0x70000000_0x80000000"}, ("owned", OWNER), "hole", "not_adjacent"),
     ],
 )
-def test_a_wrong_merge(half: str, fields: dict[str, Any], phase_and_left_owner: tuple[str, int], rule: str, verdict: str) -> None:
+def test_a_wrong_merge(
+    half: str,
+    fields: dict[str, Any],
+    phase_and_left_owner: tuple[str, int],
+    rule: str,
+    verdict: str,
+) -> None:
     """Each half reports what the half alone forbids."""
     phase, owner = phase_and_left_owner
     record = {**JOIN, **fields}
-    assert [rule] == BundleStory(half).begin(phase).accepted(record, standing_in(phase), None, owner=owner).rules
+    assert [rule] == BundleStory(half).begin(phase).accepted(
+        record, standing_in(phase), None, owner=owner
+    ).rules
     assert [] == BundleStory(half).begin(phase).rejected(record, verdict, owner=owner).findings
 
 
-# --- evidence and memory --------------------------------------------------------------------------------------------------
+# --- evidence and memory
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_bundle_that_the_membership_calls_overdue() -> None:
@@ -325,7 +489,9 @@ def test_a_flood_is_held_back() -> None:
     for _ in range(REPORTED_MAX + 7):
         story.rejected(senseless, "dead_target", target="never")
     story.rejected(senseless, "stale", target="up")
-    assert ["writes_what_it_may_not"] * REPORTED_MAX + ["verdict_differs"] == [rule for rule, _ in story.found]
+    assert ["writes_what_it_may_not"] * REPORTED_MAX + ["verdict_differs"] == [
+        rule for rule, _ in story.found
+    ]
     story.wait(2 * PERIOD_MS)
     assert "7 more findings like the last ones were held back" in story.findings[-1].text
 
@@ -333,7 +499,12 @@ def test_a_flood_is_held_back() -> None:
 def test_a_flood_about_a_bundle_that_never_existed_is_forgotten() -> None:
     story = BundleStory()
     for _ in range(REPORTED_MAX + 7):
-        story.rejected(transition("unloading", by=OTHER, source=OWNER), "dead_publisher", **DEAD, publisher="never")
+        story.rejected(
+            transition("unloading", by=OTHER, source=OWNER),
+            "dead_publisher",
+            **DEAD,
+            publisher="never",
+        )
     assert REPORTED_MAX == len(story.findings)
     for _ in range(2):
         story.wait(GONE_FOR_MS)
@@ -363,12 +534,19 @@ def test_evidence_is_compared_with_the_audits_own_ownerships() -> None:
     story.accepted(JOIN, None, entry("owned", owner=OWNER), owner=OWNER)
     story.tell(EVIDENCE, verdict=None, source="serving")
     assert [] == story.findings
-    story.tell({**EVIDENCE, "incarnation": OTHER, "boot": "another"}, verdict=None, source="serving")
+    story.tell(
+        {**EVIDENCE, "incarnation": OTHER, "boot": "another"}, verdict=None, source="serving"
+    )
     assert ["served_without_ownership"] == story.rules
 
 
 def test_a_finding_names_bundle_publisher_and_command() -> None:
     record = transition("unloading", by=OTHER, source=OWNER, based_on=LAST - 1)
-    (found,) = BundleStory().begin("owned").accepted(record, standing_in("owned"), entry("unloading", source=OWNER)).findings
+    (found,) = (
+        BundleStory()
+        .begin("owned")
+        .accepted(record, standing_in("owned"), entry("unloading", source=OWNER))
+        .findings
+    )
     assert (f"bundle:{BUNDLE}", "b13") == (found.subject, found.publisher)
     assert f"equipoise channel why {BUNDLE} --log {{log}}" == found.command

@@ -26,7 +26,14 @@ def fact(offset: int, at_ms: int) -> Fact:
 
 def finding(text: str, *, offset: int, at_ms: int) -> Finding:
     """A finding of the one subject."""
-    return Finding(rule="silent_too_long", subject=SUBJECT, offsets=(offset,), at_ms=at_ms, text=text, command="")
+    return Finding(
+        rule="silent_too_long",
+        subject=SUBJECT,
+        offsets=(offset,),
+        at_ms=at_ms,
+        text=text,
+        command="",
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,14 +96,23 @@ def test_a_due_timer_runs_before_the_next_fact() -> None:
 def test_a_failed_check_is_reported_and_empties_the_memory() -> None:
     audit = audit_with(Failing)
     [broken] = audit.check(fact(4, 1_000))
-    assert ("audit_broken", SUBJECT, (4,), 1_000) == (broken.rule, broken.subject, broken.offsets, broken.at_ms)
+    assert ("audit_broken", SUBJECT, (4,), 1_000) == (
+        broken.rule,
+        broken.subject,
+        broken.offsets,
+        broken.at_ms,
+    )
     assert "ValueError: no even offsets, please" in broken.text
     assert Failing(failures=1) == audit.memory
 
 
 def test_of_many_failures_few_are_reported() -> None:
     audit = audit_with(Failing)
-    found = [found.offsets[-1] for offset in range(2, 2_002, 2) for found in audit.check(fact(offset, offset))]
+    found = [
+        found.offsets[-1]
+        for offset in range(2, 2_002, 2)
+        for found in audit.check(fact(offset, offset))
+    ]
     assert [2, 20, 200, 2_000] == found
 
 
@@ -109,8 +125,12 @@ def test_a_failed_timer_is_reported_without_a_record() -> None:
 
 
 @pytest.mark.parametrize("batch_max", [1, 3])
-@given(steps=st.lists(st.integers(0, 250), max_size=30), cuts=st.lists(st.integers(1, 10), max_size=40))
-def test_batches_do_not_change_findings(batch_max: int, steps: Sequence[int], cuts: Sequence[int]) -> None:
+@given(
+    steps=st.lists(st.integers(0, 250), max_size=30), cuts=st.lists(st.integers(1, 10), max_size=40)
+)
+def test_batches_do_not_change_findings(
+    batch_max: int, steps: Sequence[int], cuts: Sequence[int]
+) -> None:
     """Neither do the moments at which Spark's timers fire."""
     facts: list[Fact] = []
     for offset, step in enumerate(steps):
@@ -124,7 +144,11 @@ def test_batches_do_not_change_findings(batch_max: int, steps: Sequence[int], cu
 
         spark, found, place = FakeSpark(SUBJECT), list[Finding](), 0
         for cut in (*cuts, len(facts)):
-            batch = facts[place : place + min(cut, batch_max)] if place + cut < len(facts) else facts[place:]
+            batch = (
+                facts[place : place + min(cut, batch_max)]
+                if place + cut < len(facts)
+                else facts[place:]
+            )
             place += len(batch)
             found += spark.batch(batch)
             found += spark.advance(facts[place - 1].at_ms - 1 if place else 0)

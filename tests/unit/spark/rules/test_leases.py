@@ -11,7 +11,9 @@ from equipoise.spark_jobs.rules.broker import CLOCK_RATE_ERROR_PERCENT
 from equipoise.spark_jobs.rules.membership.members import APPEND_TIME_ERROR_MS
 from tests.unit.spark.rules.broker_facts import LEASE_MS, MARGIN_MS, BrokerStory
 
-SHORTEST_MS = (LEASE_MS + MARGIN_MS) * (100 - CLOCK_RATE_ERROR_PERCENT) // 100 - APPEND_TIME_ERROR_MS
+SHORTEST_MS = (LEASE_MS + MARGIN_MS) * (
+    100 - CLOCK_RATE_ERROR_PERCENT
+) // 100 - APPEND_TIME_ERROR_MS
 TELLING_MS = 10
 BY_ANOTHER: dict[str, Any] = {"publisher": "b2", "incarnation": 5, "sequence": 5}
 
@@ -27,12 +29,27 @@ class End:
 
 
 ENDS = {
-    "down, after the silence": End(status="down", fields=BY_ANOTHER, after_ms=SHORTEST_MS, rules=[]),
-    "down, too early": End(status="down", fields=BY_ANOTHER, after_ms=SHORTEST_MS - 1, rules=["premature_down"]),
-    "down, with the nonce": End(status="down", fields={"publisher": "admin:a", "nonce": "nonce-1"}, after_ms=0, rules=[]),
-    "joined, after the silence": End(status="joined", fields={"after_silence": True}, after_ms=SHORTEST_MS, rules=[]),
-    "joined, too early": End(status="joined", fields={"after_silence": True}, after_ms=SHORTEST_MS - 1, rules=["premature_join"]),
-    "joined, in place of itself": End(status="joined", fields={"replaces": "nonce-1", "after_silence": True}, after_ms=0, rules=[]),
+    "down, after the silence": End(
+        status="down", fields=BY_ANOTHER, after_ms=SHORTEST_MS, rules=[]
+    ),
+    "down, too early": End(
+        status="down", fields=BY_ANOTHER, after_ms=SHORTEST_MS - 1, rules=["premature_down"]
+    ),
+    "down, with the nonce": End(
+        status="down", fields={"publisher": "admin:a", "nonce": "nonce-1"}, after_ms=0, rules=[]
+    ),
+    "joined, after the silence": End(
+        status="joined", fields={"after_silence": True}, after_ms=SHORTEST_MS, rules=[]
+    ),
+    "joined, too early": End(
+        status="joined",
+        fields={"after_silence": True},
+        after_ms=SHORTEST_MS - 1,
+        rules=["premature_join"],
+    ),
+    "joined, in place of itself": End(
+        status="joined", fields={"replaces": "nonce-1", "after_silence": True}, after_ms=0, rules=[]
+    ),
     "left": End(status="left", fields={}, after_ms=0, rules=[]),
 }
 
@@ -88,8 +105,19 @@ def test_a_rejected_false_proof_is_reported() -> None:
 
 def test_silent_brokers_are_reported_under_their_own_names() -> None:
     story = BrokerStory().joined()
-    record = {"kind": "broker", "key": "b1", "status": "renewed", "based_on": 1, "publisher": "b1", "incarnation": 1, "sequence": 1}
-    offset = story.tell({**record, "digest": 1}, context={"silent": [["b2", 1, story.at_ms - 70_000], ["b3", 1, None]]})
+    record = {
+        "kind": "broker",
+        "key": "b1",
+        "status": "renewed",
+        "based_on": 1,
+        "publisher": "b1",
+        "incarnation": 1,
+        "sequence": 1,
+    }
+    offset = story.tell(
+        {**record, "digest": 1},
+        context={"silent": [["b2", 1, story.at_ms - 70_000], ["b3", 1, None]]},
+    )
     assert [("silent_too_long", (1, offset))] * 2 == story.found
     assert ["broker:b2", "broker:b3"] == [finding.subject for finding in story.findings]
     assert "70 s ago" in story.findings[0].text

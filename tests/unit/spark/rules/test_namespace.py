@@ -16,9 +16,27 @@ QUARTER: Final = 0x40000000
 MIDDLE: Final = 0x80000000
 OWNER: Final = 11
 
-CREATED: Final = {"kind": "namespace", "key": "t/n", "status": "created", "based_on": 1, "publisher": "admin:a", "as_of": 1}
-SPLIT: Final = {"kind": "split", "key": f"t/n/0x00000000_0x{MIDDLE:08x}", "positions": [QUARTER], "publisher": "b11", "incarnation": OWNER}
-MERGE: Final = {"kind": "merge", "key": f"t/n/0x00000000_0x{MIDDLE:08x}", "right": f"t/n/0x{MIDDLE:08x}_0xffffffff", "publisher": "admin:a"}
+CREATED: Final = {
+    "kind": "namespace",
+    "key": "t/n",
+    "status": "created",
+    "based_on": 1,
+    "publisher": "admin:a",
+    "as_of": 1,
+}
+SPLIT: Final = {
+    "kind": "split",
+    "key": f"t/n/0x00000000_0x{MIDDLE:08x}",
+    "positions": [QUARTER],
+    "publisher": "b11",
+    "incarnation": OWNER,
+}
+MERGE: Final = {
+    "kind": "merge",
+    "key": f"t/n/0x00000000_0x{MIDDLE:08x}",
+    "right": f"t/n/0x{MIDDLE:08x}_0xffffffff",
+    "publisher": "admin:a",
+}
 
 Rows = list[list[Any]]
 
@@ -34,21 +52,38 @@ class NamespaceStory(Story):
     def __init__(self) -> None:
         super().__init__(subject("namespace", "t/n"))
 
-    def changed(self, record: dict[str, Any], removed: Rows, added: Rows, **context: Any) -> NamespaceStory:  # noqa: ANN401 - as it is
+    # As it is.
+    def changed(
+        self,
+        record: dict[str, Any],
+        removed: Rows,
+        added: Rows,
+        **context: Any,  # noqa: ANN401
+    ) -> NamespaceStory:
         """An accepted record, and the ranges that went and came by it."""
-        self.tell(record, after={"status": "created", "removed": removed, "added": added}, context=context)
+        self.tell(
+            record, after={"status": "created", "removed": removed, "added": added}, context=context
+        )
         return self
 
     def created(self) -> NamespaceStory:
         """The namespace is made of two bundles."""
-        return self.changed({**CREATED, "boundaries": [0, MIDDLE, END]}, [], [[0, MIDDLE], [MIDDLE, END]])
+        return self.changed(
+            {**CREATED, "boundaries": [0, MIDDLE, END]}, [], [[0, MIDDLE], [MIDDLE, END]]
+        )
 
 
 def test_an_honest_namespace_breaks_no_rule() -> None:
     story = NamespaceStory().created()
     story.changed(SPLIT, [owned(0, MIDDLE)], [owned(0, QUARTER), owned(QUARTER, MIDDLE)])
-    back = {**MERGE, "key": f"t/n/0x00000000_0x{QUARTER:08x}", "right": f"t/n/0x{QUARTER:08x}_0x{MIDDLE:08x}"}
-    story.changed(back, [owned(0, QUARTER), owned(QUARTER, MIDDLE, token=9)], [owned(0, MIDDLE, token=9)])
+    back = {
+        **MERGE,
+        "key": f"t/n/0x00000000_0x{QUARTER:08x}",
+        "right": f"t/n/0x{QUARTER:08x}_0x{MIDDLE:08x}",
+    }
+    story.changed(
+        back, [owned(0, QUARTER), owned(QUARTER, MIDDLE, token=9)], [owned(0, MIDDLE, token=9)]
+    )
     story.tell({**CREATED, "status": "policies"}, after={"status": "created"})
     story.changed({**CREATED, "status": "deleted"}, [[0, MIDDLE], [MIDDLE, END]], [])
     story.created()
@@ -65,7 +100,10 @@ def test_an_honest_namespace_breaks_no_rule() -> None:
     ],
 )
 def test_a_creation_with_other_ranges(added: Rows, rule: str) -> None:
-    assert rule in NamespaceStory().changed({**CREATED, "boundaries": [0, MIDDLE, END]}, [], added).rules
+    assert (
+        rule
+        in NamespaceStory().changed({**CREATED, "boundaries": [0, MIDDLE, END]}, [], added).rules
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,9 +148,15 @@ def test_a_deletion_that_leaves_ranges() -> None:
 
 
 def test_records_that_may_not_change_ranges() -> None:
-    assert ["state_differs"] == NamespaceStory().changed({**CREATED, "status": "policies"}, [], [[0, END]]).rules
+    assert ["state_differs"] == NamespaceStory().changed(
+        {**CREATED, "status": "policies"}, [], [[0, END]]
+    ).rules
     story = NamespaceStory()
-    story.tell(SPLIT, verdict="stale", after={"removed": [owned(0, MIDDLE)], "added": [owned(0, QUARTER), owned(QUARTER, MIDDLE)]})
+    story.tell(
+        SPLIT,
+        verdict="stale",
+        after={"removed": [owned(0, MIDDLE)], "added": [owned(0, QUARTER), owned(QUARTER, MIDDLE)]},
+    )
     assert ["state_differs"] == story.rules
 
 
@@ -157,7 +201,11 @@ def test_findings_held_back_before_a_gap_are_counted_after_it() -> None:
     story = NamespaceStory()
     for _ in range(REPORTED_MAX + 2):
         story.changed({**CREATED, "status": "deleted"}, [[0, MIDDLE]], [])
-    story.tell({**CREATED, "status": "policies"}, after={"status": "created"}, context={"begun": 50})
+    story.tell(
+        {**CREATED, "status": "policies"}, after={"status": "created"}, context={"begun": 50}
+    )
     story.wait(2 * PERIOD_MS)
-    assert [("hole", (offset,)) for offset in (*range(1, REPORTED_MAX + 1), REPORTED_MAX + 2)] == story.found
+    assert [
+        ("hole", (offset,)) for offset in (*range(1, REPORTED_MAX + 1), REPORTED_MAX + 2)
+    ] == story.found
     assert "2 more findings" in story.findings[-1].text

@@ -6,7 +6,12 @@ from typing import Final
 
 import pytest
 
-from equipoise.spark_jobs.rules.membership.view import IN_FLIGHT_MAX_MS, SILENCE_MAX_MS, UNSERVED_IN_FLIGHTS, Membership
+from equipoise.spark_jobs.rules.membership.view import (
+    IN_FLIGHT_MAX_MS,
+    SILENCE_MAX_MS,
+    UNSERVED_IN_FLIGHTS,
+    Membership,
+)
 from tests.unit.spark.rules.membership_story import BUNDLE, NAMESPACE, RIGHT, Cluster
 
 UNSERVED_SECONDS: Final = UNSERVED_IN_FLIGHTS * IN_FLIGHT_MAX_MS // 1_000
@@ -26,12 +31,16 @@ def test_each_silence_is_reported_once() -> None:
     last = {"a": cluster.incarnations["a"], "b": silent}
     for second in range(200):
         name = "b" if second == 120 else "a"
-        renewal = cluster.broker(name, kind="broker", status="renewed", key=name, digest=1, based_on=last[name])
+        renewal = cluster.broker(
+            name, kind="broker", status="renewed", key=name, digest=1, based_on=last[name]
+        )
         told.append(cluster.tell(renewal, wait_ms=1_000).get("silent"))
         last[name] = cluster.offset
     seconds = [second for second, names in enumerate(told) if names]
     assert [59, 181] == seconds
-    assert [[("b", silent, 1_000_030)], [("b", last["b"], 1_000_040 + 121_000)]] == [told[second] for second in seconds]
+    assert [[("b", silent, 1_000_030)], [("b", last["b"], 1_000_040 + 121_000)]] == [
+        told[second] for second in seconds
+    ]
 
 
 def test_no_silence_is_reported_while_nobody_writes() -> None:
@@ -39,10 +48,16 @@ def test_no_silence_is_reported_while_nobody_writes() -> None:
     cluster = Cluster()
     renewal = {"kind": "broker", "status": "renewed", "key": "a", "digest": 1}
     assert "silent" not in cluster.tell(cluster.broker("a", based_on=2, **renewal), wait_ms=300_000)
-    cluster.tell(cluster.broker("a", kind="broker", status="down", key="b", based_on=cluster.incarnations["b"]))
+    cluster.tell(
+        cluster.broker(
+            "a", kind="broker", status="down", key="b", based_on=cluster.incarnations["b"]
+        )
+    )
     last = cluster.offset - 1
     for _ in range(100):
-        assert "silent" not in cluster.tell(cluster.broker("a", **{**renewal, "based_on": last}), wait_ms=1_000)
+        assert "silent" not in cluster.tell(
+            cluster.broker("a", **{**renewal, "based_on": last}), wait_ms=1_000
+        )
         last = cluster.offset
 
 
@@ -74,7 +89,10 @@ def test_a_change_of_targets_does_not_restart_the_clock() -> None:
         ("releasing", {"state": "owned", "owner": a}, ({"owner": a, "source": b}, {"source": b})),
     ):
         cluster.bundle(**before)
-        told = [cluster.bundle(state, wait_ms=5_000, **steps[turn % 2]).get("overdue") for turn in range(20)]
+        told = [
+            cluster.bundle(state, wait_ms=5_000, **steps[turn % 2]).get("overdue")
+            for turn in range(20)
+        ]
         assert [{BUNDLE: cluster.offset - 19}] == [names for names in told if names]
 
 
@@ -135,11 +153,15 @@ def test_a_stopped_deletion_is_reported_once() -> None:
     since, told = cluster.offset, []
     for second in range(UNSERVED_SECONDS + 10):
         if second % 100 == 0:
-            rows = {key: value for key, value in cluster.membership.changed_rows() if value is not None}
+            rows = {
+                key: value for key, value in cluster.membership.changed_rows() if value is not None
+            }
             cluster.rows |= rows
             cluster.membership = Membership()
             cluster.membership.restore(cluster.rows)
-        renewal = cluster.broker("a", kind="broker", status="renewed", key="a", digest=1, based_on=1)
+        renewal = cluster.broker(
+            "a", kind="broker", status="renewed", key="a", digest=1, based_on=1
+        )
         told.append(cluster.tell(renewal, wait_ms=1_000).get("deleting_since"))
     assert [[(NAMESPACE, since)]] == [names for names in told if names]
     assert UNSERVED_SECONDS == told.index([(NAMESPACE, since)])
@@ -151,5 +173,7 @@ def test_an_owned_or_free_bundle_is_not_moving() -> None:
     for state, whom in (("owned", {"owner": a}), ("free", {})):
         cluster.bundle("assigning", owner=a)
         cluster.bundle(state, **whom)
-        told = [cluster.tell(None, verdict="malformed", wait_ms=4_000).get("overdue") for _ in range(30)]
+        told = [
+            cluster.tell(None, verdict="malformed", wait_ms=4_000).get("overdue") for _ in range(30)
+        ]
         assert [None] * 30 == told

@@ -1,4 +1,6 @@
-"""The rules of Pulsar's channel, written a second time: equal to Pulsar's class and to the fold, silent about a healthy cluster."""
+"""The rules of Pulsar's channel, written a second time: equal to Pulsar's class and to the fold,
+silent about a healthy cluster.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,24 @@ from hypothesis import strategies as st
 
 from equipoise.pulsar_cluster.conflicts import rejection_of
 from equipoise.pulsar_cluster.reading import Read
-from equipoise.pulsar_cluster.records import STATES, VERSION_MAX, VERSION_MIN, InvalidStateRecord, StateRecord, parse_record
+from equipoise.pulsar_cluster.records import (
+    STATES,
+    VERSION_MAX,
+    VERSION_MIN,
+    InvalidStateRecord,
+    StateRecord,
+    parse_record,
+)
 from equipoise.spark_jobs.rules import pulsar
-from equipoise.spark_jobs.rules.pulsar import BundleAudit, GoneBrokers, Message, State, keeps_left, parse_sighting, parse_state
+from equipoise.spark_jobs.rules.pulsar import (
+    BundleAudit,
+    GoneBrokers,
+    Message,
+    State,
+    keeps_left,
+    parse_sighting,
+    parse_state,
+)
 from equipoise.spark_jobs.rules.rule import RULES, Finding, Severity
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.sequence.pulsar import PulsarRows
@@ -24,18 +41,31 @@ from tests.vectors.cases import read_cases
 
 BROKERS = st.sampled_from([None, "a:80", "b:80"])
 VERSIONS = st.sampled_from([VERSION_MIN, 1, 2, 3, 4, VERSION_MAX])
-RECORDS = st.none() | st.builds(State, st.sampled_from((*STATES, "Warming")), BROKERS, BROKERS, st.booleans(), VERSIONS)
+RECORDS = st.none() | st.builds(
+    State, st.sampled_from((*STATES, "Warming")), BROKERS, BROKERS, st.booleans(), VERSIONS
+)
 
 
-def findings(written: Sequence[Read], verdict: str | None = None, later_ms: int = 0) -> list[Finding]:
-    """The findings of a channel whose recording goes on for `later_ms`, as the Spark job makes them; those about brokers come last."""
+def findings(
+    written: Sequence[Read], verdict: str | None = None, later_ms: int = 0
+) -> list[Finding]:
+    """The findings of a channel whose recording goes on for `later_ms`, as the Spark job makes
+    them; those about brokers come last.
+    """
     rows, brokers, found = PulsarRows(), GoneBrokers(), list[Finding]()
     audit, gone = BundleAudit(), list[Finding]()
     for offset, read in enumerate(written):
-        emitted = list(rows.feed((offset, read.message_id, read.key, read.published_ms, read.value, read.producer)))
+        emitted = list(
+            rows.feed(
+                (offset, read.message_id, read.key, read.published_ms, read.value, read.producer)
+            )
+        )
         folded = next(row.verdict for row in emitted if row.table == Table.RECORDS)
         assert folded is not None
-        of_bundle, sighting = audit.check(Message(offset, read.key, read.published_ms, read.producer, read.value), verdict or folded)
+        of_bundle, sighting = audit.check(
+            Message(offset, read.key, read.published_ms, read.producer, read.value),
+            verdict or folded,
+        )
         found += of_bundle
         gone += brokers.check(parse_sighting(sighting.to_bytes()))
     found += audit.end(max(read.published_ms for read in written) + later_ms)
@@ -52,14 +82,18 @@ def test_the_rule_for_conflicts_is_that_of_pulsars_class() -> None:
     for case in read_cases("conflict_rules"):
         if case["input"]["storage"] == "SystemTopic":
             left = case["input"]["left"] and State(*case["input"]["left"])
-            answers = "".join("01"[keeps_left(left, right and State(*right))] for right in case["input"]["rights"])
+            answers = "".join(
+                "01"[keeps_left(left, right and State(*right))] for right in case["input"]["rights"]
+            )
             assert case["output"]["keepLeft"] == answers, case["id"]
             asked += len(answers)
     assert asked > 1_000
 
 
 @given(RECORDS, RECORDS)
-def test_the_rule_for_conflicts_is_that_of_the_fold(left: State | None, right: State | None) -> None:
+def test_the_rule_for_conflicts_is_that_of_the_fold(
+    left: State | None, right: State | None
+) -> None:
     """Two statements of one rule, of which neither knows the other."""
     before, after = (None if each is None else StateRecord(*each[:5]) for each in (left, right))
     assert (rejection_of(before, after) is not None) == keeps_left(left, right)
@@ -67,7 +101,17 @@ def test_the_rule_for_conflicts_is_that_of_the_fold(left: State | None, right: S
 
 @given(
     st.dictionaries(
-        st.sampled_from(["state", "versionId", "timestamp", "dstBroker", "sourceBroker", "force", "splitServiceUnitToDestBroker"]),
+        st.sampled_from(
+            [
+                "state",
+                "versionId",
+                "timestamp",
+                "dstBroker",
+                "sourceBroker",
+                "force",
+                "splitServiceUnitToDestBroker",
+            ]
+        ),
         st.sampled_from([None, "", " ", "Owned", 1, 1 << 63, True, {"0x0_0x1": None}, [1]]),
     )
 )
@@ -83,7 +127,14 @@ def test_both_read_a_value_alike(document: dict[str, object]) -> None:
         state = None
     assert (read is None) == (state is None)
     if isinstance(read, StateRecord) and state is not None:
-        assert (read.state, read.destination, read.source, read.force, read.version, read.children) == state
+        assert (
+            read.state,
+            read.destination,
+            read.source,
+            read.force,
+            read.version,
+            read.children,
+        ) == state
 
 
 def test_each_rule_of_pulsar_names_its_source_and_what_an_operator_can_do() -> None:
@@ -97,7 +148,9 @@ def test_each_rule_of_pulsar_names_its_source_and_what_an_operator_can_do() -> N
 
 
 def test_a_healthy_cluster_has_no_findings() -> None:
-    """Neither a short life has any, nor the channel of a real Pulsar, with its races, splits and killed brokers."""
+    """Neither a short life has any, nor the channel of a real Pulsar, with its races, splits and
+    killed brokers.
+    """
     assert [] == broken(a_life().reads)
     assert [] == broken(golden_reads())
 
@@ -113,11 +166,15 @@ def test_a_parent_that_comes_back_is_found() -> None:
     written.assign(BUNDLE, "a:80")
     written.split(BUNDLE, "a:80", LEFT, RIGHT)
     written.assign(BUNDLE, "b:80")
-    assert [(pulsar.revived_parent.name, 7), (pulsar.revived_parent.name, 8)] == broken(written.reads)
+    assert [(pulsar.revived_parent.name, 7), (pulsar.revived_parent.name, 8)] == broken(
+        written.reads
+    )
 
 
 def test_a_parent_whose_namespace_was_deleted_and_created_again_is_not_found() -> None:
-    """The children stay `Free` for up to an hour, until they get tombstones. One that somebody serves counts."""
+    """The children stay `Free` for up to an hour, until they get tombstones. One that somebody
+    serves counts.
+    """
     written = Written()
     written.assign(BUNDLE, "a:80")
     written.split(BUNDLE, "a:80", LEFT, RIGHT)
@@ -137,7 +194,11 @@ def test_a_step_that_nobody_ends_is_found_and_names_where_it_began() -> None:
     written.assign(BUNDLE, "a:80")
     written.transfer(BUNDLE, "a:80", "b:80", wait_ms=31_000)
     [finding] = findings(written.reads)
-    assert ("pulsar_stuck", (2, 3), "it was Releasing for 31 s") == (finding.rule, finding.offsets, finding.text)
+    assert ("pulsar_stuck", (2, 3), "it was Releasing for 31 s") == (
+        finding.rule,
+        finding.offsets,
+        finding.text,
+    )
     assert f"equipoise pulsar why {BUNDLE} --source {{log}}" == finding.command
 
 
@@ -148,7 +209,11 @@ def test_a_step_that_has_not_ended_when_the_recording_ends_is_found(to: str | No
     written.add(BUNDLE, "leader:80", "Releasing", to=to, source="a:80")
     assert [] == findings(written.reads, later_ms=30_000)
     [finding] = findings(written.reads, later_ms=31_000)
-    assert ("pulsar_stuck", (2,), "it has been Releasing for 31 s") == (finding.rule, finding.offsets, finding.text)
+    assert ("pulsar_stuck", (2,), "it has been Releasing for 31 s") == (
+        finding.rule,
+        finding.offsets,
+        finding.text,
+    )
     assert written.now_ms + 31_000 == finding.at_ms
 
 
@@ -165,19 +230,28 @@ def test_a_gap_a_new_state_and_garbage_are_found() -> None:
     written.add(BUNDLE, "a:80", "Owned", to="a:80", version=7)
     written.add(BUNDLE, "a:80", "Warming", to="a:80")
     written.reads.append(written.reads[-1]._replace(key="$(reboot)", value=b"\xff"))
-    assert [(pulsar.version_gap.name, 2), (pulsar.unknown_state.name, 3), (pulsar.unreadable.name, 4)] == broken(written.reads)
+    assert [
+        (pulsar.version_gap.name, 2),
+        (pulsar.unknown_state.name, 3),
+        (pulsar.unreadable.name, 4),
+    ] == broken(written.reads)
     assert "equipoise pulsar verify --source {log}" == findings(written.reads)[-1].command
 
 
 def test_a_broker_that_started_again_is_not_gone() -> None:
-    """It takes what it is assigned, over a new connection or, after a lost ZooKeeper session, over the old one."""
+    """It takes what it is assigned, over a new connection or, after a lost ZooKeeper session, over
+    the old one.
+    """
     written = Written()
     written.assign(BUNDLE, "a:80")
     written.add(BUNDLE, "leader:80", "Owned", to="b:80", source="a:80", force=True)
     written.transfer(BUNDLE, "b:80", "a:80")
     written.transfer(BUNDLE, "a:80", "b:80")
     assert [] == broken(written.reads)
-    again = [read._replace(producer="producer-a:80-again") if offset >= 5 else read for offset, read in enumerate(written.reads)]
+    again = [
+        read._replace(producer="producer-a:80-again") if offset >= 5 else read
+        for offset, read in enumerate(written.reads)
+    ]
     assert [] == broken(again)
 
 
@@ -199,4 +273,6 @@ def test_a_broker_is_gone_until_it_takes_what_it_was_assigned_after_the_takeover
 def test_a_fold_that_decides_otherwise_is_found() -> None:
     written = Written()
     written.assign(BUNDLE, "a:80")
-    assert [pulsar.verdict_differs.name] * 2 == [finding.rule for finding in findings(written.reads, verdict="old version")]
+    assert [pulsar.verdict_differs.name] * 2 == [
+        finding.rule for finding in findings(written.reads, verdict="old version")
+    ]

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from equipoise.spark_jobs.rules.rejections import KINDS_MAX, NEVER_WRITTEN, REJECTED_MAX, REJECTED_OTHERWISE_MAX, WINDOW_MS
+from equipoise.spark_jobs.rules.rejections import (
+    KINDS_MAX,
+    NEVER_WRITTEN,
+    REJECTED_MAX,
+    REJECTED_OTHERWISE_MAX,
+    WINDOW_MS,
+)
 from tests.unit.spark.rules.broker_facts import BrokerStory, LogStory
 
 
@@ -13,7 +19,10 @@ def test_a_rejection_that_no_race_explains(reason: str) -> None:
     story = BrokerStory().joined()
     offset = story.own(verdict=reason)
     assert [("writes_what_it_may_not", (offset,))] == story.found
-    expected = f'the record "bundle free" of b1, about t/n/0x00000000_0xffffffff, was rejected as {reason}: {NEVER_WRITTEN[reason]}'
+    expected = (
+        'the record "bundle free" of b1, about t/n/0x00000000_0xffffffff, was rejected as'
+        f" {reason}: {NEVER_WRITTEN[reason]}"
+    )
     assert expected == story.findings[0].text
 
 

@@ -15,7 +15,13 @@ from equipoise.spark_jobs.rules.namespace import NamespaceCase
 from equipoise.spark_jobs.rules.rule import Rule, check_rules, checks_on, command_for
 
 BUNDLE: Final = "bundle:t/n/0x00000000_0xffffffff"
-BY_VERDICT_ONLY: Final = {"wrong_actor", "unfit_target", "stale_accepted", "sequence_fell", "dead_publisher_accepted"}
+BY_VERDICT_ONLY: Final = {
+    "wrong_actor",
+    "unfit_target",
+    "stale_accepted",
+    "sequence_fell",
+    "dead_publisher_accepted",
+}
 BY_OTHERS: Final = {"audit_broken"}
 
 
@@ -27,8 +33,13 @@ def test_a_rule_is_described_in_sentences(rule: Rule) -> None:
 
 
 def test_each_rule_has_a_function_or_verdicts() -> None:
-    checked = {rule.name for kind in (*MEMORIES, "evidence", "ownership") for rule, _ in checks_on(kind)}  # type: ignore[arg-type]
-    of_pulsar = {name for name, rule in RULES.items() if rule.source}  # Those have no cases: see test_pulsar.py.
+    checked = {
+        rule.name
+        for kind in (*MEMORIES, "evidence", "ownership")
+        for rule, _ in checks_on(kind)  # type: ignore[arg-type]
+    }
+    # Those have no cases: see test_pulsar.py.
+    of_pulsar = {name for name, rule in RULES.items() if rule.source}
     assert BY_VERDICT_ONLY | BY_OTHERS | of_pulsar == RULES.keys() - checked
     assert all(RULES[name].accepted_instead_of for name in BY_VERDICT_ONLY)
 
@@ -44,17 +55,39 @@ def test_each_rule_has_a_function_or_verdicts() -> None:
         ({"kind": "bundle"}, "late", "stale", "verdict_differs"),
     ],
 )
-def test_verdicts_that_differ(record: dict[str, object], verdict: str, expected: str, broken: str) -> None:
+def test_verdicts_that_differ(
+    record: dict[str, object], verdict: str, expected: str, broken: str
+) -> None:
     context = {"checked_by": "log:", "expected": expected}
-    fact = Fact(subject="log:", source="channel", offset=17, at_ms=5, record=record, verdict=verdict, context=context)
+    fact = Fact(
+        subject="log:",
+        source="channel",
+        offset=17,
+        at_ms=5,
+        record=record,
+        verdict=verdict,
+        context=context,
+    )
     [finding] = check_rules("namespace", NamespaceCase(fact))
-    assert (broken, "log:", (17,), 5, None) == (finding.rule, finding.subject, finding.offsets, finding.at_ms, finding.publisher)
+    assert (broken, "log:", (17,), 5, None) == (
+        finding.rule,
+        finding.subject,
+        finding.offsets,
+        finding.at_ms,
+        finding.publisher,
+    )
     assert f"was {verdict}; the audit expects {expected}" in finding.text
 
 
 @pytest.mark.parametrize(
     ("rule", "subject"),
-    [("illegal_step", BUNDLE), ("hole", "namespace:t/n"), ("premature_down", "broker:b1"), ("records_lost", "log:"), ("malformed", "log:")],
+    [
+        ("illegal_step", BUNDLE),
+        ("hole", "namespace:t/n"),
+        ("premature_down", "broker:b1"),
+        ("records_lost", "log:"),
+        ("malformed", "log:"),
+    ],
 )
 def test_the_command_line_accepts_each_command(rule: str, subject: str) -> None:
     words = shlex.split(command_for(rule, subject, (9, 17)).replace("{log}", "sqlite:nothing.db"))
@@ -67,7 +100,11 @@ def test_the_command_line_accepts_each_command(rule: str, subject: str) -> None:
     ("rule", "subject", "command"),
     [
         # The honest record may be the later one, so both are shown.
-        ("sequence_reused", "broker:b1", "equipoise channel show 9 --log {log} && equipoise channel show 17 --log {log}"),
+        (
+            "sequence_reused",
+            "broker:b1",
+            "equipoise channel show 9 --log {log} && equipoise channel show 17 --log {log}",
+        ),
         # A name from garbage never becomes a word of a command.
         ("illegal_step", "bundle:$(reboot)/{x}", "equipoise channel show 17 --log {log}"),
     ],

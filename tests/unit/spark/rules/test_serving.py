@@ -26,13 +26,16 @@ from equipoise.spark_jobs.rules.serving import (
 
 BUNDLE = subject("bundle", "t/n/0x00000000_0xffffffff")
 AT_MS = 1_700_000_000_000
-BOOTED_MS = AT_MS - 1_000_000  # So long ago the machine of all brokers of these tests was started, unless they say otherwise.
+# So long ago the machine of all brokers of these tests was started, unless they say otherwise.
+BOOTED_MS = AT_MS - 1_000_000
 LEASE_MS = 3_000
 A, B = 100, 200  # Incarnations.
 
 
 def at(time_ms: int) -> int:
-    """Return a time of these stories, in milliseconds since their beginning, as nanoseconds of boot time."""
+    """Return a time of these stories, in milliseconds since their beginning, as nanoseconds of boot
+    time.
+    """
     return (AT_MS + time_ms - BOOTED_MS) * 1_000_000
 
 
@@ -44,16 +47,32 @@ class Audit:
     findings: list[Finding] = field(default_factory=list)
     now_ms: int = AT_MS
 
-    def holds(self, holder: Holder | None, offset: int, *, time_ms: int = 0, said_ms: int | None = None) -> None:
+    def holds(
+        self, holder: Holder | None, offset: int, *, time_ms: int = 0, said_ms: int | None = None
+    ) -> None:
         """Let the log give the bundle to a holder with the record at `offset`."""
         self.now_ms = max(self.now_ms, AT_MS + time_ms)
         record = {"timestamp_ms": AT_MS + (time_ms if said_ms is None else said_ms)}
-        fact = Fact(subject=BUNDLE, source="channel", offset=offset, at_ms=self.now_ms, record=record, verdict="accepted")
+        fact = Fact(
+            subject=BUNDLE,
+            source="channel",
+            offset=offset,
+            at_ms=self.now_ms,
+            record=record,
+            verdict="accepted",
+        )
         self.findings += follow_holder(self.memory, holder, fact)
 
     def says(self, document: Mapping[str, object] | None, **context: object) -> None:
         """Check a document of evidence."""
-        fact = Fact(subject=BUNDLE, source="serving", offset=1, at_ms=self.now_ms, record=document, context=context)
+        fact = Fact(
+            subject=BUNDLE,
+            source="serving",
+            offset=1,
+            at_ms=self.now_ms,
+            record=document,
+            context=context,
+        )
         self.findings += check_serving(self.memory, fact)
 
     def passes(self, time_ms: int) -> None:
@@ -78,7 +97,9 @@ def served(
     boot: str = "boot",
     **other: object,
 ) -> dict[str, object]:
-    """Return a document of evidence, by default an honest one. `lease_ms` is the end of its lease."""
+    """Return a document of evidence, by default an honest one. `lease_ms` is the end of its
+    lease.
+    """
     said_ms = since_ms if until_ms is None else until_ms
     return {
         "log": "log",
@@ -99,7 +120,9 @@ def served(
 
 
 def moved() -> Audit:
-    """Return the audit of a bundle that A owns from 0 s on with token 10, and B from 20 s on with token 30."""
+    """Return the audit of a bundle that A owns from 0 s on with token 10, and B from 20 s on with
+    token 30.
+    """
     audit = Audit()
     audit.holds(None, 5)
     audit.holds((10, A), 10)
@@ -116,7 +139,9 @@ HONEST = (
 
 
 @pytest.mark.parametrize("order", list(permutations(HONEST)))
-def test_an_honest_move_breaks_no_rule_in_any_order_of_evidence(order: Sequence[Mapping[str, object]]) -> None:
+def test_an_honest_move_breaks_no_rule_in_any_order_of_evidence(
+    order: Sequence[Mapping[str, object]],
+) -> None:
     audit = moved()
     for document in order:
         audit.says(document)
@@ -145,7 +170,9 @@ def test_serving_without_ownership_is_found_when_the_log_has_passed_it() -> None
     assert [] == audit.findings
     audit.passes(25_000 + COMES_LATE_MS)
     audit.passes(1_000_000)
-    assert [("served_without_ownership", (44,), "broker-200")] == [(one.rule, one.offsets, one.publisher) for one in audit.findings]
+    assert [("served_without_ownership", (44,), "broker-200")] == [
+        (one.rule, one.offsets, one.publisher) for one in audit.findings
+    ]
 
 
 def test_serving_without_ownership_is_found_at_once_if_the_log_was_read_past_it() -> None:
@@ -183,7 +210,10 @@ def test_late_evidence_about_a_forgotten_bundle_is_not_checked() -> None:
 
 @pytest.mark.parametrize(
     ("incarnation", "token"),
-    [pytest.param(B, 10, id="the token of another"), pytest.param(A, 20, id="a token between two that are known")],
+    [
+        pytest.param(B, 10, id="the token of another"),
+        pytest.param(A, 20, id="a token between two that are known"),
+    ],
 )
 def test_a_token_that_can_no_longer_become_known(incarnation: int, token: int) -> None:
     audit = moved()
@@ -206,7 +236,15 @@ def test_the_beginning_of_the_first_known_ownership_is_unknown() -> None:
     audit = Audit()
     was = {"phase": "owned", "owner": A, "source": None, "last": 10, "token": 10}
     record = {"timestamp_ms": AT_MS + 60_000}
-    fact = Fact(subject=BUNDLE, source="channel", offset=500, at_ms=AT_MS + 60_000, record=record, verdict="accepted", before=was)
+    fact = Fact(
+        subject=BUNDLE,
+        source="channel",
+        offset=500,
+        at_ms=AT_MS + 60_000,
+        record=record,
+        verdict="accepted",
+        before=was,
+    )
     audit.findings += follow_holder(audit.memory, (10, A), fact)
     audit.holds((510, B), 510, time_ms=60_010)
     audit.says(served(A, 10, since_ms=0, until_ms=60_009))
@@ -263,7 +301,9 @@ def test_serving_past_the_lease() -> None:
         pytest.param(20_002, 20_001, ["served_two_at_once"], id="a millisecond together"),
     ],
 )
-def test_two_servers_on_one_machine_are_found_to_the_millisecond(until_ms: int, since_ms: int, found: Sequence[str]) -> None:
+def test_two_servers_on_one_machine_are_found_to_the_millisecond(
+    until_ms: int, since_ms: int, found: Sequence[str]
+) -> None:
     """In any order of the documents."""
     mine, other = served(A, 10, until_ms=until_ms), served(B, 30, since_ms=since_ms)
     ended = served(B, 30, since_ms=since_ms, until_ms=since_ms + 5_000)
@@ -279,10 +319,14 @@ def test_two_servers_on_one_machine_are_found_to_the_millisecond(until_ms: int, 
     ("until_ms", "found"),
     [
         pytest.param(20_000 + CLOCKS_APART_MS, [], id="as far as clocks may lie apart"),
-        pytest.param(20_001 + CLOCKS_APART_MS, ["served_two_at_once", "served_old_token"], id="further"),
+        pytest.param(
+            20_001 + CLOCKS_APART_MS, ["served_two_at_once", "served_old_token"], id="further"
+        ),
     ],
 )
-def test_two_servers_on_two_machines_are_found_beyond_the_tolerance_of_clocks(until_ms: int, found: Sequence[str]) -> None:
+def test_two_servers_on_two_machines_are_found_beyond_the_tolerance_of_clocks(
+    until_ms: int, found: Sequence[str]
+) -> None:
     audit = moved()
     audit.says(served(B, 30, since_ms=20_000, until_ms=40_000))
     audit.says(served(A, 10, until_ms=until_ms, boot="another"))
@@ -390,6 +434,9 @@ def test_a_finding_names_brokers_tokens_and_command() -> None:
     audit.says(served(A, 10, until_ms=20_500))
     audit.says(served(B, 30, since_ms=20_001))
     (finding,) = audit.findings
-    assert "broker-100 (incarnation 100, token 10) and broker-200 (incarnation 200, token 30) served at the same time" in finding.text
+    assert (
+        "broker-100 (incarnation 100, token 10) and broker-200 (incarnation 200, token 30) served"
+        " at the same time" in finding.text
+    )
     assert finding.command.startswith("equipoise channel why ")
     assert (BUNDLE, AT_MS + 20_000) == (finding.subject, finding.at_ms)

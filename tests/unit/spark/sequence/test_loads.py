@@ -12,18 +12,35 @@ from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use
 from equipoise.spark_jobs.sequence.loads import load_rows
 
 BUNDLES = ("t/n/0x00000000_0x80000000", "t/n/0x80000000_0xffffffff")
-TRAFFIC = Traffic(bytes_in_per_second=10, bytes_out_per_second=20, messages_in_per_second=1, messages_out_per_second=2)
+TRAFFIC = Traffic(
+    bytes_in_per_second=10,
+    bytes_out_per_second=20,
+    messages_in_per_second=1,
+    messages_out_per_second=2,
+)
 SAMPLE = Sample(
     broker="b1",
     at_ms=1_700_000_000_000,
-    resources=Resources(cpu=Use(used=50, limit=200), memory=Use(used=96, limit=128), bandwidth_in=Use(used=7, limit=0)),
+    resources=Resources(
+        cpu=Use(used=50, limit=200),
+        memory=Use(used=96, limit=128),
+        bandwidth_in=Use(used=7, limit=0),
+    ),
     used=0.25,
     traffic=TRAFFIC,
     bundle_count=9,
     topics=4,
     cost=3.5,
     bundles=tuple(
-        BundleTraffic(bundle=name, traffic=TRAFFIC, topics=2, consumers=3, producers=5, cache_bytes=7, cost=1.5 + place)
+        BundleTraffic(
+            bundle=name,
+            traffic=TRAFFIC,
+            topics=2,
+            consumers=3,
+            producers=5,
+            cache_bytes=7,
+            cost=1.5 + place,
+        )
         for place, name in enumerate(BUNDLES)
     ),
 )
@@ -53,19 +70,33 @@ def test_each_figure_of_a_report_has_its_column() -> None:
         "cost": 3.5,
     } == broker
     counts = {"topics": 2, "consumers": 3, "producers": 5, "cache_bytes": 7}
-    assert [{"broker": "b1", "bundle": name, **rates, **counts, "cost": 1.5 + place} for place, name in enumerate(BUNDLES)] == list(
-        rows.bundles
-    )
+    assert [
+        {"broker": "b1", "bundle": name, **rates, **counts, "cost": 1.5 + place}
+        for place, name in enumerate(BUNDLES)
+    ] == list(rows.bundles)
 
 
 def test_a_figure_that_is_no_number_is_null() -> None:
-    odd = replace(SAMPLE, cost=float("nan"), traffic=replace(TRAFFIC, bytes_in_per_second=float("inf")), bundles=())
+    odd = replace(
+        SAMPLE,
+        cost=float("nan"),
+        traffic=replace(TRAFFIC, bytes_in_per_second=float("inf")),
+        bundles=(),
+    )
     rows = load_rows(encode_summary(summarized(None, odd)))
     assert rows is not None
     (broker,) = rows.brokers
-    assert (None, None, 20.0, ()) == (broker["cost"], broker["bytes_in"], broker["bytes_out"], rows.bundles)
+    assert (None, None, 20.0, ()) == (
+        broker["cost"],
+        broker["bytes_in"],
+        broker["bytes_out"],
+        rows.bundles,
+    )
 
 
-@pytest.mark.parametrize("document", [b"", b"null", b"garbage", b"[]", b"{}", b'{"broker":"b1"}', b"\xff", encode_sample(SAMPLE)])
+@pytest.mark.parametrize(
+    "document",
+    [b"", b"null", b"garbage", b"[]", b"{}", b'{"broker":"b1"}', b"\xff", encode_sample(SAMPLE)],
+)
 def test_other_documents_give_no_rows(document: bytes) -> None:
     assert load_rows(document) is None

@@ -23,10 +23,21 @@ from equipoise.spark_jobs.sequence.arrivals import Arrival
 from equipoise.spark_jobs.sequence.emitted import Emitted, Table
 from equipoise.spark_jobs.sequence.folding import Lost
 from equipoise.spark_jobs.sequence.sequence import LEAP_MS_MIN, LEAPS_MAX, Sequence
-from tests.channels.folding import CLUSTER, MIDDLE, NAMESPACE, Channel, channel_in, channel_with, raise_level
+from tests.channels.folding import (
+    CLUSTER,
+    MIDDLE,
+    NAMESPACE,
+    Channel,
+    channel_in,
+    channel_with,
+    raise_level,
+)
 from tests.unit.spark.sequence.test_loads import REPORT
 
-WHOLE, LOW, HIGH = (f"{NAMESPACE}/{name}" for name in ("0x00000000_0xffffffff", "0x00000000_0x80000000", "0x80000000_0xffffffff"))
+WHOLE, LOW, HIGH = (
+    f"{NAMESPACE}/{name}"
+    for name in ("0x00000000_0xffffffff", "0x00000000_0x80000000", "0x80000000_0xffffffff")
+)
 FACTS, RECORDS = frozenset({Table.FACTS}), frozenset({Table.RECORDS})
 BOTH = FACTS | RECORDS
 
@@ -49,7 +60,11 @@ def facts_at(channel: Channel, offset: int) -> dict[str, Fact]:
 
 def events(rows: Iterable[Emitted]) -> list[dict[str, Any]]:
     """Return the events of the log in its facts."""
-    return [dict(fact.after) for fact in facts(rows) if fact.subject == "log:" and fact.after is not None]
+    return [
+        dict(fact.after)
+        for fact in facts(rows)
+        if fact.subject == "log:" and fact.after is not None
+    ]
 
 
 def restored(state: dict[str, bytes]) -> Sequence:
@@ -64,7 +79,8 @@ def verdicts(rows: Iterable[Emitted]) -> list[tuple[int, str | None]]:
     return [(row.offset, row.verdict) for row in rows if row.table == Table.RECORDS]
 
 
-# --- facts -----------------------------------------------------------------------------------------------------
+# --- facts
+# --------------------------------------------------------------------------------------------------
 
 
 def test_an_accepted_renewal_is_one_fact() -> None:
@@ -75,7 +91,10 @@ def test_an_accepted_renewal_is_one_fact() -> None:
     told = facts_at(channel, offset)
     assert ["broker:b1"] == list(told)
     fact = told["broker:b1"]
-    assert ({"status": "up", "incarnation": joined, "last": based_on}, "accepted") == (fact.before, fact.verdict)
+    assert ({"status": "up", "incarnation": joined, "last": based_on}, "accepted") == (
+        fact.before,
+        fact.verdict,
+    )
     assert {"status": "up", "incarnation": joined, "last": offset} == fact.after
 
 
@@ -106,7 +125,15 @@ def test_a_creation_has_all_ranges_in_the_namespaces_fact_only() -> None:
     bundle = told[f"bundle:{LOW}"]
     assert bundle.record is not None
     assert "boundaries" not in bundle.record
-    free = {"phase": "free", "owner": None, "source": None, "last": offset, "token": offset, "low": 0, "high": MIDDLE}
+    free = {
+        "phase": "free",
+        "owner": None,
+        "source": None,
+        "last": offset,
+        "token": offset,
+        "low": 0,
+        "high": MIDDLE,
+    }
     assert (None, free) == (bundle.before, bundle.after)
 
 
@@ -115,17 +142,34 @@ def test_facts_of_a_split_and_a_merge() -> None:
     parent = channel.bundle()
     cut = channel.accept(propose.split(channel.author("owner"), parent, cuts=(MIDDLE,)))
     told = facts_at(channel, cut)
-    assert {f"bundle:{WHOLE}", f"bundle:{LOW}", f"bundle:{HIGH}", "broker:owner", f"namespace:{NAMESPACE}"} == told.keys()
+    assert {
+        f"bundle:{WHOLE}",
+        f"bundle:{LOW}",
+        f"bundle:{HIGH}",
+        "broker:owner",
+        f"namespace:{NAMESPACE}",
+    } == told.keys()
     assert told[f"bundle:{WHOLE}"].after is None
     assert told[f"bundle:{LOW}"].before is None
     owner, token = parent.owner, parent.token
     halves = [[0, MIDDLE, "owned", owner, token], [MIDDLE, HASH_MAX, "owned", owner, token]]
     ranges = told[f"namespace:{NAMESPACE}"].after
     assert ranges is not None
-    assert ([[0, HASH_MAX, "splitting", owner, token]], halves) == (ranges["removed"], ranges["added"])
-    joined = channel.accept(propose.merge(channel.author("owner"), channel.bundle(0), channel.bundle(MIDDLE)))
+    assert ([[0, HASH_MAX, "splitting", owner, token]], halves) == (
+        ranges["removed"],
+        ranges["added"],
+    )
+    joined = channel.accept(
+        propose.merge(channel.author("owner"), channel.bundle(0), channel.bundle(MIDDLE))
+    )
     told = facts_at(channel, joined)
-    assert {f"bundle:{WHOLE}", f"bundle:{LOW}", f"bundle:{HIGH}", "broker:owner", f"namespace:{NAMESPACE}"} == told.keys()
+    assert {
+        f"bundle:{WHOLE}",
+        f"bundle:{LOW}",
+        f"bundle:{HIGH}",
+        "broker:owner",
+        f"namespace:{NAMESPACE}",
+    } == told.keys()
     ranges = told[f"namespace:{NAMESPACE}"].after
     assert ranges is not None
     assert (halves, [[0, HASH_MAX, "owned", owner, token]]) == (ranges["removed"], ranges["added"])
@@ -157,7 +201,9 @@ def test_facts_of_a_rejected_record() -> None:
     channel.put(propose.assign(channel.author("b1"), bundle, owner=channel.incarnation("b1")))
     told = facts_at(channel, channel.view.offset)
     assert [f"bundle:{WHOLE}", "broker:b1"] == list(told)
-    assert {("stale", None, None)} == {(fact.verdict, fact.before, fact.after) for fact in told.values()}
+    assert {("stale", None, None)} == {
+        (fact.verdict, fact.before, fact.after) for fact in told.values()
+    }
     channel.put(propose.assign(channel.admin(), bundle, owner=channel.incarnation("b1")))
     assert [f"bundle:{WHOLE}", "log:"] == list(facts_at(channel, channel.view.offset))
 
@@ -172,10 +218,14 @@ def test_facts_of_what_is_no_record() -> None:
     ]
     rows = list(Sequence(BOTH).feed(arrivals(entries)))
     assert ["garbage", "null", "malformed"] == [event["event"] for event in events(rows)]
-    assert [b"\xff", None, entries[-1][1]] == [row.body for row in rows if row.table == Table.RECORDS][-3:]
+    assert [b"\xff", None, entries[-1][1]] == [
+        row.body for row in rows if row.table == Table.RECORDS
+    ][-3:]
     assert [(10, "malformed"), (11, "malformed"), (12, "malformed")] == verdicts(rows)[-3:]
     odd = rows[-1]
-    assert ["broker:b1", "log:"] == [fact.subject for fact in facts(rows) if fact.offset == odd.offset]
+    assert ["broker:b1", "log:"] == [
+        fact.subject for fact in facts(rows) if fact.offset == odd.offset
+    ]
     archived = [row for row in rows if row.table == Table.RECORDS][-1]
     assert ("odd", "b1", "") == (archived.kind, archived.publisher, archived.subject)
 
@@ -206,7 +256,8 @@ def test_only_wanted_tables_have_rows() -> None:
         assert wanted == {row.table for row in rows}
 
 
-# --- events of the log ---------------------------------------------------------------------------------------------------
+# --- events of the log
+# --------------------------------------------------------------------------------------------------
 
 
 def test_moves_are_asked_for_by_the_admin_and_not_by_the_broker_that_wrote_it() -> None:
@@ -215,10 +266,16 @@ def test_moves_are_asked_for_by_the_admin_and_not_by_the_broker_that_wrote_it() 
     asked = replace(channel.author("owner"), requested_by="admin:alice")
     channel.accept(propose.unload(asked, channel.bundle()))
     channel.accept(propose.released(channel.author("owner"), channel.bundle()))
-    rows = list(Sequence(frozenset({Table.TRANSITIONS, Table.TRANSFERS, *RECORDS})).feed(arrivals(channel.entries)))
+    rows = list(
+        Sequence(frozenset({Table.TRANSITIONS, Table.TRANSFERS, *RECORDS})).feed(
+            arrivals(channel.entries)
+        )
+    )
     (moved,) = [orjson.loads(row.body or b"") for row in rows if row.table == Table.TRANSFERS]
     assert ("admin:alice", "unloaded") == (moved["asked_by"], moved["result"])
-    publishers = [orjson.loads(row.body or b"")["publisher"] for row in rows if row.table == Table.TRANSITIONS][-2:]
+    publishers = [
+        orjson.loads(row.body or b"")["publisher"] for row in rows if row.table == Table.TRANSITIONS
+    ][-2:]
     assert ["admin:alice", "owner"] == publishers
     assert ["owner", "owner"] == [row.publisher for row in rows if row.table == Table.RECORDS][-2:]
 
@@ -231,8 +288,9 @@ def test_the_header_of_a_topic_is_no_entry() -> None:
 
 def test_the_logs_time_does_not_fall() -> None:
     channel = channel_with("b1")
-    (first, second, third) = (
-        Arrival("channel", offset, at_ms, data) for (offset, data), at_ms in zip(channel.entries, (5, 9, 7), strict=True)
+    first, second, third = (
+        Arrival("channel", offset, at_ms, data)
+        for (offset, data), at_ms in zip(channel.entries, (5, 9, 7), strict=True)
     )
     rows = list(Sequence(BOTH).feed([first, second, third]))
     assert [{"event": "time_fell", "by_ms": 2}] == events(rows)
@@ -244,13 +302,19 @@ def test_the_membership_learns_how_old_an_entry_is(monkeypatch: pytest.MonkeyPat
     seen: list[tuple[int, int]] = []
     context_of = Membership.context_of
 
-    def noted(membership: Membership, offset: int, at_ms: int, raw: Raw | None, *, behind_ms: int) -> Context:
+    def noted(
+        membership: Membership, offset: int, at_ms: int, raw: Raw | None, *, behind_ms: int
+    ) -> Context:
         seen.append((at_ms, behind_ms))
         return context_of(membership, offset, at_ms, raw, behind_ms=behind_ms)
 
     monkeypatch.setattr(Membership, "context_of", noted)
     entries = zip(channel_with("b1").entries, (5, 9, 7), strict=True)
-    list(Sequence(FACTS).feed(Arrival("channel", offset, at_ms, data) for (offset, data), at_ms in entries))
+    list(
+        Sequence(FACTS).feed(
+            Arrival("channel", offset, at_ms, data) for (offset, data), at_ms in entries
+        )
+    )
     assert [(5, 0), (9, 0), (9, 2)] == seen
 
 
@@ -264,34 +328,63 @@ def test_a_leap_of_the_logs_time_is_reported_once(*, is_restored: bool) -> None:
         ((day_ms, day_ms + night, 0), [{"event": "time_fell", "by_ms": day_ms + night}]),
         (
             (5, day_ms, 7),
-            [{"event": "time_fell", "by_ms": day_ms - 7}, {"event": "time_leapt", "by_ms": day_ms - 5, "stands_ms": day_ms - 7}],
+            [
+                {"event": "time_fell", "by_ms": day_ms - 7},
+                {"event": "time_leapt", "by_ms": day_ms - 5, "stands_ms": day_ms - 7},
+            ],
         ),
     ):
-        entries = [Arrival("channel", offset, at_ms, data) for (offset, data), at_ms in zip(channel.entries, times_ms, strict=True)]
+        entries = [
+            Arrival("channel", offset, at_ms, data)
+            for (offset, data), at_ms in zip(channel.entries, times_ms, strict=True)
+        ]
         sequence = Sequence(BOTH)
         assert [] == events(list(sequence.feed(entries[:2])))
         if is_restored:
-            sequence = restored({key: data for key, data in sequence.changed_rows() if data is not None})
+            sequence = restored(
+                {key: data for key, data in sequence.changed_rows() if data is not None}
+            )
         assert expected == events(list(sequence.feed(entries[2:])))
         later = Arrival("channel", 90, times_ms[2], b"later")
-        assert ["time_fell"] == [event["event"] for event in events(list(sequence.feed([later])))][:1]
+        assert ["time_fell"] == [event["event"] for event in events(list(sequence.feed([later])))][
+            :1
+        ]
 
 
 def test_a_clock_that_is_ahead_and_pauses() -> None:
     """The leap is its first step ahead."""
     day_ms, pause_ms = 86_400_000, 2 * LEAP_MS_MIN
-    times_ms = (5, 5 + pause_ms, day_ms, *(day_ms + each * pause_ms for each in range(1, LEAPS_MAX - 1)), 9 + pause_ms, 10 + pause_ms)
-    rows = list(Sequence(BOTH).feed(Arrival("channel", offset, at_ms, b"any") for offset, at_ms in enumerate(times_ms, 1)))
+    times_ms = (
+        5,
+        5 + pause_ms,
+        day_ms,
+        *(day_ms + each * pause_ms for each in range(1, LEAPS_MAX - 1)),
+        9 + pause_ms,
+        10 + pause_ms,
+    )
+    rows = list(
+        Sequence(BOTH).feed(
+            Arrival("channel", offset, at_ms, b"any") for offset, at_ms in enumerate(times_ms, 1)
+        )
+    )
     leaps = [event for event in events(rows) if event["event"] == "time_leapt"]
-    assert [day_ms + (LEAPS_MAX - 2) * pause_ms - (5 + pause_ms)] == [event["by_ms"] for event in leaps]
+    assert [day_ms + (LEAPS_MAX - 2) * pause_ms - (5 + pause_ms)] == [
+        event["by_ms"] for event in leaps
+    ]
 
 
 def test_a_time_that_no_frame_holds_is_ignored() -> None:
     channel = channel_with("b1")
     times_ms = (5, 253_402_300_799_999, 7)
-    entries = [Arrival("channel", offset, at_ms, data) for (offset, data), at_ms in zip(channel.entries, times_ms, strict=True)]
+    entries = [
+        Arrival("channel", offset, at_ms, data)
+        for (offset, data), at_ms in zip(channel.entries, times_ms, strict=True)
+    ]
     rows = list(Sequence(BOTH).feed(entries))
-    assert ([], [5, 5, 7]) == (events(rows), [row.at_ms for row in rows if row.table == Table.RECORDS])
+    assert ([], [5, 5, 7]) == (
+        events(rows),
+        [row.at_ms for row in rows if row.table == Table.RECORDS],
+    )
 
 
 def test_skipped_offsets_are_no_loss() -> None:
@@ -308,7 +401,9 @@ def test_skipped_offsets_are_no_loss() -> None:
 
 
 def after_a_loss(lost: Lost) -> tuple[Channel, Sequence, list[Emitted]]:
-    """Return a log whose middle is lost, and the sequence and the rows of reading it with `lost`."""
+    """Return a log whose middle is lost, and the sequence and the rows of reading it with
+    `lost`.
+    """
     channel = channel_with("b1", "b2")
     head = len(channel.entries)
     channel.own("b1")
@@ -325,7 +420,13 @@ def test_after_a_loss_a_snapshot_leads_on() -> None:
     horizon = whole.view.offset
     snapshot = to_bytes(whole.view)
     channel, sequence, rows = after_a_loss(lambda _first, _below: snapshot)
-    assert {"event": "records_lost", "from": horizon - 1, "to": horizon, "restored": True, "goes_on": horizon + 1} in events(rows)
+    assert {
+        "event": "records_lost",
+        "from": horizon - 1,
+        "to": horizon,
+        "restored": True,
+        "goes_on": horizon + 1,
+    } in events(rows)
     assert [(horizon, NOT_FOLDED), (horizon + 1, "accepted")] == verdicts(rows)[-4:-2]
     assert channel.view.digest() == sequence.view.digest()
     assert horizon == facts(rows)[-1].context["begun"]
@@ -336,7 +437,9 @@ def test_after_a_loss_a_snapshot_leads_on() -> None:
 def test_a_loss_without_a_snapshot_ends_the_folding() -> None:
 
     def lost(first: int, below: int) -> None:
-        raise ChannelIncomplete(log="log", first=first, last=below, compacted_snapshot="it has no snapshot")
+        raise ChannelIncomplete(
+            log="log", first=first, last=below, compacted_snapshot="it has no snapshot"
+        )
 
     _, _, rows = after_a_loss(lost)
     assert ["records_lost", "channel_incomplete"] == [event["event"] for event in events(rows)[-2:]]
@@ -351,9 +454,14 @@ def test_a_closed_log_is_folded_to_its_end(*, is_restored: bool) -> None:
     sequence = Sequence(BOTH)
     rows = list(sequence.feed(arrivals(channel.entries)))
     assert (channel.view.offset, "accepted") == verdicts(rows)[-1]
-    assert ("log_closed", "sqlite:new.db") == (events(rows)[-1]["event"], events(rows)[-1]["copied_to"])
+    assert ("log_closed", "sqlite:new.db") == (
+        events(rows)[-1]["event"],
+        events(rows)[-1]["copied_to"],
+    )
     if is_restored:
-        sequence = restored({key: data for key, data in sequence.changed_rows() if data is not None})
+        sequence = restored(
+            {key: data for key, data in sequence.changed_rows() if data is not None}
+        )
     late = list(sequence.feed(arrivals([(90, b"late"), (91, b"later")])))
     assert [(90, NOT_FOLDED), (91, NOT_FOLDED)] == verdicts(late)
     assert not events(late)
@@ -395,7 +503,11 @@ def test_a_sequence_begins_with_a_snapshot() -> None:
     channel.own("b1")
     sequence = Sequence(BOTH, snapshot)
     rows = list(sequence.feed(arrivals(channel.entries[2:])))
-    assert [(horizon, NOT_FOLDED), (horizon + 1, "accepted"), (horizon + 2, "accepted")] == verdicts(rows)
+    assert [
+        (horizon, NOT_FOLDED),
+        (horizon + 1, "accepted"),
+        (horizon + 2, "accepted"),
+    ] == verdicts(rows)
     assert channel.view.digest() == sequence.view.digest()
 
 
@@ -408,19 +520,30 @@ def test_the_snapshot_of_a_closed_log_folds_nothing() -> None:
     assert [(90, NOT_FOLDED)] == verdicts(rows)
 
 
-# --- notes ----------------------------------------------------------------------------------------------------------------
+# --- notes
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_decision_is_stored_unchanged_at_its_own_time() -> None:
     wants = frozenset({Table.DECISIONS})
-    rows = list(Sequence(wants).feed([*arrivals([(1, b"")], at_ms=9_000), Arrival("decisions", 7, 5_000, b'{"kind":"shed"}')]))
+    rows = list(
+        Sequence(wants).feed(
+            [*arrivals([(1, b"")], at_ms=9_000), Arrival("decisions", 7, 5_000, b'{"kind":"shed"}')]
+        )
+    )
     assert [Emitted("decisions", "", 7, 0, 5_000, None, None, None, b'{"kind":"shed"}')] == rows
 
 
 def test_a_load_report_has_rows_in_two_tables() -> None:
     """The tombstone of a broker that leaves has none."""
-    rows = list(Sequence(frozenset(Table)).feed([Arrival("loads", 3, 1, REPORT), Arrival("loads", 5, 1, None)]))
-    assert [("broker_load", 0), ("bundle_load", 0), ("bundle_load", 1)] == [(row.table, row.ordinal) for row in rows]
+    rows = list(
+        Sequence(frozenset(Table)).feed(
+            [Arrival("loads", 3, 1, REPORT), Arrival("loads", 5, 1, None)]
+        )
+    )
+    assert [("broker_load", 0), ("bundle_load", 0), ("bundle_load", 1)] == [
+        (row.table, row.ordinal) for row in rows
+    ]
 
 
 def test_serving_evidence_is_a_fact_of_its_bundle() -> None:
@@ -429,10 +552,18 @@ def test_serving_evidence_is_a_fact_of_its_bundle() -> None:
     channel.own("b1")
     document = {"bundle": WHOLE, "broker": "b1", "token": 4}
     rows = Sequence(FACTS, log="its id").feed(
-        [*arrivals(channel.entries, at_ms=8_000), Arrival("serving", 1, 2_000, orjson.dumps(document))]
+        [
+            *arrivals(channel.entries, at_ms=8_000),
+            Arrival("serving", 1, 2_000, orjson.dumps(document)),
+        ]
     )
     (fact,) = (fact for fact in facts(rows) if fact.source == "serving")
-    assert (f"bundle:{WHOLE}", document, 8_000, None) == (fact.subject, fact.record, fact.at_ms, fact.verdict)
+    assert (f"bundle:{WHOLE}", document, 8_000, None) == (
+        fact.subject,
+        fact.record,
+        fact.at_ms,
+        fact.verdict,
+    )
     assert {"begin": 0, "reached": channel.view.offset, "log": "its id"} == fact.context
     assert fact.after is not None
     assert "owned" == fact.after["phase"]
@@ -443,13 +574,20 @@ def test_serving_evidence_after_the_end_of_folding_is_marked() -> None:
     channel.die("b1")
     channel.accept(propose.close_log(channel.admin(), channel.view))
     document = orjson.dumps({"bundle": WHOLE, "broker": "b1", "token": 99})
-    rows = Sequence(FACTS).feed([*arrivals(channel.entries), Arrival("serving", 1, 2_000, document)])
+    rows = Sequence(FACTS).feed(
+        [*arrivals(channel.entries), Arrival("serving", 1, 2_000, document)]
+    )
     assert {"begin": 0, "reached": channel.view.offset, "stopped": True} == facts(rows)[-1].context
 
 
 @pytest.mark.parametrize("source", ["decisions", "loads", "serving"])
 def test_an_unreadable_note_is_a_fact_of_the_log(source: str) -> None:
-    for data in (b"no JSON", b"[]", *([] if source == "decisions" else [b"{}"]), *([] if source == "loads" else [None])):
+    for data in (
+        b"no JSON",
+        b"[]",
+        *([] if source == "decisions" else [b"{}"]),
+        *([] if source == "loads" else [None]),
+    ):
         rows = list(Sequence(frozenset(Table)).feed([Arrival(source, 5, 1, data)]))
         assert [{"event": "unreadable_note", "source": source}] == events(rows)
         assert [(5, {"reached": 0})] == [(fact.offset, fact.context) for fact in facts(rows)]

@@ -33,7 +33,9 @@ class Mapped:
 
 MAPPED = {
     "nothing": Mapped(settings={}, options={}),
-    "what tunes the other client alone": Mapped(settings={"queue.buffering.max.messages": "7"}, options={}),
+    "what tunes the other client alone": Mapped(
+        settings={"queue.buffering.max.messages": "7"}, options={}
+    ),
     "a password": Mapped(
         settings={
             "security.protocol": "SASL_SSL",
@@ -43,8 +45,10 @@ MAPPED = {
             "ssl.ca.location": "ca.pem",
         },
         options={
-            "kafka.sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required "
-            'username="erin" password="a\\"b\\\\c";',
+            "kafka.sasl.jaas.config": (
+                "org.apache.kafka.common.security.scram.ScramLoginModule required "
+                'username="erin" password="a\\"b\\\\c";'
+            ),
             "kafka.sasl.mechanism": "SCRAM-SHA-512",
             "kafka.security.protocol": "SASL_SSL",
             "kafka.ssl.truststore.certificates": "AUTHORITY",
@@ -52,8 +56,16 @@ MAPPED = {
         },
     ),
     "a certificate": Mapped(
-        settings={"security.protocol": "SSL", "ssl.certificate.location": "cert.pem", "ssl.key.location": "key.pem"}
-        | {"ssl.key.password": "x", "ssl.endpoint.identification.algorithm": "none", "ssl.ca.location": "probe"},
+        settings={
+            "security.protocol": "SSL",
+            "ssl.certificate.location": "cert.pem",
+            "ssl.key.location": "key.pem",
+        }
+        | {
+            "ssl.key.password": "x",
+            "ssl.endpoint.identification.algorithm": "none",
+            "ssl.ca.location": "probe",
+        },
         options={
             "kafka.security.protocol": "SSL",
             "kafka.ssl.endpoint.identification.algorithm": "",
@@ -79,8 +91,10 @@ MAPPED = {
             "sasl.kerberos.service.name": "kafka",
         },
         options={
-            "kafka.sasl.jaas.config": "com.sun.security.auth.module.Krb5LoginModule required "
-            'useKeyTab="true" storeKey="true" keyTab="/k" principal="p";',
+            "kafka.sasl.jaas.config": (
+                "com.sun.security.auth.module.Krb5LoginModule required "
+                'useKeyTab="true" storeKey="true" keyTab="/k" principal="p";'
+            ),
             "kafka.sasl.kerberos.service.name": "kafka",
             "kafka.sasl.mechanism": "GSSAPI",
         },
@@ -111,18 +125,30 @@ def test_settings_without_counterpart_are_refused(settings: Mapping[str, str], n
 
 def test_the_topics_are_those_that_brokers_write() -> None:
     topics = topics_of(address_of("kafka://h:1/shop"))
-    assert {"channel": "shop", "decisions": f"shop{TOPIC_SUFFIX}", "serving": "shop-serving", "loads": "shop-loads"} == topics
+    assert {
+        "channel": "shop",
+        "decisions": f"shop{TOPIC_SUFFIX}",
+        "serving": "shop-serving",
+        "loads": "shop-loads",
+    } == topics
 
 
 def test_the_pattern_matches_no_other_topic() -> None:
     found = re.compile(pattern_of(topics_of(address_of("kafka://h:1/s.hop")).values())).search
     assert [True, True, False, False, False] == [
-        found(name) is not None for name in ("s.hop", "s.hop-loads", "s.hop-findings", "work.s.hop", "sxhop")
+        found(name) is not None
+        for name in ("s.hop", "s.hop-loads", "s.hop-findings", "work.s.hop", "sxhop")
     ]
 
 
 def test_positions_name_every_partition() -> None:
     """The connector refuses a topic with a partition that is not named."""
     topics = topics_of(address_of("kafka://h:1/shop"))
-    positions = starting_offsets(topics, {"channel": 7, "loads": 5}, {"shop": 1, "shop-loads": 3, "shop-serving": 1})
-    assert {"shop": {"0": 7}, "shop-loads": {"0": 5, "1": -2, "2": -2}, "shop-serving": {"0": -2}} == json.loads(positions)
+    positions = starting_offsets(
+        topics, {"channel": 7, "loads": 5}, {"shop": 1, "shop-loads": 3, "shop-serving": 1}
+    )
+    assert {
+        "shop": {"0": 7},
+        "shop-loads": {"0": 5, "1": -2, "2": -2},
+        "shop-serving": {"0": -2},
+    } == json.loads(positions)

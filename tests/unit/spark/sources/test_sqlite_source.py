@@ -1,4 +1,6 @@
-"""Test which entries of a log in a file make a batch, and how a truncated, damaged, replaced or missing file is handled."""
+"""Test which entries of a log in a file make a batch, and how a truncated, damaged, replaced or
+missing file is handled.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ from equipoise.spark_jobs.sequence.arrivals import Source
 from equipoise.spark_jobs.sources import sqlite_reading, sqlite_source
 from equipoise.spark_jobs.sources.frames import channel_frame, is_on_kafka
 from equipoise.spark_jobs.sources.sqlite_reading import BEGINNING, ChannelFiles
-from equipoise.spark_jobs.sources.sqlite_source import Piece, SqliteStreamReader, read_piece, when_available
+from equipoise.spark_jobs.sources.sqlite_source import (
+    Piece,
+    SqliteStreamReader,
+    read_piece,
+    when_available,
+)
 
 RECORDS = tuple(b"%d" % number for number in range(1, 11))
 
@@ -44,20 +51,32 @@ def opened(url: str, *, identity: str | None = None) -> ChannelFiles:
 
 def observe(url: str, source: Source, times_ms: list[int]) -> None:
     """Write rows with these times beside a log."""
-    with closing(sqlite3.connect(f"{url.removeprefix('sqlite:')}.observations")) as connection, connection:
+    with (
+        closing(sqlite3.connect(f"{url.removeprefix('sqlite:')}.observations")) as connection,
+        connection,
+    ):
         columns = "id INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER, broker TEXT, document TEXT"
         connection.execute(f"CREATE TABLE IF NOT EXISTS {source} ({columns})")
         rows = [(at_ms, "a", "{}") for at_ms in times_ms]
-        connection.executemany(f"INSERT INTO {source} (at_ms, broker, document) VALUES (?, ?, ?)", rows)  # noqa: S608 - a name of ours
+        # A name of ours.
+        connection.executemany(
+            f"INSERT INTO {source} (at_ms, broker, document) VALUES (?, ?, ?)",  # noqa: S608
+            rows,
+        )
 
 
 def set_times(url: str, times_ms: dict[int, int]) -> None:
     """Have records been appended at other times."""
     with closing(sqlite3.connect(url.removeprefix("sqlite:"))) as connection, connection:
-        connection.executemany("UPDATE entries SET appended_ms = ? WHERE offset = ?", [(at, offset) for offset, at in times_ms.items()])
+        connection.executemany(
+            "UPDATE entries SET appended_ms = ? WHERE offset = ?",
+            [(at, offset) for offset, at in times_ms.items()],
+        )
 
 
-def offsets(files: ChannelFiles, begin: int, end: int, source: Source = Source.CHANNEL) -> list[int]:
+def offsets(
+    files: ChannelFiles, begin: int, end: int, source: Source = Source.CHANNEL
+) -> list[int]:
     """The offsets of what is read."""
     return [arrival.offset for arrival in files.rows(source.value, begin, end)]
 
@@ -71,9 +90,16 @@ def test_a_batch_is_bounded_in_entries(files: ChannelFiles) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bytes_max", "expected"), [(3, [(4, 2), (7, 3), (10, 4)]), (5, [(6, 3), (10, 5), (11, 6)]), (0, [(2, 2), (3, 3), (4, 4)])]
+    ("bytes_max", "expected"),
+    [
+        (3, [(4, 2), (7, 3), (10, 4)]),
+        (5, [(6, 3), (10, 5), (11, 6)]),
+        (0, [(2, 2), (3, 3), (4, 4)]),
+    ],
 )
-def test_a_batch_is_bounded_in_bytes(url: str, monkeypatch: pytest.MonkeyPatch, bytes_max: int, expected: list[tuple[int, int]]) -> None:
+def test_a_batch_is_bounded_in_bytes(
+    url: str, monkeypatch: pytest.MonkeyPatch, bytes_max: int, expected: list[tuple[int, int]]
+) -> None:
     """An entry that is too large comes alone."""
     monkeypatch.setattr(sqlite_reading, "BATCH_BYTES_MAX", bytes_max)
     monkeypatch.setattr(sqlite_reading, "LOADS_BYTES_MAX", bytes_max)
@@ -123,7 +149,9 @@ def test_the_observations_file_may_come_late_and_be_replaced(url: str, files: Ch
     assert {**end, Source.SERVING: 3} == files.batch_end(again, limit=99)
 
 
-def test_a_damaged_observations_file_does_not_stop_the_channel(url: str, files: ChannelFiles) -> None:
+def test_a_damaged_observations_file_does_not_stop_the_channel(
+    url: str, files: ChannelFiles
+) -> None:
     Path(f"{url.removeprefix('sqlite:')}.observations").write_bytes(b"no database at all" * 99)
     ends = files.batch_end(BEGINNING, limit=9)
     assert (10, 1) == (ends[Source.CHANNEL], ends[Source.SERVING])
@@ -145,12 +173,16 @@ def test_a_log_that_went_back_is_refused(files: ChannelFiles) -> None:
 def test_a_damaged_record_has_no_value(url: str, files: ChannelFiles) -> None:
     with closing(sqlite3.connect(url.removeprefix("sqlite:"))) as connection, connection:
         connection.execute("UPDATE entries SET data = X'00' WHERE offset = 3")
-    assert [b"2", None, b"4"] == [arrival.value for arrival in files.rows(Source.CHANNEL.value, 2, 5)]
+    assert [b"2", None, b"4"] == [
+        arrival.value for arrival in files.rows(Source.CHANNEL.value, 2, 5)
+    ]
 
 
 def test_times_outside_sparks_range_are_capped(url: str, files: ChannelFiles) -> None:
     observe(url, Source.SERVING, [-5, 1 << 60])
-    assert [0, sqlite_reading.TIME_MS_MAX] == [arrival.at_ms for arrival in files.rows(Source.SERVING.value, 1, 9)]
+    assert [0, sqlite_reading.TIME_MS_MAX] == [
+        arrival.at_ms for arrival in files.rows(Source.SERVING.value, 1, 9)
+    ]
 
 
 def test_another_log_is_refused(url: str) -> None:
@@ -158,11 +190,15 @@ def test_another_log_is_refused(url: str) -> None:
         opened(url, identity="0" * 32)
 
 
-def test_a_piece_is_read_in_bounded_batches(url: str, files: ChannelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_piece_is_read_in_bounded_batches(
+    url: str, files: ChannelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sqlite_source, "ROWS_AT_ONCE", 4)
     batches = list(read_piece(url, Piece("channel", 1, 11, files.identity)))
     assert [4, 4, 2] == [batch.num_rows for batch in batches]
-    assert list(RECORDS) == [value for batch in batches for value in batch.column("value").to_pylist()]
+    assert list(RECORDS) == [
+        value for batch in batches for value in batch.column("value").to_pylist()
+    ]
 
 
 def test_offsets_of_a_stream(url: str) -> None:
@@ -180,10 +216,15 @@ def test_offsets_of_a_stream(url: str) -> None:
 def test_an_unwanted_source_is_not_read(url: str) -> None:
     for source in (Source.SERVING, Source.LOADS):
         observe(url, source, [0, 0])
-    reader = SqliteStreamReader(url, sources=(Source.CHANNEL, Source.LOADS), start={}, per_trigger=100)
-    begun = {**BEGINNING, "serving": 2, "log": ""}  # As a checkpoint has it from when all was wanted.
+    reader = SqliteStreamReader(
+        url, sources=(Source.CHANNEL, Source.LOADS), start={}, per_trigger=100
+    )
+    # As a checkpoint has it from when all was wanted.
+    begun = {**BEGINNING, "serving": 2, "log": ""}
     end = reader.latestOffset(begun, ReadAllAvailable())
-    assert [("channel", 1, 11), ("loads", 1, 3)] == [piece.value[:3] for piece in reader.partitions(begun, end)]
+    assert [("channel", 1, 11), ("loads", 1, 3)] == [
+        piece.value[:3] for piece in reader.partitions(begun, end)
+    ]
     assert {"channel": 11, "loads": 3, "log": end["log"]} == end == reader.reportLatestOffset()
     assert end == reader.latestOffset(end, ReadAllAvailable())
     reader.stop()
@@ -213,7 +254,9 @@ def test_a_stream_without_its_file_has_nothing_new(tmp_path: Path) -> None:
     reader.stop()
 
 
-def test_a_task_waits_for_the_file_within_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_waits_for_the_file_within_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sqlite_source, "AWAY_S_MAX", 0)
     with pytest.raises(PeerError, match="start the job again"):
         when_available(f"sqlite:{tmp_path / 'channel.db'}", ChannelFiles.ends)
@@ -223,4 +266,5 @@ def test_a_task_waits_for_the_file_within_a_bound(tmp_path: Path, monkeypatch: p
 def test_a_log_that_spark_cannot_read_is_refused(url: str) -> None:
     assert not is_on_kafka(url)
     with pytest.raises(CallerError, match="cannot open a log at"):
-        channel_frame(None, url, start={}, per_trigger=1)  # type: ignore[arg-type]  # It is not reached.
+        # It is not reached.
+        channel_frame(None, url, start={}, per_trigger=1)  # type: ignore[arg-type]

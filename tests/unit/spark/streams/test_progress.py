@@ -13,7 +13,14 @@ import pytest
 from prometheus_client import generate_latest
 from pyspark.sql.streaming.query import StreamingQuery
 
-from equipoise.spark_jobs.streams.batch_report import WINDOW_MS, BatchDone, Rate, batch_done, progress_line, size
+from equipoise.spark_jobs.streams.batch_report import (
+    WINDOW_MS,
+    BatchDone,
+    Rate,
+    batch_done,
+    progress_line,
+    size,
+)
 from equipoise.spark_jobs.streams.options import Screen
 from equipoise.spark_jobs.streams.progress import Follower, StreamMetrics, Watch
 
@@ -21,12 +28,19 @@ OF_KAFKA = {
     "batchId": 7,
     "batchDuration": 950,
     "durationMs": {"addBatch": 800, "triggerExecution": 950},
-    "stateOperators": [{"numRowsTotal": 12, "memoryUsedBytes": 1_000}, {"numRowsTotal": 30, "memoryUsedBytes": 500}],
+    "stateOperators": [
+        {"numRowsTotal": 12, "memoryUsedBytes": 1_000},
+        {"numRowsTotal": 30, "memoryUsedBytes": 500},
+    ],
     "sources": [
         {
             "numInputRows": 1_900,
             "endOffset": {"log": {"0": 5_000}, "log-serving": {"0": 10}},
-            "latestOffset": {"log": {"0": 5_600}, "log-serving": {"0": 10}, "log-decisions": {"0": 3}},
+            "latestOffset": {
+                "log": {"0": 5_600},
+                "log-serving": {"0": 10},
+                "log-decisions": {"0": 3},
+            },
         }
     ],
 }
@@ -46,7 +60,11 @@ def test_sparks_report_is_parsed() -> None:
 
 def test_an_offset_may_be_a_string_of_json() -> None:
     """Sources written in Python have such offsets."""
-    source = {"numInputRows": 1, "endOffset": '{"log": "7", "loads": 4}', "latestOffset": '{"log": "9", "channel": 15, "loads": 4}'}
+    source = {
+        "numInputRows": 1,
+        "endOffset": '{"log": "7", "loads": 4}',
+        "latestOffset": '{"log": "9", "channel": 15, "loads": 4}',
+    }
     assert 15 == batch_done(orjson.dumps({"sources": [source]})).behind
 
 
@@ -71,13 +89,21 @@ def test_the_progress_line() -> None:
 
 
 def test_the_progress_line_of_a_log_that_does_not_answer() -> None:
-    line = progress_line(batch_done(orjson.dumps(OF_KAFKA)), rows_per_second=0, found=None, missed_ms=45_600)
-    assert "0 rows/s · the log does not answer, nothing for 45 s · batch 7 in 0.9 s · state 42 rows, 1.5 KiB" == line
+    line = progress_line(
+        batch_done(orjson.dumps(OF_KAFKA)), rows_per_second=0, found=None, missed_ms=45_600
+    )
+    assert (
+        "0 rows/s · the log does not answer, nothing for 45 s · batch 7 in 0.9 s · state 42 rows,"
+        " 1.5 KiB" == line
+    )
 
 
 def test_an_unknown_lag_is_left_out() -> None:
     """Prometheus keeps the last known one."""
-    redone = {**OF_KAFKA, "sources": [{"numInputRows": 5, "endOffset": {"log": {"0": 5_000}}, "latestOffset": None}]}
+    redone = {
+        **OF_KAFKA,
+        "sources": [{"numInputRows": 5, "endOffset": {"log": {"0": 5_000}}, "latestOffset": None}],
+    }
     line = progress_line(batch_done(orjson.dumps(redone)), rows_per_second=5, found=None)
     assert "5 rows/s · batch 7 in 0.9 s · state 42 rows, 1.5 KiB" == line
     metrics = StreamMetrics("archive")
@@ -88,7 +114,9 @@ def test_an_unknown_lag_is_left_out() -> None:
     assert 603.0 == scraped(metrics)["spark_archive_entries_behind"]
 
 
-@pytest.mark.parametrize(("count", "expected"), [(0, "0 B"), (1_023, "1023 B"), (1_024, "1.0 KiB"), (5 << 30, "5.0 GiB")])
+@pytest.mark.parametrize(
+    ("count", "expected"), [(0, "0 B"), (1_023, "1023 B"), (1_024, "1.0 KiB"), (5 << 30, "5.0 GiB")]
+)
 def test_sizes(count: int, expected: str) -> None:
     assert expected == size(count)
 
@@ -120,7 +148,10 @@ class Printed:
 def scraped(metrics: StreamMetrics) -> dict[str, float]:
     """Return each figure that Prometheus would get, by its name and labels."""
     lines = generate_latest(metrics.registry).decode().splitlines()
-    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
+    return {
+        name: float(value)
+        for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    }
 
 
 def test_metrics() -> None:
@@ -169,7 +200,11 @@ def test_the_first_batch_has_a_rate() -> None:
 def test_every_metric_of_a_job_is_documented() -> None:
     metrics = StreamMetrics("JOB")
     metrics.found("hole", 1)
-    told = {name.partition("{")[0] for name in scraped(metrics) if not name.partition("{")[0].endswith("_created")}
+    told = {
+        name.partition("{")[0]
+        for name in scraped(metrics)
+        if not name.partition("{")[0].endswith("_created")
+    }
     page = (Path(__file__).parents[4] / "docs/reference/metrics.md").read_text(encoding="utf-8")
     assert told == set(re.findall(r"^\| `(spark_\w+)`", page, flags=re.MULTILINE))
 
@@ -213,11 +248,20 @@ class Told(Watch):
 
 def test_each_batch_is_reported_once() -> None:
     """A planned batch that has not run means that nothing is new."""
-    query, watch = Query(), Told("archive", Screen(note=print, result=print), metrics=StreamMetrics("archive"))
+    query, watch = (
+        Query(),
+        Told("archive", Screen(note=print, result=print), metrics=StreamMetrics("archive")),
+    )
     follower = Follower(cast("StreamingQuery", query), watch)
     idle = Progress(1, 0, "12:00:02", is_idle=True)
     waited = []
-    for come in ((), (Progress(0, 5, "12:00:01"),), (), (idle,), (Progress(1, 7, "12:00:03"), Progress(2, 11, "12:00:04"))):
+    for come in (
+        (),
+        (Progress(0, 5, "12:00:01"),),
+        (),
+        (idle,),
+        (Progress(1, 7, "12:00:03"), Progress(2, 11, "12:00:04")),
+    ):
         query.recentProgress += come
         follower.follow()
         watch.show()

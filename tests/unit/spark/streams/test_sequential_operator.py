@@ -1,4 +1,6 @@
-"""The sequential operator without a JVM: its state is always as of the last batch that was committed."""
+"""The sequential operator without a JVM: its state is always as of the last batch that was
+committed.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ BATCH = 25
 
 @dataclass(slots=True)
 class State:
-    """What Spark keeps for one key; `committed` is what an attempt begins with, and `now` what it has made of it."""
+    """What Spark keeps for one key; `committed` is what an attempt begins with, and `now` what it
+    has made of it.
+    """
 
     committed: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
     now: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
@@ -82,7 +86,9 @@ class Handle:
 
 
 class Worker:
-    """A worker of Spark with one task: `attempt` feeds a batch, and reads at most so many frames of what comes of it."""
+    """A worker of Spark with one task: `attempt` feeds a batch, and reads at most so many frames of
+    what comes of it.
+    """
 
     def __init__(self, state: State, *, run_id: str = "run", begin: bytes | None = None) -> None:
         self.state = state
@@ -92,14 +98,19 @@ class Worker:
     def attempt(self, batch: list[Arrival], *, frames_max: int | None = None) -> list[Emitted]:
         """The rows of a batch; what it wrote is not committed yet."""
         self.state.begin()
-        processor = SequentialProcessor(wants=WANTS, begin=self.begin, run_id=self.run_id, log_url="sqlite:none")
+        processor = SequentialProcessor(
+            wants=WANTS, begin=self.begin, run_id=self.run_id, log_url="sqlite:none"
+        )
         processor.init(cast("StatefulProcessorHandle", Handle(self.state)))
         frames = processor.handleInputRows(("",), self._frames(batch), cast("TimerValues", None))
         rows: list[Emitted] = []
         for place, frame in enumerate(frames):
             if place == frames_max:
                 return rows
-            rows += (Emitted(**row) for row in pa.Table.from_pandas(frame, preserve_index=False).to_pylist())
+            rows += (
+                Emitted(**row)
+                for row in pa.Table.from_pandas(frame, preserve_index=False).to_pylist()
+            )
         processor.close()
         return rows
 
@@ -113,7 +124,11 @@ class Worker:
     def _frames(batch: list[Arrival]) -> Iterator[pd.DataFrame]:
         """In two frames, the later one first: Spark promises no order."""
         middle = len(batch) // 2
-        return (part.to_pandas() for half in (batch[middle:], batch[:middle]) for part in pack([record_batch(half)]))
+        return (
+            part.to_pandas()
+            for half in (batch[middle:], batch[:middle])
+            for part in pack([record_batch(half)])
+        )
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +140,10 @@ def _no_gap_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
 def batches(seed: int, *, length: int = 150) -> list[list[Arrival]]:
     """The batches of a walk."""
     walk = Walk(seed)
-    arrivals = [Arrival("channel", *(offset, 1_000 * offset, data)) for offset, data in (walk.step() for _ in range(length))]
+    arrivals = [
+        Arrival("channel", *(offset, 1_000 * offset, data))
+        for offset, data in (walk.step() for _ in range(length))
+    ]
     return [arrivals[first : first + BATCH] for first in range(0, length, BATCH)]
 
 
@@ -158,11 +176,17 @@ def test_a_batch_may_go_to_another_worker(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_restart_continues_from_the_state() -> None:
     parts, state = batches(4), State()
-    rows = [row for place, part in enumerate(parts) for row in Worker(state, run_id=f"run {place}").run(part)]
+    rows = [
+        row
+        for place, part in enumerate(parts)
+        for row in Worker(state, run_id=f"run {place}").run(part)
+    ]
     assert at_once(parts) == rows
 
 
-def test_the_list_of_state_rows_is_rewritten_before_it_is_twice_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_of_state_rows_is_rewritten_before_it_is_twice_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sequential_operator, "STATE_ROWS_SPARE", 0)
     monkeypatch.setattr(sequential_operator, "STATE_ROWS_AT_ONCE", 7)
     state = State()

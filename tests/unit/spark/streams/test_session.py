@@ -14,12 +14,23 @@ import pytest
 from equipoise.brokers.cli.outcome import ExitCode, exit_code_of
 from equipoise.channel.core.errors import CallerError, OperatorError
 from equipoise.spark_jobs.streams import connector, session
-from equipoise.spark_jobs.streams.connector import Jar, cache_folder, connector_jars, jars_of_connector, pom_of
+from equipoise.spark_jobs.streams.connector import (
+    Jar,
+    cache_folder,
+    connector_jars,
+    jars_of_connector,
+    pom_of,
+)
 from equipoise.spark_jobs.streams.options import default_archive
 from equipoise.spark_jobs.streams.session import check_java
 from tests.house.house_rules import ROOT
 
-HELLO = Jar(group="g", artifact="hello", version="1", sha256="2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824")
+HELLO = Jar(
+    group="g",
+    artifact="hello",
+    version="1",
+    sha256="2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824",
+)
 
 
 def program(path: Path, script: str) -> Path:
@@ -43,7 +54,11 @@ def test_a_java_that_is_new_enough(tmp_path: Path, said: str, found: int) -> Non
 
 @pytest.mark.parametrize(
     ("answer", "named"),
-    [("echo 'java version \"1.8.0_392\"'", "is Java 8"), ("exit 3", "does not report its version"), ("echo hello", "hello")],
+    [
+        ("echo 'java version \"1.8.0_392\"'", "is Java 8"),
+        ("exit 3", "does not report its version"),
+        ("echo hello", "hello"),
+    ],
 )
 def test_a_java_that_is_unfit(tmp_path: Path, answer: str, named: str) -> None:
     with pytest.raises(OperatorError, match=named) as caught:
@@ -51,7 +66,9 @@ def test_a_java_that_is_unfit(tmp_path: Path, answer: str, named: str) -> None:
     assert ExitCode.OPERATOR is exit_code_of(caught.value)
 
 
-@pytest.mark.parametrize("environment", [{"PATH": ""}, {"PATH": "/nowhere"}, {"JAVA_HOME": "/nowhere", "PATH": ""}])
+@pytest.mark.parametrize(
+    "environment", [{"PATH": ""}, {"PATH": "/nowhere"}, {"JAVA_HOME": "/nowhere", "PATH": ""}]
+)
 def test_a_machine_without_java(environment: dict[str, str]) -> None:
     with pytest.raises(OperatorError, match="apt-get install openjdk-17-jre-headless"):
         check_java(environment)
@@ -66,7 +83,9 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_jars_have_the_version_of_the_extra() -> None:
     by_name = {jar.artifact: jar.version for jar in jars_of_connector()}
     assert version("pyspark") == by_name["spark-sql-kafka-0-10_2.13"]
-    assert f'"pyspark=={version("pyspark")}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'"pyspark=={version("pyspark")}"' in (ROOT / "pyproject.toml").read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.fixture
@@ -80,12 +99,17 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def maven(folder: Path, bytes_of_jar: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put a Maven on the path that brings such a jar."""
-    say = f'for word in "$@"; do case "$word" in -DoutputDirectory=*) printf %s {bytes_of_jar} > "${{word#*=}}/hello-1.jar";; esac; done'
+    say = (
+        f'for word in "$@"; do case "$word" in -DoutputDirectory=*) printf %s {bytes_of_jar} >'
+        ' "${word#*=}/hello-1.jar";; esac; done'
+    )
     program(folder / "programs" / "mvn", say)
     monkeypatch.setenv("PATH", f"{folder / 'programs'}:/bin:/usr/bin")
 
 
-def test_jars_are_fetched_once(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jars_are_fetched_once(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     maven(tmp_path, "hello", monkeypatch)
     told: list[str] = []
     assert (cache / "hello-1.jar",) == connector_jars(note=told.append)
@@ -95,7 +119,9 @@ def test_jars_are_fetched_once(cache: Path, tmp_path: Path, monkeypatch: pytest.
     assert ["hello-1.jar", "lock"] == sorted(path.name for path in cache.iterdir())
 
 
-def test_a_jar_with_another_checksum_is_refused(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jar_with_another_checksum_is_refused(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     maven(tmp_path, "evil", monkeypatch)
     with pytest.raises(OperatorError, match="SHA-256"):
         connector_jars()
@@ -105,7 +131,10 @@ def test_a_jar_with_another_checksum_is_refused(cache: Path, tmp_path: Path, mon
         connector_jars()
 
 
-@pytest.mark.parametrize(("script", "named"), [(None, "no program `mvn`"), ("echo no route to host; exit 1", "no route to host")])
+@pytest.mark.parametrize(
+    ("script", "named"),
+    [(None, "no program `mvn`"), ("echo no route to host; exit 1", "no route to host")],
+)
 def test_jars_that_cannot_be_fetched_can_be_put_there_by_hand(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, named: str
 ) -> None:
@@ -125,7 +154,10 @@ def test_maven_fetches_no_transitive_dependencies() -> None:
 
 def test_only_noise_is_dropped_from_standard_error(tmp_path: Path) -> None:
     """Also what a started program writes later comes through."""
-    child = "import sys,time; print('WARNING: Using incubator modules: x', 'first', sep='\\n', file=sys.stderr, flush=True);"
+    child = (
+        "import sys,time; print('WARNING: Using incubator modules: x', 'first', sep='\\n',"
+        " file=sys.stderr, flush=True);"
+    )
     child += "time.sleep(0.3); print('later', file=sys.stderr)"
     lines = [
         "import subprocess, sys, threading",
@@ -148,7 +180,9 @@ def test_only_noise_is_dropped_from_standard_error(tmp_path: Path) -> None:
 
 
 def test_the_default_archive_of_a_log() -> None:
-    assert Path("/data/channel.db.archive") == default_archive("sqlite:/data/channel.db?synchronous=normal")
+    assert Path("/data/channel.db.archive") == default_archive(
+        "sqlite:/data/channel.db?synchronous=normal"
+    )
     assert Path("shop.archive") == default_archive("kafka://h:1,i:2/shop")
     with pytest.raises(CallerError, match="cannot open a log at"):
         default_archive("kafka:nonsense")

@@ -41,7 +41,9 @@ class Session:
 
 @dataclass
 class OneBatch:
-    """A frame, its writer and its query in one. The query ends after one batch, with the error of `take` if there is one."""
+    """A frame, its writer and its query in one. The query ends after one batch, with the error of
+    `take` if there is one.
+    """
 
     isActive: bool = False  # noqa: N815 - as all below: Spark calls it so
     lastProgress: None = None  # noqa: N815
@@ -80,21 +82,32 @@ class Refused(Py4JJavaError):  # type: ignore[misc]  # py4j has no types.
         Exception.__init__(self)
 
     def __str__(self) -> str:
-        return 'An error occurred while calling o63.load.\n: java.io.IOException: Cannot run program "/no/such": error=2'
+        return (
+            "An error occurred while calling o63.load.\n: java.io.IOException: Cannot run program"
+            ' "/no/such": error=2'
+        )
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Return a function that runs a stream without waiting for what is missing, and returns its notes."""
+    """Return a function that runs a stream without waiting for what is missing, and returns its
+    notes.
+    """
     monkeypatch.setattr(streams, "AWAY_MAX_S", -1)
     monkeypatch.setattr(streams, "WORKERS_MAX_S", -1)
     monkeypatch.setattr(streams, "_PAUSES_S", (0,))
 
     def run(*, frame: Callable[[], object], take: Callable[[int, pa.Table], None]) -> list[str]:
         notes: list[str] = []
-        watch = Watch("audit", Screen(result=notes.append, note=notes.append), metrics=StreamMetrics("audit"))
+        watch = Watch(
+            "audit", Screen(result=notes.append, note=notes.append), metrics=StreamMetrics("audit")
+        )
         stream = Stream(
-            job="audit", checkpoint=tmp_path / "checkpoint", to_end=True, frame=cast("Callable[[], DataFrame]", frame), take=take
+            job="audit",
+            checkpoint=tmp_path / "checkpoint",
+            to_end=True,
+            frame=cast("Callable[[], DataFrame]", frame),
+            take=take,
         )
         run_stream(cast("SparkSession", Session()), stream, watch)
         return notes
@@ -122,7 +135,9 @@ def ignored(_number: int, _rows: pa.Table) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """A stream that ends with an error: a `PeerError` for what may pass, an `OperatorError` for what does not."""
+    """A stream that ends with an error: a `PeerError` for what may pass, an `OperatorError` for
+    what does not.
+    """
 
     frame: Callable[[], object] = OneBatch
     take: Callable[[int, pa.Table], None] = ignored
@@ -132,20 +147,28 @@ class Ending:
 
 
 ENDINGS = {
-    "an output that stays away": Ending(take=refused, message=r"the topic of findings does not answer; start it again"),
+    "an output that stays away": Ending(
+        take=refused, message=r"the topic of findings does not answer; start it again"
+    ),
     "a log that stays away": Ending(
         frame=raising(LogUnavailable(log="sqlite:x", problem="busy")),
         message=r"the audit has waited 0 s for its log: .*sqlite:x",
         names_log=True,
     ),
     "a machine too busy to start workers": Ending(
-        frame=raising(PySparkException("terminated with exception: Python worker failed to connect back.")),
-        message=r"the audit gives up after 0 s: a Python worker .* did not start .*; start it again",
+        frame=raising(
+            PySparkException("terminated with exception: Python worker failed to connect back.")
+        ),
+        message=(
+            r"the audit gives up after 0 s: a Python worker .* did not start .*; start it again"
+        ),
     ),
     "an error of Java, which is no death of Java": Ending(
         frame=raising(Refused()),
         error=OperatorError,
-        message="the audit cannot continue: PYSPARK_PYTHON names an interpreter that does not exist",
+        message=(
+            "the audit cannot continue: PYSPARK_PYTHON names an interpreter that does not exist"
+        ),
     ),
 }
 
@@ -164,10 +187,14 @@ def test_a_stream_that_cannot_continue_names_the_cause(
 
 
 @pytest.mark.parametrize(
-    ("environment", "memory"), [({}, "1g"), ({"SPARK_DRIVER_MEMORY": ""}, "1g"), ({"SPARK_DRIVER_MEMORY": "3g"}, "3g")]
+    ("environment", "memory"),
+    [({}, "1g"), ({"SPARK_DRIVER_MEMORY": ""}, "1g"), ({"SPARK_DRIVER_MEMORY": "3g"}, "3g")],
 )
 def test_the_end_of_java_is_reported_with_its_memory(
-    run: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], memory: str
+    run: Callable[..., list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    memory: str,
 ) -> None:
     monkeypatch.delenv(MEMORY_VARIABLE, raising=False)
     for name, value in environment.items():
@@ -176,11 +203,19 @@ def test_the_end_of_java_is_reported_with_its_memory(
     def gone() -> object:
         raise ConnectionRefusedError("[Errno 111] Connection refused")
 
-    with pytest.raises(OperatorError, match=rf"Java process is gone: .*Connection refused.* its {memory}, .* SPARK_DRIVER_MEMORY=4g in"):
+    with pytest.raises(
+        OperatorError,
+        match=(
+            rf"Java process is gone: .*Connection refused.* its {memory}, .*"
+            r" SPARK_DRIVER_MEMORY=4g in"
+        ),
+    ):
         run(frame=gone, take=lambda _number, _rows: None)
 
 
-def test_an_output_that_comes_back_gets_the_batch(run: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_that_comes_back_gets_the_batch(
+    run: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(streams, "AWAY_MAX_S", 900)
     refusals = [PeerError("the topic is read-only")] * (streams.ATTEMPTS_MAX + 1)
 
@@ -199,7 +234,9 @@ def test_failures_do_not_add_up_while_the_log_answers(
     begun: list[object] = []
 
     class Start:
-        """A start of the stream that ends after ten minutes: the sixth by itself, those before it for a log that is away."""
+        """A start of the stream that ends after ten minutes: the sixth by itself, those before it
+        for a log that is away.
+        """
 
         batches = -1
 
@@ -208,17 +245,25 @@ def test_failures_do_not_add_up_while_the_log_answers(
             self.has_waited = waited
 
         def to_its_end(self, _check: Callable[[], None]) -> Cause | None:
-            return None if len(begun) == 6 else cause_of_error(LogUnavailable(log="sqlite:x", problem="busy"))
+            return (
+                None
+                if len(begun) == 6
+                else cause_of_error(LogUnavailable(log="sqlite:x", problem="busy"))
+            )
 
     monkeypatch.setattr(streams, "AWAY_MAX_S", 500)
     monkeypatch.setattr(streams, "_Run", Start)
-    monkeypatch.setattr("equipoise.spark_jobs.streams.streams.time.monotonic", lambda: 600.0 * len(begun))
+    monkeypatch.setattr(
+        "equipoise.spark_jobs.streams.streams.time.monotonic", lambda: 600.0 * len(begun)
+    )
     with nullcontext() if waited else pytest.raises(PeerError):
         run(frame=OneBatch, take=lambda _number, _rows: None)
     assert starts == len(begun)
 
 
-def test_a_query_is_stopped_although_output_fails(run: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_query_is_stopped_although_output_fails(
+    run: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     stopped = []
 
     class Runs(OneBatch):
@@ -323,7 +368,11 @@ def test_a_second_interrupt_does_not_wait_for_work() -> None:
 
     for cancel in (partial(signal.raise_signal, signal.SIGINT), gone):
         with pytest.raises(KeyboardInterrupt):
-            interruptible(partial(finished.wait, 60), cancel=cancel, meanwhile=partial(signal.raise_signal, signal.SIGINT))
+            interruptible(
+                partial(finished.wait, 60),
+                cancel=cancel,
+                meanwhile=partial(signal.raise_signal, signal.SIGINT),
+            )
     assert not finished.is_set()
     finished.set()
 
@@ -336,4 +385,6 @@ def test_work_is_waited_for() -> None:
         return 7
 
     assert 7 == interruptible(work, cancel=pytest.fail, meanwhile=told.set).result()
-    assert isinstance(interruptible(lambda: 1 // 0, cancel=pytest.fail).exception(), ZeroDivisionError)
+    assert isinstance(
+        interruptible(lambda: 1 // 0, cancel=pytest.fail).exception(), ZeroDivisionError
+    )

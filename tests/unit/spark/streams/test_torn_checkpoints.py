@@ -31,7 +31,13 @@ def test_a_batch_that_has_not_begun_is_dropped(checkpoint: Path) -> None:
 @pytest.mark.parametrize("name", ["offsets/1", "commits/1", "metadata"])
 def test_any_other_empty_file_is_named(checkpoint: Path, name: str) -> None:
     (checkpoint / name).write_text("")
-    with pytest.raises(OperatorError, match=rf"its file {name} is empty.*; remove the folder .*{checkpoint.name} and start the job again"):
+    with pytest.raises(
+        OperatorError,
+        match=(
+            rf"its file {name} is empty.*; remove the folder .*{checkpoint.name} and start the job"
+            r" again"
+        ),
+    ):
         check_version("audit", checkpoint, 1)
     assert (checkpoint / "offsets" / "2").exists()
 
