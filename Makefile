@@ -99,7 +99,7 @@ bench: setup ## Run one benchmark and print one JSON line: make bench BENCH=name
 simulate: setup ## Replay one simulated run and print its story: make simulate SEED=number
 	@case "$(SEED)" in '' | *[!0-9]*) echo "which seed? make simulate SEED=number"; exit 2;; esac
 	@echo "== simulate: seed $(SEED)"
-	@$(BIN)/python -m equipoise.brokers.testing.simulation --seed "$(SEED)"
+	@$(BIN)/python -m tests.simulation --seed "$(SEED)"
 
 mutants: setup ## Apply each mutant of the protocol and print the seed that catches it: make mutants [DIR=folder]
 	@echo "== mutants: each patch of $(or $(DIR),tests/mutants) must be caught"
@@ -109,7 +109,7 @@ soak: setup ## Test with a cluster of real Pulsar, and simulate one seed after a
 	@echo "== soak: tests with real Pulsar, which Maven fetches once (245 MB)"
 	@$(BIN)/python -m pytest --quiet -m soak tests/integration
 	@echo "== soak: simulating for $(or $(HOURS),1) h"
-	@$(BIN)/python -m equipoise.brokers.testing.simulation --soak-hours "$(or $(HOURS),1)"
+	@$(BIN)/python -m tests.simulation --soak-hours "$(or $(HOURS),1)"
 
 stress: setup ## Move, kill, stop and cut off real brokers under load, and check what they served: make stress [SEED=0] [LOG=kafka]
 	@echo "== stress: some five minutes of faults in real processes"

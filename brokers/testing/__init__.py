@@ -1,3 +1,1 @@
-"""Run many brokers in one process in virtual time: the simulation, and the cluster for users'
-tests.
-"""
+"""Run many brokers in one process and in virtual time, for users' tests."""

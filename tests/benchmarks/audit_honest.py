@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
-from equipoise.brokers.testing.simulation.scenario import SCENARIOS
 from tests.benchmarks.figures import machine, print_line
 from tests.injected.honest import honest, play
+from tests.simulation.scenario import SCENARIOS
 from tests.spark.spark_pipeline import Pipeline
 
 RECORDS: Final = 1_000_000

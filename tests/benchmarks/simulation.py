@@ -7,9 +7,9 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from equipoise.brokers.testing.simulation.run import simulate
-from equipoise.brokers.testing.simulation.scenario import SCENARIOS, Operations, Scenario
 from tests.benchmarks.figures import machine, print_line, summary
+from tests.simulation.run import simulate
+from tests.simulation.scenario import SCENARIOS, Operations, Scenario
 
 REPEATS = 7
 OPERATIONS_EVERY_MS = 1_000

@@ -2,7 +2,7 @@
 contradict one another.
 
 `python -m tests.channels.admin_hunt --seeds N` prints the first violation and exits with 1, as
-`python -m equipoise.brokers.testing.simulation` does; tests.mutants runs it over a product in which
+`python -m tests.simulation` does; tests.mutants runs it over a product in which
 a rule about answers is broken.
 
 Each history is about one tenant and one namespace. Every broker's log is deaf: it reads only when

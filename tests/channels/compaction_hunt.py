@@ -2,7 +2,7 @@
 something is not as it must be.
 
 `python -m tests.channels.compaction_hunt --seeds N` prints the first violation and exits with 1, as
-`python -m equipoise.brokers.testing.simulation` does; tests.mutants runs it over a product in which
+`python -m tests.simulation` does; tests.mutants runs it over a product in which
 one rule of compaction is broken.
 """
 

@@ -2,7 +2,7 @@
 reader is told what is not so.
 
 `python -m tests.channels.deposed_leader_hunt --seeds N` prints the first violation and exits with
-1, as `python -m equipoise.brokers.testing.simulation` does; tests.mutants runs it over a product in
+1, as `python -m tests.simulation` does; tests.mutants runs it over a product in
 which one rule is broken.
 """
 

@@ -15,9 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_SECOND
-from equipoise.brokers.testing.simulation.scenario import SCENARIOS
-from equipoise.brokers.testing.simulation.world import World
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
 from equipoise.channel.core.log import Entry
@@ -32,6 +29,9 @@ from equipoise.compaction.retention import Retention
 from tests.channels.carried import TIMEOUT_MS, cut_off
 from tests.channels.compacting import compacted, restored_to_end
 from tests.channels.folding import joined
+from tests.simulation.clock import MICROSECONDS_PER_SECOND
+from tests.simulation.scenario import SCENARIOS
+from tests.simulation.world import World
 
 FOLDER: Final = Path(__file__).resolve().parent / "level_1"
 SCENARIO: Final = "heavy"

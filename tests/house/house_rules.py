@@ -23,7 +23,7 @@ LINKED = ("brokers", "channel", "compaction", "lab", "pulsar_cluster", "shedder"
 FOLDER_MODULES_MAX = 20
 VAGUE_NAMES = frozenset({"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"})
 
-# All modules of these packages are pure. `__main__` is exempt: it drives a terminal.
+# All modules of these packages are pure, but `__main__`, which drives a terminal, and tests.
 PURE = (
     "equipoise.brokers.agent",
     "equipoise.brokers.balancing",
@@ -39,8 +39,6 @@ PURE = (
     "equipoise.brokers.security.tokens",
     "equipoise.brokers.testing.agent_host",
     "equipoise.brokers.testing.shared_log",
-    "equipoise.brokers.testing.simulation",
-    "equipoise.brokers.testing.stand_in_service",
     "equipoise.channel.core",
     "equipoise.channel.inspect",
     "equipoise.lab.channel",
@@ -63,9 +61,10 @@ PURE = (
     "equipoise.shedder",
     "equipoise.spark_jobs.rules",
     "equipoise.spark_jobs.sequence",
+    "tests.simulation",
 )
 # May import `random.Random`, which takes a seed, and nothing else of `random`.
-SEEDED = ("equipoise.brokers.testing.simulation",)
+SEEDED = ("tests.simulation",)
 # fmt: off
 IMPURE_IMPORTS = frozenset({
     "aiohttp", "asyncio", "concurrent", "confluent_kafka", "datetime", "faust", "http", "logging",
@@ -164,8 +163,13 @@ def within(name: str, packages: tuple[str, ...]) -> bool:
 
 
 def is_pure(name: str) -> bool:
-    """Return whether a module of the product must be pure."""
-    return within(name, PURE) and not name.endswith((".__main__", "_pb2"))
+    """Return whether a module must be pure."""
+    last = name.rsplit(".", maxsplit=1)[-1]
+    return (
+        within(name, PURE)
+        and not last.startswith(("__main__", "test_"))
+        and not last.endswith("_pb2")
+    )
 
 
 def roots(names: Iterable[str]) -> list[str]:

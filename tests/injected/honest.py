@@ -13,20 +13,20 @@ from equipoise.brokers.agent.effects import Effect, Open, Reshaped
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.runtime.observations.records import Served
-from equipoise.brokers.testing.simulation.checkers.all_checkers import Checkers
-from equipoise.brokers.testing.simulation.checkers.membership import Membership
-from equipoise.brokers.testing.simulation.checkers.ownership import Ownership, Work
-from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
-from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS, MICROSECONDS_PER_SECOND
-from equipoise.brokers.testing.simulation.faults import NEVER
-from equipoise.brokers.testing.simulation.host import Process
-from equipoise.brokers.testing.simulation.scenario import SCENARIOS, Scenario
-from equipoise.brokers.testing.simulation.world import World
 from equipoise.channel.core.log import Entry
 from equipoise.channel.core.ranges import bundle_contains
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.view import View
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
+from tests.simulation.checkers.all_checkers import Checkers
+from tests.simulation.checkers.membership import Membership
+from tests.simulation.checkers.ownership import Ownership, Work
+from tests.simulation.checkers.violation import InvariantViolated
+from tests.simulation.clock import MICROSECONDS_PER_MS, MICROSECONDS_PER_SECOND
+from tests.simulation.faults import NEVER
+from tests.simulation.host import Process
+from tests.simulation.scenario import SCENARIOS, Scenario
+from tests.simulation.world import World
 
 # The log's time at the beginning of a run. The wall clocks of its machines differ from it by up to
 # a minute.
@@ -131,13 +131,11 @@ def play(
             faults=replace(scenario.faults, hidden_pause_weight=NEVER, wall_jump_weight=NEVER),
         )
     right_clocks = (
-        patch("equipoise.brokers.testing.simulation.world._WALL_ERROR_US", (0, 0))
-        if evidence
-        else nullcontext()
+        patch("tests.simulation.world._WALL_ERROR_US", (0, 0)) if evidence else nullcontext()
     )
     with (
         right_clocks,
-        patch("equipoise.brokers.testing.simulation.world.Checkers", partial(_Notebook, run=run)),
+        patch("tests.simulation.world.Checkers", partial(_Notebook, run=run)),
     ):
         world = World(scenario, seed, on_line=None)
     notebook = world.checkers

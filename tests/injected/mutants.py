@@ -13,7 +13,6 @@ from types import ModuleType
 from typing import Final
 from unittest.mock import patch
 
-from equipoise.brokers.testing.simulation.scenario import SCENARIOS
 from equipoise.channel.core import view as whole
 from equipoise.channel.core.codec import decode
 from equipoise.channel.core.entries import BrokerChanged, BundleChanged, NamespaceChanged, Verdict
@@ -24,6 +23,7 @@ from tests.injected.honest import honest, play
 from tests.injected.injection import Injected
 from tests.mutants.patching import Mutant, parse
 from tests.mutants.patching import apply as patched
+from tests.simulation.scenario import SCENARIOS
 
 _FOLD: Final = "channel/core/view.py"
 _PATCHES: Final = Path(__file__).resolve().parent.parent / "mutants"

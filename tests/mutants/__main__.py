@@ -90,7 +90,7 @@ def hunt(mutant: Mutant, texts: dict[str, str], *, seeds_max: int = SEEDS_MAX) -
 
 def _simulate(mutant: Mutant, folder: Path, seeds_max: int) -> tuple[bool, str]:
     options = HUNTS.get(mutant.scenario) or (
-        "equipoise.brokers.testing.simulation",
+        "tests.simulation",
         "--quiet",
         "--scenario",
         mutant.scenario,

@@ -25,8 +25,8 @@ class Hunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """One broken rule: `rule` says which, `scenario` is the one of `brokers.testing.simulation`
-    that shows it.
+    """One broken rule: `rule` says which, `scenario` is the one of `tests.simulation` that shows
+    it.
     """
 
     name: str

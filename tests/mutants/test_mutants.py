@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.testing.simulation.scenario import SCENARIOS
 from tests.mutants.__main__ import HUNTS, hunt, mutants_of, product_texts
 from tests.mutants.patching import Hunk, Mutant, PatchDoesNotApplyError, apply, parse
+from tests.simulation.scenario import SCENARIOS
 
 MUTANTS_MIN = 20
 MUTANTS = mutants_of(Path(__file__).parent)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pytest
 
-from equipoise.brokers.testing.simulation.scenario import SCENARIOS
 from equipoise.channel.core.log import Entry
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.snapshot import to_bytes
@@ -20,6 +19,7 @@ from tests.injected.injection import Kind
 from tests.injected.kinds import KINDS, trials
 from tests.injected.mutants import CONTRADICTIONS, broken_folds
 from tests.injected.obedience import DISOBEDIENCES
+from tests.simulation.scenario import SCENARIOS
 from tests.spark.spark_pipeline import findings_of
 
 KINDS_MIN = 30

@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.brokers.testing.simulation.run import simulate
-from equipoise.brokers.testing.simulation.scenario import SCENARIOS
+from tests.simulation.run import simulate
+from tests.simulation.scenario import SCENARIOS
 
 # One of them takes a second, most of it in the calm.
 RUNS = 25

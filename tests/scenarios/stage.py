@@ -32,8 +32,6 @@ from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.balancing.namespace_policies import serves_on
 from equipoise.brokers.testing.agent_host import AgentHost, Directory, Failed
 from equipoise.brokers.testing.shared_log import SharedLog
-from equipoise.brokers.testing.simulation.checkers.coverage import Coverage, Tokens
-from equipoise.brokers.testing.stand_in_service import VERBS, StandInService, Work, bundle_of
 from equipoise.channel.core import snapshot
 from equipoise.channel.core.codec import encode
 from equipoise.channel.core.difference import Resync
@@ -46,6 +44,8 @@ from equipoise.channel.core.records import AnyRecord, BundleTransition, Merge, R
 from equipoise.channel.core.view import View
 from equipoise.channel.inspect import story
 from tests.scenarios.words import moment, shortened
+from tests.simulation.checkers.coverage import Coverage, Tokens
+from tests.simulation.stand_in_service import VERBS, StandInService, Work, bundle_of
 
 # No command of a story takes as many steps. Agents that take more answer each other for ever.
 _STEPS_MAX = 10_000

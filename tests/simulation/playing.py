@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equipoise.brokers.testing.simulation.run import simulate
-from equipoise.brokers.testing.simulation.scenario import SCENARIOS
+from tests.simulation.run import simulate
+from tests.simulation.scenario import SCENARIOS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,10 +17,7 @@ class Case:
 
     @property
     def command(self) -> str:
-        return (
-            f"python -m equipoise.brokers.testing.simulation --scenario {self.scenario} --seed"
-            f" {self.seed}"
-        )
+        return f"python -m tests.simulation --scenario {self.scenario} --seed {self.seed}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import pytest
 
-from equipoise.brokers.testing.simulation.faults import (
+from tests.simulation.faults import (
     Crash,
     CutOff,
     Faults,
@@ -24,9 +24,9 @@ from equipoise.brokers.testing.simulation.faults import (
     Scheduled,
     WallJump,
 )
-from equipoise.brokers.testing.simulation.run import simulate
-from equipoise.brokers.testing.simulation.scenario import SCENARIOS, Operations, Scenario
 from tests.simulation.playing import CASES, SEEDS, Case, Played, play
+from tests.simulation.run import simulate
+from tests.simulation.scenario import SCENARIOS, Operations, Scenario
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +91,7 @@ def test_a_story_does_not_depend_on_the_hash_seed() -> None:
     command = [
         sys.executable,
         "-m",
-        "equipoise.brokers.testing.simulation",
+        "tests.simulation",
         "--scenario",
         "heavy",
         "--seed",
@@ -185,7 +185,7 @@ def test_a_quiet_cluster_loses_nothing() -> None:
 
 
 def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "equipoise.brokers.testing.simulation", *arguments]
+    command = [sys.executable, "-m", "tests.simulation", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from equipoise.brokers.agent.handle import Lease
 from equipoise.brokers.agent.timing import Timing, timing_of
 from equipoise.brokers.errors import InvalidConfig
-from equipoise.brokers.testing.simulation.clock import Clock
+from tests.simulation.clock import Clock
 
 # 2 x 1 % x 3,000 ms + 400 ms of stall = 460 ms of margin at least; half a lease is 1,500 ms.
 TIGHT = Timing(

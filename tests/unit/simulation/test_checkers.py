@@ -21,25 +21,6 @@ from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS
 from equipoise.brokers.balancing.policies import quarantine_document, quarantine_key
 from equipoise.brokers.errors import BrokerIdTaken
 from equipoise.brokers.testing.agent_host import Directory
-from equipoise.brokers.testing.simulation.checkers.agreement import (
-    Agreement,
-    Answers,
-    Beginnings,
-    Settlement,
-)
-from equipoise.brokers.testing.simulation.checkers.coverage import Coverage, Tokens
-from equipoise.brokers.testing.simulation.checkers.membership import Leadership, Membership
-from equipoise.brokers.testing.simulation.checkers.ownership import Ownership, Work, child_of
-from equipoise.brokers.testing.simulation.checkers.quarantine import Quarantines
-from equipoise.brokers.testing.simulation.checkers.recovery import not_recovered, recovery_bound_ms
-from equipoise.brokers.testing.simulation.checkers.transfers import (
-    Handovers,
-    Transfers,
-    one_at_a_time,
-)
-from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
-from equipoise.brokers.testing.simulation.host import Process
-from equipoise.brokers.testing.stand_in_service import Running
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
 from equipoise.channel.core.entries import (
@@ -58,6 +39,25 @@ from equipoise.channel.core.reader import Folded, Reader
 from equipoise.channel.core.records import AnyRecord, BundleTransition, Reason
 from equipoise.channel.core.view import View
 from tests.channels.folding import MIDDLE, NAMESPACE, joined
+from tests.simulation.checkers.agreement import (
+    Agreement,
+    Answers,
+    Beginnings,
+    Settlement,
+)
+from tests.simulation.checkers.coverage import Coverage, Tokens
+from tests.simulation.checkers.membership import Leadership, Membership
+from tests.simulation.checkers.ownership import Ownership, Work, child_of
+from tests.simulation.checkers.quarantine import Quarantines
+from tests.simulation.checkers.recovery import not_recovered, recovery_bound_ms
+from tests.simulation.checkers.transfers import (
+    Handovers,
+    Transfers,
+    one_at_a_time,
+)
+from tests.simulation.checkers.violation import InvariantViolated
+from tests.simulation.host import Process
+from tests.simulation.stand_in_service import Running
 
 
 class History:

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from equipoise.brokers.testing.shared_log import SharedLog
-from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS
-from equipoise.brokers.testing.simulation.parts import Parts
 from equipoise.channel.core.snapshot_store import CompactedSnapshot
 from equipoise.channel.core.view import View
 from equipoise.channel.snapshots.snapshot_rows import encode_marker, keys_of, marker_of, rows_of
+from tests.simulation.clock import MICROSECONDS_PER_MS
+from tests.simulation.parts import Parts
 
 # Of 1,000 compactions, how many remove all entries below the snapshot, so that any lagging reader
 # must resync. Others keep some.

@@ -7,26 +7,26 @@ from functools import partial
 from typing import Final
 
 from equipoise.brokers.testing.shared_log import SharedLog
-from equipoise.brokers.testing.simulation.callers import Callers
-from equipoise.brokers.testing.simulation.chance import Chance
-from equipoise.brokers.testing.simulation.checkers.all_checkers import Checkers
-from equipoise.brokers.testing.simulation.clock import (
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.view import View
+from tests.simulation.callers import Callers
+from tests.simulation.chance import Chance
+from tests.simulation.checkers.all_checkers import Checkers
+from tests.simulation.clock import (
     MICROSECONDS_PER_MS,
     MICROSECONDS_PER_SECOND,
     Clock,
     Schedule,
 )
-from equipoise.brokers.testing.simulation.compaction import Compactor
-from equipoise.brokers.testing.simulation.courier import Courier
-from equipoise.brokers.testing.simulation.faults import Faults
-from equipoise.brokers.testing.simulation.host import Host, Process
-from equipoise.brokers.testing.simulation.operators import Operators
-from equipoise.brokers.testing.simulation.parts import Parts
-from equipoise.brokers.testing.simulation.scenario import Scenario
-from equipoise.brokers.testing.simulation.story import Story
-from equipoise.brokers.testing.simulation.troubles import Troubles
-from equipoise.channel.core.reader import Folded
-from equipoise.channel.core.view import View
+from tests.simulation.compaction import Compactor
+from tests.simulation.courier import Courier
+from tests.simulation.faults import Faults
+from tests.simulation.host import Host, Process
+from tests.simulation.operators import Operators
+from tests.simulation.parts import Parts
+from tests.simulation.scenario import Scenario
+from tests.simulation.story import Story
+from tests.simulation.troubles import Troubles
 
 CLUSTER: Final = "simulated"
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from equipoise.brokers.testing.simulation.checkers.recovery import not_recovered, recovery_bound_ms
-from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
-from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS, MICROSECONDS_PER_SECOND
-from equipoise.brokers.testing.simulation.scenario import Scenario
-from equipoise.brokers.testing.simulation.world import World
 from equipoise.channel.core.records import Reason
+from tests.simulation.checkers.recovery import not_recovered, recovery_bound_ms
+from tests.simulation.checkers.violation import InvariantViolated
+from tests.simulation.clock import MICROSECONDS_PER_MS, MICROSECONDS_PER_SECOND
+from tests.simulation.scenario import Scenario
+from tests.simulation.world import World
 
 # How often the run checks whether the cluster has recovered.
 _CHECK_INTERVAL_US: Final = 100 * MICROSECONDS_PER_MS

@@ -1,4 +1,4 @@
-"""Play simulated runs and print their stories: `python -m equipoise.brokers.testing.simulation`.
+"""Play simulated runs and print their stories: `python -m tests.simulation`.
 
 Exit codes:
 
@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 
-from equipoise.brokers.testing.simulation.run import Outcome, simulate
-from equipoise.brokers.testing.simulation.scenario import SCENARIOS, Scenario
+from tests.simulation.run import Outcome, simulate
+from tests.simulation.scenario import SCENARIOS, Scenario
 
 _TAIL_LINES = 60
 _SOAK_REPORT_SECONDS = 60
@@ -43,7 +43,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m equipoise.brokers.testing.simulation",
+        prog="python -m tests.simulation",
         description="Simulate a cluster: many agents, one log, one seed.",
     )
     parser.add_argument("--seed", type=int, default=1, help="the first seed (default 1)")
@@ -119,10 +119,7 @@ def _replay(arguments: argparse.Namespace, scenario: Scenario, seed: int) -> str
         for name in ("brokers", "seconds")
         if (value := getattr(arguments, name)) is not None
     )
-    return (
-        f"python -m equipoise.brokers.testing.simulation --scenario {scenario.name} --seed"
-        f" {seed}{options}"
-    )
+    return f"python -m tests.simulation --scenario {scenario.name} --seed {seed}{options}"
 
 
 def _summary(outcome: Outcome) -> str:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 
 from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.balancing.quarantine import QuarantineRules
-from equipoise.brokers.testing.simulation.host import Process
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.view import View
+from tests.simulation.host import Process
 
 
 def recovery_bound_ms(timing: Timing, *, brokers: int, late_ms: int) -> int:

@@ -1,6 +1,6 @@
 """Carry records to the simulated log: late, twice, or not at all.
 
-Only faults of appending belong here. Reading has its own in `brokers.testing.simulation.host`.
+Only faults of appending belong here. Reading has its own in `tests.simulation.host`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Final
 
 from equipoise.brokers.testing.agent_host import Failed, Failure
 from equipoise.brokers.testing.shared_log import SharedLog
-from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS
-from equipoise.brokers.testing.simulation.parts import Parts
 from equipoise.channel.core.errors import LogStorageFull, LogUnavailable
+from tests.simulation.clock import MICROSECONDS_PER_MS
+from tests.simulation.parts import Parts
 
 # After this long a log client gives up an unanswered append and reports it.
 _GIVE_UP_US: Final = 400 * MICROSECONDS_PER_MS

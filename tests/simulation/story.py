@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_SECOND, Schedule
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import QUIET_REASONS, Renewed
 from equipoise.channel.core.view import View
 from equipoise.channel.inspect.story import Names, describe
+from tests.simulation.clock import MICROSECONDS_PER_SECOND, Schedule
 
 # Lines kept for the report of a violation: enough to show a lease and a transfer.
 TAIL_LINES_MAX: Final = 400

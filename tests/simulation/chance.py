@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import TypeVar
 
-from equipoise.brokers.testing.simulation.faults import Span
+from tests.simulation.faults import Span
 
 T = TypeVar("T")
 

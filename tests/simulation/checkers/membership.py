@@ -11,13 +11,13 @@ from equipoise.brokers.agent.effects import Append, Effect
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.errors import BrokerIdTaken
-from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
-from equipoise.brokers.testing.simulation.host import Process
 from equipoise.channel.core.entries import BrokerChanged, BundleChanged
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import BrokerRecord, BundleTransition, Joined
 from equipoise.channel.core.view import View
+from tests.simulation.checkers.violation import InvariantViolated
+from tests.simulation.host import Process
 
 # The status of a declaration of death, as encoded on the log. Quotation marks in other texts of the
 # record are escaped.

@@ -28,16 +28,16 @@ from equipoise.brokers.balancing.splitting.split_points import (
     SPECIFIED_POSITIONS_DIVIDE,
 )
 from equipoise.brokers.testing.shared_log import SharedLog
-from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS
-from equipoise.brokers.testing.simulation.courier import Courier, Link
-from equipoise.brokers.testing.simulation.host import Host, Process
-from equipoise.brokers.testing.simulation.parts import Parts
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import HASH_MAX, even_boundaries
 from equipoise.channel.core.records import AnyRecord, Scalar
+from tests.simulation.clock import MICROSECONDS_PER_MS
+from tests.simulation.courier import Courier, Link
+from tests.simulation.host import Host, Process
+from tests.simulation.parts import Parts
 
 # The number of bundles stays between its initial value divided and multiplied by this factor.
 _BUNDLES_MAX_FACTOR: Final = 2

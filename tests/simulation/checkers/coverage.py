@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
 from equipoise.channel.core.entries import BundleChanged, BundleEntry, NamespaceChanged
 from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.view import View
+from tests.simulation.checkers.violation import InvariantViolated
 
 
 class Coverage:

@@ -4,8 +4,6 @@ errors that are final.
 
 from __future__ import annotations
 
-from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
-from equipoise.brokers.testing.simulation.host import Process
 from equipoise.channel.core.digest import DIGEST_MODULUS
 from equipoise.channel.core.entries import BrokerChanged
 from equipoise.channel.core.reader import Folded
@@ -17,6 +15,8 @@ from equipoise.channel.core.records import (
     Unreadable,
 )
 from equipoise.channel.core.view import View
+from tests.simulation.checkers.violation import InvariantViolated
+from tests.simulation.host import Process
 
 
 class Agreement:

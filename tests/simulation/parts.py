@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equipoise.brokers.testing.simulation.chance import Chance
-from equipoise.brokers.testing.simulation.clock import Schedule
-from equipoise.brokers.testing.simulation.faults import Faults
-from equipoise.brokers.testing.simulation.scenario import Scenario
-from equipoise.brokers.testing.simulation.story import Story
+from tests.simulation.chance import Chance
+from tests.simulation.clock import Schedule
+from tests.simulation.faults import Faults
+from tests.simulation.scenario import Scenario
+from tests.simulation.story import Story
 
 
 @dataclass(slots=True, kw_only=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS
-from equipoise.brokers.testing.simulation.courier import Link
-from equipoise.brokers.testing.simulation.faults import (
+from tests.simulation.clock import MICROSECONDS_PER_MS
+from tests.simulation.courier import Link
+from tests.simulation.faults import (
     Crash,
     CutOff,
     Faults,
@@ -15,8 +15,8 @@ from equipoise.brokers.testing.simulation.faults import (
     Trouble,
     WallJump,
 )
-from equipoise.brokers.testing.simulation.host import Host
-from equipoise.brokers.testing.simulation.parts import Parts
+from tests.simulation.host import Host
+from tests.simulation.parts import Parts
 
 
 class Troubles:

@@ -6,27 +6,27 @@ from collections.abc import Mapping, Sequence
 
 from equipoise.brokers.agent.effects import Effect
 from equipoise.brokers.agent.events import Instant
-from equipoise.brokers.testing.simulation.checkers.agreement import (
-    Agreement,
-    Answers,
-    Beginnings,
-    Settlement,
-)
-from equipoise.brokers.testing.simulation.checkers.coverage import Coverage, Tokens
-from equipoise.brokers.testing.simulation.checkers.membership import Leadership, Membership
-from equipoise.brokers.testing.simulation.checkers.ownership import Ownership
-from equipoise.brokers.testing.simulation.checkers.quarantine import Quarantines
-from equipoise.brokers.testing.simulation.checkers.transfers import (
-    Handovers,
-    Transfers,
-    one_at_a_time,
-)
-from equipoise.brokers.testing.simulation.host import Process
 from equipoise.channel.core.entries import BundleChanged
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import Reason
 from equipoise.channel.core.view import View
+from tests.simulation.checkers.agreement import (
+    Agreement,
+    Answers,
+    Beginnings,
+    Settlement,
+)
+from tests.simulation.checkers.coverage import Coverage, Tokens
+from tests.simulation.checkers.membership import Leadership, Membership
+from tests.simulation.checkers.ownership import Ownership
+from tests.simulation.checkers.quarantine import Quarantines
+from tests.simulation.checkers.transfers import (
+    Handovers,
+    Transfers,
+    one_at_a_time,
+)
+from tests.simulation.host import Process
 
 
 class Checkers:

@@ -11,8 +11,8 @@ from typing import Final
 from equipoise.brokers.agent.leading import Batches
 from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss
-from equipoise.brokers.testing.simulation.faults import NEVER, Crash, Faults, Scheduled, Span
 from equipoise.channel.core.records import Document
+from tests.simulation.faults import NEVER, Crash, Faults, Scheduled, Span
 
 # The leases of the embedded log. The service's deadlines, the leader's patience and
 # `remove_after_ms` are shorter than in a real cluster, so that a run of a minute passes each of

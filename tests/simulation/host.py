@@ -24,13 +24,13 @@ from equipoise.brokers.agent.events import Event, Instant, Requested, Tick
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.testing.agent_host import AgentHost, Directory, Failed
 from equipoise.brokers.testing.shared_log import SharedLog
-from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS, Clock
-from equipoise.brokers.testing.simulation.courier import Courier, Link
-from equipoise.brokers.testing.simulation.parts import Parts
-from equipoise.brokers.testing.stand_in_service import VERBS, StandInService, Work, bundle_of
 from equipoise.channel.core import snapshot
 from equipoise.channel.core.errors import EquipoiseError, OutcomeUnknown
 from equipoise.channel.core.view import View
+from tests.simulation.clock import MICROSECONDS_PER_MS, Clock
+from tests.simulation.courier import Courier, Link
+from tests.simulation.parts import Parts
+from tests.simulation.stand_in_service import VERBS, StandInService, Work, bundle_of
 
 # A resumed process finds its timers and sockets ready, and handles them in any order.
 _AFTER_RESUME_MS: Final = (0, 5)

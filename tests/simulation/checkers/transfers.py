@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from equipoise.brokers.agent.effects import Close, Discard, Effect, Open, Prepare
-from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
-from equipoise.brokers.testing.simulation.host import Process
 from equipoise.channel.core.entries import BundleChanged, BundleEntry
 from equipoise.channel.core.propose import is_refusal
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import BundleTransition
+from tests.simulation.checkers.violation import InvariantViolated
+from tests.simulation.host import Process
 
 _ON_ITS_WAY = ("assigning", "transferring")
 

@@ -13,12 +13,12 @@ from typing import Final
 from equipoise.brokers.agent.events import Wanted
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.testing.shared_log import SharedLog
-from equipoise.brokers.testing.simulation.checkers.all_checkers import Checkers
-from equipoise.brokers.testing.simulation.checkers.ownership import Work, child_of
-from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS
-from equipoise.brokers.testing.simulation.host import Host, Process
-from equipoise.brokers.testing.simulation.parts import Parts
 from equipoise.channel.core.ranges import HASH_MAX
+from tests.simulation.checkers.all_checkers import Checkers
+from tests.simulation.checkers.ownership import Work, child_of
+from tests.simulation.clock import MICROSECONDS_PER_MS
+from tests.simulation.host import Host, Process
+from tests.simulation.parts import Parts
 
 # A small number, so that two brokers at work on one point would be noticed.
 _POINTS: Final = 64

@@ -16,9 +16,9 @@ from equipoise.brokers.agent.effects import Effect, Open, Reshaped
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.balancing.namespace_policies import serves_on
-from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
-from equipoise.brokers.testing.simulation.host import Process
 from equipoise.channel.core.ranges import bundle_contains
+from tests.simulation.checkers.violation import InvariantViolated
+from tests.simulation.host import Process
 
 # Pieces of work kept per point. Calls come every few milliseconds to one of many points, and work
 # lasts under a second. Forgotten work has thus ended before any later work begins.

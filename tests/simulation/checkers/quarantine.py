@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from equipoise.brokers.balancing.policies import Quarantine, parse_policy
 from equipoise.brokers.balancing.quarantine import QuarantineRules, quarantined_in
-from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
 from equipoise.channel.core.entries import BrokerChanged, BundleChanged, PolicyChanged
 from equipoise.channel.core.propose import is_refusal
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import BrokerRecord, Renewed
 from equipoise.channel.core.view import View
+from tests.simulation.checkers.violation import InvariantViolated
 
 
 class Quarantines:
