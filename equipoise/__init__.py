@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from equipoise.brokers.client.calls import Response
     from equipoise.brokers.client.client import Client, ClientInThread
     from equipoise.brokers.http.caller import identity_of
+    from equipoise.brokers.runtime.embedding.by_key import current_work
+    from equipoise.brokers.runtime.embedding.embedded import Worker, WorkerInThread
     from equipoise.brokers.runtime.service import (
         Bundle,
         Ownership,
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
         Work,
     )
     from equipoise.brokers.security.identity import Identity
-    from equipoise.brokers.server.by_key import current_work
-    from equipoise.brokers.server.embedded import Worker, WorkerInThread
     from equipoise.brokers.testing.virtual_cluster import Cluster
     from equipoise.channel.core.ranges import key_hash
     from equipoise.channel.system.deadline import Deadline
@@ -66,9 +66,9 @@ _MODULES: Final = {
     "Service": "brokers.runtime.service",
     "ServiceHost": "brokers.runtime.service",
     "Work": "brokers.runtime.service",
-    "Worker": "brokers.server.embedded",
-    "WorkerInThread": "brokers.server.embedded",
-    "current_work": "brokers.server.by_key",
+    "Worker": "brokers.runtime.embedding.embedded",
+    "WorkerInThread": "brokers.runtime.embedding.embedded",
+    "current_work": "brokers.runtime.embedding.by_key",
     "identity_of": "brokers.http.caller",
     "key_hash": "channel.core.ranges",
 }

@@ -32,10 +32,10 @@ from equipoise.shedder.plan import Move
 from equipoise.shedder.scheduler import Scheduler
 from equipoise.shedder.snapshot import Memory
 
-# How often the leader looks for a due round (`brokers.server.balancing`). At most the shortest step
-# of a trace.
+# How often the leader looks for a due round (`brokers.runtime.loops.balancing`). At most the
+# shortest step of a trace.
 _TICK_MS: Final = 250
-_FIRST_SAMPLE_MS: Final = 200  # After a broker has joined (`brokers.server.load_reporter`).
+_FIRST_SAMPLE_MS: Final = 200  # After a broker has joined (`brokers.runtime.loops.load_reporter`).
 _EPOCH_MS: Final = 1_700_000_000_000  # The Unix time of the start. Any would do.
 # A sample is repeated after so many longest report intervals. After three, a report no longer
 # counts.

@@ -25,7 +25,7 @@ from equipoise.brokers.balancing.settings.setting_values import format_value
 from equipoise.brokers.balancing.settings.settings_records import Changes
 from equipoise.brokers.balancing.topic_policies import PulsarModel
 from equipoise.brokers.errors import InvalidRequest
-from equipoise.brokers.runtime.openings import OPENED_ASKED_MAX
+from equipoise.brokers.runtime.router import OPENED_ASKED_MAX
 from equipoise.brokers.security.rights import Right
 from equipoise.channel.core.errors import invalid_boundaries
 from equipoise.channel.core.ranges import (

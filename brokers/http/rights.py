@@ -21,7 +21,7 @@ from equipoise.brokers.http.admin.namespaces import NAMESPACE_PATH
 from equipoise.brokers.http.caller import address_of, asked_in, identity_of
 from equipoise.brokers.http.errors import error_answer, problem_answer
 from equipoise.brokers.http.lookup import topic_in
-from equipoise.brokers.runtime.openings import OPENED_PATH
+from equipoise.brokers.runtime.router import OPENED_PATH
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.security.identity import Surface
 from equipoise.brokers.security.rights import (

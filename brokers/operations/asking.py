@@ -15,7 +15,7 @@ from urllib.parse import urljoin, urlsplit
 
 from equipoise.brokers.errors import BrokerUnreachable
 from equipoise.brokers.operations.access import Access
-from equipoise.brokers.runtime.openings import (
+from equipoise.brokers.runtime.router import (
     CONNECT_MS,
     OPENED_PATH,
     Opened,

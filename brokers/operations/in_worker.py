@@ -38,7 +38,7 @@ from equipoise.brokers.operations.steps import (
     Until,
     UntilOrGiveUp,
 )
-from equipoise.brokers.runtime.openings import Opened
+from equipoise.brokers.runtime.router import Opened
 from equipoise.brokers.security.limits import Rate
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError, Overloaded

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from equipoise.brokers.agent.intents import Intent
 from equipoise.brokers.balancing.placement import Placement
-from equipoise.brokers.runtime.openings import Opened
+from equipoise.brokers.runtime.router import Opened
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.reader import Folded

@@ -1,1 +1,1 @@
-"""A running broker: the worker, its services, its clocks and its data directory."""
+"""A running broker. `worker` hosts its agent, and `broker` composes the process around it."""

@@ -577,7 +577,7 @@ def _family(name: str, series: _Series, whose: Mapping[str, str]) -> Metric:
 
 
 class CompactionMetrics:
-    """Filled by `brokers.server.compacting`; zeros at a broker that has not compacted."""
+    """Filled by `brokers.runtime.loops.compacting`; zeros at a broker that has not compacted."""
 
     def __init__(self, registry: CollectorRegistry, *, broker: str) -> None:
         self._ended_ns: int | None = None

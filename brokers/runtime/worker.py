@@ -62,9 +62,7 @@ from equipoise.brokers.runtime.listening import Handshakes
 from equipoise.brokers.runtime.load_sampler import LoadSampler
 from equipoise.brokers.runtime.metrics import Metrics
 from equipoise.brokers.runtime.observations.recorder import Recorders
-from equipoise.brokers.runtime.openings import Opened
-from equipoise.brokers.runtime.replay import ReplayCheck, ReplayProgress
-from equipoise.brokers.runtime.router import Located, Router, may_deny
+from equipoise.brokers.runtime.router import Located, Opened, Router, may_deny
 from equipoise.brokers.runtime.service import Ownership, Peer, Service, WorkerEnded, own_http
 from equipoise.brokers.runtime.service_runner import (
     ServiceEffect,
@@ -72,7 +70,7 @@ from equipoise.brokers.runtime.service_runner import (
     end_process,
     peer_of,
 )
-from equipoise.brokers.runtime.snapshots import Snapshots, open_marked
+from equipoise.brokers.runtime.snapshots import ReplayCheck, ReplayProgress, Snapshots, open_marked
 from equipoise.brokers.runtime.state_stream import Arrival, Progress, over_http
 from equipoise.brokers.security.audit import Audit
 from equipoise.brokers.security.gate import Gate, Proofs

@@ -20,8 +20,7 @@ from equipoise.brokers.agent.requests import refusal
 from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.runtime.callers import Line
-from equipoise.brokers.runtime.openings import Opened, all_of, by_owner
-from equipoise.brokers.runtime.router import Router, may_deny
+from equipoise.brokers.runtime.router import Opened, Router, all_of, by_owner, may_deny
 from equipoise.brokers.runtime.service import Ownership, Peer, Service
 from equipoise.brokers.runtime.service_runner import ServiceRunner
 from equipoise.brokers.runtime.state_stream import Arrival

@@ -17,10 +17,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from equipoise.brokers.agent.intents import CreateNamespace
+from equipoise.brokers.runtime.broker import Broker
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.brokers.server.main import Broker
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.view import View
 from equipoise.channel.system.deadline import Deadline

@@ -30,8 +30,8 @@ from equipoise.brokers.balancing.settings.balancing_settings import (
 )
 from equipoise.brokers.load.bus.files import FileLoadBus
 from equipoise.brokers.load.bus.memory import MemoryLoadBus
+from equipoise.brokers.runtime.loops.balancing import Balancing
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.brokers.server.balancing import Balancing
 from equipoise.channel.core.view import View
 from equipoise.shedder.balanced import BalancedShedder
 from equipoise.shedder.cost_column import pack

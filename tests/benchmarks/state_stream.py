@@ -19,8 +19,8 @@ from typing import Final
 
 import aiohttp
 
+from equipoise.brokers.runtime.embedding.embedded import Worker
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer
-from equipoise.brokers.server.embedded import Worker
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name
 from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.free_ports import free_ports

@@ -13,8 +13,8 @@ import pytest
 from equipoise.brokers.client import http_source
 from equipoise.brokers.client.client import Client
 from equipoise.brokers.errors import UnknownNamespace
+from equipoise.brokers.runtime.embedding.embedded import Worker
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
-from equipoise.brokers.server.embedded import Worker
 from equipoise.channel.system.deadline import Deadline
 
 pytestmark = pytest.mark.integration

@@ -25,12 +25,12 @@ from cryptography.hazmat.primitives.serialization import (
 
 from equipoise.brokers.agent.intents import CreateNamespace
 from equipoise.brokers.pulsar.service import PulsarService
+from equipoise.brokers.runtime.broker import Broker
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.security.gate import Gate
 from equipoise.brokers.security.identity import Credentials, Identity, Refusal, Surface
 from equipoise.brokers.security.tls import TlsFiles, client_context
-from equipoise.brokers.server.main import Broker
 from equipoise.channel.core.ranges import even_boundaries
 from tests.pulsar.programs import Language, admin_command, require
 from tests.tls.authority import HOST, Authority

@@ -22,9 +22,9 @@ from aiohttp import web
 from equipoise import identity_of
 from equipoise.brokers.errors import InvalidConfig, Rejected, UnknownNamespace
 from equipoise.brokers.runtime.config import ENDING_MS
+from equipoise.brokers.runtime.embedding.embedded import Worker, WorkerInThread
 from equipoise.brokers.runtime.loop_thread import CROSSING_MS, InThread
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service, WorkerEnded
-from equipoise.brokers.server.embedded import Worker, WorkerInThread
 from equipoise.channel.core.errors import (
     CallerError,
     DeadlineExceeded,

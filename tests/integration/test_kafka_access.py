@@ -18,10 +18,10 @@ from equipoise.brokers.cli.main import app
 from equipoise.brokers.cli.outcome import ExitCode
 from equipoise.brokers.decision_log import open_decision_log
 from equipoise.brokers.load.bus import open_load_bus
+from equipoise.brokers.runtime.embedding.embedded import Worker
 from equipoise.brokers.runtime.observations.records import Kind, Observation
 from equipoise.brokers.runtime.observations.stores import open_observations
 from equipoise.brokers.runtime.service import Ownership
-from equipoise.brokers.server.embedded import Worker
 from equipoise.channel.core.errors import EquipoiseError, LogAccessDenied, PeerError
 from equipoise.channel.core.log import Log
 from equipoise.channel.core.snapshot_store import SnapshotRow, SnapshotStore

@@ -14,8 +14,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from equipoise.brokers.runtime.embedding.embedded import Worker
 from equipoise.brokers.runtime.service import Bundle, Ownership
-from equipoise.brokers.server.embedded import Worker
 from equipoise.channel.core.errors import PeerError
 from equipoise.examples.files import Files
 from tests.tls.authority import Authority

@@ -21,6 +21,7 @@ from equipoise.brokers.agent.intents import CreateNamespace, Transfer
 from equipoise.brokers.client.client import Client
 from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.pulsar.service import PulsarService
+from equipoise.brokers.runtime.broker import Broker
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.brokers.runtime.worker import Worker
@@ -32,7 +33,6 @@ from equipoise.brokers.security.tls import (
     TlsFiles,
     client_context,
 )
-from equipoise.brokers.server.main import Broker
 from equipoise.channel.core.ranges import even_boundaries
 from equipoise.channel.core.view import View
 from equipoise.channel.system.deadline import Deadline

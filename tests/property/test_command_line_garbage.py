@@ -138,7 +138,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr("equipoise.pulsar_cluster.sources.connected", nobody_answers)
         patch.setattr(channel_commands, "follow", lambda *_, **__: iter(()))
         patch.setattr(LocalCluster, "start", refuse_to_start)
-        patch.setattr("equipoise.brokers.server.main.run_broker", end_at_once)
+        patch.setattr("equipoise.brokers.runtime.broker.run_broker", end_at_once)
         # Faust comes along with it, and takes seconds.
         patch.setitem(
             sys.modules,

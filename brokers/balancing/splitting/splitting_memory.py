@@ -1,8 +1,8 @@
 """Prepare the input of split and merge rounds, remember their state between rounds, and turn their
 results into decisions.
 
-`auto_split` and `auto_merge` decide what is split and merged. `brokers.server.splitting` runs the
-rounds.
+`auto_split` and `auto_merge` decide what is split and merged. `brokers.runtime.loops.splitting`
+runs the rounds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Define `equipoise broker`: run one broker in the foreground.
 
-This sets up logs, services and the event loop; `brokers.server.main` runs the broker.
+This sets up logs, services and the event loop; `brokers.runtime.broker` runs the broker.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def run(
     del as_json  # Its log is always JSON.
     from equipoise.brokers.cli.broker_conf import read_broker_conf, settings_over
     from equipoise.brokers.runtime.config import SECRET_VARIABLES, WorkerConfig
-    from equipoise.brokers.server.services import (
+    from equipoise.brokers.runtime.services import (
         PULSAR,
         load_services,
         service_classes,
@@ -232,7 +232,7 @@ def _serve(
 
     from equipoise.brokers.cli.broker_conf import log_entries
     from equipoise.brokers.cli.structured_logs import configure
-    from equipoise.brokers.server.main import run_broker
+    from equipoise.brokers.runtime.broker import run_broker
 
     configure(sys.stderr)
     keep_freed_memory()

@@ -38,7 +38,7 @@ from equipoise.brokers.local.local_cluster import (
 )
 from equipoise.brokers.local.local_load_workers import can_run
 from equipoise.brokers.runtime.config import SECRET_VARIABLES
-from equipoise.brokers.server.services import default_service, service_classes, speaks_pulsar
+from equipoise.brokers.runtime.services import default_service, service_classes, speaks_pulsar
 from equipoise.channel.kafka.settings import MASK
 from equipoise.channel.log.open_log import log_path
 from equipoise.channel.system.stop_signals import STOP_SIGNALS

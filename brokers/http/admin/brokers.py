@@ -29,7 +29,7 @@ from equipoise.brokers.http.errors import not_supported
 from equipoise.brokers.http.readiness import ready_view, view_of_cluster
 from equipoise.brokers.operations.verbs import drain, undrain
 from equipoise.brokers.runtime.failures import error_text
-from equipoise.brokers.runtime.openings import OPENED_PATH
+from equipoise.brokers.runtime.router import OPENED_PATH
 from equipoise.brokers.runtime.service import http_address, pulsar_address
 from equipoise.brokers.runtime.state_stream import STATE_TYPE
 from equipoise.brokers.runtime.worker import Worker

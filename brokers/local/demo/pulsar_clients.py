@@ -21,7 +21,7 @@ import orjson
 
 import equipoise
 from equipoise.brokers.local.demo.callers import end
-from equipoise.brokers.server.services import PULSAR, default_service
+from equipoise.brokers.runtime.services import PULSAR, default_service
 from equipoise.channel.core.errors import OperatorError, PeerError
 from equipoise.channel.system import private_files
 from equipoise.channel.system.deadline import Deadline

@@ -30,13 +30,13 @@ from equipoise.brokers.balancing.splitting.bundle_limits import Excess
 from equipoise.brokers.pulsar.service import PulsarService
 from equipoise.brokers.pulsar.wire.connection import REFUSABLE
 from equipoise.brokers.pulsar.wire.errors import Violation
+from equipoise.brokers.runtime.broker import Broker
 from equipoise.brokers.runtime.channel_loss import ChannelLoss
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.listening import PORTS, PROBLEMS
 from equipoise.brokers.runtime.metrics import LookupOutcome
 from equipoise.brokers.security.identity import Fault, Surface
 from equipoise.brokers.security.limits import Limit
-from equipoise.brokers.server.main import Broker
 from equipoise.channel.core.records import Reason
 from equipoise.shedder.loads import Resources
 from equipoise.shedder.plan import Cause, Result

@@ -20,7 +20,7 @@ import uvicorn
 from aiohttp import http_parser, web
 
 from equipoise.brokers.http import connections
-from equipoise.brokers.server.embedded import Worker
+from equipoise.brokers.runtime.embedding.embedded import Worker
 from tests.tls.authority import Authority
 from tests.unit.http.cluster import NAMESPACE, Gate, cluster
 from tests.unit.pulsar.wire_client import brokers

@@ -13,8 +13,8 @@ import pytest
 from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.http.guard import Guard, RequestHead
 from equipoise.brokers.runtime.config import WorkerConfig
-from equipoise.brokers.server.by_key import AsgiApp
-from equipoise.brokers.server.embedded import Worker
+from equipoise.brokers.runtime.embedding.by_key import AsgiApp
+from equipoise.brokers.runtime.embedding.embedded import Worker
 from tests.unit.http.cluster import Answer, Broker, Gate, cluster
 from tests.unit.security.signing import SETTINGS
 

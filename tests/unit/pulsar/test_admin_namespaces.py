@@ -12,8 +12,8 @@ from typer.testing import Result
 from equipoise.brokers.agent.intents import CreateNamespace, SetClusterPolicy, Transfer
 from equipoise.brokers.balancing.policies import pin_document
 from equipoise.brokers.cli.outcome import ExitCode
+from equipoise.brokers.runtime.broker import Broker
 from equipoise.brokers.runtime.config import WorkerConfig
-from equipoise.brokers.server.main import Broker
 from equipoise.channel.core.ranges import even_boundaries
 from tests.unit.cli.fabricated import run as command
 from tests.unit.http.cluster import Gate

@@ -71,7 +71,7 @@ async def test_every_path_but_the_probes_needs_a_token(
         apps.append(app)
         return served(app, *others)
 
-    monkeypatch.setattr("equipoise.brokers.server.main.served", noting)
+    monkeypatch.setattr("equipoise.brokers.runtime.broker.served", noting)
     async with (
         brokers(tmp_path, config=SETTINGS) as running,
         aiohttp.ClientSession(running.members[0].http_url) as http,

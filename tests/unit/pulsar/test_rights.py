@@ -140,7 +140,7 @@ async def test_no_path_is_without_a_right(tmp_path: Path, monkeypatch: pytest.Mo
         apps.append(app)
         return served(app, *others)
 
-    monkeypatch.setattr("equipoise.brokers.server.main.served", noting)
+    monkeypatch.setattr("equipoise.brokers.runtime.broker.served", noting)
     async with granted(tmp_path) as running, aiohttp.ClientSession() as http:
         (member,) = running.members
         routes = {

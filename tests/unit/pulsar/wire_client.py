@@ -22,10 +22,10 @@ from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
     CommandGetTopicsOfNamespace,
     CommandSubscribe,
 )
+from equipoise.brokers.runtime.broker import Broker
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.service import Service
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.brokers.server.main import Broker
 from equipoise.channel.core.ranges import even_boundaries, topic_hash
 from equipoise.channel.core.view import View
 from tests.pulsar.pulsar_speech import connect, entry, flow, frame_of, pong, send

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from equipoise.brokers.client.client import Client
+from equipoise.brokers.runtime.embedding.embedded import Worker
 from equipoise.brokers.runtime.loop_thread import InThread
-from equipoise.brokers.server.embedded import Worker
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded
 from tests.unit.simulation.test_virtual_cluster import Diary
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.runtime.data_directory import DataDirectory
-from equipoise.brokers.runtime.replay import Left, ReplayCheck, ReplayProgress
-from equipoise.brokers.runtime.snapshots import Snapshots
+from equipoise.brokers.runtime.snapshots import Left, ReplayCheck, ReplayProgress, Snapshots
 from equipoise.channel.core.errors import Bug, EquipoiseError, LogDamaged
 from equipoise.channel.core.view import View
 
@@ -60,7 +59,7 @@ def test_the_snapshot_and_the_log_are_counted_apart() -> None:
 def test_there_is_a_line_every_two_seconds(caplog: pytest.LogCaptureFixture) -> None:
     """A quick start writes none."""
     progress = Clocked()
-    with caplog.at_level(logging.INFO, "equipoise.brokers.runtime.replay"):
+    with caplog.at_level(logging.INFO, "equipoise.brokers.runtime.snapshots"):
         for tenth in range(31):
             progress.now_ns = tenth * SECOND_NS // 10
             progress.read(100, 4_000 - 100 * tenth)

@@ -15,10 +15,10 @@ from aiohttp import web
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.handle import Handle, Lease
 from equipoise.brokers.client.attempts import FORWARDED_BY, OUTCOME, Outcome
+from equipoise.brokers.runtime.embedding import by_key as module
+from equipoise.brokers.runtime.embedding.by_key import ByKey
+from equipoise.brokers.runtime.embedding.forwarding import Message, Receive, Send, end_to_end
 from equipoise.brokers.runtime.service import Ownership, Peer
-from equipoise.brokers.server import by_key as module
-from equipoise.brokers.server.by_key import ByKey
-from equipoise.brokers.server.forwarding import Message, Receive, Send, end_to_end
 from equipoise.brokers.testing.virtual_member import VirtualClock
 from equipoise.channel.core.errors import DeadlineExceeded
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name

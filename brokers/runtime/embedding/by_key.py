@@ -29,9 +29,7 @@ from equipoise.brokers.client.attempts import (
     pause_ms,
 )
 from equipoise.brokers.errors import BrokerUnreachable, UnknownNamespace
-from equipoise.brokers.runtime.service import Ownership, OwnershipLost, Peer, ServiceHost, Work
-from equipoise.brokers.security.tls import ClientTls, client_context_of_environment
-from equipoise.brokers.server.forwarding import (
+from equipoise.brokers.runtime.embedding.forwarding import (
     Body,
     Message,
     Receive,
@@ -44,6 +42,8 @@ from equipoise.brokers.server.forwarding import (
     send_answer,
     while_client_waits,
 )
+from equipoise.brokers.runtime.service import Ownership, OwnershipLost, Peer, ServiceHost, Work
+from equipoise.brokers.security.tls import ClientTls, client_context_of_environment
 from equipoise.channel.core.errors import (
     CallerError,
     DeadlineExceeded,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.server.file_watch import PROBLEM, FileWatch
+from equipoise.brokers.runtime.loops.file_watch import PROBLEM, FileWatch
 from tests.unit.http.cluster import PATIENCE_MS, Cluster, cluster
 
 pytestmark = pytest.mark.integration

@@ -20,8 +20,8 @@ from equipoise.brokers.balancing.settings.balancing_settings import BalancingSet
 from equipoise.brokers.balancing.splitting.auto_merge import MergeSettings
 from equipoise.brokers.balancing.splitting.auto_split import SplitSettings
 from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits
+from equipoise.brokers.runtime.loops.splitting import Splitting
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.brokers.server.splitting import Splitting
 from equipoise.channel.core.entries import BundleChanged
 from equipoise.channel.core.ranges import HASH_MAX, bundle_contains, bundle_name, parse_bundle
 from equipoise.channel.core.reader import Folded
@@ -176,7 +176,7 @@ async def test_halves_of_a_pinned_bundle_stay(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With `unload_split_children`, too. This is no failure."""
-    caplog.set_level("INFO", logger="equipoise.brokers.server.splitting")
+    caplog.set_level("INFO", logger="equipoise.brokers.runtime.loops.splitting")
     settings = replace(
         SPLITS_ONLY, balancing=replace(SPLITS_ONLY.balancing, unload_split_children=True)
     )
@@ -295,7 +295,7 @@ async def test_a_bundle_that_cannot_be_split_is_tried_once_per_rest(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The decision has the reason, and the log has one line."""
-    caplog.set_level("INFO", logger="equipoise.brokers.server.splitting")
+    caplog.set_level("INFO", logger="equipoise.brokers.runtime.loops.splitting")
     settings = replace(
         SPLITS_ONLY,
         balancing=replace(
@@ -341,7 +341,7 @@ async def test_a_draining_broker_splits_nothing(tmp_path: Path) -> None:
 async def test_failed_rounds_are_logged_once_and_so_is_the_first_success(
     problem: Exception, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", logger="equipoise.brokers.server.splitting")
+    caplog.set_level("INFO", logger="equipoise.brokers.runtime.loops.splitting")
     async with splitting(tmp_path, SPLITS_ONLY) as divided:
         divided.problem = problem
         await divided.rounds(5)
@@ -359,5 +359,5 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
         record.getMessage()
         for record in caplog.records
-        if record.name == "equipoise.brokers.server.splitting"
+        if record.name == "equipoise.brokers.runtime.loops.splitting"
     ]

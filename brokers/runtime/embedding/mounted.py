@@ -23,7 +23,7 @@ from yarl import URL
 from equipoise.brokers.http.caller import CALLED_FROM
 from equipoise.brokers.http.errors import problem_answer
 from equipoise.brokers.http.guard import ARRIVED_AT
-from equipoise.brokers.server.forwarding import (
+from equipoise.brokers.runtime.embedding.forwarding import (
     Body,
     Message,
     Receive,

@@ -15,8 +15,8 @@ from fastapi import FastAPI, Request
 
 from equipoise import Bundle, Cluster, Deadline, Ownership, Peer, Service, current_work
 from equipoise.brokers.client.attempts import FORWARDED_BY, OUTCOME, Outcome, outcome_of
-from equipoise.brokers.server.by_key import ByKey
-from equipoise.brokers.server.forwarding import Message, Receive, Send
+from equipoise.brokers.runtime.embedding.by_key import ByKey
+from equipoise.brokers.runtime.embedding.forwarding import Message, Receive, Send
 from equipoise.brokers.testing.virtual_member import Member
 from equipoise.channel.core.errors import CallerError, InvalidName
 from equipoise.pytest import MakeCluster, MovesAtEveryAwait

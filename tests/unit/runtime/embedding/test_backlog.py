@@ -15,11 +15,11 @@ import pytest
 from equipoise.brokers.agent.events import Instant
 from equipoise.brokers.agent.handle import Handle, Lease
 from equipoise.brokers.runtime.callers import Line, Waiting
+from equipoise.brokers.runtime.embedding import by_key as module
+from equipoise.brokers.runtime.embedding.by_key import ByKey
+from equipoise.brokers.runtime.embedding.forwarding import Message, Receive, Send
 from equipoise.brokers.runtime.router import PLACES_MAX
 from equipoise.brokers.runtime.service import Ownership, Peer
-from equipoise.brokers.server import by_key as module
-from equipoise.brokers.server.by_key import ByKey
-from equipoise.brokers.server.forwarding import Message, Receive, Send
 from equipoise.brokers.testing.virtual_member import VirtualClock
 from equipoise.channel.core.ranges import HASH_MAX, bundle_name
 from equipoise.channel.core.view import View

@@ -16,8 +16,8 @@ from equipoise.brokers.agent.intents import Transfer
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, ReportRules
 from equipoise.brokers.errors import load_bus_unavailable
 from equipoise.brokers.load.bus.memory import MemoryLoadBus
-from equipoise.brokers.server import load_reporter
-from equipoise.brokers.server.load_reporter import LoadReporter
+from equipoise.brokers.runtime.loops import load_reporter
+from equipoise.brokers.runtime.loops.load_reporter import LoadReporter
 from equipoise.shedder.bundle_load import BundleLoad
 from equipoise.shedder.load_reports import LoadBus, Sample, Summary
 from equipoise.shedder.snapshot import BYTES_PER_CALL
@@ -176,7 +176,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     return [
         record
         for record in caplog.records
-        if record.name == "equipoise.brokers.server.load_reporter"
+        if record.name == "equipoise.brokers.runtime.loops.load_reporter"
     ]
 
 
@@ -194,7 +194,7 @@ async def test_failed_reports_are_logged_once_and_so_is_the_first_success(
     """An error of the bus is a warning. Any other error is logged with its traceback. A failed
     withdrawal is logged, too.
     """
-    caplog.set_level("INFO", logger="equipoise.brokers.server.load_reporter")
+    caplog.set_level("INFO", logger="equipoise.brokers.runtime.loops.load_reporter")
     async with cluster(tmp_path, brokers=1, balance_interval_ms=20) as brokers:
         bus = Bus("away")
         bus.problem = problem

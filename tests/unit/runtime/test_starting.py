@@ -13,11 +13,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from equipoise.brokers.runtime import broker
 from equipoise.brokers.runtime import worker as workers
+from equipoise.brokers.runtime.broker import Broker, run_broker
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.data_directory import DataDirectory
-from equipoise.brokers.server import starting
-from equipoise.brokers.server.main import Broker, run_broker
 from equipoise.channel.core.errors import EquipoiseError, LogAccessDenied, LogUnavailable
 from tests.channels.troubled_log import TroubledLog
 from tests.unit.http.cluster import PATIENCE_MS, until
@@ -46,7 +46,7 @@ def opening(monkeypatch: pytest.MonkeyPatch) -> Opening:
     """Return a log that is unavailable, and is tried every millisecond."""
     opening = Opening(AWAY)
     monkeypatch.setattr(workers, "open_marked", opening)
-    monkeypatch.setattr(starting, "_TRY_AGAIN_MS", 1)
+    monkeypatch.setattr(broker, "_TRY_AGAIN_MS", 1)
     return opening
 
 
@@ -68,7 +68,7 @@ def config(folder: Path, **settings: object) -> WorkerConfig:
 def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     """Return the log lines about the wait."""
     return [
-        record for record in caplog.records if record.name == "equipoise.brokers.server.starting"
+        record for record in caplog.records if record.name == "equipoise.brokers.runtime.broker"
     ]
 
 
@@ -141,7 +141,7 @@ async def test_a_stop_during_a_try_starts_no_other_try(
     tmp_path: Path, opening: Opening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A try may take as long as Kafka takes to answer."""
-    monkeypatch.setattr(starting, "_TRY_AGAIN_MS", PATIENCE_MS)
+    monkeypatch.setattr(broker, "_TRY_AGAIN_MS", PATIENCE_MS)
     stopping = asyncio.Event()
     entering = asyncio.ensure_future(Broker(config(tmp_path), {}, stopping=stopping).__aenter__())
     await until(lambda: opening.asked == 1)
@@ -154,7 +154,7 @@ async def test_a_stop_during_a_try_starts_no_other_try(
 async def test_a_signal_ends_the_wait_without_an_error(
     tmp_path: Path, opening: Opening, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", logger="equipoise.brokers.server.main")
+    caplog.set_level("INFO", logger="equipoise.brokers.runtime.broker")
     running = asyncio.ensure_future(run_broker(config(tmp_path), {}))
     await until(lambda: opening.asked > 1)
     signal.raise_signal(signal.SIGTERM)

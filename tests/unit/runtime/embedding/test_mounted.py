@@ -19,9 +19,9 @@ from yarl import URL
 from equipoise.brokers.http.caller import CALLED_FROM, address_of
 from equipoise.brokers.http.connections import Connection
 from equipoise.brokers.http.guard import ARRIVED_AT
-from equipoise.brokers.server.forwarding import Message
-from equipoise.brokers.server.main import bind_locally
-from equipoise.brokers.server.mounted import MountedHttp
+from equipoise.brokers.runtime.broker import bind_locally
+from equipoise.brokers.runtime.embedding.forwarding import Message
+from equipoise.brokers.runtime.embedding.mounted import MountedHttp
 
 pytestmark = pytest.mark.integration
 

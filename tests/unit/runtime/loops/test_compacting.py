@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from equipoise.brokers.errors import CompactionFailed
-from equipoise.brokers.runtime.worker import Worker
-from equipoise.brokers.server import compacting
-from equipoise.brokers.server.compacting import (
+from equipoise.brokers.runtime.loops import compacting
+from equipoise.brokers.runtime.loops.compacting import (
     Compacting,
     Compaction,
     Done,
@@ -22,6 +21,7 @@ from equipoise.brokers.server.compacting import (
     compact_in_thread,
     compact_once_of,
 )
+from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import restoration
 from tests.unit.http.cluster import cluster, until
@@ -111,7 +111,7 @@ async def test_a_failure_raises_one_alarm_and_is_retried(
 ) -> None:
     """Each failure is counted."""
     monkeypatch.setattr(compacting, "RETRY_MS", 1)
-    caplog.set_level(logging.INFO, "equipoise.brokers.server.compacting")
+    caplog.set_level(logging.INFO, "equipoise.brokers.runtime.loops.compacting")
     async with cluster(tmp_path, compact_age_ms=1) as brokers:
         (one,) = brokers.brokers
         once = Once(failing("CompactionRefused"))
@@ -131,7 +131,7 @@ async def test_a_time_ahead_of_the_clock_is_an_alarm(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The metric and the log line have the offset of the record."""
-    caplog.set_level(logging.WARNING, "equipoise.brokers.server.compacting")
+    caplog.set_level(logging.WARNING, "equipoise.brokers.runtime.loops.compacting")
     async with cluster(tmp_path, compact_age_ms=1) as brokers:
         (one,) = brokers.brokers
         task = asyncio.ensure_future(
@@ -148,7 +148,7 @@ async def test_an_overtaken_compaction_is_no_failure(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Another compactor does the work."""
-    caplog.set_level(logging.INFO, "equipoise.brokers.server.compacting")
+    caplog.set_level(logging.INFO, "equipoise.brokers.runtime.loops.compacting")
     async with cluster(tmp_path, compact_age_ms=1) as brokers:
         (one,) = brokers.brokers
         once = Once(failing("SnapshotFenced"))
@@ -159,7 +159,7 @@ async def test_an_overtaken_compaction_is_no_failure(
     assert ["INFO"] == [
         record.levelname
         for record in caplog.records
-        if record.name == "equipoise.brokers.server.compacting"
+        if record.name == "equipoise.brokers.runtime.loops.compacting"
     ]
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from equipoise.brokers.runtime import services
 from equipoise.brokers.runtime.service import Service
-from equipoise.brokers.server import services
-from equipoise.brokers.server.services import load_services
+from equipoise.brokers.runtime.services import load_services
 from equipoise.channel.core.errors import CallerError
 
 MODULE = """

@@ -14,7 +14,7 @@ import pytest
 
 from equipoise.brokers.balancing.decisions import Decision
 from equipoise.brokers.errors import decision_log_unavailable
-from equipoise.brokers.server.decision_writer import REPEATED_MS, DecisionWriter
+from equipoise.brokers.runtime.loops.decision_writer import REPEATED_MS, DecisionWriter
 from equipoise.brokers.testing.virtual_member import VirtualClock
 from equipoise.shedder.plan import Idle, Move, Stay
 
@@ -137,7 +137,7 @@ def test_decisions_that_cannot_be_written_are_lost_and_logged(
                 raise ValueError("odd")
             super().write(decision)
 
-    caplog.set_level(logging.WARNING, logger="equipoise.brokers.server.decision_writer")
+    caplog.set_level(logging.WARNING, logger="equipoise.brokers.runtime.loops.decision_writer")
     assert (2, [decision()]) == written(
         Odd(), VirtualClock(boot_ms=0), [(0, decision(strategy="odd")), (1, decision())]
     )

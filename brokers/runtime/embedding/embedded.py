@@ -1,7 +1,7 @@
 """Run a broker inside a user's program, on its event loop or in a thread.
 
-`Worker` and `WorkerInThread` wrap `brokers.server.main.Broker`. Signals belong to the program: see
-`drain_on_signals`.
+`Worker` and `WorkerInThread` wrap `brokers.runtime.broker.Broker`. Signals belong to the program:
+see `drain_on_signals`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from aiohttp import web
 from equipoise.brokers.agent.intents import CreateNamespace
 from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS, check_new_bundles
 from equipoise.brokers.errors import InvalidConfig, Rejected, address_taken
+from equipoise.brokers.runtime.broker import Broker
 from equipoise.brokers.runtime.config import WorkerConfig, is_loopback
+from equipoise.brokers.runtime.embedding.by_key import AsgiApp, ByKey
+from equipoise.brokers.runtime.embedding.mounted import MountedHttp
+from equipoise.brokers.runtime.embedding.signal_drain import draining, lingered
 from equipoise.brokers.runtime.loop_thread import CROSSING_MS, InThread, not_running
 from equipoise.brokers.runtime.service import PEER, Ownership, Peer, Service
 from equipoise.brokers.runtime.service_runner import LAST_FETCHES_MS
 from equipoise.brokers.runtime.worker import Worker as Host
-from equipoise.brokers.server.by_key import AsgiApp, ByKey
-from equipoise.brokers.server.main import Broker
-from equipoise.brokers.server.mounted import MountedHttp
-from equipoise.brokers.server.signal_drain import draining, lingered
 from equipoise.channel.core.errors import CallerError, DeadlineExceeded, without_password
 from equipoise.channel.core.ranges import check_namespace, even_boundaries
 from equipoise.channel.core.view import View

@@ -18,13 +18,13 @@ from aiohttp import web
 from equipoise.brokers.errors import InvalidConfig
 from equipoise.brokers.operations.access import opened
 from equipoise.brokers.pulsar.service import PulsarService
+from equipoise.brokers.runtime import broker as module
 from equipoise.brokers.runtime import worker as workers
+from equipoise.brokers.runtime.broker import Broker, run_broker
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.data_directory import DataDirectory
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.brokers.server import main as module
-from equipoise.brokers.server.main import Broker, run_broker
 from equipoise.channel.core.errors import CallerError, LogDamaged, LogUnavailable
 from equipoise.channel.log.subscription import Subscription
 from equipoise.channel.system.deadline import Deadline

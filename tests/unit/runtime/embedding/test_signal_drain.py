@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from equipoise import Peer, Worker
-from equipoise.brokers.server.signal_drain import draining, lingered
+from equipoise.brokers.runtime.embedding.signal_drain import draining, lingered
 from equipoise.channel.core.errors import CallerError, PeerError
 from equipoise.examples.fastapi_app import Visits
 from tests import virtual_time

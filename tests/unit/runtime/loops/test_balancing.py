@@ -21,7 +21,7 @@ from equipoise.brokers.balancing.policies import PAUSE_KEY, control_document
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, RoundSettings
 from equipoise.brokers.errors import load_bus_unavailable
 from equipoise.brokers.load.bus.memory import MemoryLoadBus
-from equipoise.brokers.server.balancing import Balancing
+from equipoise.brokers.runtime.loops.balancing import Balancing
 from equipoise.shedder.load_reports import Sample, Summary
 from equipoise.shedder.plan import Move, Plan, Predicted, Shedder
 from equipoise.shedder.snapshot import Snapshot
@@ -192,7 +192,7 @@ async def test_balancing_that_is_switched_off_begins_nothing_more(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Waiting moves are dropped and logged. The move in progress ends, and no round follows."""
-    caplog.set_level("INFO", logger="equipoise.brokers.server.balancing")
+    caplog.set_level("INFO", logger="equipoise.brokers.runtime.loops.balancing")
     async with balanced(tmp_path, brokers=2, rounds=replace(ROUNDS, broker_moves_max=1)) as stage:
         leader, other = stage.cluster.brokers
         first, second = stage.held_by(0)
@@ -441,7 +441,7 @@ async def test_an_impossible_report_is_counted_and_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However many rounds see it. Reports of brokers that are no members do not count."""
-    caplog.set_level("WARNING", logger="equipoise.brokers.server.balancing")
+    caplog.set_level("WARNING", logger="equipoise.brokers.runtime.loops.balancing")
     async with balanced(tmp_path, brokers=1) as stage:
         liar = stage.cluster.brokers[0].id
         for broker in (liar, "somebody else"):
@@ -541,7 +541,7 @@ async def test_failed_rounds_are_logged_once_and_so_is_the_first_success(
     problem: Exception, level: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An error of the bus is a warning. Any other error is logged with its traceback."""
-    caplog.set_level("INFO", logger="equipoise.brokers.server.balancing")
+    caplog.set_level("INFO", logger="equipoise.brokers.runtime.loops.balancing")
     bus = Away("away")
     bus.problem = problem
     async with balanced(tmp_path, brokers=1, bus=bus) as stage:
@@ -564,5 +564,7 @@ async def test_failed_rounds_are_logged_once_and_so_is_the_first_success(
 def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     """Return the log lines of the balancer."""
     return [
-        record for record in caplog.records if record.name == "equipoise.brokers.server.balancing"
+        record
+        for record in caplog.records
+        if record.name == "equipoise.brokers.runtime.loops.balancing"
     ]

@@ -21,20 +21,22 @@ from equipoise.brokers.decision_log import open_decision_log
 from equipoise.brokers.errors import InvalidConfig, cannot_listen, invalid_service
 from equipoise.brokers.http.app import BACKLOG, make_app, served
 from equipoise.brokers.http.errors import typed, unmatched
+from equipoise.brokers.http.health import WaitingRoom
 from equipoise.brokers.http.readiness import reading
 from equipoise.brokers.load.bus import open_load_bus
+from equipoise.brokers.runtime.channel_loss import ChannelLoss
 from equipoise.brokers.runtime.config import WorkerConfig
+from equipoise.brokers.runtime.failures import RepeatedFailures
 from equipoise.brokers.runtime.lookups import Lookups
+from equipoise.brokers.runtime.loops.balancing import Balancing, SettingsInForce
+from equipoise.brokers.runtime.loops.compacting import Compacting
+from equipoise.brokers.runtime.loops.decision_writer import DecisionWriter
+from equipoise.brokers.runtime.loops.file_watch import FileWatch
+from equipoise.brokers.runtime.loops.load_reporter import LoadReporter
+from equipoise.brokers.runtime.loops.peer_addresses import PeerAddresses
+from equipoise.brokers.runtime.loops.splitting import Splitting
 from equipoise.brokers.runtime.service import PEER, Service, http_address
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.brokers.server.balancing import Balancing, SettingsInForce
-from equipoise.brokers.server.compacting import Compacting
-from equipoise.brokers.server.decision_writer import DecisionWriter
-from equipoise.brokers.server.file_watch import FileWatch
-from equipoise.brokers.server.load_reporter import LoadReporter
-from equipoise.brokers.server.peer_addresses import PeerAddresses
-from equipoise.brokers.server.splitting import Splitting
-from equipoise.brokers.server.starting import Starting
 from equipoise.channel.core.errors import (
     DeadlineExceeded,
     EquipoiseError,
@@ -42,6 +44,7 @@ from equipoise.channel.core.errors import (
     OperatorError,
 )
 from equipoise.channel.system import forked
+from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.open_files import RESERVED, Shares, room_for_files, shared_out
 from equipoise.channel.system.stop_signals import stop_event
 
@@ -445,3 +448,83 @@ def bind_locally(path: Path) -> socket.socket:
         ) from error
     listening.setblocking(False)  # noqa: FBT003 - as above
     return listening
+
+
+# The pause after a failed attempt to open the log: cheap, and short compared with a start.
+_TRY_AGAIN_MS: Final = 1_000
+
+# How often the wait is logged, as for failed appends.
+_LOG_INTERVAL_MS: Final = 10_000
+
+
+class Starting:
+    """The start of one worker, on a log that may be unavailable for a while."""
+
+    def __init__(
+        self, worker: Worker, *, listening: socket.socket | None, stopping: asyncio.Event
+    ) -> None:
+        """On `listening`, if given, requests get the answer that the broker is not ready. Once
+        `stopping` is set, the wait ends.
+        """
+        self._worker = worker
+        self._listening = listening
+        self._stopping = stopping
+        self._began_ms = worker.clock.now().boot_ms
+        self._problem = ""
+        self._failures = RepeatedFailures(interval_ms=_LOG_INTERVAL_MS)
+
+    async def start(self) -> None:
+        """Start the worker, and retry while its log is unavailable, for up to `log_wait_ms`.
+
+        Raises the errors of `Worker.start`: other problems at once, and `LogUnavailable` at the end
+        of the wait.
+        """
+        deadline = Deadline.after(timeout_ms=self._worker.config.log_wait_ms)
+        async with AsyncExitStack() as room:
+            is_open = False
+            while True:
+                try:
+                    await self._worker.start()
+                except LogUnavailable as error:
+                    if self._stopping.is_set() or not deadline.remaining_ms():
+                        raise
+                    self._log(error, left_ms=deadline.remaining_ms())
+                    away = error
+                else:
+                    return
+                if not is_open and self._listening is not None:
+                    # A copy of the socket: it ends with this server, and the port keeps listening.
+                    answering = WaitingRoom(broker=self._worker.broker_id, loss=self._loss).app()
+                    await room.enter_async_context(
+                        served(answering, self._listening.dup(), self._worker)
+                    )
+                    is_open = True
+                if await self._is_stopping_after(min(_TRY_AGAIN_MS, deadline.remaining_ms())):
+                    raise away
+
+    def _log(self, error: LogUnavailable, *, left_ms: int) -> None:
+        self._problem = str(error)
+        failures = self._failures.failed(self._worker.clock.now().boot_ms)
+        if failures is not None:
+            fields = {
+                "broker": self._worker.broker_id,
+                "failures": failures,
+                "seconds_left": left_ms // 1_000,
+            }
+            _logger.warning("waiting for the log: %s", error, extra=fields)
+
+    async def _is_stopping_after(self, pause_ms: int) -> bool:
+        """Wait. Return whether a stop was requested."""
+        try:
+            async with asyncio.timeout(pause_ms / 1_000):
+                await self._stopping.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _loss(self) -> ChannelLoss:
+        now = self._worker.clock.now()
+        lost_ms = now.boot_ms - self._began_ms
+        return ChannelLoss(
+            since_ms=now.wall_ms - lost_ms, lost_ms=lost_ms, problem=self._problem, serving_on={}
+        )

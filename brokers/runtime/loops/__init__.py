@@ -1,0 +1,1 @@
+"""What a broker does at intervals, beside its agent."""

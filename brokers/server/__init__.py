@@ -1,1 +1,0 @@
-"""Run a whole broker process: the composition root and its background tasks."""
