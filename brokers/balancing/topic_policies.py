@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any, Final, Self
 
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     Strict,
@@ -123,17 +125,30 @@ class SubscriptionType(StrEnum):
 
 
 class Compatibility(StrEnum):
-    """How a new schema of a topic must relate to those before it."""
+    """Pulsar's strategies for new schemas of a topic. Those that compare schemas are refused."""
 
     UNDEFINED = "UNDEFINED"
-    ALWAYS_INCOMPATIBLE = "ALWAYS_INCOMPATIBLE"
     ALWAYS_COMPATIBLE = "ALWAYS_COMPATIBLE"
-    BACKWARD = "BACKWARD"
-    FORWARD = "FORWARD"
-    FULL = "FULL"
-    BACKWARD_TRANSITIVE = "BACKWARD_TRANSITIVE"
-    FORWARD_TRANSITIVE = "FORWARD_TRANSITIVE"
-    FULL_TRANSITIVE = "FULL_TRANSITIVE"
+
+
+_NO_COMPARISON: Final = (
+    "this server stores and returns schemas, and does not compare them: a topic takes every schema,"
+    " and clients without one"
+)
+
+
+def _compatible(strategy: object) -> object:
+    """Refuse a strategy that compares schemas."""
+    if isinstance(strategy, str) and strategy not in Compatibility.__members__:
+        raise ValueError(f"{_NO_COMPARISON}; use {Compatibility.ALWAYS_COMPATIBLE}")
+    return strategy
+
+
+def _only(given: bool, *, possible: bool) -> bool:  # noqa: FBT001 - as pydantic calls it
+    """Refuse the value of a flag that would need schemas compared."""
+    if given is not possible:
+        raise ValueError(_NO_COMPARISON)
+    return given
 
 
 def _sorted(types: list[SubscriptionType]) -> list[SubscriptionType]:
@@ -237,19 +252,19 @@ SUBSCRIPTION_TYPES: Final = TopicPolicy(
 COMPATIBILITY: Final = TopicPolicy(
     name="schema_compatibility_strategy",
     field="schema_compatibility_strategy",
-    adapter=TypeAdapter(Compatibility),
+    adapter=TypeAdapter(Annotated[Compatibility, BeforeValidator(_compatible)]),
     unset=Compatibility.UNDEFINED.value,
 )
 AUTO_UPDATE_SCHEMA: Final = TopicPolicy(
     name="is_allow_auto_update_schema",
     field="is_allow_auto_update_schema",
-    adapter=_FLAG,
+    adapter=TypeAdapter(Annotated[bool, Strict(), AfterValidator(partial(_only, possible=True))]),
     unset=True,
 )
 SCHEMA_ENFORCED: Final = TopicPolicy(
     name="schema_validation_enforced",
     field="schema_validation_enforced",
-    adapter=_FLAG,
+    adapter=TypeAdapter(Annotated[bool, Strict(), AfterValidator(partial(_only, possible=False))]),
     unset=False,
 )
 ENCRYPTION_REQUIRED: Final = TopicPolicy(

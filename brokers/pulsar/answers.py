@@ -16,7 +16,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from equipoise.brokers.errors import UnknownNamespace
-from equipoise.brokers.pulsar.admission import UncomparedError
 from equipoise.brokers.pulsar.hosting import Consuming, Publishing, Served
 from equipoise.brokers.pulsar.rights import NEEDS, Guarded, Rights
 from equipoise.brokers.pulsar.service import now_ms, send_active_changes, session_of
@@ -64,7 +63,6 @@ from equipoise.brokers.pulsar.wire.requests import (
 )
 from equipoise.brokers.runtime.service import Peer, pulsar_address
 from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError, Overloaded
-from equipoise.channel.core.ranges import TopicName
 
 if TYPE_CHECKING:
     from equipoise.brokers.pulsar.server import Server
@@ -260,14 +258,10 @@ class Answers:
 
     def _on_schema_offered(self, request: SchemaOffered) -> None:
         async def register() -> bytes:
-            topic = served_topic(request.topic)
-            refused = self._server.admission.schema_refused(topic, request.schema)
-            if refused is not None:
-                raise NotServed(error=refused.error, problem=refused.message)
-            return self._service.schemas.add(partitioned_name(topic.full), request.schema)
+            topic = partitioned_name(served_topic(request.topic).full)
+            return self._service.schemas.add(topic, request.schema)
 
-        register_compared = partial(self._server.admission.once_compared, register)
-        self._ask(request, register_compared, partial(replies.schema_accepted, request.request_id))
+        self._ask(request, register, partial(replies.schema_accepted, request.request_id))
 
     def _on_partitions_asked(self, request: PartitionsAsked) -> None:
         async def count() -> int:
@@ -348,11 +342,10 @@ class Answers:
         name = request.name or self._server.new_producer_name()
 
         def enter(topic: Topic) -> Refusal | tuple[Producer, Replaced | None]:
-            admission, name_of_topic = self._server.admission, served_topic(request.topic)
             # Again: it may have been revoked since the request came.
             refused = self._without_right(request)
-            refused = refused or admission.producer_refused(
-                name_of_topic, request.schema, is_encrypted=request.is_encrypted
+            refused = refused or self._server.admission.producer_refused(
+                served_topic(request.topic), is_encrypted=request.is_encrypted
             )
             if refused is not None:
                 return refused
@@ -372,9 +365,7 @@ class Answers:
             return answer if isinstance(answer, Refusal) else (producer, answer)
 
         try:
-            served, (producer, replaced) = await self._let_in(
-                request.topic, request.schema, enter, is_consumers=False
-            )
+            served, (producer, replaced) = await self._let_in(request.topic, enter)
         except ServedElsewhere as error:
             self._server.counts.redirected += 1
             if request.access_mode is AccessMode.SHARED:
@@ -406,9 +397,6 @@ class Answers:
 
         def enter(topic: Topic) -> Refusal | tuple[Consumer, list[ActiveChange]]:
             refused = self._without_right(request)
-            refused = refused or self._server.admission.consumer_refused(
-                served_topic(request.topic), request.schema
-            )
             if refused is not None:
                 return refused
             came_ms = now_ms()
@@ -435,9 +423,7 @@ class Answers:
                     error=ServerError.NOT_ALLOWED,
                     problem="this topic cannot be read compacted; subscribe without it",
                 )
-            served, (consumer, changes) = await self._let_in(
-                request.topic, request.schema, enter, is_consumers=True
-            )
+            served, (consumer, changes) = await self._let_in(request.topic, enter)
         except (ServedElsewhere, DeadlineExceeded) as error:
             # Answer success, then redirect: clients differ in how they handle an error
             # (docs/adr/0014-wrong-broker.md).
@@ -458,40 +444,18 @@ class Answers:
         else:
             session.drop_consumer(consumer, served)
 
-    async def _let_in(
-        self,
-        topic: str,
-        schema: Schema | None,
-        enter: Callable[[Topic], Refusal | T],
-        *,
-        is_consumers: bool,
-    ) -> tuple[Served, T]:
+    async def _let_in(self, topic: str, enter: Callable[[Topic], Refusal | T]) -> tuple[Served, T]:
         """Return the topic and the result of `enter` on it. If a dead client holds the place,
         remove it and call `enter` again.
 
-        If the result depends on the topic's schemas, fetch those that other brokers know before.
-
         Raises `NotServed` with the refusal, `ServedElsewhere`, and any error of serving the topic.
         """
-        name = served_topic(topic)
-
-        async def attempt() -> tuple[Served, Refusal | T]:
-            served = await self._served(topic)
-            while not served.has_schemas and self._server.admission.depends_on_schemas(
-                name, schema, is_consumers=is_consumers
-            ):
-                await self._fetch_schemas(name, served)
-                served = await self._served(topic)  # It may have moved, or been dropped.
-            try:
-                return served, enter(served.topic)
-            except UncomparedError:
-                self._service.hosting.forget_if_idle(served)
-                raise
-
-        served, answer = await self._server.admission.once_compared(attempt)
+        served = await self._served(topic)
+        answer = enter(served.topic)
         if isinstance(answer, Refusal) and await self._declared_dead(answer.holder):
             # Get the topic again: it may have moved, or been dropped with the dead client.
-            served, answer = await self._server.admission.once_compared(attempt)
+            served = await self._served(topic)
+            answer = enter(served.topic)
         if isinstance(answer, Refusal):
             self._service.hosting.forget_if_idle(served)
             raise NotServed(error=answer.error, problem=answer.message)
@@ -509,15 +473,6 @@ class Answers:
                 topic=topic, broker=served.broker, url=pulsar_address(served.addresses)
             )
         return served
-
-    async def _fetch_schemas(self, topic: TopicName, served: Served) -> None:
-        """Fetch the schemas of a topic that other brokers know."""
-        try:
-            await self._server.schemas.fetch(topic)
-        except BaseException:
-            self._service.hosting.forget_if_idle(served)
-            raise
-        served.has_schemas = True
 
     async def _declared_dead(self, holder: object) -> bool:
         """Return whether the holder's connection was dead and is now removed."""

@@ -26,8 +26,7 @@ class Served:
 
     `works` holds the publishes with held receipts, by entry id. Each passes its second check when
     the receipt is sent. `is_kept`: whether the topic exists without clients, because an operator
-    has created it, or it has come here, a moment ago. `has_schemas`: whether its schemas that other
-    brokers know have been fetched.
+    has created it, or it has come here, a moment ago.
     """
 
     topic: Topic
@@ -35,7 +34,6 @@ class Served:
     point: int
     works: dict[int, Work] = field(default_factory=dict)
     is_kept: bool = False
-    has_schemas: bool = False
 
     @property
     def name(self) -> str:

@@ -202,46 +202,24 @@ class Peers:
 
         Raises `NotAnswered` if there is no answer and a broker failed. For the path see `ask_all`.
         """
-        owner, me = self._owner(topic), self._worker.broker_id
-        asked = {me} if owner is None else {me, owner.broker}
+        owner, others = self._owner(topic), self._others()
         failed: NotAnswered | None = None
-        if owner is not None and owner.broker != me:
-            try:
-                answer = await self._ask(owner, path)
-            except NotAnswered as error:
-                failed = error
-            else:
-                if answer is not None:
-                    return answer
-        others = [each for each in self._others() if each.broker not in asked]
-        answers = await self._answers_of(others, path, failed)
-        return answers[0] if answers else None
-
-    async def answers(self, path: str) -> Sequence[object]:
-        """Return the answers of the other brokers that have one to a GET of a path. Raise
-        `NotAnswered` if there is none and one failed.
-        """
-        return await self._answers_of(self._others(), path)
-
-    async def _answers_of(
-        self, brokers: Sequence[BrokerEntry], path: str, failed: NotAnswered | None = None
-    ) -> Sequence[object]:
-        """Return the answers of those brokers that have one. If there is none, raise the last
-        failure, or `failed`.
-        """
-        answers = []
-        for answer in await asyncio.gather(
-            *(self._ask(broker, path) for broker in brokers), return_exceptions=True
+        for brokers in (
+            [each for each in others if each == owner],
+            [each for each in others if each != owner],
         ):
-            if isinstance(answer, NotAnswered):
-                failed = answer
-            elif isinstance(answer, BaseException):
-                raise answer
-            elif answer is not None:
-                answers.append(answer)
-        if failed is not None and not answers:
+            for answer in await asyncio.gather(
+                *(self._ask(broker, path) for broker in brokers), return_exceptions=True
+            ):
+                if isinstance(answer, NotAnswered):
+                    failed = answer
+                elif isinstance(answer, BaseException):
+                    raise answer
+                elif answer is not None:
+                    return answer
+        if failed is not None:
             raise failed
-        return answers
+        return None
 
     def _owner(self, topic: TopicName) -> BrokerEntry | None:
         view = self._worker.view

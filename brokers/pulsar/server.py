@@ -20,11 +20,11 @@ from typing import Final, Generic, TypeVar
 from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.http.answers import raw_answer
 from equipoise.brokers.pulsar.admission import Admission
+from equipoise.brokers.pulsar.cluster_schemas import ClusterSchemas
 from equipoise.brokers.pulsar.hosting import Served
 from equipoise.brokers.pulsar.metrics import PulsarMetrics
 from equipoise.brokers.pulsar.peers import Peers
 from equipoise.brokers.pulsar.rights import Rights
-from equipoise.brokers.pulsar.schema_search import SchemaSearch
 from equipoise.brokers.pulsar.service import PulsarService, now_ms
 from equipoise.brokers.pulsar.session import Session
 from equipoise.brokers.pulsar.topics.arrivals import Arrivals
@@ -148,7 +148,7 @@ class Server:
             timeout_ms=self.settings.peer_ms,
             moving_ms=self.settings.moving_ms,
         )
-        self.schemas = SchemaSearch(service.schemas, self.peers)
+        self.schemas = ClusterSchemas(service.schemas, self.peers)
         self.admission = Admission(self)
         self.behind = Pool[Session](bytes_max=self.settings.all_messages_behind_bytes_max)
         self.unfinished = Pool[Session](bytes_max=self.settings.all_unfinished_bytes_max)

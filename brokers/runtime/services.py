@@ -30,7 +30,7 @@ _NAMED: Final = {
 }
 
 # The modules that the extra `pulsar` installs.
-_NEEDED_BY_PULSAR: Final = ("avro", "google.protobuf", "google_crc32c")
+_NEEDED_BY_PULSAR: Final = ("google.protobuf", "google_crc32c")
 
 _NEEDS_PULSAR: Final = (
     "it needs the extra `pulsar`: pip install 'equipoise[pulsar]', or name another service with"

@@ -83,7 +83,6 @@ ORDER_KEEPING_CALLS = frozenset(
 
 # Imports limited to the named modules: clients of other systems, and the tests.
 ONLY_IN = {
-    "avro": ("equipoise.brokers.pulsar.topics.compatibility",),
     "confluent_kafka": (
         "equipoise.channel.kafka.client",
         "equipoise.examples.kafka_partitions",

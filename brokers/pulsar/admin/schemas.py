@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -12,15 +11,14 @@ from aiohttp import web
 from pydantic import Field, TypeAdapter
 
 from equipoise.brokers.balancing.topic_policies import Compatibility, PulsarModel
-from equipoise.brokers.errors import InvalidRequest, conflict
+from equipoise.brokers.errors import InvalidRequest
 from equipoise.brokers.http.answers import done, json_answer
 from equipoise.brokers.http.bodies import flag_of, required_body_of
-from equipoise.brokers.pulsar import schema_search
+from equipoise.brokers.pulsar import cluster_schemas
 from equipoise.brokers.pulsar.admin.topic_paths import TopicPaths, topic_of
-from equipoise.brokers.pulsar.topics.compatibility import KINDS, problem_of_definition
-from equipoise.brokers.pulsar.topics.dispatch import Refusal
 from equipoise.brokers.pulsar.topics.names import partitioned_name
 from equipoise.brokers.pulsar.topics.schemas import (
+    KINDS,
     SCHEMA_BYTES_MAX,
     VERSION_BYTES,
     size_of,
@@ -67,10 +65,6 @@ class SchemaBody(PulsarModel):
 
 
 _SCHEMA_BODY: Final = TypeAdapter[SchemaBody | None](SchemaBody | None)
-_OTHER_SCHEMA: Final = (
-    "use another schema, or change the policy of the namespace (set-schema-compatibility-strategy,"
-    " set-is-allow-auto-update-schema)"
-)
 _EXPECTED: Final = "a schema with type, schema and properties"
 
 
@@ -97,24 +91,16 @@ class SchemaPaths(TopicPaths):
         topic = topic_of(request)
         version = version_in(request.match_info.get("version"))
         if flag_of(request, "local"):
-            known = self._server.schemas.known(topic, version)
-            return done() if known is None else json_answer(schema_search.document(known[1]))
+            known = self._service.schemas.find(partitioned_name(topic.full), version)
+            return done() if known is None else json_answer(cluster_schemas.document(known[1]))
         found = await self._server.schemas.find(topic, version)
         if found is None:
             raise _no_schema(topic, "a schema" if version is None else "this schema version")
         return json_answer(schema_document(*found))
 
     async def schemas(self, request: web.Request) -> web.Response:
-        """Return the schemas of a topic that its owner knows, oldest first.
-
-        With `local=true` the newest that are known here, as brokers ask each other; 204 if none is.
-        """
+        """Return the schemas of a topic that its owner knows, oldest first."""
         topic = topic_of(request)
-        if flag_of(request, "local"):
-            newest = self._server.schemas.newest(topic)
-            return (
-                json_answer([schema_search.document(each) for each in newest]) if newest else done()
-            )
         await self._here(request, topic.namespace, topic_hash(topic.full))
         known = self._service.schemas.all_of(partitioned_name(topic.full))
         if not known:
@@ -129,23 +115,7 @@ class SchemaPaths(TopicPaths):
         schema = (await required_body_of(request, _SCHEMA_BODY, _EXPECTED)).schema_of(topic)
         self._server.check_namespace(topic.namespace)
         await self._here(request, topic.namespace, topic_hash(topic.full))
-        problem = await asyncio.to_thread(problem_of_definition, schema)
-        if problem is not None:
-            raise InvalidRequest(what="the schema", problem=problem)
-
-        async def register() -> Refusal | bytes:
-            refused = await self._refused(topic, schema)
-            return (
-                self._service.schemas.add(partitioned_name(topic.full), schema)
-                if refused is None
-                else refused
-            )
-
-        version = await self._server.admission.once_compared(register)
-        if isinstance(version, Refusal):
-            raise conflict(
-                topic.full, version.message, action="upload a schema for", advice=_OTHER_SCHEMA
-            )
+        version = self._service.schemas.add(partitioned_name(topic.full), schema)
         return json_answer(_version_document(version), status=HTTPStatus.ACCEPTED)
 
     async def delete(self, request: web.Request) -> web.Response:
@@ -165,30 +135,12 @@ class SchemaPaths(TopicPaths):
         return json_answer({"version": int.from_bytes(known[0], "big")})
 
     async def compatibility(self, request: web.Request) -> web.Response:
-        """Return whether producers of a topic may use a schema, by the strategy of its
-        namespace.
-        """
+        """Return that producers of a topic may use a schema: schemas are not compared here."""
         topic = topic_of(request)
-        schema = (await required_body_of(request, _SCHEMA_BODY, _EXPECTED)).schema_of(topic)
-        await self._here(request, topic.namespace, topic_hash(topic.full))
-        is_compatible = (
-            await self._server.admission.once_compared(lambda: self._refused(topic, schema)) is None
-        )
-        strategy = self._server.admission.strategy_of(topic.namespace)
-        in_force = (
-            Compatibility.ALWAYS_COMPATIBLE if strategy is Compatibility.UNDEFINED else strategy
-        )
-        return json_answer(
-            {"compatibility": is_compatible, "schemaCompatibilityStrategy": in_force}
-        )
-
-    async def _refused(self, topic: TopicName, schema: Schema) -> Refusal | None:
-        """Return why producers of a topic must not use a schema; None if they may. Raise
-        `UncomparedError`.
-        """
-        if self._server.admission.depends_on_schemas(topic, schema, is_consumers=False):
-            await self._server.schemas.fetch(topic)
-        return self._server.admission.schema_refused(topic, schema)
+        (await required_body_of(request, _SCHEMA_BODY, _EXPECTED)).schema_of(topic)
+        self._server.check_namespace(topic.namespace)
+        strategy = Compatibility.ALWAYS_COMPATIBLE
+        return json_answer({"compatibility": True, "schemaCompatibilityStrategy": strategy})
 
     async def version(self, request: web.Request) -> web.Response:
         """Return the version of a schema. It is a digest of the schema, registered or not."""

@@ -8,7 +8,6 @@ connect, so a move hands over none.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final
 
@@ -21,6 +20,13 @@ SCHEMAS_MAX: Final = 16_384
 SCHEMA_BYTES_MAX: Final = Limits().command_bytes_max
 # The same of all schemas.
 SCHEMAS_BYTES_MAX: Final = 64 * 1024 * 1024
+
+KINDS: Final = (
+    *("NONE", "STRING", "JSON", "PROTOBUF", "AVRO", "BOOLEAN", "INT8", "INT16", "INT32", "INT64"),
+    *("FLOAT", "DOUBLE", "DATE", "TIME", "TIMESTAMP", "KEY_VALUE", "INSTANT", "LOCAL_DATE"),
+    *("LOCAL_TIME", "LOCAL_DATE_TIME", "PROTOBUF_NATIVE"),
+)
+"""Pulsar's names of schema types, by number."""
 
 VERSION_BYTES: Final = 8
 """Length of a schema version. Clients read it as a big-endian number."""
@@ -51,16 +57,6 @@ class Schemas:
             versions.move_to_end(version, last=is_newest)
         self._drop_surplus()
         return version
-
-    def learn(self, topic: str, schemas: Sequence[Schema]) -> None:
-        """Store the schemas of a topic that another broker knows, the newest last. Schemas that
-        only this broker knows are newer.
-        """
-        learned = [self._store(topic, schema) for schema in schemas]
-        versions = self._versions.setdefault(topic, OrderedDict())
-        here = [version for version in versions if version not in learned]
-        self._versions[topic] = OrderedDict.fromkeys((*learned, *here))
-        self._drop_surplus()
 
     def _store(self, topic: str, schema: Schema) -> bytes:
         version = version_of(schema)

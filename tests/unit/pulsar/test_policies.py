@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import pytest
 
 from equipoise.brokers.agent.intents import Intent
-from equipoise.brokers.balancing.topic_policies import Compatibility
-from equipoise.brokers.pulsar import admission, service
-from equipoise.brokers.pulsar.peers import Peers
-from equipoise.brokers.pulsar.topics.compatibility import misfit_of_producer
+from equipoise.brokers.pulsar import service
 from equipoise.brokers.pulsar.topics.topic import Topic
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandSubscribe, ServerError
-from equipoise.brokers.pulsar.wire.requests import Schema
 from equipoise.brokers.runtime.service import Bundle
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.ranges import topic_hash
-from tests.pulsar.pulsar_speech import frame_of
 from tests.unit.http.cluster import until
 from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, T, WireClient, with_brokers
 
@@ -93,7 +87,7 @@ async def test_all_policies_have_the_names_of_pulsars_document(running: Brokers)
     (member,) = running.members
     await put(running, "maxProducersPerTopic", 3)
     await put(running, "publishRate", {"publishThrottlingRateInMsg": 5})
-    await put(running, "schemaCompatibilityStrategy", "FULL", "PUT")
+    await put(running, "schemaCompatibilityStrategy", "ALWAYS_COMPATIBLE", "PUT")
     await put(running, "property/team/a%20b", None, "PUT")
     document = await member.get(BASE)
     assert isinstance(document, Mapping)
@@ -104,7 +98,7 @@ async def test_all_policies_have_the_names_of_pulsars_document(running: Brokers)
             "publishThrottlingRateInByte": -1,
         }
     } == document["publishMaxMessageRate"]
-    assert ("FULL", {"team": "a b"}) == (
+    assert ("ALWAYS_COMPATIBLE", {"team": "a b"}) == (
         document["schema_compatibility_strategy"],
         document["properties"],
     )
@@ -118,7 +112,6 @@ async def test_all_policies_have_the_names_of_pulsars_document(running: Brokers)
         ("POST", "publishRate", {"publishThrottlingRateInMsg": "many"}),
         ("POST", "dispatchRate", {"dispatchThrottlingRateInMsg": 5, "relativeToPublishRate": True}),
         ("POST", "subscriptionTypesEnabled", ["Sharing"]),
-        ("PUT", "schemaCompatibilityStrategy", "Full"),
         (
             "POST",
             "autoTopicCreation",
@@ -145,6 +138,22 @@ async def test_an_impossible_policy_is_refused(
     assert 400 == status, answer
     assert "Value error" not in json.dumps(answer)
     assert 200 == (await member.ask("GET", BASE))[0]
+
+
+@with_brokers()
+async def test_policies_that_would_compare_schemas_are_refused_with_the_reason(
+    running: Brokers,
+) -> None:
+    (member,) = running.members
+    for method, name, wanted, possible in (
+        ("PUT", "schemaCompatibilityStrategy", "BACKWARD", "ALWAYS_COMPATIBLE"),
+        ("POST", "isAllowAutoUpdateSchema", False, True),
+        ("POST", "schemaValidationEnforced", True, False),
+    ):
+        status, answer = await member.ask(method, f"{BASE}/{name}", wanted)
+        assert (400, True) == (status, "does not compare them" in str(answer)), answer
+        await put(running, name, possible, method)
+        assert possible == await member.get(f"{BASE}/{name}")
 
 
 @with_brokers(config={"admin_ms": 300})
@@ -439,181 +448,3 @@ async def test_policies_apply_after_a_failure(
         await until(lambda: "could not be applied" in caplog.text)
     await put(running, "maxProducersPerTopic", 1)
     assert ServerError.ProducerBusy == (await refused(client, client.ask_producer(3)))[0]
-
-
-def schema(*fields: dict[str, object]) -> dict[str, object]:
-    """An Avro schema as clients send it."""
-    definition = json.dumps({"type": "record", "name": "r", "fields": fields}).encode()
-    return {"name": "s", "schema_data": definition, "type": 4}
-
-
-ID: dict[str, object] = {"name": "id", "type": "long"}
-NOTE: dict[str, object] = {"name": "note", "type": "string"}
-
-
-@with_brokers(count=2)
-async def test_an_incompatible_schema_is_refused(running: Brokers) -> None:
-    """Also by the next owner, which asks the former one for the topic's schema."""
-    await put(running, "schemaCompatibilityStrategy", "BACKWARD", "PUT")
-    source = running.owner_of()
-    client = await source.client()
-    await client.producer(1, schema=schema(ID))
-    error, message = await refused(client, client.ask_producer(2, schema=schema(ID, NOTE)))
-    assert (ServerError.IncompatibleSchema, True) == (error, "strategy BACKWARD" in message)
-    assert (
-        ServerError.IncompatibleSchema
-        == (await refused(client, client.ask_consumer(3, schema=schema(ID, NOTE))))[0]
-    )
-    await client.close()
-    await running.transfer(running.other_than(source))
-    client = await running.owner_of().client()
-    assert (
-        ServerError.IncompatibleSchema
-        == (await refused(client, client.ask_producer(2, schema=schema(ID, NOTE))))[0]
-    )
-    await put(running, "schemaCompatibilityStrategy", "ALWAYS_COMPATIBLE", "PUT")
-    await client.producer(4, schema=schema(ID, NOTE))
-
-
-@with_brokers(count=2)
-async def test_the_newest_schema_of_a_topic_is_the_same_after_a_move(running: Brokers) -> None:
-    """It is the last that was new, although producers with an older one reconnect after it."""
-    await put(running, "schemaCompatibilityStrategy", "FORWARD", "PUT")
-    source = running.owner_of()
-    destination = running.other_than(source)
-    for owner in (source, destination):
-        client = await owner.client()
-        await client.producer(1, schema=schema(ID), name="old")
-        await client.producer(2, schema=schema(ID, NOTE), name="new")
-        await client.producer(3, schema=schema(ID), name="old again")
-        await refused(client, client.ask_producer(4, schema=schema(NOTE)))
-        await client.close()
-        if owner is source:
-            await running.transfer(destination)
-    path = f"/admin/v2/schemas/{NAMESPACE}/orders/schemas"
-    known = await destination.get(path)
-    assert isinstance(known, dict)
-    assert [[ID], [ID, NOTE]] == [
-        json.loads(each["data"])["fields"] for each in known["getSchemaResponses"]
-    ]
-
-
-@with_brokers(count=2)
-async def test_other_brokers_are_asked_for_schemas_once_and_only_if_the_answer_matters(
-    running: Brokers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-    usual = Peers.answers
-
-    async def answers(peers: Peers, path: str) -> Sequence[object]:
-        asked.append(path)
-        return await usual(peers, path)
-
-    monkeypatch.setattr(Peers, "answers", answers)
-    client = await running.owner_of().client()
-    await put(running, "schemaCompatibilityStrategy", "ALWAYS_COMPATIBLE", "PUT")
-    await client.producer(1, schema=schema(ID))
-    await put(running, "schemaCompatibilityStrategy", "FULL", "PUT")
-    await client.producer(2)
-    await client.consumer(3)
-    assert [] == asked
-    await client.producer(4, schema=schema(ID))
-    await client.consumer(5, schema=schema(ID), subscription="other")
-    assert 1 == len(asked)
-
-
-@with_brokers()
-async def test_schemas_are_neither_updated_nor_omitted_if_the_policies_say_so(
-    running: Brokers,
-) -> None:
-    client = await running.owner_of().client()
-    await client.producer(1, schema=schema(ID))
-    await put(running, "isAllowAutoUpdateSchema", body=False)
-    assert (
-        ServerError.IncompatibleSchema
-        == (await refused(client, client.ask_producer(2, schema=schema(ID, NOTE))))[0]
-    )
-    request_id = client.ask(T.GET_OR_CREATE_SCHEMA, topic=TOPIC, schema=schema(ID, NOTE))
-    answer = await client.receive(T.GET_OR_CREATE_SCHEMA_RESPONSE)
-    response = answer.get_or_create_schema_response
-    assert (request_id, ServerError.IncompatibleSchema) == (
-        response.request_id,
-        response.error_code,
-    )
-    await client.producer(3)
-    await put(running, "schemaValidationEnforced", body=True)
-    assert ServerError.IncompatibleSchema == (await refused(client, client.ask_producer(4)))[0]
-    await client.producer(5, schema=schema(ID))
-
-
-async def offered(client: WireClient, schema: Mapping[str, object]) -> tuple[int, str]:
-    """Offer a schema, and return the error; 0 without one."""
-    request_id = client.ask(T.GET_OR_CREATE_SCHEMA, topic=TOPIC, schema=schema)
-    answer = (await client.receive(T.GET_OR_CREATE_SCHEMA_RESPONSE)).get_or_create_schema_response
-    assert request_id == answer.request_id
-    return answer.error_code, answer.error_message
-
-
-def choice(prefix: str) -> bytes:
-    """The definition of a choice of 400 records."""
-    return json.dumps(
-        [{"type": "record", "name": f"{prefix}{index}", "fields": []} for index in range(400)]
-    ).encode()
-
-
-@pytest.mark.parametrize(
-    ("definition", "problem"),
-    [
-        (b'{"type":"array","items":' * 600 + b'"int"' + b"}" * 600, "nested too deeply"),
-        (b"[" * 100_000, "are not compared"),
-        (choice("r"), "too many fields and types"),
-    ],
-)
-@with_brokers()
-async def test_a_schema_that_cannot_be_compared_is_refused(
-    running: Brokers, definition: bytes, problem: str
-) -> None:
-    """The client keeps its connection."""
-    await put(running, "schemaCompatibilityStrategy", "FULL", "PUT")
-    client = await running.owner_of().client()
-    await client.producer(1, schema={"name": "s", "schema_data": choice("q"), "type": 4})
-    new = {"name": "s", "schema_data": definition, "type": 4}
-    for error, message in (
-        await offered(client, new),
-        await refused(client, client.ask_producer(2, schema=new)),
-        await refused(client, client.ask_consumer(3, schema=new)),
-    ):
-        assert (ServerError.IncompatibleSchema, True) == (error, problem in message), message
-    await client.producer(4)
-
-
-@with_brokers()
-async def test_schemas_are_compared_beside_the_event_loop(
-    running: Brokers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A PING behind a comparison is answered before it ends. Of two schemas that do not fit each
-    other, one is registered.
-    """
-    await put(running, "schemaCompatibilityStrategy", "FULL", "PUT")
-    go_on = threading.Event()
-
-    def slow(schema: Schema, known: Sequence[Schema], strategy: Compatibility) -> str | None:
-        assert go_on.wait(60)
-        return misfit_of_producer(schema, known, strategy)
-
-    monkeypatch.setattr(admission, "misfit_of_producer", slow)
-    one, other = await running.owner_of().client(), await running.owner_of().client()
-    await one.producer(1, schema=schema(ID))
-    optional: list[dict[str, object]] = [
-        {"name": "note", "type": ["null", kind], "default": None} for kind in ("string", "long")
-    ]
-    asked = []
-    for client, field in zip((one, other), optional, strict=True):
-        asked.append(client.ask_producer(2, schema=schema(ID, field)))
-        client.write(frame_of(T.PING))
-        await client.receive(T.PONG)
-    go_on.set()
-    await one.receive(
-        T.PRODUCER_SUCCESS, lambda command: command.producer_success.request_id == asked[0]
-    )
-    assert "at /fields/1" in (await refused(other, asked[1]))[1]

@@ -75,12 +75,3 @@ def test_the_schema_of_another_broker_is_the_newest_only_if_it_is_the_only_one()
     for definition in (b"1", b"2", b"3"):
         schemas.add("t", schema(definition), is_newest=False)
     assert (newest, schema(b"2")) == schemas.find("t", None)
-
-
-def test_schemas_of_a_former_owner_are_older_than_those_known_here_only() -> None:
-    schemas = Schemas()
-    for definition in (b"4", b"2"):
-        schemas.add("t", schema(definition))
-    schemas.learn("t", [schema(b"1"), schema(b"2"), schema(b"3")])
-    assert [b"1", b"2", b"3", b"4"] == [each.definition for _, each in schemas.all_of("t")]
-    assert [] == schemas.all_of("other")

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.pulsar import schema_search
+from equipoise.brokers.pulsar import cluster_schemas
 from equipoise.brokers.pulsar.admin.schemas import schema_document, version_in
-from equipoise.brokers.pulsar.peers import Peers
 from equipoise.brokers.pulsar.wire.errors import NotAnswered
 from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandGetSchemaResponse, ServerError
 from equipoise.brokers.pulsar.wire.requests import Schema
-from equipoise.channel.core.ranges import TopicName
 from tests.unit.pulsar.wire_client import (
     NAMESPACE,
     TOPIC,
@@ -134,13 +131,10 @@ async def test_an_unknown_schema_is_answered(
         ServerError.NotAllowedError
         == (await found(client, None, "persistent://public/default/x")).error_code
     )
-    monkeypatch.setattr(schema_search, "_ASKED_MAX", 0)
-    assert "running schema searches is full" in (await found(client)).error_message
 
     async def fail(*_: object) -> object:
         raise NotAnswered("no answer")
 
-    monkeypatch.setattr(schema_search, "_ASKED_MAX", 9)
     monkeypatch.setattr("equipoise.brokers.pulsar.peers.Peers._ask", fail)
     assert ServerError.MetadataError == (await found(client)).error_code
 
@@ -167,32 +161,10 @@ async def test_schemas_over_http(tmp_path: Path) -> None:
             assert 404 == (await member.ask("GET", f"{path}/17"))[0]
 
 
-@with_brokers(count=2)
-async def test_equal_questions_share_an_answer(
-    running: Brokers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a move many consumers ask for one schema at once."""
-    owner = running.owner_of()
-    version = await producer(await owner.client(), 1, schema())
-    server = running.other_than(owner)
-    asked = 0
-    usual = Peers.first_answer
-
-    async def first_answer(peers: Peers, topic: TopicName, path: str) -> object:
-        nonlocal asked
-        asked += 1
-        return await usual(peers, topic, path)
-
-    monkeypatch.setattr(Peers, "first_answer", first_answer)
-    clients = [await server.client() for _ in range(5)]
-    answers = await asyncio.gather(*(found(client, version) for client in clients))
-    assert ([version] * 5, 1) == ([answer.schema_version for answer in answers], asked)
-
-
 def test_the_answer_of_another_broker_is_checked() -> None:
     its = Schema(name="é", kind=15, definition=bytes(range(256)), properties=(("a", "b"),))
-    assert its == schema_search.read(schema_search.document(its))
-    document = schema_search.document(its)
+    assert its == cluster_schemas.read(cluster_schemas.document(its))
+    document = cluster_schemas.document(its)
     wrong: tuple[object, ...] = (
         None,
         [],
@@ -202,7 +174,7 @@ def test_the_answer_of_another_broker_is_checked() -> None:
     )
     for nonsense in wrong:
         with pytest.raises(NotAnswered):
-            schema_search.read(nonsense)
+            cluster_schemas.read(nonsense)
 
 
 def test_a_key_value_schema_is_one_object() -> None:
