@@ -105,6 +105,19 @@ _WITH_BODY: Final = (web.Response, web.StreamResponse)
 _REDIRECT: Final = ("307", {"description": "Another broker answers: the header Location names it."})
 
 
+def operations(*, of_topics: bool) -> set[str]:
+    """Return the method and path of each operation that only a broker with Pulsar's clients has, or
+    of each other one.
+    """
+    topics = {tag for tag, group in GROUPS.items() if ".pulsar." in group.__module__}
+    return {
+        f"{method.upper()} {path}"
+        for path, methods in document()["paths"].items()
+        for method, operation in methods.items()
+        if (operation["tags"][0] in topics) is of_topics
+    }
+
+
 def document() -> Json:
     """Return the OpenAPI document of all paths, in the order of `GROUPS`."""
     paths: dict[str, Json] = {}
@@ -124,8 +137,8 @@ def document() -> Json:
             "description": (
                 "The HTTP interface of a broker. Every broker answers for the whole cluster. The"
                 " document [openapi.json](openapi.json) is derived from the handlers of a broker:"
-                " use it to generate a client. The page [HTTP](http.md) compares each path with"
-                " Pulsar's, and has all rules."
+                " use it to generate a client. The page [HTTP](http.md) has what differs from"
+                " Pulsar, and all rules."
             ),
         },
         "tags": [{"name": tag} for tag in GROUPS],

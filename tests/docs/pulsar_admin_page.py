@@ -4,11 +4,12 @@ tests.docs.pulsar_admin_page`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
-from tests.docs.markdown import cell, table
+from tests.docs.markdown import cell
 from tests.docs.reference_pages import FOLDER
-from tests.pulsar.admin_script import NOT_HERE, WORKS, Group, read_groups
+from tests.pulsar.admin_script import NOT_HERE, Group, read_groups
 
 PAGE: Final = FOLDER / "pulsar-admin.md"
 
@@ -31,29 +32,25 @@ def page() -> str:
             " with Pulsar."
         ),
         (
-            "* **works**: as with Pulsar.\n* **differs**: the remark says how.\n* **not here**: the"
-            " tool prints the remark, and exits with 1."
+            "*Works*: as with Pulsar. *Differs*: the text says how. *Not here*: the tool prints the"
+            " text, and exits with 1."
         ),
     ]
     for group in groups:
-        parts += [
-            f"## {group.name}",
-            table(
-                ("command", "verdict", "remark"),
-                (_row(group, command) for command in group.verdicts),
-            ),
-        ]
+        parts += [f"## {group.name}", "\n".join(_lines(group))]
     return "\n\n".join(parts) + "\n"
 
 
-def _row(group: Group, command: str) -> tuple[str, str, str]:
-    verdict, _, how = group.verdicts[command].partition(": ")
-    remark = how or (group.lines_of(command)[0].prints if verdict == NOT_HERE else "")
-    return (
-        f"`{command.removeprefix(f'{group.name} ')}`",
-        verdict if verdict == WORKS else f"**{verdict}**",
-        cell(remark),
-    )
+def _lines(group: Group) -> Iterator[str]:
+    """Yield a line for the commands of a group that work, and for each other verdict."""
+    commands: dict[str, list[str]] = {}
+    for command, verdict in group.verdicts.items():
+        kind, _, how = verdict.partition(": ")
+        how = how or (group.lines_of(command)[0].prints if kind == NOT_HERE else "")
+        told = f"*{kind}*: {cell(how)}" if how else f"*{kind}*"
+        commands.setdefault(told, []).append(f"`{command.removeprefix(f'{group.name} ')}`")
+    for told, names in commands.items():
+        yield f"* {', '.join(names)}: {told}"
 
 
 if __name__ == "__main__":

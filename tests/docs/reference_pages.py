@@ -4,6 +4,7 @@ tests.docs.reference_pages`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, cast
 
@@ -51,6 +52,9 @@ COMMON: Final = {
     "--help",
 }
 """The options that docs/reference/cli.md describes once for all commands."""
+
+SHARED_BY: Final = 3
+"""What so many commands or tables have is described once."""
 
 OWNER, SOURCE = 1, 2
 
@@ -419,16 +423,29 @@ def archive_page() -> str:
     of all of them by hand.
     """
     by_hand = (FOLDER / "archive.md").read_text(encoding="utf-8").partition(TABLES_WRITTEN_BY)[0]
-    parts = [by_hand + TABLES_WRITTEN_BY]
-    for schema in SCHEMAS.values():
-        rows = [
-            (f"`{column.name}`", f"`{SQL_TYPES[column.type]}`", str(column.since), column.meaning)
+    columns = {
+        schema.table: [
+            f"* `{column.name}` {SQL_TYPES[column.type]}: {column.meaning}"
             for column in schema.columns
         ]
+        for schema in SCHEMAS.values()
+    }
+    uses = Counter(line for lines in columns.values() for line in lines)
+    often = [line for line, times in uses.items() if times >= SHARED_BY]
+    meanings = Counter(line.split()[1] for line in often)
+    shared = [line for line in often if meanings[line.split()[1]] == 1]
+    parts = [
+        by_hand + TABLES_WRITTEN_BY,
+        "These columns are the same wherever a table has them:",
+        "\n".join(shared),
+    ]
+    for schema in SCHEMAS.values():
+        lines = columns[schema.table]
+        also = [line.split()[1] for line in lines if line in shared]
         parts += [
             f"### `{schema.table}`",
-            f"{schema.meaning}.",
-            table(("column", "type", "since version", "what it says"), rows),
+            f"{schema.meaning}." + (f" Has {', '.join(also)}." if also else ""),
+            "\n".join(line for line in lines if line not in shared),
         ]
     return "\n\n".join(parts) + "\n"
 
@@ -436,8 +453,8 @@ def archive_page() -> str:
 # --- the command line ---
 
 
-def option_row(parameter: Parameter) -> tuple[str, str, str]:
-    """Return the row of one option: how it is written, what it does, and its default."""
+def option(parameter: Parameter) -> str:
+    """Return the line of one option: how it is written, what it does, and its default."""
     is_flag = getattr(parameter, "is_flag", False)
     value = "" if is_flag else f" {parameter.metavar or 'VALUE'}"
     shown = ", ".join(
@@ -448,22 +465,42 @@ def option_row(parameter: Parameter) -> tuple[str, str, str]:
     default = named.removesuffix("]")
     if (
         not default
+        and not is_flag
         and parameter.default not in (None, False, ())
         and not callable(parameter.default)
     ):
         default = f"{parameter.default}"
-    return shown, text.strip(), "required" if parameter.required else default
+    says = f" Default: {default}." if default else " Required." if parameter.required else ""
+    return f"* {shown}: {text.strip()}{says}"
 
 
 def commands_page() -> str:
-    """Return docs/reference/commands.md."""
+    """Return docs/reference/commands.md, with the options of several commands once."""
+    own = {
+        name: [
+            parameter
+            for parameter in command.params
+            if parameter.opts[0] not in COMMON and not getattr(parameter, "hidden", False)
+        ]
+        for name, command in tree()
+    }
+    uses = Counter(
+        option(parameter)
+        for parameters in own.values()
+        for parameter in parameters
+        if parameter.opts[0].startswith("-")
+    )
+    shared = {line for line, times in uses.items() if times >= SHARED_BY}
     parts = [
         "# Commands and options",
         WRITTEN_BY,
         (
-            "This is what `--help` shows. [The command line](cli.md) describes the common options,"
-            " exit codes and signals."
+            "This is what `--help` shows. [The command line](cli.md) describes exit codes, signals,"
+            " and the options of nearly all commands: `--log`, `--kafka-config`,"
+            " `--kafka-config-file`, `--json`, `--timeout`, and `--as` for changes. These are the"
+            " options that several commands have:"
         ),
+        "\n".join(line for line in uses if line in shared),
     ]
     group = ""
     for name, command in tree():
@@ -471,30 +508,18 @@ def commands_page() -> str:
         if is_group and name.split()[0] != group:
             group = name.split()[0]
             parts += [f"## `equipoise {group}`", GROUPS_OF_COMMANDS[group][1]]
-        own = [
-            parameter
-            for parameter in command.params
-            if parameter.opts[0] not in COMMON and not getattr(parameter, "hidden", False)
-        ]
+        options = [each for each in own[name] if each.opts[0].startswith("-")]
         arguments = "".join(
-            f" {parameter.metavar or parameter.name}"
-            for parameter in own
-            if not parameter.opts[0].startswith("-")
-        )
-        common = sorted(
-            parameter.opts[0]
-            for parameter in command.params
-            if parameter.opts[0] in COMMON - {"--help"}
+            f" {each.metavar or each.name}" for each in own[name] if each not in options
         )
         parts += [
             f"{'###' if is_group else '##'} `equipoise {name}{arguments}`",
             *(cell(text) for text in (command.help or "").split("\n\n")),
         ]
-        rows = [option_row(parameter) for parameter in own if parameter.opts[0].startswith("-")]
-        parts += [table(("option", "what it does", "default"), rows)] if rows else []
-        parts += (
-            [f"Common options: {', '.join(f'`{option}`' for option in common)}."] if common else []
-        )
+        lines = [option(each) for each in options if option(each) not in shared]
+        parts += ["\n".join(lines)] if lines else []
+        also = [f"`{each.opts[0]}`" for each in options if option(each) in shared]
+        parts += [f"Also: {', '.join(also)}."] if also else []
     return "\n\n".join(parts) + "\n"
 
 

@@ -18,8 +18,6 @@ from equipoise.spark_jobs.archive.tables.schema import ARCHIVE_FORMAT, SCHEMAS, 
 from equipoise.spark_jobs.sources.whole_files import replacing
 from equipoise.spark_jobs.streams.errors import ArchiveDamaged
 
-_STORE: Final = "parquet"
-
 MANIFEST_BYTES_MAX: Final = 1 << 20
 """A hundred times the size of a thousand generations of ten bytes each."""
 
@@ -77,7 +75,6 @@ def read_manifest(archive: Path, writer: str) -> Manifest | None:
         raw = orjson.loads(data)
         versions, form = dict(raw.pop("tables")), int(raw.pop("format"))
         _check_versions(archive, form, versions)
-        _check_store(archive, raw.pop("store", _STORE))
         raw["finished"] = {int(generation): batch for generation, batch in raw["finished"].items()}
         return Manifest(**raw)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -113,16 +110,6 @@ def write_errors(archive: Path, file: Path) -> Iterator[None]:
             f"the archive {archive} cannot be written: {file}: {error.strerror or error}; fix that,"
             " and start again"
         ) from error
-
-
-def _check_store(archive: Path, store: str) -> None:
-    """Raise `OperatorError` for an archive of Delta tables, which older versions could write."""
-    if store != _STORE:
-        raise OperatorError(
-            f"the archive {archive} consists of {store} tables, which this version neither reads"
-            " nor writes; convert it into Parquet files as docs/how-to/audit-and-archive.md shows,"
-            " which loses nothing, or name another folder with --archive"
-        )
 
 
 def _check_versions(archive: Path, form: int, versions: Mapping[str, int]) -> None:

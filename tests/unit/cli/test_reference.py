@@ -1,4 +1,4 @@
-"""The page on the command line names every command with its options, and nothing else."""
+"""The page on the command line, and the help of the program."""
 
 from __future__ import annotations
 
@@ -7,18 +7,12 @@ import re
 from equipoise.brokers.cli.main import GROUPS, load
 from tests.docs.reference_pages import COMMON
 from tests.house.house_rules import ROOT
-from tests.unit.cli.command_lines import tree
-
-PAGE = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
 
 
-def test_the_page_names_every_command_and_option() -> None:
-    documented = re.findall(r"^\| `equipoise ([^`]+)` \|", PAGE, re.MULTILINE)
-    assert sorted(name for name, _ in tree()) == sorted(
-        " ".join(re.findall(r"(?<!\[)\b[a-z-]+\b", usage)) for usage in documented
-    )
+def test_the_page_describes_the_common_options() -> None:
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
     assert COMMON - {"--help"} | {"--wait"} == set(
-        re.findall(r"^\| `(--[\w-]+)", PAGE, re.MULTILINE)
+        re.findall(r"^\| `(--[\w-]+)", page, re.MULTILINE)
     )
 
 

@@ -19,7 +19,7 @@ from equipoise.brokers.pulsar.server import Server
 from equipoise.brokers.runtime.lookups import Lookups
 from equipoise.brokers.runtime.service import Ownership
 from equipoise.channel.core.ranges import TopicName, even_boundaries
-from tests.house.house_rules import ROOT
+from tests.docs.openapi import operations
 from tests.unit.cli.fabricated import run as command
 from tests.unit.http.cluster import Gate
 from tests.unit.pulsar.wire_client import (
@@ -456,9 +456,6 @@ async def test_a_websocket_client_is_answered_501(running: Brokers, path: str) -
 
 
 async def test_every_path_is_documented(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "reference" / "http.md").read_text(encoding="utf-8")
-    (section,) = re.findall(r"^## Topics$.*?(?=^## )", page, flags=re.MULTILINE | re.DOTALL)
-
     async with brokers(tmp_path) as running:
         (member,) = running.members
         lookups = Lookups(member.worker)
@@ -466,4 +463,4 @@ async def test_every_path_is_documented(tmp_path: Path) -> None:
             member.worker, Server(member.service, member.worker, lookups), lookups
         ).documented()
         served = {f"{route.method} {bare(route.path)}" for route in routes}
-        assert served == set(re.findall(r"^\| `([A-Z]+ /[^`?]+)`", section, flags=re.MULTILINE))
+        assert served == operations(of_topics=True)
