@@ -47,11 +47,11 @@ run: setup ## Run the demo: a cluster that balances, fails and heals before your
 ifeq ($(LOG),kafka)
 	@echo "== run: the demo, a local cluster under load, on a real Kafka of this machine, which is killed and comes back"
 	@$(BIN)/python -m compose.local_kafka jars # Java then starts Kafka in half the time, also while callers wait.
-	@$(BIN)/python -m compose.demo $(if $(DATA),--data "$(DATA)")
+	@$(BIN)/python -m compose.demo --kafka $(if $(DATA),--data "$(DATA)")
 else
 	@test -z "$(LOG)" || { echo "there is LOG=kafka; without it the log is a file"; exit 2; }
 	@echo "== run: the demo, a local cluster under load"
-	@$(BIN)/python -m equipoise.brokers.local.demo $(if $(DATA),--data "$(DATA)")
+	@$(BIN)/python -m compose.demo $(if $(DATA),--data "$(DATA)")
 endif
 
 kafka: setup ## Start a real Kafka on this machine, without Docker, and print its address: make kafka [NODES=3] [PORT=9092]

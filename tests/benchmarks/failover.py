@@ -16,8 +16,6 @@ from typing import Final
 import aiohttp
 
 from equipoise.brokers.balancing.moves import MoveKind
-from equipoise.brokers.local.demo import operator
-from equipoise.brokers.local.demo.operator import Move
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core.entries import BundleChanged
 from equipoise.channel.core.reader import Folded
@@ -26,7 +24,9 @@ from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.boot_clock import boot_ns
 from equipoise.channel.system.deadline import Deadline
 from tests.benchmarks.figures import machine, print_line, summary
+from tests.load import operator
 from tests.load.cluster import READY_MS, counters, running, settle
+from tests.load.operator import Move
 
 NAMESPACE: Final = "bench/failover"
 BROKERS, BUNDLES_EACH = 3, 256

@@ -19,9 +19,6 @@ from typing import Final
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.settings_records import settings_in
 from equipoise.brokers.load.bus import open_load_bus
-from equipoise.brokers.local.demo.callers import CallerProcess, Plan, Stream
-from equipoise.brokers.local.demo.checker import check_calls
-from equipoise.brokers.local.demo.operator import CORES, QUICK, tune
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core.entries import BrokerChanged, BundleChanged
 from equipoise.channel.core.ranges import bundle_contains, key_hash
@@ -34,8 +31,11 @@ from equipoise.shedder.load_reports import LoadBus, Summary
 from equipoise.shedder.spread import Spread
 from tests.benchmarks.figures import machine, print_line, summary
 from tests.benchmarks.transfer import calls
+from tests.load.callers import CallerProcess, Plan, Stream
 from tests.load.cluster import BY_USE, counters, running
 from tests.load.log_places import LogKind, add_log_option, new_log
+from tests.load.operator import CORES, QUICK, tune
+from tests.load.verdicts import check_calls
 
 NAMESPACE: Final = "bench/joining"
 BROKERS, BUNDLES, REPEATS = 3, 48, 3

@@ -22,15 +22,15 @@ from typing import Final
 import aiohttp
 
 from equipoise.brokers.balancing.moves import MoveKind
-from equipoise.brokers.local.demo import operator
-from equipoise.brokers.local.demo.operator import Move
 from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
 from equipoise.channel.core.ranges import topic_hash
 from equipoise.channel.log.table_view import TableView
 from tests.benchmarks.figures import machine, print_line, single
 from tests.benchmarks.pulsar_load import spread
+from tests.load import operator
 from tests.load.cluster import running
 from tests.load.log_places import LogKind, add_log_option, new_log
+from tests.load.operator import Move
 from tests.unit.pulsar.wire_client import T, WireClient
 
 NAMESPACE: Final = "bench/arrivals"

@@ -18,10 +18,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-from equipoise.brokers.local.demo.checker import Verdict
 from tests.benchmarks.figures import machine, print_line
 from tests.benchmarks.pulsar_load import longest_gap, receipts
 from tests.load.log_places import LogKind, new_log
+from tests.load.verdicts import Verdict
 from tests.pulsar.clients import Producing
 from tests.pulsar.fleet import Fleet
 from tests.pulsar.moving import (

@@ -17,8 +17,8 @@ from typing import Final
 
 import orjson
 
-from equipoise.brokers.local.demo.checker import check_messages
 from tests.benchmarks.figures import Figures, percentile
+from tests.load.verdicts import check_messages
 from tests.pulsar.clients import Client, Consuming, Producing
 from tests.pulsar.programs import Language
 

@@ -19,8 +19,6 @@ from typing import Final
 import aiohttp
 
 from equipoise.brokers.balancing.moves import MoveKind
-from equipoise.brokers.local.demo import operator
-from equipoise.brokers.local.demo.operator import Move
 from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import topic_hash
@@ -28,8 +26,10 @@ from equipoise.channel.log.table_view import TableView
 from tests.benchmarks.figures import machine, print_line, summary
 from tests.benchmarks.processes import resident_bytes
 from tests.benchmarks.pulsar_load import clients, counted, longest_gap, receipts, spread
+from tests.load import operator
 from tests.load.cluster import running
 from tests.load.log_places import LogKind, add_log_option, new_log
+from tests.load.operator import Move
 from tests.pulsar.clients import Consuming, Producing, Type
 
 NAMESPACE: Final = "bench/pulsar"

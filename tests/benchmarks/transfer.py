@@ -24,10 +24,6 @@ import aiohttp
 import orjson
 
 from equipoise.brokers.balancing.moves import MoveKind
-from equipoise.brokers.local.demo import operator
-from equipoise.brokers.local.demo.callers import CallerProcess, Plan, Stream
-from equipoise.brokers.local.demo.checker import check_calls
-from equipoise.brokers.local.demo.operator import Move
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.brokers.security.tls import CA_VARIABLE, client_context_of_environment
 from equipoise.channel.core.entries import BundleChanged, BundleEntry
@@ -36,8 +32,12 @@ from equipoise.channel.core.reader import Folded
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.boot_clock import boot_ns
 from tests.benchmarks.figures import Figures, machine, percentile, print_line, single, summary
+from tests.load import operator
+from tests.load.callers import CallerProcess, Plan, Stream
 from tests.load.cluster import counters, running, settle
 from tests.load.log_places import add_log_option, new_log
+from tests.load.operator import Move
+from tests.load.verdicts import check_calls
 from tests.tls.authority import Authority
 
 NAMESPACE: Final = "bench/transfer"

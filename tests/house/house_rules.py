@@ -105,7 +105,7 @@ ONLY_IN = {
     "jwt": ("equipoise.brokers.security.tokens", "tests"),
     "optuna": ("equipoise.lab.tuning",),
     "pyspark": ("equipoise.spark_jobs", "tests"),
-    "tests": ("tests",),
+    "tests": ("compose.demo", "tests"),
     "zstandard": ("equipoise.compaction.compressed",),
 }
 CHECKER = "tests.checker"  # Imports nothing of the product: shared code would share its mistakes.

@@ -101,7 +101,7 @@ BITES = (
         one_door,
         "from tests.channels.folding import Channel",
         "imports tests",
-        name="equipoise.brokers.local.demo",
+        name="equipoise.brokers.local.local_cluster",
     ),
     Bite(
         one_name,

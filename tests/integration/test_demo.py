@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from compose.demo import Outage
-from equipoise.brokers.balancing.moves import MoveKind
+from compose.demo import play as playing
+from compose.demo.acts import ON_A_FILE, kill_kafka, split
+from compose.demo.play import play
 from equipoise.brokers.balancing.settings.settings_records import CHANGED_BY, document_of
-from equipoise.brokers.local.demo import play as playing
-from equipoise.brokers.local.demo import steps
-from equipoise.brokers.local.demo.operator import QUICK
-from equipoise.brokers.local.demo.play import Options, play
-from equipoise.brokers.local.demo.screen import Screen
 from equipoise.brokers.operations.access import opened
 from tests.kafka.fixtures import OwnKafka
+from tests.load.operator import QUICK
 
 pytestmark = pytest.mark.integration
 
@@ -25,25 +23,23 @@ pytestmark = pytest.mark.integration
 def test_the_demo_ends_with_a_clean_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every step is played once on counters and topics, the channel is in order, and the checkers
-    find nothing.
+    """Every act is played on counters and topics, the channel is in order, and the checkers find
+    nothing.
     """
-    ending = asyncio.run(play(Options(directory=tmp_path, seconds=0.0, seed=1), Screen(plain=True)))
+    result = asyncio.run(play(tmp_path, ON_A_FILE))
     said = capsys.readouterr().out
-    assert ending.problem is None
-    assert () == ending.findings.findings
-    assert ["calls", "messages"] == list(ending.verdicts)
-    for verdict in ending.verdicts.values():
+    assert ([], ()) == (result.problems, result.findings.findings)
+    assert {"calls", "messages"} == result.verdicts.keys()
+    for verdict in result.verdicts.values():
         assert ({}, None, 0) == (verdict.violations, verdict.problem, verdict.double_owners)
-    assert "double owners: 0" in ending.summary
+    assert "double owners: 0" in result.summary
     assert (
-        "messages lost in transfers, splits, merges and drains 0, out of order 0" in ending.summary
+        "messages lost in transfers, splits, merges and drains 0, out of order 0" in result.summary
     )
-    assert ending.verdicts["messages"].totals["receipted"] > 0
-    for deed in (MoveKind.TRANSFER, MoveKind.SPLIT, MoveKind.MERGE):
-        assert f" {deed.value}s done, each in " in said
-    assert said.count("kill -9 of") == 2
-    assert said.count("all Pulsar clients are back after") == 2
+    assert result.verdicts["messages"].totals["receipted"] > 0
+    for move in ("transfer", "split", "merge"):
+        assert f" {move}s done, each in " in said
+    assert said.count("kill -9 of") == said.count("all clients are back after") == 2
     assert "drains: its" in said
     # What the balancer did, each with a reason, the plan before it, and what came of it.
     assert (
@@ -52,31 +48,24 @@ def test_the_demo_ends_with_a_clean_verdict(
         < said.index("BalancedShedder: demo/")
         < said.index(" was predicted, ")
         < said.index(" was measured")
+        < said.index("AutoSplit: demo/")
+        < said.index("AutoMerge: demo/")
     )
-    assert "AutoSplit: demo/" in said
-    assert "AutoMerge: demo/" in said
     with opened(f"sqlite:{tmp_path}/channel.db", timeout_ms=20_000) as access:
         left = document_of(access.view)
-    assert {*QUICK, CHANGED_BY} == left.keys(), "each step removes the settings that it made"
+    assert {*QUICK, CHANGED_BY} == left.keys(), "each act removes the settings that it made"
 
 
 def test_without_pulsar_clients_the_demo_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The demo says why, and plays the steps on the counter alone."""
-    monkeypatch.setattr(playing, "lacking", lambda: "the package pulsar-client is not installed")
-    ending = asyncio.run(
-        play(
-            Options(directory=tmp_path, seconds=0.0, seed=1, steps=(steps.split,)),
-            Screen(plain=True),
-        )
-    )
+    """The demo says why, and plays the acts on the counter alone."""
+    monkeypatch.setattr(playing, "find_spec", lambda _: None)
+    result = asyncio.run(play(tmp_path, (split,)))
     said = capsys.readouterr().out
-    assert (
-        "the demo runs without Pulsar clients: the package pulsar-client is not installed" in said
-    )
+    assert "the demo runs without Pulsar clients: pulsar-client is not installed" in said
     assert "demo/messages" not in said
-    assert (["calls"], True) == (list(ending.verdicts), ending.is_clean)
+    assert (["calls"], True) == (list(result.verdicts), result.is_clean)
 
 
 @pytest.mark.slow
@@ -89,14 +78,11 @@ def test_the_demo_survives_an_outage_of_kafka(
     """Kafka is down for longer than a lease: no broker serves meanwhile, all come back, and none is
     declared dead.
     """
-    # Nothing is balanced in this step, which takes half a minute.
+    # Nothing is balanced in this act, which takes half a minute.
     monkeypatch.setattr(playing, "_CALLS_PER_SECOND", 60.0)
     url = f"kafka://{own_kafka.address}/{own_kafka.topic('demo')}"
-    options = Options(
-        directory=tmp_path, seconds=0.0, seed=1, log_url=url, steps=(Outage(own_kafka.cluster),)
-    )
-    ending = asyncio.run(play(options, Screen(plain=True)))
-    said = capsys.readouterr().out
-    assert (None, True) == (ending.problem, ending.is_clean)
-    assert "no broker was declared dead" in said
-    assert any("deaths 0" in line for line in ending.summary)
+    outage = partial(kill_kafka, kafka=own_kafka.cluster)
+    result = asyncio.run(play(tmp_path, (outage,), log_url=url))
+    assert ([], True) == (result.problems, result.is_clean)
+    assert "no broker was declared dead" in capsys.readouterr().out
+    assert any("deaths 0" in line for line in result.summary)

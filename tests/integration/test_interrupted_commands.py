@@ -81,7 +81,7 @@ CASES = {
         words=(*CLI, "load-worker", "--log", NOWHERE), at_work='"level":"warning"', extra="faust"
     ),
     "demo": Case(
-        words=("-m", "equipoise.brokers.local.demo", "--plain", "--forever"),
+        words=("-m", "compose.demo"),
         at_work="the leader balances the load",
     ),
     "channel tail": Case(

@@ -19,8 +19,6 @@ from compose.local_kafka.node import Node
 from equipoise.brokers.agent.intents import CreateNamespace, SetPolicy
 from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss
 from equipoise.brokers.errors import NotProposed, Rejected
-from equipoise.brokers.local.demo.callers import CallerProcess, Plan, uneven
-from equipoise.brokers.local.demo.checker import check_calls
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
@@ -36,7 +34,9 @@ from equipoise.channel.system.deadline import Deadline
 from tests.kafka.fixtures import OwnKafka
 from tests.kafka.proxy import Direction
 from tests.kafka.topics import delete_topics
+from tests.load.callers import CallerProcess, Plan, uneven
 from tests.load.cluster import counters, running
+from tests.load.verdicts import check_calls
 from tests.repeats import times
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

@@ -19,7 +19,6 @@ import pytest
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.agent.intents import CreateNamespace, Transfer
 from equipoise.brokers.balancing.moves import MoveKind
-from equipoise.brokers.local.demo import operator
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.brokers.runtime.service import Bundle, Ownership, OwnershipLost, Peer, Service
@@ -36,6 +35,7 @@ from equipoise.spark_jobs.rules.facts import Fact, subject
 from equipoise.spark_jobs.rules.rule import Finding
 from equipoise.spark_jobs.rules.serving import Holder, Serving, check_serving, follow_holder
 from equipoise.spark_jobs.sequence.loads import load_rows
+from tests.load import operator
 from tests.load.cluster import counters, running, settle
 
 pytestmark = pytest.mark.integration

@@ -15,14 +15,14 @@ import aiohttp
 import pytest
 
 from equipoise.brokers.decision_log import open_decision_log
-from equipoise.brokers.local.demo.callers import CallerProcess, Plan, Stream
-from equipoise.brokers.local.demo.checker import check_calls
-from equipoise.brokers.local.demo.operator import QUICK, tune
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core.ranges import key_hash
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.deadline import Deadline
+from tests.load.callers import CallerProcess, Plan, Stream
 from tests.load.cluster import counters, running
+from tests.load.operator import QUICK, tune
+from tests.load.verdicts import check_calls
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 

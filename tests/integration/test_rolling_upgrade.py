@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.local.demo.callers import CallerProcess, Plan, Tally, uneven
-from equipoise.brokers.local.demo.checker import check_calls
 from equipoise.brokers.local.local_cluster import LocalCluster
 from tests.house.house_rules import ROOT
+from tests.load.callers import CallerProcess, Plan, Tally, uneven
 from tests.load.cluster import counters, running, settle
 from tests.load.stress import verified
+from tests.load.verdicts import check_calls
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -10,8 +10,8 @@ from typing import Final
 
 import pytest
 
-from equipoise.brokers.local.demo import operator
 from equipoise.brokers.local.local_cluster import LocalCluster
+from tests.load import operator
 from tests.load.cluster import counters, running
 from tests.repeats import times
 

@@ -11,10 +11,10 @@ from typing import Final
 import aiohttp
 
 from equipoise.brokers.balancing.settings.settings_records import Changes
-from equipoise.brokers.local.demo import operator
 from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.log.table_view import TableView
+from tests.load import operator
 from tests.load.log_places import settled_ms
 
 READY_MS: Final = 90_000
@@ -78,7 +78,7 @@ async def running(
             TableView(lambda: open_log(cluster.log_url), name=cluster.log_url)
         )
         http = await parts.enter_async_context(session())
-        await _create_namespace(http, cluster, namespace, bundles=bundles)
+        await create_namespace(http, cluster, namespace, bundles=bundles)
         await settle(cluster, table, namespace)
         yield table, http
 
@@ -94,7 +94,7 @@ async def settle(
     )
 
 
-async def _create_namespace(
+async def create_namespace(
     http: aiohttp.ClientSession, cluster: LocalCluster, namespace: str, *, bundles: int
 ) -> None:
     problem = await operator.create_namespace(

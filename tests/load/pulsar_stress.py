@@ -18,13 +18,13 @@ from random import Random
 from typing import Final
 
 from equipoise.brokers.balancing.moves import MoveKind
-from equipoise.brokers.local.demo.checker import Verdict
 from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
 from equipoise.channel.core.view import View
 from equipoise.channel.inspect.findings import Findings
 from tests.load.cluster import READY_MS, running
 from tests.load.log_places import LogPlace
 from tests.load.stress import BUNDLES, NAMESPACE, Run, Size, verified
+from tests.load.verdicts import Verdict
 from tests.pulsar.clients import Consuming, Producing, Type
 from tests.pulsar.fleet import Crew, Fleet
 from tests.pulsar.programs import EVERYDAY, Language

@@ -20,9 +20,6 @@ import aiohttp
 
 from equipoise.brokers.agent.timing import timing_of
 from equipoise.brokers.balancing.moves import MoveKind
-from equipoise.brokers.local.demo import operator
-from equipoise.brokers.local.demo.callers import CallerProcess, Plan, Tally, stubborn, uneven
-from equipoise.brokers.local.demo.checker import Verdict, check_calls
 from equipoise.brokers.local.local_cluster import LocalCluster
 from equipoise.channel.core.ranges import key_hash
 from equipoise.channel.core.view import View
@@ -31,9 +28,12 @@ from equipoise.channel.inspect.verify import verify
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.deadline import Deadline
+from tests.load import operator
+from tests.load.callers import CallerProcess, Plan, Tally, stubborn, uneven
 from tests.load.cluster import counters, running, settle
 from tests.load.lock_holder import write_lock_held
 from tests.load.log_places import LogPlace, settled_ms
+from tests.load.verdicts import Verdict, check_calls
 
 NAMESPACE: Final = "stress/counters"
 BUNDLES: Final = 16

@@ -21,10 +21,10 @@ import orjson
 import yaml
 
 from equipoise.brokers.balancing.moves import MoveKind
-from equipoise.brokers.local.demo import operator
-from equipoise.brokers.local.demo.operator import Move
 from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
+from tests.load import operator
 from tests.load.cluster import READY_MS, running, settle
+from tests.load.operator import Move
 from tests.pulsar.admin_tool import AdminTool, Command, admin_tool
 from tests.pulsar.clients import Client, Consuming, Event, Producing
 from tests.pulsar.programs import Language, admin_command

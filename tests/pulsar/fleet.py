@@ -12,7 +12,7 @@ from typing import Final
 
 import orjson
 
-from equipoise.brokers.local.demo.checker import Verdict, check_messages
+from tests.load.verdicts import Verdict, check_messages
 from tests.pulsar.clients import Client, ClientFailedError, Consuming, Event, Producing, Type
 from tests.pulsar.programs import Language
 

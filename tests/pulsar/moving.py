@@ -13,14 +13,14 @@ from typing import Final
 import aiohttp
 
 from equipoise.brokers.balancing.moves import MoveKind
-from equipoise.brokers.local.demo import operator
-from equipoise.brokers.local.demo.checker import Verdict
-from equipoise.brokers.local.demo.operator import Move
 from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.ranges import topic_hash
 from equipoise.channel.log.table_view import TableView
+from tests.load import operator
 from tests.load.cluster import READY_MS, running, settle
+from tests.load.operator import Move
+from tests.load.verdicts import Verdict
 from tests.pulsar.clients import Consuming, Producing, Type
 from tests.pulsar.fleet import Crew, Fleet
 from tests.pulsar.lookups import LookupProxies

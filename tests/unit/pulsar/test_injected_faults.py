@@ -13,11 +13,11 @@ import orjson
 import pytest
 
 from equipoise.brokers.agent.handle import Handle
-from equipoise.brokers.local.demo.checker import check_messages
 from equipoise.brokers.pulsar.topics import handover as handovers
 from equipoise.brokers.pulsar.topics.dispatch import Consumer
 from equipoise.brokers.pulsar.topics.topic import Outcome, Topic
 from equipoise.brokers.runtime.service import Work
+from tests.load.verdicts import check_messages
 from tests.unit.http.cluster import run, until
 from tests.unit.pulsar.test_service_moves import PATIENT
 from tests.unit.pulsar.wire_client import TOPIC, Brokers, Member, T, WireClient, brokers

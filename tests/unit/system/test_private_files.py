@@ -13,7 +13,6 @@ import pytest
 
 from equipoise.brokers.decision_log import open_decision_log
 from equipoise.brokers.load.bus.files import FileLoadBus
-from equipoise.brokers.local.demo.callers import History
 from equipoise.brokers.local.local_broker import LocalBroker
 from equipoise.brokers.local.local_load_workers import LocalLoadWorkers
 from equipoise.brokers.runtime.data_directory import DataDirectory, LogMark
@@ -87,11 +86,6 @@ def evidence(path: Path) -> None:
     EvidenceFile(path / "evidence", broker="b").close()
 
 
-def history(path: Path) -> None:
-    """What the callers of the demo did."""
-    History(path / "history.jsonl").close()
-
-
 def counters(path: Path) -> None:
     """The store of the counter example."""
     CounterStore(path / "counter.db").close()
@@ -126,7 +120,6 @@ MAKERS = (
     observations,
     findings,
     evidence,
-    history,
     counters,
     log_of_a_broker,
     log_of_a_load_worker,

@@ -1,6 +1,6 @@
 """Call the counter service from a process of its own, and record every attempt for the checker.
 
-* `python -m equipoise.brokers.local.demo.callers` reads one plan (a JSON line) and calls until its
+* `python -m tests.load.callers` reads one plan (a JSON line) and calls until its
   standard input ends.
 * A process of its own keeps other work from looking like a pause of the service.
 * `tests/checker/README.md` defines what callers may do without a false alarm of the checker, which
@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 import uuid
@@ -29,7 +28,6 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from equipoise.brokers.security.tls import client_context_of_environment
-from equipoise.channel.system import private_files
 from equipoise.channel.system.boot_clock import boot_ns
 
 # A broker that is stopped in the middle of a call holds its caller for this long. Then the caller
@@ -154,7 +152,7 @@ class Answer:
     def is_refusal(self) -> bool:
         """Whether the answer promises that the request was not applied and will not be."""
         # HTTP's classes.
-        return self.status is not None and (self.status == _UNAVAILABLE or 400 <= self.status < 500)  # noqa: PLR2004
+        return self.status is not None and (self.status == _UNAVAILABLE or 400 <= self.status < 500)
 
 
 class History:
@@ -164,8 +162,7 @@ class History:
         """Create the file. Raises OSError if that fails or the file exists: a killed writer may
         have left half a line in it.
         """
-        os.mknod(path, private_files.MODE)
-        self._file = path.open("ab", buffering=2**20)
+        self._file = path.open("xb", buffering=2**20)
 
     def note(self, **attempt: str | int | None) -> None:
         """Write one attempt. It is in the file after the next `flush`."""
@@ -422,7 +419,7 @@ async def call(plan: Plan, *, stopping: asyncio.Event, report: Callable[[Tally],
 
 def _callers(plan: Plan, client: Client) -> Sequence[tuple[Caller | StubbornCaller, float]]:
     """Return every caller of a plan, with the seconds between two of its calls."""
-    random = Random(plan.seed)  # noqa: S311 - whom to ask first is no secret
+    random = Random(plan.seed)
     callers: list[tuple[Caller | StubbornCaller, float]] = []
     for stream in plan.streams:
         kind = StubbornCaller if stream.stubborn else Caller
@@ -433,7 +430,7 @@ def _callers(plan: Plan, client: Client) -> Sequence[tuple[Caller | StubbornCall
                 client=client,
                 name=name,
                 key=stream.key,
-                random=Random(random.getrandbits(64)),  # noqa: S311
+                random=Random(random.getrandbits(64)),
             )
             callers.append((caller, stream.callers / stream.calls_per_second))
     return callers
@@ -514,7 +511,7 @@ class CallerProcess:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "equipoise.brokers.local.demo.callers",
+            "tests.load.callers",
             stdin=PIPE,
             stdout=PIPE,
             start_new_session=True,

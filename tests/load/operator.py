@@ -1,5 +1,5 @@
-"""Act as an operator: choose moves, request them over the brokers' HTTP, change settings on the
-channel, and run `equipoise plan`.
+"""Act as an operator: choose moves, request them over the brokers' HTTP, and change settings on
+the channel.
 
 The fold decides whether a move is allowed. `docs/reference/settings.md` describes each setting.
 """
@@ -7,9 +7,6 @@ The fold decides whether a move is allowed. `docs/reference/settings.md` describ
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -64,13 +61,6 @@ _LOOK_S: Final = 0.01
 
 # In the answer of a broker that is not a member yet, or not any more.
 _NOT_READY: Final = '"NotReady"'
-
-# A dry run folds the channel and reads load reports: one second, more on a busy machine.
-_PLAN_S: Final = 20.0
-_PLAN_COLUMNS: Final = "120"
-
-# Lines printed of each table of a plan: two lines of headings, and six rows.
-_PLAN_LINES_MAX: Final = 8
 
 # A bundle of fewer hash points is not split: it would contain hardly any key of the demo.
 _WIDTH_MIN: Final = 1 << 20
@@ -232,32 +222,3 @@ def tune(log_url: str, changes: Changes) -> Sequence[str]:
     """
     with opened(log_url, timeout_ms=_SET_MS, publisher=OPERATOR) as access:
         return [str(change) for change in run(access, change_settings(changes)).made]
-
-
-def plan(log_url: str) -> Sequence[str]:
-    """Run `equipoise plan`, a dry run, on this log. Return its tables, shortened, and its
-    conclusion.
-    """
-    command = (sys.executable, "-P", "-m", "equipoise.brokers.cli", "plan", "--log", log_url)
-    environment = {**os.environ, "COLUMNS": _PLAN_COLUMNS}
-    try:
-        ended = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            timeout=_PLAN_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return [f"the dry run did not end within {_PLAN_S:.0f} s"]
-    # An error has one section.
-    *sections, conclusion = ended.stdout.decode(errors="replace").rstrip().split("\n\n")
-    shown: list[str] = []
-    for section in sections:
-        if section.startswith(("brokers\n", "moves\n")):
-            lines = section.splitlines()
-            left_out = len(lines) - _PLAN_LINES_MAX
-            shown += [*lines[:_PLAN_LINES_MAX], f"and {left_out} more"] if left_out > 1 else lines
-    return [*shown, *conclusion.splitlines()]

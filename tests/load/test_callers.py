@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 from typing import cast
 
-import aiohttp
-import orjson
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
-from equipoise.brokers.local.demo.callers import (
-    Answer,
-    Caller,
-    Client,
-    History,
-    StubbornCaller,
-    Tally,
-)
+from tests.load.callers import Answer, Caller, Client, StubbornCaller, Tally
 
 A, B, C = "http://a", "http://b", "http://c"
 DONE = Answer(status=200, broker="a", token=1, value=1)
@@ -133,87 +120,3 @@ async def test_a_stubborn_caller_asks_former_owners_too() -> None:
     assert 62 == script.requests
     assert [A, B] == script.targets[:2]
     assert {B, C} == set(script.targets[3:])
-
-
-@pytest.mark.parametrize("owner", ["http://127.0.0.1:1", "https://127.0.0.1:1"])
-async def test_a_redirect_names_the_owner(owner: str, tmp_path: Path) -> None:
-    async def answer(request: web.Request) -> web.Response:
-        return web.Response(status=307, headers={"Location": f"{owner}{request.path}"})
-
-    app = web.Application()
-    app.router.add_post("/counter/{tenant}/{namespace}/{key}", answer)
-    with closing(History(tmp_path / "history.jsonl")) as history:
-        async with TestServer(app) as server, aiohttp.ClientSession() as http:
-            address = str(server.make_url("")).rstrip("/")
-            client = Client(http=http, brokers=(address,), history=history, tally=Tally())
-            assert redirect(owner) == await client.attempt(
-                "t/n/k", broker=address, request="r", caller="c"
-            )
-
-
-def test_a_history_has_one_line_per_attempt(tmp_path: Path) -> None:
-    """An existing file is refused."""
-    path = tmp_path / "history.jsonl"
-    history = History(path)
-    history.note(request="r", key="t/n/k", status=200)
-    history.note(request="r", key="t/n/k", status=None)
-    history.close()
-    lines = [orjson.loads(line) for line in path.read_bytes().splitlines()]
-    assert [{"request": "r", "key": "t/n/k", "status": status} for status in (200, None)] == lines
-    with pytest.raises(FileExistsError):
-        History(path)
-
-
-@pytest.mark.parametrize(
-    ("answer", "field_name"),
-    [
-        (DONE, "acknowledged"),
-        (redirect(B), "redirected"),
-        (REFUSED, "refused"),
-        (Answer(status=404), "refused"),
-        (FAILED, "unknown"),
-        (BROKEN, "unknown"),
-    ],
-)
-def test_attempts_are_counted_by_outcome(answer: Answer, field_name: str) -> None:
-    """A tally knows acknowledged, redirected, refused and unknown attempts apart."""
-    tally = Tally()
-    tally.count(answer)
-    assert 1 == getattr(tally, field_name)
-    assert 1 == tally.acknowledged + tally.redirected + tally.refused + tally.unknown
-
-
-async def test_a_call_without_an_answer_is_a_pause(tmp_path: Path) -> None:
-    """Its pause grows while it waits, and does not begin with its answer. An answered call no
-    longer waits.
-    """
-    answering = asyncio.Event()
-
-    async def held(_: web.Request) -> web.Response:
-        await answering.wait()
-        return web.json_response({"broker": "a", "token": 1, "value": 1})
-
-    app = web.Application()
-    app.router.add_post("/counter/{key:.*}", held)
-    async with TestServer(app) as server, aiohttp.ClientSession() as http:
-        with closing(History(tmp_path / "history.jsonl")) as history:
-            tally, broker = Tally(), str(server.make_url("")).rstrip("/")
-            client = Client(http=http, brokers=[broker], history=history, tally=tally)
-            client.note_waiting()
-            assert 0.0 == tally.recent_pause_ms
-            calling = asyncio.ensure_future(
-                Caller(
-                    client=client, name="c", key="t/n/k", random=Random(0), owner=broker
-                ).increment()
-            )
-            await asyncio.sleep(0)
-            client.waiting["c"] -= 62_000_000_000
-            client.note_waiting()
-            assert min(tally.recent_pause_ms, tally.longest_pause_ms) >= 62_000
-            assert 0 == tally.acknowledged
-            tally.recent_pause_ms = 0.0
-            answering.set()
-            await calling
-            client.note_waiting()
-            assert ({}, 1) == (client.waiting, tally.acknowledged)
-            assert tally.recent_pause_ms < 62_000

@@ -1,17 +1,16 @@
-"""The demo's way to the independent checkers and back."""
+"""The verdicts of the checkers are read as they give them."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.local.demo import checker
-from equipoise.brokers.local.demo.checker import Verdict, check_calls, check_messages
+from tests.load import verdicts
+from tests.load.verdicts import Verdict, check_calls
 
 SCHEMA = """
 CREATE TABLE writes(position INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT, value INTEGER, token INTEGER,
@@ -77,52 +76,13 @@ def test_files_without_calls_get_no_verdict(tmp_path: Path) -> None:
     assert verdict.text.startswith("no verdict: the files cannot be checked: ")
 
 
-@pytest.mark.parametrize(
-    ("windows", "violations"),
-    [([], {"receipted_messages_are_delivered": 1}), ([(0, 5), (13, 30)], {})],
-    ids=["lost", "excused by a kill"],
-)
-def test_a_lost_message_is_counted(
-    windows: Sequence[tuple[int, int]], violations: dict[str, int], tmp_path: Path
-) -> None:
-    """A message with a receipt that is never delivered is a violation, except in the window of a
-    kill.
-    """
-    history = tmp_path / "messages.jsonl"
-    lines: list[dict[str, object]] = [
-        {"event": "ready", "subscription": "s", "consumer": "c", "topics": ["t"], "at_ns": 1}
-    ]
-    for n, event in ((0, "sent"), (0, "receipted"), (1, "sent"), (1, "receipted")):
-        lines.append(
-            {"event": event, "topic": "t", "producer": "p", "n": n, "at_ns": 10 + len(lines)}
-        )
-    lines.append(
-        {
-            "event": "received",
-            "topic": "t",
-            "subscription": "s",
-            "consumer": "c",
-            "producer": "p",
-            "n": 0,
-            "at_ns": 20,
-        }
-    )
-    history.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    verdict = check_messages([history], windows=windows)
-    assert (not violations, violations, 1) == (
-        verdict.is_clean,
-        verdict.counts,
-        verdict.totals["lost"],
-    )
-
-
 def test_a_checker_that_fails_gives_no_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The problem has the error of the checker."""
     broken = tmp_path / "checker.py"
     broken.write_text("raise SystemExit('out of order')")
-    monkeypatch.setattr(checker, "CALL_CHECKER", broken)
+    monkeypatch.setattr(verdicts, "CALL_CHECKER", broken)
     verdict = checked_calls(tmp_path, written=True)
     assert not verdict.is_clean
     assert "the checker ended with code 1: out of order" in verdict.text

@@ -1,7 +1,6 @@
 """Run the independent checkers of calls and messages, and read their verdicts.
 
-The checkers are separate programs that share no code with the demo. They are part of a checkout,
-not of the installed package.
+The checkers are separate programs that share no code with anything else.
 """
 
 from __future__ import annotations
@@ -15,14 +14,10 @@ from typing import Final
 
 import orjson
 
-import equipoise
-
-CALL_CHECKER: Final = (
-    Path(equipoise.__file__).resolve().parent.parent / "tests" / "checker" / "checker.py"
-)
+CALL_CHECKER: Final = Path(__file__).resolve().parents[1] / "checker" / "checker.py"
 MESSAGE_CHECKER: Final = CALL_CHECKER.with_name("messages.py")
 
-# A million calls or messages are checked in half a minute. A demo makes about ten thousand.
+# A million calls or messages are checked in half a minute.
 _CHECK_S: Final = 600.0
 
 
@@ -51,11 +46,6 @@ class Verdict:
             if self.is_clean
             else f"violations of {', '.join(self.violations)}"
         )
-
-
-def is_shipped() -> bool:
-    """Return whether the checkers are there, because this is a checkout."""
-    return CALL_CHECKER.exists()
 
 
 def check_calls(
