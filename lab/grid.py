@@ -12,7 +12,7 @@ from math import prod
 from statistics import fmean
 from typing import Final
 
-from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings
+from equipoise.brokers.balancing.settings.balancing_settings import POLICIES, SHEDDERS
 from equipoise.brokers.balancing.settings.setting_values import format_value, value_of
 from equipoise.channel.core.errors import CallerError
 from equipoise.lab.results import Metrics, pareto_front
@@ -20,8 +20,6 @@ from equipoise.lab.results import Metrics, pareto_front
 RUNS_MAX: Final = 20_000
 """The most runs of one grid. Each is a task of Spark, and the results of all tasks are collected in
 one process."""
-
-_DEFAULTS: Final = BalancingSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +128,6 @@ def fronts(runs: Iterable[Finished]) -> list[FrontPoint]:
 
 
 def _concerns(setting: str, policy: str) -> bool:
-    """Return whether a setting may change what a policy does. The group of a policy is an object of
-    its shedder's class.
-    """
-    owner = type(getattr(_DEFAULTS, setting.partition(".")[0])).__name__
-    return owner == policy or owner not in SHEDDERS
+    """Return whether a setting may change what a policy does."""
+    group = setting.partition(".")[0]
+    return group == SHEDDERS[policy] or group not in POLICIES

@@ -30,7 +30,7 @@ from equipoise.shedder.load_reports import Sample, Summary, summarized
 from equipoise.shedder.loads import Resources, Use
 from equipoise.shedder.plan import Move
 from equipoise.shedder.scheduler import Scheduler
-from equipoise.shedder.snapshot import Memory
+from equipoise.shedder.snapshot import EndedMove, Since
 
 # How often the leader looks for a due round (`brokers.runtime.loops.balancing`). At most the
 # shortest step of a trace.
@@ -101,7 +101,8 @@ class _Run:
         self._reporters: dict[str, _Reporter] = {}
         self._summaries: dict[str, Summary] = {}
         self._arriving: list[tuple[int, Sample]] = []
-        self._scheduler, self._memory = Scheduler(), Memory()
+        self._scheduler, self._since = Scheduler(), Since()
+        self._memory: object = None
         self._ending: dict[str, tuple[int, Move]] = {}
         self._moves: list[RunMove] = []
         self._loads: list[BundleLoad] = []
@@ -248,12 +249,18 @@ class _Run:
             [self._summaries[broker] for broker in sorted(self._summaries)],
         )
         placement = placement_of(self._settings, fresh(summaries, self._settings, now_ms=wall_ms))
-        view, memory = self._channel.view, self._memory
         cluster = cluster_snapshot_of(
-            view, summaries, self._settings, now_ms=wall_ms, resting=resting, memory=memory
+            self._channel.view,
+            summaries,
+            self._settings,
+            now_ms=wall_ms,
+            resting=resting,
+            since=self._since,
         )
-        plan = plan_round(cluster, self._settings, placement, resting=resting).plan
-        self._memory = plan.memory
+        planned = plan_round(
+            cluster, self._settings, placement, memory=self._memory, resting=resting
+        )
+        plan, self._memory, self._since = planned.plan, planned.memory, Since()
         self._scheduler.planned(plan.moves, fills=plan.fills)
         self._begin_moves(now_ms)
 
@@ -298,13 +305,11 @@ class _Run:
                     )
                 )
                 self._owners[column] = self._number[destination]
-            live = frozenset(self._channel.live)
-            duration_ms = self._conditions.move_ms
-            self._memory = self._memory.after_move(
-                move.source,
-                destination,
-                now_ms=_EPOCH_MS + now_ms,
-                duration_ms=duration_ms,
-                live=live,
+            ended = EndedMove(
+                source=move.source,
+                destination=destination,
+                at_ms=_EPOCH_MS + now_ms,
+                duration_ms=self._conditions.move_ms,
             )
+            self._since = self._since.and_ended(ended)
             self._scheduler.ended(bundle, now_ms)

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS
-from equipoise.brokers.balancing.settings.search_ranges import SEARCH_RANGES, SearchRange
+from equipoise.brokers.balancing.settings.balancing_settings import POLICIES, SHEDDERS
 from equipoise.brokers.balancing.settings.setting_values import Value, format_value, setting_named
 from equipoise.channel.core.errors import CallerError
 from equipoise.lab.results import Metrics
+from equipoise.shedder.policy import SearchRange
 
 Changes = Mapping[str, Value]
 """Values of settings that differ from the defaults, by the name of the setting."""
@@ -74,9 +74,14 @@ def searched(policy: str, given: Changes) -> dict[str, SearchRange]:
 
     Raises `CallerError` for an unknown policy, and if no setting is left.
     """
-    if policy not in SEARCH_RANGES:
+    if policy not in SHEDDERS:
         raise CallerError(f"there is no policy {policy!r}; the policies are {', '.join(SHEDDERS)}")
-    ranges = {name: each for name, each in SEARCH_RANGES[policy].items() if name not in given}
+    all_ranges = POLICIES[SHEDDERS[policy]].searched
+    if not all_ranges:
+        raise CallerError(
+            f"{policy} does not say which of its settings a search may change (`searched`)"
+        )
+    ranges = {name: each for name, each in all_ranges.items() if name not in given}
     if not ranges:
         raise CallerError(
             f"--set fixes all settings of {policy} that a search changes; leave one out"

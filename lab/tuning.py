@@ -14,7 +14,6 @@ from optuna.samplers import TPESampler
 from optuna.trial import Trial
 
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
-from equipoise.brokers.balancing.settings.search_ranges import SearchRange
 from equipoise.brokers.balancing.settings.setting_values import setting_named, value_in
 from equipoise.channel.core.errors import CallerError
 from equipoise.lab.comparing import in_processes, settings_of
@@ -22,6 +21,7 @@ from equipoise.lab.results import Metrics, pareto_front
 from equipoise.lab.running import run
 from equipoise.lab.search import Candidate, Changes, candidate, legible, searched
 from equipoise.lab.traces import Trace, Traces
+from equipoise.shedder.policy import SearchRange
 
 # Trials between two looks at results. The number of cores here would make results differ between
 # machines.

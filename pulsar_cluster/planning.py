@@ -15,9 +15,8 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, median_low, pstdev
 from typing import Final
 
-from equipoise.brokers.balancing.forecast import Forecast, Measure, forecast_of
-from equipoise.brokers.balancing.planning import as_if_due
-from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, shedder_of
+from equipoise.brokers.balancing.forecast import Forecast, forecast_of
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.channel.core.ranges import namespace_in
 from equipoise.pulsar_cluster.loads import BUNDLES_MAX, Held, LoadReports, Weighed, weigh
 from equipoise.pulsar_cluster.placement_rules import ClusterPolicies, PlacementRules
@@ -31,7 +30,6 @@ from equipoise.pulsar_cluster.records import (
     StateRecord,
 )
 from equipoise.pulsar_cluster.table import is_of_system
-from equipoise.shedder.balanced import BalancedShedder
 from equipoise.shedder.loads import RATES, Averages, BrokerLoad, BundleTraffic, Traffic
 from equipoise.shedder.plan import Move, Plan
 from equipoise.shedder.reported import format_percent
@@ -46,7 +44,7 @@ from equipoise.shedder.snapshot import (
 ROUNDS_MAX: Final = 64
 """How often a policy is asked for one plan."""
 
-EVEN: Final = BalancingSettings(balanced=BalancedShedder(start_ratio=0.05, settle_ratio=0.04))
+EVEN: Final = BalancingSettings().with_group("balanced", start_ratio=0.05, settle_ratio=0.04)
 """The settings of a plan. It evens out more than a balancer that acts all the time: nothing moves
 again when the load changes a little."""
 
@@ -117,11 +115,11 @@ def holder_of(record: StateRecord | None) -> str | None:
 
 def plan_moves(cluster: Cluster, settings: BalancingSettings, *, now_ms: int) -> Planned:
     """Return the plan of the policy that `settings` name for `cluster` at `now_ms` (Unix time)."""
-    predicted = _Predicted(cluster, now_ms=now_ms, age_ms_max=settings.transfer.load_ttl_ms)
+    measure = settings.policy.measure
+    predicted = _Predicted(cluster, now_ms=now_ms, age_ms_max=measure.ttl_ms)
     begin, weighed = predicted.snapshot(now_ms), predicted.weighed
     sets, before = predicted.sets(), predicted.fills()
     plan = _all_rounds(predicted, sets, settings, now_ms)
-    measure: Measure = "cost" if settings.balancing.shedder == "BalancedShedder" else "use"
     # A forecast shows the loads of all bundles, and the reports name only the busiest.
     all_named = {
         broker: replace(
@@ -138,7 +136,6 @@ def plan_moves(cluster: Cluster, settings: BalancingSettings, *, now_ms: int) ->
         ),
         plan,
         measure=measure,
-        ttl_ms=settings.transfer.load_ttl_ms,
     )
     versions = {
         move.bundle: record.version
@@ -238,12 +235,13 @@ def _rounds_of(
     """Ask the policy about some brokers until it moves nothing more, and return all moves as one
     plan.
     """
-    shedder = shedder_of(settings)
+    policy = settings.policy
     first: Plan | None = None
-    last = Plan(moves=(), stays=())
+    last = Plan()
     moves: list[Move] = []
     for _ in range(ROUNDS_MAX):
-        last = shedder.plan(as_if_due(predicted.snapshot(now_ms, among), settings))
+        snapshot = replace(predicted.snapshot(now_ms, among), weights=settings.weights)
+        last, _ = policy.plan(snapshot, policy.as_if_due(snapshot))
         first = first or last
         accepted = predicted.carry_out(last.moves)
         moves += accepted

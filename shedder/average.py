@@ -8,52 +8,77 @@ smaller one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import ClassVar
 
-from equipoise.shedder.loads import BundleTraffic, Weights
-from equipoise.shedder.picking import Picking, Weight, message_rate, throughput
-from equipoise.shedder.plan import Plan
+from equipoise.shedder.loads import BundleTraffic
+from equipoise.shedder.picking import (
+    BYTES_MIN,
+    MESSAGES_MIN,
+    SEARCHED_MESSAGES_MIN,
+    SEARCHED_UNLOADED_SHARE,
+    UNLOADED_SHARE,
+    Picking,
+    Weight,
+    message_rate,
+    throughput,
+)
+from equipoise.shedder.plan import Budget, Plan
+from equipoise.shedder.policy import ANY, EXACT, SHARE, Policy, SearchRange, setting
 from equipoise.shedder.reported import format_percent, format_rate
 from equipoise.shedder.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AvgShedder:
-    """The strategy and its settings, with Pulsar's names in brackets.
+class AvgShedder(Policy):
+    """Pulsar's, which pairs the most used brokers with the least used."""
 
-    * `low_percent`, `high_percent`: the difference of use that counts, and the one that counts as
-      large, in percentage points (`loadBalancerAvgShedderLowThreshold`, `...HighThreshold`).
-    * `low_hits`, `high_hits`: the rounds after which a pair acts
-      (`loadBalancerAvgShedderHitCountLowThreshold`, `...High...`).
-    * `unloaded_share`: the share of the traffic difference that moves (`maxUnloadPercentage`).
-    * `messages_min`, `bytes_min`: move only more than this, per second (`minUnloadMessage`,
-      `minUnloadMessageThroughput`).
-    """
+    low_percent: float = setting(
+        "Difference of use that counts as small, in percentage points.", ANY, default=15
+    )
+    high_percent: float = setting(
+        "Difference of use that counts as large, in percentage points.", ANY, default=40
+    )
+    low_hits: int = setting(
+        "Number of rounds with a small difference before a pair moves bundles.", default=8
+    )
+    high_hits: int = setting(
+        "Number of rounds with a large difference before a pair moves bundles.", default=2
+    )
+    unloaded_share: float = setting(UNLOADED_SHARE, SHARE, default=0.2)
+    messages_min: float = setting(MESSAGES_MIN, ANY, default=1_000)
+    bytes_min: float = setting(BYTES_MIN, ANY, default=1_048_576)
+    pulsar_exact: bool = setting(EXACT, default=False)
 
-    low_percent: float = 15
-    high_percent: float = 40
-    low_hits: int = 8
-    high_hits: int = 2
-    unloaded_share: float = 0.2
-    messages_min: float = 1_000
-    bytes_min: float = 1_048_576
-    weights: Weights = field(default_factory=Weights)
-    pulsar_exact: bool = False
+    waits_rounds: ClassVar[bool] = True
+    searched: ClassVar[Mapping[str, SearchRange]] = MappingProxyType(
+        {
+            "average.low_percent": SearchRange(least=1, most=40, log=True),
+            "average.high_percent": SearchRange(least=5, most=80, log=True),
+            "average.low_hits": SearchRange(least=1, most=20, log=True),
+            "average.high_hits": SearchRange(least=1, most=10, log=True),
+            "average.unloaded_share": SEARCHED_UNLOADED_SHARE,
+            "average.messages_min": SEARCHED_MESSAGES_MIN,
+        }
+    )
 
-    def plan(self, snapshot: Snapshot) -> Plan:
-        """See `Shedder.plan`."""
+    def plan(self, snapshot: Snapshot, memory: object = None) -> tuple[Plan, Hits]:
+        """See `Policy.plan`."""
         picking = Picking.of(snapshot, pulsar_exact=self.pulsar_exact)
         scores = {
-            broker: self.weights.weighted_max(load.resources) * 100
+            broker: snapshot.weights.weighted_max(load.resources) * 100
             for broker, load in picking.loads.items()
         }
-        hits = _Hits(low=dict(snapshot.memory.low_hits), high=dict(snapshot.memory.high_hits))
+        hits = Hits()
+        if isinstance(memory, Hits) and not snapshot.since.stopped:
+            hits = Hits(low=dict(memory.low), high=dict(memory.high))
         # Pulsar remembers brokers that are gone until a round without a differing pair.
         if not self.pulsar_exact:
             hits.forget(*[broker for broker in {**hits.low, **hits.high} if broker not in scores])
         pairs = self._pairs(scores, hits)
         if not pairs:
-            hits = _Hits()
+            hits = Hits()
         for least, most in pairs:
             comparison = (
                 f"use is {format_percent(scores[most] / 100)}, and of {least}"
@@ -64,16 +89,22 @@ class AvgShedder:
                 continue
             hits.forget(least, most)
             self._even_out(picking, least, most, comparison)
-        memory = replace(snapshot.memory, low_hits=hits.low, high_hits=hits.high)
         return picking.plan(
             idle=(
                 f"it differs from its partner by less than {self.low_percent:.0f} %, or is the less"
                 " used one"
-            ),
-            memory=memory,
+            )
+        ), hits
+
+    def as_if_due(self, snapshot: Snapshot, budget: Budget | None = None, at_ms: int = 0) -> Hits:
+        """See `Policy.as_if_due`."""
+        del budget, at_ms
+        return Hits(
+            low=dict.fromkeys(snapshot.live, self.low_hits),
+            high=dict.fromkeys(snapshot.live, self.high_hits),
         )
 
-    def _pairs(self, scores: Mapping[str, float], hits: _Hits) -> list[tuple[str, str]]:
+    def _pairs(self, scores: Mapping[str, float], hits: Hits) -> list[tuple[str, str]]:
         """Return the differing pairs, outermost first, and count their hits. `scores` is the use of
         each broker in percent.
 
@@ -97,7 +128,7 @@ class AvgShedder:
                     hits.high[broker] = hits.high.get(broker, 0) + 1
         return differing
 
-    def _are_due(self, hits: _Hits, least: str, most: str) -> bool:
+    def _are_due(self, hits: Hits, least: str, most: str) -> bool:
         return any(
             hits.high.get(broker, 0) >= self.high_hits or hits.low.get(broker, 0) >= self.low_hits
             for broker in (least, most)
@@ -135,7 +166,7 @@ class AvgShedder:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Hits:
+class Hits:
     """For each broker, the rounds in which it differed from its partner at all (`low`), and much
     (`high`). 0 is left out.
     """

@@ -37,13 +37,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
-from typing import Final
+from types import MappingProxyType
+from typing import ClassVar, Final
 
 from equipoise.shedder.plan import Budget, Idle, Move, Plan, Predicted, Stay
+from equipoise.shedder.policy import ANY, SOME, Measure, Policy, SearchRange, setting
 from equipoise.shedder.reported import format_duration, format_percent
-from equipoise.shedder.snapshot import RESTS, Memory, Snapshot, WeighedBroker, WeighedBundle
+from equipoise.shedder.snapshot import RESTS, Snapshot, WeighedBroker, WeighedBundle
 
 ASKED_MAX: Final = 500_000
 """The most checks of rules per plan: bundles times brokers. With a policy for each, a check takes
@@ -72,31 +74,78 @@ _NEED_SHARE_MIN: Final = 0.02  # A smaller bundle than this share of the best is
 _LIGHT_RATIO: Final = 0.3
 _MOVES_MAX: Final = 64  # The moves of a round. The next round sees what they have changed.
 _HOUR_MS: Final = 3_600_000
+_DURATIONS_MAX: Final = 32  # Enough for a median that one slow move does not change.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BalancedShedder:
-    """The strategy and its settings. Ratios are relative to the mean load.
+class BalancedMemory:
+    """What `BalancedShedder` remembers between rounds.
 
-    * `moves_max`: the bundles that one broker takes in a round, so that a new broker fills step by
-      step.
-    * `start_ratio`, `settle_ratio`: the distance from the mean at which a broker is helped, and the
-      one that is left.
-    * `calm`: wider bands. Less load moves, and the load is less even.
-    * `patience_ms`: how long a broker must be too far from the mean, if it is not very far.
-    * `churn_max`: the share of all load that may move in an hour.
+    * `uneven_since_ms`: since when a broker's load has been too far from the mean, Unix time.
+    * `churn`: the share of all load that moved lately, as of `churn_ms`, Unix time.
+    * `filling`: the brokers that are filled until they have their share.
+    * `costs`: what each bundle cost before it moved to fill a broker, as long as it rests. The
+      first reports of that broker do not have it, or only seconds of it.
+    * `durations_ms`: of the last moves, from the request until the destination owned the bundle.
     """
 
-    moves_max: int = 4
-    start_ratio: float = 0.083
-    settle_ratio: float = 0.070
-    calm: bool = False
-    patience_ms: int = 120_000
-    churn_max: float = 1.0
+    uneven_since_ms: Mapping[str, int] = field(default_factory=dict)
+    churn: float = 0.0
+    churn_ms: int = 0
+    filling: frozenset[str] = frozenset()
+    costs: Mapping[str, float] = field(default_factory=dict)
+    durations_ms: tuple[int, ...] = ()
 
-    def plan(self, snapshot: Snapshot) -> Plan:
-        """See `Shedder.plan`."""
-        brokers = sorted(snapshot.brokers, key=lambda broker: broker.broker)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BalancedShedder(Policy):
+    """Equipoise's own shedder, which evens out cost by capacity."""
+
+    moves_max: int = setting(
+        "Limit of bundles that one broker takes in one round.", SOME, default=4
+    )
+    start_ratio: float = setting(
+        "Distance from the mean at which a broker is helped, as a fraction of the mean.",
+        ANY,
+        default=0.083,
+    )
+    settle_ratio: float = setting(
+        "Distance from the mean to which a round brings brokers, as a fraction of the mean.",
+        ANY,
+        default=0.070,
+    )
+    calm: bool = setting(
+        "Widens all bands by 70 %: less load moves, and the load is less even.", default=False
+    )
+    patience_ms: int = setting(
+        "How long a broker that is less than 20 % from the mean, but too far, waits for help.",
+        default=120_000,
+    )
+    churn_max: float = setting("Share of all load that may move in an hour.", ANY, default=1.0)
+
+    searched: ClassVar[Mapping[str, SearchRange]] = MappingProxyType(
+        {
+            "balanced.start_ratio": SearchRange(least=0.02, most=0.5, log=True),
+            "balanced.settle_ratio": SearchRange(least=0.01, most=0.4, log=True),
+            "balanced.patience_ms": SearchRange(least=0, most=600_000),
+            "balanced.churn_max": SearchRange(least=0.02, most=2, log=True),
+            "balanced.moves_max": SearchRange(least=1, most=16, log=True),
+            "reports.cost_window_ms": SearchRange(least=30_000, most=900_000, log=True),
+        }
+    )
+
+    @property
+    def measure(self) -> Measure:
+        """See `Policy.measure`."""
+        return Measure(kind="cost")
+
+    def plan(self, snapshot: Snapshot, memory: object = None) -> tuple[Plan, BalancedMemory]:
+        """See `Policy.plan`."""
+        known = _up_to_now(memory, snapshot)
+        brokers = [
+            _as_before(broker, known.costs)
+            for broker in sorted(snapshot.brokers, key=lambda broker: broker.broker)
+        ]
         taking_part = [broker for broker in brokers if broker.barred is None]
         stays = [
             Stay(subject=broker.broker, reason=broker.barred)
@@ -106,38 +155,50 @@ class BalancedShedder:
         cluster = _cluster_of(
             taking_part, ratio=_CALM if self.calm else 1.0, settle_ratio=self.settle_ratio
         )
-        memory, waits_ms = self._remember(snapshot, cluster)
+        known, waits_ms = self._remember(brokers, known, cluster, snapshot.now_ms)
         deviation, moves = cluster.deviation, list[Move]()
         helped = [load for load in cluster.loads if waits_ms.get(load.broker) == 0]
         if helped:
-            cluster.budget = (self.churn_max - memory.churn) * cluster.cost
-            duration_ms = median(memory.durations_ms) if memory.durations_ms else None
+            cluster.budget = (self.churn_max - known.churn) * cluster.cost
+            duration_ms = median(known.durations_ms) if known.durations_ms else None
             moves = self._moves(cluster, helped, _Rules(snapshot), duration_ms=duration_ms)
-            costs = {**memory.costs, **cluster.filled}
-            memory = replace(
-                memory,
-                churn=memory.churn + (cluster.moved / cluster.cost if cluster.moved else 0.0),
-                costs=costs,
+            known = replace(
+                known,
+                churn=known.churn + (cluster.moved / cluster.cost if cluster.moved else 0.0),
+                costs={**known.costs, **cluster.filled},
             )
-        budget = self._budget(cluster, memory)
+        budget = self._budget(cluster, known)
         stays += self._stays(cluster, moves, waits_ms)
-        in_order = tuple(sorted(stays, key=lambda stay: stay.subject))
-        return Plan(
+        plan = Plan(
             moves=tuple(moves),
-            stays=in_order,
+            stays=tuple(sorted(stays, key=lambda stay: stay.subject)),
             idle=None if moves else self._idle(cluster, waits_ms, budget),
             deviation=deviation,
             deviation_after=cluster.deviation,
             budget=budget,
             fills=bool(cluster.filled),
-            memory=memory,
         )
+        return plan, known
 
-    def _remember(self, snapshot: Snapshot, cluster: _Cluster) -> tuple[Memory, Mapping[str, int]]:
+    def as_if_due(
+        self, snapshot: Snapshot, budget: Budget | None = None, at_ms: int = 0
+    ) -> BalancedMemory:
+        """See `Policy.as_if_due`."""
+        since_ms = dict.fromkeys(snapshot.live, snapshot.now_ms - self.patience_ms)
+        if budget is None:
+            return BalancedMemory(uneven_since_ms=since_ms)
+        return BalancedMemory(uneven_since_ms=since_ms, churn=budget.used, churn_ms=at_ms)
+
+    def _remember(
+        self,
+        brokers: Iterable[WeighedBroker],
+        memory: BalancedMemory,
+        cluster: _Cluster,
+        now_ms: int,
+    ) -> tuple[BalancedMemory, Mapping[str, int]]:
         """Return the memory at the start of this round, and for each broker outside its band how
         long it still waits, in milliseconds.
         """
-        now_ms, memory = snapshot.now_ms, snapshot.memory
         elapsed_ms = max(0, now_ms - memory.churn_ms)  # A clock that was set back adds no budget.
         churn = max(0.0, memory.churn - self.churn_max * elapsed_ms / _HOUR_MS)
         for load in cluster.loads:
@@ -148,7 +209,7 @@ class BalancedShedder:
         costs = (
             {
                 bundle.name: bundle.cost
-                for broker in snapshot.brokers
+                for broker in brokers
                 for bundle in broker.bundles
                 if bundle.rests
             }
@@ -246,7 +307,7 @@ class BalancedShedder:
                 return bundle, source, destination
         return None
 
-    def _budget(self, cluster: _Cluster, memory: Memory) -> Budget:
+    def _budget(self, cluster: _Cluster, memory: BalancedMemory) -> Budget:
         """Return the budget after the moves of this round, and when the lightest bundle that it
         blocks fits into it.
         """
@@ -321,6 +382,30 @@ class BalancedShedder:
                         f"{carries}; it {'gives' if is_full else 'takes'} bundles in the next round"
                     ),
                 )
+
+
+def _up_to_now(memory: object, snapshot: Snapshot) -> BalancedMemory:
+    """Return the memory with the moves that have ended since."""
+    known = memory if isinstance(memory, BalancedMemory) else BalancedMemory()
+    ended = (move.duration_ms for move in snapshot.since.ended)
+    return replace(
+        known,
+        uneven_since_ms={} if snapshot.since.stopped else known.uneven_since_ms,
+        durations_ms=(*known.durations_ms, *ended)[-_DURATIONS_MAX:],
+    )
+
+
+def _as_before(broker: WeighedBroker, costs: Mapping[str, float]) -> WeighedBroker:
+    """Return the broker with the former costs of resting bundles that have filled a broker."""
+    if not any(bundle.rests and bundle.name in costs for bundle in broker.bundles):
+        return broker
+    bundles = (
+        replace(bundle, cost=costs[bundle.name])
+        if bundle.rests and bundle.name in costs
+        else bundle
+        for bundle in broker.bundles
+    )
+    return replace(broker, bundles=tuple(bundles))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,12 +6,14 @@ It looks at each broker alone. Placement chooses where the bundles go.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar, Final
 
-from equipoise.shedder.loads import Weights
 from equipoise.shedder.picking import Picking, throughput, up_to
 from equipoise.shedder.plan import Plan
+from equipoise.shedder.policy import ANY, EXACT, Policy, SearchRange, setting
 from equipoise.shedder.reported import format_percent, format_rate
 from equipoise.shedder.snapshot import Snapshot
 
@@ -20,24 +22,29 @@ _MARGIN: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverloadShedder:
-    """The strategy and its settings. Example: a broker at 95 % with a threshold of 85 % sheds (95 -
-    85) + 5 = 15 % of its throughput.
+class OverloadShedder(Policy):
+    """Pulsar's, which unloads brokers above a fixed use.
 
-    `overloaded_percent` is Pulsar's `loadBalancerBrokerOverloadedThresholdPercentage`. By default
-    nothing moves if no broker is below it, and a broker keeps at least one bundle.
+    Example: a broker at 95 % with a threshold of 85 % sheds (95 - 85) + 5 = 15 % of its throughput.
+    By default nothing moves if no broker is below the threshold, and a broker keeps at least one
+    bundle.
     """
 
-    overloaded_percent: float = 85
-    weights: Weights = field(default_factory=Weights)
-    pulsar_exact: bool = False
+    overloaded_percent: float = setting(
+        "Use above which a broker gives bundles, in percent.", ANY, default=85
+    )
+    pulsar_exact: bool = setting(EXACT, default=False)
 
-    def plan(self, snapshot: Snapshot) -> Plan:
-        """See `Shedder.plan`."""
+    searched: ClassVar[Mapping[str, SearchRange]] = MappingProxyType(
+        {"overload.overloaded_percent": SearchRange(least=20, most=95)}
+    )
+
+    def plan(self, snapshot: Snapshot, memory: object = None) -> tuple[Plan, object]:
+        """See `Policy.plan`. It remembers nothing."""
         picking = Picking.of(snapshot, pulsar_exact=self.pulsar_exact)
         threshold = self.overloaded_percent / 100
         uses = {
-            broker: self.weights.weighted_max(load.resources)
+            broker: snapshot.weights.weighted_max(load.resources)
             for broker, load in picking.loads.items()
         }
         has_taker = self.pulsar_exact or any(use < threshold for use in uses.values())
@@ -52,7 +59,7 @@ class OverloadShedder:
                 )
             else:
                 self._shed(picking, broker, use)
-        return picking.plan(idle="no broker is overloaded and has a bundle that can move")
+        return picking.plan(idle="no broker is overloaded and has a bundle that can move"), memory
 
     def _shed(self, picking: Picking, broker: str, use: float) -> None:
         load = picking.loads[broker]

@@ -14,12 +14,15 @@ from typing import Final
 
 from equipoise.shedder.loads import BrokerLoad, BundleTraffic
 from equipoise.shedder.plan import Cause, Idle, Move, Plan
+from equipoise.shedder.policy import REPORT_TTL_MS, SearchRange
 from equipoise.shedder.reported import Reported, bundles_of, in_order, reported, why_held
-from equipoise.shedder.snapshot import Memory, Snapshot
+from equipoise.shedder.snapshot import Snapshot
 
-# How long a report counts, as in `TransferShedder`. Pulsar's classic strategies use a report for
-# ever.
-LOAD_TTL_MS: Final = 1_800_000
+UNLOADED_SHARE: Final = "Fraction of the difference that moves."
+MESSAGES_MIN: Final = "Minimum messages per second for a move."
+BYTES_MIN: Final = "Minimum bytes per second for a move."
+SEARCHED_UNLOADED_SHARE: Final = SearchRange(least=0.05, most=1, log=True)
+SEARCHED_MESSAGES_MIN: Final = SearchRange(least=10, most=10_000, log=True)
 
 Weight = Callable[[BundleTraffic], float]
 
@@ -50,7 +53,7 @@ class Picking:
         seen = (
             Reported(loads=snapshot.loads)
             if pulsar_exact
-            else reported(snapshot, ttl_ms=LOAD_TTL_MS)
+            else reported(snapshot, ttl_ms=REPORT_TTL_MS)
         )
         return cls(snapshot=snapshot, pulsar_exact=pulsar_exact, seen=seen)
 
@@ -108,13 +111,11 @@ class Picking:
                 )
             )
 
-    def plan(self, *, idle: str, mean: float | None = None, memory: Memory | None = None) -> Plan:
+    def plan(self, *, idle: str, mean: float | None = None) -> Plan:
         """Return the plan. If nothing moves, `idle` is the reason for each broker without a reason
         of its own.
         """
-        found = Plan(
-            moves=tuple(self.moves), stays=(), mean=mean, memory=memory or self.snapshot.memory
-        )
+        found = Plan(moves=tuple(self.moves), mean=mean)
         stays = in_order(
             {**dict.fromkeys(self.snapshot.live, idle), **self.seen.apart, **self.stays}, self.moves
         )

@@ -1,16 +1,11 @@
-"""Define a balancer's answer: which bundles move where and why, and why the others stay.
-
-This module also holds `Shedder`, the port of all balancing policies.
-"""
+"""Define a balancer's answer: which bundles move where and why, and why the others stay."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
-from typing import Final, Literal, Protocol
-
-from equipoise.shedder.snapshot import Memory, Snapshot
+from dataclasses import dataclass, replace
+from typing import Final, Literal
 
 # Pulsar's names for the result and the cause of a round, as in its counters.
 Result = Literal["Success", "Skip", "Failure"]
@@ -113,18 +108,16 @@ class Plan:
       leave it. All are fractions, or None if not computed.
     * `budget`: None for a policy without one.
     * `fills`: whether moves fill a broker that has too little: the next round follows at once.
-    * `memory`: the input of the next round.
     """
 
-    moves: tuple[Move, ...]
-    stays: tuple[Stay, ...]
+    moves: tuple[Move, ...] = ()
+    stays: tuple[Stay, ...] = ()
     idle: Idle | None = None
     mean: float | None = None
     deviation: float | None = None
     deviation_after: float | None = None
     budget: Budget | None = None
     fills: bool = False
-    memory: Memory = field(default_factory=Memory)
 
     def with_stays(self, more: Iterable[Stay]) -> Plan:
         """Return this plan with stays for subjects that it does not have yet."""
@@ -146,24 +139,6 @@ class Plan:
             ("Success", cause): number
             for cause, number in Counter(move.cause for move in self.moves).items()
         }
-
-
-class Shedder(Protocol):
-    """A balancing policy: a pure function of one snapshot.
-
-    Every policy keeps these rules:
-
-    * No bundle moves twice in a plan.
-    * Nothing that is barred takes part.
-    * Equal snapshots give equal plans.
-    * Every broker that gives nothing has a `Stay`.
-    """
-
-    def plan(self, snapshot: Snapshot) -> Plan:
-        """Return the plan of this round. The fold may reject single moves; the next round sees the
-        result.
-        """
-        ...
 
 
 def _minutes(duration_ms: int) -> str:

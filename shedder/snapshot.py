@@ -4,8 +4,6 @@ the load bus.
 * The view defines the owner of a bundle, the reports its weight. So a bundle in transition already
   counts at its destination, and a report older than a move does no harm: the weight follows the
   bundle.
-* A bundle that has just filled a broker costs what it cost before. The first reports of that broker
-  do not have it, or only seconds of it.
 * A report names only the busiest bundles, and carries the costs of many more in a column
   (`shedder.cost_column`). Each other bundle weighs an equal part of the rest of its broker's cost.
 * `BalancedShedder` uses the cost of every bundle; the strategies after Pulsar's use the brokers'
@@ -14,7 +12,7 @@ the load bus.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Final
@@ -24,7 +22,7 @@ from equipoise.channel.core.view import View
 from equipoise.shedder.bundle_load import BundleLoad
 from equipoise.shedder.cost_column import tag_of, unpack
 from equipoise.shedder.load_reports import Summary, fault_of_summary
-from equipoise.shedder.loads import BrokerLoad
+from equipoise.shedder.loads import BrokerLoad, Weights
 
 # Costs are in calls per second. The other weights are amounts that take a broker about as long as
 # one small call: to move 16 KiB (160 MB/s at 0.1 ms per call), and to keep 100 sessions alive for a
@@ -42,8 +40,8 @@ _CAPACITY_SHARE_MIN: Final = 0.1  # However much CPU a broker says it uses.
 # So long a broker is new: long enough to be filled, also by a leader that takes over meanwhile.
 _NEW_MS: Final = 60_000
 
-# Enough for a median that one slow move does not change.
-_DURATIONS_MAX: Final = 32
+# More moves than a leader begins between two rounds.
+_ENDED_MAX: Final = 1_024
 
 _Barred = Callable[[BundleEntry], str | None]
 
@@ -54,71 +52,29 @@ RESTS: Final = "it has moved lately"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """The memory of all strategies. Each reads its own fields and keeps the others.
-
-    * `hits`: rounds in a row with uneven load (`TransferShedder`).
-    * `gave_ms`, `got_ms`: when the last move from or to a broker ended, Unix time
-      (`TransferShedder`).
-    * `averages`: of each broker's use, a fraction (`ThresholdShedder` with `pulsar_exact`).
-    * `low_hits`, `high_hits`: rounds in which a broker differed from its partner, at all and much
-      (`AvgShedder`).
-    * `uneven_since_ms`: since when a broker's load has been too far from the mean, Unix time
-      (`BalancedShedder`).
-    * `churn`: the share of all load that moved lately, as of `churn_ms`, Unix time
-      (`BalancedShedder`).
-    * `filling`: the brokers that are filled until they have their share (`BalancedShedder`).
-    * `costs`: what each bundle cost before it moved to fill a broker, as long as it rests
-      (`BalancedShedder`).
-    * `durations_ms`: of the last moves, from the request until the destination owned the bundle
-      (`BalancedShedder`).
+class EndedMove:
+    """A move that a leader carried out: when it ended (Unix time), and its time from the request
+    until the destination owned the bundle. `destination` None: no broker has the bundle.
     """
 
-    hits: int = 0
-    gave_ms: Mapping[str, int] = field(default_factory=dict)
-    got_ms: Mapping[str, int] = field(default_factory=dict)
-    averages: Mapping[str, float] = field(default_factory=dict)
-    low_hits: Mapping[str, int] = field(default_factory=dict)
-    high_hits: Mapping[str, int] = field(default_factory=dict)
-    uneven_since_ms: Mapping[str, int] = field(default_factory=dict)
-    churn: float = 0.0
-    churn_ms: int = 0
-    filling: frozenset[str] = frozenset()
-    costs: Mapping[str, float] = field(default_factory=dict)
-    durations_ms: tuple[int, ...] = ()
-
-    def without_hits(self) -> Memory:
-        """Return this memory after rounds have stopped: counts of rounds in a row start again at
-        0.
-        """
-        return replace(self, hits=0, low_hits={}, high_hits={}, uneven_since_ms={})
-
-    def after_move(
-        self,
-        source: str,
-        destination: str | None,
-        *,
-        now_ms: int,
-        duration_ms: int,
-        live: Container[str],
-    ) -> Memory:
-        """Return this memory after a move: older reports of both ends no longer count.
-        `destination` None: no broker has the bundle yet.
-
-        Brokers that are not `live` are forgotten here, because a strategy that does not read this
-        never forgets them.
-        """
-        durations_ms = (*self.durations_ms, duration_ms)[-_DURATIONS_MAX:]
-        gave_ms, got_ms = {**self.gave_ms, source: now_ms}, dict(self.got_ms)
-        if destination is not None:
-            got_ms[destination] = now_ms
-        return replace(
-            self, gave_ms=_of(live, gave_ms), got_ms=_of(live, got_ms), durations_ms=durations_ms
-        )
+    source: str
+    destination: str | None
+    at_ms: int
+    duration_ms: int
 
 
-def _of(live: Container[str], times: Mapping[str, int]) -> Mapping[str, int]:
-    return {broker: time_ms for broker, time_ms in times.items() if broker in live}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Since:
+    """What has happened at the leader since it asked the policy last: the moves that have `ended`,
+    in order, and whether rounds have `stopped`. Then a count of rounds in a row starts again.
+    """
+
+    ended: tuple[EndedMove, ...] = ()
+    stopped: bool = False
+
+    def and_ended(self, move: EndedMove) -> Since:
+        """Return this with one more move, the last."""
+        return replace(self, ended=(*self.ended, move)[-_ENDED_MAX:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +162,8 @@ class Snapshot:
       now, and why.
     * `policies`: the kind of policy of a namespace, if any. `rules`: who may have a bundle; None:
       every live broker.
-    * `memory`: from the previous plan. `now_ms`: Unix time.
+    * `weights`: of the resources. `since`: what has happened since the last round. `now_ms`: Unix
+      time.
     """
 
     brokers: Iterable[WeighedBroker] = ()
@@ -218,7 +175,8 @@ class Snapshot:
     resting: Mapping[str, str] = field(default_factory=dict)
     policies: Mapping[str, str] = field(default_factory=dict)
     rules: Rules | None = None
-    memory: Memory = field(default_factory=Memory)
+    weights: Weights = field(default_factory=Weights)
+    since: Since = field(default_factory=Since)
 
     def candidates(self, bundle: str) -> Candidates:
         """Return the brokers that may take `bundle`."""
@@ -243,9 +201,6 @@ def take(
     now_ms: int,
     age_ms_max: int,
     resting: Collection[str] = (),
-    policies: Mapping[str, str] | None = None,
-    rules: Rules | None = None,
-    memory: Memory | None = None,
     maintained: Mapping[str, str] | None = None,
     frozen: Mapping[str, str] | None = None,
 ) -> Snapshot:
@@ -262,49 +217,33 @@ def take(
       changes.
     """
     by_broker = {summary.broker: summary for summary in summaries}
-    recent = [
-        summary
-        for summary in by_broker.values()
-        if abs(now_ms - summary.load.taken_ms) <= age_ms_max
-    ]
     barred, rests = partial(_why_barred, view, frozen or {}), frozenset(resting)
-    costs = (
-        {}
-        if memory is None
-        else {name: cost for name, cost in memory.costs.items() if name in rests}
-    )
     brokers = sorted(view.live_brokers(), key=lambda broker: broker.broker)
-    loads = {name: summary.load for name, summary in by_broker.items()}
+    live = tuple(broker.broker for broker in brokers)
+    apart = {broker: why for broker, why in (maintained or {}).items() if broker in live}
+    apart |= {broker.broker: _DRAINING for broker in brokers if broker.status == "draining"}
     served = [
         view.bundles[each.bundle]
-        for load in loads.values()
-        for each in load.bundles or ()
+        for summary in by_broker.values()
+        for each in summary.load.bundles or ()
         if each.bundle in view.bundles
     ]
-    apart = {
-        broker.broker: maintained[broker.broker]
-        for broker in brokers
-        if maintained and broker.broker in maintained
-    }
-    apart |= {broker.broker: _DRAINING for broker in brokers if broker.status == "draining"}
-    return Snapshot(
-        brokers=WeighedBrokers(
-            partial(
-                _weighed,
-                view,
-                by_broker,
-                recent,
-                barred,
-                rests=rests,
-                costs=costs,
-                apart=apart,
-                now_ms=now_ms,
-            )
-        ),
-        now_ms=now_ms,
-        live=tuple(broker.broker for broker in brokers),
+    weigh = partial(
+        _weighed,
+        view,
+        by_broker,
+        barred,
+        rests=rests,
         apart=apart,
-        loads=loads,
+        now_ms=now_ms,
+        age_ms_max=age_ms_max,
+    )
+    return Snapshot(
+        brokers=WeighedBrokers(weigh),
+        now_ms=now_ms,
+        live=live,
+        apart=apart,
+        loads={name: summary.load for name, summary in by_broker.items()},
         owners={
             bundle.name: view.live[bundle.server].broker
             for bundle in served
@@ -315,28 +254,28 @@ def take(
             for bundle in served
             if (why := barred(bundle) or (RESTS if bundle.name in rests else None)) is not None
         },
-        policies=policies or {},
-        rules=rules,
-        memory=memory or Memory(),
     )
 
 
 def _weighed(
     view: View,
     by_broker: Mapping[str, Summary],
-    recent: Iterable[Summary],
     barred: _Barred,
     *,
     rests: Collection[str],
-    costs: Mapping[str, float],
     apart: Mapping[str, str],
     now_ms: int,
+    age_ms_max: int,
 ) -> tuple[WeighedBroker, ...]:
-    """Return the live brokers, by id, weighed by the plausible `recent` summaries.
+    """Return the live brokers, by id, weighed by the plausible summaries of the last `age_ms_max`.
 
     Each has the bundles that it owns or will own. A bundle on its way elsewhere counts there.
     """
-    scales = _Scales([summary for summary in recent if fault_of_summary(summary) is None])
+    scales = _Scales(
+        summary
+        for summary in by_broker.values()
+        if abs(now_ms - summary.load.taken_ms) <= age_ms_max and fault_of_summary(summary) is None
+    )
     brokers = sorted(view.live_brokers(), key=lambda broker: broker.broker)
     weighed = []
     for broker in brokers:
@@ -353,7 +292,7 @@ def _weighed(
                 bundles=tuple(
                     WeighedBundle(
                         name=bundle.name,
-                        cost=costs.get(bundle.name, cost),
+                        cost=cost,
                         barred=barred(bundle),
                         rests=bundle.name in rests,
                     )

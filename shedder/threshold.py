@@ -7,12 +7,22 @@ Placement chooses where the bundles go.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Final
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar, Final
 
-from equipoise.shedder.loads import Weights, blend
-from equipoise.shedder.picking import Picking, throughput, up_to
+from equipoise.shedder.loads import blend
+from equipoise.shedder.picking import BYTES_MIN, Picking, throughput, up_to
 from equipoise.shedder.plan import Plan
+from equipoise.shedder.policy import (
+    ANY,
+    EXACT,
+    SEARCHED_HISTORY,
+    SHARE,
+    Policy,
+    SearchRange,
+    setting,
+)
 from equipoise.shedder.reported import format_percent, format_rate
 from equipoise.shedder.snapshot import Snapshot
 
@@ -25,38 +35,48 @@ _LOWER_BOUNDARY_SHARE: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ThresholdShedder:
-    """The strategy and its settings, with Pulsar's names in brackets.
+class ThresholdShedder(Policy):
+    """Pulsar's, which unloads brokers that are too far above the mean.
 
-    * `threshold_percent`: allowed use above the mean, in percentage points
-      (`loadBalancerBrokerThresholdShedderPercentage`).
-    * `bytes_min`: the least throughput to shed, bytes per second
-      (`loadBalancerBundleUnloadMinThroughputThreshold`, there in MiB).
-    * `lower_boundary`: if no broker is too high but one is as far below, the most used one sheds
-      (`lowerBoundarySheddingEnabled`).
-    * `history`, `weights`: with `pulsar_exact` the strategy computes its own averages, one step per
-      round. By default it uses the reported averages, which decay by time and survive a change of
-      the leader.
+    With `pulsar_exact` it computes its own averages, one step per round. By default it uses the
+    reported averages, which decay by time and survive a change of the leader.
     """
 
-    threshold_percent: float = 10
-    bytes_min: float = 10 * 1_048_576
-    lower_boundary: bool = False
-    history: float = 0.9
-    weights: Weights = field(default_factory=Weights)
-    pulsar_exact: bool = False
+    threshold_percent: float = setting(
+        "Distance above the mean at which a broker gives bundles, in percentage points.",
+        ANY,
+        default=10,
+    )
+    bytes_min: float = setting(BYTES_MIN, ANY, default=10 * 1_048_576)
+    lower_boundary: bool = setting(
+        "The most used broker also gives bundles if another broker is that far below the mean.",
+        default=False,
+    )
+    history: float = setting(
+        "With `pulsar_exact`: weight of the old value in an average, each round.",
+        SHARE,
+        default=0.9,
+    )
+    pulsar_exact: bool = setting(EXACT, default=False)
 
-    def plan(self, snapshot: Snapshot) -> Plan:
-        """See `Shedder.plan`."""
+    searched: ClassVar[Mapping[str, SearchRange]] = MappingProxyType(
+        {
+            "threshold.threshold_percent": SearchRange(least=1, most=40, log=True),
+            "reports.history": SEARCHED_HISTORY,
+        }
+    )
+
+    def plan(self, snapshot: Snapshot, memory: object = None) -> tuple[Plan, Mapping[str, float]]:
+        """See `Policy.plan`. With `pulsar_exact`, it remembers each broker's average use."""
         picking = Picking.of(snapshot, pulsar_exact=self.pulsar_exact)
-        uses = self._uses(picking, snapshot.memory.averages)
+        uses = self._uses(picking, memory if isinstance(memory, Mapping) else {})
         mean = _mean_of(uses)
-        memory = replace(snapshot.memory, averages=uses) if self.pulsar_exact else snapshot.memory
         if mean == 0:
-            return picking.plan(idle="no broker is used at all", mean=mean, memory=memory)
+            unused = picking.plan(idle="no broker is used at all", mean=mean)
+            return unused, uses if self.pulsar_exact else {}
         bound = mean + self.threshold_percent / 100
         for broker, use in uses.items():
-            now = self.weights.weighted_max(picking.loads[broker].resources)
+            now = snapshot.weights.weighted_max(picking.loads[broker].resources)
             if use < bound:
                 picking.stays[broker] = (
                     f"{_use_and_mean(use, mean)}; up to {self.threshold_percent:.0f} points above"
@@ -75,19 +95,15 @@ class ThresholdShedder:
             if self.pulsar_exact:
                 uses = self._uses(picking, uses)
                 mean = _mean_of(uses)
-                memory = replace(memory, averages=uses)
             self._shed_for_the_least_used(picking, uses, mean)
-        return picking.plan(
-            idle="no broker is too far from the mean and has enough to give",
-            mean=mean,
-            memory=memory,
-        )
+        idle = "no broker is too far from the mean and has enough to give"
+        return picking.plan(idle=idle, mean=mean), uses if self.pulsar_exact else {}
 
     def _uses(self, picking: Picking, before: Mapping[str, float]) -> Mapping[str, float]:
         if not self.pulsar_exact:
             return {broker: load.averages.weighted_max for broker, load in picking.loads.items()}
         now = {
-            broker: self.weights.weighted_max(load.resources)
+            broker: picking.snapshot.weights.weighted_max(load.resources)
             for broker, load in picking.loads.items()
         }
         return {

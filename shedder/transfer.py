@@ -14,13 +14,25 @@ docs/reference/balancing.md lists the differences and their reasons.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from types import MappingProxyType
+from typing import ClassVar, Final
 
 from equipoise.channel.core.ranges import namespace_in
 from equipoise.shedder.loads import BrokerLoad, BundleTraffic
-from equipoise.shedder.plan import Cause, Idle, Move, Plan
+from equipoise.shedder.plan import Budget, Cause, Idle, Move, Plan
+from equipoise.shedder.policy import (
+    ANY,
+    EXACT,
+    REPORT_TTL_MS,
+    SEARCHED_HISTORY,
+    SOME,
+    Measure,
+    Policy,
+    SearchRange,
+    setting,
+)
 from equipoise.shedder.reported import (
     Reported,
     bundles_of,
@@ -42,89 +54,114 @@ _SWAP_SHARE_MAX: Final = 0.75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransferShedder:
-    """The strategy and its settings, with Pulsar's names in brackets.
-
-    * `target_deviation`: of the brokers' average uses, a fraction
-      (`loadBalancerBrokerLoadTargetStd`).
-    * `hit_count_threshold`: uneven rounds in a row before one acts
-      (`loadBalancerSheddingConditionHitCountThreshold`).
-    * `sources_max`: how many brokers give in one round
-      (`loadBalancerMaxNumberOfBrokerSheddingPerCycle`).
-    * `transfer`: moves name their destination, and swaps are tried (`loadBalancerTransferEnabled`).
-    * `overloaded_percent`: a broker above it may be overloaded
-      (`loadBalancerBrokerOverloadedThresholdPercentage`).
-    * `load_ttl_ms`: how long a report counts (`loadBalancerBrokerLoadDataTTLInSeconds`).
-    * `cool_down_ms`: a report must be at least this much younger than a move
-      (`loadBalanceSheddingDelayInSeconds`).
-    * `with_policies`: bundles of namespaces with policies move, too
-      (`loadBalancerSheddingBundlesWithPoliciesEnabled`).
-    * `excluded_namespaces`: their bundles never move (`loadBalancerSheddingExcludedNamespaces`).
-    * `pulsar_debug`: with `pulsar_exact`, decide as Pulsar in debug mode. Only that mode counts
-      what a swap brings back.
+class TransferMemory:
+    """The uneven rounds in a row (`hits`), and when the last move from or to a broker ended, Unix
+    time.
     """
 
-    target_deviation: float = 0.25
-    hit_count_threshold: int = 3
-    sources_max: int = 3
-    transfer: bool = True
-    overloaded_percent: float = 85
-    load_ttl_ms: int = 1_800_000
-    cool_down_ms: int = 180_000
-    with_policies: bool = False
-    excluded_namespaces: frozenset[str] = frozenset()
-    pulsar_exact: bool = False
-    pulsar_debug: bool = False
+    hits: int = 0
+    gave_ms: Mapping[str, int] = field(default_factory=dict)
+    got_ms: Mapping[str, int] = field(default_factory=dict)
 
-    def plan(self, snapshot: Snapshot) -> Plan:
-        """See `Shedder.plan`."""
-        seen = self._as_pulsar(snapshot) if self.pulsar_exact else self._sound(snapshot)
-        memory = replace(snapshot.memory, gave_ms=seen.gave_ms, got_ms=seen.got_ms)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferShedder(Policy):
+    """Pulsar's, which names the destination of each move.
+
+    `pulsar_debug`: only Pulsar's debug mode counts what a swap brings back.
+    """
+
+    target_deviation: float = setting(
+        "Standard deviation of the brokers' use above which bundles move, as a fraction.",
+        ANY,
+        default=0.25,
+    )
+    hit_count_threshold: int = setting(
+        "Number of uneven rounds in a row before bundles move.", default=3
+    )
+    sources_max: int = setting("Limit of brokers that give bundles in one round.", SOME, default=3)
+    transfer: bool = setting("Names a destination for each move, and tries swaps.", default=True)
+    overloaded_percent: float = setting(
+        "Use above which a broker may count as overloaded, in percent.", ANY, default=85
+    )
+    load_ttl_ms: int = setting("Age at which a report no longer counts.", default=REPORT_TTL_MS)
+    cool_down_ms: int = setting(
+        "Time after a move until a broker's next report counts again.", default=180_000
+    )
+    with_policies: bool = setting("Also moves bundles of namespaces with policies.", default=False)
+    excluded_namespaces: frozenset[str] = setting(
+        "Namespaces whose bundles never move.", default=frozenset[str]()
+    )
+    pulsar_exact: bool = setting(EXACT, default=False)
+    pulsar_debug: bool = setting(
+        "With `pulsar_exact`: counts the bundles that a swap brings back, as Pulsar does in debug"
+        " mode.",
+        default=False,
+    )
+
+    waits_rounds: ClassVar[bool] = True
+    searched: ClassVar[Mapping[str, SearchRange]] = MappingProxyType(
+        {
+            "transfer.target_deviation": SearchRange(least=0.02, most=0.5, log=True),
+            "transfer.hit_count_threshold": SearchRange(least=0, most=10),
+            "transfer.sources_max": SearchRange(least=1, most=20, log=True),
+            "transfer.cool_down_ms": SearchRange(least=0, most=600_000),
+            "reports.history": SEARCHED_HISTORY,
+        }
+    )
+
+    @property
+    def measure(self) -> Measure:
+        """See `Policy.measure`."""
+        return Measure(kind="use", ttl_ms=self.load_ttl_ms)
+
+    def plan(self, snapshot: Snapshot, memory: object = None) -> tuple[Plan, TransferMemory]:
+        """See `Policy.plan`."""
+        known = _up_to_now(memory, snapshot)
+        seen = (
+            self._as_pulsar(snapshot, known) if self.pulsar_exact else self._sound(snapshot, known)
+        )
+        known = replace(known, gave_ms=seen.gave_ms, got_ms=seen.got_ms)
         if seen.idle is not None:
-            return _idle_plan(
-                Plan(moves=(), stays=(), idle=seen.idle, memory=memory), snapshot, seen.out
-            )
+            return _idle_plan(Plan(idle=seen.idle), snapshot, seen.out), known
         spread = Spread(
             (load.averages.weighted_max for load in seen.counted), pulsar_exact=self.pulsar_exact
         )
-        found = Plan(
-            moves=(),
-            stays=(),
-            mean=spread.mean,
-            deviation=spread.deviation,
-            deviation_after=spread.deviation,
-            memory=memory,
-        )
+        found = Plan(mean=spread.mean, deviation=spread.deviation, deviation_after=spread.deviation)
         round_ = _Round(settings=self, snapshot=snapshot, order=seen.order, spread=spread)
         cause = round_.cause(0, len(seen.order) - 1)
-        hits = memory.hits + 1 if cause is not None else 0
-        memory = replace(memory, hits=hits)
-        if hits <= self.hit_count_threshold:
-            idle = Idle(result="Skip", cause="HitCount", reason=self._why_waiting(hits, spread))
-            return _idle_plan(replace(found, idle=idle, memory=memory), snapshot, seen.out)
+        known = replace(known, hits=known.hits + 1 if cause is not None else 0)
+        if known.hits <= self.hit_count_threshold:
+            reason = self._why_waiting(known.hits, spread)
+            idle = Idle(result="Skip", cause="HitCount", reason=reason)
+            return _idle_plan(replace(found, idle=idle), snapshot, seen.out), known
         round_.run()
         found = replace(found, deviation_after=spread.deviation)
+        stays = {**seen.out, **round_.stays()}
         if not round_.moves:
             idle = Idle(
                 result="Skip",
                 cause=round_.why_none(),
                 reason="the load is uneven, and no bundle can be moved: see each broker",
             )
-            return _idle_plan(
-                replace(found, idle=idle, memory=memory), snapshot, {**seen.out, **round_.stays()}
-            )
-        stays = in_order({**seen.out, **round_.stays()}, round_.moves)
-        return replace(
-            found, moves=tuple(round_.moves), stays=stays, memory=replace(memory, hits=0)
-        )
+            return _idle_plan(replace(found, idle=idle), snapshot, stays), known
+        found = replace(found, moves=tuple(round_.moves), stays=in_order(stays, round_.moves))
+        return found, replace(known, hits=0)
 
-    def _sound(self, snapshot: Snapshot) -> _Evaluation:
+    def as_if_due(
+        self, snapshot: Snapshot, budget: Budget | None = None, at_ms: int = 0
+    ) -> TransferMemory:
+        """See `Policy.as_if_due`."""
+        del snapshot, budget, at_ms
+        return TransferMemory(hits=self.hit_count_threshold)
+
+    def _sound(self, snapshot: Snapshot, known: TransferMemory) -> _Evaluation:
         """Return the brokers that take part, or why none does: live brokers with plausible
         reports.
         """
         found = reported(snapshot, ttl_ms=self.load_ttl_ms)
-        gave_ms = self._still_cooling(snapshot, found, snapshot.memory.gave_ms)
-        got_ms = self._still_cooling(snapshot, found, snapshot.memory.got_ms)
+        gave_ms = self._still_cooling(snapshot, found, known.gave_ms)
+        got_ms = self._still_cooling(snapshot, found, known.got_ms)
         cooling = [broker for broker in found.loads if broker in gave_ms or broker in got_ms]
         idle = None
         if cooling:
@@ -162,12 +199,12 @@ class TransferShedder:
                 cooling[broker] = since_ms
         return cooling
 
-    def _as_pulsar(self, snapshot: Snapshot) -> _Evaluation:
+    def _as_pulsar(self, snapshot: Snapshot, known: TransferMemory) -> _Evaluation:
         """Like `_sound`, as Pulsar does it: over all stored reports, in their order, up to a broker
         that is cooling down.
         """
         missing = dict.fromkeys(snapshot.live)
-        gave_ms = dict(snapshot.memory.gave_ms)
+        gave_ms = dict(known.gave_ms)
         out: dict[str, str] = {}
         counted: list[BrokerLoad] = []
         order = sorted(
@@ -221,6 +258,29 @@ class TransferShedder:
             f"the load has been uneven for {hits} rounds in a row; moves begin after"
             f" {self.hit_count_threshold}"
         )
+
+
+def _up_to_now(memory: object, snapshot: Snapshot) -> TransferMemory:
+    """Return the memory with the moves that have ended since. After a move, brokers that are gone
+    are forgotten.
+    """
+    known, since = (
+        memory if isinstance(memory, TransferMemory) else TransferMemory(),
+        snapshot.since,
+    )
+    if since.stopped:
+        known = replace(known, hits=0)
+    if not since.ended:
+        return known
+    gave_ms = {**known.gave_ms} | {move.source: move.at_ms for move in since.ended}
+    got_ms = {**known.got_ms} | {
+        move.destination: move.at_ms for move in since.ended if move.destination is not None
+    }
+    return replace(known, gave_ms=_of(snapshot.live, gave_ms), got_ms=_of(snapshot.live, got_ms))
+
+
+def _of(live: Collection[str], times: Mapping[str, int]) -> Mapping[str, int]:
+    return {broker: time_ms for broker, time_ms in times.items() if broker in live}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

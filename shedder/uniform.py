@@ -10,11 +10,23 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from types import MappingProxyType
+from typing import ClassVar, Final
 
 from equipoise.shedder.loads import BundleTraffic
-from equipoise.shedder.picking import Picking, Weight, message_rate, throughput
+from equipoise.shedder.picking import (
+    BYTES_MIN,
+    MESSAGES_MIN,
+    SEARCHED_MESSAGES_MIN,
+    SEARCHED_UNLOADED_SHARE,
+    UNLOADED_SHARE,
+    Picking,
+    Weight,
+    message_rate,
+    throughput,
+)
 from equipoise.shedder.plan import Plan
+from equipoise.shedder.policy import ANY, EXACT, SHARE, Policy, SearchRange, setting
 from equipoise.shedder.reported import format_rate
 from equipoise.shedder.snapshot import Snapshot
 
@@ -25,30 +37,39 @@ _NOTHING: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UniformLoadShedder:
-    """The strategy and its settings, with Pulsar's names in brackets.
+class UniformLoadShedder(Policy):
+    """Pulsar's, which compares messages and throughput."""
 
-    * `rate_difference_percent`: allowed difference of message rates, relative to the idlest; 0: off
-      (`loadBalancerMsgRateDifferenceShedderThreshold`).
-    * `throughput_ratio`: allowed ratio of the busiest's throughput to the idlest's; 0: off
-      (`loadBalancerMsgThroughputMultiplierDifferenceShedderThreshold`).
-    * `unloaded_share`: the share of the difference that moves (`maxUnloadPercentage`).
-    * `messages_min`, `bytes_min`: the least amount to move, per second (`minUnloadMessage`,
-      `minUnloadMessageThroughput`).
-    * `bundles_max`: the most bundles to move; None: no limit (`maxUnloadBundleNumPerShedding`,
-      there -1).
-    """
+    rate_difference_percent: float = setting(
+        "Allowed difference of the highest message rate from the lowest, in percent of the lowest."
+        " 0: no limit.",
+        ANY,
+        default=50,
+    )
+    throughput_ratio: float = setting(
+        "Allowed ratio of the highest throughput to the lowest. 0: no limit.", ANY, default=4
+    )
+    unloaded_share: float = setting(UNLOADED_SHARE, SHARE, default=0.2)
+    messages_min: float = setting(MESSAGES_MIN, ANY, default=1_000)
+    bytes_min: float = setting(BYTES_MIN, ANY, default=1_048_576)
+    bundles_max: int | None = setting(
+        "Limit of bundles moved in one round. None: as many as fit.", default=None
+    )
+    pulsar_exact: bool = setting(EXACT, default=False)
 
-    rate_difference_percent: float = 50
-    throughput_ratio: float = 4
-    unloaded_share: float = 0.2
-    messages_min: float = 1_000
-    bytes_min: float = 1_048_576
-    bundles_max: int | None = None
-    pulsar_exact: bool = False
+    searched: ClassVar[Mapping[str, SearchRange]] = MappingProxyType(
+        {
+            "uniform.rate_difference_percent": SearchRange(least=5, most=200, log=True),
+            "uniform.unloaded_share": SEARCHED_UNLOADED_SHARE,
+            "uniform.messages_min": SEARCHED_MESSAGES_MIN,
+        }
+    )
 
-    def plan(self, snapshot: Snapshot) -> Plan:
-        """See `Shedder.plan`."""
+    def plan(self, snapshot: Snapshot, memory: object = None) -> tuple[Plan, object]:
+        """See `Policy.plan`. It remembers nothing."""
+        return self._plan(snapshot), memory
+
+    def _plan(self, snapshot: Snapshot) -> Plan:
         picking = Picking.of(snapshot, pulsar_exact=self.pulsar_exact)
         loads = picking.loads
         if not loads:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic, Resources, Traffic, Use
 from equipoise.shedder.plan import Plan
+from equipoise.shedder.policy import Policy
 from equipoise.shedder.snapshot import Snapshot
 
 NOW_MS = 1_700_000_000_000
@@ -57,6 +58,12 @@ def cluster(loads: Mapping[str, BrokerLoad]) -> Snapshot:
     """A cluster of live brokers that serve what they report."""
     owners = {each.bundle: name for name, load in loads.items() for each in load.bundles or ()}
     return Snapshot(now_ms=NOW_MS, live=tuple(sorted(loads)), loads=loads, owners=owners)
+
+
+def plan_of(policy: Policy, snapshot: Snapshot, memory: object = None) -> Plan:
+    """The plan of one round."""
+    plan, _ = policy.plan(snapshot, memory)
+    return plan
 
 
 def moves_of(plan: Plan) -> list[str]:

@@ -12,16 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from equipoise.shedder.loads import BrokerLoad, BundleTraffic, fault_of
 from equipoise.shedder.plan import Move, Plan
+from equipoise.shedder.policy import Measure
 from equipoise.shedder.reported import reported
 from equipoise.shedder.snapshot import Snapshot
-
-Measure = Literal["use", "cost"]
-"""What brokers are compared by: the average of the busiest resource, or the cost of their bundles
-per capacity."""
 
 ASKED_MAX: Final = 2_000
 """The most bundles whose rules are checked. With 1,000 brokers and a policy for each, 2,000 bundles
@@ -119,13 +116,12 @@ def forecast_of(
     plan: Plan,
     *,
     measure: Measure,
-    ttl_ms: int,
     placed: Mapping[str, str] | None = None,
 ) -> Forecast:
-    """Return the effect of `plan`. `ttl_ms`: how long a report counts. `placed`: destinations of
-    moves that name none.
+    """Return the effect of `plan` of a policy with this measure. `placed`: destinations of moves
+    that name none.
     """
-    apart = _apart(snapshot, measure, ttl_ms)
+    apart = _apart(snapshot, measure)
     carried = _Carried(snapshot)
     before = {broker: carried.standing(broker) for broker in snapshot.live}
     moves = tuple(_foreseen(move, carried, placed or {}) for move in plan.moves)
@@ -144,7 +140,7 @@ def forecast_of(
         for broker in snapshot.live
     )
     taking = tuple(broker for broker in brokers if broker.apart is None)
-    weigh = _by_use if measure == "use" else _by_fill(taking)
+    weigh = _by_use if measure.kind == "use" else _by_fill(taking)
     return Forecast(
         plan=plan,
         measure=measure,
@@ -256,12 +252,12 @@ def _with(standing: Standing, load: Standing, sign: int) -> Standing:
 _Weigh = Callable[[BrokerForecast, Standing], float]
 
 
-def _apart(snapshot: Snapshot, measure: Measure, ttl_ms: int) -> Mapping[str, str]:
-    if measure == "cost":
+def _apart(snapshot: Snapshot, measure: Measure) -> Mapping[str, str]:
+    if measure.kind == "cost":
         return {
             broker.broker: broker.barred for broker in snapshot.brokers if broker.barred is not None
         }
-    return reported(snapshot, ttl_ms=ttl_ms).apart
+    return reported(snapshot, ttl_ms=measure.ttl_ms).apart
 
 
 def _by_use(_: BrokerForecast, standing: Standing) -> float:

@@ -7,23 +7,22 @@ The leader's rounds and the dry run share this code, so a dry run shows what a r
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from equipoise.brokers.balancing.controls import controls_in
 from equipoise.brokers.balancing.decisions import Kind
 from equipoise.brokers.balancing.destinations import Destinations, PlacementRules
-from equipoise.brokers.balancing.forecast import Forecast, Measure, forecast_of
+from equipoise.brokers.balancing.forecast import Forecast, forecast_of
 from equipoise.brokers.balancing.placement import Placement, believed, places_elsewhere
 from equipoise.brokers.balancing.policy_violations import policy_violations
-from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, shedder_of
+from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings
 from equipoise.channel.core.view import View
 from equipoise.shedder.load_reports import Summary
-from equipoise.shedder.picking import LOAD_TTL_MS
-from equipoise.shedder.plan import Move, Plan, Shedder
+from equipoise.shedder.plan import Budget, Move, Plan
 from equipoise.shedder.reported import format_age, format_duration
 from equipoise.shedder.scheduler import Ends
-from equipoise.shedder.snapshot import Candidates, Memory, Snapshot, WeighedBrokers, take
+from equipoise.shedder.snapshot import Candidates, Since, Snapshot, WeighedBrokers, take
 
 # A broker without a report for three times the longest report interval is stuck, or gone.
 _REPORTS_MISSED: Final = 3
@@ -56,12 +55,13 @@ def cluster_snapshot_of(
     *,
     now_ms: int,
     resting: Collection[str] = (),
-    memory: Memory | None = None,
+    since: Since | None = None,
 ) -> ClusterSnapshot:
     """Return the cluster of `view` at `now_ms` (Unix time), with its policies and placement rules.
 
-    `resting` are bundles that have moved lately. A broker without recent reports takes no part,
-    even if a strategy's own limit would still accept its last report.
+    `resting` are bundles that have moved lately, `since` is what has happened since the last round.
+    A broker without recent reports takes no part, even if a policy's own limit would still accept
+    its last report.
     """
     known = tuple(summaries)
     loads = believed({summary.broker: summary.load for summary in known})
@@ -73,9 +73,6 @@ def cluster_snapshot_of(
         now_ms=now_ms,
         age_ms_max=age_ms_max,
         resting=resting,
-        policies=destinations.bound_namespaces,
-        rules=_rules(view, destinations),
-        memory=memory,
         maintained=destinations.maintained,
         frozen=controls_in(view, now_ms).why_frozen,
     )
@@ -87,9 +84,15 @@ def cluster_snapshot_of(
         for summary in known
         if summary.broker in snapshot.live and abs(now_ms - summary.load.taken_ms) > age_ms_max
     }
-    return ClusterSnapshot(
-        destinations=destinations, snapshot=replace(snapshot, apart={**silent, **snapshot.apart})
+    snapshot = replace(
+        snapshot,
+        apart={**silent, **snapshot.apart},
+        policies=destinations.bound_namespaces,
+        rules=_rules(view, destinations),
+        weights=settings.weights,
+        since=since or Since(),
     )
+    return ClusterSnapshot(destinations=destinations, snapshot=snapshot)
 
 
 def fresh(
@@ -133,12 +136,13 @@ class BalancingRound:
     """The plan of one round of the leader, and its strategy: `OF_POLICIES`, or the name of a
     shedder.
 
-    `capacities`: of the brokers whose mean load the predictions of the moves refer to, by id; empty
-    without predictions.
+    `memory`: what the shedder remembers. `capacities`: of the brokers whose mean load the
+    predictions of the moves refer to, by id; empty without predictions.
     """
 
     plan: Plan
     strategy: str
+    memory: object = None
     capacities: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -152,14 +156,14 @@ def plan_round(
     settings: BalancingSettings,
     placement: Placement,
     *,
+    memory: object = None,
     resting: Collection[str] = (),
-    choose: Callable[[BalancingSettings], Shedder] = shedder_of,
 ) -> BalancingRound:
     """Return the plan of one round over `cluster`, which was made with the same `settings` and
     `resting`.
 
-    If bundles violate a policy, only they move, to where `placement` puts them; the next round sees
-    the load after that.
+    `memory`: what the shedder returned in its last round. If bundles violate a policy, only they
+    move, to where `placement` puts them; the next round sees the load after that.
     """
     snapshot = cluster.snapshot
     at_most = settings.balancing.moves_max
@@ -168,16 +172,19 @@ def plan_round(
     )
     if moves:
         return BalancingRound(
-            plan=Plan(moves=moves, stays=stays, memory=snapshot.memory), strategy=OF_POLICIES
+            plan=Plan(moves=moves, stays=stays), strategy=OF_POLICIES, memory=memory
         )
-    plan = choose(settings).plan(snapshot).with_stays(stays)
+    plan, memory = settings.policy.plan(snapshot, memory)
+    plan = plan.with_stays(stays)
     is_predicted = any(move.predicted is not None for move in plan.moves)
     capacities = (
         {broker.broker: broker.capacity for broker in snapshot.brokers if broker.barred is None}
         if is_predicted
         else {}
     )
-    return BalancingRound(plan=plan, strategy=settings.balancing.shedder, capacities=capacities)
+    return BalancingRound(
+        plan=plan, strategy=settings.balancing.shedder, memory=memory, capacities=capacities
+    )
 
 
 def stale_moves(
@@ -248,54 +255,30 @@ def broker_id_of(view: View, incarnation: int | None) -> str | None:
 
 
 def foreseen(
-    cluster: ClusterSnapshot, settings: BalancingSettings, placement: Placement
+    cluster: ClusterSnapshot,
+    settings: BalancingSettings,
+    placement: Placement,
+    *,
+    budget: Budget | None = None,
+    at_ms: int = 0,
 ) -> tuple[str, Forecast]:
     """Return the strategy of the next round, as in `BalancingRound.strategy`, and what the round
-    would do if it were due.
+    would do if it were due. `budget`: the leader's after its last round, at `at_ms`, if known.
     """
-    due = as_if_due(cluster.snapshot, settings)
-    planned = plan_round(replace(cluster, snapshot=due), settings, placement)
-    ttl_ms = (
-        settings.transfer.load_ttl_ms
-        if settings.balancing.shedder == "TransferShedder"
-        else LOAD_TTL_MS
-    )
-    measure: Measure = "cost" if settings.balancing.shedder == "BalancedShedder" else "use"
+    snapshot, policy = cluster.snapshot, settings.policy
+    due = policy.as_if_due(snapshot, budget, at_ms)
+    planned = plan_round(cluster, settings, placement, memory=due)
     placed = _placed(cluster.destinations.view, planned.plan, placement)
     return planned.strategy, forecast_of(
-        due, planned.plan, measure=measure, ttl_ms=ttl_ms, placed=placed
+        snapshot, planned.plan, measure=policy.measure, placed=placed
     )
-
-
-def as_if_due(snapshot: Snapshot, settings: BalancingSettings) -> Snapshot:
-    """Return the snapshot with a memory of so many uneven rounds that a strategy acts in the next
-    one.
-
-    Only the leader knows the real count. The memory of moves stays as it is.
-    """
-    memory = replace(
-        snapshot.memory,
-        hits=settings.transfer.hit_count_threshold,
-        low_hits=dict.fromkeys(snapshot.live, settings.average.low_hits),
-        high_hits=dict.fromkeys(snapshot.live, settings.average.high_hits),
-        uneven_since_ms=dict.fromkeys(
-            snapshot.live, snapshot.now_ms - settings.balanced.patience_ms
-        ),
-    )
-    return replace(snapshot, memory=memory)
 
 
 def groups_in_play(settings: BalancingSettings) -> tuple[str, ...]:
     """Return the groups of settings that affect a round: `balancing`, the shedder's own, `weights`
     and `placement`.
     """
-    shedder = settings.balancing.shedder
-    own = (
-        group.name
-        for group in fields(settings)
-        if type(getattr(settings, group.name)).__name__ == shedder
-    )
-    return ("balancing", *own, "weights", "placement")
+    return ("balancing", SHEDDERS[settings.balancing.shedder], "weights", "placement")
 
 
 def _placed(view: View, plan: Plan, placement: Placement) -> Mapping[str, str]:

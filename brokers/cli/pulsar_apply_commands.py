@@ -123,7 +123,7 @@ def plan(
     # The settings of the cluster's own balancer say whether it acts. An operator's plan always
     # does.
     settings = replace(settings, balancing=replace(settings.balancing, enabled=True, shedding=True))
-    may_measure = settings.balancing.shedder == "BalancedShedder"
+    may_measure = settings.policy.measure.kind == "cost"
     source = cluster.address.service_url
     with opened_admin(cluster.address_with_admin) as admin:
         known, notes, now_ms = _gathered(cluster, admin, wait * 1_000, may_measure=may_measure)

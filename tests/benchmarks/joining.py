@@ -59,7 +59,8 @@ def even_by_use(view: View, summaries: Sequence[Summary], settings: BalancingSet
     used = [known.load.averages.weighted_max for known in summaries if known.broker in _live(view)]
     return (
         len(used) == len(view.live)
-        and Spread(used, pulsar_exact=False).deviation <= settings.transfer.target_deviation
+        and Spread(used, pulsar_exact=False).deviation
+        <= settings.groups()["transfer"].target_deviation
     )
 
 
@@ -73,7 +74,7 @@ def even_by_cost(view: View, _summaries: Sequence[Summary], settings: BalancingS
     served = Counter(bundle.server for bundle in view.bundles_of(NAMESPACE))
     mean = BUNDLES / len(view.live)
     return all(
-        abs(served[incarnation] - mean) <= max(settings.balanced.settle_ratio * mean, 1)
+        abs(served[incarnation] - mean) <= max(settings.groups()["balanced"].settle_ratio * mean, 1)
         for incarnation in view.live
     )
 

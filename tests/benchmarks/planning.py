@@ -33,7 +33,6 @@ from equipoise.brokers.load.bus.memory import MemoryLoadBus
 from equipoise.brokers.runtime.loops.balancing import Balancing
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.view import View
-from equipoise.shedder.balanced import BalancedShedder
 from equipoise.shedder.cost_column import pack
 from equipoise.shedder.load_reports import LoadBus, Sample
 from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use
@@ -44,9 +43,8 @@ BROKERS, BUNDLES, NAMED = 1_000, 100_000, 20
 ROUNDS, SEED, NOW_MS = 7, 1, 1_700_000_000_000
 SLEEP_S = 0.001
 # No move begins, because nobody carries it out.
-SETTINGS = BalancingSettings(
-    balancing=RoundSettings(shed_interval_ms=1, moves_max=0),
-    balanced=BalancedShedder(patience_ms=0),
+SETTINGS = BalancingSettings(balancing=RoundSettings(shed_interval_ms=1, moves_max=0)).with_group(
+    "balanced", patience_ms=0
 )
 
 

@@ -10,21 +10,24 @@ from __future__ import annotations
 import random
 import time
 
-from equipoise.shedder.average import AvgShedder
+from equipoise.shedder.average import AvgShedder, Hits
 from equipoise.shedder.balanced import BalancedShedder
 from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic, Resources, Traffic, Use
 from equipoise.shedder.overload import OverloadShedder
-from equipoise.shedder.plan import Plan, Shedder
-from equipoise.shedder.snapshot import Candidates, Memory, Snapshot, WeighedBroker, WeighedBundle
+from equipoise.shedder.plan import Plan
+from equipoise.shedder.policy import Policy
+from equipoise.shedder.snapshot import Candidates, Snapshot, WeighedBroker, WeighedBundle
 from equipoise.shedder.threshold import ThresholdShedder
 from equipoise.shedder.transfer import TransferShedder
 from equipoise.shedder.uniform import UniformLoadShedder
 from tests.benchmarks.figures import machine, print_line, summary
+from tests.shedding import plan_of
 
 SIZES = ((20, 1_000), (1_000, 100_000))
 REPEATS, SEED, NOW_MS = 7, 1, 1_700_000_000_000
 HITS = {f"broker-{number}:8080": 9 for number in range(1_000)}
-STRATEGIES: dict[str, Shedder] = {
+MEMORY = Hits(low=HITS, high=HITS)
+STRATEGIES: dict[str, Policy] = {
     "balanced": BalancedShedder(patience_ms=0),
     "transfer": TransferShedder(hit_count_threshold=0),
     "transfer_of_all": TransferShedder(
@@ -47,7 +50,6 @@ def cluster_of(brokers: int, bundles: int) -> Snapshot:
     live = tuple(sorted(loads))
     everybody = Candidates(allowed=live)
     owners = {each.bundle: name for name, load in loads.items() for each in load.bundles or ()}
-    memory = Memory(low_hits=HITS, high_hits=HITS)
     brokers_by_cost = tuple(
         WeighedBroker(
             broker=name,
@@ -66,7 +68,6 @@ def cluster_of(brokers: int, bundles: int) -> Snapshot:
         loads=loads,
         owners=owners,
         rules=lambda _: everybody,
-        memory=memory,
     )
 
 
@@ -95,13 +96,13 @@ def load_of(number: int, bundles: int, chance: random.Random) -> BrokerLoad:
     )
 
 
-def measure(strategy: Shedder, snapshot: Snapshot) -> tuple[list[float], list[float], Plan]:
+def measure(strategy: Policy, snapshot: Snapshot) -> tuple[list[float], list[float], Plan]:
     """Milliseconds of CPU time, and by the clock, of each plan; and the last."""
     cpu, clock = [], []
-    found = strategy.plan(snapshot)
+    found = plan_of(strategy, snapshot, MEMORY)
     for _ in range(REPEATS):
         began, began_clock = time.process_time(), time.perf_counter()
-        found = strategy.plan(snapshot)
+        found = plan_of(strategy, snapshot, MEMORY)
         cpu.append((time.process_time() - began) * 1_000)
         clock.append((time.perf_counter() - began_clock) * 1_000)
     return cpu, clock, found

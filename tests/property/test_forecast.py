@@ -14,17 +14,17 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from equipoise.brokers.balancing.forecast import Forecast, Level, Standing, forecast_of
-from equipoise.brokers.balancing.planning import as_if_due
-from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings
+from equipoise.brokers.balancing.settings.balancing_settings import POLICIES
 from equipoise.shedder.balanced import BalancedShedder
 from equipoise.shedder.loads import BrokerLoad
-from equipoise.shedder.picking import LOAD_TTL_MS
 from equipoise.shedder.plan import Move, Plan
+from equipoise.shedder.policy import Measure, Policy
 from equipoise.shedder.snapshot import Snapshot
 from tests.property.test_balanced import clusters
 from tests.property.test_shedders import SEEDS, STRATEGIES, ruled, sound, spoiled
+from tests.shedding import plan_of
 
-SETTINGS: Final = BalancingSettings()
+BY_USE: Final = Measure(kind="use")
 
 
 def foreseen(snapshot: Snapshot, plan: Plan, chance: random.Random) -> Forecast:
@@ -34,7 +34,7 @@ def foreseen(snapshot: Snapshot, plan: Plan, chance: random.Random) -> Forecast:
         for move in plan.moves
         if move.destination is None and chance.random() < 0.9
     }
-    return forecast_of(snapshot, plan, measure="use", ttl_ms=LOAD_TTL_MS, placed=placed)
+    return forecast_of(snapshot, plan, measure=BY_USE, placed=placed)
 
 
 def carried_out(snapshot: Snapshot, forecast: Forecast) -> dict[str, list[float]]:
@@ -85,11 +85,11 @@ def shown(standing: Standing) -> list[float]:
 
 @given(SEEDS, st.sampled_from(STRATEGIES))
 def test_the_standings_after_are_those_before_with_all_moves_carried_out(
-    seed: int, strategy: object
+    seed: int, strategy: Policy
 ) -> None:
     chance = random.Random(seed)
     snapshot = ruled(sound(chance), chance)
-    plan = strategy.plan(snapshot)  # type: ignore[attr-defined] # each of them is a `Shedder`
+    plan = plan_of(strategy, snapshot)
     forecast = foreseen(snapshot, plan, chance)
     model = carried_out(snapshot, forecast)
     for broker in forecast.brokers:
@@ -97,11 +97,11 @@ def test_the_standings_after_are_those_before_with_all_moves_carried_out(
 
 
 @given(SEEDS, st.sampled_from(STRATEGIES))
-def test_a_round_without_moves_changes_nothing(seed: int, strategy: object) -> None:
+def test_a_round_without_moves_changes_nothing(seed: int, strategy: Policy) -> None:
     """A round without moves changes nothing, and no report makes a figure infinite or NaN."""
     chance = random.Random(seed)
     snapshot = ruled(spoiled(sound(chance), chance), chance)
-    plan = strategy.plan(snapshot)  # type: ignore[attr-defined] # as above
+    plan = plan_of(strategy, snapshot)
     forecast = foreseen(snapshot, plan, chance)
     for broker in forecast.brokers:
         assert all(
@@ -118,7 +118,7 @@ def test_a_round_without_moves_changes_nothing(seed: int, strategy: object) -> N
 def test_costs_move_with_their_bundles(snapshot: Snapshot) -> None:
     snapshot = replace(snapshot, live=tuple(sorted(broker.broker for broker in snapshot.brokers)))
     forecast = forecast_of(
-        snapshot, BalancedShedder().plan(snapshot), measure="cost", ttl_ms=LOAD_TTL_MS
+        snapshot, plan_of(BalancedShedder(), snapshot), measure=Measure(kind="cost")
     )
     piles = {
         broker.broker: {bundle.name: bundle.cost for bundle in broker.bundles}
@@ -168,17 +168,16 @@ def test_a_plan_as_if_due_is_the_one_that_comes(seed: int) -> None:
     """As if due, a strategy moves all that it moves in the first round in which it acts."""
     chance = random.Random(seed)
     snapshot = sound(chance)
-    for name in ("TransferShedder", "AvgShedder"):
-        shedder = SHEDDERS[name](SETTINGS)
-        memory, last = replace(snapshot.memory, hits=0, low_hits={}, high_hits={}), None
+    for group in ("transfer", "average"):
+        policy = POLICIES[group]()
+        memory: object = None
+        last = Plan()
         for _ in range(20):
-            last = shedder.plan(replace(snapshot, memory=memory))
-            memory = last.memory
+            last, memory = policy.plan(snapshot, memory)
             if last.moves:
                 break
-        assert last is not None
-        announced = shedder.plan(as_if_due(snapshot, SETTINGS)).moves
-        assert name == "AvgShedder" or last.moves == announced
+        announced = plan_of(policy, snapshot, policy.as_if_due(snapshot)).moves
+        assert group == "average" or last.moves == announced
         # The other one acts on a large difference rounds before it acts on a smaller one; as if
         # due, on both.
         assert [move for move in announced if move in last.moves] == list(last.moves)
@@ -188,4 +187,4 @@ def test_the_moved_share_is_of_all_that_is_known() -> None:
     move = Move(bundle="t/n/1", source="a", destination="b", reason="because")
     plan = Plan(moves=(move,), stays=())
     snapshot = Snapshot(live=("a", "b"))
-    assert 0.0 == forecast_of(snapshot, plan, measure="use", ttl_ms=1).moved_share
+    assert 0.0 == forecast_of(snapshot, plan, measure=BY_USE).moved_share

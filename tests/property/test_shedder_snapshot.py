@@ -13,6 +13,7 @@ from equipoise.shedder.load_reports import Summary, fault_of_summary
 from equipoise.shedder.loads import FIGURE_MAX, USE_MAX, Averages, BrokerLoad, BundleTraffic
 from equipoise.shedder.snapshot import IDLE_COST, Snapshot, take
 from tests.channels.folding import NAMESPACE, Channel, channel_with
+from tests.shedding import plan_of
 
 NOW_MS = 1_000_000
 AGE_MS_MAX = 15_000
@@ -96,7 +97,7 @@ def test_all_bundles_are_weighed_for_any_reports(told: list[Summary]) -> None:
     weighed = [bundle for broker in snapshot.brokers for bundle in broker.bundles]
     assert sorted(BUNDLES) == sorted(bundle.name for bundle in weighed)
     assert all(IDLE_COST <= bundle.cost <= FIGURE_MAX for bundle in weighed)
-    plan = BalancedShedder().plan(snapshot)
+    plan = plan_of(BalancedShedder(), snapshot)
     counts = {
         summary.broker
         for summary in told

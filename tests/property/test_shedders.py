@@ -14,18 +14,19 @@ from hypothesis import strategies as st
 from equipoise.shedder.average import AvgShedder
 from equipoise.shedder.loads import Averages, BrokerLoad, Resources, Use, fault_of
 from equipoise.shedder.overload import OverloadShedder
-from equipoise.shedder.plan import Plan, Shedder
-from equipoise.shedder.snapshot import Candidates, Memory, Rules, Snapshot
+from equipoise.shedder.plan import Plan
+from equipoise.shedder.policy import Policy
+from equipoise.shedder.snapshot import Candidates, EndedMove, Rules, Since, Snapshot
 from equipoise.shedder.threshold import ThresholdShedder
 from equipoise.shedder.transfer import TransferShedder
 from equipoise.shedder.uniform import UniformLoadShedder
-from tests.shedding import bundle, traffic_of
+from tests.shedding import bundle, plan_of, traffic_of
 
 BROKERS: Final = "abcdef"
 NOW_MS: Final = 10_000_000
 
 EAGER: Final = TransferShedder(hit_count_threshold=0, target_deviation=0.05)
-STRATEGIES: Final[tuple[Shedder, ...]] = (
+STRATEGIES: Final[tuple[Policy, ...]] = (
     EAGER,
     replace(EAGER, transfer=False, sources_max=9),
     replace(EAGER, with_policies=True, excluded_namespaces=frozenset({"tenant/two"})),
@@ -37,7 +38,7 @@ STRATEGIES: Final[tuple[Shedder, ...]] = (
     UniformLoadShedder(rate_difference_percent=0, bytes_min=0, bundles_max=2),
     AvgShedder(low_hits=1, messages_min=0, bytes_min=0),
 )
-EXACT: Final[tuple[Shedder, ...]] = (
+EXACT: Final[tuple[Policy, ...]] = (
     replace(EAGER, pulsar_exact=True),
     replace(EAGER, pulsar_exact=True, pulsar_debug=True, sources_max=9),
     ThresholdShedder(bytes_min=0, lower_boundary=True, pulsar_exact=True),
@@ -75,9 +76,7 @@ def sound(chance: random.Random) -> Snapshot:
             bundles=bundles,
         )
     owners = {each.bundle: broker for broker, load in said.items() for each in load.bundles or ()}
-    hits = {broker: chance.randint(1, 9) for broker in live}
-    memory = Memory(hits=chance.choice([0, 3, 9]), low_hits=hits, high_hits=hits)
-    return Snapshot(now_ms=NOW_MS, live=live, loads=said, owners=owners, memory=memory)
+    return Snapshot(now_ms=NOW_MS, live=live, loads=said, owners=owners)
 
 
 def ruled(snapshot: Snapshot, chance: random.Random) -> Snapshot:
@@ -134,11 +133,10 @@ def spoiled(snapshot: Snapshot, chance: random.Random) -> Snapshot:
             live=tuple(other for other in snapshot.live if other != broker) or snapshot.live,
         )
     elif kind == 7:
-        times = {broker: chance.choice([NOW_MS, NOW_MS - 10**6, 10**15, -(10**15)])}
-        memory = chance.choice(
-            [replace(snapshot.memory, gave_ms=times), replace(snapshot.memory, got_ms=times)]
-        )
-        return replace(snapshot, memory=memory)
+        at_ms = chance.choice([NOW_MS, NOW_MS - 10**6, 10**15, -(10**15)])
+        ends = chance.sample([broker, "gone"], 2)
+        ended = EndedMove(source=ends[0], destination=ends[1], at_ms=at_ms, duration_ms=9)
+        return replace(snapshot, since=Since(ended=(ended,)))
     else:  # It lies high.
         loads[broker] = replace(
             load,
@@ -223,10 +221,11 @@ def check(snapshot: Snapshot, seed: int) -> None:
     """Every strategy's plan is sane, and does not depend on the order of its input."""
     shuffled = same_but_shuffled(snapshot, random.Random(seed))
     for strategy in STRATEGIES:
-        plan = strategy.plan(snapshot)
+        memory = random.Random(seed).choice([None, strategy.as_if_due(snapshot)])
+        plan = plan_of(strategy, snapshot, memory)
         check_moves(snapshot, plan)
         check_stays(snapshot, plan)
-        assert plan == strategy.plan(shuffled)
+        assert plan == plan_of(strategy, shuffled, memory)
         for figure in (plan.mean, plan.deviation, plan.deviation_after):
             assert figure is None or math.isfinite(figure)
 
@@ -247,7 +246,7 @@ def test_a_plan_is_sane_whatever_is_reported(seed: int) -> None:
 @given(seed=SEEDS)
 def test_a_transfer_never_spreads_the_load_further(seed: int) -> None:
     """As far as the reports go. At most `sources_max` pairs exchange bundles."""
-    plan = EAGER.plan(cluster_of(seed, faults_max=1))
+    plan = plan_of(EAGER, cluster_of(seed, faults_max=1))
     if plan.deviation is not None and plan.deviation_after is not None:
         assert plan.deviation_after <= plan.deviation * (1 + 1e-9)
     pairs = {frozenset((move.source, move.destination)) for move in plan.moves}
@@ -262,7 +261,7 @@ def test_as_pulsar_it_answers_whatever_it_is_asked(seed: int) -> None:
     """
     snapshot = cluster_of(seed, faults_max=3)
     for strategy in EXACT:
-        plan = strategy.plan(snapshot)
+        plan = plan_of(strategy, snapshot)
         assert all(move.source != move.destination for move in plan.moves)
         # Equal but for figures that are no numbers.
-        assert repr(plan) == repr(strategy.plan(snapshot))
+        assert repr(plan) == repr(plan_of(strategy, snapshot))

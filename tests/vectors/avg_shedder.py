@@ -21,19 +21,18 @@ def replay(case: Case) -> object:
         unloaded_share=config["maxUnloadPercentage"],
         messages_min=config["minUnloadMessage"],
         bytes_min=config["minUnloadMessageThroughput"],
-        weights=weights_of(config["weights"]),
         pulsar_exact=True,
     )
     return [
         {
             "unload": unloads_of(plan),
             "scores": {
-                name: strategy.weights.weighted_max(load.resources) * 100
+                name: snapshot.weights.weighted_max(load.resources) * 100
                 for name, load in snapshot.loads.items()
             },
-            "hitsHigh": plan.memory.high_hits,
-            "hitsLow": plan.memory.low_hits,
+            "hitsHigh": memory.high,
+            "hitsLow": memory.low,
             "destination": {move.bundle: move.destination for move in plan.moves},
         }
-        for snapshot, plan in plans_of(strategy, case)
+        for snapshot, plan, memory in plans_of(strategy, case, weights_of(config["weights"]))
     ]

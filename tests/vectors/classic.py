@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic
-from equipoise.shedder.plan import Plan, Shedder
-from equipoise.shedder.snapshot import Memory, Snapshot
+from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic, Weights
+from equipoise.shedder.plan import Plan
+from equipoise.shedder.policy import Policy
+from equipoise.shedder.snapshot import Snapshot
 from tests.vectors.broker_load_data import resources_of, traffic_of
 from tests.vectors.cases import Case
 
@@ -53,11 +54,12 @@ def unloads_of(plan: Plan) -> dict[str, list[str]]:
     return found
 
 
-def plans_of(strategy: Shedder, case: Case) -> Iterator[tuple[Snapshot, Plan]]:
-    """The plan of each call, with what it was made of; each remembers what the one before left."""
-    memory = Memory()
+def plans_of(
+    policy: Policy, case: Case, weights: Weights | None = None
+) -> Iterator[tuple[Snapshot, Plan, Any]]:
+    """The plan of each call, with what it was made of and what is remembered after it."""
+    memory: object = None
     for snapshot in snapshots_of(case):
-        given = replace(snapshot, memory=memory)
-        plan = strategy.plan(given)
-        memory = plan.memory
-        yield given, plan
+        given = replace(snapshot, weights=weights or Weights())
+        plan, memory = policy.plan(given, memory)
+        yield given, plan, memory

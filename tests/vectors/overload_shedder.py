@@ -13,7 +13,9 @@ def replay(case: Case) -> object:
     config = case["input"]["config"]
     strategy = OverloadShedder(
         overloaded_percent=config["overloadedThresholdPercentage"],
-        weights=weights_of(config["weights"]),
         pulsar_exact=True,
     )
-    return [{"unload": unloads_of(plan)} for _, plan in plans_of(strategy, case)]
+    return [
+        {"unload": unloads_of(plan)}
+        for _, plan, _ in plans_of(strategy, case, weights_of(config["weights"]))
+    ]

@@ -16,10 +16,9 @@ def replay(case: Case) -> object:
         bytes_min=config["minThroughputMB"] * 1_048_576,
         lower_boundary=config["lowerBoundarySheddingEnabled"],
         history=config["historyResourcePercentage"],
-        weights=weights_of(config["weights"]),
         pulsar_exact=True,
     )
     return [
-        {"unload": unloads_of(plan), "averageUsage": plan.memory.averages}
-        for _, plan in plans_of(strategy, case)
+        {"unload": unloads_of(plan), "averageUsage": memory}
+        for _, plan, memory in plans_of(strategy, case, weights_of(config["weights"]))
     ]

@@ -10,8 +10,8 @@ from typing import Any
 
 from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic
 from equipoise.shedder.plan import Idle, Plan
-from equipoise.shedder.snapshot import Candidates, Memory, Rules, Snapshot
-from equipoise.shedder.transfer import TransferShedder
+from equipoise.shedder.snapshot import Candidates, Rules, Snapshot
+from equipoise.shedder.transfer import TransferMemory, TransferShedder
 from tests.vectors.broker_load_data import resources_of, traffic_of
 from tests.vectors.cases import Case
 
@@ -31,12 +31,11 @@ def _calls(asked: Mapping[str, Any], *, debug: bool) -> list[object]:
     gave_ms = {
         broker: NOW_MS - ago_ms for broker, ago_ms in asked["recentlyUnloadedBrokersAgoMs"].items()
     }
-    memory, mean, deviation = Memory(), 0.0, 0.0
+    memory, mean, deviation = TransferMemory(), 0.0, 0.0
     told = list[object]()
     for name in asked["calls"]:
         memory = replace(memory, gave_ms=gave_ms)
-        plan = _plan(strategy, asked, name, memory)
-        memory = plan.memory
+        plan, memory = _plan(strategy, asked, name, memory)
         if plan.mean is not None and plan.deviation is not None:
             mean, deviation = plan.mean, plan.deviation
         told.append(
@@ -56,16 +55,14 @@ def _calls(asked: Mapping[str, Any], *, debug: bool) -> list[object]:
     return told
 
 
-def _plan(strategy: TransferShedder, asked: Mapping[str, Any], name: str, memory: Memory) -> Plan:
+def _plan(
+    strategy: TransferShedder, asked: Mapping[str, Any], name: str, memory: TransferMemory
+) -> tuple[Plan, TransferMemory]:
     if asked.get("registryFails"):
         # With us whoever takes the snapshot fails, and no shedder is asked.
-        return Plan(
-            moves=(),
-            stays=(),
-            idle=Idle(result="Failure", cause="Unknown", reason="the live brokers are not known"),
-            memory=memory,
-        )
-    return strategy.plan(snapshot_of(asked, name, memory))
+        reason = "the live brokers are not known"
+        return Plan(idle=Idle(result="Failure", cause="Unknown", reason=reason)), memory
+    return strategy.plan(snapshot_of(asked, name), memory)
 
 
 def strategy_of(config: Mapping[str, Any], *, debug: bool) -> TransferShedder:
@@ -85,7 +82,7 @@ def strategy_of(config: Mapping[str, Any], *, debug: bool) -> TransferShedder:
     )
 
 
-def snapshot_of(asked: Mapping[str, Any], name: str, memory: Memory) -> Snapshot:
+def snapshot_of(asked: Mapping[str, Any], name: str) -> Snapshot:
     """One of the snapshots of a case, with what holds for all of them."""
     told = asked["snapshots"][name]
     owners = {
@@ -108,7 +105,6 @@ def snapshot_of(asked: Mapping[str, Any], name: str, memory: Memory) -> Snapshot
             **dict.fromkeys(asked["isolationNamespaces"], "isolation"),
         },
         rules=_rules_of(asked),
-        memory=memory,
     )
 
 

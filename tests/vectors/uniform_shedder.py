@@ -20,4 +20,4 @@ def replay(case: Case) -> object:
         bundles_max=None if bundles_max == -1 else bundles_max,
         pulsar_exact=True,
     )
-    return [{"unload": unloads_of(plan)} for _, plan in plans_of(strategy, case)]
+    return [{"unload": unloads_of(plan)} for _, plan, _ in plans_of(strategy, case)]

@@ -8,8 +8,9 @@ group. `settings_records` stores them on the channel; `pulsar_settings` reads th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Final
+from dataclasses import dataclass, field, fields, replace
+from importlib.metadata import entry_points
+from typing import Any, Final
 
 from equipoise.brokers.balancing.destinations import PlacementRules
 from equipoise.brokers.balancing.placement import (
@@ -25,15 +26,10 @@ from equipoise.brokers.balancing.splitting.auto_merge import MergeSettings
 from equipoise.brokers.balancing.splitting.auto_split import SplitSettings
 from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits
 from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE
-from equipoise.shedder.average import AvgShedder
-from equipoise.shedder.balanced import BalancedShedder
 from equipoise.shedder.load_reports import Summary
 from equipoise.shedder.loads import BrokerLoad, Weights
-from equipoise.shedder.overload import OverloadShedder
-from equipoise.shedder.plan import Shedder
-from equipoise.shedder.threshold import ThresholdShedder
-from equipoise.shedder.transfer import TransferShedder
-from equipoise.shedder.uniform import UniformLoadShedder
+from equipoise.shedder.policy import Policy
+from equipoise.shedder.registry import ENTRY_POINTS, found_in
 
 Summaries = Mapping[str, Summary]
 """The summaries of the brokers' reports, by broker id."""
@@ -137,18 +133,14 @@ class SplitPointRules:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalancingSettings:
     """All groups. `weights` apply to all strategies that weigh resources, `limits` to splits and
-    merges.
+    merges. `policies` are those that are installed, by the group of their settings.
     """
 
     balancing: RoundSettings = field(default_factory=RoundSettings)
     reports: ReportRules = field(default_factory=ReportRules)
     weights: Weights = field(default_factory=Weights)
-    balanced: BalancedShedder = field(default_factory=BalancedShedder)
-    transfer: TransferShedder = field(default_factory=TransferShedder)
-    threshold: ThresholdShedder = field(default_factory=ThresholdShedder)
-    overload: OverloadShedder = field(default_factory=OverloadShedder)
-    uniform: UniformLoadShedder = field(default_factory=UniformLoadShedder)
-    average: AvgShedder = field(default_factory=AvgShedder)
+    # A mapping has no hash. Settings that differ only here are rare.
+    policies: Mapping[str, Policy] = field(default_factory=lambda: _DEFAULTS, hash=False)
     limits: BundleLimits = field(default_factory=BundleLimits)
     split: SplitSettings = field(default_factory=SplitSettings)
     merge: MergeSettings = field(default_factory=MergeSettings)
@@ -159,16 +151,40 @@ class BalancingSettings:
     quarantine: QuarantineRules = field(default_factory=QuarantineRules)
     tenants: TenantQuotas = field(default_factory=TenantQuotas)
 
+    @property
+    def policy(self) -> Policy:
+        """The policy that `balancing.shedder` names, with its settings."""
+        name = self.balancing.shedder
+        return next(each for each in self.policies.values() if type(each).__name__ == name)
 
-SHEDDERS: Final[Mapping[str, Callable[[BalancingSettings], Shedder]]] = {
-    "BalancedShedder": lambda settings: settings.balanced,
-    "TransferShedder": lambda settings: settings.transfer,
-    "ThresholdShedder": lambda settings: replace(settings.threshold, weights=settings.weights),
-    "OverloadShedder": lambda settings: replace(settings.overload, weights=settings.weights),
-    "UniformLoadShedder": lambda settings: settings.uniform,
-    "AvgShedder": lambda settings: replace(settings.average, weights=settings.weights),
-}
-"""The shedders by the names of `balancing.shedder`."""
+    def groups(self) -> Mapping[str, Any]:
+        """Return all groups by name, in order."""
+        found: dict[str, Any] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            found |= value if each.name == _POLICIES else {each.name: value}
+        return found
+
+    def with_group(self, name: str, **values: object) -> BalancingSettings:
+        """Return the settings with other values in one group."""
+        group = replace(self.groups()[name], **values)
+        if name in self.policies:
+            return replace(self, policies={**self.policies, name: group})
+        return replace(self, **{name: group})
+
+
+_POLICIES: Final = "policies"
+
+POLICIES, UNUSABLE = found_in(
+    entry_points(group=ENTRY_POINTS),
+    reserved=frozenset(each.name for each in fields(BalancingSettings)),
+)
+"""The policies by the group of their settings, and why others cannot be used, by name."""
+
+_DEFAULTS: Final[Mapping[str, Policy]] = {group: policy() for group, policy in POLICIES.items()}
+
+SHEDDERS: Final[Mapping[str, str]] = {policy.__name__: group for group, policy in POLICIES.items()}
+"""The group of settings of each policy, by the name in `balancing.shedder`."""
 
 PLACEMENTS: Final[Mapping[str, Callable[[BalancingSettings, Summaries], Placement]]] = {
     "LeastCost": lambda settings, summaries: LeastCost(
@@ -194,11 +210,6 @@ PLACEMENTS: Final[Mapping[str, Callable[[BalancingSettings, Summaries], Placemen
 
 def _loads_in(summaries: Summaries) -> Mapping[str, BrokerLoad]:
     return {broker: summary.load for broker, summary in summaries.items()}
-
-
-def shedder_of(settings: BalancingSettings) -> Shedder:
-    """Return the configured shedder, with its own settings."""
-    return SHEDDERS[settings.balancing.shedder](settings)
 
 
 def placement_of(

@@ -12,16 +12,17 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from types import MappingProxyType, NoneType
 from typing import Final, get_args, get_type_hints
 
 from equipoise.brokers.balancing.settings.balancing_settings import (
     PLACEMENTS,
     SHEDDERS,
+    UNUSABLE,
     BalancingSettings,
 )
-from equipoise.brokers.balancing.settings.setting_meanings import MEANINGS, Meaning
+from equipoise.brokers.balancing.settings.setting_meanings import MEANINGS
 from equipoise.brokers.balancing.splitting.split_points import (
     ALGORITHMS,
     SPECIFIED_POSITIONS_DIVIDE,
@@ -30,6 +31,7 @@ from equipoise.brokers.errors import InvalidSetting, UnknownSetting
 from equipoise.channel.core.errors import InvalidName
 from equipoise.channel.core.ranges import check_namespace
 from equipoise.channel.core.records import INTEGER_MAX
+from equipoise.shedder.policy import MEANING, Meaning
 
 Value = bool | int | float | str | frozenset[str] | None
 
@@ -83,10 +85,16 @@ class Setting:
             bool: "true or false",
             int: f"an integer, {self.meaning.range}",
             float: f"a number, {self.meaning.range}",
-            str: f"one of {', '.join(CHOICES.get(self.name, ()))}",
+            str: f"one of {', '.join(CHOICES.get(self.name, ()))}{self._unusable}",
             frozenset: f"up to {NAMESPACES_MAX} namespaces with commas between them, or {NONE}",
         }[self.kind]
         return f"{allowed}, or {NONE}" if self.optional else allowed
+
+    @property
+    def _unusable(self) -> str:
+        """The installed policies that cannot be used, and why."""
+        problems = UNUSABLE.items() if self.name == "balancing.shedder" else ()
+        return "".join(f"; {policy} cannot be used: {why}" for policy, why in problems)
 
     def read(self, given: Value) -> Value:
         """Return `given`, parsed if it is a text, as a value of this setting. Raises
@@ -155,7 +163,7 @@ def value_of(name: str, given: Value) -> Value:
 def value_in(settings: BalancingSettings, name: str) -> Value:
     """Return the value of an existing setting in `settings`."""
     group, _, field = name.partition(".")
-    value: Value = getattr(getattr(settings, group), field)
+    value: Value = getattr(settings.groups()[group], field)
     return value
 
 
@@ -163,7 +171,7 @@ def with_value(settings: BalancingSettings, name: str, given: Value) -> Balancin
     """Return `settings` with one value changed. Raises `UnknownSetting`, `InvalidSetting`."""
     value = setting_named(name).read(given)
     group, _, field = name.partition(".")
-    return replace(settings, **{group: replace(getattr(settings, group), **{field: value})})
+    return settings.with_group(group, **{field: value})
 
 
 def with_values(settings: BalancingSettings, given: Mapping[str, Value]) -> BalancingSettings:
@@ -229,14 +237,13 @@ _DEFAULTS: Final = BalancingSettings()
 
 def _settings() -> Iterator[Setting]:
     """Yield all settings, in the order of groups and fields. Skip groups inside a group."""
-    for group in fields(BalancingSettings):
-        of_group = getattr(_DEFAULTS, group.name)
+    for group, of_group in _DEFAULTS.groups().items():
         hints = get_type_hints(type(of_group))
         for field in fields(of_group):
             default = getattr(of_group, field.name)
             if is_dataclass(default):
                 continue
-            name = f"{group.name}.{field.name}"
+            name = f"{group}.{field.name}"
             kinds = [
                 kind
                 for kind in get_args(hints[field.name]) or (hints[field.name],)
@@ -248,7 +255,7 @@ def _settings() -> Iterator[Setting]:
                 kind=kind,
                 optional=NoneType in get_args(hints[field.name]),
                 default=float(default) if kind is float and default is not None else default,
-                meaning=MEANINGS[name],
+                meaning=field.metadata.get(MEANING) or MEANINGS[name],
             )
 
 

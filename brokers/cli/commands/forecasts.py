@@ -31,7 +31,6 @@ _RESTING: Final = (
 _DUE: Final = (
     "planned as if the load had been uneven for the number of rounds that the strategy waits"
 )
-_WAITING: Final = ("TransferShedder", "AvgShedder")
 
 _Value = TypeVar("_Value")
 
@@ -97,7 +96,7 @@ def effect_document(forecast: Forecast) -> Row:
     """Return what a plan would do, and what it leaves."""
     plan = forecast.plan
     return {
-        "measure": forecast.measure,
+        "measure": forecast.measure.kind,
         "brokers": [_broker_row(broker) for broker in forecast.brokers],
         "before": None if forecast.before is None else asdict(forecast.before),
         "after": None if forecast.after is None else asdict(forecast.after),
@@ -121,7 +120,7 @@ def _decision(seen: Seen, kind: Kind) -> Row | None:
 
 def _assumed(settings: BalancingSettings) -> Iterator[str]:
     """Yield what a leader knows and a dry run does not."""
-    if settings.balancing.shedder in _WAITING:
+    if settings.policy.waits_rounds:
         yield _DUE
     yield _RESTING
 
@@ -281,7 +280,7 @@ def _preface(seen: Seen, settings: BalancingSettings) -> Iterator[str]:
 def _print_brokers(forecast: Forecast) -> None:
     assert forecast.before is not None, "a broker takes part"
     assert forecast.after is not None, "as above"
-    by_cost = forecast.measure == "cost"
+    by_cost = forecast.measure.kind == "cost"
     header = (
         "broker",
         "capacity",

@@ -58,8 +58,7 @@ from equipoise.channel.core.view import View
 from equipoise.channel.log.blocking_view import read_on
 from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.stop_signals import first_stop_signal
-from equipoise.shedder.plan import Move
-from equipoise.shedder.snapshot import Memory
+from equipoise.shedder.plan import Budget, Move
 
 app = group("Show what the balancer would move now, and what blocks further moves.")
 
@@ -138,11 +137,10 @@ def plan(
         summaries = open_load_bus(log).latest()
         now_ms = time.time_ns() // 1_000_000
         newest = _newest_decisions(log)
-        cluster = cluster_snapshot_of(
-            view, summaries, settings, now_ms=now_ms, memory=_memory(view, newest.get("shed"))
-        )
+        cluster = cluster_snapshot_of(view, summaries, settings, now_ms=now_ms)
         placement = placement_of(settings, fresh(summaries, settings, now_ms=now_ms))
-        strategy, forecast = foreseen(cluster, settings, placement)
+        budget, at_ms = _budget(view, newest.get("shed"))
+        strategy, forecast = foreseen(cluster, settings, placement, budget=budget, at_ms=at_ms)
         controls = standing_controls(view, now_ms)
         saved, leader = saved_plan(view, forecast, settings.balancing), _leader(view)
         seen = Seen(
@@ -254,15 +252,13 @@ def _leader(view: View) -> str | None:
     return None if leader is None else leader.broker
 
 
-def _memory(view: View, decision: Decision | None) -> Memory:
-    """Return the memory of the leader as far as its last decision has it: what is used of the
-    budget of moved load.
-    """
+def _budget(view: View, decision: Decision | None) -> tuple[Budget | None, int]:
+    """Return the leader's budget of moved load and its time, if its last decision has it."""
     leader = view.leader()
-    if leader is None or decision is None or decision.budget is None:
-        return Memory()
-    is_its_own = decision.broker == leader.broker and decision.at_ms >= leader.joined.timestamp_ms
-    return Memory(churn=decision.budget.used, churn_ms=decision.at_ms) if is_its_own else Memory()
+    if leader is None or decision is None or decision.broker != leader.broker:
+        return None, 0
+    is_its_own = decision.at_ms >= leader.joined.timestamp_ms
+    return (decision.budget, decision.at_ms) if is_its_own else (None, 0)
 
 
 def _newest_decisions(log: str) -> Mapping[Kind, Decision]:

@@ -11,6 +11,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Final
 
 from equipoise.brokers.agent.intents import Intent, MoveAway, Transfer
@@ -33,7 +34,6 @@ from equipoise.brokers.balancing.round_outcomes import RoundOutcomes, plausible
 from equipoise.brokers.balancing.settings.balancing_settings import (
     BalancingSettings,
     placement_of,
-    shedder_of,
 )
 from equipoise.brokers.balancing.settings.settings_records import KEY, problems_in, settings_in
 from equipoise.brokers.operations.in_worker import Operations
@@ -48,9 +48,9 @@ from equipoise.channel.core.records import Record
 from equipoise.channel.core.view import View
 from equipoise.channel.system.deadline import Deadline
 from equipoise.shedder.load_reports import LoadBus, Summary, fault_of_summary
-from equipoise.shedder.plan import Idle, Move, Plan, Shedder
+from equipoise.shedder.plan import Idle, Move, Plan
 from equipoise.shedder.scheduler import Scheduler
-from equipoise.shedder.snapshot import Memory
+from equipoise.shedder.snapshot import EndedMove, Since
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -107,24 +107,21 @@ class Balancing:
         *,
         settings: Callable[[], BalancingSettings],
         decided: Callable[[Decision], None],
-        choose: Callable[[BalancingSettings], Shedder] = shedder_of,
     ) -> None:
-        """`settings` returns the current settings, `choose` their shedder. `decided` is called with
-        every round.
-        """
+        """`settings` returns the current settings. `decided` is called with every round."""
         self._worker = worker
         self._bus = bus
         self._settings = settings
         self._decided = decided
         self._metrics = worker.metrics.balancing
-        self._choose = choose
         self._operations = Operations(worker)
         self._scheduler = Scheduler()
         self._outcomes = RoundOutcomes()
         self._moves: set[asyncio.Task[None]] = set()
         self._logged: Mapping[str, str] = {}
         self._refused: Mapping[str, str] = {}
-        self._memory = Memory()
+        self._memories: dict[str, object] = {}  # What each shedder remembers, by its name.
+        self._since = Since()
         self._placement: Placement | None = None
         # One decision for each pause, however many rounds it lasts.
         self._decided_pause: Control | None = None
@@ -179,10 +176,7 @@ class Balancing:
         except Exception as error:  # noqa: BLE001
             self._failures.failed(error, self._worker.clock.now().boot_ms)
             if is_due and self._sheds(settings):
-                self._decide(
-                    Plan(moves=(), stays=(), idle=_failure(error), memory=self._memory),
-                    settings.balancing.shedder,
-                )
+                self._decide(Plan(idle=_failure(error)), settings.balancing.shedder)
         else:
             self._failures.succeeded()
 
@@ -236,7 +230,7 @@ class Balancing:
         """Drop the moves that have not started, and reset the hits: balancing is off or paused, or
         another broker leads.
         """
-        self._memory = self._memory.without_hits()
+        self._since = replace(self._since, stopped=True)
         self._metrics.budget(None)
         for move in self._scheduler.dropped():
             self._outcomes.ended(
@@ -302,13 +296,11 @@ class Balancing:
         if controls.pause is not None:
             if controls.pause != self._decided_pause:
                 idle = Idle(result="Skip", cause="Unknown", reason=controls.why_paused or "")
-                self._decide(
-                    Plan(moves=(), stays=(), idle=idle, memory=self._memory),
-                    settings.balancing.shedder,
-                )
+                self._decide(Plan(idle=idle), settings.balancing.shedder)
             self._decided_pause = controls.pause
             return
-        now, memory = self._worker.clock.now(), self._memory
+        now, since, shedder = self._worker.clock.now(), self._since, settings.balancing.shedder
+        memory = self._memories.get(shedder)
         resting = self._scheduler.resting(now.boot_ms, rest_ms=settings.balancing.rest_ms)
 
         def plan() -> tuple[BalancingRound, Mapping[str, str]]:
@@ -318,9 +310,9 @@ class Balancing:
                 settings,
                 now_ms=now.wall_ms,
                 resting=resting,
-                memory=memory,
+                since=since,
             )
-            planned = plan_round(cluster, settings, placement, resting=resting, choose=self._choose)
+            planned = plan_round(cluster, settings, placement, memory=memory, resting=resting)
             cluster.clear()
             return planned, {
                 each.broker: fault
@@ -333,7 +325,10 @@ class Balancing:
             copies = [self._worker.view.copy()]
             planned, faults = await asyncio.to_thread(plan)
         self._note_refused(faults)
-        self._memory = planned.plan.memory
+        self._memories[shedder] = planned.memory
+        # Whoever stopped the rounds meanwhile has replaced it.
+        if planned.strategy == shedder and self._since is since:
+            self._since = Since()
         self._metrics.budget(planned.plan.budget)
         self._log(planned.plan)
         self._decide(planned.plan, planned.strategy, kind=planned.kind)
@@ -466,9 +461,10 @@ class Balancing:
             view, now_ms = self._worker.view, self._worker.clock.now().wall_ms
             owner = broker_id_of(view, made[0].owner) if made else None
             duration_ms = self._worker.clock.now().boot_ms - began_ms
-            self._memory = self._memory.after_move(
-                move.source, owner, now_ms=now_ms, duration_ms=duration_ms, live=_live_in(view)
+            ended = EndedMove(
+                source=move.source, destination=owner, at_ms=now_ms, duration_ms=duration_ms
             )
+            self._since = self._since.and_ended(ended)
             problem = (
                 None
                 if owner == (move.destination or owner)

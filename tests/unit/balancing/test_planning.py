@@ -14,7 +14,6 @@ from equipoise.brokers.balancing.placement import LeastCost
 from equipoise.brokers.balancing.planning import (
     OF_POLICIES,
     ClusterSnapshot,
-    as_if_due,
     cluster_snapshot_of,
     foreseen,
     fresh,
@@ -33,12 +32,13 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.view import View
 from equipoise.shedder.load_reports import Summary, summarized
-from equipoise.shedder.plan import Move
-from equipoise.shedder.snapshot import Candidates, Memory, Snapshot
-from equipoise.shedder.threshold import ThresholdShedder
+from equipoise.shedder.loads import Weights
+from equipoise.shedder.plan import Budget, Move
+from equipoise.shedder.snapshot import Candidates, Since, Snapshot
 from equipoise.shedder.transfer import TransferShedder
 from tests.channels.folding import Channel
 from tests.load.loaded import sample, uneven_channel
+from tests.shedding import plan_of
 
 NOW_MS = 1_700_000_000_000
 SETTINGS = BalancingSettings(balancing=RoundSettings(shedder="TransferShedder"))
@@ -72,14 +72,14 @@ def with_policy(channel: Channel, name: str, **document: str) -> Channel:
 
 
 def test_a_snapshot_combines_load_and_view() -> None:
-    memory = Memory(hits=2)
+    since, weights = Since(stopped=True), Weights(cpu=0.5)
     channel = uneven_channel()
     snapshot = cluster_snapshot_of(
         channel.view,
         summaries(channel, PERCENTS),
-        SETTINGS,
+        replace(SETTINGS, weights=weights),
         now_ms=NOW_MS,
-        memory=memory,
+        since=since,
         resting={FIRST},
     ).snapshot
     assert ("a", "b", "c") == snapshot.live
@@ -87,9 +87,10 @@ def test_a_snapshot_combines_load_and_view() -> None:
         name: load.averages.weighted_max for name, load in snapshot.loads.items()
     }
     assert [6, 2, 0] == [len(broker.bundles) for broker in snapshot.brokers]
-    assert ({FIRST: "it has moved lately"}, memory, {}) == (
+    assert ({FIRST: "it has moved lately"}, since, weights, {}) == (
         snapshot.resting,
-        snapshot.memory,
+        snapshot.since,
+        snapshot.weights,
         snapshot.policies,
     )
 
@@ -180,19 +181,25 @@ def test_each_shedder_has_its_settings_and_its_measure(
     settings = BalancingSettings(balancing=RoundSettings(shedder=shedder))
     assert ("balancing", group, "weights", "placement") == groups_in_play(settings)
     _, forecast = foreseen(seen(uneven_channel(), settings), settings, LeastCost())
-    assert measure == forecast.measure
+    assert measure == forecast.measure.kind
 
 
 def test_a_forecast_acts_where_the_leader_would_wait() -> None:
-    """A strategy that waits for several rounds plans as if they had passed, and keeps its memory of
-    moves.
-    """
+    """A policy that waits for several rounds plans as if they had passed."""
     cluster = seen(uneven_channel())
-    snapshot = replace(cluster.snapshot, memory=Memory(gave_ms={"x": 5}))
-    assert () == TransferShedder().plan(snapshot).moves
-    strategy, forecast = foreseen(replace(cluster, snapshot=snapshot), SETTINGS, LeastCost())
+    snapshot = cluster.snapshot
+    assert () == plan_of(TransferShedder(), snapshot).moves
+    strategy, forecast = foreseen(cluster, SETTINGS, LeastCost())
     assert ("TransferShedder", 3) == (strategy, len(forecast.moves))
-    assert {"x": 5} == as_if_due(snapshot, SETTINGS).memory.gave_ms
+
+
+def test_a_forecast_keeps_to_the_budget_that_the_leader_has_left() -> None:
+    settings = BalancingSettings()
+    cluster = seen(uneven_channel(), settings)
+    left = Budget(most=1.0, used=0.75)
+    _, forecast = foreseen(cluster, settings, LeastCost(), budget=left, at_ms=NOW_MS)
+    assert forecast.plan.budget is not None
+    assert 0.75 <= forecast.plan.budget.used
 
 
 def test_placement_chooses_another_broker_than_the_owner() -> None:
@@ -204,8 +211,7 @@ def test_placement_chooses_another_broker_than_the_owner() -> None:
         balancing=RoundSettings(
             shedder="ThresholdShedder", placement="LeastResourceUsageWithWeight"
         ),
-        threshold=ThresholdShedder(bytes_min=0),
-    )
+    ).with_group("threshold", bytes_min=0)
     channel = uneven_channel()
     placement = placement_of(
         settings, {summary.broker: summary for summary in summaries(channel, PERCENTS)}

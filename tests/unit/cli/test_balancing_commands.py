@@ -323,7 +323,7 @@ def test_set_overrides_a_broker_conf(log: str, conf: Path, tmp_path: Path) -> No
         plain.balancing.rest_ms,
     )
     assert (frozenset({"public/default", "public/functions"}), None) == (
-        plain.transfer.excluded_namespaces,
+        plain.groups()["transfer"].excluded_namespaces,
         plain.limits.sessions_max,
     )
     given = (

@@ -79,11 +79,11 @@ async def test_a_change_is_one_record_for_all_brokers(tmp_path: Path) -> None:
         settings = settings_in(other.worker.view, other.worker.config.base_settings)
         assert (False, 0.1, 7, None) == (
             settings.balancing.enabled,
-            settings.transfer.target_deviation,
-            settings.balanced.moves_max,
+            settings.groups()["transfer"].target_deviation,
+            settings.groups()["balanced"].moves_max,
             settings.limits.sessions_max,
         )
-        assert frozenset({"a/a", "b/b"}) == settings.transfer.excluded_namespaces
+        assert frozenset({"a/a", "b/b"}) == settings.groups()["transfer"].excluded_namespaces
         answer = await patch(other, {"changes": dict.fromkeys(changes)})
         made = cast(
             "Mapping[str, Mapping[str, object]]",
@@ -176,8 +176,8 @@ async def test_pulsars_dynamic_configuration_sets_our_settings(tmp_path: Path) -
         settings = settings_in(brokers.view, broker.worker.config.base_settings)
         assert (120_000, 70, 70) == (
             settings.balancing.shed_interval_ms,
-            settings.transfer.overloaded_percent,
-            settings.overload.overloaded_percent,
+            settings.groups()["transfer"].overloaded_percent,
+            settings.groups()["overload"].overloaded_percent,
         )
         set_here = {
             "loadBalancerSheddingIntervalMinutes": "2",

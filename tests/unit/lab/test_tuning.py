@@ -7,8 +7,7 @@ from functools import partial
 
 import pytest
 
-from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS
-from equipoise.brokers.balancing.settings.search_ranges import SEARCH_RANGES
+from equipoise.brokers.balancing.settings.balancing_settings import POLICIES
 from equipoise.brokers.balancing.settings.setting_values import setting_named
 from equipoise.channel.core.errors import CallerError
 from equipoise.lab.comparing import OURS, settings_of
@@ -30,9 +29,9 @@ TRACES = {kind: partial(trace_of, kind) for kind in ("steady", "drifting")}
 
 
 def test_each_policy_has_ranges_that_are_allowed_and_hold_the_defaults() -> None:
-    assert set(SHEDDERS) == set(SEARCH_RANGES)
-    for ranges in SEARCH_RANGES.values():
-        for name, found in ranges.items():
+    for policy in POLICIES.values():
+        assert policy.searched
+        for name, found in policy.searched.items():
             setting = setting_named(name)
             assert setting.kind in (int, float), name
             assert isinstance(setting.default, int | float)

@@ -102,7 +102,7 @@ def test_settings_of_balancing_derive_from_the_brokers_until_they_are_set() -> N
         settings.balancing.shed_interval_ms,
         settings.balancing.rest_ms,
     )
-    assert (None, False) == (settings.limits.sessions_max, settings.transfer.transfer)
+    assert (None, False) == (settings.limits.sessions_max, settings.groups()["transfer"].transfer)
 
 
 def test_all_invalid_settings_of_balancing_are_reported() -> None:

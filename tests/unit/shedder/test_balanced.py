@@ -7,9 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from equipoise.shedder.balanced import BalancedShedder
+from equipoise.shedder.balanced import BalancedMemory, BalancedShedder
 from equipoise.shedder.plan import Budget, Idle, Move, Plan, Predicted
-from equipoise.shedder.snapshot import Candidates, Memory, Snapshot, WeighedBroker, WeighedBundle
+from equipoise.shedder.snapshot import (
+    Candidates,
+    EndedMove,
+    Since,
+    Snapshot,
+    WeighedBroker,
+    WeighedBundle,
+)
+from tests.shedding import plan_of
 
 # It acts in the first round. The tests of patience are below.
 HASTY = BalancedShedder(patience_ms=0)
@@ -27,7 +35,7 @@ def broker(
 
 
 def plan(*brokers: WeighedBroker, balanced_shedder: BalancedShedder | None = None) -> Plan:
-    return (balanced_shedder or HASTY).plan(Snapshot(brokers=brokers))
+    return plan_of(balanced_shedder or HASTY, Snapshot(brokers=brokers))
 
 
 def moves(
@@ -184,10 +192,12 @@ def test_each_move_says_why() -> None:
 
 def test_each_move_predicts_how_long_it_takes() -> None:
     """As long as the last moves took, at the median."""
+    lately = EndedMove(source="a", destination="b", at_ms=1, duration_ms=500)
     snapshot = Snapshot(
-        brokers=(broker("a", 50, 40), broker("b", 10)), memory=Memory(durations_ms=(9, 500, 11))
+        brokers=(broker("a", 50, 40), broker("b", 10)),
+        since=Since(ended=(lately, replace(lately, duration_ms=11))),
     )
-    (move,) = HASTY.plan(snapshot).moves
+    (move,) = plan_of(HASTY, snapshot, BalancedMemory(durations_ms=(9,))).moves
     assert move.predicted is not None
     assert 11 == move.predicted.duration_ms
 
@@ -226,12 +236,12 @@ def test_a_forbidden_move_is_skipped() -> None:
     the reason names the rule.
     """
     cluster = broker("a", 10, 40, 45), broker("b", 20), broker("c", 10)
-    first, *_ = replace(HASTY, moves_max=1).plan(ruled({}, *cluster)).moves
+    first, *_ = plan_of(replace(HASTY, moves_max=1), ruled({}, *cluster)).moves
     assert ("a2", "c") == (first.bundle, first.destination)
-    second, *_ = replace(HASTY, moves_max=1).plan(ruled({"a2": "c"}, *cluster)).moves
+    second, *_ = plan_of(replace(HASTY, moves_max=1), ruled({"a2": "c"}, *cluster)).moves
     assert ("a3", "c") == (second.bundle, second.destination)
-    none = BalancedShedder().plan(
-        ruled({"a1": "b", "a2": "b"}, broker("a", 40, 45), broker("b", 10))
+    none = plan_of(
+        BalancedShedder(), ruled({"a1": "b", "a2": "b"}, broker("a", 40, 45), broker("b", 10))
     )
     assert () == none.moves
     (told,) = [stay.reason for stay in none.stays if stay.subject == "a"]
@@ -253,7 +263,7 @@ def test_a_plan_checks_rules_a_bounded_number_of_times(monkeypatch: pytest.Monke
         asked.append(bundle)
         return Candidates(allowed=())
 
-    assert () == BalancedShedder().plan(replace(snapshot, rules=nobody)).moves
+    assert () == plan_of(BalancedShedder(), replace(snapshot, rules=nobody)).moves
     assert 10 == len(asked) == len(set(asked))
 
 
@@ -278,8 +288,8 @@ def uneven(*, by: float, noise: float = 0.0) -> Snapshot:
 
 def test_a_small_imbalance_must_last_and_a_gross_one_need_not() -> None:
     """An even round in between ends the wait. A clock that was set back starts it again."""
-    shedder, small, memory = BalancedShedder(patience_ms=30_000), uneven(by=0.2), Memory()
-    waited = []
+    shedder, small = BalancedShedder(patience_ms=30_000), uneven(by=0.2)
+    memory, waited = None, []
     for now_ms, cluster in (
         (0, small),
         (20_000, uneven(by=0)),
@@ -288,8 +298,7 @@ def test_a_small_imbalance_must_last_and_a_gross_one_need_not() -> None:
         (30_000, small),
         (60_000, small),
     ):
-        plan = shedder.plan(replace(cluster, now_ms=now_ms, memory=memory))
-        memory = plan.memory
+        plan, memory = shedder.plan(replace(cluster, now_ms=now_ms), memory)
         waited.append("moves" if plan.moves else plan.idle and plan.idle.reason.partition(":")[0])
     even = "the load is even"
     assert [
@@ -298,25 +307,40 @@ def test_a_small_imbalance_must_last_and_a_gross_one_need_not() -> None:
         *("the load is a little uneven",) * 3,
         "moves",
     ] == waited
-    assert shedder.plan(uneven(by=0.3)).moves
+    assert plan_of(shedder, uneven(by=0.3)).moves
+
+
+def test_a_wait_starts_again_once_rounds_have_stopped() -> None:
+    """The budget stays as it was."""
+    memory = BalancedMemory(uneven_since_ms=dict.fromkeys("ab", 0), churn=0.5, churn_ms=120_000)
+    small = replace(uneven(by=0.2), now_ms=120_000)
+    assert plan_of(BalancedShedder(), small, memory).moves
+    stopped, later = BalancedShedder().plan(replace(small, since=Since(stopped=True)), memory)
+    assert ((), 0.5) == (stopped.moves, later.churn)
+
+
+def test_a_bundle_that_filled_a_broker_costs_what_it_did_while_it_rests() -> None:
+    """The first reports of its broker do not have it, or only seconds of it."""
+    resting = replace(broker("b", 10), bundles=(WeighedBundle(name="x", cost=10, rests=True),))
+    for memory, deviation in ((None, 0.82), (BalancedMemory(costs={"x": 100}), 0.0)):
+        plan = plan_of(BalancedShedder(), Snapshot(brokers=(broker("a", 100), resting)), memory)
+        assert deviation == pytest.approx(plan.deviation, abs=0.01)
 
 
 def test_each_broker_waits_for_itself() -> None:
     """A broker that has just become too full is not helped because another one has been for
     long.
     """
-    memory = Memory(uneven_since_ms={"a": 0})
     cluster = Snapshot(
         brokers=tuple(
             broker(name, *(0.5, 1.5) * half)
             for name, half in (("a", 60), ("b", 60), ("c", 40), ("d", 40))
         ),
-        memory=memory,
         now_ms=120_000,
     )
-    plan = BalancedShedder().plan(cluster)
+    plan, memory = BalancedShedder().plan(cluster, BalancedMemory(uneven_since_ms={"a": 0}))
     assert {"a"} == {move.source for move in plan.moves}
-    assert {"a": 0, "b": 120_000, "c": 120_000, "d": 120_000} == plan.memory.uneven_since_ms
+    assert {"a": 0, "b": 120_000, "c": 120_000, "d": 120_000} == memory.uneven_since_ms
     assert "b" in {
         stay.subject
         for stay in plan.stays
@@ -328,13 +352,14 @@ def test_noise_widens_the_band_up_to_a_bound() -> None:
     """A difference of less than two standard errors is chance. More noise than load is not
     believed.
     """
-    assert not HASTY.plan(uneven(by=0.2, noise=60)).moves
-    assert HASTY.plan(uneven(by=0.2, noise=30)).moves
-    assert HASTY.plan(uneven(by=0.4, noise=1e18)).moves == ()
-    liar = replace(HASTY).plan(
+    assert not plan_of(HASTY, uneven(by=0.2, noise=60)).moves
+    assert plan_of(HASTY, uneven(by=0.2, noise=30)).moves
+    assert plan_of(HASTY, uneven(by=0.4, noise=1e18)).moves == ()
+    liar = plan_of(
+        replace(HASTY),
         Snapshot(
             brokers=(replace(broker("a", *(5.0, 15.0) * 15), noise=1e18), broker("b"), broker("c"))
-        )
+        ),
     )
     assert liar.moves
 
@@ -345,12 +370,12 @@ def test_unknown_noise_is_that_of_other_brokers_and_much_if_none_knows() -> None
     """
     full, empty = uneven(by=0.3, noise=5).brokers
     unknown = replace(full, noise=None)
-    assert HASTY.plan(Snapshot(brokers=(unknown, empty))).moves
-    assert not HASTY.plan(Snapshot(brokers=(unknown, replace(empty, noise=120.0)))).moves
+    assert plan_of(HASTY, Snapshot(brokers=(unknown, empty))).moves
+    assert not plan_of(HASTY, Snapshot(brokers=(unknown, replace(empty, noise=120.0)))).moves
     started = [replace(each, noise=None) for each in uneven(by=0.3).brokers]
-    assert not HASTY.plan(Snapshot(brokers=tuple(started))).moves
-    assert HASTY.plan(
-        Snapshot(brokers=tuple(replace(each, noise=None) for each in uneven(by=0.7).brokers))
+    assert not plan_of(HASTY, Snapshot(brokers=tuple(started))).moves
+    assert plan_of(
+        HASTY, Snapshot(brokers=tuple(replace(each, noise=None) for each in uneven(by=0.7).brokers))
     ).moves
 
 
@@ -362,8 +387,8 @@ def test_a_bundle_that_is_a_little_too_light_moves_before_one_that_is_too_heavy(
 
 
 def test_calm_widens_the_band() -> None:
-    assert HASTY.plan(uneven(by=0.12)).moves
-    assert not replace(HASTY, calm=True).plan(uneven(by=0.12)).moves
+    assert plan_of(HASTY, uneven(by=0.12)).moves
+    assert not plan_of(replace(HASTY, calm=True), uneven(by=0.12)).moves
 
 
 def test_a_budget_bounds_what_moves_in_an_hour() -> None:
@@ -371,9 +396,9 @@ def test_a_budget_bounds_what_moves_in_an_hour() -> None:
     an hour.
     """
     shedder = BalancedShedder(churn_max=0.02, moves_max=100)
-    first = shedder.plan(uneven(by=0.3))
+    first, memory = shedder.plan(uneven(by=0.3))
     assert 4 == len(first.moves)
-    second = shedder.plan(replace(uneven(by=0.3), memory=first.memory, now_ms=60_000))
+    second = plan_of(shedder, replace(uneven(by=0.3), now_ms=60_000), memory)
     assert "the budget of moved load per hour is used up" in second.stays[0].reason
     # Of two percent, a sixtieth is free again. The lightest bundle has a quarter of a percent.
     assert second.budget is not None
@@ -385,13 +410,11 @@ def test_a_budget_bounds_what_moves_in_an_hour() -> None:
         == "the load is uneven, and the budget of moved load, 2 % of all load per hour"
         " (balanced.churn_max), is used up; the next bundle may move in 6 min"
     )
-    assert 4 == len(
-        shedder.plan(replace(uneven(by=0.3), memory=first.memory, now_ms=3_600_000)).moves
-    )
+    assert 4 == len(plan_of(shedder, replace(uneven(by=0.3), now_ms=3_600_000), memory).moves)
 
 
 def test_a_budget_that_no_bundle_fits_into_is_never_free() -> None:
-    found = BalancedShedder(churn_max=0.0).plan(uneven(by=0.3))
+    found = plan_of(BalancedShedder(churn_max=0.0), uneven(by=0.3))
     assert Budget(most=0.0, used=0.0, blocks=True, free_in_ms=None) == found.budget
     assert found.budget.reason.endswith("is used up; no bundle is light enough for it")
 
@@ -431,7 +454,7 @@ class Filled:
     ) -> None:
         is_hindered = {kind: hindrance in (kind, "all") for kind in HINDRANCES}
         self.shedder = shedder or BalancedShedder()
-        self.memory = Memory(churn=1.0 if is_hindered["budget"] else 0.0)
+        self.memory = BalancedMemory(churn=1.0 if is_hindered["budget"] else 0.0)
         self.moved: list[str] = []
         self.brokers = {
             each.broker: replace(
@@ -446,8 +469,8 @@ class Filled:
 
     def round(self) -> Plan:
         """Plan and carry out a round."""
-        plan = self.shedder.plan(Snapshot(brokers=tuple(self.brokers.values()), memory=self.memory))
-        self.memory = plan.memory
+        snapshot = Snapshot(brokers=tuple(self.brokers.values()))
+        plan, self.memory = self.shedder.plan(snapshot, self.memory)
         for move in plan.moves:
             assert move.destination is not None
             source, destination = self.brokers[move.source], self.brokers[move.destination]
@@ -518,7 +541,9 @@ def test_a_broker_that_is_filled_gets_no_more_than_its_share_whatever_it_reports
     while cluster.round().fills:
         most = len(cluster.brokers["d"].bundles)
         newcomer = cluster.brokers["d"]
-        lying = tuple(replace(bundle, cost=20.0 * factor) for bundle in newcomer.bundles)
+        lying = tuple(
+            replace(bundle, cost=20.0 * factor, rests=False) for bundle in newcomer.bundles
+        )
         cluster.brokers["d"] = replace(newcomer, bundles=lying)
     assert least <= most <= 18
     assert len(cluster.moved) == len(set(cluster.moved))
@@ -539,7 +564,8 @@ def test_a_broker_that_had_far_too_little_is_filled_to_its_share() -> None:
     cluster = Filled(
         broker("a", *(10.0, 30.0) * 12), broker("b", *(10.0, 30.0) * 2), hindrance="all"
     )
-    assert {"b"} == cluster.round().memory.filling
+    cluster.round()
+    assert {"b"} == cluster.memory.filling
     cluster.rounds()
     assert 0.93 <= total(cluster.brokers["b"]) / total(cluster.brokers["a"]) <= 1.0
 

@@ -21,7 +21,6 @@ from equipoise.shedder.loads import Averages, BrokerLoad
 from equipoise.shedder.snapshot import (
     IDLE_COST,
     Candidates,
-    Memory,
     Snapshot,
     WeighedBroker,
     WeighedBrokers,
@@ -33,7 +32,7 @@ from equipoise.shedder.snapshot import (
 from equipoise.shedder.transfer import TransferShedder
 from tests.channels.folding import NAMESPACE, Channel, channel_in, channel_with
 from tests.channels.ruled import Member, ruled_channel
-from tests.shedding import broker, bundle
+from tests.shedding import broker, bundle, plan_of
 
 NOW_MS = 1_000_000
 AGE_MS_MAX = 15_000
@@ -286,7 +285,6 @@ def told_by(channel: Channel, *bundles: str) -> Snapshot:
         now_ms=NOW_MS,
         age_ms_max=AGE_MS_MAX,
         resting=(RIGHT,),
-        memory=Memory(hits=3),
     )
 
 
@@ -298,10 +296,7 @@ def test_the_view_defines_the_owners_of_reported_bundles(channel: Channel) -> No
         snapshot.owners,
         snapshot.resting,
     ]
-    assert (3, Candidates(allowed=("a", "b", "c"))) == (
-        snapshot.memory.hits,
-        snapshot.candidates(LEFT),
-    )
+    assert Candidates(allowed=("a", "b", "c")) == snapshot.candidates(LEFT)
 
 
 def test_moving_bundles_rest_and_draining_brokers_are_apart(channel: Channel) -> None:
@@ -329,9 +324,9 @@ def test_bundles_are_weighed_at_the_first_access(channel: Channel) -> None:
         return expected
 
     snapshot = replace(taken(channel), brokers=WeighedBrokers(weigh))
-    TransferShedder().plan(snapshot)
+    plan_of(TransferShedder(), snapshot)
     assert [] == weighed
-    BalancedShedder().plan(snapshot)
+    plan_of(BalancedShedder(), snapshot)
     assert (expected, [True]) == (tuple(snapshot.brokers), weighed)
 
 
@@ -363,7 +358,9 @@ def test_cpu_use_that_cost_does_not_explain_lowers_the_capacity(channel: Channel
         "of c, without cost, nothing is known"
     )
     (stay,) = (
-        stay for stay in BalancedShedder(patience_ms=0).plan(snapshot).stays if stay.subject == "a"
+        stay
+        for stay in plan_of(BalancedShedder(patience_ms=0), snapshot).stays
+        if stay.subject == "a"
     )
     assert stay.reason.startswith(
         "load is 272 % of the mean for what other work leaves: that takes 75 % of its CPU"

@@ -6,15 +6,24 @@ tests/property/test_shedders.py shows what holds for every snapshot.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
 from equipoise.shedder.loads import Averages, BrokerLoad
-from equipoise.shedder.plan import Plan
-from equipoise.shedder.snapshot import Candidates, Memory, Snapshot
-from equipoise.shedder.transfer import TransferShedder
-from tests.shedding import NOW_MS, broker, cluster, in_namespace, moves_of, outcome_of, stays_of
+from equipoise.shedder.snapshot import Candidates, EndedMove, Since, Snapshot
+from equipoise.shedder.transfer import TransferMemory, TransferShedder
+from tests.shedding import (
+    NOW_MS,
+    broker,
+    cluster,
+    in_namespace,
+    moves_of,
+    outcome_of,
+    plan_of,
+    stays_of,
+)
 
 M = 1_000_000
 AT_ONCE = TransferShedder(hit_count_threshold=0)
@@ -34,12 +43,12 @@ def the_five(**changed: BrokerLoad) -> Snapshot:
 
 def moves(snapshot: Snapshot, strategy: TransferShedder = AT_ONCE) -> list[str]:
     """The moves of one round."""
-    return moves_of(strategy.plan(snapshot))
+    return moves_of(plan_of(strategy, snapshot))
 
 
 def told(snapshot: Snapshot, strategy: TransferShedder = AT_ONCE) -> tuple[list[str], str | None]:
     """The moves of one round, and its outcome if there are none."""
-    plan = strategy.plan(snapshot)
+    plan = plan_of(strategy, snapshot)
     return moves_of(plan), outcome_of(plan)
 
 
@@ -48,7 +57,7 @@ BOTH = ["E1: b5 -> b1", "D1: b4 -> b2"]
 
 def test_the_most_loaded_give_to_the_least_loaded() -> None:
     """The pairs go inwards until the deviation is on target."""
-    plan = AT_ONCE.plan(the_five())
+    plan = plan_of(AT_ONCE, the_five())
     assert BOTH == moves_of(plan)
     assert pytest.approx((0.364, 0.398276286)) == (plan.mean, plan.deviation)
     assert plan.deviation is not None
@@ -60,7 +69,7 @@ def test_the_most_loaded_give_to_the_least_loaded() -> None:
 
 
 def test_each_move_says_why_and_each_broker_why_not() -> None:
-    plan = AT_ONCE.plan(the_five())
+    plan = plan_of(AT_ONCE, the_five())
     assert (
         "transfer: use is 90 % at b5 and 2 % at b1; the bundle has 2 MB/s of the 9 MB/s at b5"
         == plan.moves[0].reason
@@ -77,11 +86,10 @@ def test_each_move_says_why_and_each_broker_why_not() -> None:
 
 def test_several_uneven_rounds_come_before_the_first_move() -> None:
     """Three rounds only count, the fourth moves bundles, and then the count starts again."""
-    strategy, memory = TransferShedder(), Memory()
+    strategy, memory = TransferShedder(), TransferMemory()
     seen: list[tuple[list[str], str | None, int]] = []
     for _ in range(5):
-        plan = strategy.plan(replace(the_five(), memory=memory))
-        memory = plan.memory
+        plan, memory = strategy.plan(the_five(), memory)
         seen.append((moves_of(plan), outcome_of(plan), memory.hits))
     assert [
         *[([], "Skip/HitCount", hits) for hits in (1, 2, 3)],
@@ -98,8 +106,8 @@ def test_an_even_cluster_forgets_its_hits() -> None:
             "b3": broker(30, C1=50, C2=50),
         }
     )
-    plan = TransferShedder().plan(replace(even, memory=Memory(hits=3)))
-    assert (0, "Skip/HitCount") == (plan.memory.hits, outcome_of(plan))
+    plan, memory = TransferShedder().plan(even, TransferMemory(hits=3))
+    assert (0, "Skip/HitCount") == (memory.hits, outcome_of(plan))
     reason = (
         "the load is even: the deviation is 8 % around a mean of 20 % (allowed: 25 %), and no"
         " broker is idle or overloaded"
@@ -116,7 +124,7 @@ def test_an_idle_broker_is_filled_though_the_deviation_is_on_target() -> None:
     )
     others = {"b4": broker(55, D1=2 * M, D2=6 * M), "b5": broker(65, E1=2 * M, E2=7 * M)}
     for idle in (by_throughput, broker(3, B1=M, B2=3 * M)):
-        plan = AT_ONCE.plan(the_five(b2=idle, **others))
+        plan = plan_of(AT_ONCE, the_five(b2=idle, **others))
         assert ["Overloaded", "Underloaded"] == [move.cause for move in plan.moves]
         assert {"b1", "b2"} == {move.destination for move in plan.moves}
 
@@ -131,7 +139,7 @@ def test_a_single_overloaded_broker_gives_though_the_deviation_is_on_target() ->
     }
     hot = cluster({**crowd, "hot": broker(90, H1=M, H2=9 * M)})
     assert (["H1: hot -> b00"], None) == told(hot)
-    assert ["Overloaded"] == [move.cause for move in AT_ONCE.plan(hot).moves]
+    assert ["Overloaded"] == [move.cause for move in plan_of(AT_ONCE, hot).moves]
 
 
 def test_a_swap_brings_lighter_bundles_back() -> None:
@@ -141,7 +149,7 @@ def test_a_swap_brings_lighter_bundles_back() -> None:
     cluster_ = cluster(
         {"a": broker(48, A1=2.4 * M, A2=2.4 * M), "b": broker(100, B1=5 * M, B2=5 * M)}
     )
-    plan = AT_ONCE.plan(cluster_)
+    plan = plan_of(AT_ONCE, cluster_)
     assert ["A1: a -> b", "B1: b -> a"] == moves_of(plan)
     assert plan.deviation_after == pytest.approx(0, abs=1e-6)
     assert (["H1: b -> a"], None) == told(
@@ -157,7 +165,7 @@ def test_what_a_swap_brings_back_counts_in_pulsar_only_when_it_debugs() -> None:
         {"a": broker(48, A1=2.4 * M, A2=2.4 * M), "b": broker(100, B1=5 * M, B2=5 * M)}
     )
     exact = replace(AT_ONCE, pulsar_exact=True)
-    plans = [replace(exact, pulsar_debug=debug).plan(cluster_) for debug in (True, False)]
+    plans = [plan_of(replace(exact, pulsar_debug=debug), cluster_) for debug in (True, False)]
     assert [["A1: a -> b", "B1: b -> a"]] * 2 == [moves_of(plan) for plan in plans]
     assert [pytest.approx(0, abs=1e-6), pytest.approx(0.24)] == [
         plan.deviation_after for plan in plans
@@ -225,7 +233,7 @@ def test_a_round_that_cannot_move_anything_says_what_pulsar_would_count(
     """Each such round has Pulsar's result and cause, a reason, and a reason for every live
     broker.
     """
-    plan = AT_ONCE.plan(snapshot)
+    plan = plan_of(AT_ONCE, snapshot)
     assert ([], counted) == (moves_of(plan), outcome_of(plan))
     assert plan.idle is not None
     assert plan.idle.reason
@@ -244,7 +252,7 @@ def test_policies_are_respected_or_let_move() -> None:
     assert ["D1: b4 -> b1"] == moves(theirs)
     assert (
         "its namespace has a policy (isolation), and such bundles do not move"
-        == stays_of(AT_ONCE.plan(theirs))["E1"]
+        == stays_of(plan_of(AT_ONCE, theirs))["E1"]
     )
     assert BOTH == moves(theirs, replace(AT_ONCE, with_policies=True))
     assert ["D1: b4 -> b1"] == moves(
@@ -287,59 +295,66 @@ def test_a_swap_never_leaves_the_two_further_apart() -> None:
     )
     pair = cluster({"a": apart.loads["a"], "b": apart.loads["b"]})
     eager = replace(AT_ONCE, target_deviation=0.01)
-    exact = replace(eager, pulsar_exact=True, pulsar_debug=True).plan(pair)
+    exact = plan_of(replace(eager, pulsar_exact=True, pulsar_debug=True), pair)
     assert exact.deviation is not None
     assert exact.deviation_after is not None
     assert exact.deviation_after > exact.deviation
     assert ([], "Skip/NoBundles") == told(pair, eager)
 
 
-def cooling(plan: Plan) -> tuple[str | None, dict[str, int], dict[str, int]]:
-    """The outcome of a round, and the brokers that still cool down."""
-    return outcome_of(plan), dict(plan.memory.gave_ms), dict(plan.memory.got_ms)
+def cooling(
+    snapshot: Snapshot, policy: TransferShedder = AT_ONCE, **ended_ms: int
+) -> tuple[str | None, Mapping[str, int], Mapping[str, int]]:
+    """The outcome of a round after moves from b5 to b1, and the brokers that still cool down."""
+    ended = tuple(
+        EndedMove(source=source, destination="b1", at_ms=at_ms, duration_ms=9)
+        for source, at_ms in ended_ms.items()
+    )
+    plan, memory = policy.plan(replace(snapshot, since=Since(ended=ended)))
+    return outcome_of(plan), memory.gave_ms, memory.got_ms
 
 
 def test_both_ends_of_a_move_cool_down() -> None:
     """The whole round waits until both have reported long enough after a move. Pulsar waits for the
     source alone.
     """
-    memory = Memory().after_move(
-        "b5", "b1", now_ms=NOW_MS - 60_000, duration_ms=9, live=the_five().live
+    at_ms = NOW_MS - 60_000
+    assert ("Skip/CoolDown", {"b5": at_ms}, {"b1": at_ms}) == cooling(the_five(), b5=at_ms)
+    got = TransferMemory(got_ms={"b1": at_ms})
+    assert "Skip/CoolDown" == outcome_of(plan_of(AT_ONCE, the_five(), got))
+    exact = replace(AT_ONCE, pulsar_exact=True)
+    assert outcome_of(plan_of(exact, the_five(), got)) is None
+    assert (None, {}, {}) == cooling(the_five(), b5=NOW_MS - 180_000)
+
+
+def test_brokers_that_are_gone_are_forgotten_at_the_next_move() -> None:
+    memory = TransferMemory(hits=2, gave_ms={"gone": 1, "b2": NOW_MS})
+    ended = (
+        EndedMove(source="b5", destination="gone", at_ms=NOW_MS, duration_ms=9),
+        EndedMove(source="b4", destination=None, at_ms=NOW_MS, duration_ms=9),
     )
-    young = replace(the_five(), memory=memory)
-    assert ("Skip/CoolDown", {"b5": NOW_MS - 60_000}, {"b1": NOW_MS - 60_000}) == cooling(
-        AT_ONCE.plan(young)
-    )
-    source_alone = replace(young, memory=Memory(got_ms={"b1": NOW_MS - 60_000}))
-    assert "Skip/CoolDown" == outcome_of(AT_ONCE.plan(source_alone))
-    assert outcome_of(replace(AT_ONCE, pulsar_exact=True).plan(source_alone)) is None
-    old = replace(
-        the_five(),
-        memory=Memory().after_move(
-            "b5", "b1", now_ms=NOW_MS - 180_000, duration_ms=9, live=the_five().live
-        ),
-    )
-    assert (None, {}, {}) == cooling(AT_ONCE.plan(old))
+    since = Since(ended=ended, stopped=True)
+    _, memory = TransferShedder().plan(replace(the_five(), since=since), memory)
+    given = dict.fromkeys(("b2", "b5", "b4"), NOW_MS)
+    assert TransferMemory(hits=0, gave_ms=given) == memory
 
 
 def test_a_clock_that_jumps_delays_no_round_forever() -> None:
     """A move in the future counts as made now. A report from the future ends no cool-down."""
-    ahead = AT_ONCE.plan(replace(the_five(), memory=Memory(gave_ms={"b5": NOW_MS + 10**9})))
-    assert ("Skip/CoolDown", {"b5": NOW_MS}, {}) == cooling(ahead)
+    ahead = cooling(the_five(), b5=NOW_MS + 10**9)
+    assert ("Skip/CoolDown", {"b5": NOW_MS}, {"b1": NOW_MS}) == ahead
     hasty = the_five(b5=replace(broker(90, E1=2 * M, E2=7 * M), taken_ms=NOW_MS + 300_000))
-    assert "Skip/CoolDown" == outcome_of(
-        AT_ONCE.plan(replace(hasty, memory=Memory(gave_ms={"b5": NOW_MS - 1_000})))
-    )
+    assert "Skip/CoolDown" == cooling(hasty, b5=NOW_MS - 1_000)[0]
     far = the_five(b5=replace(broker(90, E1=2 * M, E2=7 * M), taken_ms=NOW_MS + 10**9))
     assert ["D1: b4 -> b1"] == moves(far)
 
 
 def test_a_broker_that_is_gone_cools_down_by_time_alone() -> None:
     """A broker that no longer reports is remembered until its time is over, and delays no round."""
-    gone = replace(the_five(), memory=Memory(gave_ms={"z": NOW_MS - 1_000, "y": NOW_MS - 200_000}))
-    plan = AT_ONCE.plan(gone)
+    known = TransferMemory(gave_ms={"z": NOW_MS - 1_000, "y": NOW_MS - 200_000})
+    plan, memory = AT_ONCE.plan(the_five(), known)
     assert BOTH == moves_of(plan)
-    assert {"z": NOW_MS - 1_000} == plan.memory.gave_ms
+    assert {"z": NOW_MS - 1_000} == memory.gave_ms
 
 
 def test_brokers_that_are_dead_draining_outdated_or_implausible_take_no_part() -> None:
@@ -360,7 +375,7 @@ def test_brokers_that_are_dead_draining_outdated_or_implausible_take_no_part() -
     snapshot = the_five(**odd)
     live = (*(f"b{number}" for number in range(1, 10)), "c0")
     snapshot = replace(snapshot, live=live, apart={"b9": "it drains"})
-    plan = AT_ONCE.plan(snapshot)
+    plan = plan_of(AT_ONCE, snapshot)
     assert BOTH == moves_of(plan)
     assert {
         "b6": "its load report is not plausible and does not count: its average use is nan",

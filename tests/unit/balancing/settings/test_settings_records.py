@@ -101,11 +101,11 @@ def test_settings_are_stored_in_types_that_other_languages_read() -> None:
     settings = settings_in(channel.view, BASE)
     assert (False, 7, 0.1, None) == (
         settings.balancing.enabled,
-        settings.balanced.moves_max,
-        settings.transfer.target_deviation,
+        settings.groups()["balanced"].moves_max,
+        settings.groups()["transfer"].target_deviation,
         settings.limits.sessions_max,
     )
-    assert frozenset({"a/a", "b/b"}) == settings.transfer.excluded_namespaces
+    assert frozenset({"a/a", "b/b"}) == settings.groups()["transfer"].excluded_namespaces
 
 
 def test_a_change_leaves_the_others_as_they_are() -> None:
@@ -189,7 +189,9 @@ def test_all_settings_at_once_fit_into_a_record() -> None:
     assert None is set_settings(
         channel, {**changes, "transfer.excluded_namespaces": names}, "x" * TEXT_CHARACTERS_MAX
     )
-    assert NAMESPACES_MAX == len(settings_in(channel.view, BASE).transfer.excluded_namespaces)
+    assert NAMESPACES_MAX == len(
+        settings_in(channel.view, BASE).groups()["transfer"].excluded_namespaces
+    )
 
 
 def test_a_full_document_is_not_made_longer() -> None:
@@ -205,7 +207,7 @@ def test_a_full_document_is_not_made_longer() -> None:
     assert None is set_settings(
         channel, {"balanced.moves_max": "7", "later.0": None, "later.1": None}
     )
-    assert 7 == settings_in(channel.view, BASE).balanced.moves_max
+    assert 7 == settings_in(channel.view, BASE).groups()["balanced"].moves_max
 
 
 def test_an_unreadable_setting_is_a_problem_and_the_base_applies() -> None:

@@ -23,31 +23,34 @@ from equipoise.brokers.errors import load_bus_unavailable
 from equipoise.brokers.load.bus.memory import MemoryLoadBus
 from equipoise.brokers.runtime.loops.balancing import Balancing
 from equipoise.shedder.load_reports import Sample, Summary
-from equipoise.shedder.plan import Move, Plan, Predicted, Shedder
+from equipoise.shedder.plan import Move, Plan, Predicted
+from equipoise.shedder.policy import Policy
 from equipoise.shedder.snapshot import Snapshot
 from tests.unit.http.cluster import Cluster, cluster, started, until
 
 pytestmark = pytest.mark.integration
 
-ROUNDS = RoundSettings(shed_interval_ms=20, move_timeout_ms=20_000)
+ROUNDS = RoundSettings(shedder="Insisting", shed_interval_ms=20, move_timeout_ms=20_000)
 
 
 @dataclass
-class Insisting:
-    """A policy that always plans the same moves."""
+class Insisting(Policy):
+    """A policy that always plans the same moves, and remembers how often it was asked."""
 
     moves: Sequence[Move] = ()
     seen: list[Snapshot] = field(default_factory=list)
+    memories: list[object] = field(default_factory=list)
     planning: threading.Event = field(default_factory=threading.Event)
     may_end: threading.Event | None = None
 
-    def plan(self, snapshot: Snapshot) -> Plan:
+    def plan(self, snapshot: Snapshot, memory: object = None) -> tuple[Plan, object]:
         """Return the plan, once `may_end` is set if there is one."""
         self.seen.append(snapshot)
+        self.memories.append(memory)
         self.planning.set()
         if self.may_end is not None:
             assert self.may_end.wait(20)
-        return Plan(moves=tuple(self.moves), stays=(), memory=replace(snapshot.memory, hits=7))
+        return Plan(moves=tuple(self.moves)), len(self.seen)
 
 
 @dataclass
@@ -63,9 +66,6 @@ class Balanced:
     tasks: list[asyncio.Future[None]] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
 
-    def choose(self, _: BalancingSettings) -> Shedder:
-        return self.policy
-
     def set(self, rounds: RoundSettings) -> None:
         """Change the group `balancing` of the settings."""
         self.settings = replace(self.settings, balancing=rounds)
@@ -78,7 +78,6 @@ class Balanced:
                 self.bus,
                 settings=lambda: self.settings,
                 decided=self.decisions.append,
-                choose=self.choose,
             )
             self.tasks.append(asyncio.ensure_future(balancing.run()))
 
@@ -111,10 +110,11 @@ async def balanced(
 ) -> AsyncIterator[Balanced]:
     """Yield a cluster in which no broker balances yet. At the end, cancel those that do."""
     async with cluster(tmp_path, brokers=brokers) as members:
-        settings = BalancingSettings(balancing=rounds)
+        policy = Insisting()
+        settings = BalancingSettings(balancing=rounds, policies={"insisting": policy})
         stage = Balanced(
             cluster=members,
-            policy=Insisting(),
+            policy=policy,
             settings=settings,
             bus=bus or MemoryLoadBus(str(tmp_path)),
         )
@@ -148,7 +148,7 @@ async def test_the_end_cancels_the_tasks_that_wait_for_moves(tmp_path: Path) -> 
 
 
 async def test_a_move_without_a_destination_goes_to_any_other_broker(tmp_path: Path) -> None:
-    """The policy remembers both ends of the move."""
+    """The policy learns of both ends of the move, once, and gets back what it remembers."""
     async with balanced(tmp_path, brokers=2) as stage:
         leader, other = stage.cluster.brokers
         bundle = stage.held_by(0)[0]
@@ -156,18 +156,11 @@ async def test_a_move_without_a_destination_goes_to_any_other_broker(tmp_path: P
             Move(bundle=bundle, source=leader.id, destination=None, reason="test")
         ]
         stage.begin()
-        await until(
-            lambda: (
-                stage.cluster.owner_of(bundle) is other
-                and bool(stage.policy.seen[-1].memory.gave_ms)
-            )
-        )
-        memory = stage.policy.seen[-1].memory
-        assert [[leader.id], [other.id], 7] == [
-            list(memory.gave_ms),
-            list(memory.got_ms),
-            memory.hits,
-        ]
+        await until(lambda: any(snapshot.since.ended for snapshot in stage.policy.seen))
+        assert stage.cluster.owner_of(bundle) is other
+        (ended,) = (move for snapshot in stage.policy.seen for move in snapshot.since.ended)
+        assert (leader.id, other.id) == (ended.source, ended.destination)
+        assert [None, *range(1, len(stage.policy.seen))] == stage.policy.memories
         assert {"shed"} == {decision.kind for decision in stage.decisions}
 
 
@@ -398,7 +391,7 @@ async def test_hits_start_at_zero_once_balancing_is_on_again(tmp_path: Path) -> 
         rounds = len(stage.policy.seen)
         stage.set(ROUNDS)
         await until(lambda: len(stage.policy.seen) > rounds)
-        assert [0, 7, 0] == [stage.policy.seen[number].memory.hits for number in (0, 1, rounds)]
+        assert [False, True] == [stage.policy.seen[number].since.stopped for number in (1, rounds)]
 
 
 async def test_the_first_report_of_a_broker_that_joined_starts_a_round(tmp_path: Path) -> None:
@@ -516,7 +509,10 @@ async def test_the_outcome_of_a_round_is_decided_once_both_brokers_have_reported
         assert {leader.id: (1.25, 1.2), other.id: (0.75, 0.8)} == {
             each.broker: (each.predicted, each.measured) for each in outcome.brokers
         }
-        assert stage.policy.seen[-1].memory.durations_ms == tuple(outcome.durations_ms.values())
+        took_ms = [
+            move.duration_ms for snapshot in stage.policy.seen for move in snapshot.since.ended
+        ]
+        assert took_ms == list(outcome.durations_ms.values())
 
 
 class Away(MemoryLoadBus):
