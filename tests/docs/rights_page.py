@@ -4,6 +4,7 @@ tests.docs.rights_page`.
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Final
 
 from equipoise.brokers.http.rights import ROWS
@@ -14,6 +15,8 @@ from tests.unit.pulsar.wire_client import T
 from tests.unit.security.who_may import ASKED, ROLES
 
 PAGE: Final = FOLDER / "rights.md"
+
+_ALL: Final = "all"
 
 
 def page() -> str:
@@ -39,13 +42,13 @@ def page() -> str:
         ),
         "## What each path needs",
         (
-            "The first matching row counts. `*` stands for one part of a path, `**` for any rest."
-            " Paths that are not listed are those of services, which every role may use: the"
-            " service decides."
+            "The first matching path counts; one of the rights before it is needed. `*` stands for"
+            " one part of a path, `**` for any rest. Paths that are not listed are those of"
+            " services, which every role may use: the service decides."
         ),
-        table(
-            ("methods", "path", "needs one of"),
-            ((methods or "all", f"`{path}`", needs(need)) for methods, path, need in ROWS),
+        "\n".join(
+            f"* {need}: {', '.join(f'`{methods or _ALL} {path}`' for methods, path, _ in rows)}"
+            for need, rows in groupby(ROWS, key=lambda row: needs(row[2]))
         ),
     ]
     return "\n\n".join(parts) + "\n"
