@@ -242,14 +242,6 @@ def attributes_of(error: type[errors.EquipoiseError]) -> Iterator[str]:
 
 def error_parts(names: frozenset[str]) -> Iterator[str]:
     """Yield the parts of the section of errors: what a caller of anything may have to handle."""
-    rows = [
-        (
-            f"[`{call.name}`](#{anchor(call.name)})",
-            linked(", ".join(f"`{name}`" for name in errors_of(call)), "", names),
-        )
-        for call in calls()
-        if errors_of(call)
-    ]
     yield "## Errors"
     yield linked(
         "Import them from `equipoise.errors`. The base of an error shows who must act: the program"
@@ -258,7 +250,6 @@ def error_parts(names: frozenset[str]) -> Iterator[str]:
         "",
         names,
     )
-    yield table(("call", "raises"), rows)
     for name in errors.__all__:
         error = getattr(errors, name)
         yield f"### `{name}`"

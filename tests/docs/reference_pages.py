@@ -257,25 +257,20 @@ def presence(name: str, model: Schema) -> str:
     return "optional" if default is None else f"default `{orjson.dumps(default).decode()}`"
 
 
-def field_rows(names: Iterable[str], model: Schema) -> list[tuple[str, str, str, str]]:
-    """The rows of a table of fields; a constant kind or status is told by the heading."""
+def field_lines(names: Iterable[str], model: Schema) -> str:
+    """The lines about fields; a constant kind or status is told by the heading."""
     properties = cast("Mapping[str, Schema]", model["properties"])
-    return [
-        (
-            f"`{name}`",
-            type_of(properties[name]),
-            presence(name, model),
-            cast("str", properties[name]["description"]),
-        )
+    return "\n".join(
+        f"* `{name}` ({type_of(properties[name])}; {presence(name, model)}):"
+        f" {cell(cast('str', properties[name]['description']))}"
         for name in names
         if "description" in properties[name]
-    ]
+    )
 
 
 def records_page() -> str:
     """docs/reference/records.md."""
     models = cast("Mapping[str, Schema]", json_schema()["$defs"])
-    columns = ("field", "type", "presence", "meaning")
     parts = [
         "# Records of the channel",
         WRITTEN_BY,
@@ -293,7 +288,7 @@ def records_page() -> str:
             " which is not an admin. `based_on` is the expected offset, `level` the format version,"
             " `nonce` the instance id."
         ),
-        table(columns, field_rows(ENVELOPE, models["BundleModel"])),
+        field_lines(ENVELOPE, models["BundleModel"]),
     ]
     for name, heading in MODELS:
         own = [
@@ -302,8 +297,8 @@ def records_page() -> str:
             if field not in ENVELOPE
         ]
         parts += [f"## {heading}", cast("str", models[name]["description"])]
-        rows = field_rows(own, models[name])
-        parts += [table(columns, rows)] if rows else []
+        lines = field_lines(own, models[name])
+        parts += [lines] if lines else []
     parts += [
         "## Reasons of a rejection",
         (
@@ -340,26 +335,18 @@ def settings_page() -> str:
             " (`--set`, then `--broker-conf`, then what follows from `balance` and"
             " `balance_interval_ms`), or else the default. An impossible value is refused, and the"
             " old value stays. `none` means no limit. [Tune balancing](../how-to/tune-balancing.md)"
-            " shows how to preview a change."
+            " shows how to preview a change. The default comes first."
         ),
     ]
     for group, about in GROUPS.items():
-        rows = [
-            (
-                f"`{name}`",
-                f"`{format_value(setting.default)}`",
-                setting.expected,
-                ", ".join(keys[name]),
-                setting.meaning.text,
-            )
+        lines = [
+            f"* `{name}`: `{format_value(setting.default)}`. May be: {setting.expected}."
+            + (f" In Pulsar: {', '.join(keys[name])}." if keys[name] else "")
+            + f" {cell(setting.meaning.text)}"
             for name, setting in SETTINGS.items()
             if name.startswith(f"{group}.")
         ]
-        parts += [
-            f"## `{group}`",
-            about,
-            table(("setting", "default", "may be", "in Pulsar", "meaning"), rows),
-        ]
+        parts += [f"## `{group}`", about, "\n".join(lines)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -530,17 +517,14 @@ def broker_settings_page() -> str:
     """Return docs/reference/broker-settings.md."""
     schema = WorkerConfig.model_json_schema()
     fields = cast("Mapping[str, Schema]", schema["properties"])
-    rows = [
-        (
-            f"`{name}`",
-            (
-                f"`{orjson.dumps(field['default']).decode()}`"
-                if field.get("default") not in (None, {}, [])
-                else ""
-            ),
-            limits(field),
-            cell(str(field.get("description", ""))),
+    lines = [
+        f"* `{name}`"
+        + (
+            f": `{orjson.dumps(field['default']).decode()}`"
+            if field.get("default") not in (None, {}, [])
+            else ""
         )
+        + f" ({limits(field)}): {cell(str(field.get('description', '')))}"
         for name, field in fields.items()
         if "$ref" not in field
     ]
@@ -554,7 +538,7 @@ def broker_settings_page() -> str:
             " they are longer](../how-to/size-leases.md). [The settings of balancing](settings.md)"
             " can be given here, too."
         ),
-        table(("setting", "default", "may be", "meaning"), rows),
+        "\n".join(lines),
     )
     return "\n\n".join(parts) + "\n"
 
